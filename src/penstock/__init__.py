@@ -1,0 +1,1 @@
+"""Penstock: event-driven data pipelines on a bucket, a Postgres and Spark."""

@@ -1,0 +1,73 @@
+"""The command line: one file a verb.
+
+A verb parses its words, asks the layers below to do the work, and prints. What goes wrong is one
+sentence on standard error, the next step below it, and an exit code: 1 for a failure, 2 for
+words that cannot be right, 130 for Ctrl-C. `--debug` shows the traceback instead.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from penstock.cli.demo import demo
+from penstock.cli.doctor import doctor
+from penstock.kernel.errors import InvalidInput, PenstockError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="penstock", prog_name="penstock")
+@click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:  # noqa: FBT001 - click passes it so
+    """Event-driven data pipelines on a bucket, a Postgres and Spark."""
+    context.obj = debug
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+        click.echo("\nWhat next? 'penstock demo' shows what there is.")
+
+
+cli.add_command(demo)
+cli.add_command(doctor)
+
+
+def main() -> None:
+    """The entry point of the installed command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(words: list[str]) -> int:
+    """Run one command line and return its exit code."""
+    debug = "--debug" in words
+    try:
+        code: int | None = cli.main(args=words, prog_name="penstock", standalone_mode=False)
+    except PenstockError as error:
+        if debug:
+            raise
+        _complain(error.message, error.hint)
+        return EXIT_USAGE if isinstance(error, InvalidInput) else EXIT_FAILED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        _complain("Interrupted.", "")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has left, as `head` does; there is nobody to tell.
+        sys.stderr.close()
+        return EXIT_FAILED
+    return code or 0
+
+
+def _complain(message: str, hint: str) -> None:
+    click.echo(f"penstock: {message}", err=True)
+    if hint:
+        click.echo(f"  {hint}", err=True)

@@ -1,0 +1,81 @@
+"""`penstock doctor URL`: can this bucket be trusted?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import click
+
+from penstock.store.doctor.examination import examine
+from penstock.store.doctor.patient import open_patient
+from penstock.store.doctor.report import Finding, Mark, Report
+from penstock.store.opening import Opening
+
+_MARKS = {Mark.GOOD: "ok  ", Mark.BAD: "BAD ", Mark.NOTE: "note"}
+_COLOURS = {Mark.GOOD: "green", Mark.BAD: "red", Mark.NOTE: "yellow"}
+
+
+@click.command(epilog="Example: penstock doctor s3://my-bucket/penstock")
+@click.argument("url")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.pass_context
+def doctor(context: click.Context, url: str, as_json: bool) -> None:  # noqa: FBT001
+    """Tell whether the store at URL keeps what Penstock builds on.
+
+    Tries every conditional rule, alone, in races of sixteen writers and from two processes, and
+    the store's dates, lists and latencies. Writes below one folder and removes it. Takes up to a
+    minute. Exit code 0: it can be trusted. 1: it cannot.
+    """
+    report = asyncio.run(_examined(url, tell=(lambda _: None) if as_json else show_finding))
+    if as_json:
+        click.echo(json.dumps(as_dict(report), indent=2))
+    else:
+        show_summary(report)
+    context.exit(0 if report.trusted else 1)
+
+
+async def _examined(url: str, *, tell: Callable[[Finding], None]) -> Report:
+    async with open_patient(url, Opening()) as patient:
+        return await examine(patient, tell=tell)
+
+
+def show_finding(finding: Finding) -> None:
+    """One line a check."""
+    mark = click.style(_MARKS[finding.mark], fg=_COLOURS[finding.mark])
+    click.echo(f"{mark}  {finding.check}: {finding.seen}")
+
+
+def show_summary(report: Report) -> None:
+    """Latencies, price and verdict."""
+    trips = ", ".join(
+        f"{each.kind} {each.median_ms:.1f} ms (slowest {each.slowest_ms:.0f})"
+        for each in report.latencies
+    )
+    click.echo(f"\nRound trips: {trips}.")
+    click.echo(
+        f"This run: {report.requests} requests, ${report.dollars:.4f} at S3 Standard's prices; "
+        f"once a day, ${report.dollars_per_month:.2f} a month."
+    )
+    click.secho(report.verdict, fg="green" if report.trusted else "red", bold=True)
+
+
+def as_dict(report: Report) -> dict[str, object]:
+    """The report for programs."""
+    return {
+        "url": report.url,
+        "trusted": report.trusted,
+        "verdict": report.verdict,
+        "checks": [
+            {"check": each.check, "mark": each.mark.value, "seen": each.seen}
+            for each in report.findings
+        ],
+        "latencies_ms": {
+            each.kind: {"median": round(each.median_ms, 3), "slowest": round(each.slowest_ms, 3)}
+            for each in report.latencies
+        },
+        "requests": report.requests,
+        "dollars": report.dollars,
+        "dollars_per_month": report.dollars_per_month,
+    }

@@ -1,0 +1,105 @@
+"""Every error that Penstock raises on purpose, drawn once.
+
+```
+PenstockError
+├── InvalidInput            the caller's words are wrong: a URL, a key, a setting
+├── StoreError              a request to an object store did not do what was asked
+│   ├── NotFound            no object under that key
+│   ├── AlreadyExists       a CREATE met an object
+│   ├── VersionConflict     a condition on a version did not hold
+│   │   └── Superseded      our write took effect and another has come over it since
+│   ├── Throttled           the store asks for fewer requests; nothing was done
+│   ├── Unavailable         no answer, and nothing was changed: repeating is safe
+│   ├── OutcomeUnknown      a write whose answer is lost: done or not done
+│   ├── Refused             the credentials are wrong or not allowed to do this
+│   ├── BucketNotFound      the bucket, or the folder that should hold it, is not there
+│   └── Unsupported         the store cannot keep a promise that Penstock needs
+└── UnreadableObject        an object is not in a form that this release can read
+    ├── NotOurs             not written by Penstock, or damaged
+    └── NewerFormat         written by a later release
+```
+
+An error is a sentence for people and fields for programs. `hint`, where there is one, is the
+next step. Errors of third parties are mapped to these once, in the adapter that met them.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """The root; the command line prints it as one sentence and the hint."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class InvalidInput(PenstockError):
+    """What the caller gave cannot be right, whatever the state of the world."""
+
+
+class StoreError(PenstockError):
+    """A request to an object store did not do what was asked."""
+
+    def __init__(self, message: str, *, key: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.key = key
+
+
+class NotFound(StoreError):
+    """There is no object under this key."""
+
+
+class AlreadyExists(StoreError):
+    """A CREATE met an object that is already there."""
+
+
+class VersionConflict(StoreError):
+    """The object is not there in the version that the condition named."""
+
+
+class Superseded(VersionConflict):
+    """Our write took effect, and another writer has replaced it since."""
+
+
+class Throttled(StoreError):
+    """The store asked for fewer requests. The request was not carried out."""
+
+    def __init__(
+        self, message: str, *, key: str = "", hint: str = "", retry_after_seconds: float = 0.0
+    ) -> None:
+        super().__init__(message, key=key, hint=hint)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class Unavailable(StoreError):
+    """The store did not answer, and nothing was changed."""
+
+
+class OutcomeUnknown(StoreError):
+    """A write was sent and its answer is lost: it may or may not have taken effect."""
+
+
+class Refused(StoreError):
+    """The credentials are missing, wrong, or do not allow this."""
+
+
+class BucketNotFound(StoreError):
+    """The bucket does not exist."""
+
+
+class Unsupported(StoreError):
+    """The store cannot keep a promise that Penstock needs."""
+
+
+class UnreadableObject(PenstockError):
+    """An object is not in a form that this release can read."""
+
+
+class NotOurs(UnreadableObject):
+    """The object was not written by Penstock, or is damaged."""
+
+
+class NewerFormat(UnreadableObject):
+    """The object was written by a later release of Penstock."""

@@ -1,0 +1,99 @@
+"""Child processes that never outlive their parent, even one that is killed with `kill -9`.
+
+`Leashed` starts a command below a small process, this module run with `-m`, whose standard input
+is a pipe that only the parent holds. When the parent ends, in whatever way, the pipe closes; then
+the command gets SIGTERM, and SIGKILL after a grace period. The parent stops it the same way: by
+closing the pipe. Nothing polls, and no process ids are written down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from penstock.kernel.service import Service
+
+
+class Leashed(Service):
+    """A command that runs until `stop`, or until this process ends."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        grace_seconds: float = 10.0,
+    ) -> None:
+        self._command = command
+        self._log = log
+        self._environment = environment
+        self._grace_seconds = grace_seconds
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the command has been started and has not ended."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                __name__,
+                str(self._grace_seconds),
+                *self._command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+            )
+
+    async def stop(self) -> None:
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            async with asyncio.timeout(self._grace_seconds + 5):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        # Let the pipe's transport see its end, or it complains when it is collected.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            await self._process.stdin.wait_closed()
+        self._process = None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command until it ends or standard input does."""
+    grace_seconds, command = float(arguments[0]), arguments[1:]
+    # The parent decides when this ends; a Ctrl-C in its terminal must not.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603 - the caller's own
+
+    def end_with_parent() -> None:
+        sys.stdin.buffer.read()
+        child.terminate()
+        try:
+            child.wait(grace_seconds)
+        except subprocess.TimeoutExpired:
+            child.kill()
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    return child.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

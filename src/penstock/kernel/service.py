@@ -1,0 +1,47 @@
+"""Long-lived things: what is started is stopped, in the reverse order, whatever happens.
+
+A `Service` is started and stopped once, mostly as `async with service:`. `start` returns when
+the service is of use; `stop` returns within a bound when it is gone, and may be called after a
+`start` that failed halfway.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+
+class Service(ABC):
+    """Something that runs beside the caller until it is stopped."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Begin, and return when the service is of use."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End, within a bound. Harmless if nothing runs."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException as error:
+            await self._stop_after(error)
+            raise
+        return self
+
+    async def _stop_after(self, error: BaseException) -> None:
+        """Stop what has been started; why the start failed is what the caller has to learn."""
+        try:
+            await self.stop()
+        except Exception as failure:
+            error.add_note(f"Stopping it failed as well: {failure!r}")
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()

@@ -1,0 +1,51 @@
+"""The object store: one small async protocol over S3, a folder, or memory.
+
+`open_store` is the way in; `penstock.store.base` says what every store promises.
+"""
+
+from penstock.store.base import (
+    CREATE,
+    REPLACE,
+    Entry,
+    Head,
+    Object,
+    ObjectStore,
+    Page,
+    Swap,
+    Version,
+    pages,
+)
+from penstock.store.cell import Cell
+from penstock.store.faulty import FaultPlan, FaultyStore
+from penstock.store.metered import Kind, Meter, MeteredStore, Prices, labelled
+from penstock.store.opening import Opening, open_store
+from penstock.store.retrying import Retries, RetryingStore
+from penstock.store.s3.config import Credentials
+from penstock.store.time import Interval
+
+__all__ = [
+    "CREATE",
+    "REPLACE",
+    "Cell",
+    "Credentials",
+    "Entry",
+    "FaultPlan",
+    "FaultyStore",
+    "Head",
+    "Interval",
+    "Kind",
+    "Meter",
+    "MeteredStore",
+    "Object",
+    "ObjectStore",
+    "Opening",
+    "Page",
+    "Prices",
+    "Retries",
+    "RetryingStore",
+    "Swap",
+    "Version",
+    "labelled",
+    "open_store",
+    "pages",
+]

@@ -1,0 +1,247 @@
+"""The file system under the `file://` store: what changes it, what a file is, what it refuses.
+
+`Disk` makes every system call that changes anything, one call a method, and calls `before` first.
+A test that overrides `before` can kill its own process, fail, or take notes between any two of
+them; nothing else in the store writes. Reads go to `os` directly.
+
+Paths are bytes: a key's UTF-8 is its path, whatever the locale of the process says.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from penstock.kernel.errors import (
+    BucketNotFound,
+    InvalidInput,
+    OutcomeUnknown,
+    PenstockError,
+    Refused,
+    Unavailable,
+    Unsupported,
+)
+from penstock.store.base import Entry, Version
+
+# Only macOS has it, where a plain fsync leaves the data in the drive's own cache.
+_FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
+
+_READ_BYTES_MAX: Final = 1 << 30
+
+_BAD_NAME: Final = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)
+_FOLDER_CLASH: Final = (errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ELOOP)
+_NOT_ALLOWED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+_NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class Disk:
+    """The system calls that change the disk. `folder` is an open folder that a name is in.
+
+    Without `fsync` nothing waits for the disk: what was answered survives the death of the
+    process, but not a power cut.
+    """
+
+    def __init__(self, *, fsync: bool = True) -> None:
+        self._fsync = fsync
+
+    def before(self, call: str, target: bytes | int) -> None:
+        """Called before each of them, with the path, name or open file that it is about."""
+
+    def create(self, path: bytes) -> int:
+        """A new, empty file, open for writing."""
+        self.before("create", path)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def open_shared(self, path: bytes) -> int:
+        """A file that many processes hold open; made if it is not there."""
+        self.before("open_shared", path)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+
+    def write(self, file: int, body: bytes) -> None:
+        """Write the whole body."""
+        rest = memoryview(body)
+        while rest:
+            self.before("write", file)
+            rest = rest[os.write(file, rest) :]
+
+    def set_time(self, file: int, mtime_ns: int) -> None:
+        """Set when the file was changed last."""
+        self.before("set_time", file)
+        os.utime(file, ns=(mtime_ns, mtime_ns))
+
+    def touch(self, file: int) -> None:
+        """Let the file system set when the file was changed last: now."""
+        self.before("touch", file)
+        os.utime(file)
+
+    def sync(self, file: int) -> None:
+        """Wait until a file, or the names in a folder, would survive a power cut."""
+        if not self._fsync:
+            return
+        self.before("sync", file)
+        if _FULL_SYNC is None:
+            os.fsync(file)
+        else:
+            fcntl.fcntl(file, _FULL_SYNC)
+
+    def sync_folder(self, path: bytes) -> None:
+        """Wait until the names in a folder would survive a power cut."""
+        if self._fsync:
+            folder = open_folder(path)
+            try:
+                self.sync(folder)
+            finally:
+                os.close(folder)
+
+    def rename(self, path: bytes, name: bytes, *, folder: int) -> None:
+        """Give a file its place, in one step, over whatever file was there."""
+        self.before("rename", name)
+        os.rename(path, name, dst_dir_fd=folder)
+
+    def unlink(self, name: bytes, *, folder: int | None = None) -> None:
+        """Remove a file."""
+        self.before("unlink", name)
+        os.unlink(name, dir_fd=folder)
+
+    def mkdir(self, path: bytes) -> None:
+        """Make a folder in one that is there."""
+        self.before("mkdir", path)
+        os.mkdir(path)  # noqa: PTH102 - pathlib has no bytes
+
+    def rmdir(self, path: bytes) -> None:
+        """Remove a folder if it is empty."""
+        self.before("rmdir", path)
+        os.rmdir(path)  # noqa: PTH106 - pathlib has no bytes
+
+
+def is_file(found: os.stat_result) -> bool:
+    """Whether this is a plain file, and so an object: no folder, no link, no device."""
+    return stat.S_ISREG(found.st_mode)
+
+
+def version_of(found: os.stat_result) -> Version:
+    """The version of a file: when it was changed last, its inode and its size."""
+    return Version(f"{found.st_mtime_ns:x}-{found.st_ino:x}-{found.st_size:x}")
+
+
+def entry_of(key: str, found: os.stat_result) -> Entry:
+    """A file as the row of a list."""
+    return Entry(key, version_of(found), found.st_size, found.st_mtime_ns / 1e9)
+
+
+def status(path: bytes) -> os.stat_result | None:
+    """What is at the path itself, links not followed; None if nothing is."""
+    try:
+        return os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def obstacle(path: bytes, *, below: int) -> bytes | None:
+    """The first folder on the way to a path that is no real folder, but a link or a file.
+
+    The first `below` bytes of the path are the root, which may well be a link.
+    """
+    slash = path.find(b"/", below + 1)
+    while slash >= 0:
+        found = status(path[:slash])
+        if found is None:
+            return None
+        if not stat.S_ISDIR(found.st_mode):
+            return path[:slash]
+        slash = path.find(b"/", slash + 1)
+    return None
+
+
+def open_folder(path: bytes) -> int:
+    """A folder, open for what is done to the names in it."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
+def read_all(file: int, size: int) -> bytes:
+    """The bytes of an open file that had this size a moment ago; a byte more if it has grown."""
+    parts = []
+    while True:
+        # One byte more than there should be: a short answer is the end, without asking again.
+        wanted = min(size + 1, _READ_BYTES_MAX)
+        part = os.read(file, wanted)
+        parts.append(part)
+        size -= len(part)
+        if len(part) < wanted or size < 0:
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+@contextmanager
+def explained(root: Path, key: str = "") -> Iterator[None]:
+    """Turn what the operating system says into a sentence, for requests that changed nothing."""
+    try:
+        yield
+    except OSError as error:
+        raise explain(error, root, key) from error
+
+
+def explain(error: OSError, root: Path, key: str) -> PenstockError:
+    """The error of a request that changed nothing."""
+    what = f"the key {key!r}" if key else f"the folder {root}"
+    reason = (error.strerror or str(error)).lower()
+    code = error.errno
+    if code in (errno.ENOENT, errno.ENOTDIR) and not root.is_dir():
+        return no_root(root)
+    if code in _BAD_NAME:
+        return InvalidInput(
+            f"The file system of {root} refuses the name of {what}: {reason}.",
+            hint="Use shorter and plainer names between the slashes.",
+        )
+    if code in _FOLDER_CLASH:
+        return folder_clash(key)
+    if code in _NOT_ALLOWED:
+        return Refused(
+            f"The file system does not allow this for {what}: {reason}.",
+            key=key,
+            hint=f"Give this user the right to read and write {root} and what is in it.",
+        )
+    if code in _NO_SPACE:
+        return Unavailable(
+            f"There is no space left for {what}: {reason}.",
+            key=key,
+            hint=f"Free some space on the disk that holds {root}.",
+        )
+    if code in _NO_LOCKS:
+        return Unsupported(
+            f"The file system of {root} has no file locks: {reason}.",
+            hint="Use a file system of this machine, such as ext4, XFS or APFS.",
+        )
+    if code == errno.EXDEV:
+        return Unsupported(
+            f"The folder {root} spans several file systems.",
+            key=key,
+            hint="Keep everything below it on one file system.",
+        )
+    return Unavailable(f"The file system failed for {what}: {reason}.", key=key)
+
+
+def no_root(root: Path) -> BucketNotFound:
+    """The error of a store whose folder is not there."""
+    return BucketNotFound(f"There is no folder {root}.", hint=f"mkdir -p {root}")
+
+
+def unconfirmed(error: OSError, key: str) -> OutcomeUnknown:
+    """The error of a change that can perhaps be seen already, so that it may not be denied."""
+    reason = (error.strerror or str(error)).lower()
+    return OutcomeUnknown(f"The disk did not confirm the change of {key!r}: {reason}.", key=key)
+
+
+def folder_clash(key: str) -> InvalidInput:
+    """The error of a key that a file system cannot have beside the others."""
+    return InvalidInput(
+        f"The key {key!r} cannot be a file: it is the folder of other keys, or one of its own"
+        " folders is a file or a link.",
+        hint="Use a key that is not the beginning of another one up to a slash.",
+    )

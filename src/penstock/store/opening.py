@@ -1,0 +1,125 @@
+"""From a URL to a store that is ready for use.
+
+    s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME&style=path|virtual]
+    file:///FOLDER[?fsync=off]
+    memory://[NAME]
+
+`open_store` builds backend, meter and retries in that order, shows that the store is there and
+keeps its conditions, and raises one clear error if not: `InvalidInput` for the URL,
+`BucketNotFound`, `Refused` for credentials, `Unsupported` for missing conditional writes,
+`Unavailable` when nobody answers.
+
+Two `memory://` stores of one name in one process are one bucket; without a name each is its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from penstock.kernel.clock import Clock, SystemClock
+from penstock.kernel.entropy import Entropy, system_entropy
+from penstock.kernel.errors import BucketNotFound, InvalidInput
+from penstock.store.base import ObjectStore
+from penstock.store.file import FileStore
+from penstock.store.memory import MemoryBucket, MemoryStore
+from penstock.store.metered import Meter, MeteredStore
+from penstock.store.retrying import Retries, RetryingStore
+from penstock.store.s3.backend import S3Store
+from penstock.store.s3.config import Credentials, s3_config
+
+_buckets: dict[str, MemoryBucket] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a store is opened with besides its URL. The defaults are what production uses."""
+
+    clock: Clock = field(default_factory=SystemClock)
+    entropy: Entropy = field(default_factory=system_entropy)
+    credentials: Credentials | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    meter: Meter = field(default_factory=Meter)
+    retries: Retries = field(default_factory=Retries)
+
+
+async def open_store(url: str, opening: Opening | None = None) -> ObjectStore:
+    """Open the store at this URL. Close it when done.
+
+    >>> import asyncio
+    >>> async def main() -> bytes:
+    ...     store = await open_store("memory://")
+    ...     await store.put("greeting", b"hello")
+    ...     found = await store.get("greeting")
+    ...     return found.body
+    >>> asyncio.run(main())
+    b'hello'
+    """
+    opening = opening or Opening()
+    backend = await open_backend(url, opening)
+    return RetryingStore(
+        MeteredStore(backend, opening.meter), entropy=opening.entropy, retries=opening.retries
+    )
+
+
+async def open_backend(url: str, opening: Opening) -> ObjectStore:
+    """The bare backend: nothing is repeated, nothing is counted."""
+    match urlsplit(url).scheme:
+        case "s3":
+            return await _open_s3(url, opening)
+        case "file":
+            return _open_file(url, opening)
+        case "memory":
+            return _open_memory(url, opening)
+    raise InvalidInput(
+        f"{url!r} is not the URL of a store.",
+        hint="Write s3://BUCKET/PREFIX, file:///FOLDER or memory://.",
+    )
+
+
+async def _open_s3(url: str, opening: Opening) -> ObjectStore:
+    config = s3_config(url, environment=opening.environment, credentials=opening.credentials)
+    store = S3Store(config, clock=opening.clock)
+    try:
+        await store.verify()
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+def _open_file(url: str, opening: Opening) -> ObjectStore:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise InvalidInput(
+            f"{url!r} must name an absolute folder.",
+            hint="Write file:///FOLDER, with three slashes.",
+        )
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    fsync = options.pop("fsync", "on")
+    if options or fsync not in ("on", "off"):
+        raise InvalidInput(f"The only option of {url!r} is fsync=on or fsync=off.")
+    root = Path(unquote(parts.path))
+    try:
+        root.mkdir(exist_ok=True)
+    except FileNotFoundError as error:
+        raise BucketNotFound(
+            f"The folder {root.parent} does not exist.", hint=f"mkdir -p {root}"
+        ) from error
+    except OSError as error:
+        raise InvalidInput(f"{root} cannot be used as a folder: {error.strerror}.") from error
+    return FileStore(root, clock=opening.clock, entropy=opening.entropy, fsync=fsync == "on")
+
+
+def _open_memory(url: str, opening: Opening) -> ObjectStore:
+    parts = urlsplit(url)
+    name = parts.netloc + parts.path
+    if parts.query:
+        raise InvalidInput(f"{url!r} must not have options.")
+    bucket = _buckets.get(name) or MemoryBucket(opening.clock)
+    if name:
+        _buckets[name] = bucket
+    return MemoryStore(bucket, clock=opening.clock)

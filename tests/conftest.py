@@ -1,0 +1,59 @@
+"""The servers that tests need: started once a run, on free loopback ports, and stopped after it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from penstock.kernel.errors import PenstockError
+from penstock.store.s3.local import LocalS3
+
+Answer = TypeVar("Answer")
+
+# The default credential chain would otherwise ask the network for an instance's role.
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+
+
+class Background:
+    """An event loop in a thread, for services that outlive a single test."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=120)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        self._loop.close()
+
+
+@pytest.fixture(scope="session")
+def background() -> Iterator[Background]:
+    loop = Background()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture(scope="session")
+def local_s3(background: Background, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalS3]:
+    """A real S3 server. Without one, tests are skipped on a laptop and fail in CI."""
+    server = LocalS3(Path(tmp_path_factory.mktemp("seaweedfs")), grace_seconds=1)
+    try:
+        background.run(server.start())
+    except PenstockError as error:
+        background.run(server.stop())
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no S3 server: {error.message} {error.hint}")
+    yield server
+    background.run(server.stop())

@@ -1,0 +1,253 @@
+"""The doctor trusts a good store, and finds and names what is wrong with a bad one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from penstock.kernel.clock import SystemClock
+from penstock.kernel.entropy import seeded_entropy
+from penstock.kernel.errors import NotFound, Unavailable, Unsupported
+from penstock.store.base import (
+    CREATE,
+    NO_METADATA,
+    PAGE_KEYS_MAX,
+    REPLACE,
+    Delimiter,
+    Head,
+    Object,
+    ObjectStore,
+    Page,
+    PutMode,
+    Swap,
+    Version,
+    Wrapper,
+)
+from penstock.store.doctor.examination import Patient, examine
+from penstock.store.doctor.report import Finding, Mark, Report
+from penstock.store.memory import MemoryBucket, MemoryStore
+from penstock.store.metered import Meter, MeteredStore
+
+
+class Decent(Wrapper):
+    """A store that is as it should be."""
+
+
+class IgnoresCreate(Wrapper):
+    """A server that does not know If-None-Match."""
+
+    async def put(
+        self,
+        key: str,
+        body: bytes,
+        mode: PutMode = REPLACE,
+        *,
+        metadata: Mapping[str, str] = NO_METADATA,
+    ) -> Version:
+        return await super().put(key, body, REPLACE if mode is CREATE else mode, metadata=metadata)
+
+
+class IgnoresSwap(Wrapper):
+    """A server that does not know If-Match."""
+
+    async def put(
+        self,
+        key: str,
+        body: bytes,
+        mode: PutMode = REPLACE,
+        *,
+        metadata: Mapping[str, str] = NO_METADATA,
+    ) -> Version:
+        mode = REPLACE if isinstance(mode, Swap) else mode
+        return await super().put(key, body, mode, metadata=metadata)
+
+
+class ChecksThenWrites(Wrapper):
+    """A server that is right for one writer at a time, and lets two of a crowd win."""
+
+    async def put(
+        self,
+        key: str,
+        body: bytes,
+        mode: PutMode = REPLACE,
+        *,
+        metadata: Mapping[str, str] = NO_METADATA,
+    ) -> Version:
+        try:
+            found = await self.inner.get(key)
+        except NotFound:
+            found = None
+        await self.clock.machine.sleep(0)
+        allowed = (
+            mode is REPLACE
+            or (mode is CREATE and found is None)
+            or (isinstance(mode, Swap) and found is not None and found.version == mode.version)
+        )
+        return await super().put(key, body, REPLACE if allowed else mode, metadata=metadata)
+
+
+class IgnoresDeleteCondition(Wrapper):
+    async def delete(self, key: str, *, version: Version | None = None) -> None:
+        del version
+        await super().delete(key)
+
+
+class IgnoresUnless(Wrapper):
+    async def get(self, key: str, *, unless: Version | None = None) -> Object | None:
+        del unless
+        return await super().get(key)
+
+
+class TouchesByCopy(Wrapper):
+    """A server whose self-copy reads, checks, and writes later: an old body can come back."""
+
+    async def touch(
+        self, key: str, *, version: Version, metadata: Mapping[str, str] = NO_METADATA
+    ) -> Version:
+        found = await self.inner.get(key)
+        if found is None or found.version != version:
+            return await super().touch(key, version=version, metadata=metadata)
+        for _ in range(3):
+            await self.clock.machine.sleep(0)
+        return await self.inner.put(key, found.body, metadata=metadata)
+
+
+class CannotTouch(Wrapper):
+    async def touch(
+        self, key: str, *, version: Version, metadata: Mapping[str, str] = NO_METADATA
+    ) -> Version:
+        raise Unsupported("The server ignores the condition on a copy's destination.")
+
+
+class ListsLate(Wrapper):
+    """A server whose lists lag one write behind."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self._last: Page | None = None
+
+    async def list(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str = "",
+        delimiter: Delimiter = "",
+        limit: int = PAGE_KEYS_MAX,
+        cursor: str | None = None,
+    ) -> Page:
+        page = await super().list(
+            prefix, start_after=start_after, delimiter=delimiter, limit=limit, cursor=cursor
+        )
+        shown, self._last = self._last or page, page
+        return shown
+
+
+class DatesWrongly(Wrapper):
+    async def head(self, key: str) -> Head:
+        found = await super().head(key)
+        return Head(
+            key=found.key,
+            version=found.version,
+            size=found.size,
+            modified=found.modified - 3600,
+            metadata=found.metadata,
+        )
+
+
+class GoesAway(Wrapper):
+    async def delete(self, key: str, *, version: Version | None = None) -> None:
+        raise Unavailable("Nobody answers.")
+
+
+def _examined(make: Callable[[ObjectStore], ObjectStore]) -> tuple[Report, MemoryBucket]:
+    bucket = MemoryBucket(SystemClock())
+    meter = Meter()
+
+    async def run() -> Report:
+        clients = [
+            MeteredStore(make(MemoryStore(bucket, clock=SystemClock())), meter) for _ in range(4)
+        ]
+        patient = Patient("memory://", clients, meter, seeded_entropy(1))
+        return await examine(patient)
+
+    return asyncio.run(run()), bucket
+
+
+def _bad(report: Report) -> set[str]:
+    return {finding.check for finding in report.findings if finding.mark is Mark.BAD}
+
+
+def test_a_good_store_is_trusted_and_left_clean() -> None:
+    report, bucket = _examined(Decent)
+    assert report.trusted
+    assert _bad(report) == set()
+    assert len(report.findings) >= 14
+    assert report.requests > 0
+    assert report.dollars > 0
+    assert report.dollars_per_month == pytest.approx(30 * report.dollars)
+    assert {each.kind for each in report.latencies} == {"put", "get", "list", "delete"}
+    assert bucket.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (IgnoresCreate, "create only if absent"),
+        (IgnoresCreate, "one of 16 creators wins"),
+        (IgnoresSwap, "swap only from the version named"),
+        (IgnoresSwap, "swap only what is there"),
+        (IgnoresSwap, "16 writers count exactly"),
+        (ChecksThenWrites, "one of 16 creators wins"),
+        (ChecksThenWrites, "one of 16 swappers wins"),
+        (IgnoresDeleteCondition, "delete only the version named"),
+        (IgnoresDeleteCondition, "delete against swap"),
+        (IgnoresUnless, "get unless unchanged"),
+        (TouchesByCopy, "touch against swap"),
+        (ListsLate, "lists follow writes"),
+        (DatesWrongly, "dates can be trusted"),
+    ],
+)
+def test_a_bad_store_is_found_and_named(
+    make: Callable[[ObjectStore], ObjectStore], named: str
+) -> None:
+    report, _ = _examined(make)
+    assert not report.trusted
+    assert named in _bad(report)
+    assert named in report.verdict
+
+
+def test_a_store_that_is_right_alone_and_wrong_in_a_crowd_fails_only_in_the_crowd() -> None:
+    report, bucket = _examined(ChecksThenWrites)
+    assert "create only if absent" not in _bad(report)
+    winners = [f.seen for f in report.findings if f.check == "one of 16 creators wins"]
+    assert "of 16 writers won" in winners[0]
+    assert bucket.objects == {}
+
+
+def test_a_store_without_touch_is_trusted_with_a_note() -> None:
+    report, _ = _examined(CannotTouch)
+    assert report.trusted
+    notes = [f for f in report.findings if f.mark is Mark.NOTE and f.check.startswith("touch")]
+    assert len(notes) == 2
+
+
+def test_a_versioned_bucket_is_examined_twice() -> None:
+    bucket = MemoryBucket(SystemClock())
+    told: list[Finding] = []
+
+    async def run() -> Report:
+        clients = [MemoryStore(bucket, clock=SystemClock()) for _ in range(2)]
+        patient = Patient("memory://", clients, Meter(), seeded_entropy(1), versioned=True)
+        return await examine(patient, tell=told.append)
+
+    report = asyncio.run(run())
+    assert report.trusted
+    assert [f for f in told if "again on a versioned key" in f.check]
+    assert told == list(report.findings)
+
+
+def test_a_store_that_goes_away_is_no_verdict() -> None:
+    with pytest.raises(Unavailable):
+        _examined(GoesAway)
