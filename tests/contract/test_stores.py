@@ -13,7 +13,7 @@ from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import new_id, seeded_entropy, system_entropy
 from penstock.store.base import ObjectStore
 from penstock.store.faulty import FaultPlan, FaultyStore
-from penstock.store.file import FileStore
+from penstock.store.file.backend import FileStore
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Meter, MeteredStore
 from penstock.store.retrying import Retries, RetryingStore

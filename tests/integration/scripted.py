@@ -12,19 +12,32 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qsl, unquote
 
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.store.s3.backend import S3Store
-from penstock.store.s3.config import Credentials, s3_config
+from penstock.store.s3.config import s3_config
+from penstock.store.s3.signing import Credentials
 from penstock.store.s3.transport import Limits
 
 DATE = "Sun, 08 Nov 2026 08:49:37 GMT"
 MODIFIED = "Sat, 07 Nov 2026 08:49:37 GMT"
+SERVERS_TIME = parsedate_to_datetime(DATE).timestamp()
 KEYS = Credentials("AKIDEXAMPLE", "wJalrXUtnFEMI")
 SHORT = Limits(connect_seconds=0.2, answer_seconds=0.2, queue_seconds=0.2)
+
+
+class MachineClock(SystemClock):
+    """The clock of a machine whose wall is so far from what the scripted server believes."""
+
+    def __init__(self, off_seconds: float = 0.0) -> None:
+        self._wall = SERVERS_TIME + off_seconds
+
+    def wall(self) -> float:
+        return self._wall
 
 
 @dataclass
@@ -145,9 +158,9 @@ def error_xml(code: str, text: str = "No.") -> bytes:
     ).encode()
 
 
-def fine_object(body: bytes = b"hello", *, date: str | None = DATE) -> Script:
+def fine_object(body: bytes = b"hello", *, etag: str = '"e1"', date: str | None = DATE) -> Script:
     """What a GET or HEAD is answered when all is well."""
-    return answers(200, body, date=date, ETag='"e1"', Last_Modified=MODIFIED)
+    return answers(200, body, date=date, ETag=etag, Last_Modified=MODIFIED)
 
 
 class ScriptedServer:
@@ -187,7 +200,16 @@ class ScriptedServer:
         """A client of this server."""
         mark = "&" if "?" in url else "?"
         config = s3_config(f"{url}{mark}endpoint={self.endpoint}", environment={}, credentials=KEYS)
-        return S3Store(config, clock=clock or SystemClock(), limits=limits or Limits())
+        return S3Store(config, clock=clock or MachineClock(), limits=limits or Limits())
+
+    async def only(self, count: int) -> None:
+        """Wait until no more than this many connections are open."""
+        while self.open_now > count:
+            await asyncio.wait(self._handlers, return_when=asyncio.FIRST_COMPLETED)
+
+    async def all_gone(self) -> None:
+        """Wait until every connection has ended."""
+        await self.only(0)
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, self._host, 0, backlog=1000)

@@ -4,12 +4,18 @@
 is a pipe that only the parent holds. When the parent ends, in whatever way, the pipe closes; then
 the command gets SIGTERM, and SIGKILL after a grace period. The parent stops it the same way: by
 closing the pipe. Nothing polls, and no process ids are written down.
+
+The command is the head of a process group, and both signals go to the whole of it: what it has
+started is ended with it, at the latest when the command itself has ended, unless it has left the
+group. A parent that forks without an exec shares the pipe with its fork, which counts as the
+parent as long as it lives.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -80,19 +86,26 @@ def main(arguments: Sequence[str]) -> int:
     grace_seconds, command = float(arguments[0]), arguments[1:]
     # The parent decides when this ends; a Ctrl-C in its terminal must not.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603 - the caller's own
+    child = subprocess.Popen(  # noqa: S603 - the caller's own
+        command, stdin=subprocess.DEVNULL, process_group=0
+    )
+
+    def send(number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, number)
 
     def end_with_parent() -> None:
         sys.stdin.buffer.read()
-        child.terminate()
-        try:
+        send(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(grace_seconds)
-        except subprocess.TimeoutExpired:
-            child.kill()
+        send(signal.SIGKILL)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-    return child.wait()
+    signal.signal(signal.SIGTERM, lambda *_: send(signal.SIGTERM))
+    code = child.wait()
+    send(signal.SIGKILL)
+    return code
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class Service(ABC):
         """Stop what has been started; why the start failed is what the caller has to learn."""
         try:
             await self.stop()
-        except Exception as failure:
+        except Exception as failure:  # noqa: BLE001 - told by the error that is raised
             error.add_note(f"Stopping it failed as well: {failure!r}")
 
     async def __aexit__(

@@ -15,6 +15,7 @@ object's: it goes when the object is deleted, and a document of the same key sta
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from typing import ClassVar, Final, Self, TypeVar
 
 import msgspec
@@ -51,6 +52,13 @@ class Stamped(Document, frozen=True, kw_only=True):
         kept = dict(others[-(WRITERS_MAX - 1) :])
         kept[writer] = write
         return msgspec.structs.replace(self, writes=kept)
+
+    def remembers(self, *, writer: str, writes: Collection[str]) -> bool | None:
+        """Whether one of these writes of the writer is in the past of this document.
+
+        None if the document may have forgotten: it has had too many writers.
+        """
+        return _remembers(self.writes, writer, writes)
 
 
 AnyDocument = TypeVar("AnyDocument", bound=Document)
@@ -93,9 +101,13 @@ def took_effect(*, sent: bytes, found: bytes) -> bool | None:
     if not ours or not theirs:
         return None
     writer, write = next(reversed(ours.items()))
-    if writer in theirs:
-        return theirs[writer] == write
-    return False if len(theirs) < WRITERS_MAX else None
+    return _remembers(theirs, writer, (write,))
+
+
+def _remembers(history: Mapping[str, str], writer: str, writes: Collection[str]) -> bool | None:
+    if writer in history:
+        return history[writer] in writes
+    return False if len(history) < WRITERS_MAX else None
 
 
 class _Header(msgspec.Struct):

@@ -20,7 +20,7 @@ from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.metered import Kind, Meter, MeteredStore, Prices, labelled
 from penstock.store.opening import Opening, open_store
 from penstock.store.retrying import Retries, RetryingStore
-from penstock.store.s3.config import Credentials
+from penstock.store.s3.signing import Credentials
 from penstock.store.time import Interval
 
 __all__ = [

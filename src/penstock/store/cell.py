@@ -12,7 +12,14 @@ present one exactly once, whoever else is writing:
 An earlier put of ours that is still on its way can not do harm: it is conditional on a version
 that is gone as soon as a later one succeeds, and if it wins instead, its write id is found. So
 the function may be applied often, and takes effect once. Returning the present document itself,
-or None, means "leave it": nothing is written.
+or None, means "leave it": nothing is written. To leave it, and to raise, are decisions that rest
+on a reading made during the update. The memory of writes is the cell's own affair: whatever
+`writes` the function returns, those of the present document are carried on.
+
+Whenever an update ends with one of its puts unsettled, it raises `OutcomeUnknown`: when the store
+does not answer, say, or when more than `WRITERS_MAX` others have written before the answer to a
+lost put could be read. It never raises a milder error then. If the object is deleted meanwhile,
+what it remembered is gone with it, and the update starts again from nothing.
 
 A process that dies inside leaves the object before or after the update.
 """
@@ -21,11 +28,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+import msgspec
+
 from penstock.kernel.entropy import Entropy, new_id
-from penstock.kernel.errors import AlreadyExists, NotFound, OutcomeUnknown, VersionConflict
+from penstock.kernel.errors import (
+    AlreadyExists,
+    NotFound,
+    OutcomeUnknown,
+    Superseded,
+    VersionConflict,
+)
 from penstock.kernel.wire import Stamped, decode, encode
 from penstock.store.base import CREATE, ObjectStore, PutMode, Swap, Version
 
@@ -41,6 +57,20 @@ class Snapshot(Generic[State]):
 
     state: State | None
     version: Version | None
+
+
+Change = Callable[[State | None], State | None]
+
+
+@dataclass(slots=True)
+class _Sends:
+    """The puts of one update."""
+
+    ids: set[str] = field(default_factory=set)
+    superseded: bool = False
+    """One took effect, and was replaced since."""
+    unsettled: bool = False
+    """One may have taken effect, or may do so yet."""
 
 
 class Cell(Generic[State]):
@@ -62,49 +92,103 @@ class Cell(Generic[State]):
         async with self._busy:
             return (await self._fetch()).state
 
-    async def update(self, change: Callable[[State | None], State | None]) -> State | None:
+    async def update(self, change: Change[State]) -> State | None:
         """Make `change(present)` the present document, once, and return it.
 
         Returns the document that a later writer left if ours took effect and was replaced
-        before its answer came. Raises `VersionConflict` if the object is too contended.
+        before its answer came. Raises `VersionConflict` if the object is too contended, and
+        `OutcomeUnknown` if it cannot be told whether the update took effect.
         """
         async with self._busy:
-            sent: set[str] = set()
-            present = self._last or await self._fetch()
-            fresh = self._last is None
-            for tries in range(TRIES_MAX):
-                following = change(present.state)
-                if following is present.state or following is None:
-                    if fresh:
-                        return present.state
-                    # Not to write is a decision too, and must not rest on an old reading.
-                    present, fresh = await self._fetch(), True
-                    continue
-                done = await self._write(present, following, sent)
-                if done is not None:
-                    return done
+            sends = _Sends()
+            try:
+                return await self._update(change, sends)
+            except Exception as error:
+                if not sends.unsettled or isinstance(error, OutcomeUnknown):
+                    raise
+                raise self._unknown() from error
+
+    async def _update(self, change: Change[State], sends: _Sends) -> State | None:
+        present, following = await self._first_decision(change)
+        for tries in range(TRIES_MAX):
+            if following is None:
+                if sends.unsettled:
+                    raise self._unknown()
+                return present.state
+            done = await self._write(present, following, sends)
+            if done is not None:
+                return done
+            if not sends.unsettled:
                 await self._pause(tries)
-                present, fresh = await self._fetch(), True
-                if present.state and present.state.writes.get(self._writer) in sent:
-                    return present.state
-            raise VersionConflict(
-                f"The object {self.key!r} was changed by others in each of {TRIES_MAX} tries.",
-                key=self.key,
-            )
+            before, present = present, await self._fetch()
+            if self._took_effect(sends, before, present):
+                return present.state
+            if sends.unsettled:
+                await self._pause(tries)
+            following = _applied(change, present)
+        raise VersionConflict(
+            f"The object {self.key!r} was changed by others in each of {TRIES_MAX} tries.",
+            key=self.key,
+        )
+
+    async def _first_decision(self, change: Change[State]) -> tuple[Snapshot[State], State | None]:
+        """What to start from and what to write: None leaves it."""
+        if self._last is not None:
+            # Not to write is a decision too, and must not rest on an old reading.
+            with suppress(Exception):
+                following = _applied(change, self._last)
+                if following is not None:
+                    return self._last, following
+        present = await self._fetch()
+        return present, _applied(change, present)
 
     async def _write(
-        self, present: Snapshot[State], following: State, sent: set[str]
+        self, present: Snapshot[State], following: State, sends: _Sends
     ) -> State | None:
         write = new_id(self._entropy, characters=16)
-        sent.add(write)
-        state = following.stamped(writer=self._writer, write=write)
+        sends.ids.add(write)
+        history = present.state.writes if present.state else {}
+        state = msgspec.structs.replace(following, writes=history).stamped(
+            writer=self._writer, write=write
+        )
         mode: PutMode = CREATE if present.version is None else Swap(present.version)
         try:
             version = await self._store.put(self.key, encode(state), mode)
-        except (AlreadyExists, VersionConflict, OutcomeUnknown):
+        except Superseded:
+            sends.superseded = sends.unsettled = True
+            return None
+        except (AlreadyExists, VersionConflict):
+            return None
+        except OutcomeUnknown:
+            sends.unsettled = True
             return None
         self._last = Snapshot(state, version)
         return state
+
+    def _took_effect(
+        self, sends: _Sends, before: Snapshot[State], present: Snapshot[State]
+    ) -> bool:
+        """Whether one of the puts is in the past of what was read after them."""
+        if sends.superseded:
+            return True
+        if present.version == before.version:
+            return False
+        if present.state is not None:
+            remembers = present.state.remembers(writer=self._writer, writes=sends.ids)
+            if remembers:
+                return True
+            if remembers is None and sends.unsettled:
+                raise self._unknown()
+        # Every put was conditional on a version that is gone: none can take effect any more.
+        sends.unsettled = False
+        return False
+
+    def _unknown(self) -> OutcomeUnknown:
+        return OutcomeUnknown(
+            f"Whether the update of {self.key!r} took effect cannot be told.",
+            key=self.key,
+            hint="Read the object and decide by what it holds.",
+        )
 
     async def _fetch(self) -> Snapshot[State]:
         known = self._last
@@ -122,3 +206,9 @@ class Cell(Generic[State]):
     async def _pause(self, tries: int) -> None:
         bound = min(PAUSE_SECONDS_MAX, 0.01 * 2 ** min(tries, 10))
         await self._store.clock.machine.sleep(self._entropy.uniform(0, bound))
+
+
+def _applied(change: Change[State], present: Snapshot[State]) -> State | None:
+    """What the change makes of the present; None if it leaves it."""
+    following = change(present.state)
+    return None if following is present.state else following

@@ -6,12 +6,14 @@
 | throttled | 503 Slow Down, nothing is done | `Throttled` |
 | failed | 500 from the store, done or not | `OutcomeUnknown`; `Unavailable` for a read |
 | lost request | it never arrives | the same |
-| lost answer | it is carried out | the same |
-| duplicate | it is carried out, and once more after a while | the answer to the first |
+| late request | a write is carried out, but only after a while | the same, at once |
+| lost answer | it is carried out, or refused | the same |
+| duplicate | a write is carried out, and once more after a while | the answer to the first |
 
-Which request meets which fault is decided by the plan's own randomness, in the order in which
-requests are made: with a virtual loop a run is a function of its seeds. Duplicates that are
-still on their way are carried out, or dropped, by `close`.
+What happens to a request is drawn from the plan's own randomness when it is made, all at once. So
+the same seed and the same requests in the same order meet the same faults, however long they
+take; with a virtual loop a whole run is a function of its seeds. Late requests and duplicates
+that are still on their way are dropped by `close`.
 """
 
 from __future__ import annotations
@@ -50,13 +52,29 @@ class FaultPlan:
     throttled: float = 0.0
     failed: float = 0.0
     lost_request: float = 0.0
+    late_request: float = 0.0
     lost_answer: float = 0.0
     duplicate: float = 0.0
-    duplicate_delay_seconds_max: float = 30.0
+    late_seconds_max: float = 30.0
+    """By how much a late request, and a duplicate, come later."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fate:
+    """What happens to one request: one fault at the most, and perhaps a duplicate besides."""
+
+    latency_seconds: float
+    fault: str
+    arrives: bool
+    duplicated: bool
+    late_seconds: float
 
 
 class FaultyStore(Wrapper):
-    """An `ObjectStore` that misbehaves as a plan says. Set `plan` to change it on the way."""
+    """An `ObjectStore` that misbehaves as a plan says. Set `plan` to change it on the way.
+
+    `injected` counts the faults that were met, by the names that the table above has for them.
+    """
 
     def __init__(self, inner: ObjectStore, plan: FaultPlan, *, entropy: Entropy) -> None:
         super().__init__(inner)
@@ -68,43 +86,73 @@ class FaultyStore(Wrapper):
     async def _meet(
         self, request: Callable[[], Awaitable[Answer]], *, key: str = "", writes: bool = False
     ) -> Answer:
-        plan = self.plan
-        if plan.latency_seconds_max:
-            await self.clock.machine.sleep(self._entropy.uniform(0, plan.latency_seconds_max))
-        if self._happens(plan.throttled, "throttled"):
+        fate = self._fate(writes=writes)
+        if fate.latency_seconds:
+            await self.clock.machine.sleep(fate.latency_seconds)
+        if fate.fault:
+            self.injected[fate.fault] += 1
+        if fate.fault == "throttled":
             raise Throttled("The store asked to slow down (injected).", key=key)
-        failed = self._happens(plan.failed, "failed")
-        if self._happens(plan.lost_request, "lost request") or (failed and self._happens(0.5)):
+        if fate.fault == "late request":
+            self._deliver(request, after_seconds=fate.late_seconds)
+        if not fate.arrives:
             raise _lost(writes=writes, what="request", key=key)
-        if writes and self._happens(plan.duplicate, "duplicate"):
-            self._deliver_late(request)
-        answer_is_lost = self._happens(plan.lost_answer, "lost answer")
         try:
-            answer = await request()
+            answer = await self._carry_out(request, fate)
         except StoreError:
             # A refusal is an answer, and is lost like any other.
-            if failed or answer_is_lost:
-                raise _lost(writes=writes, what="answer", key=key) from None
-            raise
-        if failed or answer_is_lost:
-            raise _lost(writes=writes, what="answer", key=key)
-        return answer
+            if not fate.fault:
+                raise
+        else:
+            if not fate.fault:
+                return answer
+        raise _lost(writes=writes, what="answer", key=key)
 
-    def _happens(self, likelihood: float, fault: str = "") -> bool:
-        happens = likelihood > 0 and self._entropy.random() < likelihood
-        if happens and fault:
-            self.injected[fault] += 1
-        return happens
+    def _fate(self, *, writes: bool) -> _Fate:
+        plan = self.plan
+        faults = [
+            fault
+            for fault, likelihood in (
+                ("throttled", plan.throttled),
+                ("lost request", plan.lost_request),
+                ("failed", plan.failed),
+                ("late request", plan.late_request if writes else 0.0),
+                ("lost answer", plan.lost_answer),
+            )
+            if self._happens(likelihood)
+        ]
+        fault = faults[0] if faults else ""
+        done = fault in ("", "lost answer") or (fault == "failed" and self._happens(0.5))
+        return _Fate(
+            latency_seconds=self._up_to(plan.latency_seconds_max),
+            fault=fault,
+            arrives=done,
+            duplicated=writes and self._happens(plan.duplicate),
+            late_seconds=self._up_to(plan.late_seconds_max),
+        )
 
-    def _deliver_late(self, request: Callable[[], Awaitable[object]]) -> None:
-        delay = self._entropy.uniform(0, self.plan.duplicate_delay_seconds_max)
+    def _happens(self, likelihood: float) -> bool:
+        return likelihood > 0 and self._entropy.random() < likelihood
 
+    def _up_to(self, seconds: float) -> float:
+        return self._entropy.uniform(0, seconds) if seconds > 0 else 0.0
+
+    async def _carry_out(self, request: Callable[[], Awaitable[Answer]], fate: _Fate) -> Answer:
+        try:
+            return await request()
+        finally:
+            # Only now: a duplicate that came first would take the answer of the other.
+            if fate.duplicated:
+                self.injected["duplicate"] += 1
+                self._deliver(request, after_seconds=fate.late_seconds)
+
+    def _deliver(self, request: Callable[[], Awaitable[object]], *, after_seconds: float) -> None:
         async def deliver() -> None:
-            await self.clock.machine.sleep(delay)
+            await self.clock.machine.sleep(after_seconds)
             try:
                 await request()
             except StoreError:
-                return  # Nobody waits for the answer to a duplicate.
+                return  # Nobody waits for this answer.
 
         late = asyncio.get_running_loop().create_task(deliver())
         self._late.add(late)

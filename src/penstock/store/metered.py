@@ -45,6 +45,7 @@ from penstock.store.base import (
 from penstock.store.time import TimeSample
 
 Answer = TypeVar("Answer")
+_UNBILLED = (Throttled, Unavailable, OutcomeUnknown)
 
 
 class Kind(StrEnum):
@@ -138,21 +139,15 @@ class MeteredStore(Wrapper):
 
     async def _count(self, kind: Kind, request: Awaitable[Answer], *, label: str = "") -> Answer:
         slot = (label or _label.get(), kind)
-        counts = self.meter.unbilled
         try:
             answer = await request
         except InvalidInput:
-            counts = Counter()
             raise
-        except (Throttled, Unavailable, OutcomeUnknown):
+        except BaseException as error:
+            refused = isinstance(error, StoreError) and not isinstance(error, _UNBILLED)
+            (self.meter.billed if refused else self.meter.unbilled)[slot] += 1
             raise
-        except StoreError:
-            counts = self.meter.billed
-            raise
-        else:
-            counts = self.meter.billed
-        finally:
-            counts[slot] += 1
+        self.meter.billed[slot] += 1
         return answer
 
     async def get(self, key: str, *, unless: Version | None = None) -> Object | None:

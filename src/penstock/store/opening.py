@@ -1,6 +1,6 @@
 """From a URL to a store that is ready for use.
 
-    s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME&style=path|virtual]
+    s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME&style=path|virtual&touch=copy|swap]
     file:///FOLDER[?fsync=off]
     memory://[NAME]
 
@@ -24,12 +24,13 @@ from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, system_entropy
 from penstock.kernel.errors import BucketNotFound, InvalidInput
 from penstock.store.base import ObjectStore
-from penstock.store.file import FileStore
+from penstock.store.file.backend import FileStore
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Meter, MeteredStore
 from penstock.store.retrying import Retries, RetryingStore
 from penstock.store.s3.backend import S3Store
-from penstock.store.s3.config import Credentials, s3_config
+from penstock.store.s3.config import s3_config
+from penstock.store.s3.signing import Credentials
 
 _buckets: dict[str, MemoryBucket] = {}
 

@@ -2,7 +2,8 @@
 
 Each race is run by several clients of one store at once, writes only below the key it is given,
 and returns what it saw; the caller judges. Bodies are stamped, so that they differ, and so that
-a retrying store can settle a write whose answer was lost.
+a retrying store can settle a write whose answer was lost. Every write holds a condition: one that
+does not, and that arrives twice, would bring an old body back in the middle of a race.
 """
 
 from __future__ import annotations
@@ -13,9 +14,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from penstock.kernel.entropy import Entropy, new_id
-from penstock.kernel.errors import AlreadyExists, OutcomeUnknown, Superseded, VersionConflict
+from penstock.kernel.errors import (
+    AlreadyExists,
+    NotFound,
+    OutcomeUnknown,
+    Superseded,
+    VersionConflict,
+)
 from penstock.kernel.wire import Stamped, decode, encode
-from penstock.store.base import CREATE, REPLACE, ObjectStore, PutMode, Swap
+from penstock.store.base import CREATE, ObjectStore, PutMode, Swap, Version
 from penstock.store.cell import Cell
 
 
@@ -45,7 +52,7 @@ async def create_race(clients: Sequence[ObjectStore], key: str, *, entropy: Entr
 
 async def swap_race(clients: Sequence[ObjectStore], key: str, *, entropy: Entropy) -> Outcome:
     """All swap from the same version at once; one may win."""
-    version = await clients[0].put(key, bodies_of(1, entropy)[0], REPLACE)
+    version = await lay(clients[0], key, bodies_of(1, entropy)[0])
     return await _race(clients, key, Swap(version), entropy)
 
 
@@ -81,7 +88,7 @@ async def touch_against_swap(
 ) -> bool:
     """One refreshes the old version while another swaps: the swapped body must stand."""
     old, new = bodies_of(2, entropy)
-    version = await swapper.put(key, old, REPLACE)
+    version = await lay(swapper, key, old)
     _, swapped = await _both(
         toucher.touch(key, version=version, metadata={"owner": "toucher"}),
         swapper.put(key, new, Swap(version)),
@@ -97,7 +104,7 @@ async def delete_against_swap(
 ) -> bool:
     """One deletes a version while another swaps it: not both may succeed."""
     old, new = bodies_of(2, entropy)
-    version = await swapper.put(key, old, REPLACE)
+    version = await lay(swapper, key, old)
     deleted, swapped = await _both(
         deleter.delete(key, version=version),
         swapper.put(key, new, Swap(version)),
@@ -123,6 +130,15 @@ def bodies_of(count: int, entropy: Entropy) -> list[bytes]:
         )
         for number in range(count)
     ]
+
+
+async def lay(client: ObjectStore, key: str, body: bytes) -> Version:
+    """Put what a race starts from over whatever is there."""
+    try:
+        mode: PutMode = Swap((await client.head(key)).version)
+    except NotFound:
+        mode = CREATE
+    return await client.put(key, body, mode)
 
 
 async def _both(

@@ -236,16 +236,21 @@ def test_a_store_without_touch_is_trusted_with_a_note() -> None:
 def test_a_versioned_bucket_is_examined_twice() -> None:
     bucket = MemoryBucket(SystemClock())
     told: list[Finding] = []
+    purged: list[str] = []
+
+    async def purge(prefix: str) -> None:
+        purged.append(prefix)
 
     async def run() -> Report:
         clients = [MemoryStore(bucket, clock=SystemClock()) for _ in range(2)]
-        patient = Patient("memory://", clients, Meter(), seeded_entropy(1), versioned=True)
+        patient = Patient("memory://", clients, Meter(), seeded_entropy(1), purge=purge)
         return await examine(patient, tell=told.append)
 
     report = asyncio.run(run())
     assert report.trusted
     assert [f for f in told if "again on a versioned key" in f.check]
     assert told == list(report.findings)
+    assert [prefix.startswith("doctor/") for prefix in purged] == [True]
 
 
 def test_a_store_that_goes_away_is_no_verdict() -> None:

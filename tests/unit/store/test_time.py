@@ -369,6 +369,13 @@ def test_a_disagreement_is_forgotten_however_rarely_one_looks(looked_after: floa
     assert seen.check().width < 0.1
 
 
+def test_a_disagreement_is_forgotten_when_nobody_looks() -> None:
+    seen = _apart(100.0)
+    seen.machine.advance(MEMORY_SECONDS + 1)
+    seen.ask(out=0.01, back=0.01)
+    assert seen.check().width < 0.1
+
+
 def test_a_disagreement_that_goes_on_is_not_forgotten() -> None:
     seen = Observation(Machine(), resolution=0.01)
     for number in range(1000):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -102,8 +103,8 @@ def test_ten_samples_at_start_are_enough(latency: str) -> None:
 
         found = await client.store.clock.calibrate(sample)
         assert found.earliest <= world.now() <= found.latest
-        assert len(client.asked) <= CALIBRATION_SAMPLES_MAX
-        assert found.width <= CALIBRATED_SECONDS + max(round_trips) * 1.001 + 1e-5
+        assert len(client.asked) <= 10
+        assert found.width <= 0.1 + max(round_trips) * 1.001 + 1e-5
         asked = len(client.asked)
         if found.width <= CALIBRATED_SECONDS + min(round_trips):
             await client.calibrate()
@@ -158,8 +159,8 @@ def test_at_most_one_request_in_five_minutes(
             await client.machine.sleep(gap)
             await asyncio.gather(*(client.now() for _ in range(readers)))
         instants = [started - 0.01, *client.asked]
-        for before, after in zip(instants, instants[1:], strict=False):
-            assert after - before >= SAMPLE_EVERY_SECONDS - 0.02
+        for before, after in pairwise(instants):
+            assert after - before >= 300 - 0.02
 
     simulate(main, seed=seed)
 
@@ -294,6 +295,10 @@ def test_a_sample_that_hangs_holds_nobody_else_up() -> None:
             for _ in range(10):
                 await client.now()
             assert world.now() == began
+            await client.machine.sleep(3600)
+            began = world.now()
+            await client.now()
+            assert world.now() == began, "not even when another sample would be due"
             client.hanging.set()
         assert len(client.asked) == 1
 

@@ -31,8 +31,8 @@ from penstock.store.races import (
 )
 
 WRITERS: Final = 16
-ROUNDS: Final = 4
-ROUNDS_OF_TWO: Final = 10
+ROUNDS: Final = 3
+ROUNDS_OF_TWO: Final = 25
 LATENCY_REQUESTS: Final = 15
 WIDTH_SECONDS_MAX: Final = 1.0
 
@@ -59,8 +59,8 @@ class Patient:
     entropy: Entropy
     second: SecondProcess | None = None
     """None where another process cannot see the store."""
-    versioned: bool = False
-    """Whether the bucket keeps former versions, so that rules are tried on keys with a past."""
+    purge: Callable[[str], Awaitable[None]] | None = None
+    """Where the bucket keeps former versions: removes all of them below a prefix."""
 
     @property
     def store(self) -> ObjectStore:
@@ -79,7 +79,7 @@ async def examine(
     try:
         await examination.rules()
         await examination.races()
-        if patient.versioned:
+        if patient.purge is not None:
             await examination.rules(suffix=", again on a versioned key")
             await examination.races(suffix=", again on a versioned key")
         await examination.two_processes()
@@ -151,7 +151,7 @@ class _Examination:
         return f"{ROUNDS} rounds, one winner each"
 
     async def _count(self) -> str:
-        patient, key, each = self._patient, self._key("counter"), 3
+        patient, key, each = self._patient, self._key("counter"), 2
         await patient.store.delete(key)
         count = await count_race(patient.writers, key, each=each, entropy=patient.entropy)
         if count != each * WRITERS:
@@ -240,6 +240,8 @@ class _Examination:
         async for page in pages(store, f"{self._folder}/"):
             for entry in page.entries:
                 await store.delete(entry.key)
+        if self._patient.purge is not None:
+            await self._patient.purge(f"{self._folder}/")
 
 
 def _judge(outcome: Outcome, number: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -13,6 +14,8 @@ from penstock.store.doctor.second import SecondProcess
 from penstock.store.metered import MeteredStore
 from penstock.store.opening import Opening, open_backend
 from penstock.store.retrying import RetryingStore
+from penstock.store.s3.backend import S3Store
+from penstock.store.s3.versions import is_versioned, purge
 
 CLIENTS: Final = 4
 
@@ -35,7 +38,14 @@ async def open_patient(url: str, opening: Opening) -> AsyncIterator[Patient]:
             meter=opening.meter,
             entropy=opening.entropy,
             second=None if _is_memory(url) else SecondProcess(url, environment=_for_child(opening)),
+            purge=await _purge_of(backends[0]),
         )
+
+
+async def _purge_of(backend: ObjectStore) -> Callable[[str], Awaitable[None]] | None:
+    if isinstance(backend, S3Store) and await is_versioned(backend.bucket):
+        return partial(purge, backend.bucket)
+    return None
 
 
 def _is_memory(url: str) -> bool:

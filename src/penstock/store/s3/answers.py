@@ -246,6 +246,41 @@ def copied_version(body: bytes) -> Version | None:
     return version_of(_texts(root).get("ETag", "")) or None
 
 
+@dataclass(frozen=True, slots=True)
+class FormerVersions:
+    """One page of versions and delete markers: (whole key, version id), and where it goes on."""
+
+    versions: tuple[tuple[str, str], ...]
+    next_key: str | None
+    next_version: str
+
+
+def former_versions_of(body: bytes) -> FormerVersions | None:
+    """A ListObjectVersions answer; None if it is not a whole one."""
+    root = _xml(body)
+    if root is None or _name(root) != "ListVersionsResult":
+        return None
+    page = _texts(root)
+    encoded = page.get("EncodingType") == "url"
+    rows = [_texts(row) for kind in ("Version", "DeleteMarker") for row in _named(root, kind)]
+    try:
+        versions = tuple((_plain(row["Key"], encoded=encoded), row["VersionId"]) for row in rows)
+    except (KeyError, ValueError):
+        return None
+    more = page.get("IsTruncated") == "true"
+    return FormerVersions(
+        versions,
+        _plain(page.get("NextKeyMarker", ""), encoded=encoded) if more else None,
+        page.get("NextVersionIdMarker", ""),
+    )
+
+
+def keeps_versions(body: bytes) -> bool:
+    """Whether a GetBucketVersioning answer says that former versions are kept."""
+    root = _xml(body)
+    return root is not None and _texts(root).get("Status", "") in ("Enabled", "Suspended")
+
+
 def version_of(etag: str) -> Version:
     """An ETag without the quotes that some answers have and others do not."""
     return Version(etag.strip().removeprefix("W/").strip('"'))

@@ -1,6 +1,6 @@
 """Where an `s3://` store is and with what it is signed, from the URL and the usual AWS settings.
 
-    s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME&style=path|virtual]
+    s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME&style=path|virtual&touch=copy|swap]
 
 What the URL does not say comes from where every AWS tool takes it: `AWS_ENDPOINT_URL_S3`,
 `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_DEFAULT_REGION`, the profile's region, `AWS_CA_BUNDLE`, and
@@ -16,33 +16,24 @@ import configparser
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from awscrt.auth import AwsCredentialsProvider
-
 from penstock.kernel.errors import InvalidInput
 from penstock.store.base import check_key
+from penstock.store.s3.keyring import Keyring
+from penstock.store.s3.signing import Credentials
 from penstock.store.s3.transport import Endpoint
 
-_OPTIONS: Final = ("endpoint", "region", "style")
+_OPTIONS: Final = ("endpoint", "region", "style", "touch")
 _OPTION: Final = re.compile(r"[a-z_-]{1,24}")
 _BUCKET: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
 _REGION: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HOST: Final = re.compile(r"[a-z0-9](?:[a-z0-9_.-]*[a-z0-9])?")
 _FORM: Final = "Write s3://BUCKET/PREFIX?endpoint=URL&region=NAME&style=path|virtual."
 _KEYS_FORM: Final = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, instead."
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """A key pair, with a session token if it is temporary."""
-
-    access_key: str
-    secret_key: str = field(repr=False)
-    session_token: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +44,8 @@ class S3Config:
     root: str
     endpoint: Endpoint
     path_style: bool
-    credentials: AwsCredentialsProvider
+    touch_by_copy: bool
+    keyring: Keyring
 
     def path(self, key: str | None) -> str:
         """The URL path of a whole key, or of the bucket."""
@@ -97,17 +89,22 @@ def s3_config(
     if style not in ("path", "virtual"):
         raise InvalidInput(f"The style {style!r} must be 'path' or 'virtual'.", hint=_FORM)
     path_style = style == "path"
+    endpoint = _endpoint(
+        endpoint_url or _amazon(region),
+        region=region,
+        bucket="" if path_style else bucket,
+        ca_bundle=environment.get("AWS_CA_BUNDLE", ""),
+    )
+    touch = options.get("touch") or ("copy" if endpoint.is_amazon else "swap")
+    if touch not in ("copy", "swap"):
+        raise InvalidInput(f"The touch {touch!r} must be 'copy' or 'swap'.", hint=_FORM)
     return S3Config(
         bucket=bucket,
         root=_root(parts.path),
-        endpoint=_endpoint(
-            endpoint_url or _amazon(region),
-            region=region,
-            bucket="" if path_style else bucket,
-            ca_bundle=environment.get("AWS_CA_BUNDLE", ""),
-        ),
+        endpoint=endpoint,
         path_style=path_style,
-        credentials=_provider(credentials or _in_environment(environment)),
+        touch_by_copy=touch == "copy",
+        keyring=Keyring(credentials or _in_environment(environment)),
     )
 
 
@@ -161,7 +158,10 @@ def _amazon(region: str) -> str:
 
 
 def _endpoint(url: str, *, region: str, bucket: str, ca_bundle: str) -> Endpoint:
-    problem = InvalidInput("The endpoint must be http://HOST[:PORT] or https://HOST[:PORT].")
+    problem = InvalidInput(
+        "The endpoint must be http://HOST[:PORT] or https://HOST[:PORT].",
+        hint="It comes from ?endpoint= in the URL, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.",
+    )
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -225,11 +225,3 @@ def _in_environment(environment: Mapping[str, str]) -> Credentials | None:
     if not access_key or not secret_key:
         return None
     return Credentials(access_key, secret_key, environment.get("AWS_SESSION_TOKEN") or None)
-
-
-def _provider(credentials: Credentials | None) -> AwsCredentialsProvider:
-    if credentials is None:
-        return AwsCredentialsProvider.new_default_chain()
-    return AwsCredentialsProvider.new_static(
-        credentials.access_key, credentials.secret_key, credentials.session_token
-    )

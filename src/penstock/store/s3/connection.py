@@ -1,50 +1,37 @@
-"""One HTTP connection of Amazon's C runtime (awscrt), as an event loop sees it.
+"""One HTTP/1.1 connection on the event loop; its parser is that of Node.js, in C (httptools).
 
-Owns what crosses between awscrt's threads and asyncio, and the names for what goes wrong there.
-awscrt's callbacks only collect bytes and hand results over to the loop. Called by `transport`,
-which decides what is sent and which connection is kept.
+Carries one exchange at a time and knows nothing of S3. Called by `transport`, which decides what
+is sent and which connection is kept.
 
 What can go wrong is told apart by what it means for a write:
 - `NotSent`: the request did not leave this machine.
 - `NoAnswer`: it left, or part of it, and no complete answer came back in time.
 
-Whoever gives up, by a time limit or by cancellation, leaves nothing open: a connection that is
-made too late is closed, and one whose exchange did not end is closed instead of used again.
+Whoever gives up, by a time limit or by cancellation, leaves nothing open: a connection whose
+exchange did not end is closed instead of used again, and so is one on which something arrives
+that nobody asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import socket
+import ssl
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from awscrt.exceptions import AwsCrtError
-from awscrt.http import HttpClientConnection, HttpRequest
-from awscrt.io import (
-    ClientBootstrap,
-    ClientTlsContext,
-    SocketOptions,
-    TlsConnectionOptions,
-    TlsContextOptions,
-)
+import httptools
 
 from penstock.kernel.errors import InvalidInput
 from penstock.store.time import TimeSample
 
-CRT_ERRORS: Final = (
-    AwsCrtError,
-    OSError,
-    ValueError,
-    OverflowError,
-    IndexError,
-    NotImplementedError,
-)
-"""awscrt turns a few of its errors into Python's own, a broken pipe for one."""
-
 _LARGE_BYTES: Final = 1024 * 1024
 """An answer that announces more than this gets more time than others."""
+
+_HEADERS_BYTES_MAX: Final = 64 * 1024
 
 Headers = Sequence[tuple[str, str]]
 
@@ -79,194 +66,209 @@ class Response:
     """What the answer tells of the store's time, if it does."""
 
 
-class Connection:
+class Connection(asyncio.Protocol):
     """A connection that is open, or was."""
 
-    def __init__(self, opened: HttpClientConnection) -> None:
-        self._opened = opened
+    def __init__(self) -> None:
         self.idle_since = 0.0
+        self._transport: asyncio.Transport | None = None
+        self._exchange: _Exchange | None = None
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
     async def open(
-        cls, *, host: str, port: int, tls: TlsConnectionOptions | None, seconds: float
+        cls, *, host: str, port: int, tls: ssl.SSLContext | None, seconds: float
     ) -> Connection:
-        """Connect: so many seconds for TCP, as many for names and TLS. Raises `NotSent`."""
-        options = SocketOptions()
-        options.connect_timeout_ms = max(1, int(seconds * 1000))
-        opening = HttpClientConnection.new(
-            host_name=host,
-            port=port,
-            bootstrap=ClientBootstrap.get_or_create_static_default(),
-            socket_options=options,
-            tls_connection_options=tls,
-        )
+        """Connect, in so many seconds for names, TCP and TLS. Raises `NotSent`."""
+        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(2 * seconds):
-                return cls(await result_of(opening))
+            async with asyncio.timeout(seconds):
+                _, connection = await loop.create_connection(
+                    cls, host, port, ssl=tls, server_hostname=host if tls else None
+                )
         except TimeoutError as error:
-            opening.add_done_callback(_close_late)
-            raise NotSent("the connection was not made in time") from error
-        except CRT_ERRORS as error:
+            what = "TLS connection" if tls else "connection"
+            raise NotSent(f"no {what} within {seconds:.3g} s") from error
+        except (OSError, UnicodeError) as error:
             raise NotSent(words_of(error)) from error
-        except BaseException:
-            opening.add_done_callback(_close_late)
-            raise
+        return connection
 
     @property
     def is_open(self) -> bool:
-        return bool(self._opened.is_open())
+        """Whether it can be used, by the loop that runs now."""
+        if self._transport is None or self._transport.is_closing():
+            return False
+        return self._lost.get_loop() is asyncio.get_running_loop()
 
     async def exchange(
-        self, request: HttpRequest, *, body_bytes: int, patience: Patience
+        self, head: bytes, body: bytes, *, is_head: bool, patience: Patience
     ) -> Response:
         """Send this and receive the whole answer. Closed afterwards, unless that went well."""
-        exchange = _Exchange(asyncio.get_running_loop(), patience)
-        seconds = patience.seconds + patience.for_bytes(body_bytes)
+        if self._transport is None or not self.is_open:
+            raise NotSent("the connection is closed")
+        exchange = self._exchange = _Exchange(patience, body_bytes=len(body), is_head=is_head)
         try:
-            async with asyncio.timeout(seconds) as deadline:
-                response = await exchange.run(self._opened, request, deadline)
-        except TimeoutError as error:
-            raise NoAnswer(f"no answer within {seconds:.3g} s") from error
-        except CRT_ERRORS as error:
-            raise NoAnswer(words_of(error)) from error
+            self._transport.writelines([head, body] if body else [head])
+            await exchange.done
+            if self._transport.get_write_buffer_size():
+                self.close()  # It was answered unread; what is left of it would come first.
+        except BaseException:
+            # Also when we are cancelled just as the answer is complete: nobody will keep us.
+            self.close()
+            raise
         finally:
-            exchange.deadline = None
-            if not exchange.complete:
-                self.close()
-        return response
+            exchange.end()
+            self._exchange = None
+        return exchange.response
 
-    def close(self) -> Future[None]:
-        """Begin to close; the future is done when that has ended, with an error or without."""
-        closing: Future[None] = self._opened.close()
-        return closing
+    def close(self) -> asyncio.Future[None]:
+        """Close at once; the future is done when the socket is."""
+        if self._transport is not None:
+            # If its loop has ended, so has the connection, except for the socket's own end.
+            with contextlib.suppress(RuntimeError):
+                self._transport.abort()
+        return self._lost
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._exchange is None:
+            self.close()  # Nobody has asked for anything.
+        elif self._exchange.feed(data):
+            self.close()
+
+    def eof_received(self) -> bool:
+        if self._exchange is not None:
+            self._exchange.end_of_file()
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._exchange is not None:
+            self._exchange.fail(words_of(error) if error else "the connection is closed")
+        if not self._lost.done():
+            self._lost.set_result(None)
 
 
 class _Exchange:
-    """One request and its answer, from awscrt's threads to an asyncio future."""
+    """One request and its answer; the parser calls the `on_` methods."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, patience: Patience) -> None:
-        self.complete = False
-        self.deadline: asyncio.Timeout | None = None
+    def __init__(self, patience: Patience, *, body_bytes: int, is_head: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[None] = loop.create_future()
+        self.response = Response()
+        self._is_head = is_head
         self._patience = patience
-        self._loop = loop
-        self._done: asyncio.Future[None] = loop.create_future()
-        self._response = Response()
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers_bytes = 0
+        self._headers_are_in = False
         self._chunks: list[bytes] = []
+        self._seconds = patience.seconds + patience.for_bytes(body_bytes)
+        self._deadline = loop.call_later(self._seconds, self._expire)
 
-    async def run(
-        self, connection: HttpClientConnection, request: HttpRequest, deadline: asyncio.Timeout
-    ) -> Response:
-        self.deadline = deadline
+    def feed(self, data: bytes) -> bool:
+        """Take in what arrived. True if the connection is of no further use."""
+        if self.done.done():
+            return True
         try:
-            stream = connection.request(request, self._on_response, self._on_body)
-            stream.completion_future.add_done_callback(self._on_complete)
-            stream.activate()
-        except CRT_ERRORS as error:
-            # The connection had been closed before, or the request is not HTTP.
-            raise NotSent(words_of(error)) from error
-        await self._done
-        self.complete = True
-        self._response.body = b"".join(self._chunks)
-        return self._response
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self.fail("it changes the protocol")
+        except httptools.HttpParserError as error:
+            self.fail(f"it is not HTTP: {error}")
+        else:
+            return False
+        return True
 
-    def _on_response(self, *, status_code: int, headers: Headers, **_: object) -> None:
-        self._response.status = status_code
-        self._response.headers = {name.lower(): value for name, value in headers}
-        length = self._response.headers.get("content-length", "")
+    def end(self) -> None:
+        self._deadline.cancel()
+
+    def fail(self, why: str) -> None:
+        if not self.done.done():
+            self.done.set_exception(NoAnswer(why))
+
+    def end_of_file(self) -> None:
+        framed = {"content-length", "transfer-encoding"} & self.response.headers.keys()
+        if self._headers_are_in and not framed:
+            self._finish()
+        self.fail("the connection was closed before the answer was complete")
+
+    def on_message_begin(self) -> None:
+        if self.done.done():
+            # The parser stops here, before a second answer is written over the first.
+            raise ValueError("more than one answer to one request")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers_bytes += len(name) + len(value)
+        if self._headers_bytes > _HEADERS_BYTES_MAX:
+            raise ValueError("the headers are too long")
+        self.response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.response.status = self._parser.get_status_code()
+        self._headers_are_in = True
+        if self._is_head and self.response.status >= 200:
+            self._finish()  # Whatever length it announces, an answer to HEAD has no body.
+            return
+        length = self.response.headers.get("content-length", "")
         if length.isdecimal() and int(length) > _LARGE_BYTES:
-            seconds = self._patience.for_bytes(int(length))
-            _tell(self._loop, lambda: self._extend(seconds))
+            self._seconds += self._patience.for_bytes(int(length))
+            self._deadline.cancel()
+            self._deadline = asyncio.get_running_loop().call_later(self._seconds, self._expire)
 
-    def _extend(self, seconds: float) -> None:
-        if self.deadline is not None and not self.deadline.expired():
-            self.deadline.reschedule((self.deadline.when() or self._loop.time()) + seconds)
-
-    def _on_body(self, *, chunk: bytes, **_: object) -> None:
+    def on_body(self, chunk: bytes) -> None:
+        if self.done.done():
+            raise ValueError("a body of an answer that has none")
         self._chunks.append(chunk)
 
-    def _on_complete(self, completed: Future[Any]) -> None:
-        _hand_over(self._loop, self._done, completed)
+    def on_message_complete(self) -> None:
+        if self.response.status < 200:
+            # "Continue" and its like announce the answer; they are not it.
+            self.response.headers = {}
+            self._headers_are_in = False
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        if not self.done.done():
+            self.response.body = b"".join(self._chunks)
+            self.done.set_result(None)
+
+    def _expire(self) -> None:
+        self.fail(f"no answer within {self._seconds:.3g} s")
 
 
-async def result_of(pending: Future[Any]) -> Any:
-    """The result of a future of awscrt; at once if it is already there."""
-    if pending.done():
-        return pending.result()
+async def wait_for_all(pending: Sequence[asyncio.Future[None]], *, seconds: float) -> None:
+    """Wait until all of this loop's are done, but not longer than this."""
     loop = asyncio.get_running_loop()
-    waiting: asyncio.Future[Any] = loop.create_future()
-    pending.add_done_callback(lambda done: _hand_over(loop, waiting, done))
-    return await waiting
-
-
-async def wait_for_all(pending: Sequence[Future[Any]], *, seconds: float) -> None:
-    """Wait until all are done, with an error or without, but not longer than this."""
-    loop = asyncio.get_running_loop()
-    all_done = loop.create_future()
-    left = len(pending)
-
-    def count_down() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0 and not all_done.done():
-            all_done.set_result(None)
-
-    for one in pending:
-        one.add_done_callback(lambda _: _tell(loop, count_down))
-    if pending:
-        await asyncio.wait([all_done], timeout=seconds)
+    if ours := [one for one in pending if one.get_loop() is loop]:
+        await asyncio.wait(ours, timeout=seconds)
 
 
 def words_of(error: Exception) -> str:
-    """What awscrt says, without its names and full stops."""
-    said = error.message if isinstance(error, AwsCrtError) else str(error)
-    if isinstance(error, BrokenPipeError):
-        said = "the connection is closed"
-    return str(said or type(error).__name__).rstrip(". ")
+    """What the system says, without its numbers."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or str(error)).replace("_", " ").lower()
+    if isinstance(error, socket.gaierror):
+        return str(error.strerror).lower()
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    return str(error) or type(error).__name__
 
 
-def tls_options(host: str, *, ca_bundle: str) -> TlsConnectionOptions:
+def tls_context(*, ca_bundle: str) -> ssl.SSLContext:
     """What TLS needs to know. Raises `InvalidInput` if the bundle is of no use."""
-    context = TlsContextOptions()
-    context.alpn_list = ["http/1.1"]
     try:
-        if ca_bundle:
-            context.override_default_trust_store_from_path(None, ca_bundle)
-        options = ClientTlsContext(context).new_connection_options()
-        options.set_server_name(host)
-    except CRT_ERRORS as error:
+        context = ssl.create_default_context(cafile=ca_bundle or None)
+    except (OSError, ValueError) as error:
         raise InvalidInput(
             f"The certificates for TLS cannot be used ({words_of(error)}).",
             hint="AWS_CA_BUNDLE must name a file of certificates in PEM form."
             if ca_bundle
             else "Install the system's CA certificates, or set AWS_CA_BUNDLE.",
         ) from error
-    return options
-
-
-def _close_late(opening: Future[Any]) -> None:
-    if opening.exception() is None:
-        opening.result().close()
-
-
-def _hand_over(
-    loop: asyncio.AbstractEventLoop, waiting: asyncio.Future[Any], done: Future[Any]
-) -> None:
-    """From awscrt's thread: settle an asyncio future, unless nobody waits any more."""
-
-    def settle() -> None:
-        if waiting.done():
-            return
-        error = done.exception()
-        if error is not None:
-            waiting.set_exception(error)
-        else:
-            waiting.set_result(done.result())
-
-    _tell(loop, settle)
-
-
-def _tell(loop: asyncio.AbstractEventLoop, what: Any) -> None:
-    try:
-        loop.call_soon_threadsafe(what)
-    except RuntimeError:
-        return  # The loop has ended, and with it whoever waited.
+    context.set_alpn_protocols(["http/1.1"])
+    return context

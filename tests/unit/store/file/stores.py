@@ -12,8 +12,8 @@ from pathlib import Path
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import system_entropy
 from penstock.store.base import ObjectStore
-from penstock.store.disk import Disk
-from penstock.store.file import FileStore
+from penstock.store.file.backend import FileStore
+from penstock.store.file.disk import Disk
 
 Use = Callable[[FileStore], Awaitable[None]]
 

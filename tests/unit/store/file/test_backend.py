@@ -20,10 +20,10 @@ from penstock.kernel.errors import (
     VersionConflict,
 )
 from penstock.store.base import CREATE, Swap, Version
-from penstock.store.disk import Disk
-from penstock.store.file import STAMP_RESOLUTION_SECONDS, FileStore
+from penstock.store.file.backend import STAMP_RESOLUTION_SECONDS, FileStore
+from penstock.store.file.disk import Disk
 from penstock.store.time import TimeSample
-from tests.unit.store.file_stores import (
+from tests.unit.store.file.stores import (
     FrozenDisk,
     body_of,
     files_below,

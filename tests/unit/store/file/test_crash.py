@@ -15,10 +15,10 @@ import pytest
 
 from penstock.kernel.errors import NotFound
 from penstock.store.base import Object, Version
-from penstock.store.file import FileStore
-from tests.unit.store.file_stores import NotingDisk, files_below, names_in, opened
+from penstock.store.file.backend import FileStore
+from tests.unit.store.file.stores import NotingDisk, files_below, names_in, opened
 
-CHILD = Path(__file__).with_name("file_child.py")
+CHILD = Path(__file__).with_name("child.py")
 KEY = "some/folder/the key"
 CALLS_MAX = 60
 

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import fcntl
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,10 +23,10 @@ from penstock.kernel.errors import (
     Unsupported,
 )
 from penstock.store.base import CREATE, Version
-from penstock.store.disk import Disk
-from penstock.store.file import LOCK_SECONDS, FileStore
-from penstock.store.file_own import stripe_of
-from tests.unit.store.file_stores import (
+from penstock.store.file.backend import LOCK_SECONDS, FileStore
+from penstock.store.file.disk import Disk
+from penstock.store.file.own import stripe_of
+from tests.unit.store.file.stores import (
     FailingDisk,
     JumpingClock,
     NotingDisk,
@@ -259,8 +258,12 @@ def test_close_waits_for_writes(tmp_path: Path) -> None:
             writing = tasks.create_task(store.put("key", b"body"))
             assert await asyncio.to_thread(disk.reached.wait, 60)
             writing.cancel()
-            threading.Timer(0, disk.go_on.set).start()
-        assert (tmp_path / "key").read_bytes() == b"body"
+            closing = tasks.create_task(store.close())
+            await asyncio.to_thread(tmp_path.exists)
+            assert not closing.done()
+            disk.go_on.set()
+            await closing
+            assert (tmp_path / "key").read_bytes() == b"body"
 
     asyncio.run(main())
 

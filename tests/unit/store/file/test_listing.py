@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from penstock.kernel.errors import InvalidInput, NotFound
 from penstock.store.base import CREATE, Delimiter, ObjectStore, pages
-from penstock.store.file import FileStore
-from tests.unit.store.file_stores import opened
+from penstock.store.file.backend import FileStore
+from tests.unit.store.file.stores import opened
 
 SEGMENTS = ["a", "a.", "a-b", "a0", "b", "é", ".x", "z z"]
 

@@ -8,9 +8,9 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.unit.store.file_stores import files_below, names_in, opened
+from tests.unit.store.file.stores import files_below, names_in, opened
 
-CHILD = Path(__file__).with_name("file_child.py")
+CHILD = Path(__file__).with_name("child.py")
 PROCESSES = 4
 
 

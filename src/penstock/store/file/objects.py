@@ -47,7 +47,7 @@ from penstock.kernel.errors import (
     VersionConflict,
 )
 from penstock.store.base import NO_METADATA, Head, Object, Page, Put, PutMode, Swap, Version
-from penstock.store.disk import (
+from penstock.store.file.disk import (
     Disk,
     explained,
     folder_clash,
@@ -60,8 +60,8 @@ from penstock.store.disk import (
     unconfirmed,
     version_of,
 )
-from penstock.store.file_list import Query, page
-from penstock.store.file_own import OwnFolder, stripe_of
+from penstock.store.file.listing import Query, page
+from penstock.store.file.own import OwnFolder, stripe_of
 
 READ_TRIES_MAX: Final = 100
 FOLDER_TRIES_MAX: Final = 100

@@ -5,7 +5,7 @@
     ROOT/.penstock/meta/    a folder a key, with a file for the metadata of each version
     ROOT/.penstock/clock    a file that is touched to learn the time
 
-Called by `penstock.store.file_objects`; every method blocks. The keys are spread over 256 locks
+Called by `penstock.store.file.objects`; every method blocks. The keys are spread over 256 locks
 by a hash that must never change, since every process that shares the store goes by it. The system
 frees the lock of a dead process. So whoever gets the lock of a stripe knows that the files in
 `tmp` that bear its name have no owner any more, whatever their age.
@@ -24,7 +24,7 @@ from typing import Final
 
 from penstock.kernel.errors import NotOurs
 from penstock.store.base import RESERVED_FOLDER, Version
-from penstock.store.disk import Disk, read_all
+from penstock.store.file.disk import Disk, read_all
 
 _TEMPORARY: Final = re.compile(rb"([0-9a-f]{2})-\w+")
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from penstock.kernel.errors import InvalidInput
 from penstock.store.base import Delimiter, Entry, Page, check_key
-from penstock.store.disk import entry_of, is_file, obstacle, status
+from penstock.store.file.disk import entry_of, is_file, obstacle, status
 
 
 @dataclass(frozen=True, slots=True)

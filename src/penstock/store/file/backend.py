@@ -2,7 +2,7 @@
 
 Every object is a file under its key, so that people, Spark and `cp -r` can read it, and a file
 that another program puts there is an object too. What is Penstock's own is in `.penstock/` and in
-no list. `penstock.store.file_objects` says how an object is written and what a crash leaves.
+no list. `penstock.store.file.objects` says how an object is written and what a crash leaves.
 
 Everything that touches the disk runs in the store's own threads. A write first waits its turn
 among the tasks of this process that want the same lock, in order; then it asks for the lock of
@@ -44,10 +44,10 @@ from penstock.store.base import (
     check_limit,
     check_metadata,
 )
-from penstock.store.disk import Disk
-from penstock.store.file_list import query
-from penstock.store.file_objects import JITTER_NS_MAX, Chance, Done, FileObjects
-from penstock.store.file_own import stripe_of
+from penstock.store.file.disk import Disk
+from penstock.store.file.listing import query
+from penstock.store.file.objects import JITTER_NS_MAX, Chance, Done, FileObjects
+from penstock.store.file.own import stripe_of
 from penstock.store.time import StoreClock, TimeSample
 
 STAMP_RESOLUTION_SECONDS: Final = 0.02

@@ -1,0 +1,176 @@
+"""Where the objects of a queue are. The only module that makes or reads keys.
+
+    queues/{queue}/tasks/{slot}/{name}                the pack
+    queues/{queue}/tasks/{slot}/{name}.ledger         its ledger, in the same folder
+    queues/{queue}/keyed/{slot}/{name}                a pack submitted with a key
+    queues/{queue}/ready/{minute}/{slot}/{name}       a pack submitted with a delay
+
+A name is `{pack}~{count}~{type}`, so that a list shows how many tasks a pack has and of which
+type. A pack's id is `{stamp}{nonce}`: the store's milliseconds at the first submit, so that names
+sort by age, and randomness; for a submit with a key it is the hash of the key. There are 4,096
+slots and they never change; a shard is a run of neighbouring slots.
+
+A task's id is `{place}.{slot}.{pack}.{count}.{index}.{type}`. It says where its pack is, so that
+no index is needed to find it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Final, NewType
+
+from penstock.kernel.entropy import Entropy, new_id
+from penstock.kernel.errors import InvalidInput
+
+TaskId = NewType("TaskId", str)
+PackId = NewType("PackId", str)
+
+SLOTS: Final = 4096
+TASKS_PER_PACK_MAX: Final = 1000
+KEY_CHARACTERS_MAX: Final = 1000
+LEDGER: Final = ".ledger"
+
+_NOW: Final = "now"
+_KEYED: Final = "key"
+_STAMP_CHARACTERS: Final = 9
+_NONCE_CHARACTERS: Final = 15
+_DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
+_ID: Final = re.compile(
+    r"(now|key|\d{8,9})\.([0-9a-f]{3})\.([0-9a-hjkmnp-tv-z]{24})\.(\d{1,4})\.(\d{1,3})\.(.+)"
+)
+_PACK: Final = re.compile(
+    r"(?:(tasks)|(keyed)|ready/(\d{8,9}))/([0-9a-f]{3})/([0-9a-hjkmnp-tv-z]{24})~(\d{1,4})~([^/]+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PackAt:
+    """A pack: what its key says of it."""
+
+    place: str
+    """`now`, `key`, or the minute since the epoch in which it becomes due."""
+    slot: int
+    pack: PackId
+    count: int
+    type: str
+
+    @property
+    def path(self) -> str:
+        """Its key within the queue."""
+        folder = {_NOW: "tasks", _KEYED: "keyed"}.get(self.place) or f"ready/{self.place}"
+        return f"{folder}/{self.slot:03x}/{self.pack}~{self.count}~{self.type}"
+
+    @property
+    def submitted_ms(self) -> int | None:
+        """The store's time of the first submit; None for a keyed pack, which says it inside."""
+        return None if self.place == _KEYED else _milliseconds(self.pack[:_STAMP_CHARACTERS])
+
+    def task(self, index: int) -> TaskId:
+        """The id of one of its tasks."""
+        return TaskId(f"{self.place}.{self.slot:03x}.{self.pack}.{self.count}.{index}.{self.type}")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLayout:
+    """The keys of one queue."""
+
+    queue: str
+
+    def __post_init__(self) -> None:
+        check_name(self.queue, what="queue")
+
+    @property
+    def root(self) -> str:
+        return f"queues/{self.queue}/"
+
+    def pack(self, at: PackAt) -> str:
+        return self.root + at.path
+
+    def ledger(self, at: PackAt) -> str:
+        return self.root + at.path + LEDGER
+
+    def slot_folder(self, slot: int) -> str:
+        return f"{self.root}tasks/{slot:03x}/"
+
+    @property
+    def tasks(self) -> str:
+        return f"{self.root}tasks/"
+
+    def read(self, key: str) -> tuple[PackAt, bool] | None:
+        """The pack that a key is of, and whether the key is its ledger; None if it is neither."""
+        path = key.removeprefix(self.root)
+        is_ledger = path.endswith(LEDGER)
+        found = _PACK.fullmatch(path.removesuffix(LEDGER))
+        if not found or not key.startswith(self.root):
+            return None
+        tasks, keyed, minute, slot, pack, count, type_ = found.groups()
+        place = _NOW if tasks else _KEYED if keyed else minute
+        if not 0 < int(count) <= TASKS_PER_PACK_MAX or not _NAME.fullmatch(type_):
+            return None
+        return PackAt(place, int(slot, 16), PackId(pack), int(count), type_), is_ledger
+
+
+def new_pack(*, type: str, count: int, submitted_ms: int, entropy: Entropy) -> PackAt:
+    """Where a pack that is due at once goes."""
+    pack = _stamp(submitted_ms) + new_id(entropy, characters=_NONCE_CHARACTERS)
+    return PackAt(
+        _NOW, entropy.randrange(SLOTS), PackId(pack), count, check_name(type, what="type")
+    )
+
+
+def delayed_pack(
+    *, type: str, count: int, submitted_ms: int, due_ms: int, entropy: Entropy
+) -> PackAt:
+    """Where a pack that becomes due later goes: into the minute in which it does."""
+    at = new_pack(type=type, count=count, submitted_ms=submitted_ms, entropy=entropy)
+    return PackAt(str(due_ms // 60_000), at.slot, at.pack, at.count, at.type)
+
+
+def keyed_pack(*, type: str, key: str) -> PackAt:
+    """Where the pack of a key goes, whoever submits it and whenever."""
+    if not 0 < len(key) <= KEY_CHARACTERS_MAX:
+        raise InvalidInput(f"An idempotency key has 1 to {KEY_CHARACTERS_MAX} characters.")
+    digest = hashlib.blake2b(f"{type}\0{key}".encode(), digest_size=17).digest()
+    bits = int.from_bytes(digest, "big")
+    pack = "".join(_DIGITS[bits >> (5 * place) & 31] for place in range(24))
+    return PackAt(_KEYED, bits >> 120 & (SLOTS - 1), PackId(pack), 1, check_name(type, what="type"))
+
+
+def task_at(task: str) -> tuple[PackAt, int]:
+    """Where a task is: its pack, and its place in it. Raises `InvalidInput`."""
+    found = _ID.fullmatch(task)
+    if found:
+        place, slot, pack, count, index, type_ = found.groups()
+        at = PackAt(place, int(slot, 16), PackId(pack), int(count), type_)
+        if int(index) < at.count <= TASKS_PER_PACK_MAX and _NAME.fullmatch(type_):
+            return at, int(index)
+    raise InvalidInput(
+        f"{task[:120]!r} is not the id of a task.",
+        hint="Ids are printed by 'penstock queue submit'.",
+    )
+
+
+def check_name(name: str, *, what: str) -> str:
+    """The name of a queue or a type, or `InvalidInput`."""
+    if not _NAME.fullmatch(name) or name.endswith(LEDGER):
+        raise InvalidInput(
+            f"{name[:120]!r} is not the name of a {what}.",
+            hint="Names have 1 to 100 letters, digits, '_', '-' and '.', and begin with no '.'.",
+        )
+    return name
+
+
+def _stamp(milliseconds: int) -> str:
+    return "".join(
+        _DIGITS[milliseconds >> (5 * place) & 31] for place in reversed(range(_STAMP_CHARACTERS))
+    )
+
+
+def _milliseconds(stamp: str) -> int:
+    value = 0
+    for character in stamp:
+        value = value << 5 | _DIGITS.index(character)
+    return value

@@ -1,0 +1,131 @@
+"""The ledger: the cell beside a pack that holds everything that has happened to its tasks.
+
+Lease, attempt and outcome of a task are in one object, so that whoever settles proves with the
+same write that it was still the one to settle. A ledger names the version of its pack; beside
+another pack it is void.
+
+| status | means | leaves by |
+|---|---|---|
+| READY | nobody runs it; may be claimed | claim, cancel |
+| CLAIMED | an attempt holds it, until its lease ends | settle, give back, expiry, (cancel asks) |
+| RETRYING | failed, may be claimed when due | claim, cancel |
+| SUCCEEDED, FAILED, CANCELLED, EXPIRED | settled; never leaves | |
+
+Times are the store's, in milliseconds. Attempts are numbered from 1 and only grow. A claim has a
+random id: tasks carry the id of the claim that holds them, which is the fence.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar, Final
+
+import msgspec
+
+from penstock.kernel.wire import Stamped
+
+
+class Status(StrEnum):
+    """Where a task is. One letter on the wire."""
+
+    READY = "r"
+    CLAIMED = "c"
+    RETRYING = "w"
+    SUCCEEDED = "s"
+    FAILED = "f"
+    CANCELLED = "x"
+    EXPIRED = "e"
+
+    @property
+    def settled(self) -> bool:
+        return self in _SETTLED
+
+
+_SETTLED = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.EXPIRED})
+
+
+NULL: Final = msgspec.Raw(b"null")
+"""The result of an attempt that returns nothing."""
+
+
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why an attempt did not succeed, in words for people."""
+
+    error: str
+    message: str
+    trace: str = ""
+
+
+class TaskState(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """One task. A task that nothing has happened to is the default."""
+
+    status: Status = Status.READY
+    attempt: int = 0
+    """The number of the last attempt; 0 before the first."""
+    given_back: int = 0
+    """How many attempts were given back and do not count towards a limit."""
+    claim: str = ""
+    """While CLAIMED: the claim that holds it."""
+    at_ms: int = 0
+    """RETRYING: when it is due. Settled: when it was."""
+    cancel: bool = False
+    """CLAIMED: its attempt is asked to stop. READY: it must not start again."""
+    result: msgspec.Raw = NULL
+    failure: Failure | None = None
+    """FAILED, and RETRYING: why the last attempt failed."""
+
+
+class Lease(msgspec.Struct, frozen=True, array_like=True):
+    """Who holds a claim, and until when."""
+
+    holder: str
+    expires_ms: int
+
+
+class Happening(StrEnum):
+    """What a line of the log tells."""
+
+    CLAIMED = "claimed"
+    GIVEN_BACK = "given back"
+    LEASE_EXPIRED = "lease expired"
+    RETRYING = "retrying"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCEL_ASKED = "cancel asked"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+class LogLine(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """One thing that happened, to one task or to a run of neighbours at once."""
+
+    at_ms: int
+    what: Happening
+    first: int
+    last: int
+    attempt: int
+    who: str = ""
+    note: str = ""
+
+
+class Ledger(Stamped, frozen=True, kw_only=True):
+    """The states of all tasks of a pack, the live leases, and the log."""
+
+    kind: ClassVar[str] = "ledger"
+
+    pack_version: str
+    tasks: tuple[TaskState, ...]
+    leases: dict[str, Lease] = msgspec.field(default_factory=dict)
+    log: tuple[LogLine, ...] = ()
+    inputs: tuple[msgspec.Raw, ...] = ()
+    """Copied from the pack by the write that settles the last task: the complete record."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether every task is settled."""
+        return all(task.status.settled for task in self.tasks)
+
+
+def fresh(*, pack_version: str, count: int) -> Ledger:
+    """The ledger of a pack that nobody has touched."""
+    return Ledger(pack_version=pack_version, tasks=(TaskState(),) * count)

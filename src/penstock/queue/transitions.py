@@ -1,0 +1,354 @@
+"""Every change that a ledger can undergo, as pure functions of (ledger, now).
+
+Whoever writes a ledger does it with these: read, apply, swap; on a conflict read and apply again.
+`now` is the store's time as an interval, in seconds. What could be too early uses `earliest`, what
+must last uses `latest`: a lease is over for a challenger only when `earliest` is past it.
+
+What they keep, whatever they are called with:
+- Attempts only grow, and each number is given once.
+- What is settled stays as it is.
+- A task is settled, given back or sent to a retry only by the claim that holds it. A claim that
+  was overtaken is refused for exactly those tasks; its neighbours are not.
+- Every change first expires the leases that are over, so that the heartbeats of one holder never
+  hide the death of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import msgspec
+
+from penstock.queue.ledger import (
+    NULL,
+    Failure,
+    Happening,
+    Lease,
+    Ledger,
+    LogLine,
+    Status,
+    TaskState,
+)
+from penstock.store.time import Interval
+
+_replace = msgspec.structs.replace
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who wants how much, for how long."""
+
+    id: str
+    holder: str
+    lease_ms: int
+    tasks_max: int
+    attempts_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """The attempt ended well; `result` is JSON."""
+
+    result: msgspec.Raw = field(default_factory=lambda: NULL)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempt failed for good."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """The attempt failed and another may follow, not before `due_ms`."""
+
+    failure: Failure
+    due_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBack:
+    """The attempt was stopped before its time, through no fault of the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The attempt heeded a request to cancel."""
+
+
+Ending = Succeeded | Failed | Retried | GivenBack | Stopped
+
+
+def claim(ledger: Ledger, wanted: Claim, now: Interval) -> tuple[Ledger, tuple[int, ...]]:
+    """Take up to `tasks_max` tasks that may start.
+
+    Returns the ledger and the places of the tasks taken; the ledger itself if nothing changes.
+    """
+    change = _Change(expire(ledger, now), now)
+    taken: list[int] = []
+    for place, task in enumerate(change.tasks):
+        if len(taken) == wanted.tasks_max:
+            break
+        if not _may_start(task, now) or _is_over(task, wanted.attempts_max):
+            continue
+        state = TaskState(
+            status=Status.CLAIMED,
+            attempt=task.attempt + 1,
+            given_back=task.given_back,
+            claim=wanted.id,
+            failure=task.failure,
+        )
+        change.set(place, state, Happening.CLAIMED, who=wanted.holder)
+        taken.append(place)
+    if taken:
+        expires = _ms(now.latest) + wanted.lease_ms
+        change.leases[wanted.id] = Lease(wanted.holder, expires)
+    return change.ledger(), tuple(taken)
+
+
+def extend(
+    ledger: Ledger, claims: Iterable[str], *, lease_ms: int, now: Interval
+) -> tuple[Ledger, frozenset[str]]:
+    """Move the ends of these leases; returns those that are still held, late or not."""
+    claims = frozenset(claims)
+    held = claims & ledger.leases.keys()
+    end = _ms(now.latest) + lease_ms
+    # Who asks is alive: its lease counts as extended before what is over is looked at.
+    leases = {
+        name: Lease(lease.holder, max(lease.expires_ms, end)) if name in held else lease
+        for name, lease in ledger.leases.items()
+    }
+    extended = _replace(ledger, leases=leases) if held else ledger
+    return expire(extended, now), held
+
+
+def settle(
+    ledger: Ledger,
+    endings: Mapping[int, tuple[str, Ending]],
+    *,
+    now: Interval,
+    inputs: Sequence[msgspec.Raw],
+) -> tuple[Ledger, frozenset[int]]:
+    """Record how attempts ended: place → (claim id, ending). Returns the places refused.
+
+    Refused is what another claim holds by now, or nobody. An ending counts although its lease is
+    over, as long as nobody has noticed. The write that settles the last task takes the inputs in.
+    """
+    change = _Change(ledger, now)
+    refused: set[int] = set()
+    for place, (claim_id, ending) in sorted(endings.items()):
+        task = change.tasks[place]
+        if task.status is not Status.CLAIMED or task.claim != claim_id:
+            refused.add(place)
+        else:
+            _end(change, place, ending)
+    return _completed(expire(change.ledger(), now), inputs), frozenset(refused)
+
+
+def expire(ledger: Ledger, now: Interval) -> Ledger:
+    """Free the tasks whose lease is over. Whether they have attempts left is for the next claim."""
+    over = {
+        name: lease
+        for name, lease in ledger.leases.items()
+        if lease.expires_ms <= _ms(now.earliest)
+    }
+    if not over:
+        return ledger
+    change = _Change(ledger, now)
+    for place, task in enumerate(change.tasks):
+        if task.status is Status.CLAIMED and task.claim in over:
+            freed = _replace(task, status=Status.READY, claim="")
+            change.set(place, freed, Happening.LEASE_EXPIRED, who=over[task.claim].holder)
+    return change.ledger()
+
+
+def over(ledger: Ledger, *, attempts_max: int) -> tuple[int, ...]:
+    """The tasks that nobody holds and that may not start again; `close` settles them."""
+    return tuple(
+        place
+        for place, task in enumerate(ledger.tasks)
+        if task.status is Status.READY and _is_over(task, attempts_max)
+    )
+
+
+def close(
+    ledger: Ledger,
+    *,
+    attempts_max: int,
+    who: str,
+    now: Interval,
+    inputs: Sequence[msgspec.Raw],
+) -> Ledger:
+    """Settle what is `over`: as cancelled if that was asked for, else as failed."""
+    change = _Change(expire(ledger, now), now)
+    for place in over(ledger, attempts_max=attempts_max):
+        task = change.tasks[place]
+        if task.cancel:
+            change.settle(place, Status.CANCELLED, who=who)
+        else:
+            lost = task.failure or Failure("LeaseExpired", "The worker of every attempt was lost.")
+            change.settle(place, Status.FAILED, who=who, failure=lost)
+    return _completed(change.ledger(), inputs)
+
+
+def cancel(
+    ledger: Ledger, places: Iterable[int], *, who: str, now: Interval, inputs: Sequence[msgspec.Raw]
+) -> Ledger:
+    """Settle what has not started as cancelled, and ask running attempts to stop."""
+    change = _Change(expire(ledger, now), now)
+    for place in places:
+        task = change.tasks[place]
+        match task.status:
+            case Status.READY | Status.RETRYING:
+                change.settle(place, Status.CANCELLED, who=who)
+            case Status.CLAIMED if not task.cancel:
+                change.set(place, _replace(task, cancel=True), Happening.CANCEL_ASKED, who=who)
+            case _:
+                pass
+    return _completed(change.ledger(), inputs)
+
+
+def next_due_ms(ledger: Ledger) -> int | None:
+    """When this ledger is next worth a look: 0 for now, None for never."""
+    instants: list[int] = [lease.expires_ms for lease in ledger.leases.values()]
+    for task in ledger.tasks:
+        if task.status is Status.READY:
+            return 0
+        if task.status is Status.RETRYING:
+            instants.append(task.at_ms)
+    return min(instants, default=None)
+
+
+def history(ledger: Ledger, place: int) -> tuple[LogLine, ...]:
+    """The lines of the log that are about one task."""
+    return tuple(line for line in ledger.log if line.first <= place <= line.last)
+
+
+def _completed(ledger: Ledger, inputs: Sequence[msgspec.Raw]) -> Ledger:
+    """With the inputs, once everything is settled: the complete record."""
+    return _replace(ledger, inputs=tuple(inputs)) if ledger.settled and inputs else ledger
+
+
+def _is_over(task: TaskState, attempts_max: int) -> bool:
+    return task.cancel or task.attempt - task.given_back >= attempts_max
+
+
+def _may_start(task: TaskState, now: Interval) -> bool:
+    return task.status is Status.READY or (
+        task.status is Status.RETRYING and task.at_ms <= _ms(now.earliest)
+    )
+
+
+def _end(change: _Change, place: int, ending: Ending) -> None:
+    task = change.tasks[place]
+    who = change.leases[task.claim].holder
+    match ending:
+        case Succeeded(result):
+            change.settle(place, Status.SUCCEEDED, who=who, result=result)
+        case Failed(failure):
+            change.settle(place, Status.FAILED, who=who, failure=failure)
+        case Stopped():
+            change.settle(place, Status.CANCELLED, who=who)
+        case Retried() | GivenBack() if task.cancel:
+            change.settle(place, Status.CANCELLED, who=who)
+        case Retried(failure, due_ms):
+            state = TaskState(
+                status=Status.RETRYING,
+                attempt=task.attempt,
+                given_back=task.given_back,
+                at_ms=due_ms,
+                failure=failure,
+            )
+            change.set(place, state, Happening.RETRYING, who=who, note=failure.error)
+        case GivenBack():
+            state = TaskState(
+                status=Status.READY,
+                attempt=task.attempt,
+                given_back=task.given_back + 1,
+                failure=task.failure,
+            )
+            change.set(place, state, Happening.GIVEN_BACK, who=who)
+
+
+_HAPPENINGS = {
+    Status.SUCCEEDED: Happening.SUCCEEDED,
+    Status.FAILED: Happening.FAILED,
+    Status.CANCELLED: Happening.CANCELLED,
+    Status.EXPIRED: Happening.EXPIRED,
+}
+
+
+class _Change:
+    """A ledger being changed: states, leases, and the lines that the log will get."""
+
+    def __init__(self, before: Ledger, now: Interval) -> None:
+        self._before = before
+        self._at_ms = _ms(now.latest)
+        self._lines: list[LogLine] = []
+        self.tasks = list(before.tasks)
+        self.leases = dict(before.leases)
+
+    def set(
+        self, place: int, state: TaskState, what: Happening, *, who: str, note: str = ""
+    ) -> None:
+        self.tasks[place] = state
+        line = LogLine(self._at_ms, what, place, place, state.attempt, who, note)
+        self._lines.append(line)
+
+    def settle(
+        self,
+        place: int,
+        status: Status,
+        *,
+        who: str,
+        result: msgspec.Raw = NULL,
+        failure: Failure | None = None,
+    ) -> None:
+        task = self.tasks[place]
+        state = TaskState(
+            status=status,
+            attempt=task.attempt,
+            given_back=task.given_back,
+            at_ms=self._at_ms,
+            result=result,
+            failure=failure,
+        )
+        self.set(place, state, _HAPPENINGS[status], who=who, note=failure.error if failure else "")
+
+    def ledger(self) -> Ledger:
+        if not self._lines:
+            return self._before
+        held = {task.claim for task in self.tasks if task.status is Status.CLAIMED}
+        return _replace(
+            self._before,
+            tasks=tuple(self.tasks),
+            leases={name: lease for name, lease in self.leases.items() if name in held},
+            log=self._before.log + _merged(self._lines),
+        )
+
+
+def _merged(lines: Sequence[LogLine]) -> tuple[LogLine, ...]:
+    """One line for neighbours to whom the same thing happened."""
+    merged: list[LogLine] = []
+    alike = groupby(lines, key=lambda line: (line.what, line.attempt, line.who, line.note))
+    for _, group in alike:
+        for line in group:
+            last = merged[-1] if merged else None
+            if last is not None and _adjoins(last, line):
+                merged[-1] = _replace(last, last=line.last)
+            else:
+                merged.append(line)
+    return tuple(merged)
+
+
+def _adjoins(one: LogLine, other: LogLine) -> bool:
+    return other.first == one.last + 1 and _replace(other, first=one.first) == _replace(
+        one, last=other.last
+    )
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)

@@ -1,0 +1,113 @@
+"""AWS Signature Version 4 for S3: a pure function from a request and a moment to its headers.
+
+Every header that is sent is signed, and so is the body. The moment is the store's time, not this
+machine's: a signature that is some minutes off is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from time import gmtime, strftime
+from typing import Final
+from urllib.parse import quote
+
+from penstock.kernel.errors import InvalidInput
+
+Headers = Sequence[tuple[str, str]]
+
+_VISIBLE: Final = re.compile(r"[!-~]+")
+_ALGORITHM: Final = "AWS4-HMAC-SHA256"
+_UNRESERVED: Final = "-_.~"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A key pair, with a session token if it is temporary."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        # They go into headers, where a stray line break would begin another one.
+        for what, text in (
+            ("access key", self.access_key),
+            ("secret key", self.secret_key),
+            ("session token", self.session_token),
+        ):
+            if text is not None and not _VISIBLE.fullmatch(text):
+                raise InvalidInput(
+                    f"The {what} of the credentials is empty or has a space, a line break or a"
+                    " letter in it that no key has.",
+                    hint="Look at how it was copied; it is not shown here.",
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request; `path` and the query are plain text, encoded on the way out."""
+
+    method: str
+    path: str
+    query: Headers = ()
+    headers: Headers = ()
+    body: bytes = field(default=b"", repr=False)
+
+
+def encoded_path(path: str) -> str:
+    """The path as it is sent and signed."""
+    return quote(path, safe="/" + _UNRESERVED)
+
+
+def encoded_query(query: Headers) -> str:
+    """The query as it is sent and signed: encoded and in order."""
+    pairs = sorted((quote(n, safe=_UNRESERVED), quote(v, safe=_UNRESERVED)) for n, v in query)
+    return "&".join(f"{name}={value}" for name, value in pairs)
+
+
+def signed_headers(
+    request: Request, *, host: str, region: str, credentials: Credentials, at: float
+) -> list[tuple[str, str]]:
+    """All headers of the request, the signature among them; names are lower-case."""
+    moment = strftime("%Y%m%dT%H%M%SZ", gmtime(at))
+    day = moment[:8]
+    body_hash = hashlib.sha256(request.body).hexdigest()
+    headers = [(name.lower(), value) for name, value in request.headers]
+    headers += [("host", host), ("x-amz-content-sha256", body_hash), ("x-amz-date", moment)]
+    if credentials.session_token:
+        headers.append(("x-amz-security-token", credentials.session_token))
+    headers.sort()
+    names = ";".join(name for name, _ in headers)
+    canonical = "\n".join(
+        (
+            request.method,
+            encoded_path(request.path),
+            encoded_query(request.query),
+            *(f"{name}:{' '.join(value.split())}" for name, value in headers),
+            "",
+            names,
+            body_hash,
+        )
+    )
+    scope = f"{day}/{region}/s3/aws4_request"
+    digest = hashlib.sha256(canonical.encode()).hexdigest()
+    text = f"{_ALGORITHM}\n{moment}\n{scope}\n{digest}"
+    key = _signing_key(credentials.secret_key, day, region)
+    signature = hmac.digest(key, text.encode(), "sha256").hex()
+    proof = f"SignedHeaders={names}, Signature={signature}"
+    owner = f"{_ALGORITHM} Credential={credentials.access_key}/{scope}"
+    headers.append(("authorization", f"{owner}, {proof}"))
+    return headers
+
+
+@lru_cache(maxsize=64)
+def _signing_key(secret_key: str, day: str, region: str) -> bytes:
+    key = f"AWS4{secret_key}".encode()
+    for part in (day, region, "s3", "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return key

@@ -1,0 +1,113 @@
+"""What the command says, where it says it, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from penstock.store.s3.local import LocalS3
+from tests.e2e.command import PENSTOCK, penstock
+
+
+def test_alone_it_shows_what_one_can_do() -> None:
+    ran = penstock()
+    assert ran.returncode == 0
+    assert "doctor" in ran.stdout
+    assert "What next?" in ran.stdout
+
+
+@pytest.mark.parametrize("verb", ["demo", "doctor"])
+def test_every_verb_has_help_with_an_example(verb: str) -> None:
+    ran = penstock(verb, "--help")
+    assert ran.returncode == 0
+    assert f"Example: penstock {verb}" in ran.stdout
+
+
+def test_an_unknown_verb_is_one_sentence() -> None:
+    ran = penstock("docter")
+    assert ran.returncode == 2
+    assert "No such command 'docter'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "said"),
+    [
+        ("bucket", 2, "penstock: 'bucket' is not the URL of a store."),
+        ("s3://", 2, "is not a bucket name"),
+        ("s3://Not_A_Bucket/x", 2, "is not a bucket name"),
+        ("s3://bucket?colour=red", 2, "'colour'"),
+        ("file://relative/folder", 2, "must name an absolute folder"),
+        ("file:///nowhere/at/all", 1, "does not exist"),
+        ("memory://x?y=z", 2, "must not have options"),
+        ("s3://bucket?endpoint=http://127.0.0.1:1", 1, "cannot be reached"),
+    ],
+)
+def test_bad_urls_are_one_sentence_and_a_next_step(url: str, code: int, said: str) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    ran = penstock("doctor", url, environment=keys)
+    assert ran.returncode == code
+    assert said in ran.stderr
+    assert ran.stdout == ""
+    assert "Traceback" not in ran.stderr
+
+
+def test_debug_shows_the_traceback() -> None:
+    ran = penstock("--debug", "doctor", "bucket")
+    assert ran.returncode == 1
+    assert "Traceback" in ran.stderr
+
+
+def test_doctor_gives_a_folder_a_clean_bill_and_leaves_it_clean(tmp_path: Path) -> None:
+    ran = penstock("doctor", f"file://{tmp_path}/bucket")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "BAD" not in ran.stdout
+    assert "two processes, one winner: 3 rounds" in ran.stdout
+    assert "keeps every promise" in ran.stdout
+    assert [path.name for path in (tmp_path / "bucket").iterdir()] == [".penstock"]
+
+
+def test_doctor_speaks_json(tmp_path: Path) -> None:
+    ran = penstock("doctor", f"file://{tmp_path}/bucket", "--json")
+    report = json.loads(ran.stdout)
+    assert ran.returncode == 0
+    assert report["trusted"] is True
+    assert len(report["checks"]) >= 14
+    assert {check["mark"] for check in report["checks"]} == {"good"}
+    assert report["requests"] > 100
+    assert report["dollars_per_month"] == pytest.approx(30 * report["dollars"])
+
+
+def test_doctor_gives_a_real_s3_server_a_clean_bill(local_s3: LocalS3) -> None:
+    keys = {
+        "AWS_ACCESS_KEY_ID": local_s3.credentials.access_key,
+        "AWS_SECRET_ACCESS_KEY": local_s3.credentials.secret_key,
+        "AWS_ENDPOINT_URL": local_s3.endpoint,
+    }
+    ran = penstock("doctor", "s3://penstock/doctor-test", "--json", environment=keys)
+    report = json.loads(ran.stdout)
+    assert ran.returncode == 0, report["verdict"]
+    assert report["trusted"] is True
+
+
+def test_a_reader_that_leaves_is_no_error_worth_a_traceback() -> None:
+    ran = subprocess.run(
+        f"{PENSTOCK} doctor memory:// | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.stdout.startswith("ok")
+    assert "Traceback" not in ran.stderr
+
+
+def test_the_demo_runs() -> None:
+    ran = penstock("demo")
+    assert ran.returncode == 0, ran.stderr
+    assert "320 additions were made, and the object says 320." in ran.stdout
+    assert "BAD" not in ran.stdout

@@ -1,0 +1,57 @@
+"""The doctor on a bucket of a real server that keeps former versions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import boto3
+import pytest
+
+from penstock.kernel.entropy import new_id, system_entropy
+from penstock.store.doctor.examination import examine
+from penstock.store.doctor.patient import open_patient
+from penstock.store.doctor.report import Mark, Report
+from penstock.store.opening import Opening
+from penstock.store.s3.local import LocalS3
+
+
+def _boto3(server: LocalS3) -> Any:
+    return boto3.client(
+        "s3",
+        endpoint_url=server.endpoint,
+        aws_access_key_id=server.credentials.access_key,
+        aws_secret_access_key=server.credentials.secret_key,
+        region_name="us-east-1",
+    )
+
+
+@pytest.fixture
+def versioned_bucket(local_s3: LocalS3) -> str:
+    bucket = f"versioned-{new_id(system_entropy(), characters=8)}"
+    client = _boto3(local_s3)
+    client.create_bucket(Bucket=bucket)
+    client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    return bucket
+
+
+async def _examined(url: str, server: LocalS3) -> Report:
+    async with open_patient(url, Opening(credentials=server.credentials)) as patient:
+        return await examine(patient)
+
+
+@pytest.mark.timeout(240)
+def test_a_versioned_bucket_is_examined_twice_and_left_without_a_version(
+    local_s3: LocalS3, versioned_bucket: str
+) -> None:
+    """SeaweedFS 4.48 lets a conditional delete and a swap both win here, in 1 race of 11."""
+    report = asyncio.run(
+        _examined(f"s3://{versioned_bucket}/root?endpoint={local_s3.endpoint}", local_s3)
+    )
+    again = [each for each in report.findings if "again on a versioned key" in each.check]
+    assert len(again) == 12
+    wrong = [each for each in report.findings if each.mark is not Mark.GOOD]
+    assert all(each.check.startswith("delete against swap") for each in wrong), wrong
+    assert report.trusted is (not wrong)
+    left = _boto3(local_s3).list_object_versions(Bucket=versioned_bucket, Prefix="root/doctor/")
+    assert left.get("Versions", []) + left.get("DeleteMarkers", []) == []
