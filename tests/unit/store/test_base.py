@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from penstock.kernel.errors import InvalidInput
 from penstock.store.base import (
     CREATE,
     ObjectStore,
+    Page,
     Wrapper,
     _key_problem,
     check_key,
@@ -182,24 +184,30 @@ def _store() -> MemoryStore:
     return MemoryStore(MemoryBucket(SystemClock()), clock=SystemClock())
 
 
+async def _taken(found: AsyncIterator[Page]) -> list[Page]:
+    """The pages, of which there are not many."""
+    taken = []
+    async for page in found:
+        taken.append(page)
+        assert len(taken) < 10
+    return taken
+
+
 @pytest.mark.parametrize("page_keys", [1, 2, 3, 7, 1000])
 def test_pages_shows_everything_once(page_keys: int) -> None:
     async def main() -> None:
         store = _store()
         for number in range(7):
             await store.put(f"a/{number}/x", b"", CREATE)
-        found = [page async for page in pages(store, "a/", page_keys=page_keys)]
+        found = await _taken(pages(store, "a/", page_keys=page_keys))
         keys = [entry.key for page in found for entry in page.entries]
         assert keys == [f"a/{number}/x" for number in range(7)]
         assert all(page.cursor is not None for page in found[:-1])
         assert found[-1].cursor is None
-        folded = [
-            folder
-            async for page in pages(
-                store, "a/", delimiter="/", start_after="a/2/", page_keys=page_keys
-            )
-            for folder in page.folders
-        ]
+        found = await _taken(
+            pages(store, "a/", delimiter="/", start_after="a/2/", page_keys=page_keys)
+        )
+        folded = [folder for page in found for folder in page.folders]
         assert folded == [f"a/{number}/" for number in range(3, 7)]
 
     asyncio.run(main())
