@@ -263,7 +263,7 @@ def test_close_ends_what_is_in_flight() -> None:
                 assert error.message == "This client of bucket 'bucket' has been closed."
             await server.all_gone()
             await store.close()
-            assert len(server.calls) == 2
+            assert len(server.calls) == server.connections == 2
 
     run(check())
 

@@ -55,6 +55,21 @@ def test_more_than_announced_changes_no_answer(surplus: bytes) -> None:
     run(check())
 
 
+@pytest.mark.parametrize("value", ["close", "Close", "x, close"])
+def test_a_connection_that_is_announced_as_the_last_is(value: str) -> None:
+    async def check() -> None:
+        last = message(200, b"hello", ETag='"e1"', Last_Modified=MODIFIED, Connection=value)
+        async with ScriptedServer(says(last)) as server:
+            store = server.store()
+            for _ in range(3):
+                await is_hello(store)
+            assert server.connections == 3
+            await server.all_gone()
+            await store.close()
+
+    run(check())
+
+
 def test_what_comes_unasked_ends_the_connection() -> None:
     async def check() -> None:
         sent = asyncio.Event()

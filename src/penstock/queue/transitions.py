@@ -45,6 +45,8 @@ class Claim:
     lease_ms: int
     tasks_max: int
     attempts_max: int
+    places: frozenset[int] | None = None
+    """Only these, if given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ def claim(ledger: Ledger, wanted: Claim, now: Interval) -> tuple[Ledger, tuple[i
         if len(taken) == wanted.tasks_max:
             break
         if not _may_start(task, now) or _is_over(task, wanted.attempts_max):
+            continue
+        if wanted.places is not None and place not in wanted.places:
             continue
         state = TaskState(
             status=Status.CLAIMED,

@@ -92,6 +92,17 @@ class Cell(Generic[State]):
         async with self._busy:
             return (await self._fetch()).state
 
+    def assume_absent(self) -> None:
+        """Begin the next update as if there were no object: saves the read before a first write."""
+        self._last = Snapshot(None, None)
+
+    async def remove(self) -> None:
+        """Delete the object in the version last read or written; raises `VersionConflict`."""
+        async with self._busy:
+            if self._last is not None and self._last.version is not None:
+                await self._store.delete(self.key, version=self._last.version)
+            self._last = None
+
     async def update(self, change: Change[State]) -> State | None:
         """Make `change(present)` the present document, once, and return it.
 

@@ -51,6 +51,7 @@ GOOD_KEYS = [
 BAD_KEYS = {
     "": "must have 1 to 1024 bytes",
     "x" * 256: "must not have more than 255 bytes between slashes",
+    "\N{LATIN SMALL LETTER E WITH ACUTE}" * 128: "must not have more than 255 bytes",
     "\N{WATER WAVE}" * 64: "must not have more than 255 bytes between slashes",
     "a/" * 512 + "a": "must have 1 to 1024 bytes",
     "/".join([*["x" * 255] * 3, "x" * 253, "yyy"]): "must have 1 to 1024 bytes",

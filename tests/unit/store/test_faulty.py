@@ -301,16 +301,19 @@ def test_the_same_seed_brings_the_same_faults() -> None:
 
 
 def test_faults_follow_the_order_of_requests_not_that_of_answers() -> None:
-    """Requests that are made at once meet the same faults however long each of them takes."""
+    """Requests that overlap meet the same faults however long each of them takes."""
 
     async def main(world: World) -> list[str]:
         async def delay() -> None:
             await world.clock().sleep(world.entropy("delays").uniform(0, 10))
 
         store, _ = _stores(world, ALL, delay=delay)
-        outcomes = await asyncio.gather(
-            *(_outcome(store.put(str(number), b"x")) for number in range(50))
-        )
+
+        async def at_its_time(number: int) -> str:
+            await world.clock().sleep(number / 10)
+            return await _outcome(store.put(str(number), b"x"))
+
+        outcomes = await asyncio.gather(*(at_its_time(number) for number in range(50)))
         await store.close()
         return outcomes
 

@@ -170,6 +170,41 @@ def test_races_are_decided_rightly_through_lost_answers() -> None:
         simulate(main, seed=seed)
 
 
+class Conditional(Wrapper):
+    """A store that takes no write without a condition."""
+
+    async def put(
+        self,
+        key: str,
+        body: bytes,
+        mode: PutMode = REPLACE,
+        *,
+        metadata: Mapping[str, str] = NO_METADATA,
+    ) -> Version:
+        assert mode is not REPLACE
+        return await self.inner.put(key, body, mode, metadata=metadata)
+
+    async def delete(self, key: str, *, version: Version | None = None) -> None:
+        assert version is not None
+        await self.inner.delete(key, version=version)
+
+
+def test_every_write_holds_a_condition() -> None:
+    """One without, repeated by a network, brings an old body back: two swaps of it succeed."""
+
+    async def main(world: World) -> None:
+        one, other = (Conditional(store) for store in _clients(world, 2))
+        entropy = world.entropy("race")
+        for _ in range(2):
+            await swap_race([one, other], "swap", entropy=entropy)
+            await count_race([one, other], "count", each=1, entropy=entropy)
+            await touch_against_swap(one, other, "touch", entropy=entropy)
+            await delete_against_swap(one, other, "delete", entropy=entropy)
+        await create_race([one, other], "create", entropy=entropy)
+
+    simulate(main, seed=1)
+
+
 class Telling(Wrapper):
     """A store that carries out a put and then raises."""
 

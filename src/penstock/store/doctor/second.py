@@ -19,9 +19,9 @@ from typing import Final
 from penstock.kernel.entropy import Entropy, system_entropy
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.service import Service
-from penstock.store.base import CREATE, REPLACE, ObjectStore, PutMode, Swap, Version
+from penstock.store.base import CREATE, ObjectStore, PutMode, Swap, Version
 from penstock.store.opening import Opening, open_store
-from penstock.store.races import bodies_of, winners_among
+from penstock.store.races import bodies_of, lay, winners_among
 
 ANSWER_SECONDS_MAX: Final = 120.0
 
@@ -66,7 +66,7 @@ class SecondProcess(Service):
         """How many writers of both processes believe that they won."""
         version = ""
         if swap:
-            version = await clients[0].put(key, bodies_of(1, entropy)[0], REPLACE)
+            version = await lay(clients[0], key, bodies_of(1, entropy)[0])
         await self._ask({"key": key, "version": version, "writers": len(clients)})
         mode = _mode(version)
         ours = await winners_among(clients, key, mode, bodies_of(len(clients), entropy))

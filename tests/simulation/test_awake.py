@@ -1,0 +1,101 @@
+"""The referee is awake: each rule, broken on purpose, is found within the seeds of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import pytest
+
+from penstock.queue import transitions
+from penstock.queue.ledger import Ledger, Status, TaskState
+from penstock.queue.transitions import Ending
+from penstock.store.cell import Cell, _Sends
+from penstock.store.time import Interval
+from penstock.testing.virtual import simulate
+from tests.simulation.test_claims import SEEDS, a_world
+
+_settle = transitions.settle
+_expire = transitions.expire
+_may_start = transitions._may_start
+
+
+def _settle_for_whoever_holds_it(
+    ledger: Ledger,
+    endings: Mapping[int, tuple[str, Ending]],
+    *,
+    now: Interval,
+    inputs: Sequence[msgspec.Raw],
+) -> tuple[Ledger, frozenset[int]]:
+    forged = {place: (ledger.tasks[place].claim, end) for place, (_, end) in endings.items()}
+    return _settle(ledger, forged, now=now, inputs=inputs)
+
+
+def _expire_by_a_clock_that_is_ahead(ledger: Ledger, now: Interval) -> Ledger:
+    return _expire(ledger, Interval(now.earliest + 60, now.latest + 60))
+
+
+def _start_what_is_held(task: TaskState, now: Interval) -> bool:
+    return task.status is Status.CLAIMED or _may_start(task, now)
+
+
+def _start_what_is_settled(task: TaskState, now: Interval) -> bool:
+    return task.status is Status.SUCCEEDED or _may_start(task, now)
+
+
+def _forget_write_ids(_cell: object, sends: _Sends, *_snapshots: object) -> bool:
+    sends.unsettled = False
+    return False
+
+
+BROKEN: dict[str, tuple[object, str, object, str]] = {
+    "settle without the fence": (
+        transitions,
+        "settle",
+        _settle_for_whoever_holds_it,
+        "another claim than the holder's",
+    ),
+    "take over by another clock": (
+        transitions,
+        "expire",
+        _expire_by_a_clock_that_is_ahead,
+        "a live lease was taken over",
+    ),
+    "claim what is held": (
+        transitions,
+        "_may_start",
+        _start_what_is_held,
+        "a live lease was taken over",
+    ),
+    "start what is settled": (
+        transitions,
+        "_may_start",
+        _start_what_is_settled,
+        "a settled task changed",
+    ),
+    "drop the write ids": (
+        Cell,
+        "_took_effect",
+        _forget_write_ids,
+        "took effect and was reported as refused",
+    ),
+}
+
+
+def _first_problem() -> str:
+    for seed in range(SEEDS):
+        try:
+            simulate(a_world, seed=seed)
+        except (AssertionError, BaseExceptionGroup) as problem:
+            first: BaseException = problem
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            return str(first)
+    return ""
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_a_broken_rule_is_found(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name, broken, problem = BROKEN[rule]
+    monkeypatch.setattr(owner, name, broken)
+    assert problem in _first_problem()

@@ -1,0 +1,245 @@
+"""The order of reads, writes and deletes around a claim: rules R1 to R5 and R7, one by one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+
+from penstock.kernel.clock import SystemClock
+from penstock.kernel.entropy import seeded_entropy
+from penstock.kernel.errors import NotFound
+from penstock.kernel.wire import decode, encode
+from penstock.queue.claims import RESEND_SECONDS, PackInHand, Seen
+from penstock.queue.layout import PackAt, QueueLayout, new_pack
+from penstock.queue.ledger import Ledger, Status, fresh
+from penstock.queue.pack import Pack
+from penstock.queue.transitions import Claim, Succeeded
+from penstock.store.base import CREATE, REPLACE, Version
+from penstock.store.memory import MemoryBucket, MemoryStore
+from penstock.store.metered import Kind, Meter, MeteredStore
+
+LAYOUT = QueueLayout("q")
+WANTED = Claim("claim", "me", 30_000, 1000, 3)
+
+
+class Bench:
+    """One pack in one bucket."""
+
+    def __init__(self, *, count: int = 2) -> None:
+        self.entropy = seeded_entropy(1)
+        self.meter = Meter()
+        self.bucket = MemoryBucket(SystemClock())
+        self.store = MeteredStore(MemoryStore(self.bucket, clock=SystemClock()), self.meter)
+        self.at: PackAt = new_pack(
+            type="t",
+            count=count,
+            submitted_ms=int(SystemClock().wall() * 1000),
+            entropy=self.entropy,
+        )
+
+    async def submit(self, nonce: str = "n", *, submitted_ms: int | None = None) -> Seen:
+        stamp = self.at.submitted_ms or 0
+        pack = Pack(
+            type="t",
+            nonce=nonce,
+            submitted_ms=stamp if submitted_ms is None else submitted_ms,
+            inputs=tuple(msgspec.Raw(b"%d" % number) for number in range(self.at.count)),
+        )
+        version = await self.store.put(LAYOUT.pack(self.at), encode(pack), REPLACE)
+        return Seen(version, stamp / 1000, has_ledger=False)
+
+    def hand(self) -> PackInHand:
+        return PackInHand(self.store, LAYOUT, self.at, entropy=self.entropy)
+
+    @property
+    def ledger(self) -> Ledger | None:
+        stored = self.bucket.objects.get(LAYOUT.ledger(self.at))
+        return decode(Ledger, stored.body, where="ledger") if stored else None
+
+    @property
+    def has_pack(self) -> bool:
+        return LAYOUT.pack(self.at) in self.bucket.objects
+
+
+def _run(check: Callable[[Bench], Awaitable[None]], **options: int) -> None:
+    async def main() -> None:
+        await check(Bench(**options))
+
+    asyncio.run(main())
+
+
+def _with_ledger(seen: Seen) -> Seen:
+    return Seen(seen.version, seen.modified, has_ledger=True)
+
+
+def test_a_task_costs_two_puts_a_read_and_a_delete() -> None:
+    async def check(bench: Bench) -> None:
+        seen = await bench.submit()
+        await bench.store.now()
+        before = bench.meter.billed.copy()
+        hand = bench.hand()
+        claimed = await hand.claim(WANTED, seen)
+        assert claimed is not None
+        assert claimed.attempts == {0: 1}
+        assert await hand.settle({0: ("claim", Succeeded())}) == frozenset()
+        spent = bench.meter.billed - before
+        kinds = {kind: count for (_, kind), count in spent.items()}
+        assert kinds == {Kind.PUT: 2, Kind.GET: 1, Kind.DELETE: 1}
+        assert bench.ledger is not None
+        assert bench.ledger.settled
+        assert not bench.has_pack
+
+    _run(check, count=1)
+
+
+def test_r1_a_pack_that_is_gone_runs_nothing_and_leaves_nothing() -> None:
+    async def check(bench: Bench) -> None:
+        seen = await bench.submit()
+        await bench.store.delete(LAYOUT.pack(bench.at))
+        assert await bench.hand().claim(WANTED, seen) is None
+        assert bench.ledger is None
+
+    _run(check)
+
+
+def test_r1_a_ledger_that_goes_while_we_claim_is_no_leave_to_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Everything was settled and archived between our reads and our claim."""
+
+    async def check(bench: Bench) -> None:
+        seen = await bench.submit()
+        first = bench.hand()
+        await first.claim(WANTED, seen)
+        late = bench.hand()
+        take = late._take
+
+        async def archive_and_take(wanted: Claim, version: Version) -> Ledger | None:
+            await first.settle({n: ("claim", Succeeded()) for n in range(2)})
+            await bench.store.delete(LAYOUT.ledger(bench.at))
+            return await take(wanted, version)
+
+        monkeypatch.setattr(late, "_take", archive_and_take)
+        other = Claim("other", "late", 30_000, 1000, 3)
+        assert await late.claim(other, _with_ledger(seen)) is None
+        assert bench.ledger is None
+
+    _run(check)
+
+
+def test_r2_a_pack_that_came_too_late_is_deleted_and_never_run() -> None:
+    async def check(bench: Bench) -> None:
+        seen = await bench.submit()
+        late = Seen(seen.version, seen.modified + RESEND_SECONDS, has_ledger=False)
+        assert await bench.hand().claim(WANTED, late) is None
+        assert not bench.has_pack
+        assert bench.ledger is None
+
+    _run(check)
+
+
+def test_r2_the_time_in_the_body_counts_too() -> None:
+    async def check(bench: Bench) -> None:
+        stamp = (bench.at.submitted_ms or 0) - int(RESEND_SECONDS * 1000) - 1000
+        seen = await bench.submit(submitted_ms=stamp)
+        assert await bench.hand().claim(WANTED, seen) is None
+        assert not bench.has_pack
+        assert bench.ledger is None
+
+    _run(check)
+
+
+def test_r3_a_settled_ledger_beside_its_pack_deletes_the_pack() -> None:
+    async def check(bench: Bench) -> None:
+        seen = await bench.submit("n")
+        body = bench.bucket.objects[LAYOUT.pack(bench.at)].body
+        hand = bench.hand()
+        await hand.claim(WANTED, seen)
+        await hand.settle({n: ("claim", Succeeded()) for n in range(2)})
+        await bench.store.put(LAYOUT.pack(bench.at), body, CREATE)
+        assert await bench.hand().claim(WANTED, _with_ledger(seen)) is None
+        assert not bench.has_pack
+        assert bench.ledger is not None
+
+    _run(check)
+
+
+def test_r4_another_pack_of_that_name_is_not_deleted() -> None:
+    async def check(bench: Bench) -> None:
+        seen = await bench.submit("n")
+        hand = bench.hand()
+        await hand.claim(WANTED, seen)
+        await bench.submit("another")
+        await hand.settle({n: ("claim", Succeeded()) for n in range(2)})
+        assert bench.has_pack
+
+    _run(check)
+
+
+def test_r5_a_ledger_of_another_pack_is_void() -> None:
+    async def check(bench: Bench) -> None:
+        await bench.submit("n")
+        old = fresh(pack_version="another", count=2)
+        await bench.store.put(LAYOUT.ledger(bench.at), encode(old), CREATE)
+        seen = await bench.submit("n")
+        assert await bench.hand().claim(WANTED, _with_ledger(seen)) is None
+        assert bench.ledger is None
+        claimed = await bench.hand().claim(WANTED, seen)
+        assert claimed is not None
+
+    _run(check)
+
+
+def test_r7_cancelling_what_nobody_claimed_settles_it_by_a_swap() -> None:
+    async def check(bench: Bench) -> None:
+        await bench.submit()
+        claim = Claim("cancel", "user", 30_000, 1000, 3, frozenset({1}))
+        ledger = await bench.hand().cancel(frozenset({1}), claim)
+        assert [task.status for task in ledger.tasks] == [Status.READY, Status.CANCELLED]
+        assert bench.has_pack
+        both = Claim("again", "user", 30_000, 1000, 3, frozenset({0}))
+        ledger = await bench.hand().cancel(frozenset({0}), both)
+        assert ledger.settled
+        assert not bench.has_pack
+
+    _run(check)
+
+
+def test_cancelling_what_runs_asks_its_holder() -> None:
+    async def check(bench: Bench) -> None:
+        seen = await bench.submit()
+        hand = bench.hand()
+        await hand.claim(WANTED, seen)
+        await bench.hand().cancel(frozenset({0}), Claim("x", "user", 30_000, 1000, 3))
+        held, asked = await hand.extend(["claim"], lease_ms=30_000)
+        assert set(held) == {"claim"}
+        assert set(asked) == {0}
+
+    _run(check)
+
+
+def test_cancelling_nothing_is_not_found() -> None:
+    async def check(bench: Bench) -> None:
+        with pytest.raises(NotFound):
+            await bench.hand().cancel(frozenset({0}), Claim("x", "user", 30_000, 1000, 3))
+
+    _run(check)
+
+
+def test_what_is_used_up_is_closed_by_the_next_who_looks() -> None:
+    async def check(bench: Bench) -> None:
+        seen = await bench.submit()
+        short = Claim("a", "me", -1000, 1000, 1)
+        await bench.hand().claim(short, seen)
+        once = Claim("b", "you", 30_000, 1000, 1)
+        assert await bench.hand().claim(once, _with_ledger(seen)) is None
+        # The first look freed what was lost; this one sees that nothing may start again.
+        await bench.hand().claim(once, _with_ledger(seen))
+        assert bench.ledger is not None
+        assert {task.status for task in bench.ledger.tasks} == {Status.FAILED}
+        assert not bench.has_pack
+
+    _run(check)
