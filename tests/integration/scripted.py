@@ -27,7 +27,7 @@ DATE = "Sun, 08 Nov 2026 08:49:37 GMT"
 MODIFIED = "Sat, 07 Nov 2026 08:49:37 GMT"
 SERVERS_TIME = parsedate_to_datetime(DATE).timestamp()
 KEYS = Credentials("AKIDEXAMPLE", "wJalrXUtnFEMI")
-SHORT = Limits(connect_seconds=0.2, answer_seconds=0.2, queue_seconds=0.2)
+SHORT = Limits(answer_seconds=0.2)
 
 
 class MachineClock(SystemClock):

@@ -37,4 +37,4 @@ def test_a_full_day_of_ten_pollers_is_a_bounded_number_of_steps() -> None:
 
     meter = simulate(main_and_count, seed=1)
     assert meter.requests() == 86_400
-    assert steps[0] < 5 * 86_400
+    assert steps[0] < 4 * 86_400

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Generator
 
 from penstock.kernel.errors import InvalidInput
 
@@ -47,6 +48,9 @@ class VirtualClock:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep for so many seconds of this clock; `monotonic` shows no less afterwards."""
+        if seconds <= 0:
+            await _Turn()
+            return
         future = self._loop.create_future()
         timer = self._loop.call_at(self._instant_in(seconds), _wake, future)
         try:
@@ -63,6 +67,13 @@ class VirtualClock:
         while self._start + instant * self._rate < target:
             instant += max(math.ulp(instant), math.ulp(target))
         return instant
+
+
+class _Turn:
+    """Lets others run once, without a timer."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
 
 
 def _wake(future: asyncio.Future[None]) -> None:
