@@ -2,5 +2,6 @@
 
 Being built. Here today: where things are (`layout`), what a pack and a ledger hold (`pack`,
 `ledger`), every change that a ledger can undergo, as pure functions (`transitions`), and the order
-of reads and writes around them (`claims`). To come: submitting, discovery, the worker, the monitor.
+of reads and writes around them (`claims`), and submitting (`submission`). To come: keys, discovery,
+the worker, the monitor.
 """

@@ -1,0 +1,165 @@
+"""Submitting: inputs become packs, each written once, and the caller is never told a guess.
+
+A pack is sent at most until `RESEND_SECONDS` after the moment in its id, on the store's clock. What
+reaches the store later is void to everybody (R2), so that a submit whose answer was lost can not
+come back from the dead. For the submitter that means three answers:
+
+- The put succeeded in time: submitted.
+- It was refused, or certainly not carried out: the error, and nothing was submitted.
+- Its answer is lost, or dated too late: `OutcomeUnknown`. The tasks of that pack may run. Whoever
+  must not submit twice uses a key.
+
+`submit_many` cuts the inputs into packs of at most 1,000 tasks and `PACK_BYTES_MAX` bytes. Packs
+are sent side by side and each stands alone: if one fails, the others are submitted, and the error
+says which are not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from penstock.kernel.entropy import Entropy, new_id
+from penstock.kernel.errors import InvalidInput, OutcomeUnknown, PenstockError
+from penstock.kernel.wire import encode
+from penstock.queue.claims import RESEND_SECONDS
+from penstock.queue.layout import (
+    TASKS_PER_PACK_MAX,
+    PackAt,
+    QueueLayout,
+    TaskId,
+    check_name,
+    delayed_pack,
+    new_pack,
+)
+from penstock.queue.pack import Pack
+from penstock.store.base import CREATE, ObjectStore
+
+INPUT_BYTES_MAX: Final = 256 * 1024
+PACK_BYTES_MAX: Final = 1024 * 1024
+PACKS_IN_FLIGHT: Final = 16
+DELAY_SECONDS_MAX: Final = 366 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Submitter:
+    """Writes packs into one queue."""
+
+    store: ObjectStore
+    layout: QueueLayout
+    entropy: Entropy
+
+    async def submit_many(
+        self, type: str, inputs: Sequence[object], *, delay: float = 0.0
+    ) -> list[TaskId]:
+        """Submit one task an input; returns their ids in the order of the inputs.
+
+        Nothing is sent if an input is wrong. Raises `NotAllSubmitted` if a pack failed.
+        """
+        check_name(type, what="type")
+        if not 0 <= delay <= DELAY_SECONDS_MAX:
+            raise InvalidInput(f"A delay of {delay} s is not between 0 and a year.")
+        batches = list(_batches([_as_json(value, place) for place, value in enumerate(inputs)]))
+        slots = asyncio.Semaphore(PACKS_IN_FLIGHT)
+
+        async def send(batch: Sequence[msgspec.Raw]) -> list[TaskId] | PenstockError:
+            async with slots:
+                try:
+                    return await self._submit(type, batch, delay)
+                except PenstockError as error:
+                    return error
+
+        return _joined(batches, await asyncio.gather(*(send(batch) for batch in batches)))
+
+    async def _submit(self, type: str, inputs: Sequence[msgspec.Raw], delay: float) -> list[TaskId]:
+        now = await self.store.now()
+        submitted_ms = int(now.latest * 1000)
+        due_ms = submitted_ms + int(delay * 1000)
+        at = self._place(type, len(inputs), submitted_ms=submitted_ms, due_ms=due_ms)
+        pack = Pack(
+            type=type,
+            nonce=new_id(self.entropy),
+            submitted_ms=submitted_ms,
+            due_ms=due_ms if delay else 0,
+            inputs=tuple(inputs),
+        )
+        await self.store.put(self.layout.pack(at), encode(pack), CREATE)
+        if (await self.store.now()).latest * 1000 >= submitted_ms + RESEND_SECONDS * 1000:
+            raise OutcomeUnknown(
+                "The store took too long: whether the tasks were submitted cannot be told.",
+                key=self.layout.pack(at),
+            )
+        return [at.task(index) for index in range(at.count)]
+
+    def _place(self, type: str, count: int, *, submitted_ms: int, due_ms: int) -> PackAt:
+        if due_ms > submitted_ms:
+            return delayed_pack(
+                type=type,
+                count=count,
+                submitted_ms=submitted_ms,
+                due_ms=due_ms,
+                entropy=self.entropy,
+            )
+        return new_pack(type=type, count=count, submitted_ms=submitted_ms, entropy=self.entropy)
+
+
+class NotAllSubmitted(PenstockError):
+    """Some packs of a `submit_many` failed; `tasks` has an id or an error for every input."""
+
+    def __init__(self, tasks: Sequence[TaskId | PenstockError]) -> None:
+        self.tasks = tasks
+        failed = [task for task in tasks if isinstance(task, PenstockError)]
+        super().__init__(
+            f"{len(failed)} of {len(tasks)} tasks were not surely submitted: {failed[0].message}",
+            hint="`tasks` has an id or an error for every input; submit the failed ones again.",
+        )
+
+
+def _joined(
+    batches: Sequence[Sequence[msgspec.Raw]], sent: Sequence[list[TaskId] | PenstockError]
+) -> list[TaskId]:
+    tasks: list[TaskId | PenstockError] = []
+    for batch, answer in zip(batches, sent, strict=True):
+        tasks += [answer] * len(batch) if isinstance(answer, PenstockError) else answer
+    errors = [task for task in tasks if isinstance(task, PenstockError)]
+    if not errors:
+        return [task for task in tasks if not isinstance(task, PenstockError)]
+    if len(batches) == 1:
+        raise errors[0]
+    raise NotAllSubmitted(tasks)
+
+
+def _as_json(value: object, place: int) -> msgspec.Raw:
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        body = text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(
+            f"Input {place} is not JSON: {error}.",
+            hint="Use None, booleans, finite numbers, text, lists and dicts with text keys.",
+        ) from error
+    if len(body) > INPUT_BYTES_MAX:
+        raise InvalidInput(
+            f"Input {place} has {len(body):,} bytes; at most {INPUT_BYTES_MAX:,} are taken.",
+            hint="Store it in the bucket and submit its key.",
+        )
+    return msgspec.Raw(body)
+
+
+def _batches(inputs: Sequence[msgspec.Raw]) -> Iterator[list[msgspec.Raw]]:
+    batch: list[msgspec.Raw] = []
+    size = 0
+    for each in inputs:
+        length = len(bytes(each))
+        if batch and (len(batch) == TASKS_PER_PACK_MAX or size + length > PACK_BYTES_MAX):
+            yield batch
+            batch, size = [], 0
+        batch.append(each)
+        size += length
+    if batch:
+        yield batch
