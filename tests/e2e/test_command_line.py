@@ -37,6 +37,10 @@ def test_an_unknown_verb_is_one_sentence() -> None:
     ("url", "code", "said"),
     [
         ("bucket", 2, "penstock: 'bucket' is not the URL of a store."),
+        ("s3a://key:hunter2@bucket", 2, "'s3a://' is not the URL of a store."),
+        ("s3://key:hunter2@bucket", 2, "Credentials do not go into the URL"),
+        ("s3://[b", 2, "cannot be read"),
+        ("file:///tmp/a#b", 2, "must be written as %23"),
         ("s3://", 2, "is not a bucket name"),
         ("s3://Not_A_Bucket/x", 2, "is not a bucket name"),
         ("s3://bucket?colour=red", 2, "'colour'"),
@@ -51,6 +55,7 @@ def test_bad_urls_are_one_sentence_and_a_next_step(url: str, code: int, said: st
     ran = penstock("doctor", url, environment=keys)
     assert ran.returncode == code
     assert said in ran.stderr
+    assert "hunter2" not in ran.stderr
     assert ran.stdout == ""
     assert "Traceback" not in ran.stderr
 

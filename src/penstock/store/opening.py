@@ -18,7 +18,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import Final
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, system_entropy
@@ -31,6 +32,9 @@ from penstock.store.retrying import Retries, RetryingStore
 from penstock.store.s3.backend import S3Store
 from penstock.store.s3.config import s3_config
 from penstock.store.s3.signing import Credentials
+
+_AT_OPENING: Final = Retries(tries_max=4)
+"""Enough for a busy server and for many workers at once; too few to wait for a dead one."""
 
 _buckets: dict[str, MemoryBucket] = {}
 
@@ -67,16 +71,19 @@ async def open_store(url: str, opening: Opening | None = None) -> ObjectStore:
 
 
 async def open_backend(url: str, opening: Opening) -> ObjectStore:
-    """The bare backend: nothing is repeated, nothing is counted."""
-    match urlsplit(url).scheme:
+    """The bare backend: nothing is repeated once it is open, nothing is counted."""
+    scheme, separator, _ = url.partition("://")
+    match scheme if separator else "":
         case "s3":
             return await _open_s3(url, opening)
         case "file":
             return _open_file(url, opening)
         case "memory":
             return _open_memory(url, opening)
+    # What comes after the scheme may hold a secret, and is not repeated.
+    said = f"{scheme[:40]}://" if separator else url[:40]
     raise InvalidInput(
-        f"{url!r} is not the URL of a store.",
+        f"{said!r} is not the URL of a store.",
         hint="Write s3://BUCKET/PREFIX, file:///FOLDER or memory://.",
     )
 
@@ -84,16 +91,27 @@ async def open_backend(url: str, opening: Opening) -> ObjectStore:
 async def _open_s3(url: str, opening: Opening) -> ObjectStore:
     config = s3_config(url, environment=opening.environment, credentials=opening.credentials)
     store = S3Store(config, clock=opening.clock)
+    patient = RetryingStore(store, entropy=opening.entropy, retries=_AT_OPENING)
     try:
-        await store.verify()
+        await patient.repeat(store.verify)
     except BaseException:
         await store.close()
         raise
     return store
 
 
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidInput(f"{url!r} cannot be read: {error}.") from error
+    if parts.fragment:
+        raise InvalidInput(f"A '#' in {url!r} must be written as %23.")
+    return parts
+
+
 def _open_file(url: str, opening: Opening) -> ObjectStore:
-    parts = urlsplit(url)
+    parts = _split(url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InvalidInput(
             f"{url!r} must name an absolute folder.",
@@ -116,7 +134,7 @@ def _open_file(url: str, opening: Opening) -> ObjectStore:
 
 
 def _open_memory(url: str, opening: Opening) -> ObjectStore:
-    parts = urlsplit(url)
+    parts = _split(url)
     name = parts.netloc + parts.path
     if parts.query:
         raise InvalidInput(f"{url!r} must not have options.")

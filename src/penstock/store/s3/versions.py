@@ -33,9 +33,10 @@ async def purge(bucket: Bucket, prefix: str) -> None:
         if found is None:
             raise not_s3(bucket.asked(""), "a list of versions that is not whole")
         for key, version in found.versions:
-            await bucket.ask(
-                "DELETE", key[len(root) :], query=[("versionId", version)], writes=True
-            )
+            which = [("versionId", version)]
+            deleted = await bucket.ask("DELETE", key[len(root) :], query=which, writes=True)
+            if deleted.status not in (200, 204, 404):
+                raise bucket.error(deleted, key[len(root) :], writes=True)
         if found.next_key is None:
             return
         marks = [("key-marker", found.next_key), ("version-id-marker", found.next_version)]
