@@ -8,8 +8,12 @@ import msgspec
 import pytest
 
 from penstock.queue import transitions
+from penstock.queue.claims import PackInHand, _Checked
+from penstock.queue.endings import Ending
 from penstock.queue.ledger import Ledger, Status, TaskState
-from penstock.queue.transitions import Ending
+from penstock.queue.pack import Pack
+from penstock.queue.transitions import Claim
+from penstock.store.base import Version
 from penstock.store.cell import Cell, _Sends
 from penstock.store.time import Interval
 from penstock.testing.virtual import simulate
@@ -18,6 +22,7 @@ from tests.simulation.test_claims import SEEDS, a_world
 _settle = transitions.settle
 _expire = transitions.expire
 _may_start = transitions._may_start
+_checked_claim = PackInHand._checked_claim
 
 
 def _settle_for_whoever_holds_it(
@@ -48,6 +53,19 @@ def _forget_write_ids(_cell: object, sends: _Sends, *_snapshots: object) -> bool
     return False
 
 
+async def _trust_what_was_read_before(
+    hand: PackInHand, ledger: Ledger, wanted: Claim
+) -> object | None:
+    return hand._checked or await _checked_claim(hand, ledger, wanted)
+
+
+async def _run_without_reading_the_pack(hand: PackInHand, ledger: Ledger, _wanted: Claim) -> object:
+    inputs = tuple(msgspec.Raw(b"0") for _ in ledger.tasks)
+    pack = Pack(type="t", nonce="", submitted_ms=0, inputs=inputs)
+    hand._checked = _Checked(ledger.born, pack, Version(ledger.pack_version))
+    return hand._checked
+
+
 BROKEN: dict[str, tuple[object, str, object, str]] = {
     "settle without the fence": (
         transitions,
@@ -73,11 +91,23 @@ BROKEN: dict[str, tuple[object, str, object, str]] = {
         _start_what_is_settled,
         "a settled task changed",
     ),
+    "R1: trust the pack that was read before the claim": (
+        PackInHand,
+        "_checked_claim",
+        _trust_what_was_read_before,
+        "a task ran again after it had settled",
+    ),
+    "R1: run without reading the pack": (
+        PackInHand,
+        "_checked_claim",
+        _run_without_reading_the_pack,
+        "a task ran again after it had settled",
+    ),
     "drop the write ids": (
         Cell,
         "_took_effect",
         _forget_write_ids,
-        "took effect and was reported as refused",
+        "an ending took effect and was reported as refused",
     ),
 }
 

@@ -32,6 +32,8 @@ TASKS_PER_PACK_MAX: Final = 1000
 KEY_CHARACTERS_MAX: Final = 1000
 LEDGER: Final = ".ledger"
 
+_MINUTE_MIN: Final = 10_000_000
+_MINUTE_MAX: Final = 999_999_999
 _NOW: Final = "now"
 _KEYED: Final = "key"
 _STAMP_CHARACTERS: Final = 9
@@ -39,10 +41,10 @@ _NONCE_CHARACTERS: Final = 15
 _DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 _ID: Final = re.compile(
-    r"(now|key|\d{8,9})\.([0-9a-f]{3})\.([0-9a-hjkmnp-tv-z]{24})\.(\d{1,4})\.(\d{1,3})\.(.+)"
+    r"(now|key|[0-9]{8,9})\.([0-9a-f]{3})\.([0-9a-hjkmnp-tv-z]{24})\.([0-9]{1,4})\.([0-9]{1,3})\.(.+)"
 )
 _PACK: Final = re.compile(
-    r"(?:(tasks)|(keyed)|ready/(\d{8,9}))/([0-9a-f]{3})/([0-9a-hjkmnp-tv-z]{24})~(\d{1,4})~([^/]+)"
+    r"(?:(tasks)|(keyed)|ready/([0-9]{8,9}))/([0-9a-f]{3})/([0-9a-hjkmnp-tv-z]{24})~([0-9]{1,4})~([^/]+)"
 )
 
 
@@ -62,6 +64,11 @@ class PackAt:
         """Its key within the queue."""
         folder = {_NOW: "tasks", _KEYED: "keyed"}.get(self.place) or f"ready/{self.place}"
         return f"{folder}/{self.slot:03x}/{self.pack}~{self.count}~{self.type}"
+
+    @property
+    def due_minute(self) -> int | None:
+        """The minute in which it becomes due, if it was submitted with a delay."""
+        return None if self.place in (_NOW, _KEYED) else int(self.place)
 
     @property
     def submitted_ms(self) -> int | None:
@@ -108,13 +115,16 @@ class QueueLayout:
             return None
         tasks, keyed, minute, slot, pack, count, type_ = found.groups()
         place = _NOW if tasks else _KEYED if keyed else minute
-        if not 0 < int(count) <= TASKS_PER_PACK_MAX or not _NAME.fullmatch(type_):
+        at = PackAt(place, int(slot, 16), PackId(pack), int(count), type_)
+        if not _is_sound(at) or at.path != path.removesuffix(LEDGER):
             return None
-        return PackAt(place, int(slot, 16), PackId(pack), int(count), type_), is_ledger
+        return at, is_ledger
 
 
 def new_pack(*, type: str, count: int, submitted_ms: int, entropy: Entropy) -> PackAt:
     """Where a pack that is due at once goes."""
+    if not 0 < count <= TASKS_PER_PACK_MAX:
+        raise InvalidInput(f"A pack has 1 to {TASKS_PER_PACK_MAX} tasks, not {count}.")
     pack = _stamp(submitted_ms) + new_id(entropy, characters=_NONCE_CHARACTERS)
     return PackAt(
         _NOW, entropy.randrange(SLOTS), PackId(pack), count, check_name(type, what="type")
@@ -126,6 +136,8 @@ def delayed_pack(
 ) -> PackAt:
     """Where a pack that becomes due later goes: into the minute in which it does."""
     at = new_pack(type=type, count=count, submitted_ms=submitted_ms, entropy=entropy)
+    if not _MINUTE_MIN <= due_ms // 60_000 <= _MINUTE_MAX:
+        raise InvalidInput(f"{due_ms} ms since the epoch is no time at which a task can be due.")
     return PackAt(str(due_ms // 60_000), at.slot, at.pack, at.count, at.type)
 
 
@@ -133,7 +145,11 @@ def keyed_pack(*, type: str, key: str) -> PackAt:
     """Where the pack of a key goes, whoever submits it and whenever."""
     if not 0 < len(key) <= KEY_CHARACTERS_MAX:
         raise InvalidInput(f"An idempotency key has 1 to {KEY_CHARACTERS_MAX} characters.")
-    digest = hashlib.blake2b(f"{type}\0{key}".encode(), digest_size=17).digest()
+    try:
+        text = f"{type}\0{key}".encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput("An idempotency key must be valid Unicode.") from error
+    digest = hashlib.blake2b(text, digest_size=17).digest()
     bits = int.from_bytes(digest, "big")
     pack = "".join(_DIGITS[bits >> (5 * place) & 31] for place in range(24))
     return PackAt(_KEYED, bits >> 120 & (SLOTS - 1), PackId(pack), 1, check_name(type, what="type"))
@@ -145,7 +161,8 @@ def task_at(task: str) -> tuple[PackAt, int]:
     if found:
         place, slot, pack, count, index, type_ = found.groups()
         at = PackAt(place, int(slot, 16), PackId(pack), int(count), type_)
-        if int(index) < at.count <= TASKS_PER_PACK_MAX and _NAME.fullmatch(type_):
+        # One task has one id: what merely reads the same is refused.
+        if int(index) < at.count and _is_sound(at) and at.task(int(index)) == task:
             return at, int(index)
     raise InvalidInput(
         f"{task[:120]!r} is not the id of a task.",
@@ -161,6 +178,11 @@ def check_name(name: str, *, what: str) -> str:
             hint="Names have 1 to 100 letters, digits, '_', '-' and '.', and begin with no '.'.",
         )
     return name
+
+
+def _is_sound(at: PackAt) -> bool:
+    named = _NAME.fullmatch(at.type) is not None and not at.type.endswith(LEDGER)
+    return named and 0 < at.count <= TASKS_PER_PACK_MAX
 
 
 def _stamp(milliseconds: int) -> str:

@@ -65,7 +65,7 @@ class TaskState(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
     given_back: int = 0
     """How many attempts were given back and do not count towards a limit."""
     claim: str = ""
-    """While CLAIMED: the claim that holds it."""
+    """While CLAIMED: the claim that holds it. Settled: the claim that settled it, if one did."""
     at_ms: int = 0
     """RETRYING: when it is due. Settled: when it was."""
     cancel: bool = False
@@ -97,23 +97,30 @@ class Happening(StrEnum):
 
 
 class LogLine(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """One thing that happened, to one task or to a run of neighbours at once."""
+    """One thing that happened, at once, to one task or to many."""
 
     at_ms: int
     what: Happening
-    first: int
-    last: int
+    runs: tuple[int, ...]
+    """The places it happened to, as runs of neighbours: first, last, first, last, …"""
     attempt: int
     who: str = ""
     note: str = ""
 
+    def is_about(self, place: int) -> bool:
+        """Whether it happened to the task at this place."""
+        pairs = zip(self.runs[::2], self.runs[1::2], strict=True)
+        return any(first <= place <= last for first, last in pairs)
+
 
 class Ledger(Stamped, frozen=True, kw_only=True):
-    """The states of all tasks of a pack, the live leases, and the log."""
+    """The states of all tasks of a pack, the live leases, and the last lines of the log."""
 
     kind: ClassVar[str] = "ledger"
 
     pack_version: str
+    born: str
+    """Drawn when the ledger was created: another ledger under the same key is another one."""
     tasks: tuple[TaskState, ...]
     leases: dict[str, Lease] = msgspec.field(default_factory=dict)
     log: tuple[LogLine, ...] = ()
@@ -126,6 +133,6 @@ class Ledger(Stamped, frozen=True, kw_only=True):
         return all(task.status.settled for task in self.tasks)
 
 
-def fresh(*, pack_version: str, count: int) -> Ledger:
+def fresh(*, pack_version: str, born: str, count: int) -> Ledger:
     """The ledger of a pack that nobody has touched."""
-    return Ledger(pack_version=pack_version, tasks=(TaskState(),) * count)
+    return Ledger(pack_version=pack_version, born=born, tasks=(TaskState(),) * count)

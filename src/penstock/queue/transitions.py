@@ -16,11 +16,20 @@ What they keep, whatever they are called with:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
+from penstock.queue.endings import (
+    Ending,
+    Failed,
+    GivenBack,
+    Retried,
+    Stopped,
+    Succeeded,
+    sound,
+)
 from penstock.queue.ledger import (
     NULL,
     Failure,
@@ -32,6 +41,9 @@ from penstock.queue.ledger import (
     TaskState,
 )
 from penstock.store.time import Interval
+
+LOG_LINES_MAX: Final = 1000
+"""The log keeps the last lines; a ledger is rewritten whole and must not grow for ever."""
 
 _replace = msgspec.structs.replace
 
@@ -49,41 +61,6 @@ class Claim:
     """Only these, if given."""
 
 
-@dataclass(frozen=True, slots=True)
-class Succeeded:
-    """The attempt ended well; `result` is JSON."""
-
-    result: msgspec.Raw = field(default_factory=lambda: NULL)
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The attempt failed for good."""
-
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class Retried:
-    """The attempt failed and another may follow, not before `due_ms`."""
-
-    failure: Failure
-    due_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class GivenBack:
-    """The attempt was stopped before its time, through no fault of the task."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The attempt heeded a request to cancel."""
-
-
-Ending = Succeeded | Failed | Retried | GivenBack | Stopped
-
-
 def claim(ledger: Ledger, wanted: Claim, now: Interval) -> tuple[Ledger, tuple[int, ...]]:
     """Take up to `tasks_max` tasks that may start.
 
@@ -91,8 +68,9 @@ def claim(ledger: Ledger, wanted: Claim, now: Interval) -> tuple[Ledger, tuple[i
     """
     change = _Change(expire(ledger, now), now)
     taken: list[int] = []
+    held = sum(task.status is Status.CLAIMED and task.claim == wanted.id for task in change.tasks)
     for place, task in enumerate(change.tasks):
-        if len(taken) == wanted.tasks_max:
+        if held + len(taken) >= wanted.tasks_max:
             break
         if not _may_start(task, now) or _is_over(task, wanted.attempts_max):
             continue
@@ -145,27 +123,26 @@ def settle(
     refused: set[int] = set()
     for place, (claim_id, ending) in sorted(endings.items()):
         task = change.tasks[place]
-        if task.status is not Status.CLAIMED or task.claim != claim_id:
+        if not claim_id or task.claim != claim_id:
             refused.add(place)
-        else:
-            _end(change, place, ending)
+        elif task.status is Status.CLAIMED:
+            _end(change, place, sound(ending))
+        # Otherwise it was settled by this very claim, whose answer was lost.
     return _completed(expire(change.ledger(), now), inputs), frozenset(refused)
 
 
 def expire(ledger: Ledger, now: Interval) -> Ledger:
     """Free the tasks whose lease is over. Whether they have attempts left is for the next claim."""
-    over = {
-        name: lease
-        for name, lease in ledger.leases.items()
-        if lease.expires_ms <= _ms(now.earliest)
-    }
-    if not over:
-        return ledger
     change = _Change(ledger, now)
     for place, task in enumerate(change.tasks):
-        if task.status is Status.CLAIMED and task.claim in over:
+        if task.status is not Status.CLAIMED:
+            continue
+        lease = ledger.leases.get(task.claim)
+        # A claim without a lease is the work of an operator, and is over too.
+        if lease is None or lease.expires_ms <= _ms(now.earliest):
             freed = _replace(task, status=Status.READY, claim="")
-            change.set(place, freed, Happening.LEASE_EXPIRED, who=over[task.claim].holder)
+            who = lease.holder if lease else ""
+            change.set(place, freed, Happening.LEASE_EXPIRED, who=who)
     return change.ledger()
 
 
@@ -174,7 +151,7 @@ def over(ledger: Ledger, *, attempts_max: int) -> tuple[int, ...]:
     return tuple(
         place
         for place, task in enumerate(ledger.tasks)
-        if task.status is Status.READY and _is_over(task, attempts_max)
+        if task.status in (Status.READY, Status.RETRYING) and _is_over(task, attempts_max)
     )
 
 
@@ -187,8 +164,9 @@ def close(
     inputs: Sequence[msgspec.Raw],
 ) -> Ledger:
     """Settle what is `over`: as cancelled if that was asked for, else as failed."""
-    change = _Change(expire(ledger, now), now)
-    for place in over(ledger, attempts_max=attempts_max):
+    expired = expire(ledger, now)
+    change = _Change(expired, now)
+    for place in over(expired, attempts_max=attempts_max):
         task = change.tasks[place]
         if task.cancel:
             change.settle(place, Status.CANCELLED, who=who)
@@ -203,7 +181,7 @@ def cancel(
 ) -> Ledger:
     """Settle what has not started as cancelled, and ask running attempts to stop."""
     change = _Change(expire(ledger, now), now)
-    for place in places:
+    for place in sorted(places):
         task = change.tasks[place]
         match task.status:
             case Status.READY | Status.RETRYING:
@@ -221,6 +199,8 @@ def next_due_ms(ledger: Ledger) -> int | None:
     for task in ledger.tasks:
         if task.status is Status.READY:
             return 0
+        if task.status is Status.CLAIMED and task.claim not in ledger.leases:
+            return 0
         if task.status is Status.RETRYING:
             instants.append(task.at_ms)
     return min(instants, default=None)
@@ -228,12 +208,14 @@ def next_due_ms(ledger: Ledger) -> int | None:
 
 def history(ledger: Ledger, place: int) -> tuple[LogLine, ...]:
     """The lines of the log that are about one task."""
-    return tuple(line for line in ledger.log if line.first <= place <= line.last)
+    return tuple(line for line in ledger.log if line.is_about(place))
 
 
 def _completed(ledger: Ledger, inputs: Sequence[msgspec.Raw]) -> Ledger:
     """With the inputs, once everything is settled: the complete record."""
-    return _replace(ledger, inputs=tuple(inputs)) if ledger.settled and inputs else ledger
+    if ledger.settled and inputs and not ledger.inputs:
+        return _replace(ledger, inputs=tuple(inputs))
+    return ledger
 
 
 def _is_over(task: TaskState, attempts_max: int) -> bool:
@@ -248,7 +230,8 @@ def _may_start(task: TaskState, now: Interval) -> bool:
 
 def _end(change: _Change, place: int, ending: Ending) -> None:
     task = change.tasks[place]
-    who = change.leases[task.claim].holder
+    lease = change.leases.get(task.claim)
+    who = lease.holder if lease else ""
     match ending:
         case Succeeded(result):
             change.settle(place, Status.SUCCEEDED, who=who, result=result)
@@ -299,7 +282,7 @@ class _Change:
         self, place: int, state: TaskState, what: Happening, *, who: str, note: str = ""
     ) -> None:
         self.tasks[place] = state
-        line = LogLine(self._at_ms, what, place, place, state.attempt, who, note)
+        line = LogLine(self._at_ms, what, (place, place), state.attempt, who, note)
         self._lines.append(line)
 
     def settle(
@@ -316,6 +299,7 @@ class _Change:
             status=status,
             attempt=task.attempt,
             given_back=task.given_back,
+            claim=task.claim,
             at_ms=self._at_ms,
             result=result,
             failure=failure,
@@ -330,28 +314,25 @@ class _Change:
             self._before,
             tasks=tuple(self.tasks),
             leases={name: lease for name, lease in self.leases.items() if name in held},
-            log=self._before.log + _merged(self._lines),
+            log=(self._before.log + _merged(self._lines))[-LOG_LINES_MAX:],
         )
 
 
 def _merged(lines: Sequence[LogLine]) -> tuple[LogLine, ...]:
-    """One line for neighbours to whom the same thing happened."""
-    merged: list[LogLine] = []
-    alike = groupby(lines, key=lambda line: (line.what, line.attempt, line.who, line.note))
-    for _, group in alike:
-        for line in group:
-            last = merged[-1] if merged else None
-            if last is not None and _adjoins(last, line):
-                merged[-1] = _replace(last, last=line.last)
-            else:
-                merged.append(line)
-    return tuple(merged)
+    """One line for all to whom the same thing happened."""
+    merged: dict[tuple[str, int, str, str], LogLine] = {}
+    for line in sorted(lines, key=lambda line: line.runs):
+        kind = (line.what, line.attempt, line.who, line.note)
+        known = merged.get(kind)
+        runs = _joined(known.runs, line.runs) if known else line.runs
+        merged[kind] = _replace(line, runs=runs)
+    return tuple(merged.values())
 
 
-def _adjoins(one: LogLine, other: LogLine) -> bool:
-    return other.first == one.last + 1 and _replace(other, first=one.first) == _replace(
-        one, last=other.last
-    )
+def _joined(runs: tuple[int, ...], later: tuple[int, ...]) -> tuple[int, ...]:
+    if later[0] == runs[-1] + 1:
+        return (*runs[:-1], *later[1:])
+    return runs + later
 
 
 def _ms(seconds: float) -> int:

@@ -208,10 +208,12 @@ class Cell(Generic[State]):
         except NotFound:
             self._last = Snapshot(None, None)
             return self._last
-        if found is not None:
+        if found is None:
+            assert known is not None, "only what is known can be unchanged"
+            self._last = known
+        else:
             state = decode(self._kind, found.body, where=self.key)
             self._last = Snapshot(state, found.version)
-        assert self._last is not None
         return self._last
 
     async def _pause(self, tries: int) -> None:

@@ -13,10 +13,11 @@ from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import NotFound
 from penstock.kernel.wire import decode, encode
 from penstock.queue.claims import RESEND_SECONDS, PackInHand, Seen
+from penstock.queue.endings import Succeeded
 from penstock.queue.layout import PackAt, QueueLayout, new_pack
 from penstock.queue.ledger import Ledger, Status, fresh
 from penstock.queue.pack import Pack
-from penstock.queue.transitions import Claim, Succeeded
+from penstock.queue.transitions import Claim
 from penstock.store.base import CREATE, REPLACE, Version
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
@@ -182,7 +183,7 @@ def test_r4_another_pack_of_that_name_is_not_deleted() -> None:
 def test_r5_a_ledger_of_another_pack_is_void() -> None:
     async def check(bench: Bench) -> None:
         await bench.submit("n")
-        old = fresh(pack_version="another", count=2)
+        old = fresh(pack_version="another", born="b", count=2)
         await bench.store.put(LAYOUT.ledger(bench.at), encode(old), CREATE)
         seen = await bench.submit("n")
         assert await bench.hand().claim(WANTED, _with_ledger(seen)) is None
@@ -214,9 +215,9 @@ def test_cancelling_what_runs_asks_its_holder() -> None:
         hand = bench.hand()
         await hand.claim(WANTED, seen)
         await bench.hand().cancel(frozenset({0}), Claim("x", "user", 30_000, 1000, 3))
-        held, asked = await hand.extend(["claim"], lease_ms=30_000)
-        assert set(held) == {"claim"}
-        assert set(asked) == {0}
+        extended = await hand.extend(["claim"], lease_ms=30_000)
+        assert set(extended.expires_ms) == {"claim"}
+        assert set(extended.asked_to_stop) == {0}
 
     _run(check)
 
