@@ -21,9 +21,10 @@ SURFACE: Mapping[str, str] = {
     "penstock": "",
     "penstock.kernel": "",
     "penstock.store": (
-        "CREATE Cell Credentials Entry FaultPlan FaultyStore Head Interval Kind Meter MeteredStore"
-        " Object ObjectStore Opening Page Prices REPLACE Retries RetryingStore Swap Version"
-        " labelled open_store pages"
+        "AlreadyExists CREATE Cell Credentials Entry FaultPlan FaultyStore Head Interval Kind Meter"
+        " MeteredStore NotFound Object ObjectStore Opening OutcomeUnknown Page Prices REPLACE"
+        " Retries RetryingStore Stamped StoreError Swap Version VersionConflict labelled"
+        " open_store pages"
     ),
     "penstock.testing": "STORE_CHECKS World simulate",
     "penstock.testing.store_contract": "Check OpenClient STORE_CHECKS",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -116,3 +118,52 @@ def test_the_demo_runs() -> None:
     assert ran.returncode == 0, ran.stderr
     assert "320 additions were made, and the object says 320." in ran.stdout
     assert "BAD" not in ran.stdout
+
+
+def _started(*words: str, environment: dict[str, str]) -> subprocess.Popen[str]:
+    """A command that has said its first line."""
+    running = subprocess.Popen(
+        [PENSTOCK, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline()
+    return running
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_doctor_cleanly(number: signal.Signals, tmp_path: Path) -> None:
+    running = _started("doctor", f"file://{tmp_path}/bucket", environment={})
+    os.killpg(running.pid, number)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode in (0, 128 + number)  # 0 if it was faster than the signal
+    assert "Traceback" not in errors
+    assert [path.name for path in (tmp_path / "bucket").iterdir()] == [".penstock"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing_of_the_demo(number: signal.Signals, tmp_path: Path) -> None:
+    running = _started("demo", environment={"TMPDIR": str(tmp_path)})
+    os.killpg(running.pid, number)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 128 + number
+    assert "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_colour_is_asked_for(tmp_path: Path) -> None:
+    """On a terminal there are colours, unless NO_COLOR says otherwise."""
+    for variables, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
+        script = subprocess.run(
+            ["script", "-qec", f"{PENSTOCK} doctor memory://", "/dev/null"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={k: v for k, v in os.environ.items() if k != "NO_COLOR"} | variables,
+            check=False,
+        )
+        assert ("\x1b[32m" in script.stdout) is coloured

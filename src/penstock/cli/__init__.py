@@ -2,12 +2,16 @@
 
 A verb parses its words, asks the layers below to do the work, and prints. What goes wrong is one
 sentence on standard error, the next step below it, and an exit code: 1 for a failure, 2 for
-words that cannot be right, 130 for Ctrl-C. `--debug` shows the traceback instead.
+words that cannot be right, 128 + n when signal n ended it. SIGTERM and SIGHUP end a verb as Ctrl-C
+does: what it has begun is cleaned up first. `--debug` shows the traceback instead.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from types import FrameType
 
 import click
 
@@ -17,7 +21,7 @@ from penstock.kernel.errors import InvalidInput, PenstockError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
+EXIT_SIGNALLED = 128
 
 
 @click.group(
@@ -30,6 +34,8 @@ EXIT_INTERRUPTED = 130
 def cli(context: click.Context, debug: bool) -> None:  # noqa: FBT001 - click passes it so
     """Event-driven data pipelines on a bucket, a Postgres and Spark."""
     context.obj = debug
+    if os.environ.get("NO_COLOR"):
+        context.color = False
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
         click.echo("\nWhat next? 'penstock demo' shows what there is.")
@@ -47,6 +53,7 @@ def main() -> None:
 def run(words: list[str]) -> int:
     """Run one command line and return its exit code."""
     debug = "--debug" in words
+    ended_by = _end_like_ctrl_c()
     try:
         code: int | None = cli.main(args=words, prog_name="penstock", standalone_mode=False)
     except PenstockError as error:
@@ -59,12 +66,30 @@ def run(words: list[str]) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         _complain("Interrupted.", "")
-        return EXIT_INTERRUPTED
+        return EXIT_SIGNALLED + (ended_by[0] if ended_by else signal.SIGINT)
     except BrokenPipeError:
         # The reader of our output has left, as `head` does; there is nobody to tell.
         sys.stderr.close()
         return EXIT_FAILED
+    except OSError as error:
+        if debug:
+            raise
+        _complain(f"The system refused: {error.strerror or error}.", "")
+        return EXIT_FAILED
     return code or 0
+
+
+def _end_like_ctrl_c() -> list[int]:
+    """Let SIGTERM and SIGHUP interrupt as SIGINT does; returns where the signal is noted."""
+    ended_by: list[int] = []
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        ended_by.append(number)
+        signal.raise_signal(signal.SIGINT)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+    return ended_by
 
 
 def _complain(message: str, hint: str) -> None:

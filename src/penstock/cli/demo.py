@@ -29,16 +29,19 @@ _SHORT_PAUSES = Retries(tries_max=20, first_pause_seconds=0.001, pause_seconds_m
 def demo() -> None:
     """Show what Penstock can do, on embedded defaults. Takes some seconds."""
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
-        url = f"file://{folder}/bucket"
-        click.secho("Penstock, so far: the object store that everything stands on.", bold=True)
-        asyncio.run(_show_trust(url))
-        asyncio.run(_show_lost_answers(url))
-        asyncio.run(_show_time(url))
+        asyncio.run(_show_store(f"file://{folder}/bucket"))
     _show_virtual_day()
     click.echo(
         "\nGo on with your own bucket: .venv/bin/penstock doctor s3://BUCKET/PREFIX\n"
-        "or read docs/architecture.md."
+        "or read docs/store.md."
     )
+
+
+async def _show_store(url: str) -> None:
+    click.secho("Penstock, so far: the object store that everything stands on.", bold=True)
+    await _show_trust(url)
+    await _show_lost_answers(url)
+    await _show_time(url)
 
 
 def _title(number: int, text: str) -> None:

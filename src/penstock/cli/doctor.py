@@ -25,8 +25,10 @@ def doctor(context: click.Context, url: str, as_json: bool) -> None:  # noqa: FB
     """Tell whether the store at URL keeps what Penstock builds on.
 
     Tries every conditional rule, alone, in races of sixteen writers and from two processes, and
-    the store's dates, lists and latencies. Writes below one folder and removes it. Takes up to a
-    minute. Exit code 0: it can be trusted. 1: it cannot.
+    the store's dates, lists and latencies. Writes below one folder and removes it. Takes seconds,
+    up to two minutes where writers of one object wait for each other.
+
+    Exit code 0: it can be trusted. 1: it cannot, or could not be examined. 2: the URL is wrong.
     """
     report = asyncio.run(_examined(url, tell=(lambda _: None) if as_json else show_finding))
     if as_json:

@@ -37,7 +37,7 @@ _UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 class Document(msgspec.Struct, frozen=True, kw_only=True):
     """An object that Penstock writes. Subclasses name their kind and format."""
 
-    kind: ClassVar[str]
+    kind: ClassVar[str] = ""
     format: ClassVar[int] = 1
 
 
@@ -66,6 +66,8 @@ AnyDocument = TypeVar("AnyDocument", bound=Document)
 
 def encode(document: Document) -> bytes:
     """The document as it is stored."""
+    if not document.kind:
+        raise TypeError(f"{type(document).__name__} must say its kind: kind: ClassVar[str] = ...")
     header = b'{"penstock":"%s/%d"' % (document.kind.encode(), document.format)
     fields = _encoder.encode(document)
     return header + (b"}" if fields == b"{}" else b"," + fields[1:])

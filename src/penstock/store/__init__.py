@@ -3,6 +3,14 @@
 `open_store` is the way in; `penstock.store.base` says what every store promises.
 """
 
+from penstock.kernel.errors import (
+    AlreadyExists,
+    NotFound,
+    OutcomeUnknown,
+    StoreError,
+    VersionConflict,
+)
+from penstock.kernel.wire import Stamped
 from penstock.store.base import (
     CREATE,
     REPLACE,
@@ -26,6 +34,7 @@ from penstock.store.time import Interval
 __all__ = [
     "CREATE",
     "REPLACE",
+    "AlreadyExists",
     "Cell",
     "Credentials",
     "Entry",
@@ -36,15 +45,20 @@ __all__ = [
     "Kind",
     "Meter",
     "MeteredStore",
+    "NotFound",
     "Object",
     "ObjectStore",
     "Opening",
+    "OutcomeUnknown",
     "Page",
     "Prices",
     "Retries",
     "RetryingStore",
+    "Stamped",
+    "StoreError",
     "Swap",
     "Version",
+    "VersionConflict",
     "labelled",
     "open_store",
     "pages",

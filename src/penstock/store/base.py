@@ -1,9 +1,10 @@
 """What an object store is to Penstock.
 
 A store maps keys to objects. Six requests reach it: `get`, `head`, `put`, `touch`, `delete` and
-`list`; a seventh, `sample`, asks for nothing but the time. Each call is one request, so that
-what is counted is what is paid. Backends and wrappers alike are an `ObjectStore`; the suite
-`penstock.testing.store_contract` says what each of them must do, and runs on all of them.
+`list`; a seventh, `sample`, asks for nothing but the time. Each call is one request (but see
+`touch`), so that what is counted is what is paid. Backends and wrappers alike are an
+`ObjectStore`; the suite `penstock.testing.store_contract` says what each of them must do, and
+runs on all of them.
 
 What every caller may rely on
 - A put is atomic: a reader sees the old object or the new one, body and metadata together.
@@ -143,7 +144,8 @@ class ObjectStore(ABC):
 
         Raises `VersionConflict` unless the object is in `version`, so that the refresh of
         someone who has been overtaken never brings an old body back. Returns the version
-        afterwards, which may be the same.
+        afterwards, which may be the same. Metadata that names who touched lets a lost answer
+        be settled. Where a server cannot refresh atomically this is a read and a put.
         """
 
     @abstractmethod

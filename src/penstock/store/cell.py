@@ -34,7 +34,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from penstock.kernel.entropy import Entropy, new_id
+from penstock.kernel.entropy import Entropy, new_id, system_entropy
 from penstock.kernel.errors import (
     AlreadyExists,
     NotFound,
@@ -77,8 +77,14 @@ class Cell(Generic[State]):
     """One writer's handle on one object. A second handle is a second writer."""
 
     def __init__(
-        self, store: ObjectStore, key: str, kind: type[State], *, entropy: Entropy
+        self,
+        store: ObjectStore,
+        key: str,
+        kind: type[State],
+        *,
+        entropy: Entropy | None = None,
     ) -> None:
+        entropy = entropy or system_entropy()
         self.key = key
         self._store = store
         self._kind = kind

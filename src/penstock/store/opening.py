@@ -120,8 +120,10 @@ def _open_file(url: str, opening: Opening) -> ObjectStore:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     fsync = options.pop("fsync", "on")
     if options or fsync not in ("on", "off"):
-        raise InvalidInput(f"The only option of {url!r} is fsync=on or fsync=off.")
+        raise InvalidInput("The only option of a file:// URL is fsync=on or fsync=off.")
     root = Path(unquote(parts.path))
+    if "\0" in parts.path + str(root) or root == Path(root.anchor):
+        raise InvalidInput(f"{url!r} does not name a folder that can hold a store.")
     try:
         root.mkdir(exist_ok=True)
     except FileNotFoundError as error:
@@ -129,7 +131,10 @@ def _open_file(url: str, opening: Opening) -> ObjectStore:
             f"The folder {root.parent} does not exist.", hint=f"mkdir -p {root}"
         ) from error
     except OSError as error:
-        raise InvalidInput(f"{root} cannot be used as a folder: {error.strerror}.") from error
+        raise InvalidInput(
+            f"{root} cannot be used as a folder: {error.strerror}.",
+            hint="Name a folder that is there or can be made.",
+        ) from error
     return FileStore(root, clock=opening.clock, entropy=opening.entropy, fsync=fsync == "on")
 
 

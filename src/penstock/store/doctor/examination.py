@@ -8,7 +8,8 @@ credentials are refused) does end it and is raised.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
@@ -34,6 +35,7 @@ WRITERS: Final = 16
 ROUNDS: Final = 3
 ROUNDS_OF_TWO: Final = 25
 LATENCY_REQUESTS: Final = 15
+CLEAN_UP_SECONDS_MAX: Final = 60.0
 WIDTH_SECONDS_MAX: Final = 1.0
 
 Rule = Callable[[ObjectStore, str, Entropy], Awaitable[str]]
@@ -86,7 +88,7 @@ async def examine(
         await examination.time()
         latencies = await examination.latencies()
     finally:
-        await examination.clean_up()
+        await _to_its_end(examination.clean_up())
     return Report(
         url=patient.url,
         findings=examination.findings,
@@ -242,6 +244,25 @@ class _Examination:
                 await store.delete(entry.key)
         if self._patient.purge is not None:
             await self._patient.purge(f"{self._folder}/")
+
+
+async def _to_its_end(work: Coroutine[None, None, None]) -> None:
+    """Finish this, within a bound, also while we are cancelled: nothing may be left behind."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(CLEAN_UP_SECONDS_MAX):
+            await work
+
+    cleaning = asyncio.get_running_loop().create_task(bounded())
+    cancelled = False
+    while not cleaning.done():
+        try:
+            await asyncio.shield(cleaning)
+        except asyncio.CancelledError:
+            cancelled = True
+    cleaning.result()
+    if cancelled:
+        raise asyncio.CancelledError
 
 
 def _judge(outcome: Outcome, number: int) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -120,8 +121,12 @@ def _say(answer: Mapping[str, object]) -> None:
 
 def main(url: str) -> int:
     """Serve the doctor's questions until the pipe closes."""
+    # A Ctrl-C in the terminal reaches us too, but it is for the doctor to say when we end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         asyncio.run(_serve(url))
+    except BrokenPipeError:
+        return 1
     except PenstockError as error:
         _say({"error": error.message})
         return 1
