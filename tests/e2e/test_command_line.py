@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -155,15 +157,25 @@ def test_a_signal_leaves_nothing_of_the_demo(number: signal.Signals, tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_colour_is_asked_for(tmp_path: Path) -> None:
-    """On a terminal there are colours, unless NO_COLOR says otherwise."""
-    for variables, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
-        script = subprocess.run(
-            ["script", "-qec", f"{PENSTOCK} doctor memory://", "/dev/null"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env={k: v for k, v in os.environ.items() if k != "NO_COLOR"} | variables,
-            check=False,
-        )
-        assert ("\x1b[32m" in script.stdout) is coloured
+def _on_a_terminal(*words: str, environment: dict[str, str]) -> str:
+    """What a command shows on a terminal."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([PENSTOCK, *words], stdout=theirs, stderr=theirs, env=environment):
+        os.close(theirs)
+        shown = b""
+        # Linux ends a terminal whose last writer has left with an error.
+        with suppress(OSError):
+            while chunk := os.read(ours, 4096):
+                shown += chunk
+    os.close(ours)
+    return shown.decode()
+
+
+def test_colours_are_for_terminals_that_want_them() -> None:
+    plain = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    green = "\x1b[32m"
+    assert green in _on_a_terminal("doctor", "memory://", environment=plain)
+    silent = _on_a_terminal("doctor", "memory://", environment={**plain, "NO_COLOR": "1"})
+    assert "keeps every promise" in silent
+    assert green not in silent
+    assert green not in penstock("doctor", "memory://").stdout
