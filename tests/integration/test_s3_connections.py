@@ -315,5 +315,7 @@ def test_an_event_loop_that_ends_in_the_middle(background: Background) -> None:
     for _ in range(5):
         run(abandon())
     server.scripts = [fine_object()]
+    answered = server.connections
     run(use())
+    assert server.connections == answered + 1
     background.run(server.__aexit__(None, None, None))

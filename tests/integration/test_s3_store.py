@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
-import shutil
 import socket
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import new_id, system_entropy
@@ -224,18 +228,29 @@ class Certificate:
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        if os.environ.get("CI"):
-            pytest.fail("there is no openssl command to make a certificate with")
-        pytest.skip("there is no openssl command to make a certificate with")
     folder = tmp_path_factory.mktemp("certificate")
     made = Certificate(folder / "public.pem", folder / "private.pem")
-    command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    command += ["-nodes", "-days", "3650", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    command += ["-keyout", str(made.private), "-out", str(made.public)]
-    subprocess.run(command, check=True, capture_output=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    now = datetime.fromtimestamp(SystemClock().wall(), tz=UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=30))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    made.public.write_bytes(certificate.public_bytes(pem))
+    made.private.write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
     return made
 
 
