@@ -36,6 +36,8 @@ ROUNDS: Final = 3
 ROUNDS_OF_TWO: Final = 25
 LATENCY_REQUESTS: Final = 15
 CLEAN_UP_SECONDS_MAX: Final = 60.0
+LATE_LOOKS: Final = 4
+LATE_LOOK_SECONDS: Final = 0.5
 WIDTH_SECONDS_MAX: Final = 1.0
 
 Rule = Callable[[ObjectStore, str, Entropy], Awaitable[str]]
@@ -87,8 +89,11 @@ async def examine(
         await examination.two_processes()
         await examination.time()
         latencies = await examination.latencies()
-    finally:
-        await _to_its_end(examination.clean_up())
+    except BaseException:
+        # A write that was given up may still be on its way to the store.
+        await _to_its_end(examination.clean_up(looks=LATE_LOOKS))
+        raise
+    await _to_its_end(examination.clean_up(looks=1))
     return Report(
         url=patient.url,
         findings=examination.findings,
@@ -237,11 +242,14 @@ class _Examination:
             taken.append(1000 * (clock.monotonic() - sent))
         return Latency(kind, median_ms=median(taken), slowest_ms=max(taken))
 
-    async def clean_up(self) -> None:
+    async def clean_up(self, *, looks: int) -> None:
         store = self._patient.store
-        async for page in pages(store, f"{self._folder}/"):
-            for entry in page.entries:
-                await store.delete(entry.key)
+        for look in range(looks):
+            if look:
+                await store.clock.machine.sleep(LATE_LOOK_SECONDS)
+            async for page in pages(store, f"{self._folder}/"):
+                for entry in page.entries:
+                    await store.delete(entry.key)
         if self._patient.purge is not None:
             await self._patient.purge(f"{self._folder}/")
 
