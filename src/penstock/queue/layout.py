@@ -99,9 +99,6 @@ class QueueLayout:
     def ledger(self, at: PackAt) -> str:
         return self.root + at.path + LEDGER
 
-    def slot_folder(self, slot: int) -> str:
-        return f"{self.root}tasks/{slot:03x}/"
-
     @property
     def tasks(self) -> str:
         return f"{self.root}tasks/"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import seeded_entropy
-from penstock.kernel.errors import NotFound, Unavailable, Unsupported
+from penstock.kernel.errors import NotFound, PenstockError, Unavailable, Unsupported
 from penstock.store.base import (
     CREATE,
     NO_METADATA,
@@ -27,6 +29,7 @@ from penstock.store.base import (
 )
 from penstock.store.doctor.examination import Patient, examine
 from penstock.store.doctor.report import Finding, Mark, Report
+from penstock.store.doctor.second import SecondProcess
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Meter, MeteredStore
 
@@ -256,3 +259,25 @@ def test_a_versioned_bucket_is_examined_twice() -> None:
 def test_a_store_that_goes_away_is_no_verdict() -> None:
     with pytest.raises(Unavailable):
         _examined(GoesAway)
+
+
+def test_a_second_process_that_cannot_open_the_store_says_why() -> None:
+    async def run() -> None:
+        async with SecondProcess("file:///nowhere/at/all", environment=os.environ):
+            pytest.fail("it has opened a folder that is not there")
+
+    with pytest.raises(PenstockError, match=r"second process .* failed: The folder /nowhere/at"):
+        asyncio.run(run())
+
+
+def test_a_second_process_that_dies_says_so_in_the_next_race(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = MemoryStore(MemoryBucket(SystemClock()), clock=SystemClock())
+        async with SecondProcess(f"file://{tmp_path}/b", environment=os.environ) as second:
+            assert second._process is not None
+            second._process.kill()
+            await second._process.wait()
+            await second.race([store], "key", swap=False, entropy=seeded_entropy(1))
+
+    with pytest.raises(PenstockError, match=r"second process .* failed: it did not answer"):
+        asyncio.run(run())

@@ -45,7 +45,9 @@ class SecondProcess(Service):
             stdout=subprocess.PIPE,
             env={**self._environment},
         )
-        await self._answer()
+        answer = await self._answer()
+        if not answer.get("ready"):
+            raise _failed(answer)
 
     async def stop(self) -> None:
         if self._process is None:
@@ -74,22 +76,32 @@ class SecondProcess(Service):
         answer = await self._answer()
         theirs = answer.get("winners")
         if not isinstance(theirs, int):
-            raise PenstockError(f"The second process failed: {answer.get('error', 'no answer')}")
+            raise _failed(answer)
         return sum(ours) + theirs
 
     async def _ask(self, question: Mapping[str, object]) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(question).encode() + b"\n")
-        await self._process.stdin.drain()
+        # If it has ended, its missing answer says so.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            await self._process.stdin.drain()
 
     async def _answer(self) -> Mapping[str, object]:
         assert self._process is not None
         assert self._process.stdout is not None
-        async with asyncio.timeout(ANSWER_SECONDS_MAX):
-            line = await self._process.stdout.readline()
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS_MAX):
+                line = await self._process.stdout.readline()
+        except TimeoutError:
+            line = b""
         answer: Mapping[str, object] = json.loads(line) if line else {}
         return answer
+
+
+def _failed(answer: Mapping[str, object]) -> PenstockError:
+    why = answer.get("error", "it did not answer")
+    return PenstockError(f"The second process of the examination failed: {why}")
 
 
 def _mode(version: str) -> PutMode:
