@@ -4,11 +4,19 @@
     queues/{queue}/tasks/{slot}/{name}.ledger         its ledger, in the same folder
     queues/{queue}/keyed/{slot}/{name}                a pack submitted with a key
     queues/{queue}/ready/{minute}/{slot}/{name}       a pack submitted with a delay
+    queues/{queue}/ready/{minute}/{slot}/{nonce}@{name}   a pointer to a pack with a key
+    queues/{queue}/config.json                        what all who use the queue must agree on
+    queues/{queue}/workers/{worker}.json              a worker: its registration and its lease
+    queues/{queue}/shard-leases/{shard}.json          who owns a shard, under which epoch
+    queues/{queue}/monitor.json                       who repairs the queue where nobody owns shards
+    queues/{queue}/archive/{stamp}-{stamp}-{nonce}    records of settled packs, in batches
+    queues/{queue}/dead/{stamp}-{stamp}-{nonce}       the same, of packs in which a task failed
 
 A name is `{pack}~{count}~{type}`, so that a list shows how many tasks a pack has and of which
 type. A pack's id is `{stamp}{nonce}`: the store's milliseconds at the first submit, so that names
 sort by age, and randomness; for a submit with a key it is the hash of the key. There are 4,096
-slots and they never change; a shard is a run of neighbouring slots.
+slots and they never change; a shard is a run of neighbouring slots. A pointer's key is random and
+never used twice. A batch of the archive is named after the last and the first submit in it.
 
 A task's id is `{place}.{slot}.{pack}.{count}.{index}.{type}`. It says where its pack is, so that
 no index is needed to find it.
@@ -39,6 +47,7 @@ _KEYED: Final = "key"
 _STAMP_CHARACTERS: Final = 9
 _NONCE_CHARACTERS: Final = 15
 _DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_WORKER: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,120}")
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 _ID: Final = re.compile(
     r"(now|key|[0-9]{8,9})\.([0-9a-f]{3})\.([0-9a-hjkmnp-tv-z]{24})\.([0-9]{1,4})\.([0-9]{1,3})\.(.+)"
@@ -46,6 +55,8 @@ _ID: Final = re.compile(
 _PACK: Final = re.compile(
     r"(?:(tasks)|(keyed)|ready/([0-9]{8,9}))/([0-9a-f]{3})/([0-9a-hjkmnp-tv-z]{24})~([0-9]{1,4})~([^/]+)"
 )
+_POINTER: Final = re.compile(r"ready/([0-9]{8,9})/([0-9a-f]{3})/[0-9a-hjkmnp-tv-z]{15}@(.+)")
+_BATCH: Final = re.compile(r"([0-9a-hjkmnp-tv-z]{9})-([0-9a-hjkmnp-tv-z]{9})-[0-9a-hjkmnp-tv-z]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,84 @@ class QueueLayout:
     def tasks(self) -> str:
         return f"{self.root}tasks/"
 
+    @property
+    def ready(self) -> str:
+        return f"{self.root}ready/"
+
+    @property
+    def keyed(self) -> str:
+        return f"{self.root}keyed/"
+
+    @property
+    def workers(self) -> str:
+        return f"{self.root}workers/"
+
+    @property
+    def shard_leases(self) -> str:
+        return f"{self.root}shard-leases/"
+
+    @property
+    def config(self) -> str:
+        return f"{self.root}config.json"
+
+    @property
+    def monitor(self) -> str:
+        return f"{self.root}monitor.json"
+
+    @property
+    def archive(self) -> str:
+        return f"{self.root}archive/"
+
+    @property
+    def dead(self) -> str:
+        return f"{self.root}dead/"
+
+    def worker(self, worker: str) -> str:
+        if not _WORKER.fullmatch(worker):
+            raise InvalidInput(
+                f"{worker[:120]!r} is not the name of a worker.",
+                hint="Names have 1 to 120 letters, digits, '_', '-' and '.'.",
+            )
+        return f"{self.workers}{worker}.json"
+
+    def read_worker(self, key: str) -> str | None:
+        """The worker that a key is of; None if it is of none."""
+        name = key.removeprefix(self.workers).removesuffix(".json")
+        is_one = _WORKER.fullmatch(name) is not None and key == f"{self.workers}{name}.json"
+        return name if is_one else None
+
+    def shard_lease(self, shard: int) -> str:
+        return f"{self.shard_leases}{shard}.json"
+
+    def pointer(self, at: PackAt, *, due_ms: int, entropy: Entropy) -> str:
+        """A new key for a pointer to a pack, in the minute in which it becomes due."""
+        minute = _minute(due_ms)
+        nonce = new_id(entropy, characters=_NONCE_CHARACTERS)
+        name = at.path.rpartition("/")[2]
+        return f"{self.ready}{minute}/{at.slot:03x}/{nonce}@{name}"
+
+    def read_pointer(self, key: str) -> tuple[PackAt, int] | None:
+        """The pack with a key that a pointer is to, and its minute; None if it is no pointer."""
+        found = _POINTER.fullmatch(key.removeprefix(self.root))
+        if not found or not key.startswith(self.root):
+            return None
+        minute, slot, name = found.groups()
+        read = self.read(f"{self.keyed}{slot}/{name}")
+        return None if read is None or read[1] else (read[0], int(minute))
+
+    def batch(self, prefix: str, *, first_ms: int, last_ms: int, entropy: Entropy) -> str:
+        """A new key for a batch of records, below `archive` or `dead`."""
+        return f"{prefix}{_stamp(last_ms)}-{_stamp(first_ms)}-{new_id(entropy, characters=12)}"
+
+    def read_batch(self, key: str) -> tuple[int, int] | None:
+        """The first and the last submit in a batch, in milliseconds; None if it is no batch."""
+        found = _BATCH.fullmatch(key.rpartition("/")[2])
+        return (_milliseconds(found[2]), _milliseconds(found[1])) if found else None
+
+    def after_submits_before(self, prefix: str, submitted_ms: int) -> str:
+        """Where to start a list of batches that end at this submit or later."""
+        return prefix + _stamp(max(0, submitted_ms - 1))
+
     def read(self, key: str) -> tuple[PackAt, bool] | None:
         """The pack that a key is of, and whether the key is its ledger; None if it is neither."""
         path = key.removeprefix(self.root)
@@ -133,9 +222,7 @@ def delayed_pack(
 ) -> PackAt:
     """Where a pack that becomes due later goes: into the minute in which it does."""
     at = new_pack(type=type, count=count, submitted_ms=submitted_ms, entropy=entropy)
-    if not _MINUTE_MIN <= due_ms // 60_000 <= _MINUTE_MAX:
-        raise InvalidInput(f"{due_ms} ms since the epoch is no time at which a task can be due.")
-    return PackAt(str(due_ms // 60_000), at.slot, at.pack, at.count, at.type)
+    return PackAt(str(_minute(due_ms)), at.slot, at.pack, at.count, at.type)
 
 
 def keyed_pack(*, type: str, key: str) -> PackAt:
@@ -180,6 +267,12 @@ def check_name(name: str, *, what: str) -> str:
 def _is_sound(at: PackAt) -> bool:
     named = _NAME.fullmatch(at.type) is not None and not at.type.endswith(LEDGER)
     return named and 0 < at.count <= TASKS_PER_PACK_MAX
+
+
+def _minute(due_ms: int) -> int:
+    if not _MINUTE_MIN <= due_ms // 60_000 <= _MINUTE_MAX:
+        raise InvalidInput(f"{due_ms} ms since the epoch is no time at which a task can be due.")
+    return due_ms // 60_000
 
 
 def _stamp(milliseconds: int) -> str:
