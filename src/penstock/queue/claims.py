@@ -1,4 +1,4 @@
-"""One process's hands on one pack: claim, extend, settle and cancel, against the store.
+"""One process's hands on one pack: claim, and then extend, settle and claim more, in one swap.
 
 The pack never changes. The first claim creates the ledger; everything after it swaps the ledger.
 Both are updates of a `Cell`, which settles lost answers by the write ids in it. What is decided is
@@ -13,10 +13,13 @@ decided by `transitions`; what is kept here is the order of reads, writes and de
 - Every delete names the version that it means (R4).
 - A ledger names the version of its pack. Beside another pack it is void and deleted (R5). Settling
   what is over, used up or cancelled, reads the pack first (R5).
+- Only a key is used again. A pack beside the settled ledger of an earlier one is a duplicate, and
+  deleted, if it came before that ledger's end; otherwise it is new, and the ledger is archived
+  before the pack runs (R6).
 - A ledger that is deleted and created again is another one, and says so (`born`). What was read
   beside the one proves nothing beside the other: the pack is read again, and endings for the one
   are refused by the other. So a leftover that a late writer brings back runs nothing.
-- A settlement is always a swap (R7). To cancel what nobody has claimed, it is claimed first.
+- A settlement is always a swap (R7); `cancelling` claims before it cancels.
 - A conflict is read again, and an ending is refused only for tasks that another claim holds (R9).
 
 What a crash leaves: before the ledger is written, nothing. After it, a claim whose lease ends by
@@ -26,12 +29,10 @@ which the next who sees it deletes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
-
-import msgspec
 
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import (
@@ -43,18 +44,17 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.wire import decode
 from penstock.queue import transitions
-from penstock.queue.endings import Ending, GivenBack, Stopped
+from penstock.queue.archive import keep
+from penstock.queue.endings import Ending, GivenBack
 from penstock.queue.layout import PackAt, QueueLayout
 from penstock.queue.ledger import Ledger, Status, fresh
-from penstock.queue.pack import Pack
+from penstock.queue.pack import Pack, is_void
 from penstock.queue.transitions import Claim
 from penstock.store.base import ObjectStore, Version
 from penstock.store.cell import Cell
+from penstock.store.metered import labelled
 
-RESEND_SECONDS: Final = 300.0
-"""W: no submit is sent again later than this after its first send, on the store's clock."""
-
-_LOOKS_MAX: Final = 10
+NEVER_MS: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,21 @@ class Claimed:
     pack: Pack
     attempts: Mapping[int, int]
     expires_ms: int
+    given_back: Mapping[int, int]
+    """How many attempts of each place do not count."""
 
 
 @dataclass(frozen=True, slots=True)
-class Extended:
-    """The claims that are still held, with the new end of each, and the places asked to stop."""
+class Swapped:
+    """What a swap did."""
 
+    refused: frozenset[int]
+    """The endings that did not count, because another claim, or none, holds the task by now."""
     expires_ms: Mapping[str, int]
+    """The claims that are still held, with the end of each lease."""
     asked_to_stop: frozenset[int]
+    more: Claimed | None
+    """What was claimed with the same write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,32 +110,88 @@ class PackInHand:
     ) -> None:
         self.at = at
         self._store = store
+        self._layout = layout
         self._entropy = entropy
         self._key = layout.pack(at)
         self._ledger = Cell(store, layout.ledger(at), Ledger, entropy=entropy)
         self._checked: _Checked | None = None
+        self.next_due_ms = 0
+        """After a claim that gave nothing: when it is worth trying again."""
+        self.is_gone = False
+        """After a claim that gave nothing: there is no pack."""
 
-    async def claim(self, wanted: Claim, seen: Seen) -> Claimed | None:
-        """Claim tasks of this pack. None: somebody was faster, it is settled, void or not due."""
-        if _is_void(self.at.submitted_ms, seen.modified):
-            await self._delete_pack(seen.version)
+    @property
+    def record(self) -> tuple[Ledger, Version] | None:
+        """The ledger as last read or written, if everything in it is settled."""
+        last = self._ledger.last
+        if last is None or last.state is None or last.version is None or not last.state.settled:
             return None
-        if self.at.due_minute is not None and not await self._is_due():
-            return None
-        if seen.has_ledger:
-            ledger = await self._ledger.read()
-            if ledger is not None and not await self._is_worth_a_claim(ledger, wanted):
+        return last.state, last.version
+
+    async def claim(self, wanted: Claim, seen: Seen | None) -> Claimed | None:
+        """Claim tasks of this pack. None: somebody was faster, it is settled, void or not due.
+
+        Without `seen`, the pack is looked for first.
+        """
+        with labelled("claim"):
+            if seen is None:
+                seen = await self._look()
+            if seen is None or not await self._may_be_claimed(wanted, seen):
                 return None
-        else:
-            self._ledger.assume_absent()
-        ledger = await self._take(wanted, seen.version)
-        attempts = _held_by(wanted.id, ledger)
-        if ledger is None or not attempts:
+            return await self._claim(wanted, seen.version)
+
+    async def _claim(self, wanted: Claim, pack_version: Version) -> Claimed | None:
+        ledger = await self._take(wanted, pack_version)
+        if ledger is None or not _held_by(wanted.id, ledger):
+            self._note_due(ledger)
             return None
         checked = await self._checked_claim(ledger, wanted)
-        if checked is None:
+        return None if checked is None else _claimed(checked.pack, wanted.id, ledger)
+
+    async def _look(self) -> Seen | None:
+        """The pack of a key, which no list has shown."""
+        try:
+            found = await self._store.get(self._key)
+        except NotFound:
+            self.is_gone = True
             return None
-        return Claimed(checked.pack, attempts, ledger.leases[wanted.id].expires_ms)
+        assert found is not None
+        pack = decode(Pack, found.body, where=self._key)
+        if is_void(pack.submitted_ms, found.modified):
+            await self._delete_pack(found.version)
+            return None
+        if not await self._is_due(pack):
+            return None
+        return Seen(found.version, found.modified, has_ledger=True)
+
+    async def _may_be_claimed(self, wanted: Claim, seen: Seen) -> bool:
+        if is_void(self.at.submitted_ms, seen.modified):
+            await self._delete_pack(seen.version)
+            return False
+        if self.at.due_minute is not None and not await self._is_due(None):
+            return False
+        if not seen.has_ledger:
+            self._ledger.assume_absent()
+            return True
+        ledger = await self._ledger.read()
+        if ledger is None:
+            return True
+        if ledger.settled:
+            return await self._makes_room(ledger, seen)
+        return await self._is_worth_a_claim(ledger, wanted)
+
+    async def _makes_room(self, ledger: Ledger, seen: Seen) -> bool:
+        """What to do with a settled ledger beside a pack: whether the pack may run (R3, R6)."""
+        if ledger.pack_version == seen.version or seen.modified * 1000 < ledger.key_ends_ms:
+            await self._delete_pack(seen.version)
+            return False
+        if ledger.key is None:
+            await self._tidy(ledger)
+            return False
+        await keep(self._store, self._layout, [(self.at, ledger)], entropy=self._entropy)
+        with suppress(VersionConflict):
+            await self._ledger.remove()
+        return await self._ledger.read() is None
 
     async def _checked_claim(self, ledger: Ledger, wanted: Claim) -> _Checked | None:
         """The pack of a claim that is written; without one the claim is taken back (R1)."""
@@ -140,115 +203,106 @@ class PackInHand:
         except UnreadableObject:
             # A later release may read it: the attempt does not count, and others may have it.
             endings = {place: (wanted.id, GivenBack()) for place in _held_by(wanted.id, ledger)}
-            await self._record(ledger.born, endings, ())
+            await self._swap(ledger.born, None, endings=endings)
             raise
         if checked is None:
             with suppress(VersionConflict):
                 await self._ledger.remove()
         return checked
 
-    async def extend(self, claims: Iterable[str], *, lease_ms: int) -> Extended:
+    async def extend(self, claims: Iterable[str], *, lease_ms: int) -> Swapped:
         """Move the ends of these leases, late or not, unless others have the tasks by now."""
-        names = frozenset(claims)
-        now = await self._store.now()
-        born = self._born()
-
-        def change(present: Ledger | None) -> Ledger | None:
-            if present is None or present.born != born:
-                return None
-            return transitions.extend(present, names, lease_ms=lease_ms, now=now)[0]
-
-        ledger = await self._ledger.update(change)
-        if ledger is None or ledger.born != born:
-            return Extended({}, frozenset())
-        asked = {
-            place
-            for place, task in enumerate(ledger.tasks)
-            if task.status is Status.CLAIMED and task.claim in names and task.cancel
-        }
-        ends = {
-            name: ledger.leases[name].expires_ms for name in sorted(names & ledger.leases.keys())
-        }
-        return Extended(ends, frozenset(asked))
+        return await self.swap({}, claims=claims, lease_ms=lease_ms)
 
     async def settle(self, endings: Mapping[int, tuple[str, Ending]]) -> frozenset[int]:
-        """Record how attempts ended: place → (claim, ending). Returns the places refused.
+        """Record how attempts ended: place → (claim, ending). Returns the places refused."""
+        return (await self.swap(endings)).refused
+
+    async def swap(
+        self,
+        endings: Mapping[int, tuple[str, Ending]],
+        *,
+        claims: Iterable[str] = (),
+        lease_ms: int = 0,
+        more: Claim | None = None,
+    ) -> Swapped:
+        """Record endings, move the ends of these claims' leases, and claim more, in one write.
 
         To send an ending again is no harm: what this claim has settled is not refused.
         """
         assert self._checked is not None, "only what was claimed can be settled"
-        return await self._record(self._checked.born, endings, self._checked.pack.inputs)
-
-    async def cancel(self, places: frozenset[int], claim: Claim) -> Ledger:
-        """Cancel what has not started, ask the rest to stop. Raises `NotFound` for no such pack."""
-        for _ in range(_LOOKS_MAX):
-            ledger = await self._ledger.read()
-            if ledger is None:
-                ledger = await self._cancel_unclaimed(places, claim)
-            elif ledger.settled:
-                await self._tidy(ledger)
-                return ledger
-            else:
-                ledger = await self._cancel_beside(ledger, places, claim)
-            if ledger is not None:
-                return ledger
-        raise VersionConflict(f"Pack {self.at.pack!r} changes too fast.", key=self._key)
-
-    async def _cancel_unclaimed(self, places: frozenset[int], claim: Claim) -> Ledger | None:
-        """Hold what is to be cancelled, so that nobody starts it, then settle it by a swap (R7)."""
-        head = await self._store.head(self._key)
-        seen = Seen(head.version, head.modified, has_ledger=False)
-        claimed = await self.claim(replace(claim, places=places), seen)
-        if claimed is None:
-            return None
-        await self.settle({place: (claim.id, Stopped()) for place in claimed.attempts})
-        return await self._ledger.read()
-
-    async def _cancel_beside(
-        self, ledger: Ledger, places: frozenset[int], claim: Claim
-    ) -> Ledger | None:
-        checked = await self._check(ledger)
-        if checked is None:
-            return None
-        now = await self._store.now()
-
-        def change(present: Ledger | None) -> Ledger | None:
-            if present is None or present.born != checked.born:
-                return None
-            return transitions.cancel(
-                present, places, who=claim.holder, now=now, inputs=checked.pack.inputs
+        checked = self._checked
+        with labelled("settle" if endings else "heartbeat"):
+            return await self._swap(
+                checked.born,
+                checked.pack,
+                endings=endings,
+                claims=frozenset(claims),
+                lease_ms=lease_ms,
+                more=more,
             )
 
-        cancelled = await self._ledger.update(change)
-        if cancelled is None or cancelled.born != checked.born:
-            return None
-        if cancelled.settled:
-            await self._delete_pack(checked.version)
-        return cancelled
+    async def _swap(
+        self,
+        born: str,
+        pack: Pack | None,
+        *,
+        endings: Mapping[int, tuple[str, Ending]],
+        claims: frozenset[str] = frozenset(),
+        lease_ms: int = 0,
+        more: Claim | None = None,
+    ) -> Swapped:
+        now = await self._store.now()
+        inputs = pack.inputs if pack else ()
+        refused = frozenset(endings)
 
-    async def _is_worth_a_claim(self, ledger: Ledger, wanted: Claim) -> bool:
-        """Tidy what is settled, void or over; whether anything may still be claimed."""
+        def change(present: Ledger | None) -> Ledger | None:
+            nonlocal refused
+            if present is None or present.born != born:
+                refused = frozenset(endings)
+                return None
+            after = present
+            if claims:
+                after, _ = transitions.extend(after, claims, lease_ms=lease_ms, now=now)
+            after, refused = transitions.settle(after, endings, now=now, inputs=inputs)
+            if more is not None:
+                after, _ = transitions.claim(after, more, now)
+            return transitions.recorded(after, pack, now) if pack else after
+
+        ledger = await self._ledger.update(change)
+        if ledger is None or ledger.born != born:
+            return Swapped(refused, {}, frozenset(), None)
         if ledger.settled:
             await self._tidy(ledger)
+        ends = {name: ledger.leases[name].expires_ms for name in claims & ledger.leases.keys()}
+        taken = _claimed(pack, more.id, ledger) if more and pack else None
+        return Swapped(refused, ends, _asked_to_stop(claims, ledger), taken)
+
+    async def _is_worth_a_claim(self, ledger: Ledger, wanted: Claim) -> bool:
+        """Settle what is over; whether anything may be claimed now."""
+        now = await self._store.now()
+        expired = transitions.expire(ledger, now)
+        due_ms = transitions.next_due_ms(expired)
+        if due_ms is not None and due_ms > now.earliest * 1000:
+            self._note_due(expired)
             return False
         checked = await self._check(ledger)
         if checked is None:
             return False
-        now = await self._store.now()
-        expired = transitions.expire(ledger, now)
         if not transitions.over(expired, attempts_max=wanted.attempts_max):
             return True
 
         def change(present: Ledger | None) -> Ledger | None:
             if present is None or present.born != checked.born:
                 return None
-            return transitions.close(
+            closed = transitions.close(
                 present,
                 attempts_max=wanted.attempts_max,
                 who=wanted.holder,
                 now=now,
                 inputs=checked.pack.inputs,
             )
+            return transitions.recorded(closed, checked.pack, now)
 
         closed = await self._ledger.update(change)
         if closed is None or closed.born != checked.born:
@@ -274,28 +328,6 @@ class PackInHand:
 
         return await self._ledger.update(change)
 
-    async def _record(
-        self,
-        born: str,
-        endings: Mapping[int, tuple[str, Ending]],
-        inputs: Sequence[msgspec.Raw],
-    ) -> frozenset[int]:
-        now = await self._store.now()
-        refused = frozenset(endings)
-
-        def change(present: Ledger | None) -> Ledger | None:
-            nonlocal refused
-            if present is None or present.born != born:
-                refused = frozenset(endings)
-                return None
-            after, refused = transitions.settle(present, endings, now=now, inputs=inputs)
-            return after
-
-        ledger = await self._ledger.update(change)
-        if ledger is not None and ledger.born == born and ledger.settled:
-            await self._tidy(ledger)
-        return refused
-
     async def _tidy(self, ledger: Ledger) -> None:
         """Whoever sees a settled ledger beside its pack deletes the pack (R3)."""
         await self._delete_pack(Version(ledger.pack_version))
@@ -305,12 +337,13 @@ class PackInHand:
         try:
             found = await self._store.get(self._key)
         except NotFound:
+            self.is_gone = True
             return None
         assert found is not None
         pack = decode(Pack, found.body, where=self._key)
         if len(pack.inputs) != self.at.count or pack.type != self.at.type:
             raise NotOurs(f"{self._key} does not hold what its name says.")
-        if _is_void(pack.submitted_ms, found.modified):
+        if is_void(pack.submitted_ms, found.modified):
             await self._delete_pack(found.version)
             return None
         if found.version != ledger.pack_version:
@@ -320,34 +353,47 @@ class PackInHand:
         self._checked = _Checked(ledger.born, pack, found.version)
         return self._checked
 
-    async def _is_due(self) -> bool:
-        """Whether the moment has come that a delayed pack names."""
-        try:
-            found = await self._store.get(self._key)
-        except NotFound:
-            return False
-        assert found is not None
-        pack = decode(Pack, found.body, where=self._key)
+    async def _is_due(self, pack: Pack | None) -> bool:
+        """Whether the moment has come that a pack names."""
+        if pack is None:
+            try:
+                found = await self._store.get(self._key)
+            except NotFound:
+                self.is_gone = True
+                return False
+            assert found is not None
+            pack = decode(Pack, found.body, where=self._key)
+        self.next_due_ms = pack.due_ms
         return pack.due_ms <= (await self._store.now()).earliest * 1000
 
-    def _born(self) -> str:
-        assert self._checked is not None, "only what was claimed can be extended"
-        return self._checked.born
+    def _note_due(self, ledger: Ledger | None) -> None:
+        due_ms = transitions.next_due_ms(ledger) if ledger else 0
+        self.next_due_ms = NEVER_MS if due_ms is None else due_ms
 
     async def _delete_pack(self, version: Version) -> None:
         # Whoever comes next deletes it if we cannot: what was recorded stands all the same.
         with suppress(StoreError):
             await self._store.delete(self._key, version=version)
+            self.is_gone = True
 
 
-def _held_by(claim: str, ledger: Ledger | None) -> dict[int, int]:
+def _claimed(pack: Pack, claim: str, ledger: Ledger) -> Claimed | None:
+    held = _held_by(claim, ledger)
+    if not held:
+        return None
+    given_back = {place: ledger.tasks[place].given_back for place in held}
+    return Claimed(pack, held, ledger.leases[claim].expires_ms, given_back)
+
+
+def _asked_to_stop(claims: frozenset[str], ledger: Ledger) -> frozenset[int]:
+    held = ((place, task) for place, task in enumerate(ledger.tasks) if task.claim in claims)
+    return frozenset(p for p, task in held if task.status is Status.CLAIMED and task.cancel)
+
+
+def _held_by(claim: str, ledger: Ledger) -> dict[int, int]:
     """The tasks that a claim holds, with the number of each attempt."""
     return {
         place: task.attempt
-        for place, task in enumerate(ledger.tasks if ledger else ())
+        for place, task in enumerate(ledger.tasks)
         if task.status is Status.CLAIMED and task.claim == claim
     }
-
-
-def _is_void(submitted_ms: int | None, modified: float) -> bool:
-    return submitted_ms is not None and modified * 1000 >= submitted_ms + RESEND_SECONDS * 1000

@@ -45,7 +45,7 @@ _MINUTE_MAX: Final = 999_999_999
 _NOW: Final = "now"
 _KEYED: Final = "key"
 _STAMP_CHARACTERS: Final = 9
-_NONCE_CHARACTERS: Final = 15
+NONCE_CHARACTERS: Final = 15
 _DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _WORKER: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,120}")
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
@@ -55,7 +55,7 @@ _ID: Final = re.compile(
 _PACK: Final = re.compile(
     r"(?:(tasks)|(keyed)|ready/([0-9]{8,9}))/([0-9a-f]{3})/([0-9a-hjkmnp-tv-z]{24})~([0-9]{1,4})~([^/]+)"
 )
-_POINTER: Final = re.compile(r"ready/([0-9]{8,9})/([0-9a-f]{3})/[0-9a-hjkmnp-tv-z]{15}@(.+)")
+_POINTER: Final = re.compile(r"ready/[0-9]{8,9}/([0-9a-f]{3})/([0-9a-hjkmnp-tv-z]{15})@(.+)")
 _BATCH: Final = re.compile(r"([0-9a-hjkmnp-tv-z]{9})-([0-9a-hjkmnp-tv-z]{9})-[0-9a-hjkmnp-tv-z]+")
 
 
@@ -163,21 +163,24 @@ class QueueLayout:
     def shard_lease(self, shard: int) -> str:
         return f"{self.shard_leases}{shard}.json"
 
-    def pointer(self, at: PackAt, *, due_ms: int, entropy: Entropy) -> str:
-        """A new key for a pointer to a pack, in the minute in which it becomes due."""
-        minute = _minute(due_ms)
-        nonce = new_id(entropy, characters=_NONCE_CHARACTERS)
+    def pointer(self, at: PackAt, *, due_ms: int, nonce: str) -> str:
+        """The key of a pointer to a pack, in the minute in which it becomes due."""
         name = at.path.rpartition("/")[2]
-        return f"{self.ready}{minute}/{at.slot:03x}/{nonce}@{name}"
+        return f"{self.ready}{_minute(due_ms)}/{at.slot:03x}/{nonce}@{name}"
 
-    def read_pointer(self, key: str) -> tuple[PackAt, int] | None:
-        """The pack with a key that a pointer is to, and its minute; None if it is no pointer."""
+    def ready_minute(self, key: str) -> int | None:
+        """The minute in which what is at this key becomes due; None if it is not in `ready`."""
+        minute = key.removeprefix(self.ready).partition("/")[0]
+        return int(minute) if key.startswith(self.ready) and minute.isdigit() else None
+
+    def read_pointer(self, key: str) -> tuple[PackAt, str] | None:
+        """The pack with a key that a pointer is to, and its nonce; None if it is no pointer."""
         found = _POINTER.fullmatch(key.removeprefix(self.root))
         if not found or not key.startswith(self.root):
             return None
-        minute, slot, name = found.groups()
+        slot, nonce, name = found.groups()
         read = self.read(f"{self.keyed}{slot}/{name}")
-        return None if read is None or read[1] else (read[0], int(minute))
+        return None if read is None or read[1] else (read[0], nonce)
 
     def batch(self, prefix: str, *, first_ms: int, last_ms: int, entropy: Entropy) -> str:
         """A new key for a batch of records, below `archive` or `dead`."""
@@ -211,7 +214,7 @@ def new_pack(*, type: str, count: int, submitted_ms: int, entropy: Entropy) -> P
     """Where a pack that is due at once goes."""
     if not 0 < count <= TASKS_PER_PACK_MAX:
         raise InvalidInput(f"A pack has 1 to {TASKS_PER_PACK_MAX} tasks, not {count}.")
-    pack = _stamp(submitted_ms) + new_id(entropy, characters=_NONCE_CHARACTERS)
+    pack = _stamp(submitted_ms) + new_id(entropy, characters=NONCE_CHARACTERS)
     return PackAt(
         _NOW, entropy.randrange(SLOTS), PackId(pack), count, check_name(type, what="type")
     )

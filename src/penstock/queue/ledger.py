@@ -126,6 +126,12 @@ class Ledger(Stamped, frozen=True, kw_only=True):
     log: tuple[LogLine, ...] = ()
     inputs: tuple[msgspec.Raw, ...] = ()
     """Copied from the pack by the write that settles the last task: the complete record."""
+    submitted_ms: int = 0
+    """Likewise: when it was submitted."""
+    due_ms: int = 0
+    key: str | None = None
+    key_ends_ms: int = 0
+    """A pack with a key: until when an equal key is a duplicate."""
 
     @property
     def settled(self) -> bool:

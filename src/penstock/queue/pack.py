@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import msgspec
 
 from penstock.kernel.wire import Document
 
+RESEND_SECONDS: Final = 300.0
+"""W: no submit is sent again later than this after its first send, on the store's clock."""
+
 
 class Pack(Document, frozen=True, kw_only=True):
     """What was submitted. Written once, never changed, deleted when all of it is settled.
 
-    `nonce` makes the bodies of equal submits differ, so that their versions do. `submitted_ms`
-    is the store's time at the first send: a pack that the store dates `RESEND_SECONDS` or more
-    after it came too late, is void, and is never run.
+    `nonce` makes the bodies of equal submits differ, so that their versions do; the pointer to a
+    pack with a key has the same nonce. `submitted_ms` is the store's time at the first send: a
+    pack that the store dates `RESEND_SECONDS` or more after it came too late, is void, and is
+    never run.
     """
 
     kind: ClassVar[str] = "pack"
@@ -26,3 +30,16 @@ class Pack(Document, frozen=True, kw_only=True):
     inputs: tuple[msgspec.Raw, ...]
     """Each task's input, as the JSON it was submitted as."""
     key: str | None = None
+    key_seconds: int = 0
+    """How long the key stays taken after the task is settled."""
+
+
+def is_void(submitted_ms: int | None, modified: float) -> bool:
+    """Whether a pack that the store dates so came too late (R2)."""
+    return submitted_ms is not None and modified * 1000 >= submitted_ms + RESEND_SECONDS * 1000
+
+
+def forgotten_ms(submitted_ms: int) -> int:
+    """From when on a pack of this submit can only be void: nobody has to remember it (R3)."""
+    # Stores date to the second: a pack that is dated before W may have come a second after it.
+    return submitted_ms + int(RESEND_SECONDS * 1000) + 1000

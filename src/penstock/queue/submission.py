@@ -9,6 +9,11 @@ come back from the dead. For the submitter that means three answers:
 - Its answer is lost, or dated too late: `OutcomeUnknown`. The tasks of that pack may run. Whoever
   must not submit twice uses a key.
 
+A submit with a key goes to the one place of its key. It first writes a pointer, by which workers
+find it, and then creates the pack. If there is one, this is a duplicate, and its pointer is taken
+back: the task of the key is that of the first. A crash between leaves a pointer to nothing, which
+is removed when the pack can no longer come. A void pack in the way is deleted (R6).
+
 `submit_many` cuts the inputs into packs of at most 1,000 tasks and `PACK_BYTES_MAX` bytes. Packs
 are sent side by side and each stands alone: if one fails, the others are submitted, and the error
 says which are not.
@@ -19,31 +24,42 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
 from penstock.kernel.entropy import Entropy, new_id
-from penstock.kernel.errors import InvalidInput, OutcomeUnknown, PenstockError
-from penstock.kernel.wire import encode
-from penstock.queue.claims import RESEND_SECONDS
+from penstock.kernel.errors import (
+    AlreadyExists,
+    InvalidInput,
+    NotFound,
+    OutcomeUnknown,
+    PenstockError,
+    VersionConflict,
+)
+from penstock.kernel.wire import Document, decode, encode
 from penstock.queue.layout import (
+    NONCE_CHARACTERS,
     TASKS_PER_PACK_MAX,
     PackAt,
     QueueLayout,
     TaskId,
     check_name,
     delayed_pack,
+    keyed_pack,
     new_pack,
 )
-from penstock.queue.pack import Pack
+from penstock.queue.pack import RESEND_SECONDS, Pack, is_void
 from penstock.store.base import CREATE, ObjectStore
+from penstock.store.metered import labelled
 
 INPUT_BYTES_MAX: Final = 256 * 1024
 PACK_BYTES_MAX: Final = 1024 * 1024
 PACKS_IN_FLIGHT: Final = 16
 DELAY_SECONDS_MAX: Final = 366 * 86_400
+_KEYED_TRIES_MAX: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +78,81 @@ class Submitter:
         Nothing is sent if an input is wrong. Raises `NotAllSubmitted` if a pack failed.
         """
         check_name(type, what="type")
-        if not 0 <= delay <= DELAY_SECONDS_MAX:
-            raise InvalidInput(f"A delay of {delay} s is not between 0 and a year.")
+        _check_delay(delay)
         batches = list(_batches([_as_json(value, place) for place, value in enumerate(inputs)]))
         slots = asyncio.Semaphore(PACKS_IN_FLIGHT)
 
         async def send(batch: Sequence[msgspec.Raw]) -> list[TaskId] | PenstockError:
             async with slots:
                 try:
-                    return await self._submit(type, batch, delay)
+                    with labelled("submit"):
+                        return await self._submit(type, batch, delay)
                 except PenstockError as error:
                     return error
 
         return _joined(batches, await asyncio.gather(*(send(batch) for batch in batches)))
+
+    async def submit_keyed(
+        self, type: str, value: object, *, key: str, key_seconds: int, delay: float = 0.0
+    ) -> TaskId:
+        """Submit one task unless the key is taken; returns the id of the key's task."""
+        _check_delay(delay)
+        at = keyed_pack(type=type, key=key)
+        body = _as_json(value, 0)
+        with labelled("submit"):
+            now = await self.store.now()
+            submitted_ms = int(now.latest * 1000)
+            pack = Pack(
+                type=type,
+                nonce=new_id(self.entropy, characters=NONCE_CHARACTERS),
+                submitted_ms=submitted_ms,
+                due_ms=submitted_ms + int(delay * 1000) if delay else 0,
+                inputs=(body,),
+                key=key,
+                key_seconds=key_seconds,
+            )
+            await self._send_keyed(at, pack)
+        return at.task(0)
+
+    async def _send_keyed(self, at: PackAt, pack: Pack) -> None:
+        where = self.layout.pack(at)
+        pointer = self.layout.pointer(at, due_ms=pack.due_ms or pack.submitted_ms, nonce=pack.nonce)
+        await self.store.put(pointer, encode(Pointer(submitted_ms=pack.submitted_ms)), CREATE)
+        for _ in range(_KEYED_TRIES_MAX):
+            try:
+                await self.store.put(where, encode(pack), CREATE)
+            except AlreadyExists:
+                if await self._is_taken(where):
+                    await self.store.delete(pointer)
+                    return
+            else:
+                await self._check_in_time(pack.submitted_ms, where)
+                return
+        raise OutcomeUnknown(
+            "The pack of this key comes and goes: whether it was submitted cannot be told.",
+            key=where,
+        )
+
+    async def _is_taken(self, where: str) -> bool:
+        """Whether a pack with this key is there to be run; a void one is removed (R6)."""
+        try:
+            found = await self.store.get(where)
+        except NotFound:
+            return False
+        assert found is not None
+        pack = decode(Pack, found.body, where=where)
+        if not is_void(pack.submitted_ms, found.modified):
+            return True
+        with suppress(VersionConflict):
+            await self.store.delete(where, version=found.version)
+        return False
+
+    async def _check_in_time(self, submitted_ms: int, where: str) -> None:
+        if (await self.store.now()).latest * 1000 >= submitted_ms + RESEND_SECONDS * 1000:
+            raise OutcomeUnknown(
+                "The store took too long: whether the tasks were submitted cannot be told.",
+                key=where,
+            )
 
     async def _submit(self, type: str, inputs: Sequence[msgspec.Raw], delay: float) -> list[TaskId]:
         now = await self.store.now()
@@ -89,11 +167,7 @@ class Submitter:
             inputs=tuple(inputs),
         )
         await self.store.put(self.layout.pack(at), encode(pack), CREATE)
-        if (await self.store.now()).latest * 1000 >= submitted_ms + RESEND_SECONDS * 1000:
-            raise OutcomeUnknown(
-                "The store took too long: whether the tasks were submitted cannot be told.",
-                key=self.layout.pack(at),
-            )
+        await self._check_in_time(submitted_ms, self.layout.pack(at))
         return [at.task(index) for index in range(at.count)]
 
     def _place(self, type: str, count: int, *, submitted_ms: int, due_ms: int) -> PackAt:
@@ -106,6 +180,14 @@ class Submitter:
                 entropy=self.entropy,
             )
         return new_pack(type=type, count=count, submitted_ms=submitted_ms, entropy=self.entropy)
+
+
+class Pointer(Document, frozen=True, kw_only=True):
+    """Says that a pack with a key is, or will be, where the pointer's own key says."""
+
+    kind: ClassVar[str] = "pointer"
+
+    submitted_ms: int
 
 
 class NotAllSubmitted(PenstockError):
@@ -132,6 +214,11 @@ def _joined(
     if len(batches) == 1:
         raise errors[0]
     raise NotAllSubmitted(tasks)
+
+
+def _check_delay(delay: float) -> None:
+    if not 0 <= delay <= DELAY_SECONDS_MAX:
+        raise InvalidInput(f"A delay of {delay} s is not between 0 and a year.")
 
 
 def _as_json(value: object, place: int) -> msgspec.Raw:

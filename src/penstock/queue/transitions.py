@@ -40,6 +40,7 @@ from penstock.queue.ledger import (
     Status,
     TaskState,
 )
+from penstock.queue.pack import Pack, forgotten_ms
 from penstock.store.time import Interval
 
 LOG_LINES_MAX: Final = 1000
@@ -191,6 +192,21 @@ def cancel(
             case _:
                 pass
     return _completed(change.ledger(), inputs)
+
+
+def recorded(ledger: Ledger, pack: Pack, now: Interval) -> Ledger:
+    """With what the pack says of itself, once everything is settled: the pack will be gone."""
+    if not ledger.settled or ledger.submitted_ms:
+        return ledger
+    ends_ms = max(_ms(now.latest) + pack.key_seconds * 1000, forgotten_ms(pack.submitted_ms))
+    return _replace(
+        ledger,
+        inputs=ledger.inputs or pack.inputs,
+        submitted_ms=pack.submitted_ms,
+        due_ms=pack.due_ms,
+        key=pack.key,
+        key_ends_ms=ends_ms if pack.key is not None else 0,
+    )
 
 
 def next_due_ms(ledger: Ledger) -> int | None:

@@ -93,6 +93,11 @@ class Cell(Generic[State]):
         self._last: Snapshot[State] | None = None
         self._busy = asyncio.Lock()
 
+    @property
+    def last(self) -> Snapshot[State] | None:
+        """What was read or written last; others may have written since."""
+        return self._last
+
     async def read(self) -> State | None:
         """The present document; None if there is no object."""
         async with self._busy:

@@ -19,7 +19,8 @@ from penstock.kernel.errors import (
     Unavailable,
 )
 from penstock.kernel.wire import decode, encode
-from penstock.queue.claims import PackInHand, Seen
+from penstock.queue.cancelling import PackToCancel
+from penstock.queue.claims import Seen
 from penstock.queue.endings import Ending, Failed, GivenBack, Retried, Succeeded
 from penstock.queue.layout import (
     QueueLayout,
@@ -69,7 +70,7 @@ def _inputs(count: int) -> tuple[msgspec.Raw, ...]:
     return tuple(msgspec.Raw(b"%d" % number) for number in range(count))
 
 
-async def _settle_and_archive(bench: Bench, hand: PackInHand, name: str) -> None:
+async def _settle_and_archive(bench: Bench, hand: PackToCancel, name: str) -> None:
     """Everything succeeds and, W having passed, the ledger is archived."""
     refused = await hand.settle({n: (name, Succeeded()) for n in range(bench.at.count)})
     assert not refused
@@ -183,7 +184,7 @@ def test_3_an_id_that_lies_does_not_delete_a_live_ledger() -> None:
         bench.bucket.objects[key] = dataclasses.replace(stored, modified=stored.modified + 600)
         with suppress(PenstockError):
             at, place = task_at(bench.at.task(0) + ".ledger")
-            lying = PackInHand(bench.store, LAYOUT, at, entropy=bench.entropy)
+            lying = PackToCancel(bench.store, LAYOUT, at, entropy=bench.entropy)
             await lying.cancel(frozenset({place}), _wanted("user"))
         assert bench.ledger is not None, "the live ledger was deleted"
 
@@ -232,7 +233,7 @@ def test_4_what_was_settled_is_reported_although_the_pack_could_not_be_deleted()
     async def check(bench: Bench) -> None:
         seen = await bench.submit()
         store = Deaf(bench.store)
-        hand = PackInHand(store, LAYOUT, bench.at, entropy=bench.entropy)
+        hand = PackToCancel(store, LAYOUT, bench.at, entropy=bench.entropy)
         await hand.claim(WANTED, seen)
         store.fails_deletes = True
         try:
@@ -250,7 +251,7 @@ def test_4_a_settlement_of_unknown_outcome_that_is_sent_again_is_not_refused() -
     async def check(bench: Bench) -> None:
         seen = await bench.submit()
         store = Deaf(bench.store)
-        hand = PackInHand(store, LAYOUT, bench.at, entropy=bench.entropy)
+        hand = PackToCancel(store, LAYOUT, bench.at, entropy=bench.entropy)
         await hand.claim(WANTED, seen)
         store.loses_puts = True
         with pytest.raises(OutcomeUnknown):
@@ -495,7 +496,7 @@ def test_13_a_delayed_pack_is_not_claimed_before_it_is_due() -> None:
         at = delayed_pack(type="t", count=1, submitted_ms=stamp, due_ms=due, entropy=bench.entropy)
         pack = Pack(type="t", nonce="n", submitted_ms=stamp, due_ms=due, inputs=_inputs(1))
         version = await bench.store.put(LAYOUT.pack(at), encode(pack), CREATE)
-        hand = PackInHand(bench.store, LAYOUT, at, entropy=bench.entropy)
+        hand = PackToCancel(bench.store, LAYOUT, at, entropy=bench.entropy)
         seen = Seen(version, stamp / 1000, has_ledger=False)
         assert await hand.claim(WANTED, seen) is None
 

@@ -11,9 +11,8 @@ from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput, OutcomeUnknown, Refused
 from penstock.kernel.wire import decode
-from penstock.queue.claims import RESEND_SECONDS
 from penstock.queue.layout import QueueLayout, TaskId, task_at
-from penstock.queue.pack import Pack
+from penstock.queue.pack import RESEND_SECONDS, Pack
 from penstock.queue.submission import INPUT_BYTES_MAX, NotAllSubmitted, Submitter
 from penstock.store.base import NO_METADATA, REPLACE, PutMode, Version, Wrapper
 from penstock.store.faulty import FaultPlan, FaultyStore

@@ -1,0 +1,84 @@
+"""Cancelling: what has not started is settled, what runs is asked to stop.
+
+To cancel what nobody has claimed, it is claimed first, so that nobody starts it, the pack is
+checked as before any start, and then it is settled by a swap (R7). A process that dies between
+leaves a claim whose lease ends by itself; the task is then as it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from penstock.kernel.errors import NotFound, VersionConflict
+from penstock.queue import transitions
+from penstock.queue.claims import PackInHand, Seen
+from penstock.queue.endings import Stopped
+from penstock.queue.ledger import Ledger
+from penstock.queue.transitions import Claim
+
+_LOOKS_MAX: Final = 10
+
+
+class PackToCancel(PackInHand):
+    """A pack and its ledger, in the hands of somebody who wants tasks of it cancelled."""
+
+    async def cancel(self, places: frozenset[int], claim: Claim) -> Ledger:
+        """Cancel what has not started, ask the rest to stop. Raises `NotFound` for no such pack."""
+        for _ in range(_LOOKS_MAX):
+            ledger = await self._ledger.read()
+            if ledger is None:
+                ledger = await self._cancel_unclaimed(places, claim)
+            elif ledger.settled and ledger.key is None:
+                await self._tidy(ledger)
+                return ledger
+            elif ledger.settled:
+                ledger = await self._cancel_after(ledger, places, claim)
+            else:
+                ledger = await self._cancel_beside(ledger, places, claim)
+            if ledger is not None:
+                return ledger
+        raise VersionConflict(f"Pack {self.at.pack!r} changes too fast.", key=self._key)
+
+    async def _cancel_unclaimed(self, places: frozenset[int], claim: Claim) -> Ledger | None:
+        head = await self._store.head(self._key)
+        claimed = await self._claim(replace(claim, places=places), head.version)
+        if claimed is None:
+            return None
+        await self.settle({place: (claim.id, Stopped()) for place in claimed.attempts})
+        return await self._ledger.read()
+
+    async def _cancel_after(
+        self, ledger: Ledger, places: frozenset[int], claim: Claim
+    ) -> Ledger | None:
+        """A key that was used before: the new pack is cancelled if there is one (R6)."""
+        try:
+            head = await self._store.head(self._key)
+        except NotFound:
+            return ledger
+        if not await self._makes_room(ledger, Seen(head.version, head.modified, has_ledger=True)):
+            return ledger
+        return await self._cancel_unclaimed(places, claim)
+
+    async def _cancel_beside(
+        self, ledger: Ledger, places: frozenset[int], claim: Claim
+    ) -> Ledger | None:
+        checked = await self._check(ledger)
+        if checked is None:
+            return None
+        now = await self._store.now()
+
+        def change(present: Ledger | None) -> Ledger | None:
+            if present is None or present.born != checked.born:
+                return None
+            cancelled = transitions.cancel(
+                present, places, who=claim.holder, now=now, inputs=checked.pack.inputs
+            )
+            return transitions.recorded(cancelled, checked.pack, now)
+
+        cancelled = await self._ledger.update(change)
+        if cancelled is None or cancelled.born != checked.born:
+            return None
+        if cancelled.settled:
+            await self._delete_pack(checked.version)
+        return cancelled
