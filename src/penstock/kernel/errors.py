@@ -14,6 +14,12 @@ PenstockError
 │   ├── Refused             the credentials are wrong or not allowed to do this
 │   ├── BucketNotFound      the bucket, or the folder that should hold it, is not there
 │   └── Unsupported         the store cannot keep a promise that Penstock needs
+├── QueueNotFound           there is no such queue in the store
+├── TaskError               a task is not there, or did not end as was hoped
+│   ├── TaskNotFound        nothing is known of this task
+│   ├── TaskFailed          it failed for good
+│   ├── TaskCancelled       it was cancelled
+│   └── NotSettled          it has not ended yet; also a TimeoutError
 └── UnreadableObject        an object is not in a form that this release can read
     ├── NotOurs             not written by Penstock, or damaged
     └── NewerFormat         written by a later release
@@ -91,6 +97,38 @@ class BucketNotFound(StoreError):
 
 class Unsupported(StoreError):
     """The store cannot keep a promise that Penstock needs."""
+
+
+class QueueNotFound(PenstockError):
+    """There is no such queue in the store."""
+
+
+class TaskError(PenstockError):
+    """A task is not there, or did not end as was hoped."""
+
+    def __init__(self, message: str, *, task: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.task = task
+
+
+class TaskNotFound(TaskError):
+    """Nothing is known of this task."""
+
+
+class TaskFailed(TaskError):
+    """The task failed for good. `error` is the name of the exception's class."""
+
+    def __init__(self, message: str, *, task: str, error: str) -> None:
+        super().__init__(message, task=task)
+        self.error = error
+
+
+class TaskCancelled(TaskError):
+    """The task was cancelled."""
+
+
+class NotSettled(TaskError, TimeoutError):
+    """The task has not ended in the time that was given."""
 
 
 class UnreadableObject(PenstockError):

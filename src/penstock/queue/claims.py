@@ -47,7 +47,7 @@ from penstock.queue import transitions
 from penstock.queue.archive import keep
 from penstock.queue.endings import Ending, GivenBack
 from penstock.queue.layout import PackAt, QueueLayout
-from penstock.queue.ledger import Ledger, Status, fresh
+from penstock.queue.ledger import Ledger, fresh
 from penstock.queue.pack import Pack, is_void
 from penstock.queue.transitions import Claim
 from penstock.store.base import ObjectStore, Version
@@ -128,6 +128,12 @@ class PackInHand:
             return None
         return last.state, last.version
 
+    def claimable(self, *, attempts_max: int) -> int:
+        """How many tasks may start, by the ledger as it was last read or written."""
+        last = self._ledger.last
+        state = last.state if last else None
+        return transitions.claimable(state, attempts_max=attempts_max) if state else 0
+
     async def claim(self, wanted: Claim, seen: Seen | None) -> Claimed | None:
         """Claim tasks of this pack. None: somebody was faster, it is settled, void or not due.
 
@@ -142,7 +148,7 @@ class PackInHand:
 
     async def _claim(self, wanted: Claim, pack_version: Version) -> Claimed | None:
         ledger = await self._take(wanted, pack_version)
-        if ledger is None or not _held_by(wanted.id, ledger):
+        if ledger is None or not transitions.held_by(wanted.id, ledger):
             self._note_due(ledger)
             return None
         checked = await self._checked_claim(ledger, wanted)
@@ -202,7 +208,9 @@ class PackInHand:
             checked = await self._check(ledger)
         except UnreadableObject:
             # A later release may read it: the attempt does not count, and others may have it.
-            endings = {place: (wanted.id, GivenBack()) for place in _held_by(wanted.id, ledger)}
+            endings = {
+                place: (wanted.id, GivenBack()) for place in transitions.held_by(wanted.id, ledger)
+            }
             await self._swap(ledger.born, None, endings=endings)
             raise
         if checked is None:
@@ -276,7 +284,7 @@ class PackInHand:
             await self._tidy(ledger)
         ends = {name: ledger.leases[name].expires_ms for name in claims & ledger.leases.keys()}
         taken = _claimed(pack, more.id, ledger) if more and pack else None
-        return Swapped(refused, ends, _asked_to_stop(claims, ledger), taken)
+        return Swapped(refused, ends, transitions.asked_to_stop(claims, ledger), taken)
 
     async def _is_worth_a_claim(self, ledger: Ledger, wanted: Claim) -> bool:
         """Settle what is over; whether anything may be claimed now."""
@@ -378,22 +386,8 @@ class PackInHand:
 
 
 def _claimed(pack: Pack, claim: str, ledger: Ledger) -> Claimed | None:
-    held = _held_by(claim, ledger)
+    held = transitions.held_by(claim, ledger)
     if not held:
         return None
     given_back = {place: ledger.tasks[place].given_back for place in held}
     return Claimed(pack, held, ledger.leases[claim].expires_ms, given_back)
-
-
-def _asked_to_stop(claims: frozenset[str], ledger: Ledger) -> frozenset[int]:
-    held = ((place, task) for place, task in enumerate(ledger.tasks) if task.claim in claims)
-    return frozenset(p for p, task in held if task.status is Status.CLAIMED and task.cancel)
-
-
-def _held_by(claim: str, ledger: Ledger) -> dict[int, int]:
-    """The tasks that a claim holds, with the number of each attempt."""
-    return {
-        place: task.attempt
-        for place, task in enumerate(ledger.tasks)
-        if task.status is Status.CLAIMED and task.claim == claim
-    }

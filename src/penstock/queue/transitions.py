@@ -222,6 +222,28 @@ def next_due_ms(ledger: Ledger) -> int | None:
     return min(instants, default=None)
 
 
+def claimable(ledger: Ledger, *, attempts_max: int) -> int:
+    """How many tasks nobody holds and may start at once."""
+    return sum(
+        task.status is Status.READY and not _is_over(task, attempts_max) for task in ledger.tasks
+    )
+
+
+def held_by(claim: str, ledger: Ledger) -> dict[int, int]:
+    """The tasks that a claim holds, with the number of each attempt."""
+    return {
+        place: task.attempt
+        for place, task in enumerate(ledger.tasks)
+        if task.status is Status.CLAIMED and task.claim == claim
+    }
+
+
+def asked_to_stop(claims: frozenset[str], ledger: Ledger) -> frozenset[int]:
+    """The tasks of these claims whose attempts are asked to stop."""
+    held = ((place, task) for place, task in enumerate(ledger.tasks) if task.claim in claims)
+    return frozenset(p for p, task in held if task.status is Status.CLAIMED and task.cancel)
+
+
 def history(ledger: Ledger, place: int) -> tuple[LogLine, ...]:
     """The lines of the log that are about one task."""
     return tuple(line for line in ledger.log if line.is_about(place))

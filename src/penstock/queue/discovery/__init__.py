@@ -1,0 +1,1 @@
+"""How workers find tasks: one module a mode, one contract."""

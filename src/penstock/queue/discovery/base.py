@@ -1,0 +1,64 @@
+"""How a worker finds candidates: what every discovery mode must do.
+
+A mode decides which part of the queue to look at, and when; what it finds are hints. The ledger
+alone decides who may run what, so fleets of mixed modes, and changes of mode while running, are
+safe. A mode also says which part of the queue this worker is the monitor of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.queue.scan import Run, Sight, View
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a worker looks for."""
+
+    worth: Callable[[Sight], int]
+    """How many tasks of a sight are of use to it."""
+    tasks: int
+    """How many it wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a worker is."""
+
+    saturated: bool = False
+    idle_seconds: float = 0.0
+    unhandled: frozenset[str] = frozenset()
+    """Types that were met and that this worker has no handler for."""
+
+
+class Discovery(ABC):
+    """One worker's way to find work. Used by one worker, from `keep` to `release`."""
+
+    name: str
+    """The worker's name in the queue."""
+    sight_seconds: float
+    """How long something that was found is worth trying: until others will have taken it."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        """Set when it is worth looking at once."""
+
+    @abstractmethod
+    async def look(self, wanted: Wanted) -> View:
+        """Look once at the part of the queue that is this worker's to look at."""
+
+    @abstractmethod
+    def guarded(self) -> Sequence[Run]:
+        """The slots that this worker is the monitor of, now."""
+
+    @abstractmethod
+    async def keep(self, load: Callable[[], Load]) -> None:
+        """Keep up what the mode needs, leases say, until cancelled."""
+
+    @abstractmethod
+    async def release(self) -> None:
+        """Let go, so that others can take over at once. Within a bound; never fails."""

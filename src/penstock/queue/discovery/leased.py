@@ -1,0 +1,146 @@
+"""`leased`, the default: workers own shards, and each looks only at its own.
+
+Who owns what is decided in `penstock.queue.leases`; here is what an owner does with it. It looks
+at its slots, one LIST for those that are neighbours, and guards them as their monitor. A worker
+that owns nothing asks nothing but what its leases need. When a shard is lost it is no longer
+looked at, from that moment; tasks of it that are running go on, because their claims are in the
+ledgers and not in the shard: they are renewed and settled as before, and nobody else can claim
+them meanwhile.
+
+A worker that has a handler for a type which an owner has none for looks into that owner's shards
+for it, at the slow end of its polling. An owner of a part of the queue looks into `ready/`, which
+is one list for all shards, at most every `READY_SECONDS`: so a task with a key or a delay may
+start that much later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from penstock.kernel.entropy import Entropy
+from penstock.kernel.errors import StoreError, UnreadableObject
+from penstock.queue import shards as decide
+from penstock.queue.discovery.base import Discovery, Load, Wanted
+from penstock.queue.layout import QueueLayout
+from penstock.queue.leases import LeaseSettings, ShardLeases
+from penstock.queue.leases import Load as LeaseLoad
+from penstock.queue.scan import ALL, Run, Scanner, Sight, View
+from penstock.queue.settings import WorkerSettings
+from penstock.store.base import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+READY_SECONDS: Final = 5.0
+HELP_SECONDS: Final = 8.0
+_PAUSE_SECONDS: Final = 30.0
+_TURN_SECONDS_MAX: Final = 5.0
+
+
+class LeasedDiscovery(Discovery):
+    """Looks at the shards that this worker owns."""
+
+    sight_seconds = 30.0
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        layout: QueueLayout,
+        *,
+        name: str,
+        shards: int,
+        handles: frozenset[str],
+        settings: WorkerSettings,
+        concurrency: int,
+        entropy: Entropy,
+    ) -> None:
+        super().__init__()
+        self._store = store
+        self._clock = store.clock.machine
+        self._shards = shards
+        self._handles = handles
+        self._scanner = Scanner(store, layout)
+        self._helping = Scanner(store, layout)
+        self._ready_at = self._help_at = float("-inf")
+        self._leases = ShardLeases(
+            store,
+            layout,
+            name=name,
+            shards=shards,
+            handles=handles,
+            settings=LeaseSettings(
+                ttl_seconds=settings.lease_ttl_secs,
+                renew_seconds=settings.lease_renew_interval_secs,
+                shards_per_worker=settings.shards_per_worker,
+            ),
+            entropy=entropy,
+            concurrency=concurrency,
+        )
+        self.changed = self._leases.gained
+        self.name = self._leases.worker
+
+    async def look(self, wanted: Wanted) -> View:
+        minute = int((await self._store.now()).earliest // 60)
+        runs = self.guarded()
+        view = View()
+        if runs:
+            instant = self._clock.monotonic()
+            with_ready = runs == ALL or instant >= self._ready_at + READY_SECONDS
+            if with_ready:
+                self._ready_at = instant
+            view = await self._scanner.look(
+                runs,
+                minute=minute,
+                worth=wanted.worth,
+                wanted=wanted.tasks,
+                with_ready=with_ready,
+            )
+        # The oldest first, as far as their ids tell.
+        view.sights.sort(key=lambda sight: sight.at.submitted_ms or 0)
+        view.sights += await self._help(wanted, minute)
+        return view
+
+    async def _help(self, wanted: Wanted, minute: int) -> list[Sight]:
+        """What owners have met and cannot run, and this worker can."""
+        asked: set[int] = set()
+        types: set[str] = set()
+        for other in self._leases.others.values():
+            wants = self._handles & set(other.unhandled)
+            if wants:
+                asked |= set(other.shards)
+                types |= wants
+        if not asked or self._clock.monotonic() < self._help_at + HELP_SECONDS:
+            return []
+        self._help_at = self._clock.monotonic()
+        view = await self._helping.look(
+            self._slots(asked - self._leases.owned()),
+            minute=minute,
+            worth=lambda sight: wanted.worth(sight) if sight.at.type in types else 0,
+            wanted=wanted.tasks,
+        )
+        return [sight for sight in view.sights if sight.at.type in types]
+
+    def guarded(self) -> Sequence[Run]:
+        return self._slots(self._leases.owned())
+
+    def _slots(self, shards: set[int] | frozenset[int]) -> tuple[Run, ...]:
+        runs = decide.slot_runs(shards, shards=self._shards)
+        return tuple((run.start, run.stop - 1) for run in runs)
+
+    async def keep(self, load: Callable[[], Load]) -> None:
+        while True:
+            now = load()
+            try:
+                seconds = await self._leases.turn(
+                    LeaseLoad(now.saturated, now.idle_seconds, now.unhandled)
+                )
+            except (StoreError, UnreadableObject) as error:
+                _log.error("this worker can own nothing: %s", error)
+                seconds = _PAUSE_SECONDS
+            self.name = self._leases.worker
+            # A load that changes is told before the next turn is due.
+            await self._clock.sleep(min(seconds, _TURN_SECONDS_MAX))
+
+    async def release(self) -> None:
+        await self._leases.release()

@@ -1,0 +1,64 @@
+"""`shared`: every worker looks at everything.
+
+The simplest mode, for one worker or a few: nothing to own and nothing to take over. Every worker
+pays for its own looks, and two that look at the same time may want the same pack; one of them
+loses a request. So each tries what it finds in an order of its own, and in a long list goes on
+from a slot of its own choice. One worker is elected to be the monitor.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from penstock.kernel.entropy import Entropy, new_id
+from penstock.kernel.errors import StoreError, UnreadableObject
+from penstock.queue.discovery.base import Discovery, Load, Wanted
+from penstock.queue.election import RENEW_SECONDS, Election
+from penstock.queue.layout import SLOTS, QueueLayout
+from penstock.queue.scan import ALL, Run, Scanner, View
+from penstock.store.base import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+
+class SharedDiscovery(Discovery):
+    """Looks at all slots."""
+
+    sight_seconds = 3.0
+
+    def __init__(
+        self, store: ObjectStore, layout: QueueLayout, *, name: str, entropy: Entropy
+    ) -> None:
+        super().__init__()
+        self.name = f"{name}-{new_id(entropy, characters=12)}"
+        self._store = store
+        self._scanner = Scanner(store, layout)
+        self._entropy = entropy
+        self._election = Election(store, layout, holder=self.name, entropy=entropy)
+
+    async def look(self, wanted: Wanted) -> View:
+        minute = int((await self._store.now()).earliest // 60)
+        view = await self._scanner.look(ALL, minute=minute, worth=wanted.worth, wanted=wanted.tasks)
+        self._scanner.go_on_from(ALL[0], self._entropy.randrange(SLOTS))
+        drawn = [(self._entropy.random(), number) for number in range(len(view.sights))]
+        view.sights = [view.sights[number] for _, number in sorted(drawn)]
+        return view
+
+    def guarded(self) -> Sequence[Run]:
+        return ALL if self._election.is_elected else ()
+
+    async def keep(self, load: Callable[[], Load]) -> None:  # noqa: ARG002 - nothing depends on it
+        clock = self._store.clock.machine
+        while True:
+            try:
+                await self._election.turn()
+            except (StoreError, UnreadableObject) as error:
+                _log.warning("the election of a monitor failed, trying again: %s", error)
+            await clock.sleep(RENEW_SECONDS * self._entropy.uniform(0.8, 1.2))
+
+    async def release(self) -> None:
+        try:
+            await self._election.resign()
+        except (StoreError, UnreadableObject) as error:
+            _log.info("the monitor's term ends by itself: %s", error)

@@ -1,0 +1,90 @@
+"""Which worker is the monitor of a queue that nobody owns shards of.
+
+One cell holds the name of the elected and the end of its term. Whoever finds the term over takes
+the next. The elected trusts its term only while it has surely not ended, and lays it down when it
+stops. It is no harm if two believe in it: the monitor's work is conditional.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+import msgspec
+
+from penstock.kernel.entropy import Entropy
+from penstock.kernel.wire import Stamped
+from penstock.queue.layout import QueueLayout
+from penstock.store.base import ObjectStore
+from penstock.store.cell import Cell
+from penstock.store.metered import labelled
+from penstock.store.time import Interval
+
+TERM_SECONDS: Final = 180.0
+RENEW_SECONDS: Final = 60.0
+
+
+class Elected(Stamped, frozen=True, kw_only=True):
+    """Who is the monitor, and until when."""
+
+    kind: ClassVar[str] = "monitor"
+
+    holder: str
+    expires_ms: int
+
+
+class Election:
+    """One worker's part in it. Call `turn` every `RENEW_SECONDS`."""
+
+    def __init__(
+        self, store: ObjectStore, layout: QueueLayout, *, holder: str, entropy: Entropy
+    ) -> None:
+        self._store = store
+        self._holder = holder
+        self._cell = Cell(store, layout.monitor, Elected, entropy=entropy)
+        self._expires_ms = 0
+
+    @property
+    def is_elected(self) -> bool:
+        """Whether this worker's term has surely not ended."""
+        now = self._store.clock.estimate()
+        return now is not None and now.latest * 1000 < self._expires_ms
+
+    async def turn(self) -> None:
+        """Renew the own term, or take one that is over."""
+        with labelled("leases"):
+            now = await self._store.now()
+            if not self.is_elected:
+                present = await self._cell.read()
+                if present is not None and present.expires_ms > now.earliest * 1000:
+                    return
+            term_ms = int((now.latest + TERM_SECONDS) * 1000)
+
+            def change(present: Elected | None) -> Elected | None:
+                if present is not None and _is_another(present, self._holder, now):
+                    return present
+                if present is None:
+                    return Elected(holder=self._holder, expires_ms=term_ms)
+                return msgspec.structs.replace(present, holder=self._holder, expires_ms=term_ms)
+
+            elected = await self._cell.update(change)
+            is_mine = elected is not None and elected.holder == self._holder
+            self._expires_ms = elected.expires_ms if elected and is_mine else 0
+
+    async def resign(self) -> None:
+        """Lay the term down, so that another can begin at once."""
+        if not self.is_elected:
+            return
+        self._expires_ms = 0
+
+        def change(present: Elected | None) -> Elected | None:
+            if present is None or present.holder != self._holder:
+                return present
+            return msgspec.structs.replace(present, expires_ms=0)
+
+        with labelled("leases"):
+            await self._cell.update(change)
+
+
+def _is_another(present: Elected, holder: str, now: Interval) -> bool:
+    """Whether somebody else's term may not be over."""
+    return present.holder != holder and present.expires_ms > now.earliest * 1000

@@ -1,0 +1,202 @@
+"""The monitor: repairs what points to packs, and takes away what is settled.
+
+It is the owner of a shard in `leased`, an elected worker in `shared`, or `penstock queue monitor`
+by itself. Several at once do the same thing twice and no harm: all it does is conditional, or
+written under a key of its own.
+
+- **Settled ledgers** leave for the archive in batches, when their pack is gone and can not come
+  back: `forgotten_ms` after the submit, for a key when its lifetime is over (R3). That a pack is
+  gone must have been seen by a list that began after that moment.
+- **Void ledgers** are removed: not settled, without a pack, and with no live lease (R1).
+- **Pointers** that are missing are written again: a pack with a key that no entry of `ready/`
+  points to would never be found. What is late or double is removed by whoever follows it.
+
+Settled ledgers cost nothing to notice: the lists of discovery show them. The sweep for pointers is
+one LIST of `keyed/` a period, and one of `ready/` if there are packs, for every 1,000 objects:
+at the default of 600 s, four to nine cents a month for a small queue. A pointer that is lost delays
+its task by one period and a look at the most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.kernel.entropy import Entropy, new_id
+from penstock.kernel.errors import NotFound, UnreadableObject, VersionConflict
+from penstock.kernel.wire import decode, encode
+from penstock.queue import transitions
+from penstock.queue.archive import keep
+from penstock.queue.layout import NONCE_CHARACTERS, PackAt, QueueLayout
+from penstock.queue.ledger import Ledger
+from penstock.queue.pack import forgotten_ms
+from penstock.queue.scan import Run
+from penstock.queue.submission import Pointer
+from penstock.store.base import CREATE, Entry, ObjectStore, Version, pages
+from penstock.store.metered import labelled
+from penstock.store.time import Interval
+
+_log = logging.getLogger(__name__)
+
+BATCH: Final = 500
+"""So many settled ledgers leave at once, or fewer after `WAIT_SECONDS`."""
+WAIT_SECONDS: Final = 120.0
+REMEMBERED_MAX: Final = 5_000
+REMEMBERED_BYTES_MAX: Final = 32 * 1024 * 1024
+_AT_ONCE: Final = 16
+_YOUNG_SECONDS: Final = 60.0
+_UNREADABLE_SECONDS: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    at: PackAt
+    version: Version
+    noted_at: float
+
+
+class Monitor:
+    """Repairs the part of a queue that it is told to."""
+
+    def __init__(
+        self, store: ObjectStore, layout: QueueLayout, *, key_seconds: int, entropy: Entropy
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._key_seconds = key_seconds
+        self._entropy = entropy
+        self._clock = store.clock.machine
+        self._waiting: dict[PackAt, _Settled] = {}
+        self._unreadable: dict[PackAt, float] = {}
+        self._known: dict[PackAt, tuple[Ledger, Version, int]] = {}
+        self._known_bytes = 0
+
+    def remember(self, at: PackAt, ledger: Ledger, version: Version) -> None:
+        """What this worker has settled itself: it need not be read again."""
+        size = 256 + sum(len(bytes(each)) for each in ledger.inputs) + 300 * len(ledger.tasks)
+        if len(self._known) < REMEMBERED_MAX and self._known_bytes + size < REMEMBERED_BYTES_MAX:
+            self._known[at] = (ledger, version, size)
+            self._known_bytes += size
+
+    def note(self, settled: Sequence[tuple[PackAt, Entry]], looked: Interval) -> None:
+        """Take in ledgers that a list, begun at `looked`, has shown without their pack."""
+        instant = self._clock.monotonic()
+        for at, entry in settled:
+            if self._unreadable.get(at, 0.0) > instant or at in self._waiting:
+                continue
+            if self._may_leave_ms(at, entry) <= looked.earliest * 1000:
+                self._waiting[at] = _Settled(at, entry.version, instant)
+
+    def _may_leave_ms(self, at: PackAt, entry: Entry) -> float:
+        if at.submitted_ms is not None:
+            return forgotten_ms(at.submitted_ms)
+        return (entry.modified + self._key_seconds) * 1000
+
+    async def clear(self, *, at_once: bool = False) -> None:
+        """Archive what has been noted, if it is enough or has waited long enough."""
+        oldest = min((each.noted_at for each in self._waiting.values()), default=None)
+        if oldest is None:
+            return
+        due = at_once or self._clock.monotonic() - oldest >= WAIT_SECONDS
+        if not due and len(self._waiting) < BATCH:
+            return
+        batch = list(self._waiting.values())[: BATCH * 2]
+        with labelled("monitor"):
+            await self._archive(batch)
+
+    async def _archive(self, batch: Sequence[_Settled]) -> None:
+        slots = asyncio.Semaphore(_AT_ONCE)
+
+        async def read(each: _Settled) -> Ledger | None:
+            async with slots:
+                return await self._read(each)
+
+        async def remove(each: _Settled) -> None:
+            async with slots:
+                with suppress(VersionConflict):
+                    await self._store.delete(self._layout.ledger(each.at), version=each.version)
+
+        ledgers = await asyncio.gather(*(read(each) for each in batch))
+        now = await self._store.now()
+        records, gone = [], []
+        for each, ledger in zip(batch, ledgers, strict=True):
+            if ledger is not None and ledger.settled:
+                if ledger.key_ends_ms <= now.earliest * 1000:
+                    records.append((each.at, ledger))
+                    gone.append(each)
+            elif ledger is not None and _is_void(ledger, now):
+                gone.append(each)
+        await keep(self._store, self._layout, records, entropy=self._entropy)
+        await asyncio.gather(*(remove(each) for each in gone))
+        for each in batch:
+            self._waiting.pop(each.at, None)
+
+    async def _read(self, each: _Settled) -> Ledger | None:
+        ledger, version, size = self._known.pop(each.at, (None, None, 0))
+        self._known_bytes -= size
+        if ledger is not None and version == each.version:
+            return ledger
+        key = self._layout.ledger(each.at)
+        try:
+            found = await self._store.get(key)
+            if found is None or found.version != each.version:
+                return None
+            return decode(Ledger, found.body, where=key)
+        except NotFound:
+            return None
+        except UnreadableObject as error:
+            _log.warning("a ledger is left alone: %s", error)
+            self._unreadable[each.at] = self._clock.monotonic() + _UNREADABLE_SECONDS
+            return None
+
+    async def sweep(self, runs: Sequence[Run]) -> int:
+        """Write the pointers that are missing in these slots; returns how many there were."""
+        with labelled("monitor"):
+            packs: list[PackAt] = []
+            for run in runs:
+                packs += await self._keyed(run)
+            if not packs:
+                return 0
+            pointed: set[PackAt] = set()
+            async for page in pages(self._store, self._layout.ready):
+                read = (self._layout.read_pointer(entry.key) for entry in page.entries)
+                pointed |= {found[0] for found in read if found}
+            missing = [at for at in packs if at not in pointed]
+            for at in missing:
+                await self._point(at)
+        if missing:
+            _log.warning("%d packs with a key had no pointer; they have one again", len(missing))
+        return len(missing)
+
+    async def _keyed(self, run: Run) -> list[PackAt]:
+        """The packs with a key in these slots; ledgers that are alone are noted."""
+        looked = await self._store.now()
+        prefix, last = self._layout.keyed, f"{self._layout.keyed}{run[1]:03x}/~~"
+        pairs: dict[PackAt, list[Entry | None]] = {}
+        async for page in pages(self._store, prefix, start_after=f"{prefix}{run[0]:03x}/"):
+            for entry in page.entries:
+                read = self._layout.read(entry.key)
+                if read is not None and entry.key < last:
+                    pairs.setdefault(read[0], [None, None])[read[1]] = entry
+            if page.entries and page.entries[-1].key >= last:
+                break
+        alone = [(at, ledger) for at, (pack, ledger) in pairs.items() if ledger and not pack]
+        self.note(alone, looked)
+        old = looked.earliest - _YOUNG_SECONDS
+        return [at for at, (pack, _) in pairs.items() if pack and pack.modified <= old]
+
+    async def _point(self, at: PackAt) -> None:
+        due_ms = int((await self._store.now()).latest * 1000)
+        nonce = new_id(self._entropy, characters=NONCE_CHARACTERS)
+        key = self._layout.pointer(at, due_ms=due_ms, nonce=nonce)
+        await self._store.put(key, encode(Pointer(submitted_ms=due_ms)), CREATE)
+
+
+def _is_void(ledger: Ledger, now: Interval) -> bool:
+    """Whether no lease in it is live: without its pack it is nothing then (R1)."""
+    due_ms = transitions.next_due_ms(transitions.expire(ledger, now))
+    return due_ms is None or due_ms <= now.earliest * 1000

@@ -1,0 +1,227 @@
+"""What lists show of a queue: packs that may be claimed, and ledgers that may be archived.
+
+One LIST of `tasks/` tells all: a pack alone is ready, a pack beside its ledger is in progress, a
+ledger alone is settled. What becomes due later is in `ready/`, by the minute, and what is due there
+is looked at too. A queue that is nearly empty, seen by one who looks at all of it, is one request:
+the list begins at `ready/` and goes on to `tasks/`, and jumps over what is not due yet.
+
+Only whole pairs are judged: where a list breaks off behind a pack, that pack is left for next time.
+A look that has found enough breaks off, and the next one goes on from there, so that nothing
+starves behind what is always found first. Keys that are not ours are left alone and reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.queue.claims import Seen
+from penstock.queue.layout import LEDGER, SLOTS, PackAt, QueueLayout
+from penstock.store.base import Entry, ObjectStore, Version
+from penstock.store.metered import labelled
+
+Run = tuple[int, int]
+"""The first and the last of neighbouring slots."""
+
+ALL: Final[tuple[Run, ...]] = ((0, SLOTS - 1),)
+_END: Final = "\U0010ffff"
+PAGES_MAX: Final = 50
+"""How many pages one look reads at the most; the next goes on from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A pack that was seen, in a list or through a pointer."""
+
+    at: PackAt
+    seen: Seen | None
+    """None for a pack behind a pointer: only its key is known."""
+    ledger: Version | None = None
+    pointer: Pointed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pointed:
+    """The pointer by which a pack was found."""
+
+    key: str
+    nonce: str
+    modified: float
+
+
+@dataclass(slots=True)
+class View:
+    """What one look has shown."""
+
+    sights: list[Sight] = field(default_factory=list)
+    settled: list[tuple[PackAt, Entry]] = field(default_factory=list)
+    """Ledgers whose pack is not there."""
+    foreign: list[str] = field(default_factory=list)
+    later_ms: int | None = None
+    """When the next minute begins in which something becomes due."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Area:
+    """The keys from `first` to before `end`, and a prefix that they share."""
+
+    prefix: str
+    first: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """What a list showed: every key behind `start` up to and including `reached`."""
+
+    start: str
+    reached: str
+    entries: tuple[Entry, ...]
+
+
+class Scanner:
+    """Looks at a queue's lists, and remembers where it broke off."""
+
+    def __init__(self, store: ObjectStore, layout: QueueLayout) -> None:
+        self._store = store
+        self._layout = layout
+        self._resume: dict[Run, str] = {}
+        self._known: _Stretch | None = None
+
+    async def look(
+        self,
+        runs: Sequence[Run],
+        *,
+        minute: int,
+        worth: Callable[[Sight], int],
+        wanted: int,
+        with_ready: bool = True,
+    ) -> View:
+        """Look at these slots, and at what is due in `ready/` of them.
+
+        `minute` is the present one on the store's clock. `worth` says how many tasks of a sight
+        are of use; the look breaks off when there are as many as `wanted`.
+        """
+        view = View()
+        self._known = None
+        self._resume = {run: start for run, start in self._resume.items() if run in runs}
+        with labelled("discovery"):
+            if with_ready:
+                area = self._ready(minute, whole=tuple(runs) == ALL and not self._resume)
+                await self._walk(
+                    view, area, start=area.first, runs=runs, worth=worth, wanted=wanted
+                )
+                self._note_later(view, minute)
+            for run in runs:
+                area = self._tasks(run)
+                start = self._resume.pop(run, area.first)
+                broke_off = await self._walk(
+                    view, area, start=start, runs=(run,), worth=worth, wanted=wanted
+                )
+                if broke_off:
+                    self._resume[run] = broke_off
+        self._known = None
+        return view
+
+    def go_on_from(self, run: Run, slot: int) -> None:
+        """Let the next look at a run that was broken off go on from another slot."""
+        if run in self._resume:
+            self._resume[run] = f"{self._layout.tasks}{slot:03x}/"
+
+    def _ready(self, minute: int, *, whole: bool) -> _Area:
+        ready = self._layout.ready
+        # For one who looks at everything, the list may as well go on to what follows.
+        return _Area(self._layout.root if whole else ready, ready, f"{ready}{minute + 1}/")
+
+    def _tasks(self, run: Run) -> _Area:
+        first, last = (f"{slot:03x}/" for slot in run)
+        shared = next(n for n in range(len(first), -1, -1) if first[:n] == last[:n])
+        tasks = self._layout.tasks
+        return _Area(tasks + first[:shared], tasks + first, f"{tasks}{last}~~")
+
+    async def _walk(
+        self,
+        view: View,
+        area: _Area,
+        *,
+        start: str,
+        runs: Sequence[Run],
+        worth: Callable[[Sight], int],
+        wanted: int,
+    ) -> str:
+        """Judge what is in the area; returns where it broke off, or nothing if it did not."""
+        found = 0
+        behind = start
+        cut: list[Entry] = []
+        for _ in range(PAGES_MAX):
+            stretch = await self._list(area, start)
+            start = stretch.reached
+            entries = cut + [entry for entry in stretch.entries if entry.key < area.end]
+            is_end = stretch.reached >= area.end
+            # The ledger of a pack at the end of a page may be on the next one.
+            cut = [] if is_end or not entries or entries[-1].key.endswith(LEDGER) else entries[-1:]
+            judged = entries[: len(entries) - len(cut)]
+            behind = judged[-1].key if judged else behind
+            sights = self._judge(view, judged, runs)
+            found += sum(worth(sight) for sight in sights)
+            if is_end:
+                return ""
+            if found >= wanted:
+                break
+        return behind
+
+    async def _list(self, area: _Area, start: str) -> _Stretch:
+        """The next keys behind `start`: from the last list, if it went that far, or a new one."""
+        known = self._known
+        if known is not None and known.start <= start < known.reached:
+            later = tuple(entry for entry in known.entries if entry.key > start)
+            return _Stretch(start, known.reached, later)
+        page = await self._store.list(area.prefix, start_after=start)
+        for _ in range(PAGES_MAX):
+            if page.entries or page.cursor is None:
+                break
+            page = await self._store.list(area.prefix, start_after=start, cursor=page.cursor)
+        whole = page.cursor is None or not page.entries
+        reached = area.prefix + _END if whole else page.entries[-1].key
+        self._known = _Stretch(start, reached, page.entries)
+        return self._known
+
+    def _note_later(self, view: View, minute: int) -> None:
+        for entry in self._known.entries if self._known else ():
+            at_minute = self._layout.ready_minute(entry.key)
+            if at_minute is not None and at_minute > minute:
+                view.later_ms = at_minute * 60_000
+                return
+
+    def _judge(self, view: View, entries: Sequence[Entry], runs: Sequence[Run]) -> list[Sight]:
+        """Sort these entries into the view; returns the packs among them."""
+        before = len(view.sights)
+        for at, pack, ledger in self._pairs(view, entries):
+            if not any(first <= at.slot <= last for first, last in runs):
+                continue
+            if pack is not None:
+                seen = Seen(pack.version, pack.modified, has_ledger=ledger is not None)
+                view.sights.append(Sight(at, seen, ledger.version if ledger else None))
+            elif ledger is not None:
+                view.settled.append((at, ledger))
+        for entry in entries:
+            pointed = self._layout.read_pointer(entry.key)
+            if pointed and any(first <= pointed[0].slot <= last for first, last in runs):
+                pointer = Pointed(entry.key, pointed[1], entry.modified)
+                view.sights.append(Sight(pointed[0], None, pointer=pointer))
+        return view.sights[before:]
+
+    def _pairs(
+        self, view: View, entries: Sequence[Entry]
+    ) -> Iterator[tuple[PackAt, Entry | None, Entry | None]]:
+        pairs: dict[PackAt, list[Entry | None]] = {}
+        for entry in entries:
+            read = self._layout.read(entry.key)
+            if read is not None:
+                at, is_ledger = read
+                pairs.setdefault(at, [None, None])[is_ledger] = entry
+            elif self._layout.read_pointer(entry.key) is None:
+                view.foreign.append(entry.key)
+        for at, (pack, ledger) in pairs.items():
+            yield at, pack, ledger

@@ -1,0 +1,113 @@
+"""How a worker behaves: every number that a user may set, with its default and its variable.
+
+A setting is given in code, or by an environment variable `PENSTOCK_WORKER_…` which counts where the
+code says nothing. The `QO_SHARD_LEASING…` variables are aliases; ours win over them.
+
+| setting | variable | alias |
+|---|---|---|
+| `mode` | `PENSTOCK_WORKER_MODE` | `QO_SHARD_LEASING`: 1 is leased, 0 is shared |
+| `shards_per_worker` | `PENSTOCK_WORKER_SHARDS` | `QO_SHARD_LEASING_SHARDS_PER_WORKER` |
+| `lease_ttl_secs` | `PENSTOCK_WORKER_LEASE_TTL_SECS` | `QO_SHARD_LEASING_TTL_SECS` |
+| `lease_renew_interval_secs` | `PENSTOCK_WORKER_LEASE_RENEW_SECS` | `QO_SHARD_LEASING_RENEW_SECS` |
+| `task_lease_seconds` | `PENSTOCK_WORKER_TASK_LEASE_SECONDS` | |
+| `stop_seconds` | `PENSTOCK_WORKER_STOP_SECONDS` | |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from penstock.kernel.errors import InvalidInput
+from penstock.queue.polling import Polling
+
+
+class Mode(StrEnum):
+    """How a worker finds tasks."""
+
+    LEASED = "leased"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """The numbers of one worker. Times are the store's."""
+
+    shards_per_worker: int = 16
+    """How many shards an owner keeps when it is saturated and others are free: a target, no cap."""
+    lease_ttl_secs: float = 30.0
+    """How long an owner's lease on its shards lasts; tripled while it is idle."""
+    lease_renew_interval_secs: float = 10.0
+    task_lease_seconds: float = 30.0
+    """How long a claim lasts; renewed while its tasks run. Not a limit for how long they run."""
+    settle_seconds: float = 2.0
+    """How long endings of one pack wait for each other, to be written together."""
+    stop_seconds: float = 30.0
+    """How long a worker that is asked to stop lets its tasks run before it gives them back."""
+    sweep_seconds: float = 600.0
+    """How often what is due is compared with what points to it, and repaired."""
+    polling: Polling = field(default_factory=Polling)
+
+    def __post_init__(self) -> None:
+        if self.shards_per_worker < 1:
+            raise InvalidInput("shards_per_worker must be at least 1.")
+        if not 1 <= self.lease_renew_interval_secs <= self.lease_ttl_secs / 2 <= 1800:
+            raise InvalidInput(
+                "lease_renew_interval_secs must be at least 1 and at most half of lease_ttl_secs,"
+                f" not {self.lease_renew_interval_secs} of {self.lease_ttl_secs}."
+            )
+        for name in ("task_lease_seconds", "sweep_seconds"):
+            if not 3 <= getattr(self, name) <= 86_400:
+                raise InvalidInput(f"{name} must be between 3 s and a day.")
+        for name in ("settle_seconds", "stop_seconds"):
+            if not 0 <= getattr(self, name) <= 86_400:
+                raise InvalidInput(f"{name} must be between 0 s and a day.")
+
+
+_VARIABLES: Final = {
+    "shards_per_worker": ("PENSTOCK_WORKER_SHARDS", "QO_SHARD_LEASING_SHARDS_PER_WORKER"),
+    "lease_ttl_secs": ("PENSTOCK_WORKER_LEASE_TTL_SECS", "QO_SHARD_LEASING_TTL_SECS"),
+    "lease_renew_interval_secs": (
+        "PENSTOCK_WORKER_LEASE_RENEW_SECS",
+        "QO_SHARD_LEASING_RENEW_SECS",
+    ),
+    "task_lease_seconds": ("PENSTOCK_WORKER_TASK_LEASE_SECONDS",),
+    "stop_seconds": ("PENSTOCK_WORKER_STOP_SECONDS",),
+}
+
+
+def settings_from(environment: Mapping[str, str]) -> WorkerSettings:
+    """The defaults, with what the environment says."""
+    said: dict[str, float | int] = {}
+    for name, variables in _VARIABLES.items():
+        for variable in variables:
+            if variable in environment:
+                said[name] = _number(variable, environment[variable], whole=name.endswith("worker"))
+                break
+    return replace(WorkerSettings(), **said)  # type: ignore[arg-type]  # names are those of fields
+
+
+def mode_from(mode: str | None, environment: Mapping[str, str]) -> Mode:
+    """The mode that was given, or the one that the environment says, or `leased`."""
+    if mode is None:
+        mode = environment.get("PENSTOCK_WORKER_MODE")
+    if mode is None and "QO_SHARD_LEASING" in environment:
+        mode = Mode.LEASED if environment["QO_SHARD_LEASING"] in _YES else Mode.SHARED
+    try:
+        return Mode(mode or Mode.LEASED)
+    except ValueError as error:
+        raise InvalidInput(
+            f"{mode!r} is not a mode.", hint=f"Modes are {', '.join(Mode)}."
+        ) from error
+
+
+_YES: Final = ("1", "true", "yes", "on")
+
+
+def _number(variable: str, text: str, *, whole: bool) -> float | int:
+    try:
+        return int(text) if whole else float(text)
+    except ValueError as error:
+        raise InvalidInput(f"{variable} must be a number, not {text!r}.") from error

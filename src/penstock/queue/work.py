@@ -1,0 +1,272 @@
+"""A pack that a worker works on: its claims are kept alive, its tasks run, their endings written.
+
+One `PackAtWork` a pack. It runs the tasks that were claimed, as far as there is room, and writes
+the ledger when there is a reason to:
+
+- everything that it holds has ended;
+- an ending has waited for others for `settle_seconds`;
+- nothing of the pack waits to start, there is room, and the pack has more;
+- a third of a lease has passed: whoever is alive renews.
+
+Whatever the reason, one swap does it all: it records the endings, renews the leases and claims
+more. So in a pack of many a swap is shared by many tasks, and a pack of one costs one.
+
+A task starts only while its lease is surely live, and one that the ledger no longer gives to this
+claim is interrupted. If the store is away, the same swap is tried again until long after the lease
+has ended; an ending that nobody has overtaken still counts then. A worker that dies leaves leases
+that end by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.kernel.entropy import Entropy, new_id
+from penstock.kernel.errors import StoreError, UnreadableObject
+from penstock.queue.claims import Claimed, PackInHand, Swapped
+from penstock.queue.endings import Ending, GivenBack
+from penstock.queue.handlers import Attempt, Handler, TaskContext
+from penstock.queue.room import Room
+from penstock.queue.settings import WorkerSettings
+from penstock.queue.transitions import Claim
+from penstock.store.base import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+GIVE_UP_SECONDS: Final = 600.0
+"""How long after its lease an ending is still offered to a store that does not answer."""
+
+_PAUSE_SECONDS_MAX: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What a worker works with, the same for all its packs."""
+
+    store: ObjectStore
+    holder: str
+    settings: WorkerSettings
+    entropy: Entropy
+    room: Room
+
+    @property
+    def lease_ms(self) -> int:
+        return int(self.settings.task_lease_seconds * 1000)
+
+    def claim(self, handler: Handler, *, tasks_max: int) -> Claim:
+        """A new claim, with an id of its own."""
+        return Claim(
+            new_id(self.entropy, characters=16),
+            self.holder,
+            self.lease_ms,
+            tasks_max,
+            handler.retry.attempts,
+        )
+
+    def now_ms(self) -> int:
+        """The store's time, at the latest that it may be."""
+        known = self.store.clock.estimate()
+        assert known is not None, "nothing is claimed before the time is known"
+        return int(known.latest * 1000)
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    claim: str
+    attempt: Attempt
+    started: bool = False
+    ending: Ending | None = None
+
+
+class PackAtWork:
+    """Some tasks of one pack, claimed by this worker. `run` ends when none is held any more."""
+
+    def __init__(
+        self, hands: Hands, hand: PackInHand, handler: Handler, *, group: asyncio.TaskGroup
+    ) -> None:
+        self.hand = hand
+        self._hands = hands
+        self._handler = handler
+        self._group = group
+        self._clock = hands.store.clock.machine
+        self._held: dict[int, _Held] = {}
+        self._expires_ms: dict[str, int] = {}
+        self._news = asyncio.Event()
+        self._ended_at: float | None = None
+        self._renewed_at = 0.0
+        self._draining = False
+        self._is_dry = False
+        self._failures = 0
+
+    async def run(self, claim: str, claimed: Claimed) -> None:
+        """Work on what was claimed, and on what more of the pack is claimed on the way."""
+        self._begin(claim, claimed)
+        try:
+            while self._held:
+                await self._wait()
+                await self._write()
+        finally:
+            self._let_go()
+
+    def drain(self) -> None:
+        """Claim no more, and give back what has not started."""
+        self._draining = True
+        for held in self._held.values():
+            if not held.started:
+                self._ended(held, GivenBack())
+        self._news.set()
+
+    def give_back(self) -> None:
+        """Interrupt what runs and give it back."""
+        self.drain()
+        for held in self._held.values():
+            held.attempt.give_back()
+
+    def _begin(self, claim: str, claimed: Claimed) -> None:
+        self._renewed_at = self._clock.monotonic()
+        self._expires_ms[claim] = claimed.expires_ms
+        for place, number in claimed.attempts.items():
+            held = _Held(claim, self._attempt(claimed, place, number))
+            self._held[place] = held
+            self._group.create_task(self._run(held))
+        if self._draining:
+            self.drain()
+
+    def _attempt(self, claimed: Claimed, place: int, number: int) -> Attempt:
+        task = TaskContext(
+            id=self.hand.at.task(place),
+            type=self.hand.at.type,
+            attempt=number,
+            raw_input=claimed.pack.inputs[place],
+        )
+        return Attempt(
+            self._handler,
+            task,
+            counted=number - claimed.given_back[place],
+            now_ms=self._hands.now_ms,
+            entropy=self._hands.entropy,
+        )
+
+    async def _run(self, held: _Held) -> None:
+        """One attempt, when there is a slot for it."""
+        async with self._hands.room.slots:
+            if held.ending is not None:
+                return
+            if not self._is_trusted(held):
+                held.attempt.give_back()
+            held.started = True
+            ended = await held.attempt.run()
+            self._ended(held, ended.ending)
+            if ended.released is not None:
+                # The handler does not heed its interruption: its slot is not free yet.
+                await asyncio.wait((ended.released,))
+
+    def _is_trusted(self, held: _Held) -> bool:
+        return self._hands.now_ms() < self._expires_ms.get(held.claim, 0)
+
+    def _ended(self, held: _Held, ending: Ending | None) -> None:
+        if held.ending is None:
+            # What was lost has nothing to settle; the ledger refuses it.
+            held.ending = ending or GivenBack()
+            self._hands.room.give(1)
+            if self._ended_at is None:
+                self._ended_at = self._clock.monotonic()
+            self._news.set()
+
+    async def _wait(self) -> None:
+        """Until there is a reason to write."""
+        while not self._has_reason():
+            self._news.clear()
+            seconds = max(0.0, self._next_at() - self._clock.monotonic())
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._news.wait()
+            except TimeoutError:
+                return
+
+    def _has_reason(self) -> bool:
+        if all(held.ending is not None for held in self._held.values()):
+            return True
+        waits = any(not held.started for held in self._held.values())
+        if not waits and self._hands.room.free and self._claimable():
+            return True
+        return self._clock.monotonic() >= self._next_at()
+
+    def _next_at(self) -> float:
+        """When the next write is due at the latest."""
+        settings = self._hands.settings
+        renew_at = self._renewed_at + settings.task_lease_seconds / 3
+        if self._ended_at is None:
+            return renew_at
+        return min(renew_at, self._ended_at + settings.settle_seconds)
+
+    async def _write(self) -> None:
+        """One swap: endings, renewals, and more."""
+        endings = {p: (h.claim, h.ending) for p, h in self._held.items() if h.ending is not None}
+        live = {held.claim for held in self._held.values() if held.ending is None}
+        room = self._hands.room.take(self._claimable(), ahead=True)
+        more = self._hands.claim(self._handler, tasks_max=room) if room else None
+        try:
+            swapped = await self.hand.swap(
+                endings, claims=live, lease_ms=self._hands.lease_ms, more=more
+            )
+        except (StoreError, UnreadableObject) as error:
+            self._hands.room.give(room)
+            await self._failed(error)
+            return
+        except BaseException:
+            self._hands.room.give(room)
+            raise
+        self._failures = 0
+        self._ended_at = None
+        for place in endings:
+            del self._held[place]
+        for place in swapped.refused:
+            _log.info("task %s: another attempt has taken over", self.hand.at.task(place))
+        self._renew(live, swapped)
+        taken = swapped.more
+        self._hands.room.give(room - (len(taken.attempts) if taken else 0))
+        if taken is not None and more is not None:
+            self._begin(more.id, taken)
+        # What cannot be had now is found again by a look.
+        self._is_dry = more is not None and taken is None
+
+    def _claimable(self) -> int:
+        if self._is_dry or self._draining:
+            return 0
+        return self.hand.claimable(attempts_max=self._handler.retry.attempts)
+
+    def _renew(self, live: set[str], swapped: Swapped) -> None:
+        self._renewed_at = self._clock.monotonic()
+        self._expires_ms = dict(swapped.expires_ms)
+        for held in self._held.values():
+            if held.claim in live and held.claim not in swapped.expires_ms:
+                held.attempt.lose()
+        for place in swapped.asked_to_stop & self._held.keys():
+            self._held[place].attempt.ask_to_stop()
+        if any(held.ending is not None for held in self._held.values()):
+            self._ended_at = self._clock.monotonic()
+
+    def _let_go(self) -> None:
+        """Nothing more is written for what is held."""
+        for held in self._held.values():
+            held.attempt.lose()
+            self._ended(held, GivenBack())
+        self._held.clear()
+
+    async def _failed(self, error: StoreError | UnreadableObject) -> None:
+        """The write failed: try again later, until there is no point in it any more."""
+        self._failures += 1
+        late_ms = self._hands.now_ms() - max(self._expires_ms.values(), default=0)
+        if isinstance(error, UnreadableObject) or late_ms > GIVE_UP_SECONDS * 1000:
+            _log.error(
+                "pack %s is given up, its tasks will run again: %s", self.hand.at.path, error
+            )
+            self._let_go()
+            return
+        _log.warning("pack %s cannot be written, trying again: %s", self.hand.at.path, error)
+        pause = min(_PAUSE_SECONDS_MAX, 0.25 * 2.0 ** min(self._failures, 10))
+        await self._clock.sleep(self._hands.entropy.uniform(pause / 2, pause))
