@@ -18,7 +18,7 @@ import pytest
 from tests.architecture.source import SOURCE, Module, modules, plant
 
 SURFACE: Mapping[str, str] = {
-    "penstock": "",
+    "penstock": "Polling Queue QueueConfig Retry Task Worker WorkerSettings",
     "penstock.kernel": "",
     "penstock.store": (
         "AlreadyExists CREATE Cell Credentials Entry FaultPlan FaultyStore Head Interval Kind Meter"

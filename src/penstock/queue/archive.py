@@ -23,7 +23,6 @@ from penstock.kernel.wire import Document, decode, encode
 from penstock.queue.layout import PackAt, QueueLayout
 from penstock.queue.ledger import Ledger, Status
 from penstock.store.base import CREATE, ObjectStore, pages
-from penstock.store.metered import labelled
 
 RECORDS_MAX: Final = 1000
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -57,11 +56,10 @@ async def keep(
     for at, ledger in records:
         failed = any(task.status is Status.FAILED for task in ledger.tasks)
         apart.setdefault(layout.dead if failed else layout.archive, []).append((at, ledger))
-    with labelled("archive"):
-        for prefix, members in apart.items():
-            for batch, times in _batches(members):
-                key = layout.batch(prefix, first_ms=min(times), last_ms=max(times), entropy=entropy)
-                await store.put(key, encode(batch), CREATE)
+    for prefix, members in apart.items():
+        for batch, times in _batches(members):
+            key = layout.batch(prefix, first_ms=min(times), last_ms=max(times), entropy=entropy)
+            await store.put(key, encode(batch), CREATE)
 
 
 async def find(store: ObjectStore, layout: QueueLayout, at: PackAt) -> Ledger | None:

@@ -121,18 +121,21 @@ class PackInHand:
         """After a claim that gave nothing: there is no pack."""
 
     @property
+    def ledger(self) -> tuple[Ledger | None, Version | None]:
+        """The ledger as last read or written, and its version."""
+        last = self._ledger.last
+        return (last.state, last.version) if last else (None, None)
+
+    @property
     def record(self) -> tuple[Ledger, Version] | None:
         """The ledger as last read or written, if everything in it is settled."""
-        last = self._ledger.last
-        if last is None or last.state is None or last.version is None or not last.state.settled:
-            return None
-        return last.state, last.version
+        ledger, version = self.ledger
+        return (ledger, version) if ledger and version and ledger.settled else None
 
     def claimable(self, *, attempts_max: int) -> int:
         """How many tasks may start, by the ledger as it was last read or written."""
-        last = self._ledger.last
-        state = last.state if last else None
-        return transitions.claimable(state, attempts_max=attempts_max) if state else 0
+        ledger, _ = self.ledger
+        return transitions.claimable(ledger, attempts_max=attempts_max) if ledger else 0
 
     async def claim(self, wanted: Claim, seen: Seen | None) -> Claimed | None:
         """Claim tasks of this pack. None: somebody was faster, it is settled, void or not due.

@@ -16,13 +16,13 @@ AHEAD: Final = 2
 class Room:
     """One worker's room. `held` counts tasks that are claimed, or about to be, and not ended."""
 
-    def __init__(self, concurrency: int) -> None:
+    def __init__(self, concurrency: int, *, freed: asyncio.Event) -> None:
         self.concurrency = concurrency
         self.slots = asyncio.Semaphore(concurrency)
         self.held = 0
         self.is_contended = False
         """Other packs have been found that wait for room."""
-        self.freed = asyncio.Event()
+        self._freed = freed
 
     @property
     def free(self) -> int:
@@ -43,4 +43,4 @@ class Room:
         self.held -= count
         assert self.held >= 0, "more room was given back than was taken"
         if count:
-            self.freed.set()
+            self._freed.set()

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import StoreError, UnreadableObject
@@ -33,6 +34,9 @@ from penstock.queue.room import Room
 from penstock.queue.settings import WorkerSettings
 from penstock.queue.transitions import Claim
 from penstock.store.base import ObjectStore
+
+Spawn = Callable[[Coroutine[Any, Any, None]], None]
+"""Runs something beside, as long as the worker runs."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,13 +88,11 @@ class _Held:
 class PackAtWork:
     """Some tasks of one pack, claimed by this worker. `run` ends when none is held any more."""
 
-    def __init__(
-        self, hands: Hands, hand: PackInHand, handler: Handler, *, group: asyncio.TaskGroup
-    ) -> None:
+    def __init__(self, hands: Hands, hand: PackInHand, handler: Handler, *, spawn: Spawn) -> None:
         self.hand = hand
         self._hands = hands
         self._handler = handler
-        self._group = group
+        self._spawn = spawn
         self._clock = hands.store.clock.machine
         self._held: dict[int, _Held] = {}
         self._expires_ms: dict[str, int] = {}
@@ -100,6 +102,11 @@ class PackAtWork:
         self._draining = False
         self._is_dry = False
         self._failures = 0
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the pack has tasks that nobody holds."""
+        return self._claimable() > 0
 
     async def run(self, claim: str, claimed: Claimed) -> None:
         """Work on what was claimed, and on what more of the pack is claimed on the way."""
@@ -131,7 +138,7 @@ class PackAtWork:
         for place, number in claimed.attempts.items():
             held = _Held(claim, self._attempt(claimed, place, number))
             self._held[place] = held
-            self._group.create_task(self._run(held))
+            self._spawn(self._run(held))
         if self._draining:
             self.drain()
 

@@ -31,8 +31,8 @@ class Load:
 
     saturated: bool = False
     idle_seconds: float = 0.0
-    unhandled: frozenset[str] = frozenset()
-    """Types that were met and that this worker has no handler for."""
+    help_wanted: frozenset[str] = frozenset()
+    """Types that were met and that this worker has no handler for, or has too many tasks of."""
 
 
 class Discovery(ABC):

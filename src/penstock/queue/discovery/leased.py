@@ -102,7 +102,7 @@ class LeasedDiscovery(Discovery):
         return view
 
     async def _help(self, wanted: Wanted, minute: int) -> list[Sight]:
-        """What owners have met and cannot run, and this worker can."""
+        """What owners have met and cannot run, or not all of it, and this worker can."""
         asked: set[int] = set()
         types: set[str] = set()
         for other in self._leases.others.values():
@@ -133,7 +133,7 @@ class LeasedDiscovery(Discovery):
             now = load()
             try:
                 seconds = await self._leases.turn(
-                    LeaseLoad(now.saturated, now.idle_seconds, now.unhandled)
+                    LeaseLoad(now.saturated, now.idle_seconds, now.help_wanted)
                 )
             except (StoreError, UnreadableObject) as error:
                 _log.error("this worker can own nothing: %s", error)

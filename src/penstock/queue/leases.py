@@ -1,0 +1,403 @@
+"""Shard leases: which worker looks at which shards. Own, offer, take, expire; nobody negotiates.
+
+Each worker has one registration and renews one lease, its own, whatever it owns. A shard `s` is
+owned by `W` if the lease object of `s` names `W` and the registration of `W` is that of an owner
+whose lease has not ended. Ownership only avoids contention: tasks are safe in their ledgers, so
+two workers that look at one shard for a while do no harm.
+
+| role | means | leaves by |
+|---|---|---|
+| STANDBY | owns nothing, looks now and then | its own take, which makes it an OWNER |
+| OWNER | its projection counts until `expires_ms` | itself, to STANDBY when nothing is left; |
+| | | whoever looks, to GONE when its lease is over |
+| GONE | for ever: the worker comes back under a new id | a delete, after an hour |
+
+Others also write to an owner's registration when they remove from it what it offers. A take writes
+the taker's projection first, then ends or relieves the former owner, then swaps the lease object:
+`penstock.queue.taking` has the order, what a crash between its steps leaves, and why epochs never
+go back. Whatever is left is found by looks. An owner whose registration is GONE, missing or
+unreadable loses everything at once and begins anew under another id. An unreadable object counts
+as expired at `modified` + the longest ttl, and is then swapped.
+
+Allocation follows load. `shards_per_worker` is a target, not a cap: whoever looks takes whatever
+is free. A saturated owner offers what it has beyond its target and its fair share, and standbys
+take it up to their fair share. An idle owner that knows of another offers all it has; owners that
+work take it, or the idle one that sorts first. So few own while there is little to do, one if
+nothing.
+
+Looks. A standby reads one owner's registration every 5 to 45 s, depending on how many standbys
+there are, and lists all workers only if that shows something to do, or after half an hour. An
+owner lists them every 60 s, or every 10 minutes if it is idle and knows no other owner, and every
+10 minutes compares the lease objects with what it holds.
+
+Bounds. A dead owner's shards are taken within ttl (30 s, idle 90 s) + 72 s (the longest time
+between two looks, with its jitter) + the requests of one take; this also holds for a lost
+registration. An object that was damaged takes up to 90 s more. A deleted lease of a live owner is
+replaced within 10 minutes, and is not missed before that. A worker that has lost a shard knows it
+at its next renewal (10 s, idle 30 s), one whose lease is over at once, without a request.
+
+Price idle, 1 owner and 49 standbys, a month at S3's prices: 2.82 million reads $1.13, 86,000
+renewals $0.43, 80,000 LISTs $0.40, 35,000 refreshed registrations $0.19; together $2.15.
+
+Called by the worker: `turn` by one coroutine in a loop, `release` when that has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import platform
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.kernel.entropy import Entropy
+from penstock.kernel.errors import BucketNotFound, InvalidInput, Refused, StoreError, Unsupported
+from penstock.queue import shards as decide
+from penstock.queue.holding import Holding, Said
+from penstock.queue.layout import QueueLayout
+from penstock.queue.registry import Reason, Registration, Registry, Role
+from penstock.queue.taking import Taking
+from penstock.store.base import ObjectStore
+from penstock.store.metered import labelled
+from penstock.store.time import Interval
+
+_log = logging.getLogger(__name__)
+
+_SOON_SECONDS: Final = 1.0
+_JITTER: Final = 0.2
+_NONE: Final[Mapping[int, int]] = {}
+_LASTING = (Refused, BucketNotFound, Unsupported)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSettings:
+    """Times and targets."""
+
+    ttl_seconds: float = 30.0
+    renew_seconds: float = 10.0
+    idle_stretch: float = 3.0
+    """While idle, leases last and are renewed so many times longer."""
+    shards_per_worker: int = 16
+    """A target: how many a saturated owner keeps. Not a cap."""
+    idle_seconds: float = 120.0
+    saturated_seconds: float = 5.0
+    look_each_seconds: float = 1.0
+    look_seconds_min: float = 5.0
+    look_seconds_max: float = 45.0
+    standby_list_seconds: float = 1800.0
+    owner_list_seconds: float = 60.0
+    alone_list_seconds: float = 600.0
+    verify_seconds: float = 600.0
+    standby_seconds: float = 7200.0
+    """How long a standby counts that does not refresh its registration."""
+    forget_seconds: float = 3600.0
+    release_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.renew_seconds < self.ttl_seconds:
+            raise InvalidInput("Shard leases must be renewed before they end.")
+        if self.idle_stretch < 1 or self.shards_per_worker < 1:
+            raise InvalidInput("The idle stretch and the shards per worker must be 1 or more.")
+
+    @property
+    def longest_ttl_seconds(self) -> float:
+        return self.ttl_seconds * self.idle_stretch
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How a worker fares, told at each turn."""
+
+    saturated: bool = False
+    idle_seconds: float = 0.0
+    unhandled: frozenset[str] = frozenset()
+
+
+class ShardLeases:
+    """The shards of one worker. `owned` and `epochs` ask for nothing; `turn` does the rest."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        layout: QueueLayout,
+        *,
+        name: str,
+        shards: int = decide.SHARDS_DEFAULT,
+        handles: frozenset[str] = frozenset(),
+        settings: LeaseSettings | None = None,
+        entropy: Entropy,
+        concurrency: int = 1,
+    ) -> None:
+        self._store = store
+        self._clock = store.clock.machine
+        self._shards = decide.check_shards(shards)
+        self._settings = settings or LeaseSettings()
+        self._entropy = entropy
+        self._handles = handles
+        self._registry = Registry(
+            store,
+            layout,
+            shards=shards,
+            entropy=entropy,
+            standby_seconds=self._settings.standby_seconds,
+            unreadable_seconds=self._settings.longest_ttl_seconds,
+        )
+        fresh = Registration(
+            role=Role.STANDBY,
+            handles=tuple(sorted(handles)),
+            host=platform.node(),
+            pid=os.getpid(),
+            concurrency=concurrency,
+        )
+        self._mine = Holding(store, self._registry, name=name, fresh=fresh, entropy=entropy)
+        self._taking = Taking(self._registry, self._mine, shards=shards, write=self._write)
+        self.others: Mapping[str, Registration] = {}
+        """The other workers that were live when they were last looked at."""
+        self._load = Load()
+        self._saturated_since: float | None = None
+        self._failures = 0
+        self._released = False
+        self._waited = False
+        self._written_at = self._renew_at = self._refresh_at = 0.0
+        self._look_at = self._verify_at = self._listed_at = self._list_by = 0.0
+        self._list_jitter = 1.0
+
+    @property
+    def worker(self) -> str:
+        """The id of the present incarnation."""
+        return self._mine.worker
+
+    @property
+    def gained(self) -> asyncio.Event:
+        """Set when `owned` grows; whoever waits for it clears it."""
+        return self._mine.gained
+
+    def owned(self) -> frozenset[int]:
+        """The shards to look at now; none unless the own lease has surely not ended."""
+        return frozenset(self._mine.epochs())
+
+    def epochs(self) -> Mapping[int, int]:
+        """The shards owned now, with their epochs."""
+        return self._mine.epochs()
+
+    async def turn(self, load: Load) -> float:
+        """Do what is due, and return the seconds until something is due again.
+
+        May be called earlier, when the load has changed. What fails in passing is tried again.
+        """
+        if self._released:
+            return self._settings.alone_list_seconds
+        self._load = load
+        if not load.saturated:
+            self._saturated_since = None
+        elif self._saturated_since is None:
+            self._saturated_since = self._clock.monotonic()
+        with labelled("leases"):
+            try:
+                await self._do_what_is_due()
+            except _LASTING:
+                raise
+            except StoreError as error:
+                self._failures += 1
+                _log.info("worker %s: its lease is tried again soon: %s", self.worker, error)
+                return self._jittered(min(10.0, 2.0 ** min(self._failures, 4)))
+        self._failures = 0
+        return self._seconds_to_next()
+
+    async def release(self) -> None:
+        """Give everything up, so that others can take it at once. Never takes long or fails."""
+        self._released = True
+        with labelled("leases"):
+            await self._mine.release(seconds_max=self._settings.release_seconds)
+
+    async def _do_what_is_due(self) -> None:
+        mine = self._mine
+        if mine.registration is None:
+            await self._register()
+        elif mine.is_owner and self._seconds_to_renewal() <= 0:
+            await self._write()
+        if mine.pending:
+            await self._write(drop=await mine.settle())
+        instant = self._clock.monotonic()
+        if mine.registration is not None and not mine.is_owner and instant >= self._refresh_at:
+            self._refresh_at = instant + self._settings.standby_seconds / 2
+            await mine.refresh()
+        if mine.registration is None:
+            return
+        if self._seconds_to_list() <= 0:
+            await self._look_at_all()
+        elif not mine.is_owner and instant >= self._look_at:
+            await self._look_at_one()
+
+    def _seconds_to_next(self) -> float:
+        instant = self._clock.monotonic()
+        due = [self._seconds_to_list()]
+        if self._mine.registration is None or self._mine.pending:
+            due.append(_SOON_SECONDS)
+        elif self._mine.is_owner:
+            due.append(self._seconds_to_renewal())
+            if self._saturated_since is not None:
+                left = self._saturated_since + self._settings.saturated_seconds - instant
+                due.extend([left] if left > 0 else [])
+        else:
+            due.extend([self._look_at - instant, self._refresh_at - instant])
+        return max(_SOON_SECONDS / 2, min(due))
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * self._entropy.uniform(1 - _JITTER, 1 + _JITTER)
+
+    def _look_again_in(self, seconds: float) -> None:
+        self._list_by = min(self._list_by, self._clock.monotonic() + max(_SOON_SECONDS, seconds))
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._load.idle_seconds >= self._settings.idle_seconds
+
+    @property
+    def _stretch(self) -> float:
+        return self._settings.idle_stretch if self._is_idle else 1.0
+
+    @property
+    def _owners(self) -> list[str]:
+        return sorted(name for name, other in self.others.items() if other.role is Role.OWNER)
+
+    async def _register(self) -> None:
+        self._waited = False
+        instant = self._clock.monotonic()
+        self._refresh_at = instant + self._settings.standby_seconds / 2
+        self._list_by = instant
+        await self._mine.register()
+
+    def _seconds_to_renewal(self) -> float:
+        if self._mine.said != self._words():
+            return 0.0
+        # A lease that was stretched is renewed at the quicker pace as soon as work has come.
+        pace = self._settings.renew_seconds * self._stretch
+        return min(self._renew_at, self._written_at + pace) - self._clock.monotonic()
+
+    def _words(self) -> Said:
+        """What the registration should say now: offers, and the types without a handler."""
+        unhandled = tuple(sorted(self._load.unhandled))
+        held = self._mine.shards
+        since = self._saturated_since
+        if since is not None:
+            if self._clock.monotonic() - since >= self._settings.saturated_seconds:
+                share = decide.fair_share(shards=self._shards, workers=len(self.others) + 1)
+                per_worker = self._settings.shards_per_worker
+                offers = decide.surplus(held, shards_per_worker=per_worker, share=share)
+                return Said(offers, Reason.SATURATED if offers else None, unhandled)
+        elif self._is_idle and held and self._owners:
+            return Said(tuple(sorted(held)), Reason.IDLE, unhandled)
+        return Said((), None, unhandled)
+
+    async def _write(self, add: Mapping[int, int] = _NONE, drop: Collection[int] = ()) -> bool:
+        """Write the own registration, which also renews the lease. False: all is lost."""
+        begun = self._clock.monotonic()
+        expected = (self._mine.projection | add.keys()) - frozenset(drop)
+        ttl_seconds = self._settings.ttl_seconds * self._stretch
+        if not await self._mine.write(self._words(), ttl_seconds=ttl_seconds, add=add, drop=drop):
+            return False
+        self._written_at = begun
+        self._renew_at = begun + self._settings.renew_seconds * self._stretch
+        if expected - self._mine.projection:
+            # Others have taken from us: they are owners, and we may not know them.
+            self._look_again_in(self._jittered(self._settings.look_seconds_min))
+        return True
+
+    async def _look_at_one(self) -> None:
+        """Read one owner's registration; look at all only if there is something to do."""
+        owners = self._owners
+        self._look_at = self._clock.monotonic() + self._jittered(self._look_seconds())
+        if not owners:
+            await self._look_at_all()
+            return
+        offering = [name for name in owners if self.others[name].reason is Reason.SATURATED]
+        name = self._entropy.choice(offering or owners)
+        before = self.others[name]
+        found = await self._registry.read(name)
+        now = await self._store.now()
+        document = found.document if found else None
+        if found is None or document is None or document.role is not Role.OWNER:
+            await self._look_at_all()
+            return
+        news = set(document.unhandled) - set(before.unhandled)
+        self.others = {**self.others, name: document}
+        if (
+            self._registry.is_over(found, now)
+            or document.reason is Reason.SATURATED
+            or news & self._handles
+        ):
+            await self._look_at_all()
+
+    def _look_seconds(self) -> float:
+        settings = self._settings
+        return decide.look_seconds(
+            standbys=1 + len(self.others) - len(self._owners),
+            each_seconds=settings.look_each_seconds,
+            seconds_min=settings.look_seconds_min,
+            seconds_max=settings.look_seconds_max,
+        )
+
+    async def _look_at_all(self) -> None:
+        """Renew the picture of all workers, and take what is to be taken."""
+        await self._registry.look(but=self.worker)
+        now = await self._store.now()
+        self.others = self._registry.live(now)
+        instant = self._clock.monotonic()
+        self._look_at = instant + self._jittered(self._look_seconds())
+        self._listed_at, self._list_by = instant, math.inf
+        self._list_jitter = self._jittered(1.0)
+        try:
+            await self._act_on(now)
+        except StoreError:
+            self._look_again_in(_SOON_SECONDS)
+            raise
+
+    async def _act_on(self, now: Interval) -> None:
+        await self._registry.forget(now, after_seconds=self._settings.forget_seconds)
+        instant = self._clock.monotonic()
+        if self._mine.is_owner and instant >= self._verify_at:
+            lost, unreadable = await self._mine.verify(now)
+            pause = (
+                self._settings.longest_ttl_seconds if unreadable else self._settings.verify_seconds
+            )
+            self._verify_at = instant + pause
+            if lost and not await self._write(drop=lost):
+                return
+        if not self._must_wait():
+            again_seconds = await self._taking.take(
+                self.others,
+                now,
+                idle=self._is_idle,
+                saturated=self._load.saturated,
+                draw=self._entropy.random(),
+            )
+            if again_seconds is not None:
+                self._look_again_in(self._jittered(again_seconds))
+
+    def _seconds_to_list(self) -> float:
+        """Until all workers are to be listed; as role and load are now, not as they were."""
+        settings = self._settings
+        if not self._mine.is_owner:
+            seconds = settings.standby_list_seconds
+        elif self._is_idle and not self._owners:
+            seconds = settings.alone_list_seconds
+        else:
+            seconds = settings.owner_list_seconds
+        due = [self._listed_at + seconds * self._list_jitter, self._list_by]
+        if self._mine.is_owner:
+            due.append(self._verify_at)
+        return min(due) - self._clock.monotonic()
+
+    def _must_wait(self) -> bool:
+        """Where nobody owns anything, the standby that sorts first goes first."""
+        rivals = [name for name in self.others if name < self.worker]
+        if self._mine.is_owner or self._owners or not rivals or self._waited:
+            self._waited = False
+            return False
+        self._waited = True
+        self._look_again_in(self._look_at - self._clock.monotonic())
+        return True

@@ -1,0 +1,60 @@
+"""What a worker remembers of packs that gave it nothing: when each is worth another try.
+
+A list shows that a ledger has changed, by its version, but not what it says. So a ledger is read
+when its version is new, or when the time has come that was read from it (R10), and not otherwise.
+What is due can be tried without a list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.queue.layout import PackAt
+from penstock.queue.scan import Sight
+from penstock.store.base import Version
+
+PACKS_MAX: Final = 20_000
+FORGET_MS: Final = 600_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    sight: Sight
+    ledger: Version | None
+    due_ms: int
+
+
+class Memory:
+    """Packs by place. Forgetting one costs a request, never a task."""
+
+    def __init__(self) -> None:
+        self._known: dict[PackAt, _Known] = {}
+
+    def note(self, sight: Sight, *, ledger: Version | None, due_ms: int) -> None:
+        """This pack, with this ledger, is worth nothing before `due_ms`."""
+        self._known.pop(sight.at, None)
+        if len(self._known) >= PACKS_MAX:
+            del self._known[next(iter(self._known))]
+        self._known[sight.at] = _Known(sight, ledger, due_ms)
+
+    def forget(self, at: PackAt) -> None:
+        self._known.pop(at, None)
+
+    def is_known_idle(self, sight: Sight, now_ms: float) -> bool:
+        """Whether there is no reason to try this pack."""
+        known = self._known.get(sight.at)
+        if known is None or known.due_ms <= now_ms:
+            return False
+        return sight.seen is None or sight.ledger == known.ledger
+
+    def due(self, now_ms: float) -> list[Sight]:
+        """The packs whose time has come; they are forgotten."""
+        ready = [known.sight for known in self._known.values() if known.due_ms <= now_ms]
+        for sight in ready:
+            del self._known[sight.at]
+        return ready
+
+    def next_due_ms(self) -> int | None:
+        """When the next pack's time comes."""
+        return min((known.due_ms for known in self._known.values()), default=None)

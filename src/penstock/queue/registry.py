@@ -1,0 +1,374 @@
+"""The stored documents of the shard leases, and the single steps on them.
+
+    workers/{worker}.json        `Registration`: role, lease, projection of shards, offers
+    shard-leases/{shard}.json    `ShardLease`: who owns the shard, under which epoch
+
+Both are written only by create and swap. When and in which order is decided in
+`penstock.queue.leases`; here is what one step reads and writes. `Registry` also keeps the last
+picture of `workers/`: one LIST shows which registrations are new, and only those are read.
+
+A registration or lease that cannot be read is shown as `Found(None, …)`. It counts as expired at
+`modified` + `unreadable_seconds`, the longest that a lease can be. A standby's registration
+counts from its `modified` on: it is refreshed by a touch, which leaves its version, so that
+nobody has to read it again.
+
+A lease that names an owner is only ever written by a swap. Where there is none, a lease of nobody
+is created first: a create that arrives late, after somebody has deleted the object, brings
+back nobody and no epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Final, Generic, TypeVar
+
+import msgspec
+
+from penstock.kernel.entropy import Entropy, new_id
+from penstock.kernel.errors import (
+    AlreadyExists,
+    NotFound,
+    StoreError,
+    UnreadableObject,
+    VersionConflict,
+)
+from penstock.kernel.wire import Stamped, decode, encode
+from penstock.queue.layout import QueueLayout
+from penstock.store.base import CREATE, Object, ObjectStore, Swap, Version, pages
+from penstock.store.cell import Cell
+from penstock.store.time import Interval
+
+AT_ONCE_MAX: Final = 16
+_PAGES_MAX: Final = 20
+_FORGOTTEN_MAX: Final = 100
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+Kept = TypeVar("Kept", bound=Stamped)
+
+
+class Role(StrEnum):
+    """What a worker is. Only GONE is for ever."""
+
+    STANDBY = "standby"
+    OWNER = "owner"
+    GONE = "gone"
+
+
+class Reason(StrEnum):
+    """Why an owner offers shards."""
+
+    SATURATED = "saturated"
+    IDLE = "idle"
+
+
+class Registration(Stamped, frozen=True, kw_only=True):
+    """One incarnation of a worker. Written by itself; others end it or take what it offers."""
+
+    kind: ClassVar[str] = "worker"
+
+    role: Role
+    expires_ms: int = 0
+    """The end of an owner's lease, on the store's clock."""
+    shards: dict[int, int] = msgspec.field(default_factory=dict)
+    """Shard → epoch: what it owns or is about to take. Of one that is gone: what it had."""
+    offers: tuple[int, ...] = ()
+    reason: Reason | None = None
+    handles: tuple[str, ...] = ()
+    unhandled: tuple[str, ...] = ()
+    """Types of tasks that it met in its shards and has no handler for."""
+    host: str = ""
+    pid: int = 0
+    concurrency: int = 0
+
+
+class ShardLease(Stamped, frozen=True, kw_only=True):
+    """Who owns a shard. Written when that changes, and at no other time."""
+
+    kind: ClassVar[str] = "shard-lease"
+
+    worker: str = ""
+    """Empty: nobody yet."""
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[Kept]):
+    """A stored document; None if it cannot be read."""
+
+    document: Kept | None
+    version: Version
+    modified: float
+
+
+async def each(
+    items: Iterable[Item], act: Callable[[Item], Awaitable[Answer]]
+) -> dict[Item, Answer | StoreError]:
+    """Do the same for all items, a few at once. What fails shows its error."""
+    waiting = list(items)
+    answers: dict[Item, Answer | StoreError] = {}
+
+    async def one(item: Item) -> None:
+        try:
+            answers[item] = await act(item)
+        except StoreError as error:
+            answers[item] = error
+
+    for start in range(0, len(waiting), AT_ONCE_MAX):
+        async with asyncio.TaskGroup() as group:
+            for item in waiting[start : start + AT_ONCE_MAX]:
+                group.create_task(one(item))
+    return answers
+
+
+class Registry:
+    """The documents of one queue in the hands of one process, and its picture of the others."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        layout: QueueLayout,
+        *,
+        shards: int,
+        entropy: Entropy,
+        standby_seconds: float,
+        unreadable_seconds: float,
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._entropy = entropy
+        self._standby_seconds = standby_seconds
+        self._unreadable_seconds = unreadable_seconds
+        self._shards = {layout.shard_lease(shard): shard for shard in range(shards)}
+        self.workers: dict[str, Found[Registration]] = {}
+        self._epochs: dict[int, int] = {}
+
+    def cell(self, worker: str) -> Cell[Registration]:
+        """A handle on the registration of a worker."""
+        return Cell(self._store, self._layout.worker(worker), Registration, entropy=self._entropy)
+
+    def epoch_seen(self, shard: int) -> int:
+        """The highest epoch of a shard that was read in any document."""
+        return self._epochs.get(shard, 0)
+
+    def ends(self, found: Found[Registration]) -> float:
+        """When a registration ends, or has ended, if nobody renews it. Seconds, store time."""
+        document = found.document
+        if document is None:
+            return found.modified + self._unreadable_seconds
+        match document.role:
+            case Role.OWNER:
+                return document.expires_ms / 1000
+            case Role.STANDBY:
+                return found.modified + self._standby_seconds
+            case Role.GONE:
+                return found.modified
+
+    def is_over(self, found: Found[Registration], now: Interval) -> bool:
+        """Whether it has surely ended."""
+        return now.earliest >= self.ends(found)
+
+    def lease_ends(self, found: Found[ShardLease]) -> float:
+        """From when on a lease that names nobody, or cannot be read, may be taken.
+
+        Nobody's may be taken when the time is surely past that of its write, which the store
+        dates to the second: what makes its next epoch larger than any that was there before.
+        """
+        return found.modified + (self._unreadable_seconds if found.document is None else 1.0)
+
+    def live(self, now: Interval) -> dict[str, Registration]:
+        """The workers of the picture that can be read and have not surely ended."""
+        return {
+            worker: found.document
+            for worker, found in self.workers.items()
+            if found.document is not None
+            and found.document.role is not Role.GONE
+            and not self.is_over(found, now)
+        }
+
+    async def look(self, *, but: str) -> None:
+        """Renew the picture of all workers but one: a LIST, and a GET for each that is new."""
+        listed: dict[str, tuple[Version, float]] = {}
+        seen_pages = 0
+        async for page in pages(self._store, self._layout.workers):
+            for entry in page.entries:
+                worker = self._layout.read_worker(entry.key)
+                if worker is not None and worker != but:
+                    listed[worker] = (entry.version, entry.modified)
+            seen_pages += 1
+            if seen_pages == _PAGES_MAX:
+                break
+        self.workers = {
+            worker: Found(found.document, found.version, listed[worker][1])
+            for worker, found in self.workers.items()
+            if worker in listed and listed[worker][0] == found.version
+        }
+        answers = await each((name for name in listed if name not in self.workers), self.read)
+        for answer in answers.values():
+            if isinstance(answer, StoreError):
+                raise answer
+
+    async def read(self, worker: str) -> Found[Registration] | None:
+        """One registration as it is now; the picture has it too."""
+        known = self.workers.get(worker)
+        key = self._layout.worker(worker)
+        try:
+            answer = await self._store.get(key, unless=known.version if known else None)
+        except NotFound:
+            self.workers.pop(worker, None)
+            return None
+        if answer is None:
+            return known
+        found = _found(Registration, answer)
+        self.workers[worker] = found
+        if found.document is not None:
+            self._note(found.document.shards)
+        return found
+
+    async def refresh(self, worker: str) -> bool:
+        """Let a standby's registration count anew. False: it is gone, or cannot be read."""
+        key = self._layout.worker(worker)
+        try:
+            answer = await self._store.get(key)
+        except NotFound:
+            return False
+        assert answer is not None
+        document = _found(Registration, answer).document
+        if document is None or document.role is Role.GONE:
+            return False
+        mark = {"refreshed": new_id(self._entropy, characters=12)}
+        await self._store.touch(key, version=answer.version, metadata=mark)
+        return True
+
+    async def end(self, worker: str, now: Interval) -> bool:
+        """Swap an owner whose lease is over to GONE, so that its renewal fails.
+
+        False: it is an owner still, because it has renewed, or cannot be told yet.
+        """
+
+        def change(present: Registration | None) -> Registration | None:
+            over = present is not None and now.earliest * 1000 >= present.expires_ms
+            if present is None or present.role is not Role.OWNER or not over:
+                return None
+            return msgspec.structs.replace(present, role=Role.GONE, offers=(), reason=None)
+
+        self.workers.pop(worker, None)
+        try:
+            after = await self.cell(worker).update(change)
+        except UnreadableObject:
+            return await self._end_unreadable(worker, now)
+        return after is None or after.role is not Role.OWNER
+
+    async def _end_unreadable(self, worker: str, now: Interval) -> bool:
+        found = await self.read(worker)
+        if found is None:
+            return True
+        if found.document is not None or not self.is_over(found, now):
+            return False
+        gone = Registration(role=Role.GONE).stamped(
+            writer=new_id(self._entropy, characters=12), write=new_id(self._entropy, characters=16)
+        )
+        key = self._layout.worker(worker)
+        await self._store.put(key, encode(gone), Swap(found.version))
+        return True
+
+    async def take_offers(self, worker: str, shards: Collection[int]) -> frozenset[int]:
+        """Remove from an owner what it still offers of these, and return that."""
+        taken: frozenset[int] = frozenset()
+
+        def change(present: Registration | None) -> Registration | None:
+            nonlocal taken
+            taken = frozenset()
+            if present is None or present.role is not Role.OWNER:
+                return None
+            taken = frozenset(present.offers) & frozenset(shards) & present.shards.keys()
+            if not taken:
+                return None
+            rest = {shard: epoch for shard, epoch in present.shards.items() if shard not in taken}
+            offers = tuple(shard for shard in present.offers if shard not in taken)
+            return msgspec.structs.replace(present, shards=rest, offers=offers)
+
+        self.workers.pop(worker, None)
+        with suppress(UnreadableObject):
+            await self.cell(worker).update(change)
+        return taken
+
+    async def lease(self, shard: int) -> Found[ShardLease] | None:
+        """The lease of a shard; None if there is no object."""
+        try:
+            answer = await self._store.get(self._layout.shard_lease(shard))
+        except NotFound:
+            return None
+        assert answer is not None
+        found = _found(ShardLease, answer)
+        if found.document is not None:
+            self._note({shard: found.document.epoch})
+        return found
+
+    async def lease_versions(self) -> dict[int, Version]:
+        """The versions of all leases that are there: a LIST."""
+        versions: dict[int, Version] = {}
+        seen_pages = 0
+        async for page in pages(self._store, self._layout.shard_leases):
+            for entry in page.entries:
+                shard = self._shards.get(entry.key)
+                if shard is not None:
+                    versions[shard] = entry.version
+            seen_pages += 1
+            if seen_pages == _PAGES_MAX:
+                break
+        return versions
+
+    async def create_lease(self, shard: int) -> None:
+        """Create a lease of nobody where there is none."""
+        with suppress(AlreadyExists):
+            body = encode(self._stamped(ShardLease()))
+            await self._store.put(self._layout.shard_lease(shard), body, CREATE)
+
+    async def give_lease(
+        self, shard: int, found: Found[ShardLease], *, worker: str, epoch: int
+    ) -> Version | None:
+        """Swap a lease, as it was found, to a new owner. None: it is not as it was found."""
+        before = found.document or ShardLease()
+        lease = self._stamped(msgspec.structs.replace(before, worker=worker, epoch=epoch))
+        key = self._layout.shard_lease(shard)
+        try:
+            version = await self._store.put(key, encode(lease), Swap(found.version))
+        except VersionConflict:
+            return None
+        self._note({shard: epoch})
+        return version
+
+    async def forget(self, now: Interval, *, after_seconds: float) -> None:
+        """Delete the registrations that ended so long ago. To fail does no harm."""
+        old = [
+            worker
+            for worker, found in self.workers.items()
+            if now.earliest >= self.ends(found) + after_seconds
+        ]
+
+        async def delete(worker: str) -> None:
+            version = self.workers.pop(worker).version
+            await self._store.delete(self._layout.worker(worker), version=version)
+
+        await each(old[:_FORGOTTEN_MAX], delete)
+
+    def _stamped(self, lease: ShardLease) -> ShardLease:
+        writer = new_id(self._entropy, characters=12)
+        return lease.stamped(writer=writer, write=new_id(self._entropy, characters=16))
+
+    def _note(self, epochs: Mapping[int, int]) -> None:
+        for shard, epoch in epochs.items():
+            self._epochs[shard] = max(epoch, self._epochs.get(shard, 0))
+
+
+def _found(kind: type[Kept], answer: Object) -> Found[Kept]:
+    try:
+        document = decode(kind, answer.body, where=answer.key)
+    except UnreadableObject:
+        return Found(None, answer.version, answer.modified)
+    return Found(document, answer.version, answer.modified)

@@ -1,0 +1,347 @@
+"""One run of a worker: it looks, claims, works, remembers, and in the end lets go.
+
+| what | when |
+|---|---|
+| look | there is room, nothing found is left to try, and the pace allows it |
+| try a pack | there is room, and a look found it or its time has come (`Memory`) |
+| work on a pack | claimed, until nothing of it is held (`PackAtWork`) |
+| repair and archive | every so often, in the slots that this worker guards (`Monitor`) |
+
+A worker claims only types that it has a handler for; others are left where they are and never
+stand in the way. Passing failures of the store are tried again and logged; while the store
+refuses, the worker waits and says so. A pointer is removed when the pack that it was written for
+is settled, or when its pack can no longer come (R8).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+from penstock.kernel.errors import StoreError, UnreadableObject
+from penstock.queue.access import Access
+from penstock.queue.claims import PackInHand
+from penstock.queue.discovery.base import Discovery, Load, Wanted
+from penstock.queue.handlers import Handlers
+from penstock.queue.layout import PackAt
+from penstock.queue.memory import Memory
+from penstock.queue.monitor import Monitor
+from penstock.queue.pack import forgotten_ms
+from penstock.queue.polling import Pace
+from penstock.queue.room import Room
+from penstock.queue.scan import Sight, View
+from penstock.queue.settings import WorkerSettings
+from penstock.queue.transitions import next_due_ms
+from penstock.queue.work import Hands, PackAtWork
+
+_log = logging.getLogger(__name__)
+
+MAINTAIN_SECONDS: Final = 15.0
+_AGAIN_MS: Final = 5_000
+_UNREADABLE_MS: Final = 600_000
+_FLUSH_SECONDS: Final = 10.0
+_SATURATED_SECONDS: Final = 3.0
+_UNHANDLED_SECONDS: Final = 60.0
+_SWAMPED_SECONDS: Final = 10.0
+_SAID_MAX: Final = 1000
+
+
+class Shift:
+    """What one run of a worker has found, holds and knows."""
+
+    def __init__(
+        self,
+        access: Access,
+        handlers: Handlers,
+        discovery: Discovery,
+        *,
+        concurrency: int,
+        settings: WorkerSettings,
+    ) -> None:
+        self._access = access
+        self._handlers = handlers
+        self._discovery = discovery
+        self._settings = settings
+        self._clock = access.store.clock.machine
+        self._wake = asyncio.Event()
+        self._room = Room(concurrency, freed=self._wake)
+        self._memory = Memory()
+        self._monitor = Monitor(
+            access.store,
+            access.layout,
+            key_seconds=access.config.key_seconds,
+            entropy=access.entropy,
+        )
+        self._pace = Pace(settings.polling, entropy=access.entropy)
+        self._found: deque[Sight] = deque()
+        self._found_at = 0.0
+        self._busy: dict[PackAt, PackAtWork | None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unhandled: dict[str, float] = {}
+        self._said: set[str] = set()
+        self._stopping = asyncio.Event()
+        self._at_once = asyncio.Event()
+        self._later_ms: int | None = None
+        self._look_at = self._worked_at = self._clock.monotonic()
+        self._full_since: float | None = None
+        self._swamped: dict[PackAt, float] = {}
+
+    def stop(self, *, at_once: bool) -> None:
+        """Claim nothing more; with `at_once`, give back what runs."""
+        self._stopping.set()
+        self._wake.set()
+        if at_once:
+            self._at_once.set()
+
+    async def run(self) -> None:
+        """Work until stopped, and let go."""
+        await self._access.store.now()
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            background = [
+                group.create_task(self._discovery.keep(self._load)),
+                group.create_task(self._maintain()),
+                group.create_task(self._follow()),
+            ]
+            try:
+                await self._search()
+                await self._drain()
+            finally:
+                for task in (*background, *self._tasks):
+                    task.cancel()
+                await self._discovery.release()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _load(self) -> Load:
+        """How busy this worker is."""
+        instant = self._clock.monotonic()
+        if not self._found or self._room.free:
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = instant
+        saturated = (
+            self._full_since is not None and instant - self._full_since >= _SATURATED_SECONDS
+        )
+        idle_seconds = 0.0 if self._busy else instant - self._worked_at
+        met = {kind for kind, at in self._unhandled.items() if at > instant - _UNHANDLED_SECONDS}
+        return Load(saturated, idle_seconds, frozenset(met | self._too_much(instant)))
+
+    def _too_much(self, instant: float) -> set[str]:
+        """The types of packs that this worker has more of than it can run for a while."""
+        packs = {at: work for at, work in self._busy.items() if work and work.has_more}
+        if self._room.free:
+            packs = {}
+        self._swamped = {at: self._swamped.get(at, instant) for at in packs}
+        return {
+            at.type for at, since in self._swamped.items() if instant - since >= _SWAMPED_SECONDS
+        }
+
+    async def _follow(self) -> None:
+        """Look at once when discovery says that it is worth it."""
+        while True:
+            await self._discovery.changed.wait()
+            self._discovery.changed.clear()
+            self._look_at = self._clock.monotonic()
+            self._wake.set()
+
+    async def _search(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.clear()
+            self._start_claims()
+            if self._room.free and not self._found and self._clock.monotonic() >= self._look_at:
+                await self._look()
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._seconds_to_wait()):
+                    await self._wake.wait()
+
+    def _seconds_to_wait(self) -> float:
+        if not self._room.free:
+            return self._settings.polling.max_seconds
+        waits = [self._look_at - self._clock.monotonic()]
+        due = [each for each in (self._memory.next_due_ms(), self._later_ms) if each is not None]
+        if due:
+            waits.append(min(due) / 1000 - self._access.now().earliest)
+        # The store's time is known to a fraction of a second: do not ask it in a tight circle.
+        return max(0.05, min(waits))
+
+    async def _look(self) -> None:
+        looked = self._access.now()
+        try:
+            view = await self._discovery.look(Wanted(self._worth, self._room.concurrency))
+        except StoreError as error:
+            self._say(f"the queue cannot be looked at, trying again: {error}")
+            self._look_at = self._clock.monotonic() + self._pace.next_seconds()
+            return
+        self._take_in(view)
+        if self._discovery.guarded():
+            self._monitor.note(view.settled, looked)
+        if self._found:
+            self._pace.reset()
+        self._look_at = self._clock.monotonic() + self._pace.next_seconds()
+        if sum(sight.at.count for sight in self._found) >= self._room.concurrency:
+            # There was enough: look again as soon as it is used up.
+            self._look_at = self._clock.monotonic()
+
+    def _take_in(self, view: View) -> None:
+        self._later_ms = view.later_ms
+        self._found = deque(sight for sight in view.sights if self._worth(sight))
+        self._found_at = self._clock.monotonic()
+        for sight in view.sights:
+            if self._handlers.get(sight.at.type) is None:
+                self._unhandled[sight.at.type] = self._found_at
+        for key in view.foreign:
+            self._say(f"an object that is not ours is left alone: {key}")
+
+    def _worth(self, sight: Sight) -> int:
+        """How many tasks of a pack this worker could do with."""
+        if sight.at in self._busy or self._handlers.get(sight.at.type) is None:
+            return 0
+        if self._memory.is_known_idle(sight, self._access.now().earliest * 1000):
+            return 0
+        return sight.at.count
+
+    def _start_claims(self) -> None:
+        now_ms = self._access.now().earliest * 1000
+        if self._later_ms is not None and self._later_ms <= now_ms:
+            self._later_ms = None
+            self._look_at = self._clock.monotonic()
+        if self._clock.monotonic() - self._found_at > self._discovery.sight_seconds:
+            # Others will have taken it by now.
+            self._found.clear()
+        self._found.extend(s for s in self._memory.due(now_ms) if s.at not in self._busy)
+        while self._found and self._room.free:
+            sight = self._found.popleft()
+            if sight.at not in self._busy:
+                room = self._room.take(sight.at.count, ahead=sight.at.count > 1)
+                self._busy[sight.at] = None
+                self._spawn(self._take(sight, room))
+        self._room.is_contended = bool(self._found)
+
+    async def _take(self, sight: Sight, room: int) -> None:
+        """Claim a pack and work on it to its end."""
+        hand = PackInHand(
+            self._access.store, self._access.layout, sight.at, entropy=self._access.entropy
+        )
+        try:
+            nonce = await self._work(sight, hand, room)
+            await self._learn(sight, hand, nonce)
+        except (StoreError, UnreadableObject) as error:
+            passing = isinstance(error, StoreError)
+            self._say(f"{'a claim failed' if passing else 'a pack is left alone'}: {error}")
+            pause_ms = _AGAIN_MS if passing else _UNREADABLE_MS
+            due_ms = int(self._access.now().latest * 1000) + pause_ms
+            self._memory.note(sight, ledger=sight.ledger, due_ms=due_ms)
+        finally:
+            del self._busy[sight.at]
+            self._wake.set()
+
+    async def _work(self, sight: Sight, hand: PackInHand, room: int) -> str:
+        """Claim and work; returns the nonce of the pack if there was something to claim."""
+        handler = self._handlers.get(sight.at.type)
+        assert handler is not None, "only what has a handler is taken"
+        hands = Hands(
+            self._access.store,
+            self._discovery.name,
+            self._settings,
+            self._access.entropy,
+            self._room,
+        )
+        claim = hands.claim(handler, tasks_max=room)
+        claimed = None
+        try:
+            claimed = await hand.claim(claim, sight.seen)
+        finally:
+            self._room.give(room - (len(claimed.attempts) if claimed else 0))
+        if claimed is None:
+            return ""
+        work = self._busy[sight.at] = PackAtWork(hands, hand, handler, spawn=self._spawn)
+        if self._stopping.is_set():
+            work.drain()
+        self._worked_at = self._clock.monotonic()
+        await work.run(claim.id, claimed)
+        self._worked_at = self._clock.monotonic()
+        return claimed.pack.nonce
+
+    async def _learn(self, sight: Sight, hand: PackInHand, nonce: str) -> None:
+        """Remember when the pack is worth another try; a settled one is for the archive."""
+        now_ms = int(self._access.now().latest * 1000)
+        if hand.record is not None:
+            self._memory.forget(sight.at)
+            if self._discovery.guarded():
+                self._monitor.remember(sight.at, *hand.record)
+        else:
+            ledger, version = hand.ledger
+            due_ms = hand.next_due_ms if ledger is None else next_due_ms(ledger) or 0
+            seen = sight.seen and replace(sight.seen, has_ledger=ledger is not None)
+            known = replace(sight, seen=seen, ledger=version)
+            if due_ms > now_ms or not hand.is_gone:
+                due_ms = max(due_ms, now_ms + 1 if nonce else now_ms + _AGAIN_MS)
+                self._memory.note(known, ledger=version, due_ms=due_ms)
+        await self._mind_pointer(sight, hand, nonce)
+
+    async def _mind_pointer(self, sight: Sight, hand: PackInHand, nonce: str) -> None:
+        """Remove a pointer whose pack is settled, or can no longer come (R8)."""
+        pointer = sight.pointer
+        if pointer is None or not (hand.is_gone or hand.record is not None):
+            return
+        ends_ms = forgotten_ms(int(pointer.modified * 1000))
+        is_over = ends_ms <= self._access.now().earliest * 1000
+        if is_over or (hand.record is not None and nonce == pointer.nonce):
+            await self._access.store.delete(pointer.key)
+        else:
+            self._memory.note(sight, ledger=None, due_ms=ends_ms)
+
+    async def _maintain(self) -> None:
+        """Archive and repair what this worker guards."""
+        period = self._settings.sweep_seconds
+        sweep_at = self._clock.monotonic() + self._access.entropy.uniform(0, period)
+        while True:
+            await self._clock.sleep(MAINTAIN_SECONDS)
+            runs = self._discovery.guarded()
+            if not runs:
+                continue
+            try:
+                await self._monitor.clear()
+                if self._clock.monotonic() >= sweep_at:
+                    sweep_at = self._clock.monotonic() + period
+                    if await self._monitor.sweep(runs):
+                        self._look_at = self._clock.monotonic()
+                        self._wake.set()
+            except (StoreError, UnreadableObject) as error:
+                self._say(f"the queue cannot be repaired, trying again: {error}")
+
+    async def _drain(self) -> None:
+        """Let what runs end, then give it back; each for a while."""
+        for work in self._busy.values():
+            if work is not None:
+                work.drain()
+        await self._until_free(self._settings.stop_seconds, self._at_once)
+        for work in self._busy.values():
+            if work is not None:
+                work.give_back()
+        await self._until_free(_FLUSH_SECONDS, None)
+        if self._busy:
+            _log.warning("%d packs could not be given back; their leases end", len(self._busy))
+
+    async def _until_free(self, seconds: float, sooner: asyncio.Event | None) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._busy and not (sooner and sooner.is_set()):
+                    self._wake.clear()
+                    await self._wake.wait()
+
+    def _say(self, sentence: str) -> None:
+        """Log a sentence, once."""
+        if sentence not in self._said and len(self._said) < _SAID_MAX:
+            self._said.add(sentence)
+            _log.warning("%s", sentence)

@@ -1,0 +1,126 @@
+"""What users are shown of a task: its state and its history, in words and in seconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from penstock.queue.layout import PackAt, TaskId
+from penstock.queue.ledger import Ledger, LogLine, Status
+from penstock.queue.pack import Pack
+from penstock.queue.transitions import history
+
+_WORDS = {
+    Status.READY: "ready",
+    Status.CLAIMED: "running",
+    Status.RETRYING: "retrying",
+    Status.SUCCEEDED: "succeeded",
+    Status.FAILED: "failed",
+    Status.CANCELLED: "cancelled",
+    Status.EXPIRED: "expired",
+}
+STATES = ("ready", "delayed", "running", "retrying", "succeeded", "failed", "cancelled", "expired")
+"""The words for where a task is."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskView:
+    """A task as it was a moment ago. Times are the store's, in seconds since the epoch."""
+
+    id: TaskId
+    type: str
+    status: str
+    """One of `STATES`."""
+    attempt: int
+    """The number of the last attempt; 0 before the first."""
+    input: Any
+    result: Any
+    error: str
+    """The class of the exception that the last attempt ended with, if it did."""
+    message: str
+    trace: str
+    key: str | None
+    submitted_at: float
+    due_at: float | None
+    settled_at: float | None
+    cancel_asked: bool
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has ended for good."""
+        return self.settled_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEvent:
+    """One thing that happened to a task."""
+
+    at: float
+    what: str
+    attempt: int
+    who: str
+    note: str
+
+
+def view_of_pack(at: PackAt, place: int, pack: Pack, *, now: float) -> TaskView:
+    """A task that nobody has touched."""
+    due_at = pack.due_ms / 1000 if pack.due_ms else None
+    return TaskView(
+        id=at.task(place),
+        type=at.type,
+        status="delayed" if due_at is not None and due_at > now else "ready",
+        attempt=0,
+        input=_plain(pack.inputs[place]),
+        result=None,
+        error="",
+        message="",
+        trace="",
+        key=pack.key,
+        submitted_at=pack.submitted_ms / 1000,
+        due_at=due_at,
+        settled_at=None,
+        cancel_asked=False,
+    )
+
+
+def view_of_ledger(at: PackAt, place: int, ledger: Ledger, pack: Pack | None) -> TaskView:
+    """A task by its ledger; the pack tells what an unsettled ledger does not."""
+    task = ledger.tasks[place]
+    inputs = ledger.inputs or (pack.inputs if pack else ())
+    due_ms = task.at_ms if task.status is Status.RETRYING else (pack or ledger).due_ms
+    submitted_ms = ledger.submitted_ms or (pack.submitted_ms if pack else at.submitted_ms or 0)
+    return TaskView(
+        id=at.task(place),
+        type=at.type,
+        status=_WORDS[task.status],
+        attempt=task.attempt,
+        input=_plain(inputs[place]) if inputs else None,
+        result=_plain(task.result) if task.status is Status.SUCCEEDED else None,
+        error=task.failure.error if task.failure else "",
+        message=task.failure.message if task.failure else "",
+        trace=task.failure.trace if task.failure else "",
+        key=ledger.key or (pack.key if pack else None),
+        submitted_at=submitted_ms / 1000,
+        due_at=due_ms / 1000 if due_ms else None,
+        settled_at=task.at_ms / 1000 if task.status.settled else None,
+        cancel_asked=task.cancel,
+    )
+
+
+def events_of(view: TaskView, ledger: Ledger | None, place: int) -> list[TaskEvent]:
+    """The history of a task, oldest first."""
+    lines: Sequence[LogLine] = history(ledger, place) if ledger else ()
+    first = TaskEvent(view.submitted_at, "submitted", 0, "", f"key {view.key}" if view.key else "")
+    told = [
+        TaskEvent(line.at_ms / 1000, str(line.what), line.attempt, line.who, line.note)
+        for line in lines
+    ]
+    return [first, *told]
+
+
+def _plain(raw: msgspec.Raw) -> Any:
+    return json.loads(bytes(raw))
