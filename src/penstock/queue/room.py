@@ -1,28 +1,39 @@
 """How many tasks a worker holds and runs.
 
-`concurrency` tasks run at a time. Of a pack of many, up to `AHEAD` times as many may be claimed
-ahead, so that one write brings the work of several rounds; a pack of one is claimed only when
-there is a slot for it. While others wait for room, nobody claims ahead.
+`concurrency` tasks run at a time. Of a pack of many, more may be claimed ahead: as many as this
+worker runs in `settle_seconds`, so that one write brings the work between two of them. A pack of
+one is claimed only when there is a slot for it. While other packs wait for room, a pack that is
+worked on gets no more: packs take turns.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Final
 
-AHEAD: Final = 2
+from penstock.kernel.clock import Clock
+
+AHEAD_MIN: Final = 1
+"""So many times `concurrency` may be claimed ahead whatever the rate, to begin with."""
+_INSTANTS: Final = 64
 
 
 class Room:
     """One worker's room. `held` counts tasks that are claimed, or about to be, and not ended."""
 
-    def __init__(self, concurrency: int, *, freed: asyncio.Event) -> None:
+    def __init__(
+        self, concurrency: int, *, settle_seconds: float, clock: Clock, freed: asyncio.Event
+    ) -> None:
         self.concurrency = concurrency
         self.slots = asyncio.Semaphore(concurrency)
         self.held = 0
         self.is_contended = False
         """Other packs have been found that wait for room."""
+        self._settle_seconds = settle_seconds
+        self._clock = clock
         self._freed = freed
+        self._ended: deque[float] = deque(maxlen=_INSTANTS)
 
     @property
     def free(self) -> int:
@@ -31,9 +42,9 @@ class Room:
 
     def take(self, count: int, *, ahead: bool) -> int:
         """Reserve room for up to `count` tasks; returns for how many."""
-        limit = (
-            self.concurrency * (1 + AHEAD) if ahead and not self.is_contended else self.concurrency
-        )
+        limit = self.concurrency
+        if ahead:
+            limit += max(AHEAD_MIN * self.concurrency, self._soon())
         taken = max(0, min(count, limit - self.held))
         self.held += taken
         return taken
@@ -44,3 +55,15 @@ class Room:
         assert self.held >= 0, "more room was given back than was taken"
         if count:
             self._freed.set()
+
+    def ended(self) -> None:
+        """A task has ended: give its room back, and note the rate."""
+        self._ended.append(self._clock.monotonic())
+        self.give(1)
+
+    def _soon(self) -> int:
+        """How many tasks this worker will run in `settle_seconds`, by its last ones."""
+        if len(self._ended) < _INSTANTS:
+            return 0
+        seconds = max(1e-3, self._clock.monotonic() - self._ended[0])
+        return int(_INSTANTS / seconds * self._settle_seconds)

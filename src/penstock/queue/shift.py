@@ -69,7 +69,12 @@ class Shift:
         self._settings = settings
         self._clock = access.store.clock.machine
         self._wake = asyncio.Event()
-        self._room = Room(concurrency, freed=self._wake)
+        self._room = Room(
+            concurrency,
+            settle_seconds=settings.settle_seconds,
+            clock=self._clock,
+            freed=self._wake,
+        )
         self._memory = Memory()
         self._monitor = Monitor(
             access.store,

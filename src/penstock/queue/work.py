@@ -106,7 +106,7 @@ class PackAtWork:
     @property
     def has_more(self) -> bool:
         """Whether the pack has tasks that nobody holds."""
-        return self._claimable() > 0
+        return self.hand.claimable(attempts_max=self._handler.retry.attempts) > 0
 
     async def run(self, claim: str, claimed: Claimed) -> None:
         """Work on what was claimed, and on what more of the pack is claimed on the way."""
@@ -178,7 +178,7 @@ class PackAtWork:
         if held.ending is None:
             # What was lost has nothing to settle; the ledger refuses it.
             held.ending = ending or GivenBack()
-            self._hands.room.give(1)
+            self._hands.room.ended()
             if self._ended_at is None:
                 self._ended_at = self._clock.monotonic()
             self._news.set()
@@ -242,7 +242,7 @@ class PackAtWork:
         self._is_dry = more is not None and taken is None
 
     def _claimable(self) -> int:
-        if self._is_dry or self._draining:
+        if self._is_dry or self._draining or self._hands.room.is_contended:
             return 0
         return self.hand.claimable(attempts_max=self._handler.retry.attempts)
 
