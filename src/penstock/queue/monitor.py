@@ -56,6 +56,8 @@ _UNREADABLE_SECONDS: Final = 3600.0
 class _Settled:
     at: PackAt
     version: Version
+    looked_ms: float
+    """The store's time when the list began that did not show the pack."""
     noted_at: float
 
 
@@ -89,7 +91,7 @@ class Monitor:
             if self._unreadable.get(at, 0.0) > instant or at in self._waiting:
                 continue
             if self._may_leave_ms(at, entry) <= looked.earliest * 1000:
-                self._waiting[at] = _Settled(at, entry.version, instant)
+                self._waiting[at] = _Settled(at, entry.version, looked.earliest * 1000, instant)
 
     def _may_leave_ms(self, at: PackAt, entry: Entry) -> float:
         if at.submitted_ms is not None:
@@ -125,7 +127,7 @@ class Monitor:
         records, gone = [], []
         for each, ledger in zip(batch, ledgers, strict=True):
             if ledger is not None and ledger.settled:
-                if ledger.key_ends_ms <= now.earliest * 1000:
+                if ledger.key_ends_ms <= each.looked_ms:
                     records.append((each.at, ledger))
                     gone.append(each)
             elif ledger is not None and _is_void(ledger, now):

@@ -299,12 +299,15 @@ class Shift:
         pointer = sight.pointer
         if pointer is None or not (hand.is_gone or hand.record is not None):
             return
-        ends_ms = forgotten_ms(int(pointer.modified * 1000))
-        is_over = ends_ms <= self._access.now().earliest * 1000
-        if is_over or (hand.record is not None and nonce == pointer.nonce):
+        now_ms = int(self._access.now().earliest * 1000)
+        written_ms = int(pointer.modified * 1000)
+        ends_ms = forgotten_ms(written_ms)
+        if ends_ms <= now_ms or (hand.record is not None and nonce == pointer.nonce):
             await self._access.store.delete(pointer.key)
         else:
-            self._memory.note(sight, ledger=None, due_ms=ends_ms)
+            # The pack may be on its way: look again soon, and then more and more rarely.
+            pause_ms = max(1000, now_ms - written_ms)
+            self._memory.note(sight, ledger=None, due_ms=min(ends_ms, now_ms + pause_ms))
 
     async def _maintain(self) -> None:
         """Archive and repair what this worker guards."""

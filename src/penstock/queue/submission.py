@@ -51,8 +51,9 @@ from penstock.queue.layout import (
     keyed_pack,
     new_pack,
 )
+from penstock.queue.ledger import Ledger
 from penstock.queue.pack import RESEND_SECONDS, Pack, is_void
-from penstock.store.base import CREATE, ObjectStore
+from penstock.store.base import CREATE, Object, ObjectStore
 from penstock.store.metered import labelled
 
 INPUT_BYTES_MAX: Final = 256 * 1024
@@ -122,7 +123,7 @@ class Submitter:
             try:
                 await self.store.put(where, encode(pack), CREATE)
             except AlreadyExists:
-                if await self._is_taken(where):
+                if await self._is_taken(at):
                     await self.store.delete(pointer)
                     return
             else:
@@ -133,19 +134,37 @@ class Submitter:
             key=where,
         )
 
-    async def _is_taken(self, where: str) -> bool:
-        """Whether a pack with this key is there to be run; a void one is removed (R6)."""
-        try:
-            found = await self.store.get(where)
-        except NotFound:
+    async def _is_taken(self, at: PackAt) -> bool:
+        """Whether the key is taken by a pack that is there; one that will not run is removed (R6).
+
+        That is a void pack, and one beside the record of an earlier one that has come to its end:
+        it is either that earlier one or a duplicate of it, left behind by a crash.
+        """
+        where = self.layout.pack(at)
+        found = await self._get(where)
+        if found is None:
             return False
-        assert found is not None
         pack = decode(Pack, found.body, where=where)
-        if not is_void(pack.submitted_ms, found.modified):
+        if not is_void(pack.submitted_ms, found.modified) and not await self._has_ended(at):
             return True
         with suppress(VersionConflict):
             await self.store.delete(where, version=found.version)
         return False
+
+    async def _has_ended(self, at: PackAt) -> bool:
+        where = self.layout.ledger(at)
+        found = await self._get(where)
+        if found is None:
+            return False
+        ledger = decode(Ledger, found.body, where=where)
+        now = await self.store.now()
+        return ledger.settled and ledger.key_ends_ms <= now.earliest * 1000
+
+    async def _get(self, key: str) -> Object | None:
+        try:
+            return await self.store.get(key)
+        except NotFound:
+            return None
 
     async def _check_in_time(self, submitted_ms: int, where: str) -> None:
         if (await self.store.now()).latest * 1000 >= submitted_ms + RESEND_SECONDS * 1000:

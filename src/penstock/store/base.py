@@ -44,7 +44,7 @@ SEGMENT_BYTES_MAX: Final = 255
 METADATA_BYTES_MAX: Final = 2048
 PAGE_KEYS_MAX: Final = 1000
 RESERVED_FOLDER: Final = ".penstock"
-_PLAIN_KEY: Final = re.compile(r"[\w=-][\w.=-]{0,254}(?:/[\w=-][\w.=-]{0,254})*", re.ASCII)
+_PLAIN_KEY: Final = re.compile(r"[\w=~@-][\w.=~@-]{0,254}(?:/[\w=~@-][\w.=~@-]{0,254})*", re.ASCII)
 _UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f\\]")
 _METADATA_NAME: Final = re.compile(r"[a-z0-9_-]+")
 NO_METADATA: Final[Mapping[str, str]] = {}

@@ -63,6 +63,8 @@ class LeasedDiscovery(Discovery):
         self._scanner = Scanner(store, layout)
         self._helping = Scanner(store, layout)
         self._ready_at = self._help_at = float("-inf")
+        self._owned: frozenset[int] = frozenset()
+        self._runs: tuple[Run, ...] = ()
         self._leases = ShardLeases(
             store,
             layout,
@@ -122,7 +124,10 @@ class LeasedDiscovery(Discovery):
         return [sight for sight in view.sights if sight.at.type in types]
 
     def guarded(self) -> Sequence[Run]:
-        return self._slots(self._leases.owned())
+        owned = self._leases.owned()
+        if owned != self._owned:
+            self._owned, self._runs = owned, self._slots(owned)
+        return self._runs
 
     def _slots(self, shards: set[int] | frozenset[int]) -> tuple[Run, ...]:
         runs = decide.slot_runs(shards, shards=self._shards)
