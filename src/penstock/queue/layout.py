@@ -27,6 +27,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Final, NewType
 
 from penstock.kernel.entropy import Entropy, new_id
@@ -47,6 +48,7 @@ _KEYED: Final = "key"
 _STAMP_CHARACTERS: Final = 9
 NONCE_CHARACTERS: Final = 15
 _DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_PLAIN_DIGITS: Final = str.maketrans(_DIGITS, "0123456789abcdefghijklmnopqrstuv")
 _WORKER: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,120}")
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 _ID: Final = re.compile(
@@ -91,7 +93,7 @@ class PackAt:
         return TaskId(f"{self.place}.{self.slot:03x}.{self.pack}.{self.count}.{index}.{self.type}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class QueueLayout:
     """The keys of one queue."""
 
@@ -100,7 +102,7 @@ class QueueLayout:
     def __post_init__(self) -> None:
         check_name(self.queue, what="queue")
 
-    @property
+    @cached_property
     def root(self) -> str:
         return f"queues/{self.queue}/"
 
@@ -110,39 +112,39 @@ class QueueLayout:
     def ledger(self, at: PackAt) -> str:
         return self.root + at.path + LEDGER
 
-    @property
+    @cached_property
     def tasks(self) -> str:
         return f"{self.root}tasks/"
 
-    @property
+    @cached_property
     def ready(self) -> str:
         return f"{self.root}ready/"
 
-    @property
+    @cached_property
     def keyed(self) -> str:
         return f"{self.root}keyed/"
 
-    @property
+    @cached_property
     def workers(self) -> str:
         return f"{self.root}workers/"
 
-    @property
+    @cached_property
     def shard_leases(self) -> str:
         return f"{self.root}shard-leases/"
 
-    @property
+    @cached_property
     def config(self) -> str:
         return f"{self.root}config.json"
 
-    @property
+    @cached_property
     def monitor(self) -> str:
         return f"{self.root}monitor.json"
 
-    @property
+    @cached_property
     def archive(self) -> str:
         return f"{self.root}archive/"
 
-    @property
+    @cached_property
     def dead(self) -> str:
         return f"{self.root}dead/"
 
@@ -197,17 +199,7 @@ class QueueLayout:
 
     def read(self, key: str) -> tuple[PackAt, bool] | None:
         """The pack that a key is of, and whether the key is its ledger; None if it is neither."""
-        path = key.removeprefix(self.root)
-        is_ledger = path.endswith(LEDGER)
-        found = _PACK.fullmatch(path.removesuffix(LEDGER))
-        if not found or not key.startswith(self.root):
-            return None
-        tasks, keyed, minute, slot, pack, count, type_ = found.groups()
-        place = _NOW if tasks else _KEYED if keyed else minute
-        at = PackAt(place, int(slot, 16), PackId(pack), int(count), type_)
-        if not _is_sound(at) or at.path != path.removesuffix(LEDGER):
-            return None
-        return at, is_ledger
+        return _read(key.removeprefix(self.root)) if key.startswith(self.root) else None
 
 
 def new_pack(*, type: str, count: int, submitted_ms: int, entropy: Entropy) -> PackAt:
@@ -267,6 +259,19 @@ def check_name(name: str, *, what: str) -> str:
     return name
 
 
+# Every look of a worker sees what the looks before it saw.
+@lru_cache(maxsize=20_000)
+def _read(path: str) -> tuple[PackAt, bool] | None:
+    name = path.removesuffix(LEDGER)
+    found = _PACK.fullmatch(name)
+    if not found:
+        return None
+    tasks, keyed, minute, slot, pack, count, type_ = found.groups()
+    place = _NOW if tasks else _KEYED if keyed else minute
+    at = PackAt(place, int(slot, 16), PackId(pack), int(count), type_)
+    return (at, name != path) if _is_sound(at) and at.path == name else None
+
+
 def _is_sound(at: PackAt) -> bool:
     named = _NAME.fullmatch(at.type) is not None and not at.type.endswith(LEDGER)
     return named and 0 < at.count <= TASKS_PER_PACK_MAX
@@ -285,7 +290,5 @@ def _stamp(milliseconds: int) -> str:
 
 
 def _milliseconds(stamp: str) -> int:
-    value = 0
-    for character in stamp:
-        value = value << 5 | _DIGITS.index(character)
-    return value
+    # Python's own base 32 has other digits.
+    return int(stamp.translate(_PLAIN_DIGITS), 32)

@@ -311,26 +311,23 @@ class ShardLeases:
         """Read one owner's registration; look at all only if there is something to do."""
         owners = self._owners
         self._look_at = self._clock.monotonic() + self._jittered(self._look_seconds())
-        if not owners:
-            await self._look_at_all()
-            return
-        offering = [name for name in owners if self.others[name].reason is Reason.SATURATED]
-        name = self._entropy.choice(offering or owners)
-        before = self.others[name]
+        if owners:
+            offering = [name for name in owners if self.others[name].reason is Reason.SATURATED]
+            name = self._entropy.choice(offering or owners)
+            if not await self._shows_something_to_do(name):
+                return
+        await self._look_at_all()
+
+    async def _shows_something_to_do(self, name: str) -> bool:
         found = await self._registry.read(name)
         now = await self._store.now()
         document = found.document if found else None
         if found is None or document is None or document.role is not Role.OWNER:
-            await self._look_at_all()
-            return
-        news = set(document.unhandled) - set(before.unhandled)
+            return True
+        news = set(document.unhandled) - set(self.others[name].unhandled)
         self.others = {**self.others, name: document}
-        if (
-            self._registry.is_over(found, now)
-            or document.reason is Reason.SATURATED
-            or news & self._handles
-        ):
-            await self._look_at_all()
+        offers = document.reason is Reason.SATURATED
+        return offers or bool(news & self._handles) or self._registry.is_over(found, now)
 
     def _look_seconds(self) -> float:
         settings = self._settings
@@ -395,9 +392,10 @@ class ShardLeases:
     def _must_wait(self) -> bool:
         """Where nobody owns anything, the standby that sorts first goes first."""
         rivals = [name for name in self.others if name < self.worker]
-        if self._mine.is_owner or self._owners or not rivals or self._waited:
+        if self._mine.is_owner or self._owners or not rivals:
             self._waited = False
-            return False
-        self._waited = True
-        self._look_again_in(self._look_at - self._clock.monotonic())
-        return True
+        elif not self._waited:
+            self._waited = True
+            self._look_again_in(self._look_at - self._clock.monotonic())
+            return True
+        return False

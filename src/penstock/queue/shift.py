@@ -290,7 +290,8 @@ class Shift:
             seen = sight.seen and replace(sight.seen, has_ledger=ledger is not None)
             known = replace(sight, seen=seen, ledger=version)
             if due_ms > now_ms or not hand.is_gone:
-                due_ms = max(due_ms, now_ms + 1 if nonce else now_ms + _AGAIN_MS)
+                if due_ms <= now_ms:
+                    due_ms = now_ms + (1 if nonce else _AGAIN_MS)
                 self._memory.note(known, ledger=version, due_ms=due_ms)
         await self._mind_pointer(sight, hand, nonce)
 

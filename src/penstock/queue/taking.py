@@ -49,7 +49,7 @@ from penstock.store.time import Interval
 TAKEN_AT_ONCE_MAX: Final = 256
 """How many shards are taken at once at the most; the others follow at the next look."""
 _SOON_SECONDS: Final = 1.0
-_REFUSED_SECONDS: Final = 5.0
+_AGAIN_SECONDS: Final = 5.0
 
 Write = Callable[[Mapping[int, int], Collection[int]], Awaitable[bool]]
 """Writes the own registration with these shards more and those less; False if all is lost."""
@@ -122,7 +122,7 @@ class Taking:
         refused = {c.shard for c in candidates if answers.get(c.shard, False) is False}
         if refused:
             # Others were faster. What they left may be seen when they are done.
-            self._look_again_in(_REFUSED_SECONDS)
+            self._look_again_in(_AGAIN_SECONDS)
             await self._write({}, refused)
         return self._again_seconds
 
@@ -176,6 +176,8 @@ class Taking:
         } - {"", self._mine.worker}
         read = await each(sorted(named), self._registry.read)
         unknown = {name for name, answer in read.items() if isinstance(answer, StoreError)}
+        if unknown or len(leases) < len(plan):
+            self._look_again_in(_AGAIN_SECONDS)
         candidates = (
             self._candidate(shard, found, offerer=plan[shard], unknown=unknown, now=now)
             for shard, found in leases.items()
@@ -196,7 +198,9 @@ class Taking:
         to_end = {name for name in self._dead(now) if shard in self._shards_of(name)}
         if lease is None or not lease.worker:
             ripe = self._registry.lease_ends(found)
-            if offerer or now.earliest < ripe:
+            if offerer:
+                return None  # Its owner will miss it, and take it anew.
+            if now.earliest < ripe:
                 self._look_again_in(ripe - now.earliest)
                 return None
         elif offerer:

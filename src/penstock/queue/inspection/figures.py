@@ -1,0 +1,171 @@
+"""A queue in figures: what waits and for how long, and who is there to do it.
+
+| what | requests at the most |
+|---|---|
+| `stats` | a survey, a LIST of `workers/`, one of `dead/`, a GET a worker and `DOUBTS_MAX` more |
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.kernel.errors import UnreadableObject
+from penstock.queue import shards as decide
+from penstock.queue.access import Access
+from penstock.queue.election import Elected
+from penstock.queue.inspection.survey import Survey, dead_keys, document, surveyed
+from penstock.queue.layout import PackAt
+from penstock.queue.leases import LeaseSettings
+from penstock.queue.pack import Pack
+from penstock.queue.registry import Registry, Role
+from penstock.store.metered import labelled
+
+DOUBTS_MAX: Final = 50
+
+
+@dataclass(slots=True)
+class TypeStats:
+    """Tasks of one type, counted by their packs: those of a pack in progress all count as such."""
+
+    type: str
+    ready: int = 0
+    delayed: int = 0
+    in_progress: int = 0
+    settled_recently: int = 0
+    """Not yet in the archive."""
+    oldest_ready_at: float | None = None
+    """When the task that waits longest was submitted or became due, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSeen:
+    """A worker that is registered and whose registration has not ended."""
+
+    name: str
+    role: str
+    host: str
+    pid: int
+    concurrency: int
+    handles: tuple[str, ...]
+    shards: tuple[int, ...]
+    unhandled: tuple[str, ...]
+    ends_at: float
+    """When it no longer counts unless it renews, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A queue in figures, at the store's time `at`."""
+
+    queue: str
+    at: float
+    types: tuple[TypeStats, ...]
+    workers: tuple[WorkerSeen, ...]
+    shards: int
+    unowned: tuple[int, ...]
+    monitor: str
+    """The elected monitor of workers that own no shards, if there is one."""
+    dead_letter_objects: int
+    notes: tuple[str, ...]
+
+
+async def stats(access: Access) -> Stats:
+    """The queue in figures, from lists: what tasks wait, and who is there for them."""
+    with labelled("inspect"):
+        now = await access.store.now()
+        survey = await surveyed(access)
+        notes = survey.notes
+        later = await _due_later(access, survey, now.middle)
+        workers = await _workers(access, notes)
+        owned = [worker.shards for worker in workers if worker.role == Role.OWNER]
+        dead = await dead_keys(access, notes)
+        elected: Elected | None = None
+        try:
+            elected = await document(access.store, access.layout.monitor, Elected)
+        except UnreadableObject as error:
+            notes.append(str(error))
+    is_term = elected is not None and elected.expires_ms > now.earliest * 1000
+    return Stats(
+        queue=access.layout.queue,
+        at=now.middle,
+        types=_by_type(survey, later),
+        workers=workers,
+        shards=access.config.shards,
+        unowned=decide.unowned(owned, shards=access.config.shards),
+        monitor=elected.holder if elected and is_term else "",
+        dead_letter_objects=len(dead),
+        notes=tuple(notes),
+    )
+
+
+async def _due_later(access: Access, survey: Survey, now: float) -> set[PackAt]:
+    """The packs that are not due yet. What is due within this very minute must be read."""
+    alone = [at for at, (pack, ledger) in survey.pairs.items() if pack and not ledger]
+    later = {at for at in alone if survey.minute(at) > now // 60}
+    doubts = [at for at in alone if survey.minute(at) == now // 60][:DOUBTS_MAX]
+
+    async def due(at: PackAt) -> bool | UnreadableObject:
+        try:
+            pack = await document(access.store, access.layout.pack(at), Pack)
+        except UnreadableObject as error:
+            return error
+        return pack is None or pack.due_ms <= now * 1000
+
+    for at, is_due in zip(doubts, await asyncio.gather(*map(due, doubts)), strict=True):
+        if isinstance(is_due, UnreadableObject):
+            survey.notes.append(str(is_due))
+        elif not is_due:
+            later.add(at)
+    return later
+
+
+def _by_type(survey: Survey, later: Collection[PackAt]) -> tuple[TypeStats, ...]:
+    types: dict[str, TypeStats] = {}
+    for at, (pack, ledger) in survey.pairs.items():
+        counts = types.setdefault(at.type, TypeStats(at.type))
+        if pack is None:
+            counts.settled_recently += at.count
+        elif ledger is not None:
+            counts.in_progress += at.count
+        elif at in later:
+            counts.delayed += at.count
+        else:
+            counts.ready += at.count
+            since = max(survey.since(at), survey.minute(at) * 60.0)
+            counts.oldest_ready_at = min(since, counts.oldest_ready_at or since)
+    return tuple(types[name] for name in sorted(types))
+
+
+async def _workers(access: Access, notes: list[str]) -> tuple[WorkerSeen, ...]:
+    leases = LeaseSettings()
+    registry = Registry(
+        access.store,
+        access.layout,
+        shards=access.config.shards,
+        entropy=access.entropy,
+        standby_seconds=leases.standby_seconds,
+        unreadable_seconds=leases.longest_ttl_seconds,
+    )
+    await registry.look(but="")
+    for name, found in registry.workers.items():
+        if found.document is None:
+            key = access.layout.worker(name)
+            notes.append(f"{key} is a registration that this release cannot read.")
+    seen = [
+        WorkerSeen(
+            name=name,
+            role=str(live.role),
+            host=live.host,
+            pid=live.pid,
+            concurrency=live.concurrency,
+            handles=live.handles,
+            shards=tuple(sorted(live.shards)),
+            unhandled=live.unhandled,
+            ends_at=registry.ends(registry.workers[name]),
+        )
+        for name, live in registry.live(access.now()).items()
+    ]
+    return tuple(sorted(seen, key=lambda worker: (worker.role != Role.OWNER, worker.name)))
