@@ -28,7 +28,7 @@ def _runnable(block: str, folder: Path) -> str:
     return f"import asyncio\nasync def main():\n{opened}{body}\n{_WHOLE}\n"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/store.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/store.md", "docs/queue.md"])
 def test_the_python_on_a_page_runs(page: str, tmp_path: Path) -> None:
     blocks = [block for block in _python_blocks(page) if "import pytest" not in block]
     assert blocks

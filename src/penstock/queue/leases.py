@@ -37,7 +37,7 @@ replaced within 10 minutes, and is not missed before that. A worker that has los
 at its next renewal (10 s, idle 30 s), one whose lease is over at once, without a request.
 
 Price idle, 1 owner and 49 standbys, a month at S3's prices: 2.82 million reads $1.13, 86,000
-renewals $0.43, 80,000 LISTs $0.40, 35,000 refreshed registrations $0.19; together $2.15.
+renewals $0.43, 80,000 LISTs $0.40, 36,000 refreshed registrations $0.20; together $2.16.
 
 Called by the worker: `turn` by one coroutine in a loop, `release` when that has ended.
 """
@@ -330,12 +330,11 @@ class ShardLeases:
         return offers or bool(news & self._handles) or self._registry.is_over(found, now)
 
     def _look_seconds(self) -> float:
-        settings = self._settings
         return decide.look_seconds(
             standbys=1 + len(self.others) - len(self._owners),
-            each_seconds=settings.look_each_seconds,
-            seconds_min=settings.look_seconds_min,
-            seconds_max=settings.look_seconds_max,
+            each_seconds=self._settings.look_each_seconds,
+            seconds_min=self._settings.look_seconds_min,
+            seconds_max=self._settings.look_seconds_max,
         )
 
     async def _look_at_all(self) -> None:

@@ -23,6 +23,7 @@ class _Known:
     sight: Sight
     ledger: Version | None
     due_ms: int
+    blind: bool
 
 
 class Memory:
@@ -31,12 +32,17 @@ class Memory:
     def __init__(self) -> None:
         self._known: dict[PackAt, _Known] = {}
 
-    def note(self, sight: Sight, *, ledger: Version | None, due_ms: int) -> None:
-        """This pack, with this ledger, is worth nothing before `due_ms`."""
+    def note(
+        self, sight: Sight, *, ledger: Version | None, due_ms: int, blind: bool = True
+    ) -> None:
+        """This pack, with this ledger, is worth nothing before `due_ms`.
+
+        Then it is tried, if `blind`; otherwise it waits for a list to show that it is still there.
+        """
         self._known.pop(sight.at, None)
         if len(self._known) >= PACKS_MAX:
             del self._known[next(iter(self._known))]
-        self._known[sight.at] = _Known(sight, ledger, due_ms)
+        self._known[sight.at] = _Known(sight, ledger, due_ms, blind)
 
     def forget(self, at: PackAt) -> None:
         self._known.pop(at, None)
@@ -50,10 +56,10 @@ class Memory:
 
     def due(self, now_ms: float) -> list[Sight]:
         """The packs whose time has come; they are forgotten."""
-        ready = [known.sight for known in self._known.values() if known.due_ms <= now_ms]
-        for sight in ready:
-            del self._known[sight.at]
-        return ready
+        ready = [known for known in self._known.values() if known.due_ms <= now_ms]
+        for known in ready:
+            del self._known[known.sight.at]
+        return [known.sight for known in ready if known.blind]
 
     def next_due_ms(self) -> int | None:
         """When the next pack's time comes."""

@@ -1,16 +1,23 @@
 """How long to wait between two looks: short while there is work, longer the longer there is none.
 
-Work sets the interval back to the least; every look that finds nothing lengthens it by a factor, up
-to the most. Jitter keeps the looks of many workers apart. The most is the bound for how late the
-first task after a long idle time is found.
+Work sets the interval back; every look that finds nothing lengthens it by a factor, up to the most.
+It is set back to the least, but no further than to a fraction of the time since the work before:
+where packs come a quarter of an hour apart, one of them says nothing about the next minute. Jitter
+keeps the looks of many workers apart. The most is the bound for how late the first task after a
+long idle time is found.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
+from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import InvalidInput
+
+_LOOKS_A_GAP: Final = 40
+"""So many looks, at the most, between two finds that are equally far apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +45,19 @@ class Polling:
 class Pace:
     """One worker's present interval."""
 
-    def __init__(self, polling: Polling, *, entropy: Entropy) -> None:
+    def __init__(self, polling: Polling, *, entropy: Entropy, clock: Clock) -> None:
         self._polling = polling
         self._entropy = entropy
+        self._clock = clock
         self._seconds = polling.min_seconds
+        self._worked_at = clock.monotonic()
 
     def reset(self) -> None:
         """There was work."""
-        self._seconds = self._polling.min_seconds
+        instant = self._clock.monotonic()
+        gap, self._worked_at = instant - self._worked_at, instant
+        slow = min(gap / _LOOKS_A_GAP, self._polling.max_seconds)
+        self._seconds = min(self._seconds, max(slow, self._polling.min_seconds))
 
     def next_seconds(self) -> float:
         """How long to wait now; the time after that is longer."""

@@ -1,7 +1,7 @@
 """How many tasks a worker holds and runs.
 
 `concurrency` tasks run at a time. Of a pack of many, more may be claimed ahead: as many as this
-worker runs in `settle_seconds`, so that one write brings the work between two of them. A pack of
+worker runs until its next settlement, so that one write brings the work between two. A pack of
 one is claimed only when there is a slot for it. While other packs wait for room, a pack that is
 worked on gets no more: packs take turns.
 """
@@ -22,15 +22,12 @@ _INSTANTS: Final = 64
 class Room:
     """One worker's room. `held` counts tasks that are claimed, or about to be, and not ended."""
 
-    def __init__(
-        self, concurrency: int, *, settle_seconds: float, clock: Clock, freed: asyncio.Event
-    ) -> None:
+    def __init__(self, concurrency: int, *, clock: Clock, freed: asyncio.Event) -> None:
         self.concurrency = concurrency
         self.slots = asyncio.Semaphore(concurrency)
         self.held = 0
         self.is_contended = False
         """Other packs have been found that wait for room."""
-        self._settle_seconds = settle_seconds
         self._clock = clock
         self._freed = freed
         self._ended: deque[float] = deque(maxlen=_INSTANTS)
@@ -40,11 +37,14 @@ class Room:
         """How many tasks could start at once."""
         return max(0, self.concurrency - self.held)
 
-    def take(self, count: int, *, ahead: bool) -> int:
-        """Reserve room for up to `count` tasks; returns for how many."""
+    def take(self, count: int, *, ahead_seconds: float = 0.0) -> int:
+        """Reserve room for up to `count` tasks; returns for how many.
+
+        With `ahead_seconds`, also for those that this worker will run in that time.
+        """
         limit = self.concurrency
-        if ahead:
-            limit += max(AHEAD_MIN * self.concurrency, self._soon())
+        if ahead_seconds:
+            limit += max(AHEAD_MIN * self.concurrency, int(self._rate() * ahead_seconds))
         taken = max(0, min(count, limit - self.held))
         self.held += taken
         return taken
@@ -61,9 +61,8 @@ class Room:
         self._ended.append(self._clock.monotonic())
         self.give(1)
 
-    def _soon(self) -> int:
-        """How many tasks this worker will run in `settle_seconds`, by its last ones."""
+    def _rate(self) -> float:
+        """Tasks a second, by the last ones."""
         if len(self._ended) < _INSTANTS:
-            return 0
-        seconds = max(1e-3, self._clock.monotonic() - self._ended[0])
-        return int(_INSTANTS / seconds * self._settle_seconds)
+            return 0.0
+        return _INSTANTS / max(1e-3, self._clock.monotonic() - self._ended[0])

@@ -38,6 +38,7 @@ class Sight:
     seen: Seen | None
     """None for a pack behind a pointer: only its key is known."""
     ledger: Version | None = None
+    ledger_modified: float = 0.0
     pointer: Pointed | None = None
 
 
@@ -204,7 +205,8 @@ class Scanner:
                 continue
             if pack is not None:
                 seen = Seen(pack.version, pack.modified, has_ledger=ledger is not None)
-                view.sights.append(Sight(at, seen, ledger.version if ledger else None))
+                version, modified = (ledger.version, ledger.modified) if ledger else (None, 0.0)
+                view.sights.append(Sight(at, seen, version, modified))
             elif ledger is not None:
                 view.settled.append((at, ledger))
         for entry in entries:

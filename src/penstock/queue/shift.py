@@ -47,7 +47,7 @@ _UNREADABLE_MS: Final = 600_000
 _FLUSH_SECONDS: Final = 10.0
 _SATURATED_SECONDS: Final = 3.0
 _UNHANDLED_SECONDS: Final = 60.0
-_SWAMPED_SECONDS: Final = 10.0
+_SWAMPED_SECONDS: Final = 30.0
 _SAID_MAX: Final = 1000
 
 
@@ -71,7 +71,6 @@ class Shift:
         self._wake = asyncio.Event()
         self._room = Room(
             concurrency,
-            settle_seconds=settings.settle_seconds,
             clock=self._clock,
             freed=self._wake,
         )
@@ -82,7 +81,7 @@ class Shift:
             key_seconds=access.config.key_seconds,
             entropy=access.entropy,
         )
-        self._pace = Pace(settings.polling, entropy=access.entropy)
+        self._pace = Pace(settings.polling, entropy=access.entropy, clock=self._clock)
         self._found: deque[Sight] = deque()
         self._found_at = 0.0
         self._busy: dict[PackAt, PackAtWork | None] = {}
@@ -190,8 +189,6 @@ class Shift:
         self._take_in(view)
         if self._discovery.guarded():
             self._monitor.note(view.settled, looked)
-        if self._found:
-            self._pace.reset()
         self._look_at = self._clock.monotonic() + self._pace.next_seconds()
         if sum(sight.at.count for sight in self._found) >= self._room.concurrency:
             # There was enough: look again as soon as it is used up.
@@ -211,9 +208,11 @@ class Shift:
         """How many tasks of a pack this worker could do with."""
         if sight.at in self._busy or self._handlers.get(sight.at.type) is None:
             return 0
-        if self._memory.is_known_idle(sight, self._access.now().earliest * 1000):
+        now = self._access.now().earliest
+        if self._memory.is_known_idle(sight, now * 1000):
             return 0
-        return sight.at.count
+        patience = self._discovery.patience_seconds(sight.at) if sight.ledger else 0.0
+        return sight.at.count if sight.ledger_modified + patience <= now else 0
 
     def _start_claims(self) -> None:
         now_ms = self._access.now().earliest * 1000
@@ -227,7 +226,8 @@ class Shift:
         while self._found and self._room.free:
             sight = self._found.popleft()
             if sight.at not in self._busy:
-                room = self._room.take(sight.at.count, ahead=sight.at.count > 1)
+                ahead = self._settings.settle_seconds_of(sight.at.count)
+                room = self._room.take(sight.at.count, ahead_seconds=ahead)
                 self._busy[sight.at] = None
                 self._spawn(self._take(sight, room))
         self._room.is_contended = bool(self._found)
@@ -273,6 +273,8 @@ class Shift:
         if self._stopping.is_set():
             work.drain()
         self._worked_at = self._clock.monotonic()
+        self._pace.reset()
+        self._look_at = min(self._look_at, self._worked_at + self._pace.next_seconds())
         await work.run(claim.id, claimed)
         self._worked_at = self._clock.monotonic()
         return claimed.pack.nonce
@@ -292,7 +294,12 @@ class Shift:
             if due_ms > now_ms or not hand.is_gone:
                 if due_ms <= now_ms:
                     due_ms = now_ms + (1 if nonce else _AGAIN_MS)
-                self._memory.note(known, ledger=version, due_ms=due_ms)
+                self._memory.note(
+                    known,
+                    ledger=version,
+                    due_ms=due_ms,
+                    blind=bool(nonce) or ledger is None or self._discovery.is_alone,
+                )
         await self._mind_pointer(sight, hand, nonce)
 
     async def _mind_pointer(self, sight: Sight, hand: PackInHand, nonce: str) -> None:

@@ -4,7 +4,7 @@ One `PackAtWork` a pack. It runs the tasks that were claimed, as far as there is
 the ledger when there is a reason to:
 
 - everything that it holds has ended;
-- an ending has waited for others for `settle_seconds`;
+- an ending has waited for others for `settle_seconds`, up to four times as long in large packs;
 - nothing of the pack waits to start, there is room, and the pack has more;
 - a third of a lease has passed: whoever is alive renews.
 
@@ -94,6 +94,7 @@ class PackAtWork:
         self._handler = handler
         self._spawn = spawn
         self._clock = hands.store.clock.machine
+        self._settle_seconds = hands.settings.settle_seconds_of(hand.at.count)
         self._held: dict[int, _Held] = {}
         self._expires_ms: dict[str, int] = {}
         self._news = asyncio.Event()
@@ -204,17 +205,16 @@ class PackAtWork:
 
     def _next_at(self) -> float:
         """When the next write is due at the latest."""
-        settings = self._hands.settings
-        renew_at = self._renewed_at + settings.task_lease_seconds / 3
+        renew_at = self._renewed_at + self._hands.settings.task_lease_seconds / 3
         if self._ended_at is None:
             return renew_at
-        return min(renew_at, self._ended_at + settings.settle_seconds)
+        return min(renew_at, self._ended_at + self._settle_seconds)
 
     async def _write(self) -> None:
         """One swap: endings, renewals, and more."""
         endings = {p: (h.claim, h.ending) for p, h in self._held.items() if h.ending is not None}
         live = {held.claim for held in self._held.values() if held.ending is None}
-        room = self._hands.room.take(self._claimable(), ahead=True)
+        room = self._hands.room.take(self._claimable(), ahead_seconds=self._settle_seconds)
         more = self._hands.claim(self._handler, tasks_max=room) if room else None
         try:
             swapped = await self.hand.swap(

@@ -115,7 +115,11 @@ class Worker:
         match self.mode:
             case Mode.SHARED:
                 return SharedDiscovery(
-                    queue.store, queue.layout, name=self._name, entropy=queue.entropy
+                    queue.store,
+                    queue.layout,
+                    name=self._name,
+                    lease_seconds=self.settings.task_lease_seconds,
+                    entropy=queue.entropy,
                 )
             case Mode.LEASED:
                 return LeasedDiscovery(

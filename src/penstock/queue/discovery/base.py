@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from penstock.queue.layout import PackAt
 from penstock.queue.scan import Run, Sight, View
 
 
@@ -42,6 +43,12 @@ class Discovery(ABC):
     """The worker's name in the queue."""
     sight_seconds: float
     """How long something that was found is worth trying: until others will have taken it."""
+    is_alone: bool
+    """Whether nobody else looks at the same packs, as a rule."""
+
+    def patience_seconds(self, at: PackAt) -> float:  # noqa: ARG002 - for those who share
+        """How old the ledger of a pack in progress must be to be worth reading."""
+        return 0.0
 
     def __init__(self) -> None:
         self.changed = asyncio.Event()

@@ -42,6 +42,7 @@ class LeasedDiscovery(Discovery):
     """Looks at the shards that this worker owns."""
 
     sight_seconds = 30.0
+    is_alone = True
 
     def __init__(
         self,

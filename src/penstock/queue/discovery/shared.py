@@ -2,35 +2,47 @@
 
 The simplest mode, for one worker or a few: nothing to own and nothing to take over. Every worker
 pays for its own looks, and two that look at the same time may want the same pack; one of them
-loses a request. So each tries what it finds in an order of its own, and in a long list goes on
-from a slot of its own choice. One worker is elected to be the monitor.
+loses a request. A pack in progress is left to its holder until its lease must have ended. Each
+tries what it finds in an order of its own, and in a long list goes on from a slot of its own
+choice. One worker is elected to be the monitor.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.queue.discovery.base import Discovery, Load, Wanted
 from penstock.queue.election import RENEW_SECONDS, Election
-from penstock.queue.layout import SLOTS, QueueLayout
+from penstock.queue.layout import SLOTS, PackAt, QueueLayout
 from penstock.queue.scan import ALL, Run, Scanner, View
 from penstock.store.base import ObjectStore
 
 _log = logging.getLogger(__name__)
+
+LEFTOVER_SECONDS: Final = 3.0
 
 
 class SharedDiscovery(Discovery):
     """Looks at all slots."""
 
     sight_seconds = 3.0
+    is_alone = False
 
     def __init__(
-        self, store: ObjectStore, layout: QueueLayout, *, name: str, entropy: Entropy
+        self,
+        store: ObjectStore,
+        layout: QueueLayout,
+        *,
+        name: str,
+        lease_seconds: float,
+        entropy: Entropy,
     ) -> None:
         super().__init__()
+        self._lease_seconds = lease_seconds
         self.name = f"{name}-{new_id(entropy, characters=12)}"
         self._store = store
         self._scanner = Scanner(store, layout)
@@ -44,6 +56,10 @@ class SharedDiscovery(Discovery):
         drawn = [(self._entropy.random(), number) for number in range(len(view.sights))]
         view.sights = [view.sights[number] for _, number in sorted(drawn)]
         return view
+
+    def patience_seconds(self, at: PackAt) -> float:
+        # Its holder is alive until its lease has ended; of a pack of many there may be some left.
+        return self._lease_seconds if at.count == 1 else LEFTOVER_SECONDS
 
     def guarded(self) -> Sequence[Run]:
         return ALL if self._election.is_elected else ()

@@ -49,7 +49,7 @@ async def surveyed(access: Access) -> Survey:
     present: list[str] = []
     async for page in pages(access.store, layout.root, delimiter="/"):
         present += [*page.folders, *(entry.key for entry in page.entries)]
-        if len(present) > 1000:
+        if len(present) > _TOP_MAX:
             break
     known = {*tops, *others, layout.config, layout.monitor}
     survey.notes += [foreign(key) for key in present if key not in known]
