@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from penstock.kernel.errors import NotFound, VersionConflict
+from penstock.kernel.errors import VersionConflict
 from penstock.queue import transitions
-from penstock.queue.claims import PackInHand, Seen
+from penstock.queue.claims import PackInHand
 from penstock.queue.endings import Stopped
 from penstock.queue.ledger import Ledger
 from penstock.queue.transitions import Claim
@@ -52,11 +52,8 @@ class PackToCancel(PackInHand):
         self, ledger: Ledger, places: frozenset[int], claim: Claim
     ) -> Ledger | None:
         """A key that was used before: the new pack is cancelled if there is one (R6)."""
-        try:
-            head = await self._store.head(self._key)
-        except NotFound:
-            return ledger
-        if not await self._makes_room(ledger, Seen(head.version, head.modified, has_ledger=True)):
+        seen = await self._look(only_due=False)
+        if seen is None or not await self._makes_room(ledger, seen):
             return ledger
         return await self._cancel_unclaimed(places, claim)
 

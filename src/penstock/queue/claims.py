@@ -14,8 +14,8 @@ decided by `transitions`; what is kept here is the order of reads, writes and de
 - A ledger names the version of its pack. Beside another pack it is void and deleted (R5). Settling
   what is over, used up or cancelled, reads the pack first (R5).
 - Only a key is used again. A pack beside the settled ledger of an earlier one is a duplicate, and
-  deleted, if it came before that ledger's end; otherwise it is new, and the ledger is archived
-  before the pack runs (R6).
+  deleted, if it was first sent before that ledger's end; otherwise it is new, and the ledger is
+  archived before the pack runs (R6).
 - A ledger that is deleted and created again is another one, and says so (`born`). What was read
   beside the one proves nothing beside the other: the pack is read again, and endings for the one
   are refused by the other. So a leftover that a late writer brings back runs nothing.
@@ -64,6 +64,8 @@ class Seen:
     version: Version
     modified: float
     has_ledger: bool
+    submitted_ms: int = 0
+    """Of a pack with a key, which was read: when it was first sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ class PackInHand:
         checked = await self._checked_claim(ledger, wanted)
         return None if checked is None else _claimed(checked.pack, wanted.id, ledger)
 
-    async def _look(self) -> Seen | None:
+    async def _look(self, *, only_due: bool = True) -> Seen | None:
         """The pack of a key, which no list has shown."""
         try:
             found = await self._store.get(self._key)
@@ -169,9 +171,9 @@ class PackInHand:
         if is_void(pack.submitted_ms, found.modified):
             await self._delete_pack(found.version)
             return None
-        if not await self._is_due(pack):
+        if only_due and not await self._is_due(pack):
             return None
-        return Seen(found.version, found.modified, has_ledger=True)
+        return Seen(found.version, found.modified, has_ledger=True, submitted_ms=pack.submitted_ms)
 
     async def _may_be_claimed(self, wanted: Claim, seen: Seen) -> bool:
         if is_void(self.at.submitted_ms, seen.modified):
@@ -191,7 +193,7 @@ class PackInHand:
 
     async def _makes_room(self, ledger: Ledger, seen: Seen) -> bool:
         """What to do with a settled ledger beside a pack: whether the pack may run (R3, R6)."""
-        if ledger.pack_version == seen.version or seen.modified * 1000 < ledger.key_ends_ms:
+        if ledger.pack_version == seen.version or seen.submitted_ms < ledger.key_ends_ms:
             await self._delete_pack(seen.version)
             return False
         if ledger.key is None:

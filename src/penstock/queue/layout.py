@@ -57,6 +57,7 @@ _ID: Final = re.compile(
 _PACK: Final = re.compile(
     r"(?:(tasks)|(keyed)|ready/([0-9]{8,9}))/([0-9a-f]{3})/([0-9a-hjkmnp-tv-z]{24})~([0-9]{1,4})~([^/]+)"
 )
+_MINUTE: Final = re.compile(r"([0-9]{8,9})/")
 _POINTER: Final = re.compile(r"ready/[0-9]{8,9}/([0-9a-f]{3})/([0-9a-hjkmnp-tv-z]{15})@(.+)")
 _BATCH: Final = re.compile(r"([0-9a-hjkmnp-tv-z]{9})-([0-9a-hjkmnp-tv-z]{9})-[0-9a-hjkmnp-tv-z]+")
 
@@ -172,8 +173,8 @@ class QueueLayout:
 
     def ready_minute(self, key: str) -> int | None:
         """The minute in which what is at this key becomes due; None if it is not in `ready`."""
-        minute = key.removeprefix(self.ready).partition("/")[0]
-        return int(minute) if key.startswith(self.ready) and minute.isdigit() else None
+        found = _MINUTE.match(key, len(self.ready)) if key.startswith(self.ready) else None
+        return int(found[1]) if found else None
 
     def read_pointer(self, key: str) -> tuple[PackAt, str] | None:
         """The pack with a key that a pointer is to, and its nonce; None if it is no pointer."""

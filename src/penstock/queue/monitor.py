@@ -5,8 +5,8 @@ by itself. Several at once do the same thing twice and no harm: all it does is c
 written under a key of its own.
 
 - **Settled ledgers** leave for the archive in batches, when their pack is gone and can not come
-  back: `forgotten_ms` after the submit, for a key when its lifetime is over (R3). That a pack is
-  gone must have been seen by a list that began after that moment.
+  back: `forgotten_ms` after the submit, for a key after the end of its lifetime (R3). That a pack
+  is gone must have been seen by a list that began after that moment.
 - **Void ledgers** are removed: not settled, without a pack, and with no live lease (R1).
 - **Pointers** that are missing are written again: a pack with a key that no entry of `ready/`
   points to would never be found. What is late or double is removed by whoever follows it.
@@ -96,7 +96,7 @@ class Monitor:
     def _may_leave_ms(self, at: PackAt, entry: Entry) -> float:
         if at.submitted_ms is not None:
             return forgotten_ms(at.submitted_ms)
-        return (entry.modified + self._key_seconds) * 1000
+        return forgotten_ms(int((entry.modified + self._key_seconds) * 1000))
 
     async def clear(self, *, at_once: bool = False) -> None:
         """Archive what has been noted, if it is enough or has waited long enough."""
@@ -127,7 +127,7 @@ class Monitor:
         records, gone = [], []
         for each, ledger in zip(batch, ledgers, strict=True):
             if ledger is not None and ledger.settled:
-                if ledger.key_ends_ms <= each.looked_ms:
+                if ledger.key is None or forgotten_ms(ledger.key_ends_ms) <= each.looked_ms:
                     records.append((each.at, ledger))
                     gone.append(each)
             elif ledger is not None and _is_void(ledger, now):

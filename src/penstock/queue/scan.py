@@ -170,7 +170,8 @@ class Scanner:
                 return ""
             if found >= wanted:
                 break
-        return behind
+        # Behind the pair: a ledger that comes to its pack meanwhile must not look like one alone.
+        return behind if behind.endswith((LEDGER, "/")) else behind + LEDGER
 
     async def _list(self, area: _Area, start: str) -> _Stretch:
         """The next keys behind `start`: from the last list, if it went that far, or a new one."""

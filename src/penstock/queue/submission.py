@@ -145,20 +145,26 @@ class Submitter:
         if found is None:
             return False
         pack = decode(Pack, found.body, where=where)
-        if not is_void(pack.submitted_ms, found.modified) and not await self._has_ended(at):
-            return True
+        if not is_void(pack.submitted_ms, found.modified):
+            ledger = await self._ended_record(at)
+            if ledger is None or (
+                ledger.pack_version != found.version and pack.submitted_ms >= ledger.key_ends_ms
+            ):
+                return True
         with suppress(VersionConflict):
             await self.store.delete(where, version=found.version)
         return False
 
-    async def _has_ended(self, at: PackAt) -> bool:
+    async def _ended_record(self, at: PackAt) -> Ledger | None:
+        """The settled ledger of the key, if the key's lifetime is over."""
         where = self.layout.ledger(at)
         found = await self._get(where)
         if found is None:
-            return False
+            return None
         ledger = decode(Ledger, found.body, where=where)
         now = await self.store.now()
-        return ledger.settled and ledger.key_ends_ms <= now.earliest * 1000
+        has_ended = ledger.settled and ledger.key_ends_ms <= now.earliest * 1000
+        return ledger if has_ended else None
 
     async def _get(self, key: str) -> Object | None:
         try:
