@@ -3,7 +3,8 @@
 A record is the settled ledger of a pack: its inputs, attempts, outcomes and log. Records leave the
 list that workers look at in batches, one put for many. Batches in which a task failed are kept
 apart: the dead letters. A batch is named after the first and the last submit in it, so that a
-task is found by the time in its id; a task with a key has no such time and is not looked for.
+task is found by the time in its id. A task with a key has no such time: the last batches are
+searched for it, the dead letters first.
 
 Whoever archives writes the batch first and deletes the ledgers then: a crash between leaves a
 record in both places, and later perhaps in two batches. They are equal; the first found counts.
@@ -63,24 +64,22 @@ async def keep(
 
 
 async def find(store: ObjectStore, layout: QueueLayout, at: PackAt) -> Ledger | None:
-    """The record of a pack, if the archive has it."""
-    submitted_ms = at.submitted_ms
-    if submitted_ms is None:
-        return None
-    left = _BATCHES_READ_MAX
-    for prefix in (layout.archive, layout.dead):
-        start = layout.after_submits_before(prefix, submitted_ms)
-        async for key in _batch_keys(store, layout, prefix, start):
-            first_ms, last_ms = layout.read_batch(key) or (0, 0)
-            if not first_ms <= submitted_ms <= last_ms:
-                continue
-            async for found, ledger in read(store, layout, key):
-                if found == at:
-                    return ledger
-            left -= 1
-            if not left:
-                return None
+    """The record of a pack, if the archive has it; reads 100 batches at the most."""
+    keys: list[str] = []
+    for prefix in (layout.dead, layout.archive):
+        start = layout.after_submits_before(prefix, at.submitted_ms) if at.submitted_ms else ""
+        found = [key async for key in _batch_keys(store, layout, prefix, start)]
+        keys += reversed(found) if at.submitted_ms is None else found
+    for key in [key for key in keys if _may_hold(layout, key, at)][:_BATCHES_READ_MAX]:
+        async for where, ledger in read(store, layout, key):
+            if where == at:
+                return ledger
     return None
+
+
+def _may_hold(layout: QueueLayout, key: str, at: PackAt) -> bool:
+    first_ms, last_ms = layout.read_batch(key) or (0, 0)
+    return at.submitted_ms is None or first_ms <= at.submitted_ms <= last_ms
 
 
 async def dead(store: ObjectStore, layout: QueueLayout) -> AsyncIterator[tuple[PackAt, Ledger]]:

@@ -32,12 +32,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import (
     NotFound,
-    NotOurs,
     StoreError,
     UnreadableObject,
     VersionConflict,
@@ -47,8 +47,8 @@ from penstock.queue import transitions
 from penstock.queue.archive import keep
 from penstock.queue.endings import Ending, GivenBack
 from penstock.queue.layout import PackAt, QueueLayout
-from penstock.queue.ledger import Ledger, fresh
-from penstock.queue.pack import Pack, is_void
+from penstock.queue.ledger import Ledger, check_ledger, fresh
+from penstock.queue.pack import Pack, check_pack, is_void
 from penstock.queue.transitions import Claim
 from penstock.store.base import ObjectStore, Version
 from penstock.store.cell import Cell
@@ -115,7 +115,9 @@ class PackInHand:
         self._layout = layout
         self._entropy = entropy
         self._key = layout.pack(at)
-        self._ledger = Cell(store, layout.ledger(at), Ledger, entropy=entropy)
+        self._ledger = Cell(
+            store, layout.ledger(at), Ledger, entropy=entropy, check=partial(check_ledger, at)
+        )
         self._checked: _Checked | None = None
         self.next_due_ms = 0
         """After a claim that gave nothing: when it is worth trying again."""
@@ -354,8 +356,7 @@ class PackInHand:
             return None
         assert found is not None
         pack = decode(Pack, found.body, where=self._key)
-        if len(pack.inputs) != self.at.count or pack.type != self.at.type:
-            raise NotOurs(f"{self._key} does not hold what its name says.")
+        check_pack(self.at, pack)
         if is_void(pack.submitted_ms, found.modified):
             await self._delete_pack(found.version)
             return None

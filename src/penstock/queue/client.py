@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -32,8 +32,9 @@ from penstock.queue.access import Access
 from penstock.queue.cancelling import PackToCancel
 from penstock.queue.config import QueueConfig, checked, make_queue, no_such_queue, read_config
 from penstock.queue.layout import PackAt, QueueLayout, TaskId, task_at
-from penstock.queue.ledger import Ledger
-from penstock.queue.pack import Pack
+from penstock.queue.ledger import Ledger, check_ledger
+from penstock.queue.pack import Pack, check_pack
+from penstock.queue.replays import replay
 from penstock.queue.submission import Submitter
 from penstock.queue.transitions import Claim
 from penstock.queue.views import TaskEvent, TaskView, events_of, view_of_ledger, view_of_pack
@@ -141,7 +142,7 @@ class Queue:
         return self._access
 
     async def _connect(self) -> None:
-        store = await open_store(self.url, self._opening)
+        store = await open_store(self.url, replace(self._opening, create=self._create))
         try:
             await self._use(store, self._opening.entropy)
         except BaseException:
@@ -246,8 +247,12 @@ class Queue:
     async def _find(self, at: PackAt) -> _Found:
         for _ in range(_LOOKS_MAX):
             ledger = await self._read(self.access.layout.ledger(at), Ledger)
+            if ledger is not None:
+                check_ledger(at, ledger)
             settled = ledger is not None and ledger.settled and ledger.key is None
             pack = None if settled else await self._read(self.access.layout.pack(at), Pack)
+            if pack is not None:
+                check_pack(at, pack)
             if ledger is not None and ledger.settled and pack is not None:
                 # A key that is used again: the pack is new if it came after the end of the other.
                 is_new = pack.submitted_ms >= ledger.key_ends_ms
@@ -327,7 +332,8 @@ class Queue:
             raise InvalidInput(
                 f"The task {id!r} is {view.status}: only what has ended can be replayed."
             )
-        return await self.submit(view.type, view.input, key=f"replay of {view.id}")
+        with labelled("submit"):
+            return Task(self, await replay(self.access, view))
 
 
 def _outcome(view: TaskView) -> Any:

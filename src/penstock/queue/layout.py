@@ -11,6 +11,7 @@
     queues/{queue}/monitor.json                       who repairs the queue where nobody owns shards
     queues/{queue}/archive/{stamp}-{stamp}-{nonce}    records of settled packs, in batches
     queues/{queue}/dead/{stamp}-{stamp}-{nonce}       the same, of packs in which a task failed
+    queues/{queue}/replayed/{task}                    as which task a settled one was replayed
 
 A name is `{pack}~{count}~{type}`, so that a list shows how many tasks a pack has and of which
 type. A pack's id is `{stamp}{nonce}`: the store's milliseconds at the first submit, so that names
@@ -184,6 +185,9 @@ class QueueLayout:
         slot, nonce, name = found.groups()
         read = self.read(f"{self.keyed}{slot}/{name}")
         return None if read is None or read[1] else (read[0], nonce)
+
+    def replayed(self, task: TaskId) -> str:
+        return f"{self.root}replayed/{task}"
 
     def batch(self, prefix: str, *, first_ms: int, last_ms: int, entropy: Entropy) -> str:
         """A new key for a batch of records, below `archive` or `dead`."""

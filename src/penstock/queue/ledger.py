@@ -22,7 +22,9 @@ from typing import ClassVar, Final
 
 import msgspec
 
+from penstock.kernel.errors import NotOurs
 from penstock.kernel.wire import Stamped
+from penstock.queue.layout import PackAt
 
 
 class Status(StrEnum):
@@ -142,3 +144,9 @@ class Ledger(Stamped, frozen=True, kw_only=True):
 def fresh(*, pack_version: str, born: str, count: int) -> Ledger:
     """The ledger of a pack that nobody has touched."""
     return Ledger(pack_version=pack_version, born=born, tasks=(TaskState(),) * count)
+
+
+def check_ledger(at: PackAt, ledger: Ledger) -> None:
+    """Raises `NotOurs` unless the ledger is one of this pack."""
+    if len(ledger.tasks) != at.count or len(ledger.inputs) not in (0, at.count):
+        raise NotOurs(f"The ledger of {at.path} does not hold what its name says.")

@@ -98,19 +98,22 @@ class Monitor:
             return forgotten_ms(at.submitted_ms)
         return forgotten_ms(int((entry.modified + self._key_seconds) * 1000))
 
-    async def clear(self, *, at_once: bool = False) -> None:
-        """Archive what has been noted, if it is enough or has waited long enough."""
+    async def clear(self, *, at_once: bool = False) -> int:
+        """Archive what has been noted, if it is enough or has waited long enough.
+
+        Returns how many ledgers have left.
+        """
         oldest = min((each.noted_at for each in self._waiting.values()), default=None)
         if oldest is None:
-            return
+            return 0
         due = at_once or self._clock.monotonic() - oldest >= WAIT_SECONDS
         if not due and len(self._waiting) < BATCH:
-            return
+            return 0
         batch = list(self._waiting.values())[: BATCH * 2]
         with labelled("monitor"):
-            await self._archive(batch)
+            return await self._archive(batch)
 
-    async def _archive(self, batch: Sequence[_Settled]) -> None:
+    async def _archive(self, batch: Sequence[_Settled]) -> int:
         slots = asyncio.Semaphore(_AT_ONCE)
 
         async def read(each: _Settled) -> Ledger | None:
@@ -136,6 +139,7 @@ class Monitor:
         await asyncio.gather(*(remove(each) for each in gone))
         for each in batch:
             self._waiting.pop(each.at, None)
+        return len(gone)
 
     async def _read(self, each: _Settled) -> Ledger | None:
         ledger, version, size = self._known.pop(each.at, (None, None, 0))

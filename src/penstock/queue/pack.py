@@ -6,7 +6,9 @@ from typing import ClassVar, Final
 
 import msgspec
 
+from penstock.kernel.errors import NotOurs
 from penstock.kernel.wire import Document
+from penstock.queue.layout import PackAt
 
 RESEND_SECONDS: Final = 300.0
 """W: no submit is sent again later than this after its first send, on the store's clock."""
@@ -43,3 +45,9 @@ def forgotten_ms(submitted_ms: int) -> int:
     """From when on a pack of this submit can only be void: nobody has to remember it (R3)."""
     # Stores date to the second: a pack that is dated before W may have come a second after it.
     return submitted_ms + int(RESEND_SECONDS * 1000) + 1000
+
+
+def check_pack(at: PackAt, pack: Pack) -> None:
+    """Raises `NotOurs` unless the pack is what its key says."""
+    if len(pack.inputs) != at.count or pack.type != at.type:
+        raise NotOurs(f"The pack {at.path} does not hold what its name says.")

@@ -54,7 +54,7 @@ class Retry:
     def __post_init__(self) -> None:
         if not _is_whole(self.attempts) or self.attempts < 1:
             raise InvalidInput(f"Retry needs attempts of at least 1, not {self.attempts!r}.")
-        _check("a backoff", self.backoff, least=1, most=1_000_000)
+        _check("a backoff, the factor between two pauses,", self.backoff, least=1, most=1_000_000)
         _check("first_seconds", self.first_seconds, least=0, most=SECONDS_MAX)
         _check("max_seconds", self.max_seconds, least=self.first_seconds, most=SECONDS_MAX)
         _check("a jitter", self.jitter, least=0, most=1)

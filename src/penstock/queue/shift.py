@@ -200,6 +200,7 @@ class Shift:
         self._found_at = self._clock.monotonic()
         for sight in view.sights:
             if self._handlers.get(sight.at.type) is None:
+                self._say(f"there are tasks of type {sight.at.type!r}, which has no handler here")
                 self._unhandled[sight.at.type] = self._found_at
         for key in view.foreign:
             self._say(f"an object that is not ours is left alone: {key}")

@@ -28,7 +28,7 @@ from typing import Any, Final
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.queue.claims import Claimed, PackInHand, Swapped
-from penstock.queue.endings import Ending, GivenBack
+from penstock.queue.endings import Ending, Failed, GivenBack, Retried
 from penstock.queue.handlers import Attempt, Handler, TaskContext
 from penstock.queue.room import Room
 from penstock.queue.settings import WorkerSettings
@@ -230,9 +230,7 @@ class PackAtWork:
         self._failures = 0
         self._ended_at = None
         for place in endings:
-            del self._held[place]
-        for place in swapped.refused:
-            _log.info("task %s: another attempt has taken over", self.hand.at.task(place))
+            self._tell(place, self._held.pop(place), is_refused=place in swapped.refused)
         self._renew(live, swapped)
         taken = swapped.more
         self._hands.room.give(room - (len(taken.attempts) if taken else 0))
@@ -240,6 +238,19 @@ class PackAtWork:
             self._begin(more.id, taken)
         # What cannot be had now is found again by a look.
         self._is_dry = more is not None and taken is None
+
+    def _tell(self, place: int, held: _Held, *, is_refused: bool) -> None:
+        """Log what a user would want to know."""
+        what = f"task {self.hand.at.task(place)}: attempt {held.attempt.task.attempt}"
+        match held.ending:
+            case _ if is_refused:
+                _log.info("%s was overtaken by another", what)
+            case Failed(failure):
+                _log.warning("%s failed for good: %s: %s", what, failure.error, failure.message)
+            case Retried(failure):
+                _log.info("%s will be retried: %s: %s", what, failure.error, failure.message)
+            case _:
+                pass
 
     def _claimable(self) -> int:
         if self._is_dry or self._draining or self._hands.room.is_contended:

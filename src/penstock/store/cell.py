@@ -83,8 +83,11 @@ class Cell(Generic[State]):
         kind: type[State],
         *,
         entropy: Entropy | None = None,
+        check: Callable[[State], None] | None = None,
     ) -> None:
+        """`check` may refuse a document that was read, with `UnreadableObject`."""
         entropy = entropy or system_entropy()
+        self._check = check
         self.key = key
         self._store = store
         self._kind = kind
@@ -224,6 +227,8 @@ class Cell(Generic[State]):
             self._last = known
         else:
             state = decode(self._kind, found.body, where=self.key)
+            if self._check is not None:
+                self._check(state)
             self._last = Snapshot(state, found.version)
         return self._last
 

@@ -49,6 +49,8 @@ class Opening:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     meter: Meter = field(default_factory=Meter)
     retries: Retries = field(default_factory=Retries)
+    create: bool = True
+    """Whether the folder of a `file://` store is made if it is not there."""
 
 
 async def open_store(url: str, opening: Opening | None = None) -> ObjectStore:
@@ -124,6 +126,8 @@ def _open_file(url: str, opening: Opening) -> ObjectStore:
     root = Path(unquote(parts.path))
     if "\0" in parts.path + str(root) or root == Path(root.anchor):
         raise InvalidInput(f"{url!r} does not name a folder that can hold a store.")
+    if not opening.create and not root.exists():
+        raise BucketNotFound(f"The folder {root} does not exist.", hint=f"mkdir -p {root}")
     try:
         root.mkdir(exist_ok=True)
     except FileNotFoundError as error:

@@ -1,0 +1,63 @@
+"""Replaying: the input of a settled task again, as a new task, once.
+
+A small object remembers which task a settled one was replayed as, for good. Two who replay the
+same task at the same time submit with the same key, and so make the same task. A crash between the
+submit and the note makes it again as long as the key is free, and not otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from penstock.kernel.errors import AlreadyExists, NotFound
+from penstock.kernel.wire import Document, decode, encode
+from penstock.queue.access import Access
+from penstock.queue.layout import TaskId
+from penstock.queue.submission import Submitter
+from penstock.queue.views import TaskView
+from penstock.store.base import CREATE, pages
+
+
+class Replayed(Document, frozen=True, kw_only=True):
+    """Which task a settled one was submitted again as."""
+
+    kind: ClassVar[str] = "replayed"
+
+    task: str
+
+
+async def replay(access: Access, view: TaskView) -> TaskId:
+    """Submit the input of a settled task again, unless that was done; returns the new task."""
+    where = access.layout.replayed(view.id)
+    known = await _known(access, where)
+    if known is not None:
+        return known
+    task = await Submitter(access.store, access.layout, access.entropy).submit_keyed(
+        view.type,
+        view.input,
+        key=f"replay of {view.id}",
+        key_seconds=access.config.key_seconds,
+    )
+    try:
+        await access.store.put(where, encode(Replayed(task=task)), CREATE)
+    except AlreadyExists:
+        return await _known(access, where) or task
+    return task
+
+
+async def replayed(access: Access) -> frozenset[str]:
+    """The tasks that have been replayed; one LIST for every 1,000."""
+    prefix = access.layout.replayed(TaskId(""))
+    found: set[str] = set()
+    async for page in pages(access.store, prefix):
+        found |= {entry.key.removeprefix(prefix) for entry in page.entries}
+    return frozenset(found)
+
+
+async def _known(access: Access, where: str) -> TaskId | None:
+    try:
+        found = await access.store.get(where)
+    except NotFound:
+        return None
+    assert found is not None
+    return TaskId(decode(Replayed, found.body, where=where).task)
