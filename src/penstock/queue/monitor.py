@@ -80,9 +80,16 @@ class Monitor:
     def remember(self, at: PackAt, ledger: Ledger, version: Version) -> None:
         """What this worker has settled itself: it need not be read again."""
         size = 256 + sum(len(bytes(each)) for each in ledger.inputs) + 300 * len(ledger.tasks)
-        if len(self._known) < REMEMBERED_MAX and self._known_bytes + size < REMEMBERED_BYTES_MAX:
-            self._known[at] = (ledger, version, size)
-            self._known_bytes += size
+        self._forget(at)
+        self._known[at] = (ledger, version, size)
+        self._known_bytes += size
+        while len(self._known) > REMEMBERED_MAX or self._known_bytes > REMEMBERED_BYTES_MAX:
+            self._forget(next(iter(self._known)))
+
+    def _forget(self, at: PackAt) -> tuple[Ledger | None, Version | None]:
+        ledger, version, size = self._known.pop(at, (None, None, 0))
+        self._known_bytes -= size
+        return ledger, version
 
     def note(self, settled: Sequence[tuple[PackAt, Entry]], looked: Interval) -> None:
         """Take in ledgers that a list, begun at `looked`, has shown without their pack."""
@@ -142,8 +149,7 @@ class Monitor:
         return len(gone)
 
     async def _read(self, each: _Settled) -> Ledger | None:
-        ledger, version, size = self._known.pop(each.at, (None, None, 0))
-        self._known_bytes -= size
+        ledger, version = self._forget(each.at)
         if ledger is not None and version == each.version:
             return ledger
         key = self._layout.ledger(each.at)

@@ -191,10 +191,10 @@ class Scanner:
 
     def _note_later(self, view: View, minute: int) -> None:
         for entry in self._known.entries if self._known else ():
-            at_minute = self._layout.ready_minute(entry.key)
-            if at_minute is None:
+            if not entry.key.startswith(self._layout.ready):
                 return
-            if at_minute > minute:
+            at_minute = self._layout.ready_minute(entry.key)
+            if at_minute is not None and at_minute > minute:
                 view.later_ms = at_minute * 60_000
                 return
 

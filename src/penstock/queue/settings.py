@@ -1,7 +1,7 @@
 """How a worker behaves: every number that a user may set, with its default and its variable.
 
-A setting is given in code, or by an environment variable `PENSTOCK_WORKER_…` which counts where the
-code says nothing. The `QO_SHARD_LEASING…` variables are aliases; ours win over them.
+Settings are given in code, all together, or by environment variables `PENSTOCK_WORKER_…`, which
+count where the code gives none. The `QO_SHARD_LEASING…` variables are aliases; ours win over them.
 
 | setting | variable | alias |
 |---|---|---|
@@ -99,7 +99,7 @@ def mode_from(mode: str | None, environment: Mapping[str, str]) -> Mode:
     if mode is None:
         mode = environment.get("PENSTOCK_WORKER_MODE")
     if mode is None and "QO_SHARD_LEASING" in environment:
-        mode = Mode.LEASED if environment["QO_SHARD_LEASING"] in _YES else Mode.SHARED
+        mode = _yes_or_no("QO_SHARD_LEASING", environment["QO_SHARD_LEASING"])
     try:
         return Mode(mode or Mode.LEASED)
     except ValueError as error:
@@ -108,7 +108,13 @@ def mode_from(mode: str | None, environment: Mapping[str, str]) -> Mode:
         ) from error
 
 
-_YES: Final = ("1", "true", "yes", "on")
+def _yes_or_no(variable: str, text: str) -> Mode:
+    match text.strip().lower():
+        case "1" | "true" | "yes" | "on":
+            return Mode.LEASED
+        case "0" | "false" | "no" | "off":
+            return Mode.SHARED
+    raise InvalidInput(f"{variable} must be 1 or 0, not {text!r}.")
 
 
 def _number(variable: str, text: str, *, whole: bool) -> float | int:

@@ -118,6 +118,8 @@ class Shift:
             finally:
                 for task in (*background, *self._tasks):
                     task.cancel()
+                # What is on its way out must not write after its leases are given up.
+                await asyncio.wait(background, timeout=_FLUSH_SECONDS)
                 await self._discovery.release()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
