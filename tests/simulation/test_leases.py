@@ -24,7 +24,8 @@ from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import UnreadableObject
 from penstock.kernel.wire import AnyDocument, decode
 from penstock.queue.layout import QueueLayout
-from penstock.queue.leases import LeaseSettings, Load, ShardLeases
+from penstock.queue.leases import LeaseSettings, ShardLeases
+from penstock.queue.load import Load
 from penstock.queue.registry import Registration, Role, ShardLease
 from penstock.store.base import Version
 from penstock.store.faulty import FaultPlan, FaultyStore

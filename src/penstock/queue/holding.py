@@ -39,7 +39,7 @@ class Said:
 
     offers: tuple[int, ...] = ()
     reason: Reason | None = None
-    unhandled: tuple[str, ...] = ()
+    help_wanted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Holding:
     @property
     def said(self) -> Said:
         mine = self.registration
-        return Said(mine.offers, mine.reason, mine.unhandled) if mine else Said()
+        return Said(mine.offers, mine.reason, mine.help_wanted) if mine else Said()
 
     def epochs(self) -> dict[int, int]:
         """What is held, with epochs; nothing unless the lease has surely not ended. No request."""
@@ -147,7 +147,7 @@ class Holding:
                 shards=shards,
                 offers=tuple(shard for shard in said.offers if shard in shards),
                 reason=said.reason if shards else None,
-                unhandled=said.unhandled if shards else (),
+                help_wanted=said.help_wanted if shards else (),
             )
 
         return self._adopt(await self._update(change))

@@ -27,8 +27,9 @@ nothing.
 
 Looks. A standby reads one owner's registration every 5 to 45 s, depending on how many standbys
 there are, and lists all workers only if that shows something to do, or after half an hour. An
-owner lists them every 60 s, or every 10 minutes if it is idle and knows no other owner, and every
-10 minutes compares the lease objects with what it holds.
+owner lists them every 60 s (of more than 15 busy owners each every 4 s times their number), or
+every 10 minutes if it is idle and knows no other owner, and every 10 minutes compares the lease
+objects with what it holds.
 
 Bounds. A dead owner's shards are taken within ttl (30 s, idle 90 s) + 72 s (the longest time
 between two looks, with its jitter) + the requests of one take; this also holds for a lost
@@ -58,6 +59,7 @@ from penstock.kernel.errors import BucketNotFound, InvalidInput, Refused, StoreE
 from penstock.queue import shards as decide
 from penstock.queue.holding import Holding, Said
 from penstock.queue.layout import QueueLayout
+from penstock.queue.load import Load
 from penstock.queue.registry import Reason, Registration, Registry, Role
 from penstock.queue.taking import Taking
 from penstock.store.base import ObjectStore
@@ -67,6 +69,7 @@ from penstock.store.time import Interval
 _log = logging.getLogger(__name__)
 
 _SOON_SECONDS: Final = 1.0
+_OWNER_SECONDS: Final = 4.0
 _JITTER: Final = 0.2
 _NONE: Final[Mapping[int, int]] = {}
 _LASTING = (Refused, BucketNotFound, Unsupported)
@@ -105,15 +108,6 @@ class LeaseSettings:
     @property
     def longest_ttl_seconds(self) -> float:
         return self.ttl_seconds * self.idle_stretch
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How a worker fares, told at each turn."""
-
-    saturated: bool = False
-    idle_seconds: float = 0.0
-    unhandled: frozenset[str] = frozenset()
 
 
 class ShardLeases:
@@ -280,7 +274,7 @@ class ShardLeases:
 
     def _words(self) -> Said:
         """What the registration should say now: offers, and the types without a handler."""
-        unhandled = tuple(sorted(self._load.unhandled))
+        help_wanted = tuple(sorted(self._load.help_wanted))
         held = self._mine.shards
         since = self._saturated_since
         if since is not None:
@@ -288,10 +282,10 @@ class ShardLeases:
                 share = decide.fair_share(shards=self._shards, workers=len(self.others) + 1)
                 per_worker = self._settings.shards_per_worker
                 offers = decide.surplus(held, shards_per_worker=per_worker, share=share)
-                return Said(offers, Reason.SATURATED if offers else None, unhandled)
+                return Said(offers, Reason.SATURATED if offers else None, help_wanted)
         elif self._is_idle and held and self._owners:
-            return Said(tuple(sorted(held)), Reason.IDLE, unhandled)
-        return Said((), None, unhandled)
+            return Said(tuple(sorted(held)), Reason.IDLE, help_wanted)
+        return Said((), None, help_wanted)
 
     async def _write(self, add: Mapping[int, int] = _NONE, drop: Collection[int] = ()) -> bool:
         """Write the own registration, which also renews the lease. False: all is lost."""
@@ -324,7 +318,7 @@ class ShardLeases:
         document = found.document if found else None
         if found is None or document is None or document.role is not Role.OWNER:
             return True
-        news = set(document.unhandled) - set(self.others[name].unhandled)
+        news = set(document.help_wanted) - set(self.others[name].help_wanted)
         self.others = {**self.others, name: document}
         offers = document.reason is Reason.SATURATED
         return offers or bool(news & self._handles) or self._registry.is_over(found, now)
@@ -357,9 +351,8 @@ class ShardLeases:
         instant = self._clock.monotonic()
         if self._mine.is_owner and instant >= self._verify_at:
             lost, unreadable = await self._mine.verify(now)
-            pause = (
-                self._settings.longest_ttl_seconds if unreadable else self._settings.verify_seconds
-            )
+            settings = self._settings
+            pause = settings.longest_ttl_seconds if unreadable else settings.verify_seconds
             self._verify_at = instant + pause
             if lost and not await self._write(drop=lost):
                 return
@@ -381,8 +374,11 @@ class ShardLeases:
             seconds = settings.standby_list_seconds
         elif self._is_idle and not self._owners:
             seconds = settings.alone_list_seconds
-        else:
+        elif self._is_idle:
             seconds = settings.owner_list_seconds
+        else:
+            # Of many busy owners each looks more rarely: together they look often enough.
+            seconds = max(settings.owner_list_seconds, _OWNER_SECONDS * len(self._owners))
         due = [self._listed_at + seconds * self._list_jitter, self._list_by]
         if self._mine.is_owner:
             due.append(self._verify_at)

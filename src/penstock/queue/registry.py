@@ -79,7 +79,7 @@ class Registration(Stamped, frozen=True, kw_only=True):
     offers: tuple[int, ...] = ()
     reason: Reason | None = None
     handles: tuple[str, ...] = ()
-    unhandled: tuple[str, ...] = ()
+    help_wanted: tuple[str, ...] = ()
     """Types of tasks that it met in its shards and has no handler for."""
     host: str = ""
     pid: int = 0

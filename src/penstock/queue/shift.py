@@ -26,9 +26,10 @@ from typing import Any, Final
 from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.queue.access import Access
 from penstock.queue.claims import PackInHand
-from penstock.queue.discovery.base import Discovery, Load, Wanted
+from penstock.queue.discovery.base import Discovery, Wanted
 from penstock.queue.handlers import Handlers
 from penstock.queue.layout import PackAt
+from penstock.queue.load import Load
 from penstock.queue.memory import Memory
 from penstock.queue.monitor import Monitor
 from penstock.queue.pack import forgotten_ms

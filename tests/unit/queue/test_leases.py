@@ -11,7 +11,8 @@ from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput, OutcomeUnknown, Refused, Unavailable
 from penstock.kernel.wire import decode, encode
 from penstock.queue.layout import QueueLayout
-from penstock.queue.leases import LeaseSettings, Load, ShardLeases
+from penstock.queue.leases import LeaseSettings, ShardLeases
+from penstock.queue.load import Load
 from penstock.queue.registry import Reason, Registration, Role, ShardLease
 from penstock.store.base import NO_METADATA, REPLACE, PutMode, Version, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
@@ -620,9 +621,9 @@ def test_a_worker_that_has_a_handler_learns_of_types_without_one() -> None:
         await bench.run(10)
         two = bench.worker("two", handles="rare")
         await bench.run(10)
-        bench.loads[one] = Load(unhandled=frozenset({"rare"}))
+        bench.loads[one] = Load(help_wanted=frozenset({"rare"}))
         await bench.run(30)
-        assert two.others[one.worker].unhandled == ("rare",)
+        assert two.others[one.worker].help_wanted == ("rare",)
         assert set(two.others[one.worker].shards) == ALL
         assert two.owned() == frozenset()
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.queue.layout import PackAt
+from penstock.queue.load import Load
 from penstock.queue.scan import Run, Sight, View
 
 
@@ -24,16 +25,6 @@ class Wanted:
     """How many tasks of a sight are of use to it."""
     tasks: int
     """How many it wants."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How busy a worker is."""
-
-    saturated: bool = False
-    idle_seconds: float = 0.0
-    help_wanted: frozenset[str] = frozenset()
-    """Types that were met and that this worker has no handler for, or has too many tasks of."""
 
 
 class Discovery(ABC):

@@ -22,10 +22,10 @@ from typing import Final
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.queue import shards as decide
-from penstock.queue.discovery.base import Discovery, Load, Wanted
+from penstock.queue.discovery.base import Discovery, Wanted
 from penstock.queue.layout import QueueLayout
 from penstock.queue.leases import LeaseSettings, ShardLeases
-from penstock.queue.leases import Load as LeaseLoad
+from penstock.queue.load import Load
 from penstock.queue.scan import ALL, Run, Scanner, Sight, View
 from penstock.queue.settings import WorkerSettings
 from penstock.store.base import ObjectStore
@@ -109,7 +109,7 @@ class LeasedDiscovery(Discovery):
         asked: set[int] = set()
         types: set[str] = set()
         for other in self._leases.others.values():
-            wants = self._handles & set(other.unhandled)
+            wants = self._handles & set(other.help_wanted)
             if wants:
                 asked |= set(other.shards)
                 types |= wants
@@ -136,11 +136,8 @@ class LeasedDiscovery(Discovery):
 
     async def keep(self, load: Callable[[], Load]) -> None:
         while True:
-            now = load()
             try:
-                seconds = await self._leases.turn(
-                    LeaseLoad(now.saturated, now.idle_seconds, now.help_wanted)
-                )
+                seconds = await self._leases.turn(load())
             except (StoreError, UnreadableObject) as error:
                 _log.error("this worker can own nothing: %s", error)
                 seconds = _PAUSE_SECONDS

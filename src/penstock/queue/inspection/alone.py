@@ -14,25 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.queue.access import Access
 from penstock.queue.inspection.survey import foreign
-from penstock.queue.layout import LEDGER, QueueLayout
 from penstock.queue.monitor import Monitor
 from penstock.queue.scan import ALL, Scanner
-from penstock.store.base import (
-    NO_METADATA,
-    REPLACE,
-    Object,
-    ObjectStore,
-    PutMode,
-    Version,
-    Wrapper,
-)
 
 _log = logging.getLogger(__name__)
 
@@ -46,8 +36,9 @@ class MonitorPass:
     """What one pass of a monitor has seen and done."""
 
     settled_seen: int
-    ledgers_removed: int
-    batches_written: int
+    """Packs without a key that are settled and not archived; keyed ones come on top."""
+    ledgers_archived: int
+    """Or removed, because they were void."""
     pointers_written: int
     notes: tuple[str, ...]
 
@@ -66,17 +57,18 @@ async def run_monitor(
     the last pass raises the error; before it, the next pass comes in time. A pass looks at 50,000
     objects of `tasks/` at the most; the next goes on from there.
     """
-    counting = _Counting(access.store, access.layout)
-    watched = replace(access, store=counting)
-    scanner = Scanner(counting, access.layout)
+    scanner = Scanner(access.store, access.layout)
     monitor = Monitor(
-        counting, access.layout, key_seconds=access.config.key_seconds, entropy=access.entropy
+        access.store,
+        access.layout,
+        key_seconds=access.config.key_seconds,
+        entropy=access.entropy,
     )
     number = 0
     while not stopping.is_set():
         number += 1
         try:
-            tell(await _pass(watched, counting, scanner, monitor))
+            tell(await _pass(access, scanner, monitor))
         except (StoreError, UnreadableObject) as error:
             if number == passes_max:
                 raise
@@ -90,61 +82,20 @@ async def run_monitor(
             continue
 
 
-async def _pass(
-    access: Access, counting: _Counting, scanner: Scanner, monitor: Monitor
-) -> MonitorPass:
-    counting.reset()
+async def _pass(access: Access, scanner: Scanner, monitor: Monitor) -> MonitorPass:
     looked = await access.store.now()
     view = await scanner.look(ALL, minute=int(looked.earliest // 60), worth=lambda _: 0, wanted=1)
     monitor.note(view.settled, looked)
-    await monitor.sweep(ALL)
+    pointers = await monitor.sweep(ALL)
+    left = 0
     for _ in range(_CLEARS_MAX):
-        before = counting.asked
-        await monitor.clear(at_once=True)
-        if counting.asked == before:
+        some = await monitor.clear(at_once=True)
+        left += some
+        if not some:
             break
     return MonitorPass(
         settled_seen=len(view.settled),
-        ledgers_removed=counting.ledgers_removed,
-        batches_written=counting.batches_written,
-        pointers_written=counting.pointers_written,
+        ledgers_archived=left,
+        pointers_written=pointers,
         notes=tuple(foreign(key) for key in view.foreign),
     )
-
-
-class _Counting(Wrapper):
-    """Counts what a monitor does: it does not say it itself."""
-
-    def __init__(self, inner: ObjectStore, layout: QueueLayout) -> None:
-        super().__init__(inner)
-        self._layout = layout
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin to count anew."""
-        self.asked = self.ledgers_removed = self.batches_written = self.pointers_written = 0
-
-    async def get(self, key: str, *, unless: Version | None = None) -> Object | None:
-        self.asked += 1
-        return await super().get(key, unless=unless)
-
-    async def put(
-        self,
-        key: str,
-        body: bytes,
-        mode: PutMode = REPLACE,
-        *,
-        metadata: Mapping[str, str] = NO_METADATA,
-    ) -> Version:
-        version = await super().put(key, body, mode, metadata=metadata)
-        if self._layout.read_pointer(key) is not None:
-            self.pointers_written += 1
-        else:
-            self.batches_written += 1
-        return version
-
-    async def delete(self, key: str, *, version: Version | None = None) -> None:
-        self.asked += 1
-        await super().delete(key, version=version)
-        if key.endswith(LEDGER):
-            self.ledgers_removed += 1

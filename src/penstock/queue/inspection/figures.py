@@ -51,7 +51,7 @@ class WorkerSeen:
     concurrency: int
     handles: tuple[str, ...]
     shards: tuple[int, ...]
-    unhandled: tuple[str, ...]
+    help_wanted: tuple[str, ...]
     ends_at: float
     """When it no longer counts unless it renews, in seconds."""
 
@@ -163,7 +163,7 @@ async def _workers(access: Access, notes: list[str]) -> tuple[WorkerSeen, ...]:
             concurrency=live.concurrency,
             handles=live.handles,
             shards=tuple(sorted(live.shards)),
-            unhandled=live.unhandled,
+            help_wanted=live.help_wanted,
             ends_at=registry.ends(registry.workers[name]),
         )
         for name, live in registry.live(access.now()).items()

@@ -13,13 +13,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.kernel.errors import NotOurs, UnreadableObject
+from penstock.kernel.errors import UnreadableObject
 from penstock.queue import archive
 from penstock.queue.access import Access
 from penstock.queue.inspection.survey import Survey, dead_keys, document, surveyed
 from penstock.queue.layout import PackAt
-from penstock.queue.ledger import Ledger
-from penstock.queue.pack import Pack
+from penstock.queue.ledger import Ledger, check_ledger
+from penstock.queue.pack import Pack, check_pack
 from penstock.queue.views import STATES, TaskView, view_of_ledger, view_of_pack
 from penstock.store.base import Entry
 from penstock.store.metered import labelled
@@ -112,7 +112,10 @@ async def _views(
             ledger = await document(access.store, access.layout.ledger(at), Ledger)
         if listed_pack is not None:
             pack = await document(access.store, access.layout.pack(at), Pack)
-        _check(access, at, ledger, pack)
+        if ledger is not None:
+            check_ledger(at, ledger)
+        if pack is not None:
+            check_pack(at, pack)
     except UnreadableObject as error:
         return error
     if ledger is not None and ledger.settled and pack is not None:
@@ -126,17 +129,6 @@ async def _views(
     return []
 
 
-def _check(access: Access, at: PackAt, ledger: Ledger | None, pack: Pack | None) -> None:
-    """That both hold as many tasks as the key of the pack says."""
-    counts = (
-        (access.layout.ledger(at), len(ledger.tasks) if ledger else at.count),
-        (access.layout.pack(at), len(pack.inputs) if pack else at.count),
-    )
-    for key, count in counts:
-        if count != at.count:
-            raise NotOurs(f"{key} is damaged: it holds {count} tasks and not {at.count}.")
-
-
 async def dead_letters(access: Access, *, type: str | None = None, limit: int = 50) -> Listing:
     """The failed tasks in the archive of dead letters, roughly the last first."""
     found: dict[str, TaskView] = {}
@@ -148,7 +140,7 @@ async def dead_letters(access: Access, *, type: str | None = None, limit: int = 
                 break
             try:
                 async for at, ledger in archive.read(access.store, access.layout, key):
-                    _check(access, at, ledger, None)
+                    check_ledger(at, ledger)
                     views = (view_of_ledger(at, n, ledger, None) for n in range(at.count))
                     failed = [view for view in views if view.status == "failed"]
                     found.update({v.id: v for v in failed if type in (None, v.type)})
