@@ -3,8 +3,8 @@
 A record is the settled ledger of a pack: its inputs, attempts, outcomes and log. Records leave the
 list that workers look at in batches, one put for many. Batches in which a task failed are kept
 apart: the dead letters. A batch is named after the first and the last submit in it, so that a
-task is found by the time in its id. A task with a key has no such time: the last batches are
-searched for it, the dead letters first.
+task is found by the time in its id. A task with a key has no such time: the newest batches are
+searched for it.
 
 Whoever archives writes the batch first and deletes the ledgers then: a crash between leaves a
 record in both places, and later perhaps in two batches. They are equal; the first found counts.
@@ -64,16 +64,17 @@ async def keep(
 
 
 async def find(store: ObjectStore, layout: QueueLayout, at: PackAt) -> Ledger | None:
-    """The record of a pack, if the archive has it; reads 100 batches at the most."""
+    """The record of a pack, the last of a key; reads 100 batches at the most."""
     keys: list[str] = []
-    for prefix in (layout.dead, layout.archive):
+    for prefix in (layout.archive, layout.dead):
         start = layout.after_submits_before(prefix, at.submitted_ms) if at.submitted_ms else ""
-        found = [key async for key in _batch_keys(store, layout, prefix, start)]
-        keys += reversed(found) if at.submitted_ms is None else found
+        keys += [key async for key in _batch_keys(store, layout, prefix, start)]
+    # Names begin with the last submit: the newest batches first.
+    keys.sort(key=lambda key: key.rpartition("/")[2], reverse=True)
     for key in [key for key in keys if _may_hold(layout, key, at)][:_BATCHES_READ_MAX]:
-        async for where, ledger in read(store, layout, key):
-            if where == at:
-                return ledger
+        records = [ledger async for where, ledger in read(store, layout, key) if where == at]
+        if records:
+            return records[-1]
     return None
 
 

@@ -195,11 +195,9 @@ class PackInHand:
 
     async def _makes_room(self, ledger: Ledger, seen: Seen) -> bool:
         """What to do with a settled ledger beside a pack: whether the pack may run (R3, R6)."""
-        if ledger.pack_version == seen.version or seen.submitted_ms < ledger.key_ends_ms:
+        is_duplicate = ledger.key is None or seen.submitted_ms < ledger.key_ends_ms
+        if is_duplicate or ledger.pack_version == seen.version:
             await self._delete_pack(seen.version)
-            return False
-        if ledger.key is None:
-            await self._tidy(ledger)
             return False
         await keep(self._store, self._layout, [(self.at, ledger)], entropy=self._entropy)
         with suppress(VersionConflict):
@@ -295,6 +293,8 @@ class PackInHand:
 
     async def _is_worth_a_claim(self, ledger: Ledger, wanted: Claim) -> bool:
         """Settle what is over; whether anything may be claimed now."""
+        if transitions.held_by(wanted.id, ledger):
+            return True  # The answer to this very claim was lost.
         now = await self._store.now()
         expired = transitions.expire(ledger, now)
         due_ms = transitions.next_due_ms(expired)

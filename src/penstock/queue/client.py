@@ -42,7 +42,7 @@ from penstock.store.base import ObjectStore, Version
 from penstock.store.metered import labelled
 from penstock.store.opening import Opening, open_store
 
-_LOOKS_MAX: Final = 3
+_LOOKS_MAX: Final = 2
 _CANCEL_LEASE_MS: Final = 30_000
 _RESULT_SECONDS_MIN: Final = 0.1
 _RESULT_SECONDS_MAX: Final = 5.0
@@ -259,9 +259,10 @@ class Queue:
                 return _Found(pack, None) if is_new else _Found(None, ledger)
             if ledger is not None or pack is not None:
                 return _Found(pack, ledger)
-            ledger = await archive.find(self.access.store, self.access.layout, at)
-            if ledger is not None:
-                return _Found(None, ledger)
+            # It may have been settled between the two readings.
+        ledger = await archive.find(self.access.store, self.access.layout, at)
+        if ledger is not None:
+            return _Found(None, ledger)
         raise TaskNotFound(
             f"Nothing is known of the task {at.task(0)!r}.",
             task=at.task(0),

@@ -49,6 +49,10 @@ class Room:
         self.held += taken
         return taken
 
+    def hold(self, count: int) -> None:
+        """Count tasks that were claimed, whether there is room for them or not."""
+        self.held += count
+
     def give(self, count: int) -> None:
         """Give room back."""
         self.held -= count

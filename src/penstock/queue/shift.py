@@ -37,7 +37,7 @@ from penstock.queue.polling import Pace
 from penstock.queue.room import Room
 from penstock.queue.scan import Sight, View
 from penstock.queue.settings import WorkerSettings
-from penstock.queue.transitions import next_due_ms
+from penstock.queue.transitions import Claim, next_due_ms
 from penstock.queue.work import Hands, PackAtWork
 
 _log = logging.getLogger(__name__)
@@ -45,6 +45,8 @@ _log = logging.getLogger(__name__)
 MAINTAIN_SECONDS: Final = 15.0
 _AGAIN_MS: Final = 5_000
 _UNREADABLE_MS: Final = 600_000
+_LEFT_MS: Final = 60_000
+_UNKNOWN_MAX: Final = 1000
 _FLUSH_SECONDS: Final = 10.0
 _SATURATED_SECONDS: Final = 3.0
 _UNHANDLED_SECONDS: Final = 60.0
@@ -85,6 +87,8 @@ class Shift:
         self._pace = Pace(settings.polling, entropy=access.entropy, clock=self._clock)
         self._found: deque[Sight] = deque()
         self._found_at = 0.0
+        self._is_more = False
+        self._unknown: dict[PackAt, tuple[PackInHand, Claim]] = {}
         self._busy: dict[PackAt, PackAtWork | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unhandled: dict[str, float] = {}
@@ -193,9 +197,9 @@ class Shift:
         if self._discovery.guarded():
             self._monitor.note(view.settled, looked)
         self._look_at = self._clock.monotonic() + self._pace.next_seconds()
-        if sum(sight.at.count for sight in self._found) >= self._room.concurrency:
-            # There was enough: look again as soon as it is used up.
-            self._look_at = self._clock.monotonic()
+        # If there was enough, look again as soon as it is used up and has given something.
+        tasks = sum(sight.at.count for sight in self._found)
+        self._is_more = tasks >= self._room.concurrency
 
     def _take_in(self, view: View) -> None:
         self._later_ms = view.later_ms
@@ -238,11 +242,8 @@ class Shift:
 
     async def _take(self, sight: Sight, room: int) -> None:
         """Claim a pack and work on it to its end."""
-        hand = PackInHand(
-            self._access.store, self._access.layout, sight.at, entropy=self._access.entropy
-        )
         try:
-            nonce = await self._work(sight, hand, room)
+            hand, nonce = await self._work(sight, room)
             await self._learn(sight, hand, nonce)
         except (StoreError, UnreadableObject) as error:
             passing = isinstance(error, StoreError)
@@ -254,7 +255,7 @@ class Shift:
             del self._busy[sight.at]
             self._wake.set()
 
-    async def _work(self, sight: Sight, hand: PackInHand, room: int) -> str:
+    async def _work(self, sight: Sight, room: int) -> tuple[PackInHand, str]:
         """Claim and work; returns the nonce of the pack if there was something to claim."""
         handler = self._handlers.get(sight.at.type)
         assert handler is not None, "only what has a handler is taken"
@@ -265,29 +266,46 @@ class Shift:
             self._access.entropy,
             self._room,
         )
-        claim = hands.claim(handler, tasks_max=room)
+        if sight.at in self._unknown:
+            hand, claim = self._unknown.pop(sight.at)
+        else:
+            hand = PackInHand(
+                self._access.store, self._access.layout, sight.at, entropy=self._access.entropy
+            )
+            claim = hands.claim(handler, tasks_max=room)
         claimed = None
         try:
             claimed = await hand.claim(claim, sight.seen)
+        except StoreError:
+            # It may be written: only the same claim, sent again, finds that out.
+            if len(self._unknown) < _UNKNOWN_MAX:
+                self._unknown[sight.at] = hand, claim
+            raise
         finally:
-            self._room.give(room - (len(claimed.attempts) if claimed else 0))
+            self._room.give(room)
         if claimed is None:
-            return ""
+            return hand, ""
+        self._room.hold(len(claimed.attempts))
         work = self._busy[sight.at] = PackAtWork(hands, hand, handler, spawn=self._spawn)
         if self._stopping.is_set():
             work.drain()
         self._worked_at = self._clock.monotonic()
         self._pace.reset()
-        self._look_at = min(self._look_at, self._worked_at + self._pace.next_seconds())
+        seconds = 0.0 if self._is_more else self._pace.next_seconds()
+        self._look_at = min(self._look_at, self._worked_at + seconds)
         await work.run(claim.id, claimed)
         self._worked_at = self._clock.monotonic()
-        return claimed.pack.nonce
+        return hand, claimed.pack.nonce
 
     async def _learn(self, sight: Sight, hand: PackInHand, nonce: str) -> None:
         """Remember when the pack is worth another try; a settled one is for the archive."""
         now_ms = int(self._access.now().latest * 1000)
         if hand.record is not None:
             self._memory.forget(sight.at)
+            if not hand.is_gone:
+                # It could not be deleted, or not yet: leave it for a while.
+                due_ms = now_ms + _LEFT_MS
+                self._memory.note(sight, ledger=hand.record[1], due_ms=due_ms, blind=False)
             if self._discovery.guarded():
                 self._monitor.remember(sight.at, *hand.record)
         else:

@@ -102,6 +102,7 @@ class PackAtWork:
         self._renewed_at = 0.0
         self._draining = False
         self._is_dry = False
+        self._more: Claim | None = None
         self._failures = 0
 
     @property
@@ -134,7 +135,10 @@ class PackAtWork:
             held.attempt.give_back()
 
     def _begin(self, claim: str, claimed: Claimed) -> None:
-        self._renewed_at = self._clock.monotonic()
+        # A claim whose answer was lost for a while has less of its lease left.
+        left_seconds = (claimed.expires_ms - self._hands.now_ms()) / 1000
+        spent_seconds = max(0.0, self._hands.settings.task_lease_seconds - left_seconds)
+        self._renewed_at = self._clock.monotonic() - spent_seconds
         self._expires_ms[claim] = claimed.expires_ms
         for place, number in claimed.attempts.items():
             held = _Held(claim, self._attempt(claimed, place, number))
@@ -214,30 +218,33 @@ class PackAtWork:
         """One swap: endings, renewals, and more."""
         endings = {p: (h.claim, h.ending) for p, h in self._held.items() if h.ending is not None}
         live = {held.claim for held in self._held.values() if held.ending is None}
-        room = self._hands.room.take(self._claimable(), ahead_seconds=self._settle_seconds)
-        more = self._hands.claim(self._handler, tasks_max=room) if room else None
+        more = self._more = self._more or self._next_claim()
         try:
             swapped = await self.hand.swap(
                 endings, claims=live, lease_ms=self._hands.lease_ms, more=more
             )
         except (StoreError, UnreadableObject) as error:
-            self._hands.room.give(room)
+            # It may have taken effect: the same claim is sent again, with its room.
             await self._failed(error)
             return
-        except BaseException:
-            self._hands.room.give(room)
-            raise
         self._failures = 0
+        self._more = None
         self._ended_at = None
         for place in endings:
             self._tell(place, self._held.pop(place), is_refused=place in swapped.refused)
         self._renew(live, swapped)
         taken = swapped.more
-        self._hands.room.give(room - (len(taken.attempts) if taken else 0))
-        if taken is not None and more is not None:
-            self._begin(more.id, taken)
+        if more is not None:
+            self._hands.room.give(more.tasks_max - (len(taken.attempts) if taken else 0))
+            if taken is not None:
+                self._begin(more.id, taken)
         # What cannot be had now is found again by a look.
         self._is_dry = more is not None and taken is None
+
+    def _next_claim(self) -> Claim | None:
+        """What else to claim, with the room for it taken."""
+        room = self._hands.room.take(self._claimable(), ahead_seconds=self._settle_seconds)
+        return self._hands.claim(self._handler, tasks_max=room) if room else None
 
     def _tell(self, place: int, held: _Held, *, is_refused: bool) -> None:
         """Log what a user would want to know."""
@@ -274,6 +281,9 @@ class PackAtWork:
             held.attempt.lose()
             self._ended(held, GivenBack())
         self._held.clear()
+        if self._more is not None:
+            self._hands.room.give(self._more.tasks_max)
+            self._more = None
 
     async def _failed(self, error: StoreError | UnreadableObject) -> None:
         """The write failed: try again later, until there is no point in it any more."""

@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
-from penstock.cli.demo import idle_day
-from penstock.store.metered import Kind, Meter
+import asyncio
+
+from penstock.kernel.clock import Clock
+from penstock.store.memory import MemoryBucket, MemoryStore
+from penstock.store.metered import Kind, Meter, MeteredStore
 from penstock.testing.virtual import World, simulate
+
+
+async def idle_day(world: World, *, pollers: int, every: float) -> Meter:
+    """Pollers that find nothing for a day; returns what that would have cost."""
+    meter = Meter()
+    bucket = MemoryBucket(world.clock())
+
+    async def poll(clock: Clock) -> None:
+        store = MeteredStore(MemoryStore(bucket, clock=clock), meter)
+        for _ in range(int(86_400 / every)):
+            await store.list("tasks/", limit=10)
+            await clock.sleep(every)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(pollers):
+            group.create_task(poll(world.clock()))
+    return meter
 
 
 def _day(seed: int) -> tuple[int, float, str]:
