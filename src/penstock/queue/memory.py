@@ -2,7 +2,8 @@
 
 A list shows that a ledger has changed, by its version, but not what it says. So a ledger is read
 when its version is new, or when the time has come that was read from it (R10), and not otherwise.
-What is due can be tried without a list.
+What is due can be tried without a list. A pack with a key is known by the pointer that led to it:
+its place has many lives, and a new pointer is news.
 """
 
 from __future__ import annotations
@@ -10,12 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.queue.layout import PackAt
 from penstock.queue.scan import Sight
 from penstock.store.base import Version
 
 PACKS_MAX: Final = 20_000
-FORGET_MS: Final = 600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +26,10 @@ class _Known:
 
 
 class Memory:
-    """Packs by place. Forgetting one costs a request, never a task."""
+    """Packs by place or pointer. Forgetting one costs a request, never a task."""
 
     def __init__(self) -> None:
-        self._known: dict[PackAt, _Known] = {}
+        self._known: dict[str, _Known] = {}
 
     def note(
         self, sight: Sight, *, ledger: Version | None, due_ms: int, blind: bool = True
@@ -39,17 +38,17 @@ class Memory:
 
         Then it is tried, if `blind`; otherwise it waits for a list to show that it is still there.
         """
-        self._known.pop(sight.at, None)
+        self.forget(sight)
         if len(self._known) >= PACKS_MAX:
             del self._known[next(iter(self._known))]
-        self._known[sight.at] = _Known(sight, ledger, due_ms, blind)
+        self._known[_name(sight)] = _Known(sight, ledger, due_ms, blind)
 
-    def forget(self, at: PackAt) -> None:
-        self._known.pop(at, None)
+    def forget(self, sight: Sight) -> None:
+        self._known.pop(_name(sight), None)
 
     def is_known_idle(self, sight: Sight, now_ms: float) -> bool:
         """Whether there is no reason to try this pack."""
-        known = self._known.get(sight.at)
+        known = self._known.get(_name(sight))
         if known is None or known.due_ms <= now_ms:
             return False
         return sight.seen is None or sight.ledger == known.ledger
@@ -58,9 +57,13 @@ class Memory:
         """The packs whose time has come; they are forgotten."""
         ready = [known for known in self._known.values() if known.due_ms <= now_ms]
         for known in ready:
-            del self._known[known.sight.at]
+            self.forget(known.sight)
         return [known.sight for known in ready if known.blind]
 
     def next_due_ms(self) -> int | None:
         """When the next pack's time comes."""
         return min((known.due_ms for known in self._known.values()), default=None)
+
+
+def _name(sight: Sight) -> str:
+    return sight.pointer.key if sight.pointer else sight.at.path

@@ -1,9 +1,12 @@
 """How many tasks a worker holds and runs.
 
 `concurrency` tasks run at a time. Of a pack of many, more may be claimed ahead: as many as this
-worker runs until its next settlement, so that one write brings the work between two. A pack of
-one is claimed only when there is a slot for it. While other packs wait for room, a pack that is
-worked on gets no more: packs take turns.
+worker runs of that type until its next settlement, so that one write brings the work between two.
+A pack of one is claimed only when there is a slot for it. While other packs wait for room, a pack
+that is worked on gets no more: packs take turns.
+
+A handler that does not heed its interruption keeps its slot, and its room with it. When all slots
+are so stuck, nothing more is claimed, and what waits for a slot is to be given back.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from penstock.kernel.clock import Clock
 
 AHEAD_MIN: Final = 1
 """So many times `concurrency` may be claimed ahead whatever the rate, to begin with."""
+AHEAD_MAX: Final = 16
 _INSTANTS: Final = 64
 
 
@@ -28,23 +32,31 @@ class Room:
         self.held = 0
         self.is_contended = False
         """Other packs have been found that wait for room."""
+        self.stuck = 0
+        """How many slots have a handler that was interrupted and goes on."""
         self._clock = clock
         self._freed = freed
-        self._ended: deque[float] = deque(maxlen=_INSTANTS)
+        self._ended: dict[str, deque[float]] = {}
 
     @property
     def free(self) -> int:
         """How many tasks could start at once."""
         return max(0, self.concurrency - self.held)
 
-    def take(self, count: int, *, ahead_seconds: float = 0.0) -> int:
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nothing can start until a handler ends that should have."""
+        return self.stuck >= self.concurrency
+
+    def take(self, count: int, *, type: str, ahead_seconds: float = 0.0) -> int:
         """Reserve room for up to `count` tasks; returns for how many.
 
         With `ahead_seconds`, also for those that this worker will run in that time.
         """
         limit = self.concurrency
-        if ahead_seconds:
-            limit += max(AHEAD_MIN * self.concurrency, int(self._rate() * ahead_seconds))
+        if ahead_seconds and not self.is_stuck:
+            soon = int(self._rate(type) * ahead_seconds)
+            limit += min(max(AHEAD_MIN * limit, soon), AHEAD_MAX * limit)
         taken = max(0, min(count, limit - self.held))
         self.held += taken
         return taken
@@ -60,13 +72,14 @@ class Room:
         if count:
             self._freed.set()
 
-    def ended(self) -> None:
-        """A task has ended: give its room back, and note the rate."""
-        self._ended.append(self._clock.monotonic())
-        self.give(1)
+    def note_end(self, type: str) -> None:
+        """A task of this type has run to its end."""
+        instants = self._ended.setdefault(type, deque(maxlen=_INSTANTS))
+        instants.append(self._clock.monotonic())
 
-    def _rate(self) -> float:
-        """Tasks a second, by the last ones."""
-        if len(self._ended) < _INSTANTS:
+    def _rate(self, type: str) -> float:
+        """Tasks of a type a second, by the last ones."""
+        instants = self._ended.get(type)
+        if instants is None or len(instants) < _INSTANTS:
             return 0.0
-        return _INSTANTS / max(1e-3, self._clock.monotonic() - self._ended[0])
+        return _INSTANTS / max(1e-3, self._clock.monotonic() - instants[0])

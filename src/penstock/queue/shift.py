@@ -235,7 +235,7 @@ class Shift:
             sight = self._found.popleft()
             if sight.at not in self._busy:
                 ahead = self._settings.settle_seconds_of(sight.at.count)
-                room = self._room.take(sight.at.count, ahead_seconds=ahead)
+                room = self._room.take(sight.at.count, type=sight.at.type, ahead_seconds=ahead)
                 self._busy[sight.at] = None
                 self._spawn(self._take(sight, room))
         self._room.is_contended = bool(self._found)
@@ -301,7 +301,7 @@ class Shift:
         """Remember when the pack is worth another try; a settled one is for the archive."""
         now_ms = int(self._access.now().latest * 1000)
         if hand.record is not None:
-            self._memory.forget(sight.at)
+            self._memory.forget(sight)
             if not hand.is_gone:
                 # It could not be deleted, or not yet: leave it for a while.
                 due_ms = now_ms + _LEFT_MS

@@ -123,9 +123,7 @@ class PackAtWork:
     def drain(self) -> None:
         """Claim no more, and give back what has not started."""
         self._draining = True
-        for held in self._held.values():
-            if not held.started:
-                self._ended(held, GivenBack())
+        self._give_back_unstarted()
         self._news.set()
 
     def give_back(self) -> None:
@@ -133,6 +131,11 @@ class PackAtWork:
         self.drain()
         for held in self._held.values():
             held.attempt.give_back()
+
+    def _give_back_unstarted(self) -> None:
+        for held in self._held.values():
+            if not held.started:
+                self._ended(held, GivenBack())
 
     def _begin(self, claim: str, claimed: Claimed) -> None:
         # A claim whose answer was lost for a while has less of its lease left.
@@ -164,17 +167,33 @@ class PackAtWork:
 
     async def _run(self, held: _Held) -> None:
         """One attempt, when there is a slot for it."""
-        async with self._hands.room.slots:
-            if held.ending is not None:
-                return
-            if not self._is_trusted(held):
-                held.attempt.give_back()
-            held.started = True
-            ended = await held.attempt.run()
-            self._ended(held, ended.ending)
-            if ended.released is not None:
-                # The handler does not heed its interruption: its slot is not free yet.
-                await asyncio.wait((ended.released,))
+        room = self._hands.room
+        try:
+            async with room.slots:
+                if held.ending is not None:
+                    return
+                if not self._is_trusted(held):
+                    held.attempt.give_back()
+                held.started = True
+                ended = await held.attempt.run()
+                self._ended(held, ended.ending)
+                room.note_end(self.hand.at.type)
+                if ended.released is not None:
+                    await self._until(ended.released)
+        finally:
+            room.give(1)
+
+    async def _until(self, released: asyncio.Future[Any]) -> None:
+        """The handler does not heed its interruption: its slot is not free yet."""
+        room = self._hands.room
+        room.stuck += 1
+        try:
+            if room.is_stuck:
+                _log.error("all %d handlers are stuck: nothing can start here", room.concurrency)
+                self._news.set()
+            await asyncio.wait((released,))
+        finally:
+            room.stuck -= 1
 
     def _is_trusted(self, held: _Held) -> bool:
         return self._hands.now_ms() < self._expires_ms.get(held.claim, 0)
@@ -183,7 +202,6 @@ class PackAtWork:
         if held.ending is None:
             # What was lost has nothing to settle; the ledger refuses it.
             held.ending = ending or GivenBack()
-            self._hands.room.ended()
             if self._ended_at is None:
                 self._ended_at = self._clock.monotonic()
             self._news.set()
@@ -216,6 +234,8 @@ class PackAtWork:
 
     async def _write(self) -> None:
         """One swap: endings, renewals, and more."""
+        if self._hands.room.is_stuck:
+            self._give_back_unstarted()
         endings = {p: (h.claim, h.ending) for p, h in self._held.items() if h.ending is not None}
         live = {held.claim for held in self._held.values() if held.ending is None}
         more = self._more = self._more or self._next_claim()
@@ -243,7 +263,9 @@ class PackAtWork:
 
     def _next_claim(self) -> Claim | None:
         """What else to claim, with the room for it taken."""
-        room = self._hands.room.take(self._claimable(), ahead_seconds=self._settle_seconds)
+        room = self._hands.room.take(
+            self._claimable(), type=self.hand.at.type, ahead_seconds=self._settle_seconds
+        )
         return self._hands.claim(self._handler, tasks_max=room) if room else None
 
     def _tell(self, place: int, held: _Held, *, is_refused: bool) -> None:
