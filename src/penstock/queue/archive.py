@@ -12,6 +12,7 @@ record in both places, and later perhaps in two batches. They are equal; the fir
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import ClassVar, Final
@@ -27,7 +28,9 @@ from penstock.store.base import CREATE, ObjectStore, pages
 
 RECORDS_MAX: Final = 1000
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
-_BATCHES_READ_MAX: Final = 100
+BATCHES_READ_MAX: Final = 1000
+"""So many batches are read for one task: those that its submit falls into."""
+_AT_ONCE: Final = 16
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -64,17 +67,22 @@ async def keep(
 
 
 async def find(store: ObjectStore, layout: QueueLayout, at: PackAt) -> Ledger | None:
-    """The record of a pack, the last of a key; reads 100 batches at the most."""
+    """The record of a pack, the last of a key; or None."""
     keys: list[str] = []
     for prefix in (layout.archive, layout.dead):
         start = layout.after_submits_before(prefix, at.submitted_ms) if at.submitted_ms else ""
         keys += [key async for key in _batch_keys(store, layout, prefix, start)]
     # Names begin with the last submit: the newest batches first.
     keys.sort(key=lambda key: key.rpartition("/")[2], reverse=True)
-    for key in [key for key in keys if _may_hold(layout, key, at)][:_BATCHES_READ_MAX]:
-        records = [ledger async for where, ledger in read(store, layout, key) if where == at]
-        if records:
-            return records[-1]
+    keys = [key for key in keys if _may_hold(layout, key, at)][:BATCHES_READ_MAX]
+
+    async def search(key: str) -> list[Ledger]:
+        return [ledger async for where, ledger in read(store, layout, key) if where == at]
+
+    for place in range(0, len(keys), _AT_ONCE):
+        for records in await asyncio.gather(*map(search, keys[place : place + _AT_ONCE])):
+            if records:
+                return records[-1]
     return None
 
 

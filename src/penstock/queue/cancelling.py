@@ -53,8 +53,12 @@ class PackToCancel(PackInHand):
     ) -> Ledger | None:
         """A key that was used before: the new pack is cancelled if there is one (R6)."""
         seen = await self._look(only_due=False)
-        if seen is None or not await self._makes_room(ledger, seen):
+        if seen is None:
             return ledger
+        if not await self._makes_room(ledger, seen):
+            # Unless somebody else has begun the new one meanwhile: then look again.
+            present, _ = self.ledger
+            return ledger if present is None or present.born == ledger.born else None
         return await self._cancel_unclaimed(places, claim)
 
     async def _cancel_beside(

@@ -88,6 +88,7 @@ class Scanner:
         self._store = store
         self._layout = layout
         self._resume: dict[Run, str] = {}
+        self._resume_ready = ""
         self._known: _Stretch | None = None
 
     async def look(
@@ -109,9 +110,11 @@ class Scanner:
         self._resume = {run: start for run, start in self._resume.items() if run in runs}
         with labelled("discovery"):
             if with_ready:
-                area = self._ready(minute, whole=tuple(runs) == ALL and not self._resume)
-                await self._walk(
-                    view, area, start=area.first, runs=runs, worth=worth, wanted=wanted
+                whole = tuple(runs) == ALL and not self._resume and not self._resume_ready
+                area = self._ready(minute, whole=whole)
+                start = self._resume_ready or area.first
+                self._resume_ready = await self._walk(
+                    view, area, start=start, runs=runs, worth=worth, wanted=wanted
                 )
                 self._note_later(view, minute)
             for run in runs:

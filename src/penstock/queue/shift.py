@@ -220,7 +220,8 @@ class Shift:
         if self._memory.is_known_idle(sight, now * 1000):
             return 0
         patience = self._discovery.patience_seconds(sight.at) if sight.ledger else 0.0
-        return sight.at.count if sight.ledger_modified + patience <= now else 0
+        is_early = patience and sight.ledger_modified + patience > now
+        return 0 if is_early else sight.at.count
 
     def _start_claims(self) -> None:
         now_ms = self._access.now().earliest * 1000
