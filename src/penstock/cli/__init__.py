@@ -17,6 +17,7 @@ import click
 
 from penstock.cli.demo import demo
 from penstock.cli.doctor import doctor
+from penstock.cli.queue import queue
 from penstock.kernel.errors import InvalidInput, PenstockError
 
 EXIT_FAILED = 1
@@ -43,6 +44,7 @@ def cli(context: click.Context, debug: bool) -> None:  # noqa: FBT001 - click pa
 
 cli.add_command(demo)
 cli.add_command(doctor)
+cli.add_command(queue)
 
 
 def main() -> None:

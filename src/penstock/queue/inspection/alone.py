@@ -86,7 +86,7 @@ async def _pass(access: Access, scanner: Scanner, monitor: Monitor) -> MonitorPa
     looked = await access.store.now()
     view = await scanner.look(ALL, minute=int(looked.earliest // 60), worth=lambda _: 0, wanted=1)
     monitor.note(view.settled, looked)
-    pointers = 0
+    pointers = await monitor.sweep(ALL)
     left = 0
     for _ in range(_CLEARS_MAX):
         some = await monitor.clear(at_once=True)

@@ -80,7 +80,7 @@ async def stats(access: Access) -> Stats:
         notes = survey.notes
         later = await _due_later(access, survey, now.middle)
         workers = await _workers(access, notes)
-        owned = [worker.shards for worker in workers if worker.role == Role.OWNER]
+        owned = [worker.shards for worker in workers]
         dead = await dead_keys(access, notes)
         elected: Elected | None = None
         try:

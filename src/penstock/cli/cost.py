@@ -1,0 +1,200 @@
+"""`penstock cost`: what would this queue cost, and how soon would its tasks start?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import click
+
+from penstock.kernel.errors import InvalidInput
+from penstock.queue.settings import mode_from
+from penstock.store.metered import Kind
+from penstock.testing.cost import Figures, Growth, Workload, price, price_modes, saturate
+
+_HOUR_SECONDS = 3600
+_SATURATED = {"concurrency": 8, "handler_seconds": 2.0, "workers": 64}
+_DEFAULT = {"concurrency": 32, "handler_seconds": 1.0, "workers": 50}
+_HYBRID_INDEX = (
+    "There is no row for a hybrid index: the ledger lies beside its pack, so the list that"
+    " discovery reads is the index, and nothing else has to be written or kept right."
+)
+_ON_PAPER = (
+    "Estimates on paper for the reference load, of one object a task: hybrid index with adaptive"
+    " polling $56, shard leasing $77, direct dispatch $1,630."
+)
+
+
+@click.command(epilog="Example: penstock cost --tasks-per-day 1000000 --batch 100")
+@click.option("--workers", type=int, help="Workers in the fleet.  [default: 50]")
+@click.option("--tasks-per-day", default=100_000, show_default=True, help="Tasks submitted a day.")
+@click.option("--batch", default=1, show_default=True, help="Tasks submitted at a time.")
+@click.option("--mode", default="leased", show_default=True, help="How workers find tasks.")
+@click.option("--days", default=1.0, show_default=True, help="Days to simulate at the most.")
+@click.option("--handler-seconds", type=float, help="How long a task runs.  [default: 1]")
+@click.option("--concurrency", type=int, help="Tasks a worker runs at a time.  [default: 32]")
+@click.option("--seed", default=0, show_default=True, help="The same seed gives the same figures.")
+@click.option("--full", is_flag=True, help="Simulate all the days, however long it takes.")
+@click.option("--table", is_flag=True, help="All modes beside each other, by cause.")
+@click.option(
+    "--saturated",
+    is_flag=True,
+    help="Requests a task of one worker and of --workers (64) with more to do than they can.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def cost(
+    *,
+    workers: int | None,
+    tasks_per_day: int,
+    batch: int,
+    mode: str,
+    days: float,
+    handler_seconds: float | None,
+    concurrency: int | None,
+    seed: int,
+    full: bool,
+    table: bool,
+    saturated: bool,
+    as_json: bool,
+) -> None:
+    """Tell what a queue costs a month in requests, at S3 Standard's prices.
+
+    Runs the real code in virtual time on a bucket in memory: the fleet with its load, and the same
+    fleet with nothing to do. Takes about a minute, and longer with many workers or modes; of a
+    large load a part is simulated and scaled, which is then said.
+
+    Exit code 0: here are the figures. 2: an option is wrong.
+    """
+    if table and saturated:
+        raise InvalidInput("--table and --saturated are two different questions; ask one.")
+    otherwise = _SATURATED if saturated else _DEFAULT
+    load = Workload(
+        workers=int(otherwise["workers"] if workers is None else workers),
+        tasks_per_day=1 if saturated else tasks_per_day,
+        batch=1 if saturated else batch,
+        mode=mode_from(mode, {}),
+        days=days,
+        handler_seconds=(
+            otherwise["handler_seconds"] if handler_seconds is None else handler_seconds
+        ),
+        concurrency=int(otherwise["concurrency"] if concurrency is None else concurrency),
+        seed=seed,
+    )
+    if saturated:
+        growth = saturate(load, fleets=(1, load.workers))
+        click.echo(json.dumps(growth.as_dict(), indent=2) if as_json else growth_text(growth))
+    elif table:
+        modes = price_modes(load, full=full)
+        click.echo(json.dumps(table_dict(modes), indent=2) if as_json else table_text(modes))
+    else:
+        figures = price(load, full=full)
+        click.echo(json.dumps(figures.as_dict(), indent=2) if as_json else figures_text(figures))
+
+
+def figures_text(figures: Figures) -> str:
+    """The figures of one workload."""
+    bill, tasks = figures.steady.bill, figures.steady.tasks
+    kinds = ", ".join(
+        f"{bill.requests(kind=kind) / tasks:.3f} {kind.value}"
+        for kind in Kind
+        if bill.requests(kind=kind)
+    )
+    p50, p99 = _seconds(figures.start_seconds(50)), _seconds(figures.start_seconds(99))
+    lines = [
+        f"{_fleet(figures.load)}, {figures.load.mode.value}",
+        _simulated(figures),
+        "",
+        f"Requests a task         {figures.requests_per_task:.3f}: {kinds}",
+        f"Dollars a month         {figures.dollars_per_month:.2f}",
+        *(
+            f"  {cause:<21} {bill.dollars_per_month(cause=cause):.2f}"
+            for cause in bill.causes
+            if bill.requests(cause=cause)
+        ),
+        f"Idle, dollars a month   {figures.idle_dollars_per_month:.2f}",
+        f"A million tasks         ${figures.dollars_per_million:.3f} beyond the idle cost",
+        f"A task starts within    {p50} (p50), {p99} (p99) of its submit",
+        f"The first one after an idle hour within {_seconds(figures.first_start_seconds)}",
+    ]
+    return "\n".join([*lines, *_late([figures])])
+
+
+def table_text(modes: Sequence[Figures]) -> str:
+    """All modes beside each other."""
+    bills = [figures.steady.bill for figures in modes]
+    causes = list(dict.fromkeys(cause for bill in bills for cause in bill.causes))
+    rows = [["dollars a month", *(figures.load.mode.value for figures in modes)]]
+    rows += [
+        [cause, *(f"{bill.dollars_per_month(cause=cause):.2f}" for bill in bills)]
+        for cause in causes
+    ]
+    rows += [
+        ["all", *(f"{figures.dollars_per_month:.2f}" for figures in modes)],
+        ["idle fleet", *(f"{figures.idle_dollars_per_month:.2f}" for figures in modes)],
+        ["a million tasks more", *(f"{figures.dollars_per_million:.3f}" for figures in modes)],
+        ["requests a task", *(f"{figures.requests_per_task:.3f}" for figures in modes)],
+        ["starts within, p50", *(_seconds(figures.start_seconds(50)) for figures in modes)],
+        ["starts within, p99", *(_seconds(figures.start_seconds(99)) for figures in modes)],
+        ["after an idle hour", *(_seconds(figures.first_start_seconds) for figures in modes)],
+    ]
+    body = ["".join([f"{first:<22}", *(f"{cell:>12}" for cell in rest)]) for first, *rest in rows]
+    simulated = [f"{figures.load.mode.value}: {_simulated(figures)}" for figures in modes]
+    return "\n".join(
+        [_fleet(modes[0].load), *simulated, "", *body, "", _HYBRID_INDEX, _ON_PAPER, *_late(modes)]
+    )
+
+
+def table_dict(modes: Sequence[Figures]) -> dict[str, object]:
+    """The table for programs."""
+    return {"modes": [figures.as_dict() for figures in modes], "hybrid_index": _HYBRID_INDEX}
+
+
+def growth_text(growth: Growth) -> str:
+    """What fleets of different sizes need for a task of a saturated queue."""
+    load = growth.load
+    at_a_time = f"{load.concurrency} at a time a worker, {load.mode.value}"
+    lines = [f"A backlog of single tasks of {load.handler_seconds:g} s, {at_a_time}", ""]
+    for workers, run in growth.by_workers:
+        causes = ", ".join(
+            f"{cause} {run.bill.requests(cause=cause) / run.tasks:.3f}"
+            for cause in run.bill.causes
+            if cause != "submit" and run.bill.requests(cause=cause)
+        )
+        lines.append(
+            f"{workers:>4} workers, {run.busy} of them busy: {run.requests_per_task:.3f}"
+            f" requests to process a task ({causes})"
+        )
+    return "\n".join([*lines, "", f"It grows by {growth.percent:.1f} %."])
+
+
+def _fleet(load: Workload) -> str:
+    batch = "one by one" if load.batch == 1 else f"in batches of {load.batch:,}"
+    return (
+        f"{load.workers:,} workers, {load.tasks_per_day:,} tasks a day {batch},"
+        f" handlers of {load.handler_seconds:g} s, {load.concurrency} at a time a worker"
+    )
+
+
+def _simulated(figures: Figures) -> str:
+    hours = figures.window.seconds / _HOUR_SECONDS
+    tasks = f"{figures.steady.tasks:,} tasks"
+    warm_up = f"after {figures.window.warm_up_seconds / 60:.0f} minutes to warm up"
+    if figures.window.is_whole:
+        return f"simulated {hours:,.1f} hours {warm_up}: {tasks}, scaled to a month of 30 days"
+    return (
+        f"simulated only {hours:,.1f} of {figures.load.days * 24:,.0f} hours {warm_up}: {tasks},"
+        " scaled to a month of 30 days; --full simulates all"
+    )
+
+
+def _seconds(seconds: float | None) -> str:
+    return "never" if seconds is None else f"{seconds:.2f} s"
+
+
+def _late(modes: Sequence[Figures]) -> list[str]:
+    return [
+        f"{figures.load.mode.value}: {figures.unstarted:,} tasks had not started a quarter of an"
+        " hour after the window: the fleet cannot keep up."
+        for figures in modes
+        if figures.unstarted
+    ]

@@ -1,0 +1,55 @@
+"""Which queue a verb is about: the options that all verbs share, and the way to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import click
+
+from penstock.kernel.errors import InvalidInput
+from penstock.queue.client import Queue
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+DEFAULT_QUEUE: Final = "default"
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+_store_option = click.option(
+    "--store",
+    metavar="URL",
+    envvar="PENSTOCK_STORE",
+    help="s3://BUCKET/PREFIX or file:///FOLDER; or set PENSTOCK_STORE.",
+)
+_queue_option = click.option(
+    "--queue",
+    "name",
+    metavar="NAME",
+    envvar="PENSTOCK_QUEUE",
+    default=DEFAULT_QUEUE,
+    show_default=True,
+    help="The name of the queue; or set PENSTOCK_QUEUE.",
+)
+
+
+def on_a_queue(verb: Verb) -> Verb:
+    """Give a verb `store`, `name` and `as_json`."""
+    return _store_option(_queue_option(json_option(verb)))
+
+
+@asynccontextmanager
+async def opened(store: str | None, name: str, *, create: bool = False) -> AsyncIterator[Queue]:
+    """The queue that the options name, connected. Raises `QueueNotFound` unless `create`."""
+    if not store:
+        raise InvalidInput(
+            "Which store? Give --store URL or set PENSTOCK_STORE.",
+            hint="For example: --store file:///tmp/store, or --store s3://BUCKET/PREFIX.",
+        )
+    if store.startswith("memory:"):
+        raise InvalidInput(
+            "A memory:// store lives in one process and would be gone with this command.",
+            hint="For a try, use a folder: --store file:///tmp/store",
+        )
+    async with await Queue.open(store, name=name, create=create) as queue:
+        yield queue

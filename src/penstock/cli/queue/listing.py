@@ -1,0 +1,84 @@
+"""`penstock queue list`: the tasks that are in a queue."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from penstock.cli.queue.connection import on_a_queue, opened
+from penstock.cli.queue.showing import as_json as show_json
+from penstock.cli.queue.showing import note_of, notes, table, when
+from penstock.queue.inspection import Listing, list_tasks
+from penstock.queue.views import STATES
+
+
+@click.command(
+    "list",
+    short_help="List tasks by status and type.",
+    epilog="Example: penstock queue list --status failed --store file:///tmp/store",
+)
+@click.option(
+    "--status",
+    "statuses",
+    multiple=True,
+    type=click.Choice(STATES),
+    help="Only these; may be given several times.",
+)
+@click.option("--type", help="Only tasks of this type.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=50,
+    show_default=True,
+    help="At most so many.",
+)
+@on_a_queue
+def list_(
+    *,
+    statuses: tuple[str, ...],
+    type: str | None,
+    limit: int,
+    store: str | None,
+    name: str,
+    as_json: bool,
+) -> None:
+    """List tasks: those that run or retry, those that wait, and those that settled recently.
+
+    Settled tasks leave for the archive some minutes after their end, those with a key after a
+    day, and are then found by 'get' only. With --status failed alone, the dead letters in the
+    archive are listed too.
+    """
+    listing, now = asyncio.run(_listed(store, name, statuses, type, limit))
+    if as_json:
+        show_json(listing)
+        return
+    rows = [
+        (
+            view.status,
+            view.type,
+            str(view.attempt or ""),
+            when(view.submitted_at, now=now),
+            view.id,
+            note_of(view, now=now),
+        )
+        for view in listing.tasks
+    ]
+    if rows:
+        heads = ("status", "type", "attempt", "submitted", "id", "note")
+        table(heads, rows, numbers=(2,))
+    else:
+        click.echo("No such tasks." if statuses or type else "No tasks.", err=True)
+    notes(listing.notes)
+    if not listing.is_whole:
+        notes(["there may be more; raise --limit, or narrow it with --status and --type."])
+
+
+async def _listed(
+    store: str | None, name: str, statuses: tuple[str, ...], type: str | None, limit: int
+) -> tuple[Listing, float]:
+    async with opened(store, name) as queue:
+        listing = await list_tasks(
+            queue.access, statuses=statuses or STATES, type=type, limit=limit
+        )
+        return listing, queue.access.now().middle

@@ -1,0 +1,152 @@
+"""How tasks, times and tables look: aligned and short for people, plain values for programs.
+
+People see times as ISO 8601 in UTC with the age beside it, by the store's clock. Programs get the
+same times in JSON, with milliseconds. Colour marks statuses, where the terminal wants it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+
+from penstock.kernel.errors import PenstockError
+from penstock.queue.views import TaskView
+
+_COLOURS: Final = {
+    "succeeded": "green",
+    "failed": "red",
+    "expired": "red",
+    "retrying": "yellow",
+    "cancelled": "yellow",
+    "running": "cyan",
+}
+_UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"))
+
+
+def iso(at: float | None, *, precise: bool = False) -> str | None:
+    """A time as ISO 8601 in UTC, to the second, or to the millisecond."""
+    if at is None:
+        return None
+    try:
+        shown = datetime.fromtimestamp(at, tz=UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{at:.0f} s since the epoch"
+    text = shown.isoformat(timespec="milliseconds" if precise else "seconds")
+    return text.removesuffix("+00:00") + "Z"
+
+
+def length(seconds: float) -> str:
+    """A length of time in one unit, or in two."""
+    for size, unit in _UNITS:
+        if seconds >= 10 * size or (seconds >= size and unit == "min"):
+            return f"{seconds // size:.0f} {unit}"
+    if seconds >= 3600:
+        return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def when(at: float, *, now: float) -> str:
+    """A time and how long ago it was, or how soon it is."""
+    ago = now - at
+    age = f"{length(ago)} ago" if ago >= 0 else f"in {length(-ago)}"
+    return f"{iso(at)}  {age}"
+
+
+def status(word: str, *, width: int = 0) -> str:
+    """A status in its colour."""
+    return click.style(f"{word:<{width}}", fg=_COLOURS.get(word))
+
+
+def table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[int] = ()
+) -> None:
+    """An aligned table; a column named `status` is coloured, those in `numbers` go to the right."""
+    shown = [tuple(heads), *(tuple(row) for row in rows)]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(heads))]
+    right = frozenset(numbers)
+    for number, row in enumerate(shown):
+        cells = []
+        for column, cell in enumerate(row):
+            width = widths[column]
+            aligned = f"{cell:>{width}}" if column in right else f"{cell:<{width}}"
+            if column == len(row) - 1:
+                aligned = aligned.rstrip()
+            if number == 0:
+                aligned = click.style(aligned, bold=True)
+            elif heads[column] == "status":
+                aligned = status(cell, width=width)
+            cells.append(aligned)
+        click.echo("  ".join(cells).rstrip())
+
+
+def fields(rows: Iterable[tuple[str, str]]) -> None:
+    """Names and values, one a line; values of several lines are indented."""
+    shown = list(rows)
+    width = max(len(name) for name, _ in shown)
+    for name, value in shown:
+        first, *rest = value.splitlines() or [""]
+        click.echo(f"{click.style(f'{name:<{width}}', bold=True)}  {first}".rstrip())
+        for line in rest:
+            click.echo(f"{'':<{width}}  {line}")
+
+
+def notes(sentences: Sequence[str], *, shown_max: int = 10) -> None:
+    """What could not be read or is worth knowing, to standard error."""
+    for sentence in sentences[:shown_max]:
+        click.echo(f"note: {sentence}", err=True)
+    if len(sentences) > shown_max:
+        click.echo(f"note: and {len(sentences) - shown_max} more like these.", err=True)
+
+
+def complain(errors: Iterable[PenstockError]) -> None:
+    """What failed for some of several things, as the command line says it for one."""
+    for error in errors:
+        click.echo(f"penstock: {error.message}", err=True)
+        if error.hint:
+            click.echo(f"  {error.hint}", err=True)
+
+
+def as_json(value: object) -> None:
+    """Print a value for programs."""
+    click.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON has it; fields that end in `_at` are times."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            each.name: _field(each.name, getattr(value, each.name))
+            for each in dataclasses.fields(value)
+        }
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value
+
+
+def _field(name: str, value: Any) -> Any:
+    is_time = (name == "at" or name.endswith("_at")) and isinstance(value, float)
+    return iso(value, precise=True) if is_time else plain(value)
+
+
+def compact(value: object, *, characters_max: int = 2000) -> str:
+    """A JSON value in one line, cut if it is long."""
+    text = json.dumps(value, ensure_ascii=False)
+    if len(text) <= characters_max:
+        return text
+    return f"{text[:characters_max]}… ({len(text):,} characters; --json shows all)"
+
+
+def note_of(view: TaskView, *, now: float) -> str:
+    """The one thing besides its status that is worth knowing of a task."""
+    if view.cancel_asked:
+        return "asked to stop"
+    if view.status in ("delayed", "retrying") and view.due_at is not None:
+        due = f"due in {length(view.due_at - now)}" if view.due_at > now else "due"
+        return f"{due}, after {view.error}" if view.error else due
+    first = view.message.splitlines()[0] if view.message else ""
+    return ": ".join(part for part in (view.error, first[:80]) if part)

@@ -1,0 +1,99 @@
+"""`penstock queue stats`: a queue in figures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import click
+
+from penstock.cli.queue.connection import on_a_queue, opened
+from penstock.cli.queue.showing import as_json as show_json
+from penstock.cli.queue.showing import length, notes, table, when
+from penstock.queue import inspection
+from penstock.queue.inspection import Stats
+
+
+@click.command(
+    short_help="Count tasks; show workers and shards.",
+    epilog="Example: penstock queue stats --store file:///tmp/store",
+)
+@on_a_queue
+def stats(*, store: str | None, name: str, as_json: bool) -> None:
+    """Count tasks by type, and show the workers and the shards that they own.
+
+    Counted from lists, six for a small queue, and one read a worker. Tasks of a pack that is in
+    progress all count as in progress; settled tasks count until they are archived.
+    """
+    found = asyncio.run(_counted(store, name))
+    if as_json:
+        show_json(found)
+        return
+    _show_types(found)
+    _show_workers(found)
+    for line in _remarks(found):
+        click.echo(line)
+    notes(found.notes)
+
+
+async def _counted(store: str | None, name: str) -> Stats:
+    async with opened(store, name) as queue:
+        return await inspection.stats(queue.access)
+
+
+def _show_types(found: Stats) -> None:
+    if not found.types:
+        click.echo(f"The queue {found.queue!r} is empty.")
+        return
+    rows = [
+        (
+            each.type,
+            f"{each.ready:,}",
+            f"{each.delayed:,}",
+            f"{each.in_progress:,}",
+            f"{each.settled_recently:,}",
+            "" if each.oldest_ready_at is None else when(each.oldest_ready_at, now=found.at),
+        )
+        for each in found.types
+    ]
+    heads = ("type", "ready", "delayed", "in progress", "settled recently", "oldest ready since")
+    table(heads, rows, numbers=(1, 2, 3, 4))
+
+
+def _show_workers(found: Stats) -> None:
+    if not found.workers:
+        return
+    click.echo()
+    rows = [
+        (
+            each.name,
+            each.role,
+            each.host,
+            str(each.pid),
+            str(each.concurrency),
+            str(len(each.shards)),
+            " ".join(each.handles),
+            f"in {length(each.ends_at - found.at)}",
+        )
+        for each in found.workers
+    ]
+    heads = ("worker", "role", "host", "pid", "at once", "shards", "handles", "ends unless renewed")
+    table(heads, rows, numbers=(3, 4, 5))
+
+
+def _remarks(found: Stats) -> Iterator[str]:
+    yield ""
+    unowned = len(found.unowned)
+    if not found.workers:
+        yield "No worker of the mode 'leased' is registered; those of 'shared' do not register."
+    elif unowned:
+        yield f"{unowned} of {found.shards} shards have no owner."
+    else:
+        yield f"All {found.shards} shards have an owner."
+    if found.monitor:
+        yield f"The monitor of the workers of the mode 'shared' is {found.monitor}."
+    met = sorted({kind for worker in found.workers for kind in worker.help_wanted})
+    if met:
+        yield f"Owners cannot run all that they have met of these types: {', '.join(met)}."
+    if found.dead_letter_objects:
+        yield "There are dead letters: 'penstock queue list --status failed' shows them."

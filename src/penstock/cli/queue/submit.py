@@ -1,0 +1,178 @@
+"""`penstock queue submit TYPE [INPUT]`: one task, or one a line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import click
+
+from penstock.cli.queue.connection import on_a_queue, opened
+from penstock.cli.queue.showing import as_json as show_json
+from penstock.kernel.errors import InvalidInput, PenstockError
+from penstock.queue.submission import INPUT_BYTES_MAX, NotAllSubmitted
+
+LINES_MAX: Final = 1_000_000
+_STDIN: Final = "-"
+_INPUT: Final = "INPUT"
+_QUOTES: Final = "Text needs double quotes inside of the shell's: '\"text\"'."
+_SHOWN_MAX: Final = 10
+
+
+@click.command(
+    short_help="Submit a task, or one a line of a file.",
+    epilog="Example: penstock queue submit resize '{\"n\": 1}' --store file:///tmp/store",
+)
+@click.argument("type", metavar="TYPE")
+@click.argument("given", metavar="[INPUT]", required=False)
+@click.option("--key", help="Submit at most once as long as this key is taken.")
+@click.option("--delay", metavar="SECONDS", type=float, default=0.0, help="Start so much later.")
+@click.option("--many", is_flag=True, help="INPUT is a file, or - , with one JSON value a line.")
+@on_a_queue
+def submit(
+    *,
+    type: str,
+    given: str | None,
+    key: str | None,
+    delay: float,
+    many: bool,
+    store: str | None,
+    name: str,
+    as_json: bool,
+) -> None:
+    """Submit a task and print its id. Makes the queue if there is none.
+
+    INPUT is the task's input as JSON text, or - to read it from standard input; without it the
+    input is null. With --many, INPUT is a file with one JSON value a line (standard input if
+    there is none), each becomes a task, and up to 1,000 of them share one object: much cheaper
+    than one by one. If a line is wrong, nothing is submitted.
+    """
+    if many:
+        if key is not None:
+            raise InvalidInput("--key is for one task; it does not go with --many.")
+        lines = _lines(given or _STDIN)
+        ids = asyncio.run(_submitted_many(store, name, type, lines, delay))
+        _show({"ids": ids} if as_json else ids)
+    else:
+        value = None if given is None else _value(_text(given), where=_INPUT)
+        task = asyncio.run(_submitted(store, name, type, value, key=key, delay=delay))
+        _show({"id": task} if as_json else [task])
+
+
+def _show(shown: dict[str, Any] | list[str]) -> None:
+    if isinstance(shown, dict):
+        show_json(shown)
+    elif shown:
+        click.echo("\n".join(shown))
+
+
+async def _submitted(
+    store: str | None, name: str, type: str, value: object, *, key: str | None, delay: float
+) -> str:
+    async with opened(store, name, create=True) as queue:
+        task = await queue.submit(type, value, key=key, delay=delay)
+        return task.id
+
+
+async def _submitted_many(
+    store: str | None, name: str, type: str, lines: dict[int, object], delay: float
+) -> list[str]:
+    async with opened(store, name, create=True) as queue:
+        try:
+            tasks = await queue.submit_many(type, list(lines.values()), delay=delay)
+        except NotAllSubmitted as error:
+            _tell_the_rest(error, list(lines))
+        return [task.id for task in tasks]
+
+
+def _tell_the_rest(error: NotAllSubmitted, lines: list[int]) -> NoReturn:
+    """Print the ids that there are; raise an error that names the lines that have none."""
+    failed = []
+    for line, task in zip(lines, error.tasks, strict=True):
+        if isinstance(task, PenstockError):
+            failed.append(line)
+        else:
+            click.echo(task)
+    raise PenstockError(
+        error.message,
+        hint=f"The ids above are submitted; lines {_runs(failed)} are not, or not surely.",
+    ) from error
+
+
+def _runs(numbers: Iterable[int]) -> str:
+    """Numbers as runs: 1-1000, 2001-3000."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    shown = [f"{first}-{last}" if first < last else f"{first}" for first, last in found]
+    more = f" and {len(shown) - _SHOWN_MAX} more runs" if len(shown) > _SHOWN_MAX else ""
+    return ", ".join(shown[:_SHOWN_MAX]) + more
+
+
+def _text(given: str) -> str:
+    if given != _STDIN:
+        return given
+    return _decoded(sys.stdin.buffer.read(), where="Standard input")
+
+
+def _lines(given: str) -> dict[int, object]:
+    """The JSON values of a file or of standard input, by the number of their line."""
+    if given == _STDIN:
+        body, where = sys.stdin.buffer.read(), "Standard input"
+    else:
+        try:
+            body, where = Path(given).read_bytes(), given
+        except OSError as error:
+            raise InvalidInput(
+                f"{given!r} cannot be read: {error.strerror}.",
+                hint="With --many, INPUT is a file with one JSON value a line, or - .",
+            ) from error
+    # Only a line feed ends a line: JSON may hold other separators inside of its strings.
+    rows = _decoded(body, where=where).split("\n")
+    if len(rows) > LINES_MAX:
+        raise InvalidInput(f"{where} has more than {LINES_MAX:,} lines.", hint="Split it.")
+    return {
+        number: _value(row, where=f"Line {number}")
+        for number, row in enumerate(rows, 1)
+        if row.strip()
+    }
+
+
+def _decoded(body: bytes, *, where: str) -> str:
+    try:
+        return body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = body[: error.start].count(b"\n") + 1
+        raise InvalidInput(f"{where} is not UTF-8: line {line} is not.") from error
+
+
+def _value(text: str, *, where: str) -> object:
+    """The value of a JSON text that a queue takes; `where` names it in errors."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+        body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except json.JSONDecodeError as error:
+        at = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}"
+        raise InvalidInput(
+            f"{where} is not JSON: {error.msg}, at {at}.",
+            hint=_QUOTES if where == _INPUT else "",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{where} is not JSON that can be stored: {error}.") from error
+    if len(body) > INPUT_BYTES_MAX:
+        raise InvalidInput(
+            f"{where} has {len(body):,} bytes; at most {INPUT_BYTES_MAX:,} are taken.",
+            hint="Store it in the bucket and submit its key.",
+        )
+    return value
+
+
+def _refuse(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not a number of JSON")

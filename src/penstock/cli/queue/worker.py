@@ -1,0 +1,171 @@
+"""`penstock queue worker MODULE:WORKER`: run a worker of the user's own module."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import logging
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Final, NoReturn
+
+import click
+
+from penstock.cli.queue.connection import json_option
+from penstock.cli.queue.showing import notes
+from penstock.kernel.errors import InvalidInput, PenstockError
+from penstock.queue.client import Queue
+from penstock.queue.settings import Mode
+from penstock.queue.worker import CONCURRENCY_MAX, Worker
+
+_FORM: Final = "Write MODULE:WORKER, for example tasks:worker for 'worker' in tasks.py."
+_LINE: Final = "%(asctime)sZ %(levelname)s %(name)s: %(message)s"
+
+
+@click.command(
+    short_help="Run the worker of your module.",
+    epilog="Example: penstock queue worker tasks:worker --concurrency 8",
+)
+@click.argument("target", metavar="MODULE:WORKER")
+@click.option(
+    "--concurrency", type=click.IntRange(1, CONCURRENCY_MAX), help="So many tasks at a time."
+)
+@click.option("--mode", type=click.Choice([str(mode) for mode in Mode]), help="How to find tasks.")
+@click.option("--store", metavar="URL", help="Another store than the module's.")
+@click.option("--queue", "name", metavar="NAME", help="Another queue than the module's.")
+@json_option
+def worker(
+    *,
+    target: str,
+    concurrency: int | None,
+    mode: str | None,
+    store: str | None,
+    name: str | None,
+    as_json: bool,
+) -> None:
+    """Run the worker that a module of yours has, until SIGTERM or Ctrl-C.
+
+    The module is imported from the current directory, and has a queue, a worker and handlers:
+
+    \b
+        queue = Queue("file:///tmp/store", name="images")
+        worker = Worker(queue, concurrency=8)
+        @worker.handler("resize")
+        def resize(task): return {"ok": task.input["n"]}
+
+    The options go over what the module says; PENSTOCK_STORE and PENSTOCK_QUEUE do not. The log
+    goes to standard error.
+
+    The first signal lets what runs end, for as long as the worker's stop_seconds, and gives the
+    rest back; the second gives back at once. Exit code 0 after either.
+    """
+    found = _found(target)
+    if concurrency is not None:
+        found.concurrency = concurrency
+    if mode is not None:
+        found.mode = Mode(mode)
+    if store is not None or name is not None:
+        found.queue = Queue(store or found.queue.url, name=name or found.queue.name)
+    _log_to_stderr()
+    if found.queue.url.startswith("memory:"):
+        notes(["a memory:// queue is this process's own: only the module itself can submit to it."])
+    _tell(found, "started", as_json=as_json)
+    try:
+        asyncio.run(found.run())
+    except BaseExceptionGroup as group:
+        _raise_first(group)
+    _tell(found, "stopped", as_json=as_json)
+
+
+def _found(target: str) -> Worker:
+    name, separator, attribute = target.partition(":")
+    parts = (*name.split("."), attribute)
+    if not separator or not all(map(str.isidentifier, parts)) or name.endswith(".py"):
+        raise InvalidInput(f"{target!r} does not name a worker.", hint=_FORM)
+    module = _imported(name)
+    workers = [key for key, value in vars(module).items() if isinstance(value, Worker)]
+    known = f"It has: {', '.join(workers)}." if workers else "There is no Worker in it."
+    if not hasattr(module, attribute):
+        raise InvalidInput(f"The module {name!r} has no {attribute!r}.", hint=known)
+    found = getattr(module, attribute)
+    if not isinstance(found, Worker):
+        kind = type(found).__name__
+        raise InvalidInput(f"{target!r} is of type {kind}, not a Worker.", hint=known)
+    return found
+
+
+def _imported(name: str) -> ModuleType:
+    """The user's module, from the current directory. Whatever it raises is one sentence."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise InvalidInput(
+                f"There is no module {error.name!r} in {here}.", hint=_FORM
+            ) from error
+        _refuse(name, error)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the module may raise anything
+        _refuse(name, error)
+
+
+def _refuse(name: str, error: BaseException) -> NoReturn:
+    said = f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd())]
+    # The message of a syntax error says itself where it is.
+    where = f" ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})" if theirs else ""
+    raise PenstockError(
+        f"The module {name!r} cannot be imported: {said}{where}",
+        hint="'penstock --debug queue worker ...' shows the traceback.",
+    ) from error
+
+
+def _raise_first(group: BaseExceptionGroup[BaseException]) -> NoReturn:
+    """One sentence for what ended a worker, if it is an error that has one."""
+    known, others = group.split(PenstockError)
+    first: BaseException | None = known
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    if others is not None or first is None:
+        raise group
+    raise first from group
+
+
+def _log_to_stderr() -> None:
+    """Show the log, unless the module has said itself where it goes."""
+    if logging.getLogger().handlers:
+        return
+    handler = logging.StreamHandler()
+    formatter = logging.Formatter(_LINE, datefmt="%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    logging.getLogger().addHandler(handler)
+    logging.getLogger("penstock").setLevel(logging.INFO)
+
+
+def _tell(found: Worker, event: str, *, as_json: bool) -> None:
+    queue = found.queue
+    if as_json:
+        told = {
+            "event": event,
+            "queue": queue.name,
+            "types": found.types,
+            "concurrency": found.concurrency,
+            "mode": str(found.mode),
+        }
+        click.echo(json.dumps(told))
+    elif event == "started":
+        click.echo(
+            f"Working on {', '.join(found.types) or 'nothing'} of the queue {queue.name!r},"
+            f" {found.concurrency} at a time, in mode {found.mode}; Ctrl-C stops.",
+            err=True,
+        )
+    else:
+        click.echo("Stopped; nothing is held any more.", err=True)
