@@ -26,7 +26,7 @@ _TELL_EVERY: Final = 100
     "--mode",
     default=ALL,
     show_default=True,
-    type=click.Choice([*Fleet, ALL]),
+    type=click.Choice([*(fleet.value for fleet in Fleet), ALL]),
     help="The modes of the workers.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")

@@ -42,7 +42,8 @@ class PackToCancel(PackInHand):
 
     async def _cancel_unclaimed(self, places: frozenset[int], claim: Claim) -> Ledger | None:
         head = await self._store.head(self._key)
-        claimed = await self._claim(replace(claim, places=places), head.version)
+        provisional = replace(claim, places=places, is_provisional=True)
+        claimed = await self._claim(provisional, head.version)
         if claimed is None:
             return None
         await self.settle({place: (claim.id, Stopped()) for place in claimed.attempts})

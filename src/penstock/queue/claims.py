@@ -213,9 +213,8 @@ class PackInHand:
             checked = await self._check(ledger)
         except UnreadableObject:
             # A later release may read it: the attempt does not count, and others may have it.
-            endings = {
-                place: (wanted.id, GivenBack()) for place in transitions.held_by(wanted.id, ledger)
-            }
+            held = transitions.held_by(wanted.id, ledger)
+            endings = {p: (wanted.id, GivenBack()) for p in held if not ledger.tasks[p].cancel}
             await self._swap(ledger.born, None, endings=endings)
             raise
         if checked is None:
@@ -268,6 +267,8 @@ class PackInHand:
         now = await self._store.now()
         inputs = pack.inputs if pack else ()
         refused = frozenset(endings)
+        # Late or not, what is ours is not to be expired by our own write.
+        ours = claims | {claim for claim, _ in endings.values()} | ({more.id} if more else set())
 
         def change(present: Ledger | None) -> Ledger | None:
             nonlocal refused
@@ -275,8 +276,8 @@ class PackInHand:
                 refused = frozenset(endings)
                 return None
             after = present
-            if claims:
-                after, _ = transitions.extend(after, claims, lease_ms=lease_ms, now=now)
+            if claims or more:
+                after, _ = transitions.extend(after, ours, lease_ms=lease_ms, now=now)
             after, refused = transitions.settle(after, endings, now=now, inputs=inputs)
             if more is not None:
                 after, _ = transitions.claim(after, more, now)

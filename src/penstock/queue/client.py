@@ -11,6 +11,7 @@ there is an event loop. One object is used by one event loop.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ from penstock.kernel.errors import (
     TaskCancelled,
     TaskFailed,
     TaskNotFound,
+    Throttled,
+    Unavailable,
 )
 from penstock.kernel.wire import decode
 from penstock.queue import archive
@@ -41,6 +44,8 @@ from penstock.queue.views import TaskEvent, TaskView, events_of, view_of_ledger,
 from penstock.store.base import ObjectStore, Version
 from penstock.store.metered import labelled
 from penstock.store.opening import Opening, open_store
+
+_log = logging.getLogger(__name__)
 
 _LOOKS_MAX: Final = 2
 _CANCEL_LEASE_MS: Final = 30_000
@@ -257,9 +262,10 @@ class Queue:
                 # A key that is used again: the pack is new if it came after the end of the other.
                 is_new = pack.submitted_ms >= ledger.key_ends_ms
                 return _Found(pack, None) if is_new else _Found(None, ledger)
-            if ledger is not None or pack is not None:
+            if pack is not None or (ledger is not None and ledger.settled):
                 return _Found(pack, ledger)
-            # It may have been settled between the two readings.
+            # It may have been settled between the two readings. A ledger that is not settled and
+            # has no pack is void: a late write of somebody who was overtaken long ago.
         ledger = await archive.find(self.access.store, self.access.layout, at)
         if ledger is not None:
             return _Found(None, ledger)
@@ -290,11 +296,15 @@ class Queue:
         pause = _RESULT_SECONDS_MIN
         seen: Version | None = None
         while True:
-            seen, changed = await self._changed(at, seen)
-            if changed:
-                view = await self.get(id)
-                if view.is_settled:
-                    return _outcome(view)
+            try:
+                seen, changed = await self._changed(at, seen)
+                view = await self.get(id) if changed else None
+            except (Throttled, Unavailable) as error:
+                # To wait is what was asked for.
+                _log.warning("waiting for task %s, the store is away: %s", id, error)
+                seen, view = None, None
+            if view is not None and view.is_settled:
+                return _outcome(view)
             left = None if timeout is None else began + timeout - clock.monotonic()
             if left is not None and left <= 0:
                 raise NotSettled(f"The task {id!r} has not ended in {timeout} s.", task=id)

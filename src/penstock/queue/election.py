@@ -7,11 +7,13 @@ stops. It is no harm if two believe in it: the monitor's work is conditional.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import ClassVar, Final
 
 import msgspec
 
 from penstock.kernel.entropy import Entropy
+from penstock.kernel.errors import NotFound, UnreadableObject, VersionConflict
 from penstock.kernel.wire import Stamped
 from penstock.queue.layout import QueueLayout
 from penstock.store.base import ObjectStore
@@ -53,22 +55,36 @@ class Election:
         """Renew the own term, or take one that is over."""
         with labelled("leases"):
             now = await self._store.now()
-            if not self.is_elected:
-                present = await self._cell.read()
-                if present is not None and present.expires_ms > now.earliest * 1000:
-                    return
-            term_ms = int((now.latest + TERM_SECONDS) * 1000)
+            try:
+                await self._turn(now)
+            except UnreadableObject:
+                await self._remove_damaged(now)
 
-            def change(present: Elected | None) -> Elected | None:
-                if present is not None and _is_another(present, self._holder, now):
-                    return present
-                if present is None:
-                    return Elected(holder=self._holder, expires_ms=term_ms)
-                return msgspec.structs.replace(present, holder=self._holder, expires_ms=term_ms)
+    async def _remove_damaged(self, now: Interval) -> None:
+        """What cannot be read counts as over when its term must be, and makes room."""
+        self._expires_ms = 0
+        with suppress(NotFound, VersionConflict):
+            head = await self._store.head(self._cell.key)
+            if now.earliest >= head.modified + TERM_SECONDS:
+                await self._store.delete(self._cell.key, version=head.version)
 
-            elected = await self._cell.update(change)
-            is_mine = elected is not None and elected.holder == self._holder
-            self._expires_ms = elected.expires_ms if elected and is_mine else 0
+    async def _turn(self, now: Interval) -> None:
+        if not self.is_elected:
+            present = await self._cell.read()
+            if present is not None and present.expires_ms > now.earliest * 1000:
+                return
+        term_ms = int((now.latest + TERM_SECONDS) * 1000)
+
+        def change(present: Elected | None) -> Elected | None:
+            if present is not None and _is_another(present, self._holder, now):
+                return present
+            if present is None:
+                return Elected(holder=self._holder, expires_ms=term_ms)
+            return msgspec.structs.replace(present, holder=self._holder, expires_ms=term_ms)
+
+        elected = await self._cell.update(change)
+        is_mine = elected is not None and elected.holder == self._holder
+        self._expires_ms = elected.expires_ms if elected and is_mine else 0
 
     async def resign(self) -> None:
         """Lay the term down, so that another can begin at once."""

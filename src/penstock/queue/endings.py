@@ -16,6 +16,9 @@ import msgspec
 from penstock.queue.ledger import NULL, Failure
 
 DEPTH_MAX: Final = 100
+RESULT_BYTES_MAX: Final = 256 * 1024
+RESULTS_BYTES_MAX: Final = 4 * 1024 * 1024
+"""What all results of a pack may have together: each task has its share."""
 MESSAGE_CHARACTERS_MAX: Final = 2_000
 TRACE_CHARACTERS_MAX: Final = 8_000
 
@@ -57,19 +60,33 @@ class Stopped:
 Ending = Succeeded | Failed | Retried | GivenBack | Stopped
 
 
-def sound(ending: Ending) -> Ending:
-    """The ending, such that it can be written and read again: one bad one must not cost a pack."""
+def sound(ending: Ending, *, count: int = 1) -> Ending:
+    """The ending, such that it can be written and read again: one bad one must not cost a pack.
+
+    A ledger is written whole, again and again. So what one of `count` tasks may say is bounded by
+    its share of what a ledger may hold.
+    """
     match ending:
         case Succeeded(result):
-            problem = _json_problem(bytes(result))
+            problem = _json_problem(bytes(result)) or _size_problem(bytes(result), count)
             if problem:
                 return Failed(Failure("BadResult", f"The result cannot be stored: {problem}."))
             return ending
         case Failed(failure):
-            return Failed(_plain(failure))
+            return Failed(_plain(failure, count))
         case Retried(failure, due_ms):
-            return Retried(_plain(failure), int(due_ms))
+            return Retried(_plain(failure, count), int(due_ms))
     return ending
+
+
+def _size_problem(body: bytes, count: int) -> str:
+    most = min(RESULT_BYTES_MAX, RESULTS_BYTES_MAX // count)
+    if len(body) <= most:
+        return ""
+    return (
+        f"it has {len(body):,} bytes, and in a pack of {count:,} tasks at most {most:,} are kept;"
+        " store it in the bucket and return its key"
+    )
 
 
 def _json_problem(body: bytes) -> str:
@@ -94,14 +111,15 @@ def _depth(body: bytes) -> int:
     return deepest
 
 
-def _plain(failure: Failure) -> Failure:
+def _plain(failure: Failure, count: int) -> Failure:
     """Text that can be written, and not too much of it."""
+    share = RESULTS_BYTES_MAX // 4 // count
 
     def cut(text: str, most: int) -> str:
         return text.encode("utf-8", "replace").decode()[:most]
 
     return Failure(
         cut(failure.error, 200),
-        cut(failure.message, MESSAGE_CHARACTERS_MAX),
-        cut(failure.trace, TRACE_CHARACTERS_MAX),
+        cut(failure.message, min(MESSAGE_CHARACTERS_MAX, share)),
+        cut(failure.trace, min(TRACE_CHARACTERS_MAX, share)),
     )

@@ -11,7 +11,7 @@
     queues/{queue}/monitor.json                       who repairs the queue where nobody owns shards
     queues/{queue}/archive/{stamp}-{stamp}-{nonce}    records of settled packs, in batches
     queues/{queue}/dead/{stamp}-{stamp}-{nonce}       the same, of packs in which a task failed
-    queues/{queue}/replayed/{task}                    as which task a settled one was replayed
+    queues/{queue}/replayed/{task}.{submitted}        as which task a settled one was replayed
 
 A name is `{pack}~{count}~{type}`, so that a list shows how many tasks a pack has and of which
 type. A pack's id is `{stamp}{nonce}`: the store's milliseconds at the first submit, so that names
@@ -186,8 +186,8 @@ class QueueLayout:
         read = self.read(f"{self.keyed}{slot}/{name}")
         return None if read is None or read[1] else (read[0], nonce)
 
-    def replayed(self, task: TaskId) -> str:
-        return f"{self.root}replayed/{task}"
+    def replayed(self, name: str) -> str:
+        return f"{self.root}replayed/{name}"
 
     def batch(self, prefix: str, *, first_ms: int, last_ms: int, entropy: Entropy) -> str:
         """A new key for a batch of records, below `archive` or `dead`."""

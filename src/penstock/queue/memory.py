@@ -22,6 +22,7 @@ class _Known:
     sight: Sight
     ledger: Version | None
     due_ms: int
+    noted_ms: int
     blind: bool
 
 
@@ -30,9 +31,17 @@ class Memory:
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
+        self._soonest_ms: int | None = None
+        """Not later than the next due time: what was forgotten since is still counted."""
 
     def note(
-        self, sight: Sight, *, ledger: Version | None, due_ms: int, blind: bool = True
+        self,
+        sight: Sight,
+        *,
+        ledger: Version | None,
+        due_ms: int,
+        noted_ms: int = 0,
+        blind: bool = True,
     ) -> None:
         """This pack, with this ledger, is worth nothing before `due_ms`.
 
@@ -41,28 +50,37 @@ class Memory:
         self.forget(sight)
         if len(self._known) >= PACKS_MAX:
             del self._known[next(iter(self._known))]
-        self._known[_name(sight)] = _Known(sight, ledger, due_ms, blind)
+        self._known[_name(sight)] = _Known(sight, ledger, due_ms, noted_ms, blind)
+        self._soonest_ms = due_ms if self._soonest_ms is None else min(due_ms, self._soonest_ms)
 
     def forget(self, sight: Sight) -> None:
         self._known.pop(_name(sight), None)
 
-    def is_known_idle(self, sight: Sight, now_ms: float) -> bool:
-        """Whether there is no reason to try this pack."""
+    def is_known_idle(self, sight: Sight, now_ms: float, *, reread_ms: float = 0.0) -> bool:
+        """Whether there is no reason to try this pack.
+
+        A ledger with a new version is one, but not sooner than `reread_ms` after the last reading.
+        """
         known = self._known.get(_name(sight))
         if known is None or known.due_ms <= now_ms:
             return False
+        if now_ms < known.noted_ms + reread_ms:
+            return True
         return sight.seen is None or sight.ledger == known.ledger
 
     def due(self, now_ms: float) -> list[Sight]:
         """The packs whose time has come; they are forgotten."""
+        if self._soonest_ms is None or self._soonest_ms > now_ms:
+            return []
         ready = [known for known in self._known.values() if known.due_ms <= now_ms]
         for known in ready:
             self.forget(known.sight)
+        self._soonest_ms = min((known.due_ms for known in self._known.values()), default=None)
         return [known.sight for known in ready if known.blind]
 
     def next_due_ms(self) -> int | None:
-        """When the next pack's time comes."""
-        return min((known.due_ms for known in self._known.values()), default=None)
+        """When the next pack's time comes, or earlier."""
+        return self._soonest_ms if self._known else None
 
 
 def _name(sight: Sight) -> str:

@@ -28,14 +28,14 @@ class Replayed(Document, frozen=True, kw_only=True):
 
 async def replay(access: Access, view: TaskView) -> TaskId:
     """Submit the input of a settled task again, unless that was done; returns the new task."""
-    where = access.layout.replayed(view.id)
+    where = access.layout.replayed(name_of(view))
     known = await _known(access, where)
     if known is not None:
         return known
     task = await Submitter(access.store, access.layout, access.entropy).submit_keyed(
         view.type,
         view.input,
-        key=f"replay of {view.id}",
+        key=f"replay of {name_of(view)}",
         key_seconds=access.config.key_seconds,
     )
     try:
@@ -45,9 +45,14 @@ async def replay(access: Access, view: TaskView) -> TaskId:
     return task
 
 
+def name_of(view: TaskView) -> str:
+    """A settled task and when it was submitted: a key has the same task in each of its lives."""
+    return f"{view.id}.{int(view.submitted_at * 1000)}"
+
+
 async def replayed(access: Access) -> frozenset[str]:
-    """The tasks that have been replayed; one LIST for every 1,000."""
-    prefix = access.layout.replayed(TaskId(""))
+    """The names of tasks that have been replayed; one LIST for every 1,000."""
+    prefix = access.layout.replayed("")
     found: set[str] = set()
     async for page in pages(access.store, prefix):
         found |= {entry.key.removeprefix(prefix) for entry in page.entries}

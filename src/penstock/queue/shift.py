@@ -23,13 +23,19 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from penstock.kernel.errors import StoreError, UnreadableObject
+from penstock.kernel.errors import (
+    OutcomeUnknown,
+    StoreError,
+    Throttled,
+    Unavailable,
+    UnreadableObject,
+)
 from penstock.queue.access import Access
-from penstock.queue.claims import PackInHand
+from penstock.queue.claims import Claimed, PackInHand, Seen
 from penstock.queue.discovery.base import Discovery, Wanted
 from penstock.queue.handlers import Handlers
 from penstock.queue.layout import PackAt
-from penstock.queue.load import Load
+from penstock.queue.load import Load, Strain
 from penstock.queue.memory import Memory
 from penstock.queue.monitor import Monitor
 from penstock.queue.pack import forgotten_ms
@@ -38,7 +44,7 @@ from penstock.queue.room import Room
 from penstock.queue.scan import Sight, View
 from penstock.queue.settings import WorkerSettings
 from penstock.queue.transitions import Claim, next_due_ms
-from penstock.queue.work import Hands, PackAtWork
+from penstock.queue.work import GIVE_UP_SECONDS, Hands, PackAtWork
 
 _log = logging.getLogger(__name__)
 
@@ -46,12 +52,9 @@ MAINTAIN_SECONDS: Final = 15.0
 _AGAIN_MS: Final = 5_000
 _UNREADABLE_MS: Final = 600_000
 _LEFT_MS: Final = 60_000
-_UNKNOWN_MAX: Final = 1000
 _FLUSH_SECONDS: Final = 10.0
-_SATURATED_SECONDS: Final = 3.0
-_UNHANDLED_SECONDS: Final = 60.0
-_SWAMPED_SECONDS: Final = 30.0
 _SAID_MAX: Final = 1000
+_SAY_AGAIN_SECONDS: Final = 3600.0
 
 
 class Shift:
@@ -88,17 +91,15 @@ class Shift:
         self._found: deque[Sight] = deque()
         self._found_at = 0.0
         self._is_more = False
-        self._unknown: dict[PackAt, tuple[PackInHand, Claim]] = {}
         self._busy: dict[PackAt, PackAtWork | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unhandled: dict[str, float] = {}
-        self._said: set[str] = set()
+        self._strain = Strain(self._clock)
+        self._waiting: frozenset[str] = frozenset()
+        self._said: dict[str, float] = {}
         self._stopping = asyncio.Event()
         self._at_once = asyncio.Event()
         self._later_ms: int | None = None
         self._look_at = self._worked_at = self._clock.monotonic()
-        self._full_since: float | None = None
-        self._swamped: dict[PackAt, float] = {}
 
     def stop(self, *, at_once: bool) -> None:
         """Claim nothing more; with `at_once`, give back what runs."""
@@ -134,27 +135,13 @@ class Shift:
 
     def _load(self) -> Load:
         """How busy this worker is."""
-        instant = self._clock.monotonic()
-        if not self._found or self._room.free:
-            self._full_since = None
-        elif self._full_since is None:
-            self._full_since = instant
-        saturated = (
-            self._full_since is not None and instant - self._full_since >= _SATURATED_SECONDS
+        idle_seconds = 0.0 if self._busy else self._clock.monotonic() - self._worked_at
+        return self._strain.load(
+            is_full=not self._room.free,
+            waiting=self._waiting,
+            too_many={at.type for at, work in self._busy.items() if work and work.has_more},
+            idle_seconds=idle_seconds,
         )
-        idle_seconds = 0.0 if self._busy else instant - self._worked_at
-        met = {kind for kind, at in self._unhandled.items() if at > instant - _UNHANDLED_SECONDS}
-        return Load(saturated, idle_seconds, frozenset(met | self._too_much(instant)))
-
-    def _too_much(self, instant: float) -> set[str]:
-        """The types of packs that this worker has more of than it can run for a while."""
-        packs = {at: work for at, work in self._busy.items() if work and work.has_more}
-        if self._room.free:
-            packs = {}
-        self._swamped = {at: self._swamped.get(at, instant) for at in packs}
-        return {
-            at.type for at, since in self._swamped.items() if instant - since >= _SWAMPED_SECONDS
-        }
 
     async def _follow(self) -> None:
         """Look at once when discovery says that it is worth it."""
@@ -168,7 +155,7 @@ class Shift:
         while not self._stopping.is_set():
             self._wake.clear()
             self._start_claims()
-            if self._room.free and not self._found and self._clock.monotonic() >= self._look_at:
+            if not self._found and self._clock.monotonic() >= self._look_at:
                 await self._look()
                 continue
             with suppress(TimeoutError):
@@ -176,9 +163,11 @@ class Shift:
                     await self._wake.wait()
 
     def _seconds_to_wait(self) -> float:
+        to_look = self._look_at - self._clock.monotonic()
         if not self._room.free:
-            return self._settings.polling.max_seconds
-        waits = [self._look_at - self._clock.monotonic()]
+            most = self._settings.polling.max_seconds
+            return most if self._found else max(0.05, min(most, to_look))
+        waits = [to_look]
         due = [each for each in (self._memory.next_due_ms(), self._later_ms) if each is not None]
         if due:
             waits.append(min(due) / 1000 - self._access.now().earliest)
@@ -197,6 +186,9 @@ class Shift:
         if self._discovery.guarded():
             self._monitor.note(view.settled, looked)
         self._look_at = self._clock.monotonic() + self._pace.next_seconds()
+        if not self._room.free:
+            # What waits must be known, so that others can be asked to take it.
+            self._look_at = self._clock.monotonic() + self._settings.polling.max_seconds
         # If there was enough, look again as soon as it is used up and has given something.
         tasks = sum(sight.at.count for sight in self._found)
         self._is_more = tasks >= self._room.concurrency
@@ -205,10 +197,11 @@ class Shift:
         self._later_ms = view.later_ms
         self._found = deque(sight for sight in view.sights if self._worth(sight))
         self._found_at = self._clock.monotonic()
+        self._waiting = frozenset(sight.at.type for sight in self._found)
         for sight in view.sights:
             if self._handlers.get(sight.at.type) is None:
                 self._say(f"there are tasks of type {sight.at.type!r}, which has no handler here")
-                self._unhandled[sight.at.type] = self._found_at
+                self._strain.meet(sight.at.type)
         for key in view.foreign:
             self._say(f"an object that is not ours is left alone: {key}")
 
@@ -217,7 +210,9 @@ class Shift:
         if sight.at in self._busy or self._handlers.get(sight.at.type) is None:
             return 0
         now = self._access.now().earliest
-        if self._memory.is_known_idle(sight, now * 1000):
+        if self._memory.is_known_idle(
+            sight, now * 1000, reread_ms=self._discovery.reread_seconds * 1000
+        ):
             return 0
         patience = self._discovery.patience_seconds(sight.at) if sight.ledger else 0.0
         is_early = patience and sight.ledger_modified + patience > now
@@ -240,6 +235,8 @@ class Shift:
                 self._busy[sight.at] = None
                 self._spawn(self._take(sight, room))
         self._room.is_contended = bool(self._found)
+        if self._room.free:
+            self._waiting = frozenset()
 
     async def _take(self, sight: Sight, room: int) -> None:
         """Claim a pack and work on it to its end."""
@@ -267,21 +264,12 @@ class Shift:
             self._access.entropy,
             self._room,
         )
-        if sight.at in self._unknown:
-            hand, claim = self._unknown.pop(sight.at)
-        else:
-            hand = PackInHand(
-                self._access.store, self._access.layout, sight.at, entropy=self._access.entropy
-            )
-            claim = hands.claim(handler, tasks_max=room)
-        claimed = None
+        hand = PackInHand(
+            self._access.store, self._access.layout, sight.at, entropy=self._access.entropy
+        )
+        claim = hands.claim(handler, tasks_max=room)
         try:
-            claimed = await hand.claim(claim, sight.seen)
-        except StoreError:
-            # It may be written: only the same claim, sent again, finds that out.
-            if len(self._unknown) < _UNKNOWN_MAX:
-                self._unknown[sight.at] = hand, claim
-            raise
+            claimed = await self._claim(hand, claim, sight.seen)
         finally:
             self._room.give(room)
         if claimed is None:
@@ -297,6 +285,22 @@ class Shift:
         await work.run(claim.id, claimed)
         self._worked_at = self._clock.monotonic()
         return hand, claimed.pack.nonce
+
+    async def _claim(self, hand: PackInHand, claim: Claim, seen: Seen | None) -> Claimed | None:
+        """Claim, and if the answer is lost send the same claim again, for a good while.
+
+        It may be written: under another claim the task would wait for the lease of this one, and
+        an attempt would be lost that never began.
+        """
+        until = self._clock.monotonic() + GIVE_UP_SECONDS
+        while True:
+            try:
+                return await hand.claim(claim, seen)
+            except (OutcomeUnknown, Throttled, Unavailable) as error:
+                if self._clock.monotonic() >= until:
+                    raise
+                self._say(f"a claim is sent again: {error}")
+            await self._clock.sleep(self._access.entropy.uniform(0.5, 2.0))
 
     async def _learn(self, sight: Sight, hand: PackInHand, nonce: str) -> None:
         """Remember when the pack is worth another try; a settled one is for the archive."""
@@ -321,6 +325,7 @@ class Shift:
                     known,
                     ledger=version,
                     due_ms=due_ms,
+                    noted_ms=now_ms,
                     blind=bool(nonce) or ledger is None or self._discovery.is_alone,
                 )
         await self._mind_pointer(sight, hand, nonce)
@@ -380,7 +385,12 @@ class Shift:
                     await self._wake.wait()
 
     def _say(self, sentence: str) -> None:
-        """Log a sentence, once."""
-        if sentence not in self._said and len(self._said) < _SAID_MAX:
-            self._said.add(sentence)
-            _log.warning("%s", sentence)
+        """Log a sentence, once an hour."""
+        instant = self._clock.monotonic()
+        if self._said.get(sentence, float("-inf")) + _SAY_AGAIN_SECONDS > instant:
+            return
+        self._said.pop(sentence, None)
+        if len(self._said) >= _SAID_MAX:
+            del self._said[next(iter(self._said))]
+        self._said[sentence] = instant
+        _log.warning("%s", sentence)

@@ -37,6 +37,7 @@ from penstock.kernel.errors import (
     NotFound,
     OutcomeUnknown,
     PenstockError,
+    StoreError,
     VersionConflict,
 )
 from penstock.kernel.wire import Document, decode, encode
@@ -124,7 +125,9 @@ class Submitter:
                 await self.store.put(where, encode(pack), CREATE)
             except AlreadyExists:
                 if await self._is_taken(at):
-                    await self.store.delete(pointer)
+                    # Whoever follows it removes it, if we cannot.
+                    with suppress(StoreError):
+                        await self.store.delete(pointer)
                     return
             else:
                 await self._check_in_time(pack.submitted_ms, where)

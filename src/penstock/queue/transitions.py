@@ -60,6 +60,8 @@ class Claim:
     attempts_max: int
     places: frozenset[int] | None = None
     """Only these, if given."""
+    is_provisional: bool = False
+    """Nothing will run: the attempt does not count, whatever becomes of it."""
 
 
 def claim(ledger: Ledger, wanted: Claim, now: Interval) -> tuple[Ledger, tuple[int, ...]]:
@@ -67,7 +69,9 @@ def claim(ledger: Ledger, wanted: Claim, now: Interval) -> tuple[Ledger, tuple[i
 
     Returns the ledger and the places of the tasks taken; the ledger itself if nothing changes.
     """
-    change = _Change(expire(ledger, now), now)
+    # If the claim is there already, its answer was lost: who asks again is alive.
+    ledger, _ = extend(ledger, (wanted.id,), lease_ms=wanted.lease_ms, now=now)
+    change = _Change(ledger, now)
     taken: list[int] = []
     held = sum(task.status is Status.CLAIMED and task.claim == wanted.id for task in change.tasks)
     for place, task in enumerate(change.tasks):
@@ -80,7 +84,7 @@ def claim(ledger: Ledger, wanted: Claim, now: Interval) -> tuple[Ledger, tuple[i
         state = TaskState(
             status=Status.CLAIMED,
             attempt=task.attempt + 1,
-            given_back=task.given_back,
+            given_back=task.given_back + wanted.is_provisional,
             claim=wanted.id,
             failure=task.failure,
         )
@@ -127,7 +131,7 @@ def settle(
         if not claim_id or task.claim != claim_id:
             refused.add(place)
         elif task.status is Status.CLAIMED:
-            _end(change, place, sound(ending))
+            _end(change, place, sound(ending, count=len(change.tasks)))
         # Otherwise it was settled by this very claim, whose answer was lost.
     return _completed(expire(change.ledger(), now), inputs), frozenset(refused)
 

@@ -315,6 +315,30 @@ def test_a_look_is_bounded_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch)
     _run(check, page_keys=2)
 
 
+def test_nothing_starves_in_ready_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a look reads is due, and of no use to this worker."""
+    monkeypatch.setattr(scan, "PAGES_MAX", 3)
+
+    async def check(bench: Bench) -> None:
+        for number in range(30):
+            bench.pair(_later(number, minutes=-1, number=number))
+        wanted = _later(40, minutes=0)
+        bench.put(LAYOUT.pack(wanted), LAYOUT.pack(_later(1, minutes=5)), LAYOUT.pack(_at(1)))
+        shown: list[PackAt] = []
+        later: set[int | None] = set()
+        for _ in range(15):
+            view = await bench.look(worth=lambda sight: int(sight.at == wanted))
+            assert _at(1) in _places(view)
+            assert view.settled == []
+            shown += _places(view)
+            later.add(view.later_ms)
+        assert wanted in shown
+        assert set(shown) > {_later(n, minutes=-1, number=n) for n in range(30)}
+        assert later == {None, (MINUTE + 5) * 60_000}
+
+    _run(check, page_keys=4)
+
+
 def test_another_slot_to_go_on_from() -> None:
     async def check(bench: Bench) -> None:
         for number in range(12):

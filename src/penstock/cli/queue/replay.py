@@ -16,8 +16,8 @@ from penstock.kernel.errors import InvalidInput, PenstockError, TaskError
 from penstock.queue.client import Queue
 from penstock.queue.inspection import list_tasks
 from penstock.queue.layout import task_at
+from penstock.queue.replays import name_of, replayed
 from penstock.queue.replays import replay as replay_view
-from penstock.queue.replays import replayed
 from penstock.queue.views import STATES, TaskView
 from penstock.store.metered import labelled
 
@@ -115,7 +115,7 @@ async def _replayed(
             return [await _one(queue, each) for each in ids]
         done = await replayed(queue.access)
         found = await list_tasks(queue.access, statuses=("failed",), type=type, limit=_LIMIT_MAX)
-        left = [view for view in found.tasks if view.id not in done]
+        left = [view for view in found.tasks if name_of(view) not in done]
         told += found.notes
         if len(left) > limit or not found.is_whole:
             told.append(f"there are more than these {len(left[:limit])} failed tasks.")

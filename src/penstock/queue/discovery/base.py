@@ -34,6 +34,8 @@ class Discovery(ABC):
     """The worker's name in the queue."""
     sight_seconds: float
     """How long something that was found is worth trying: until others will have taken it."""
+    reread_seconds: float = 0.0
+    """How soon a ledger that has changed again is worth another reading."""
     is_alone: bool
     """Whether nobody else looks at the same packs, as a rule."""
 

@@ -2,7 +2,7 @@
 
 The simplest mode, for one worker or a few: nothing to own and nothing to take over. Every worker
 pays for its own looks, and two that look at the same time may want the same pack; one of them
-loses a request. A pack in progress is left to its holder until its lease must have ended. Each
+loses a request. A pack in progress is left to its holder as long as its holder writes. Each
 tries what it finds in an order of its own, and in a long list goes on from a slot of its own
 choice. One worker is elected to be the monitor.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import StoreError, UnreadableObject
@@ -24,13 +23,12 @@ from penstock.store.base import ObjectStore
 
 _log = logging.getLogger(__name__)
 
-LEFTOVER_SECONDS: Final = 3.0
-
 
 class SharedDiscovery(Discovery):
     """Looks at all slots."""
 
     sight_seconds = 3.0
+    reread_seconds = 3.0
     is_alone = False
 
     def __init__(
@@ -59,8 +57,8 @@ class SharedDiscovery(Discovery):
         return view
 
     def patience_seconds(self, at: PackAt) -> float:
-        # Its holder is alive until its lease has ended; of a pack of many there may be some left.
-        return self._lease_seconds if at.count == 1 else LEFTOVER_SECONDS
+        # Its holder writes at every third of a lease; of a pack of many there may be some left.
+        return 0.4 * self._lease_seconds if at.count == 1 else 0.0
 
     def guarded(self) -> Sequence[Run]:
         return ALL if self._election.is_elected else ()

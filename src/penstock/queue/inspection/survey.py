@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from penstock.kernel.errors import NotFound
 from penstock.kernel.wire import Document, decode
 from penstock.queue.access import Access
-from penstock.queue.layout import PackAt, TaskId
+from penstock.queue.layout import PackAt
 from penstock.store.base import Entry, ObjectStore, pages
 
 PAGES_MAX: Final = 50
@@ -46,7 +46,7 @@ async def surveyed(access: Access) -> Survey:
     survey = Survey()
     tops = (layout.keyed, layout.ready, layout.tasks)
     others = (layout.archive, layout.dead, layout.workers, layout.shard_leases)
-    replayed = layout.replayed(TaskId(""))
+    replayed = layout.replayed("")
     present: list[str] = []
     async for page in pages(access.store, layout.root, delimiter="/"):
         present += [*page.folders, *(entry.key for entry in page.entries)]

@@ -1,0 +1,107 @@
+"""What the handlers of a simulated worker do: what their input tells them.
+
+| deed | what the handler does |
+|---|---|
+| quick | succeeds at once, or after a moment |
+| slow | takes longer than leases last |
+| retry | raises an error that is retried, for its first attempts |
+| fail | raises an error that is not |
+| hang | never ends by itself |
+| deaf | does not heed an interruption for a while, and then succeeds |
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+
+from penstock.kernel.entropy import Entropy
+from penstock.queue.handlers import TaskContext
+from penstock.queue.retry import Retry
+from penstock.queue.worker import Worker
+from penstock.testing.simulator.machines import Machine
+from penstock.testing.simulator.referee import Referee
+from penstock.testing.simulator.tracking import Input, Result
+
+TYPES: Final = ("a", "b")
+_HANG_SECONDS: Final = 1e6
+
+
+class Passing(Exception):
+    """An error that is retried."""
+
+
+class Lasting(Exception):
+    """An error that is not."""
+
+
+RETRY: Final = Retry(attempts=4, backoff=1.3, first_seconds=0.5, on=(Passing, TimeoutError))
+
+
+def draw_deed(entropy: Entropy, number: int) -> Input:
+    """What a task of this number is to do."""
+    draw = entropy.random()
+    if draw < 0.35:
+        return Input(number, "quick", seconds=entropy.choice((0.0, 1.0)))
+    if draw < 0.65:
+        return Input(number, "slow", seconds=entropy.uniform(3, 14))
+    if draw < 0.77:
+        return Input(number, "retry", times=entropy.randrange(1, 4))
+    if draw < 0.82:
+        return Input(number, "fail")
+    if draw < 0.92:
+        return Input(number, "hang", times=entropy.randrange(0, 2))
+    return Input(number, "deaf", seconds=entropy.uniform(1, 8))
+
+
+class Deeds:
+    """The handlers of one machine."""
+
+    def __init__(self, machine: Machine, referee: Referee) -> None:
+        self._machine = machine
+        self._referee = referee
+
+    def register(self, worker: Worker, types: tuple[str, ...], *, timeout_seconds: float) -> None:
+        """Give a worker its handlers."""
+        for kind in types:
+            worker.handler(kind, timeout=timeout_seconds, retry=RETRY)(self.handle)
+
+    async def handle(self, task: TaskContext) -> dict[str, Any]:
+        """One attempt."""
+        if self._machine.is_dead:
+            raise asyncio.CancelledError
+        what = msgspec.json.decode(bytes(task.raw_input), type=Input)
+        self._referee.starts_attempt(self._machine.name, what.n, task.attempt)
+        how = "is interrupted"
+        try:
+            await self._do(what, task.attempt)
+            how = "returns"
+        except (Passing, Lasting) as error:
+            how = f"raises {type(error).__name__}"
+            raise
+        finally:
+            if not self._machine.is_dead:
+                self._referee.ends_attempt(self._machine.name, what.n, how)
+        return msgspec.to_builtins(Result(what.n, task.attempt, self._machine.name))  # type: ignore[no-any-return]  # a dict
+
+    async def _do(self, what: Input, attempt: int) -> None:
+        clock = self._machine.clock
+        match what.do:
+            case "quick" | "slow":
+                if what.seconds:
+                    await clock.sleep(what.seconds)
+            case "retry" if attempt <= what.times:
+                raise Passing
+            case "fail":
+                raise Lasting
+            case "hang" if attempt <= what.times or not what.times:
+                await clock.sleep(_HANG_SECONDS)
+            case "deaf":
+                until = clock.monotonic() + what.seconds
+                while clock.monotonic() < until and not self._machine.is_dead:
+                    try:
+                        await clock.sleep(until - clock.monotonic())
+                    except asyncio.CancelledError:
+                        continue

@@ -1,0 +1,139 @@
+"""Workers that join, leave, crash, freeze and come back in another mode.
+
+At the beginning there are as many as the plan says. Then, until the peace, one thing after the
+other happens to one of them. At the peace a worker joins that has all handlers, so that whatever
+is left can end.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.queue.client import Queue
+from penstock.queue.settings import Mode
+from penstock.queue.worker import Worker
+from penstock.testing.simulator.deeds import TYPES, Deeds
+from penstock.testing.simulator.machines import Machine
+from penstock.testing.simulator.plans import Fleet
+from penstock.testing.simulator.site import Site
+
+_CONCURRENCY: Final = (1, 1, 2, 4)
+_SPOTS: Final = (
+    "",
+    "ledger create",
+    "ledger swap",
+    "ledger swap",
+    "ledger delete",
+    "pack delete",
+    "pack get",
+    "pointer delete",
+    "archive create",
+)
+"""Where it hurts a worker most: between two requests that belong together."""
+
+_LONG_SPOTS: Final = (
+    "ledger create",
+    "ledger create",
+    "ledger delete",
+    "pack delete",
+    "pack get",
+    "archive create",
+)
+
+
+class Workers:
+    """The workers of a world."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._entropy = site.world.entropy("fleet")
+        self._mode: Mode | None = None
+        self._workers: dict[str, Worker] = {}
+
+    async def run(self) -> None:
+        """Let things happen until the peace."""
+        site, plan = self._site, self._site.plan
+        for _ in range(plan.workers):
+            self.join()
+        pause = plan.storm_seconds / (2 + plan.workers)
+        while not site.is_peace:
+            await site.clock.sleep(self._entropy.uniform(0, 2 * pause))
+            if not site.is_peace:
+                self._happen()
+
+    def join(self, *, types: tuple[str, ...] | None = None) -> None:
+        """One more worker."""
+        site, entropy = self._site, self._entropy
+        machine = site.machine(f"w{len(self._workers)}")
+        mode = self._mode or site.plan.mode(entropy)
+        settings = site.plan.settings(entropy)
+        concurrency = entropy.choice(_CONCURRENCY)
+        timeout_seconds = entropy.uniform(4, 20)
+        if types is None:
+            types = TYPES if entropy.random() < 0.7 else (entropy.choice(TYPES),)
+        self._workers[machine.name] = None  # type: ignore[assignment]  # until it has opened
+
+        async def work(queue: Queue) -> None:
+            worker = Worker(
+                queue, concurrency=concurrency, mode=mode, name=machine.name, settings=settings
+            )
+            self._workers[machine.name] = worker
+            deeds = Deeds(machine, site.referee)
+            deeds.register(worker, types, timeout_seconds=timeout_seconds)
+            await worker.run(signals=False)
+
+        site.chronicle.note(machine.name, f"joins, {mode}, for {' and '.join(types)}")
+        if not site.is_peace:
+            spots, number = (_LONG_SPOTS, 2) if site.plan.is_long else (_SPOTS, 1)
+            for _ in range(number):
+                machine.triggers += site.plan.triggers(entropy, spots, chance=0.7)
+        site.run(machine, work)
+
+    def _living(self) -> list[Machine]:
+        machines = [self._site.machines[name] for name in self._workers]
+        return [machine for machine in machines if not machine.has_ended]
+
+    def _happen(self) -> None:
+        living, entropy = self._living(), self._entropy
+        if not living:
+            self.join()
+            return
+        machine = entropy.choice(living)
+        draw = entropy.random()
+        if draw < 0.3 and self._site.plan.crash:
+            machine.die()
+        elif draw < 0.65 and self._site.plan.freeze_seconds_max:
+            seconds = entropy.uniform(0, self._site.plan.freeze_seconds_max)
+            machine.freeze()
+            self._site.world.loop.call_later(seconds, machine.thaw)
+        elif draw < 0.8:
+            self.leave(machine)
+        elif draw < 0.9 and self._site.plan.fleet is Fleet.MIXED:
+            self._change_mode(living)
+        elif len(living) < (2 if self._site.plan.is_long else 5):
+            self.join()
+
+    def leave(self, machine: Machine) -> None:
+        """Ask a worker to stop."""
+        worker = self._workers[machine.name]
+        if worker is not None:
+            self._site.chronicle.note(machine.name, "is asked to stop")
+            worker.stop()
+            if self._entropy.random() < 0.2:
+                self._site.world.loop.call_later(self._entropy.uniform(0, 5), worker.stop)
+
+    def _change_mode(self, living: list[Machine]) -> None:
+        """All who live leave, one after the other; others come in another mode."""
+        self._mode = Mode.SHARED if self._mode is Mode.LEASED else Mode.LEASED
+        self._site.chronicle.note("fleet", f"changes its mode to {self._mode}")
+        for machine in living:
+            self.leave(machine)
+        for _ in living:
+            self.join()
+
+    def make_peace(self) -> None:
+        """One more joins that can do everything; most of the others leave."""
+        for machine in self._living():
+            if self._entropy.random() < 0.7:
+                self.leave(machine)
+        self.join(types=TYPES)

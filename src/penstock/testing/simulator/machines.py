@@ -1,0 +1,299 @@
+"""A simulated machine: it can crash at any await, freeze for any time, and its clocks are wrong.
+
+All that a process on the machine can do to the outside goes through two things: its store and its
+clock. `MortalStore` and `MortalClock` are the gates. Of a machine that is dead no request is sent
+and no sleep returns: whatever its cleanup code tries ends with `CancelledError`. A machine that is
+frozen gets no answer and no sleep of it ends before it thaws; its clocks go on, as those of a
+suspended machine do.
+
+The network is not the machine. What was sent before the end may still arrive (`late`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+from penstock.kernel.entropy import Entropy
+from penstock.kernel.errors import StoreError
+from penstock.store.base import (
+    NO_METADATA,
+    PAGE_KEYS_MAX,
+    REPLACE,
+    Delimiter,
+    Head,
+    Object,
+    ObjectStore,
+    Page,
+    PutMode,
+    Swap,
+    Version,
+    Wrapper,
+)
+from penstock.store.time import StoreClock, TimeSample
+from penstock.testing.virtual import VirtualClock
+
+Answer = TypeVar("Answer")
+Tell = Callable[[str, str], None]
+"""Told of what happens to a machine: its name, and the words."""
+
+MACHINE: Final[ContextVar[str]] = ContextVar("machine", default="")
+"""The machine on which the present task runs."""
+
+_LATE_SECONDS_MAX: Final = 40.0
+_WRITES: Final = ("create", "swap", "replace", "touch", "delete")
+
+
+def what_is(key: str) -> str:
+    """What a key of a queue is of, in a word."""
+    folder = key.split("/", 3)[2] if key.count("/") > 2 else key
+    if folder in ("tasks", "keyed", "ready"):
+        return "ledger" if key.endswith(".ledger") else "pointer" if "@" in key else "pack"
+    return folder
+
+
+class Blow(StrEnum):
+    """What can befall a machine at a request."""
+
+    DIES_BEFORE = "dies before"
+    DIES_AFTER = "dies after"
+    DIES_DURING = "dies during"
+    """The request is on its way, and arrives later."""
+    FREEZES_BEFORE = "freezes before"
+    FREEZES_AFTER = "freezes after"
+    ECHOES = "has an echo of"
+    """The request arrives once more, later."""
+
+
+@dataclass(slots=True)
+class Trigger:
+    """What befalls a machine, and at which request."""
+
+    blow: Blow
+    at: str = ""
+    """The kind of request, "ledger create" say; any if empty."""
+    skipped: int = 0
+    """How many such requests go well before."""
+    seconds: float = 0.0
+    """How long it freezes, or how late the echo is."""
+
+
+class MortalClock:
+    """The clock of a machine, as the processes on it see it."""
+
+    def __init__(self, machine: Machine, inner: VirtualClock) -> None:
+        self._machine = machine
+        self._inner = inner
+        # Asked so often that a call less counts.
+        self.monotonic = inner.monotonic
+        self.wall = inner.wall
+
+    async def sleep(self, seconds: float) -> None:
+        try:
+            await self._inner.sleep(seconds)
+        finally:
+            if self._machine.is_halted:
+                await self._machine.gate()
+
+
+class Machine:
+    """One machine and the process on it."""
+
+    def __init__(self, name: str, *, clock: VirtualClock, entropy: Entropy, tell: Tell) -> None:
+        self.name = name
+        self.network_clock = clock
+        self.clock = MortalClock(self, clock)
+        self.entropy = entropy
+        self.is_dead = False
+        self.is_halted = False
+        self.problem: BaseException | None = None
+        """What its process fell over, if it did."""
+        self._tell = tell
+        self._thaw: asyncio.Event | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._on_their_way: set[asyncio.Task[None]] = set()
+        self.triggers: list[Trigger] = []
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process is over, in whatever way."""
+        return self.is_dead or (self._main is not None and self._main.done())
+
+    def start(
+        self, group: asyncio.TaskGroup, process: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Run a process on it."""
+        self._main = group.create_task(self._live(process))
+
+    async def _live(self, process: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        MACHINE.set(self.name)
+        try:
+            await process()
+        except asyncio.CancelledError:
+            if not self.is_dead:
+                raise
+        except Exception as error:  # noqa: BLE001 - it is shown by the referee
+            if not self.is_dead:
+                self.problem = error
+
+    def die(self) -> None:
+        """Crash now."""
+        if not self.has_ended:
+            self._tell(self.name, "crashes")
+        self.is_dead = self.is_halted = True
+        if self._thaw is not None:
+            self._thaw.set()
+        if self._main is not None:
+            self._main.cancel()
+
+    def freeze(self) -> None:
+        """Stop where it is, until `thaw`."""
+        if not self.has_ended and self._thaw is None:
+            self._tell(self.name, "freezes")
+            self._thaw = asyncio.Event()
+            self.is_halted = True
+
+    def thaw(self) -> None:
+        """Go on."""
+        if self._thaw is not None and not self.is_dead:
+            self._tell(self.name, "thaws")
+            self._thaw.set()
+            self._thaw = None
+            self.is_halted = False
+
+    async def gate(self) -> None:
+        """Wait while frozen; a dead machine gets no further."""
+        while self._thaw is not None and not self.is_dead:
+            await self._thaw.wait()
+        if self.is_dead:
+            raise asyncio.CancelledError
+
+    async def send(
+        self, request: Callable[[], Awaitable[Answer]], *, kind: str, key: str
+    ) -> Answer:
+        """Make a request, unless the end comes first."""
+        if self.is_halted:
+            await self.gate()
+        trigger = self._pulled(f"{what_is(key)} {kind}") if self.triggers else None
+        blow = trigger.blow if trigger else None
+        if blow is Blow.DIES_DURING and kind in _WRITES:
+            self._deliver(request, seconds=self.entropy.uniform(0, _LATE_SECONDS_MAX))
+        if blow is Blow.DIES_BEFORE or blow is Blow.DIES_DURING:
+            self.die()
+            raise asyncio.CancelledError
+        if trigger is not None and blow is Blow.FREEZES_BEFORE:
+            self._freeze_for(trigger.seconds)
+            await self.gate()
+        try:
+            return await request()
+        finally:
+            if trigger is not None and blow is Blow.ECHOES:
+                self._deliver(request, seconds=trigger.seconds)
+            if blow is Blow.DIES_AFTER:
+                self.die()
+            if trigger is not None and blow is Blow.FREEZES_AFTER:
+                self._freeze_for(trigger.seconds)
+            if self.is_halted:
+                await self.gate()
+
+    def _freeze_for(self, seconds: float) -> None:
+        self.freeze()
+        asyncio.get_running_loop().call_later(seconds, self.thaw)
+
+    def _pulled(self, kind: str) -> Trigger | None:
+        for trigger in self.triggers:
+            if trigger.at in ("", kind):
+                trigger.skipped -= 1
+                if trigger.skipped < 0:
+                    self.triggers.remove(trigger)
+                    self._tell(self.name, f"{trigger.blow} a {kind}")
+                    return trigger
+        return None
+
+    def _deliver(self, request: Callable[[], Awaitable[object]], *, seconds: float) -> None:
+        async def deliver() -> None:
+            await self.network_clock.sleep(seconds)
+            try:
+                await request()
+            except StoreError:
+                return  # Nobody waits for this answer.
+
+        task = asyncio.get_running_loop().create_task(deliver())
+        self._on_their_way.add(task)
+        task.add_done_callback(self._on_their_way.discard)
+
+
+class MortalStore(Wrapper):
+    """A machine's access to the network, with a store's clock over the machine's own."""
+
+    def __init__(self, inner: ObjectStore, machine: Machine) -> None:
+        super().__init__(inner)
+        self._machine = machine
+        self._clock = StoreClock(machine.clock)
+
+    @property
+    def clock(self) -> StoreClock:
+        return self._clock
+
+    async def _ask(
+        self, request: Callable[[], Awaitable[Answer]], kind: str, key: str = ""
+    ) -> Answer:
+        try:
+            return await self._machine.send(request, kind=kind, key=key)
+        finally:
+            sample = self.inner.clock.last_sample
+            if sample is not None and sample is not self._clock.last_sample:
+                self._clock.observe(sample)
+
+    async def get(self, key: str, *, unless: Version | None = None) -> Object | None:
+        return await self._ask(lambda: self.inner.get(key, unless=unless), "get", key)
+
+    async def head(self, key: str) -> Head:
+        return await self._ask(lambda: self.inner.head(key), "head", key)
+
+    async def put(
+        self,
+        key: str,
+        body: bytes,
+        mode: PutMode = REPLACE,
+        *,
+        metadata: Mapping[str, str] = NO_METADATA,
+    ) -> Version:
+        kind = "swap" if isinstance(mode, Swap) else mode.value
+        return await self._ask(
+            lambda: self.inner.put(key, body, mode, metadata=metadata), kind, key
+        )
+
+    async def touch(
+        self, key: str, *, version: Version, metadata: Mapping[str, str] = NO_METADATA
+    ) -> Version:
+        return await self._ask(
+            lambda: self.inner.touch(key, version=version, metadata=metadata), "touch", key
+        )
+
+    async def delete(self, key: str, *, version: Version | None = None) -> None:
+        await self._ask(lambda: self.inner.delete(key, version=version), "delete", key)
+
+    async def list(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str = "",
+        delimiter: Delimiter = "",
+        limit: int = PAGE_KEYS_MAX,
+        cursor: str | None = None,
+    ) -> Page:
+        return await self._ask(
+            lambda: self.inner.list(
+                prefix, start_after=start_after, delimiter=delimiter, limit=limit, cursor=cursor
+            ),
+            "list",
+            prefix,
+        )
+
+    async def sample(self) -> TimeSample:
+        return await self._ask(self.inner.sample, "sample")

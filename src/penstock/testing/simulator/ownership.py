@@ -1,0 +1,61 @@
+"""What the referee states of shards: epochs only grow, and no live owner is ended.
+
+An operator deletes and damages leases and registrations; what is written by hand is not judged,
+what follows from it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.kernel.errors import UnreadableObject
+from penstock.kernel.wire import decode
+from penstock.queue.layout import QueueLayout
+from penstock.queue.registry import Registration, Role, ShardLease
+from penstock.testing.simulator.chronicle import Chronicle
+
+_OPERATOR = "operator"
+
+
+class Ownership:
+    """Judges registrations and shard leases."""
+
+    def __init__(self, layout: QueueLayout, chronicle: Chronicle, now: Callable[[], float]) -> None:
+        self._layout = layout
+        self._chronicle = chronicle
+        self._now = now
+        self._last: dict[int, tuple[int, str]] = {}
+
+    def saw(self, who: str, key: str, *, before: bytes | None, after: bytes | None) -> None:
+        """One change."""
+        if who == _OPERATOR or after is None:
+            return
+        if key.startswith(self._layout.shard_leases):
+            shard = key.removeprefix(self._layout.shard_leases).removesuffix(".json")
+            self._lease(who, int(shard), decode(ShardLease, after, where=key))
+        elif before is not None:
+            self._registration(who, key, before, after)
+
+    def _lease(self, who: str, shard: int, lease: ShardLease) -> None:
+        if not lease.worker:
+            return
+        subject = ("shard", shard)
+        self._chronicle.note(who, f"{lease.worker} owns it, epoch {lease.epoch}", subject)
+        epoch, worker = self._last.get(shard, (0, ""))
+        # A write that arrives twice, after a delete, is the same take.
+        if lease.epoch <= epoch and (lease.epoch, lease.worker) != (epoch, worker):
+            self._chronicle.accuse(f"The epoch of shard {shard} went back.", subject)
+        self._last[shard] = (lease.epoch, lease.worker)
+
+    def _registration(self, who: str, key: str, before: bytes, after: bytes) -> None:
+        try:
+            was = decode(Registration, before, where=key)
+        except UnreadableObject:
+            return
+        is_ = decode(Registration, after, where=key)
+        worker = self._layout.read_worker(key) or ""
+        ended = was.role is Role.OWNER and is_.role is Role.GONE
+        # Machine and worker have the same name, but for what makes each incarnation unique.
+        if ended and was.expires_ms > self._now() * 1000 and worker.rpartition("-")[0] != who:
+            shards = [("shard", shard) for shard in was.shards]
+            self._chronicle.accuse(f"The owner {worker} was ended while its lease ran.", *shards)

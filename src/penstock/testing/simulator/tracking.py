@@ -1,0 +1,151 @@
+"""What the referee knows of each task that anybody tried to submit.
+
+A task is known by its number, which its input carries: `{"n": number, …}`. So it is the same task
+wherever it turns up: in a pack, in a ledger, in the archive, in a handler. A key that is used again
+is another task with another number, although the queue gives both the same id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from penstock.queue.ledger import TaskState
+from penstock.testing.simulator.chronicle import Subject
+
+SLACK_SECONDS: Final = 1.5
+"""Stores date to the second, and what is decided is written a moment later."""
+
+_READY: Final = TaskState()
+
+
+class Input(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The input of every simulated task: its number, and what its handler is to do."""
+
+    n: int
+    do: str = "quick"
+    seconds: float = 0.0
+    times: int = 0
+    """For how many attempts; afterwards it succeeds."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What every simulated handler returns: which attempt it was, and on which machine."""
+
+    n: int
+    attempt: int
+    by: str
+
+
+@dataclass(slots=True, eq=False)
+class Tracked:
+    """One task, by all that was seen of it."""
+
+    number: int
+    by: str
+    asked_at: float
+    key: str | None = None
+    place: str = ""
+    """The key of its pack in the bucket, as soon as it is known."""
+    answered_at: float | None = None
+    written_at: float | None = None
+    """When its pack first came into the bucket."""
+    submitted_ms: int = 0
+    """When it was submitted, as its pack says."""
+    claims: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Attempt → the machine and the claim that have it."""
+    started: dict[int, str] = field(default_factory=dict)
+    endings: dict[str, str] = field(default_factory=dict)
+    """Claim → what it ended its attempt with."""
+    settled_at: float | None = None
+    state: TaskState = _READY
+    """How it was settled."""
+    key_ends_ms: int = 0
+    archived: bool = False
+    removed: str = ""
+    """Why it is lost, if its pack was removed without a reason."""
+
+    @property
+    def subject(self) -> Subject:
+        return ("task", self.number)
+
+
+class Tracker:
+    """All tasks of a world, by number, by the version of their pack, and by key."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[int, Tracked] = {}
+        self._packs: dict[str, tuple[Tracked, ...]] = {}
+        self._keys: dict[str, list[Tracked]] = {}
+        self._places: dict[str, list[Tracked]] = {}
+
+    def add(self, task: Tracked) -> Tracked:
+        self.tasks[task.number] = task
+        if task.key is not None:
+            self._keys.setdefault(task.key, []).append(task)
+            self._places.setdefault(task.place, []).append(task)
+        return task
+
+    def at_place(self, place: str) -> tuple[Tracked, ...]:
+        """The tasks whose pack is, was, or is to be under this key."""
+        return tuple(self._places.get(place, ()))
+
+    def pack(self, version: str) -> tuple[Tracked, ...]:
+        """The tasks of the pack that has, or had, this version."""
+        return self._packs.get(version, ())
+
+    def take_in(
+        self, place: str, version: str, inputs: Sequence[msgspec.Raw]
+    ) -> tuple[Tracked, ...]:
+        """Learn which tasks a pack holds."""
+        if version in self._packs:
+            return self._packs[version]
+        numbers = tuple(msgspec.json.decode(bytes(each), type=Input).n for each in inputs)
+        tasks = tuple(self.tasks[number] for number in numbers)
+        for task in tasks:
+            if task.key is None:
+                task.place = place
+                self._places.setdefault(place, []).append(task)
+        self._packs[version] = tasks
+        return tasks
+
+    def others_of_key(self, task: Tracked) -> Iterator[Tracked]:
+        """The other tasks that were submitted with the same key."""
+        if task.key is not None:
+            yield from (other for other in self._keys[task.key] if other is not task)
+
+    def is_excused(self, task: Tracked) -> bool:
+        """Whether a submit that was answered may have been a duplicate: its key was taken."""
+        answered = task.answered_at
+        assert answered is not None
+        for other in self.others_of_key(task):
+            if other.written_at is None or other.written_at > answered + SLACK_SECONDS:
+                continue
+            if other.settled_at is None:
+                if not other.removed:
+                    return True
+            elif other.key_ends_ms / 1000 + SLACK_SECONDS >= task.asked_at:
+                return True
+        return False
+
+    def unsettled(self) -> list[Tracked]:
+        """The tasks that were submitted for sure, are no duplicates, and are not settled."""
+        return [
+            task
+            for task in self.tasks.values()
+            if task.answered_at is not None
+            and task.settled_at is None
+            and not (self.is_excused(task) if task.written_at is None else self.is_duplicate(task))
+        ]
+
+    def is_duplicate(self, task: Tracked) -> bool:
+        """Whether it was submitted while the key of an earlier, settled task was still taken."""
+        return any(
+            other.settled_at is not None
+            and (other.written_at or 0.0) <= (task.written_at or 0.0)
+            and task.submitted_ms < other.key_ends_ms
+            for other in self.others_of_key(task)
+        )

@@ -1,0 +1,68 @@
+"""A bucket that shows every change to a witness, with the name of whoever made it.
+
+Each machine has its own client, `NamedStore`. A request takes effect at one instant, right after
+the client's `_send`: there the client puts its name on the bucket. The witness is called after the
+change, with the object before and after it; it must not change the bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from penstock.kernel.clock import Clock
+from penstock.store.base import Version
+from penstock.store.memory import MemoryBucket, MemoryStore
+
+
+class Witness(Protocol):
+    """Sees every change. `before` and `after` are bodies; None where there is no object."""
+
+    def saw(
+        self,
+        who: str,
+        key: str,
+        *,
+        before: bytes | None,
+        after: bytes | None,
+        version: Version | None,
+    ) -> None: ...
+
+
+class WatchedBucket(MemoryBucket):
+    """A bucket with a witness. Dates its objects to the second, as S3 does."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock, date_resolution_seconds=1.0)
+        self.witness: Witness | None = None
+        self.hand = ""
+        """Who makes the present change."""
+
+    def write(self, key: str, body: bytes, metadata: Mapping[str, str]) -> Version:
+        known = self.objects.get(key)
+        version = super().write(key, body, metadata)
+        if self.witness is not None:
+            before = known.body if known else None
+            self.witness.saw(self.hand, key, before=before, after=body, version=version)
+        return version
+
+    def remove(self, key: str) -> None:
+        known = self.objects[key]
+        super().remove(key)
+        if self.witness is not None:
+            self.witness.saw(self.hand, key, before=known.body, after=None, version=known.version)
+
+
+class NamedStore(MemoryStore):
+    """A client of a watched bucket."""
+
+    def __init__(self, bucket: WatchedBucket, *, clock: Clock, name: str) -> None:
+        super().__init__(bucket, clock=clock)
+        self._watched = bucket
+        self._name = name
+
+    async def _send(self) -> float:
+        sent = await super()._send()
+        # Nothing else runs between here and the change.
+        self._watched.hand = self._name
+        return sent
