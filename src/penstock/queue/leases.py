@@ -85,7 +85,7 @@ class LeaseSettings:
     """While idle, leases last and are renewed so many times longer."""
     shards_per_worker: int = 16
     """A target: how many a saturated owner keeps. Not a cap."""
-    idle_seconds: float = 120.0
+    idle_seconds: float = 60.0
     saturated_seconds: float = 5.0
     look_each_seconds: float = 1.0
     look_seconds_min: float = 5.0

@@ -144,6 +144,16 @@ def test_of_a_key_that_was_used_twice_the_last_record_is_found(
     _run(check)
 
 
+def test_of_two_records_of_a_key_in_one_batch_the_last_is_found() -> None:
+    async def check(bench: Bench) -> None:
+        at = keyed_pack(type="t", key="k")
+        first, second = (bench.record(after_ms)[1] for after_ms in (0, 400_000))
+        await bench.keep((at, second), (at, first))
+        assert _same(await bench.find(at), second)
+
+    _run(check)
+
+
 def test_batches_are_cut_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "RECORDS_MAX", 3)
 

@@ -48,6 +48,29 @@ def test_a_ledger_that_has_changed_is_read_again() -> None:
     assert not memory.is_known_idle(_sight(ledger=OLD), 0)
 
 
+def test_a_ledger_that_changes_often_is_not_read_as_often() -> None:
+    memory = Memory()
+    memory.note(_sight(), ledger=OLD, due_ms=9000, noted_ms=1000)
+    assert memory.is_known_idle(_sight(ledger=NEW), 2999, reread_ms=2000)
+    assert not memory.is_known_idle(_sight(ledger=NEW), 3000, reread_ms=2000)
+    assert memory.is_known_idle(_sight(ledger=OLD), 3000, reread_ms=2000)
+    # What has been read from it counts sooner than that.
+    assert not memory.is_known_idle(_sight(ledger=OLD), 9000, reread_ms=20_000)
+
+
+def test_the_next_time_is_never_told_too_late() -> None:
+    memory = Memory()
+    memory.note(_sight(0), ledger=OLD, due_ms=5000)
+    memory.note(_sight(1), ledger=OLD, due_ms=3000)
+    memory.forget(_sight(1))
+    memory.note(_sight(2), ledger=OLD, due_ms=4000)
+    assert (memory.next_due_ms() or 0) <= 4000
+    assert memory.due(3500) == []
+    assert memory.next_due_ms() == 4000
+    assert len(memory.due(4000)) == 1
+    assert memory.next_due_ms() == 5000
+
+
 def test_a_pointer_tells_nothing_of_the_ledger() -> None:
     memory = Memory()
     memory.note(_pointed(), ledger=OLD, due_ms=1000)

@@ -37,6 +37,8 @@ from penstock.testing.virtual import World, simulate
 
 DAY_SECONDS = 86_400.0
 HALF_REQUEST_SECONDS_MAX = 0.03
+TAKEOVER_SECONDS = QUICK.lease_ttl_secs + 75
+"""Within this the shards of a dead owner are taken: its lease, and the longest pause of looks."""
 LEASE_SECONDS = QUICK.task_lease_seconds
 
 both_modes = pytest.mark.parametrize("mode", Mode)
@@ -256,6 +258,8 @@ def test_more_than_16_shards_break_recovery() -> None:
             attempts = Counter(results)
             assert attempts.keys() == {1, 2}
             assert attempts[2] <= 6, "only what was running ran again"
+            # The tasks may be done before: owners that have too much to do ask for hands.
+            await bench.clock.sleep(TAKEOVER_SECONDS)
             live = [each for each in await place.registrations(queue) if each.role is Role.OWNER]
             assert [len(each.shards) for each in live] == [256]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.kernel.errors import Unavailable
+from penstock.kernel.errors import OutcomeUnknown, Unavailable
 from penstock.kernel.wire import decode, encode
 from penstock.queue.claims import PackInHand, Seen
 from penstock.queue.client import Queue, Task
@@ -27,6 +27,7 @@ from penstock.queue.settings import WorkerSettings
 from penstock.queue.shift import Shift
 from penstock.queue.submission import Pointer
 from penstock.queue.transitions import Claim
+from penstock.store.base import NO_METADATA, REPLACE, Object, PutMode, Version, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
 from penstock.testing.virtual import World, simulate
@@ -34,6 +35,30 @@ from penstock.testing.virtual import World, simulate
 LAYOUT = QueueLayout("q")
 RARELY = Polling(min_seconds=3600, max_seconds=3600, jitter=0)
 """Looks so rare that whatever happens meanwhile happens without one."""
+
+
+class Lossy(Wrapper):
+    """A store that carries everything out; while it `loses`, puts and gets have no answer."""
+
+    loses = False
+
+    async def put(
+        self,
+        key: str,
+        body: bytes,
+        mode: PutMode = REPLACE,
+        *,
+        metadata: Mapping[str, str] = NO_METADATA,
+    ) -> Version:
+        version = await super().put(key, body, mode, metadata=metadata)
+        if self.loses:
+            raise OutcomeUnknown("The answer was lost.", key=key)
+        return version
+
+    async def get(self, key: str, *, unless: Version | None = None) -> Object | None:
+        if self.loses:
+            raise Unavailable("away", key=key)
+        return await super().get(key, unless=unless)
 
 
 class Everything(Discovery):
@@ -92,13 +117,17 @@ class Bench:
     A task of the type `fails` fails.
     """
 
-    def __init__(self, world: World, bucket: MemoryBucket, queue: Queue, meter: Meter) -> None:
+    def __init__(self, world: World) -> None:
         self.world = world
         self.clock = world.clock()
-        self.bucket = bucket
-        self.queue = queue
-        self.meter = meter
+        self.bucket = MemoryBucket(world.clock())
+        self.meter = Meter()
+        metered = MeteredStore(MemoryStore(self.bucket, clock=world.clock()), self.meter)
+        self.store = Lossy(metered)
         self.ran = Ran()
+
+    async def open(self) -> None:
+        self.queue = await Queue.on(self.store, name="q", entropy=self.world.entropy("q"))
 
     @property
     def lived(self) -> float:
@@ -158,11 +187,9 @@ Check = Callable[[Bench], Awaitable[None]]
 
 def _run(check: Check, *, seed: int = 1) -> None:
     async def main(world: World) -> None:
-        meter = Meter()
-        bucket = MemoryBucket(world.clock())
-        store = MeteredStore(MemoryStore(bucket, clock=world.clock()), meter)
-        queue = await Queue.on(store, name="q", entropy=world.entropy("q"))
-        await check(Bench(world, bucket, queue, meter))
+        bench = Bench(world)
+        await bench.open()
+        await check(bench)
 
     simulate(main, seed=seed)
 
@@ -423,11 +450,12 @@ def test_saturated_is_who_has_found_more_than_it_can_run_for_a_while() -> None:
             await bench.clock.sleep(2)
             assert not discovery.load().saturated
             await bench.clock.sleep(3)
-            assert discovery.load().saturated
-            await bench.clock.sleep(20)
+            assert discovery.load() == Load(saturated=True)
+            await bench.clock.sleep(10)
+            assert discovery.load() == Load(saturated=True, help_wanted=frozenset({"t"}))
+            await bench.clock.sleep(10)
             # The last two run now, and nothing waits.
-            assert not discovery.load().saturated
-            assert discovery.load().idle_seconds == 0
+            assert discovery.load() == Load()
 
     _run(check)
 
@@ -484,6 +512,24 @@ def test_a_store_that_is_away_is_tried_again(caplog: pytest.LogCaptureFixture) -
     assert caplog.text.count("cannot be looked at") == 1
 
 
+def test_a_claim_whose_answer_is_lost_costs_no_attempt() -> None:
+    async def check(bench: Bench) -> None:
+        task = await bench.queue.submit("t", 1)
+        shift, _ = bench.shift()
+        bench.store.loses = True
+        async with Running(shift):
+            await bench.clock.sleep(100)
+            assert bench.ledger(task).tasks[0].status is Status.CLAIMED
+            assert bench.ran.starts(task) == []
+            bench.store.loses = False
+            await bench.clock.sleep(10)
+            assert len(bench.ran.starts(task)) == 1
+            (state,) = bench.ledger(task).tasks
+            assert (state.status, state.attempt) == (Status.SUCCEEDED, 1)
+
+    _run(check)
+
+
 def test_a_damaged_pack_is_left_alone_and_others_run(caplog: pytest.LogCaptureFixture) -> None:
     async def check(bench: Bench) -> None:
         bad = await bench.queue.submit("t", 1)
@@ -494,10 +540,10 @@ def test_a_damaged_pack_is_left_alone_and_others_run(caplog: pytest.LogCaptureFi
             await bench.clock.sleep(60)
             assert bench.ran.starts(bad) == []
             assert len(bench.ran.starts(good)) == 1
-            puts = bench.meter.requests(kind=Kind.PUT)
+            requests = bench.meter.requests(label="claim")
             await bench.clock.sleep(300)
-            # It is not claimed again and again.
-            assert bench.meter.requests(kind=Kind.PUT) == puts
+            # It is not tried again and again.
+            assert bench.meter.requests(label="claim") == requests
 
     with caplog.at_level(logging.WARNING):
         _run(check)

@@ -23,7 +23,7 @@ from penstock.queue.retry import Retry
 from penstock.queue.worker import Worker
 from penstock.testing.simulator.machines import Machine
 from penstock.testing.simulator.referee import Referee
-from penstock.testing.simulator.tracking import Input, Result
+from penstock.testing.simulator.tracking import ATTEMPTS_MAX, Input, Result
 
 TYPES: Final = ("a", "b")
 _HANG_SECONDS: Final = 1e6
@@ -37,7 +37,9 @@ class Lasting(Exception):
     """An error that is not."""
 
 
-RETRY: Final = Retry(attempts=4, backoff=1.3, first_seconds=0.5, on=(Passing, TimeoutError))
+RETRY: Final = Retry(
+    attempts=ATTEMPTS_MAX, backoff=1.3, first_seconds=0.5, on=(Passing, TimeoutError)
+)
 
 
 def draw_deed(entropy: Entropy, number: int) -> Input:
@@ -52,19 +54,22 @@ def draw_deed(entropy: Entropy, number: int) -> Input:
     if draw < 0.82:
         return Input(number, "fail")
     if draw < 0.92:
-        return Input(number, "hang", times=entropy.randrange(0, 2))
+        return Input(number, "hang", times=entropy.choice((0, 1, 1)))
     return Input(number, "deaf", seconds=entropy.uniform(1, 8))
 
 
 class Deeds:
     """The handlers of one machine."""
 
-    def __init__(self, machine: Machine, referee: Referee) -> None:
+    def __init__(self, machine: Machine, referee: Referee, *, concurrency: int) -> None:
         self._machine = machine
         self._referee = referee
+        self._concurrency = concurrency
+        self._running = 0
 
     def register(self, worker: Worker, types: tuple[str, ...], *, timeout_seconds: float) -> None:
         """Give a worker its handlers."""
+        self._referee.can(self._machine.name, types)
         for kind in types:
             worker.handler(kind, timeout=timeout_seconds, retry=RETRY)(self.handle)
 
@@ -75,6 +80,8 @@ class Deeds:
         what = msgspec.json.decode(bytes(task.raw_input), type=Input)
         self._referee.starts_attempt(self._machine.name, what.n, task.attempt)
         how = "is interrupted"
+        self._running += 1
+        self._referee.runs(self._machine.name, self._running, concurrency=self._concurrency)
         try:
             await self._do(what, task.attempt)
             how = "returns"
@@ -82,6 +89,7 @@ class Deeds:
             how = f"raises {type(error).__name__}"
             raise
         finally:
+            self._running -= 1
             if not self._machine.is_dead:
                 self._referee.ends_attempt(self._machine.name, what.n, how)
         return msgspec.to_builtins(Result(what.n, task.attempt, self._machine.name))  # type: ignore[no-any-return]  # a dict
@@ -96,7 +104,7 @@ class Deeds:
                 raise Passing
             case "fail":
                 raise Lasting
-            case "hang" if attempt <= what.times or not what.times:
+            case "hang" if attempt <= (what.times or attempt):
                 await clock.sleep(_HANG_SECONDS)
             case "deaf":
                 until = clock.monotonic() + what.seconds

@@ -14,7 +14,7 @@ from penstock.queue.settings import Mode
 from penstock.queue.worker import Worker
 from penstock.testing.simulator.deeds import TYPES, Deeds
 from penstock.testing.simulator.machines import Machine
-from penstock.testing.simulator.plans import Fleet
+from penstock.testing.simulator.plans import Fleet, Profile
 from penstock.testing.simulator.site import Site
 
 _CONCURRENCY: Final = (1, 1, 2, 4)
@@ -31,14 +31,11 @@ _SPOTS: Final = (
 )
 """Where it hurts a worker most: between two requests that belong together."""
 
-_LONG_SPOTS: Final = (
-    "ledger create",
-    "ledger create",
-    "ledger delete",
-    "pack delete",
-    "pack get",
-    "archive create",
-)
+_SPOTS_OF: Final = {
+    Profile.KEYS: ("ledger create", "ledger delete", "pack delete", "pack get", "archive create"),
+    Profile.LATE: ("pack get", "pack get", "ledger create", "ledger delete", "pack delete"),
+    Profile.ECHOES: ("ledger create", "ledger create", "ledger swap", "ledger delete"),
+}
 
 
 class Workers:
@@ -68,7 +65,7 @@ class Workers:
         mode = self._mode or site.plan.mode(entropy)
         settings = site.plan.settings(entropy)
         concurrency = entropy.choice(_CONCURRENCY)
-        timeout_seconds = entropy.uniform(4, 20)
+        timeout_seconds = entropy.uniform(4, 13)
         if types is None:
             types = TYPES if entropy.random() < 0.7 else (entropy.choice(TYPES),)
         self._workers[machine.name] = None  # type: ignore[assignment]  # until it has opened
@@ -78,14 +75,14 @@ class Workers:
                 queue, concurrency=concurrency, mode=mode, name=machine.name, settings=settings
             )
             self._workers[machine.name] = worker
-            deeds = Deeds(machine, site.referee)
+            deeds = Deeds(machine, site.referee, concurrency=concurrency)
             deeds.register(worker, types, timeout_seconds=timeout_seconds)
             await worker.run(signals=False)
 
         site.chronicle.note(machine.name, f"joins, {mode}, for {' and '.join(types)}")
         if not site.is_peace:
-            spots, number = (_LONG_SPOTS, 2) if site.plan.is_long else (_SPOTS, 1)
-            for _ in range(number):
+            spots = _SPOTS_OF.get(site.plan.profile, _SPOTS)
+            for _ in range(2 if site.plan.is_long else 1):
                 machine.triggers += site.plan.triggers(entropy, spots, chance=0.7)
         site.run(machine, work)
 

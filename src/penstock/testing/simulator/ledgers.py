@@ -14,9 +14,16 @@ import msgspec
 
 from penstock.kernel.wire import WRITERS_MAX, decode
 from penstock.queue.archive import Batch
+from penstock.queue.layout import LEDGER
 from penstock.queue.ledger import Lease, Ledger, Status, TaskState
 from penstock.testing.simulator.chronicle import Chronicle
-from penstock.testing.simulator.tracking import Result, Tracked, Tracker
+from penstock.testing.simulator.tracking import (
+    ATTEMPTS_MAX,
+    LASTING,
+    Result,
+    Tracked,
+    Tracker,
+)
 
 _READY: Final = TaskState()
 
@@ -30,6 +37,8 @@ class Ledgers:
         self._now = now
         self._ledgers: dict[str, Ledger] = {}
         self._holders: dict[str, str] = {}
+        self.abilities: dict[str, frozenset[str]] = {}
+        """Machine → the types that its worker has handlers for."""
 
     def lease(self, key: str, claim: str) -> Lease | None:
         """The lease of a claim, by the ledger as it is stored."""
@@ -57,6 +66,7 @@ class Ledgers:
             self._judge_descent(tasks, old, new)
         same = old if old is not None and old.pack_version == new.pack_version else None
         states = same.tasks if same else (_READY,) * len(new.tasks)
+        self._judge_ability(who, key, tasks, new)
         for place, (was, is_) in enumerate(zip(states, new.tasks, strict=True)):
             if was != is_:
                 self._state(who, tasks[place], (same, was), (new, is_))
@@ -75,6 +85,13 @@ class Ledgers:
             is_known = new.writes.get(last[0]) == last[1] or next(reversed(new.writes)) == last[0]
             if not is_known:
                 self._accuse_all("A write came over a ledger that it did not know.", tasks)
+
+    def _judge_ability(self, who: str, key: str, tasks: Sequence[Tracked], new: Ledger) -> None:
+        kind = key.rpartition("~")[2].removesuffix(LEDGER)
+        if who in self.abilities and kind not in self.abilities[who]:
+            claims = new.leases.keys() - self._holders.keys()
+            if any(task.claim in claims for task in new.tasks):
+                self._accuse_all("A worker claimed a task that it has no handler for.", tasks)
 
     def _state(
         self,
@@ -99,6 +116,10 @@ class Ledgers:
             if is_.attempt != was.attempt + 1:
                 self._chronicle.accuse(
                     f"An attempt of task {task.number} was given twice or skipped.", task.subject
+                )
+            if was.status is Status.RETRYING and was.at_ms > self._now() * 1000:
+                self._chronicle.accuse(
+                    f"Task {task.number} was claimed before its retry was due.", task.subject
                 )
             self._holders.setdefault(is_.claim, who)
             task.claims[is_.attempt] = (who, is_.claim)
@@ -165,6 +186,16 @@ class Ledgers:
                 self._chronicle.accuse(f"Task {task.number} was settled twice.", task.subject)
             return
         task.settled_at, task.state = self._now(), state
+        if state.status is Status.CANCELLED and not task.cancel_asked:
+            self._chronicle.accuse(
+                f"Task {task.number} was cancelled, and nobody asked for it.", task.subject
+            )
+        error = state.failure.error if state.failure else ""
+        is_used_up = state.attempt - state.given_back >= ATTEMPTS_MAX
+        if state.status is Status.FAILED and error != LASTING and not is_used_up:
+            self._chronicle.accuse(
+                f"Task {task.number} failed although it had attempts left.", task.subject
+            )
         task.key_ends_ms = ledger.key_ends_ms
 
     def _ledger_removed(self, who: str, old: Ledger) -> None:

@@ -136,8 +136,10 @@ class Canceller:
             await self._machine.clock.sleep(entropy.uniform(0, plan.storm_seconds))
             known = [each for producer in self._producers for each in producer.ids]
             if known:
+                chosen = entropy.choice(known)
+                self._site.referee.asked_to_cancel(chosen)
                 try:
-                    await queue.cancel(entropy.choice(known))
+                    await queue.cancel(chosen)
                 except PenstockError:
                     continue  # It may be too late for it, or the store away.
 

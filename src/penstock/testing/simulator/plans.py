@@ -162,7 +162,7 @@ def draw(seed: int, fleet: Fleet) -> Plan:
         storm_seconds=entropy.uniform(*_STORM_SECONDS.get(profile, (20.0, 60.0))),
         faults=_faults(entropy, profile),
         linger_seconds=entropy.uniform(0, 200) if long else 0.0,
-        workers=1 if echoes else 2 if long else entropy.randrange(1, 5),
+        workers=1 if echoes else 2 if long else entropy.choice((1, 2, 2, 3, 4)),
         producers=2 if keys else 1 if echoes else entropy.randrange(1, 3),
         submits=5 if keys else entropy.randrange(2, 4),
         keys=1 if keys or echoes else entropy.randrange(1, 3),

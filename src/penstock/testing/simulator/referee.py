@@ -103,7 +103,7 @@ class Referee:
             self._chronicle.accuse("A pack's key moved.", *subjects)
         modified = self._dated[key] = float(int(self._now()))
         for task in tasks:
-            task.submitted_ms, task.removed = pack.submitted_ms, ""
+            task.submitted_ms, task.due_ms, task.removed = pack.submitted_ms, pack.due_ms, ""
             if task.written_at is None:
                 task.written_at = self._now()
         late = " (void: it comes after W)" if is_void(pack.submitted_ms, modified) else ""
@@ -138,6 +138,15 @@ class Referee:
 
     # Handlers
 
+    def can(self, who: str, types: Sequence[str]) -> None:
+        """A worker says which types it has handlers for."""
+        self._ledgers.abilities[who] = frozenset(types)
+
+    def runs(self, who: str, running: int, *, concurrency: int) -> None:
+        """How many handlers run on a machine now."""
+        if running > concurrency:
+            self._chronicle.accuse(f"{running} handlers run on {who}, not {concurrency}.")
+
     def starts_attempt(self, who: str, number: int, attempt: int) -> None:
         """A handler begins to run."""
         self.starts += 1
@@ -159,6 +168,8 @@ class Referee:
             return f"Attempt {attempt} of task {number} started before it was durable."
         if attempt in task.started:
             return f"Attempt {attempt} of task {number} ran twice."
+        if task.due_ms > self._now() * 1000:
+            return f"Task {number} started before it was due."
         if self._tracker.is_duplicate(task):
             return f"Task {number} ran although its key was still taken by a settled task."
         lease = self._ledgers.lease(task.place + LEDGER, claim)
@@ -195,6 +206,14 @@ class Referee:
                 )
 
     # Submits
+
+    def asked_to_cancel(self, id: str) -> None:
+        """Somebody is about to cancel a task."""
+        at, place = task_at(id)
+        tasks = self._tracker.at_place(self._layout.pack(at))
+        for task in tasks if at.place == "key" else tasks[place : place + 1]:
+            task.cancel_asked = True
+            self._chronicle.note("canceller", "is about to cancel it", task.subject)
 
     def answered(self, task: Tracked) -> None:
         """A producer was told that its task is submitted."""

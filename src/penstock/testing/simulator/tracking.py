@@ -19,6 +19,12 @@ from penstock.testing.simulator.chronicle import Subject
 SLACK_SECONDS: Final = 1.5
 """Stores date to the second, and what is decided is written a moment later."""
 
+ATTEMPTS_MAX: Final = 4
+"""How many attempts every simulated task has."""
+
+LASTING: Final = "Lasting"
+"""The name of the error that is not retried."""
+
 _READY: Final = TaskState()
 
 
@@ -53,6 +59,8 @@ class Tracked:
     answered_at: float | None = None
     written_at: float | None = None
     """When its pack first came into the bucket."""
+    cancel_asked: bool = False
+    due_ms: int = 0
     submitted_ms: int = 0
     """When it was submitted, as its pack says."""
     claims: dict[int, tuple[str, str]] = field(default_factory=dict)

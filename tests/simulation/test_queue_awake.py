@@ -1,0 +1,494 @@
+"""The simulator is awake: each rule of the queue, broken on purpose, is found within its seeds.
+
+A mutation is a set of replacements in the real code. Worlds are run in the order of their seeds,
+those of the profiles that are harsh in the mutation's direction, and the first violation must say
+what the broken rule leads to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.kernel.clock import Clock
+from penstock.kernel.entropy import new_id
+from penstock.kernel.errors import AlreadyExists, NotFound, StoreError, VersionConflict
+from penstock.kernel.wire import decode, encode
+from penstock.queue import archive, claims, monitor, shards, submission, transitions
+from penstock.queue.cancelling import PackToCancel
+from penstock.queue.claims import PackInHand, Seen, _Checked, _claimed
+from penstock.queue.endings import Ending
+from penstock.queue.layout import QueueLayout
+from penstock.queue.ledger import Ledger, Status, TaskState, fresh
+from penstock.queue.memory import Memory, _name
+from penstock.queue.pack import Pack
+from penstock.queue.scan import Sight
+from penstock.queue.shift import Shift
+from penstock.queue.submission import Pointer, Submitter
+from penstock.queue.transitions import Claim
+from penstock.queue.work import PackAtWork
+from penstock.store import cell as cells
+from penstock.store import retrying
+from penstock.store.base import CREATE, REPLACE, Version
+from penstock.store.cell import Cell, _Sends
+from penstock.store.time import Interval
+from penstock.testing.simulator.machines import MACHINE, Machine
+from penstock.testing.simulator.plans import Fleet, Profile, profile_of
+from penstock.testing.simulator.worlds import run_world
+from tests.simulation.test_queue import SEEDS
+
+_settle = transitions.settle
+_expire = transitions.expire
+_makes_room = PackInHand._makes_room
+_machine_init = Machine.__init__
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """What is replaced by what, in which worlds it is looked for, and what must be said."""
+
+    replaced: Sequence[tuple[object, str, object]]
+    profiles: frozenset[Profile]
+    sentence: str
+    fleets: Sequence[Fleet] = tuple(Fleet)
+
+
+# R1
+
+
+async def _claim_what_was_read_before(
+    hand: PackInHand, wanted: Claim, pack_version: Version
+) -> object:
+    try:
+        found = await hand._store.get(hand._key)
+    except NotFound:
+        return None
+    assert found is not None
+    pack = decode(Pack, found.body, where=hand._key)
+    ledger = await hand._take(wanted, pack_version)
+    if ledger is None or not transitions.held_by(wanted.id, ledger):
+        hand._note_due(ledger)
+        return None
+    hand._checked = _Checked(ledger.born, pack, found.version)
+    return _claimed(pack, wanted.id, ledger)
+
+
+# R2
+
+
+def _is_never_void(_submitted_ms: object, _modified: object) -> bool:
+    return False
+
+
+# R3
+
+
+async def _leave_the_pack(_hand: object, _ledger: object) -> None:
+    return
+
+
+async def _leave_both(hand: PackInHand, ledger: Ledger, seen: Seen) -> bool:
+    if ledger.pack_version == seen.version:
+        return False
+    return await _makes_room(hand, ledger, seen)
+
+
+def _forgotten_at_once(submitted_ms: int) -> int:
+    return submitted_ms
+
+
+# R4
+
+
+async def _delete_whatever_is_there(hand: PackInHand, _version: object) -> None:
+    with suppress(StoreError):
+        await hand._store.delete(hand._key)
+        hand.is_gone = True
+
+
+async def _remove_whatever_is_there(cell: Cell[Any]) -> None:
+    await cell._store.delete(cell.key)
+    cell._last = None
+
+
+# R5
+
+
+async def _check_any_pack(hand: PackInHand, ledger: Ledger) -> object:
+    try:
+        found = await hand._store.get(hand._key)
+    except NotFound:
+        hand.is_gone = True
+        return None
+    assert found is not None
+    pack = decode(Pack, found.body, where=hand._key)
+    hand._checked = _Checked(ledger.born, pack, found.version)
+    return hand._checked
+
+
+async def _take_beside_any_pack(
+    hand: PackInHand, wanted: Claim, pack_version: Version
+) -> Ledger | None:
+    now = await hand._store.now()
+    born = new_id(hand._entropy, characters=12)
+    new = fresh(pack_version=pack_version, born=born, count=hand.at.count)
+
+    def change(present: Ledger | None) -> Ledger | None:
+        after, taken = transitions.claim(present or new, wanted, now)
+        return after if taken or present is not None else None
+
+    return await hand._ledger.update(change)
+
+
+# R6
+
+
+async def _make_room_for_any(hand: PackInHand, ledger: Ledger, seen: Seen) -> bool:
+    if ledger.key is None or ledger.pack_version == seen.version:
+        await hand._delete_pack(seen.version)
+        return False
+    await archive.keep(hand._store, hand._layout, [(hand.at, ledger)], entropy=hand._entropy)
+    with suppress(VersionConflict):
+        await hand._ledger.remove()
+    return await hand._ledger.read() is None
+
+
+async def _leave_the_tombstone(hand: PackInHand, ledger: Ledger, seen: Seen) -> bool:
+    if ledger.pack_version == seen.version or seen.submitted_ms < ledger.key_ends_ms:
+        await hand._delete_pack(seen.version)
+        return False
+    return True
+
+
+async def _take_over_the_tombstone(
+    hand: PackInHand, wanted: Claim, pack_version: Version
+) -> Ledger | None:
+    now = await hand._store.now()
+    born = new_id(hand._entropy, characters=12)
+    new = fresh(pack_version=pack_version, born=born, count=hand.at.count)
+
+    def change(present: Ledger | None) -> Ledger | None:
+        ledger = new if present is None or present.settled else present
+        after, taken = transitions.claim(ledger, wanted, now)
+        return after if taken else None
+
+    return await hand._ledger.update(change)
+
+
+# R7
+
+
+async def _cancel_by_a_create(
+    hand: PackToCancel, places: frozenset[int], claim: Claim
+) -> Ledger | None:
+    found = await hand._store.get(hand._key)
+    assert found is not None
+    pack = decode(Pack, found.body, where=hand._key)
+    now = await hand._store.now()
+    born = new_id(hand._entropy, characters=12)
+    new = fresh(pack_version=found.version, born=born, count=hand.at.count)
+    settled = transitions.cancel(new, places, who=claim.holder, now=now, inputs=pack.inputs)
+    settled = transitions.recorded(settled, pack, now)
+    return await hand._ledger.update(lambda present: present or settled)
+
+
+# R8
+
+
+async def _send_the_pointer_last(submitter: Submitter, at: Any, pack: Pack) -> None:
+    where = submitter.layout.pack(at)
+    with suppress(AlreadyExists):
+        await submitter.store.put(where, encode(pack), CREATE)
+        due_ms = pack.due_ms or pack.submitted_ms
+        pointer = submitter.layout.pointer(at, due_ms=due_ms, nonce=pack.nonce)
+        await submitter.store.put(pointer, encode(Pointer(submitted_ms=due_ms)), CREATE)
+
+
+async def _drop_the_pointer(
+    shift: Shift, sight: Any, _hand: object, _nonce: object, *_more: object
+) -> None:
+    if sight.pointer is not None:
+        await shift._access.store.delete(sight.pointer.key)
+
+
+# R9
+
+
+def _refuse_all_after_a_conflict() -> Callable[..., tuple[Ledger, frozenset[int]]]:
+    seen: dict[int, object] = {}
+
+    def settle(
+        ledger: Ledger,
+        endings: Mapping[int, tuple[str, Ending]],
+        *,
+        now: Interval,
+        inputs: Sequence[msgspec.Raw],
+    ) -> tuple[Ledger, frozenset[int]]:
+        if endings and seen.get(id(endings)) is endings and len(ledger.tasks) > 1:
+            return _expire(ledger, now), frozenset(endings)
+        seen[id(endings)] = endings
+        return _settle(ledger, endings, now=now, inputs=inputs)
+
+    return settle
+
+
+def _settle_for_whoever_holds_it(
+    ledger: Ledger,
+    endings: Mapping[int, tuple[str, Ending]],
+    *,
+    now: Interval,
+    inputs: Sequence[msgspec.Raw],
+) -> tuple[Ledger, frozenset[int]]:
+    forged = {place: (ledger.tasks[place].claim, end) for place, (_, end) in endings.items()}
+    return _settle(ledger, forged, now=now, inputs=inputs)
+
+
+# R10
+
+
+def _never_again(memory: Memory, sight: Sight, *_now: object, **_more: object) -> bool:
+    known = memory._known.get(_name(sight))
+    return known is not None and known.ledger is not None
+
+
+def _only_what_has_no_ledger(memory: Memory, now_ms: float, **_more: object) -> list[Sight]:
+    due = [each for each in memory._known.values() if each.due_ms <= now_ms and not each.ledger]
+    for known in due:
+        memory.forget(known.sight)
+    return [known.sight for known in due if known.blind]
+
+
+# And besides
+
+
+def _replace_whatever_is_there(_version: object) -> object:
+    return REPLACE
+
+
+def _by_the_machines_clock() -> Sequence[tuple[object, str, object]]:
+    clocks: dict[str, Clock] = {}
+
+    def init(machine: Machine, name: str, **more: Any) -> None:
+        _machine_init(machine, name, **more)
+        clocks[name] = machine.clock
+
+    def expire(ledger: Ledger, now: Interval) -> Ledger:
+        clock = clocks.get(MACHINE.get())
+        return _expire(ledger, Interval(clock.wall(), clock.wall()) if clock else now)
+
+    return [(Machine, "__init__", init), (transitions, "expire", expire)]
+
+
+async def _delete_and_create(
+    hand: PackInHand, wanted: Claim, pack_version: Version
+) -> Ledger | None:
+    now = await hand._store.now()
+    present = await hand._ledger.read()
+    if present is not None and _expire(present, now) is not present:
+        await _remove_whatever_is_there(hand._ledger)
+        hand._ledger.assume_absent()
+    born = new_id(hand._entropy, characters=12)
+    new = fresh(pack_version=pack_version, born=born, count=hand.at.count)
+
+    def change(present: Ledger | None) -> Ledger | None:
+        after, taken = transitions.claim(present or new, wanted, now)
+        return after if taken or present is not None else None
+
+    return await hand._ledger.update(change)
+
+
+def _forget_write_ids(_cell: object, sends: _Sends, *_snapshots: object) -> bool:
+    sends.unsettled = False
+    return False
+
+
+def _nothing_is_remembered(*, sent: bytes, found: bytes) -> bool:
+    return False
+
+
+def _one_pointer_a_pack(layout: QueueLayout, at: Any, *, due_ms: int, nonce: str) -> str:
+    name = at.path.rpartition("/")[2]
+    return f"{layout.ready}{due_ms // 60_000}/{at.slot:03x}/{'0' * len(nonce)}@{name}"
+
+
+async def _send_with_one_pointer(submitter: Submitter, at: Any, pack: Pack) -> None:
+    where = submitter.layout.pack(at)
+    due_ms = pack.due_ms or pack.submitted_ms
+    pointer = submitter.layout.pointer(at, due_ms=due_ms, nonce=pack.nonce)
+    body = encode(Pointer(submitted_ms=pack.submitted_ms))
+    await submitter.store.put(pointer, body, REPLACE)
+    try:
+        await submitter.store.put(where, encode(pack), CREATE)
+    except AlreadyExists:
+        await submitter.store.delete(pointer)
+
+
+def _start_retries_at_once(task: TaskState, _now: Interval) -> bool:
+    return task.status in (Status.READY, Status.RETRYING)
+
+
+async def _is_always_due(_hand: object, _pack: object) -> bool:
+    return True
+
+
+def _trust_any_lease(_work: object, _held: object) -> bool:
+    return True
+
+
+async def _keep_nothing(*_things: object, **_more: object) -> None:
+    return
+
+
+def _count_from_one(*, previous: int, seen: int, earliest_ms: int) -> int:
+    return previous + 1
+
+
+STORM = frozenset({Profile.STORM})
+LATE = frozenset({Profile.LATE})
+KEYS = frozenset({Profile.KEYS})
+POINTERS = frozenset({Profile.POINTERS})
+ECHOES = frozenset({Profile.ECHOES})
+OPERATOR = frozenset({Profile.OPERATOR})
+AFTER_IT_SETTLED = "started after it had settled|was settled twice"
+ANOTHER_ATTEMPT = "came from another attempt than the one that holds it"
+LOST = "does not end"
+
+BROKEN: dict[str, Broken] = {
+    "R1: run what was read before the claim": Broken(
+        [(PackInHand, "_claim", _claim_what_was_read_before)], LATE, AFTER_IT_SETTLED
+    ),
+    "R2: run a void pack": Broken(
+        [
+            (claims, "is_void", _is_never_void),
+            (submission, "is_void", _is_never_void),
+        ],
+        LATE,
+        AFTER_IT_SETTLED,
+    ),
+    "R3: leave the pack beside its settled ledger": Broken(
+        [(PackInHand, "_tidy", _leave_the_pack), (PackInHand, "_makes_room", _leave_both)],
+        STORM,
+        "stays although it is settled",
+    ),
+    "R3: archive before W": Broken(
+        [(monitor, "forgotten_ms", _forgotten_at_once)], LATE, AFTER_IT_SETTLED
+    ),
+    "R4: delete whatever pack is there": Broken(
+        [(PackInHand, "_delete_pack", _delete_whatever_is_there)],
+        KEYS,
+        "its pack was removed before it had settled",
+    ),
+    "R4: delete whatever ledger is there": Broken(
+        [(Cell, "remove", _remove_whatever_is_there)], KEYS | LATE, "was removed before it"
+    ),
+    "R5: ignore the version of the pack": Broken(
+        [
+            (PackInHand, "_check", _check_any_pack),
+            (PackInHand, "_take", _take_beside_any_pack),
+        ],
+        ECHOES,
+        "before it was durable|was settled twice",
+    ),
+    "R6: run a duplicate": Broken(
+        [(PackInHand, "_makes_room", _make_room_for_any)],
+        KEYS,
+        "although its key was still taken",
+    ),
+    "R6: leave the tombstone": Broken(
+        [
+            (PackInHand, "_makes_room", _leave_the_tombstone),
+            (PackInHand, "_take", _take_over_the_tombstone),
+        ],
+        KEYS,
+        "A ledger was written over by another one",
+    ),
+    "R7: cancel by a create": Broken(
+        [(PackToCancel, "_cancel_unclaimed", _cancel_by_a_create)], STORM, "settled by a create"
+    ),
+    "R8: write the pointer last": Broken(
+        [(Submitter, "_send_keyed", _send_the_pointer_last)], POINTERS, LOST
+    ),
+    "R8: remove the pointer at once": Broken(
+        [(Shift, "_mind_pointer", _drop_the_pointer)], POINTERS, LOST
+    ),
+    "R9: refuse all for a neighbour's change": Broken(
+        [(transitions, "settle", _refuse_all_after_a_conflict())],
+        STORM,
+        "was refused although its attempt holds it",
+    ),
+    "R9: settle for whoever holds it": Broken(
+        [(transitions, "settle", _settle_for_whoever_holds_it)], STORM, ANOTHER_ATTEMPT
+    ),
+    "R10: never read a ledger again": Broken(
+        [(Memory, "is_known_idle", _never_again), (Memory, "due", _only_what_has_no_ledger)],
+        STORM,
+        LOST,
+    ),
+    "settle without the version": Broken(
+        [(cells, "Swap", _replace_whatever_is_there)], STORM, "came over a ledger"
+    ),
+    "take over by the machine's clock": Broken(
+        _by_the_machines_clock(), STORM, "The live lease of task"
+    ),
+    "delete, then create": Broken(
+        [(PackInHand, "_take", _delete_and_create)], STORM, "its attempts go back"
+    ),
+    "drop the write ids": Broken(
+        [
+            (Cell, "_took_effect", _forget_write_ids),
+            (retrying, "took_effect", _nothing_is_remembered),
+        ],
+        STORM,
+        "took effect and was reported as refused",
+    ),
+    "use a pointer's key again": Broken(
+        [
+            (QueueLayout, "pointer", _one_pointer_a_pack),
+            (Submitter, "_send_keyed", _send_with_one_pointer),
+        ],
+        POINTERS,
+        LOST,
+    ),
+    "start retries at once": Broken(
+        [(transitions, "_may_start", _start_retries_at_once)], STORM, "before its retry was due"
+    ),
+    "start before the delay is over": Broken(
+        [(PackInHand, "_is_due", _is_always_due)], STORM, "started before it was due"
+    ),
+    "start on a lease that is over": Broken(
+        [(PackAtWork, "_is_trusted", _trust_any_lease)], STORM, " started "
+    ),
+    "archive nothing": Broken(
+        [(monitor, "keep", _keep_nothing)], LATE, "was removed before it was archived"
+    ),
+    "count epochs from one": Broken(
+        [(shards, "next_epoch", _count_from_one)],
+        OPERATOR,
+        "The epoch of shard",
+        (Fleet.LEASED,),
+    ),
+}
+
+
+def first_problem(broken: Broken, seeds: Iterable[int]) -> tuple[int, str]:
+    """The first seed that finds something, and what it says."""
+    for seed in seeds:
+        for fleet in broken.fleets if profile_of(seed) in broken.profiles else ():
+            found = run_world(seed, fleet).violations
+            if found:
+                return seed, found[0].sentence
+    return -1, ""
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_a_broken_rule_is_found(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = BROKEN[rule]
+    for owner, name, replacement in broken.replaced:
+        monkeypatch.setattr(owner, name, replacement)
+    assert re.search(broken.sentence, first_problem(broken, range(SEEDS))[1])
