@@ -26,7 +26,12 @@ SURFACE: Mapping[str, str] = {
         " Retries RetryingStore Stamped StoreError Swap Version VersionConflict labelled"
         " open_store pages"
     ),
-    "penstock.testing": "STORE_CHECKS World simulate",
+    "penstock.testing": "QUEUE_CHECKS STORE_CHECKS World simulate",
+    "penstock.testing.cost": (
+        "Bill CAUSES Figures Growth Idle Saturated Steady Window Workload percentile price"
+        " price_modes run_idle run_saturated run_steady saturate window_of"
+    ),
+    "penstock.testing.queue_contract": "Bench Check PATIENT_CHECKS QUEUE_CHECKS THREADED_CHECKS",
     "penstock.testing.store_contract": "Check OpenClient STORE_CHECKS",
     "penstock.testing.virtual": (
         "Deadlock EPOCH Exhausted NotSimulated SECONDS_MAX STEPS_MAX SimulationError"

@@ -15,6 +15,7 @@ from types import FrameType
 
 import click
 
+from penstock.cli.cost import cost
 from penstock.cli.demo import demo
 from penstock.cli.doctor import doctor
 from penstock.cli.queue import queue
@@ -45,6 +46,7 @@ def cli(context: click.Context, debug: bool) -> None:  # noqa: FBT001 - click pa
 cli.add_command(demo)
 cli.add_command(doctor)
 cli.add_command(queue)
+cli.add_command(cost)
 
 
 def main() -> None:

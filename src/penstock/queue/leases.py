@@ -85,6 +85,8 @@ class LeaseSettings:
     """While idle, leases last and are renewed so many times longer."""
     shards_per_worker: int = 16
     """A target: how many a saturated owner keeps. Not a cap."""
+    calm_seconds: float = 20.0
+    """After so long without work leases are stretched; after `idle_seconds` shards are offered."""
     idle_seconds: float = 60.0
     saturated_seconds: float = 5.0
     look_each_seconds: float = 1.0
@@ -252,7 +254,8 @@ class ShardLeases:
 
     @property
     def _stretch(self) -> float:
-        return self._settings.idle_stretch if self._is_idle else 1.0
+        calm = self._load.idle_seconds >= self._settings.calm_seconds
+        return self._settings.idle_stretch if calm else 1.0
 
     @property
     def _owners(self) -> list[str]:

@@ -177,7 +177,9 @@ class Shift:
     async def _look(self) -> None:
         looked = self._access.now()
         try:
-            view = await self._discovery.look(Wanted(self._worth, self._room.concurrency))
+            view = await self._discovery.look(
+                Wanted(self._worth, self._room.concurrency, has_room=self._room.free > 0)
+            )
         except StoreError as error:
             self._say(f"the queue cannot be looked at, trying again: {error}")
             self._look_at = self._clock.monotonic() + self._pace.next_seconds()

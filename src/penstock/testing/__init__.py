@@ -3,7 +3,8 @@
 For Penstock's own tests and for those of its users.
 """
 
+from penstock.testing.queue_contract import QUEUE_CHECKS
 from penstock.testing.store_contract import STORE_CHECKS
 from penstock.testing.virtual import World, simulate
 
-__all__ = ["STORE_CHECKS", "World", "simulate"]
+__all__ = ["QUEUE_CHECKS", "STORE_CHECKS", "World", "simulate"]

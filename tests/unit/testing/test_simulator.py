@@ -15,7 +15,7 @@ from penstock.queue import transitions
 from penstock.queue.ledger import Ledger
 from penstock.store.base import CREATE
 from penstock.store.time import Interval
-from penstock.testing.simulator.chronicle import Chronicle
+from penstock.testing.simulator.chronicle import Chronicle, Subject
 from penstock.testing.simulator.machines import Blow, Machine, MortalStore, Trigger, what_is
 from penstock.testing.simulator.plans import Fleet, Profile, draw, profile_of
 from penstock.testing.simulator.watched import NamedStore, WatchedBucket
@@ -252,3 +252,45 @@ def test_programs_get_the_story_too() -> None:
     assert first["mode"] == "shared"
     assert "live lease" in first["sentence"]
     assert any("submits task" in line for line in first["story"])
+
+
+EVENTS = (
+    "changes its mode",
+    "crashes",
+    "dies during a",
+    "freezes before a",
+    "has an echo of a",
+    "thaws",
+    "is asked to stop",
+    "is about to cancel it",
+    "asks the attempt to stop",
+    "the pack arrives (void",
+    "archives it",
+    "its handler is interrupted",
+    "its handler raises Passing",
+    "writes that it is retrying",
+    "writes that it is cancelled",
+    "writes that it is failed",
+    "writes that it is ready",
+    "starts attempt 3",
+    "claims attempt 1, for -",
+    "deletes queues/sim/shard-leases/",
+    "damages queues/sim/workers/",
+    "doubles queues/sim/ready/",
+)
+
+
+def test_what_a_queue_must_survive_happens_in_the_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[str] = set()
+    note = Chronicle.note
+
+    def listen(chronicle: Chronicle, who: str, what: str, *subjects: Subject) -> None:
+        seen.update(event for event in EVENTS if what.startswith(event))
+        note(chronicle, who, what, *subjects)
+
+    monkeypatch.setattr(Chronicle, "note", listen)
+    for seed in range(120):
+        run_world(seed, Fleet.MIXED)
+        if len(seen) == len(EVENTS):
+            break
+    assert sorted(set(EVENTS) - seen) == []

@@ -25,6 +25,8 @@ class Wanted:
     """How many tasks of a sight are of use to it."""
     tasks: int
     """How many it wants."""
+    has_room: bool = True
+    """Whether it could run something now; otherwise it only wants to know what waits."""
 
 
 class Discovery(ABC):

@@ -7,10 +7,10 @@ looked at, from that moment; tasks of it that are running go on, because their c
 ledgers and not in the shard: they are renewed and settled as before, and nobody else can claim
 them meanwhile.
 
-A worker that has a handler for a type which an owner has none for looks into that owner's shards
-for it, at the slow end of its polling. An owner of a part of the queue looks into `ready/`, which
-is one list for all shards, at most every `READY_SECONDS`: so a task with a key or a delay may
-start that much later.
+A worker with room, and with nothing of its own to do, looks into the shards of owners that want
+help with a type it has a handler for, at the slow end of its polling. An owner of a part of the
+queue looks into `ready/`, which is one list for all shards, at most every `READY_SECONDS`: so a
+task with a key or a delay may start that much later.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class LeasedDiscovery(Discovery):
             )
         # The oldest first, as far as their ids tell.
         view.sights.sort(key=lambda sight: sight.at.submitted_ms or 0)
-        view.sights += await self._help(wanted, minute)
+        if wanted.has_room and not any(map(wanted.worth, view.sights)):
+            view.sights += await self._help(wanted, minute)
         return view
 
     async def _help(self, wanted: Wanted, minute: int) -> list[Sight]:

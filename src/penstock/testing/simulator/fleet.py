@@ -83,7 +83,7 @@ class Workers:
         if not site.is_peace:
             spots = _SPOTS_OF.get(site.plan.profile, _SPOTS)
             for _ in range(2 if site.plan.is_long else 1):
-                machine.triggers += site.plan.triggers(entropy, spots, chance=0.7)
+                machine.triggers += site.plan.triggers(entropy, spots, chance=0.8)
         site.run(machine, work)
 
     def _living(self) -> list[Machine]:
@@ -97,7 +97,7 @@ class Workers:
             return
         machine = entropy.choice(living)
         draw = entropy.random()
-        if draw < 0.3 and self._site.plan.crash:
+        if draw < 0.3 and self._site.plan.crashes:
             machine.die()
         elif draw < 0.65 and self._site.plan.freeze_seconds_max:
             seconds = entropy.uniform(0, self._site.plan.freeze_seconds_max)

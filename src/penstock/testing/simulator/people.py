@@ -45,7 +45,8 @@ class Producer:
             await self._machine.clock.sleep(self._pause_seconds(number))
             if self._site.is_peace:
                 return
-            self._machine.triggers = plan.triggers(self._entropy, _SPOTS, chance=0.15)
+            chance = 0.3 if plan.profile is Profile.POINTERS else 0.15
+            self._machine.triggers = plan.triggers(self._entropy, _SPOTS, chance=chance)
             try:
                 if self._entropy.random() < plan.keyed:
                     await self._submit_keyed(queue)
@@ -61,7 +62,7 @@ class Producer:
         match plan.profile:
             case Profile.ECHOES if number == self._submits // 2:
                 # Until the records of the keys have left.
-                return self._entropy.uniform(0.6, 0.9) * plan.storm_seconds
+                return self._entropy.uniform(0.7, 0.95) * plan.storm_seconds
             case Profile.KEYS if self._entropy.random() < 0.5:
                 # Around the end of the lifetime of what was submitted before.
                 return self._entropy.uniform(KEY_SECONDS - 10, KEY_SECONDS + 30)

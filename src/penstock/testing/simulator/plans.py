@@ -85,7 +85,7 @@ class Plan:
     batch: float
     delayed: float
     cancels: int
-    crash: float
+    crashes: bool
     freeze_seconds_max: float
     shards: int
     sweep_seconds: float
@@ -107,7 +107,7 @@ class Plan:
         blows: list[Blow] = []
         if self.freeze_seconds_max:
             blows += [Blow.FREEZES_AFTER if reads else Blow.FREEZES_BEFORE, Blow.FREEZES_AFTER]
-        if self.crash:
+        if self.crashes:
             blows += [Blow.DIES_AFTER if reads else Blow.DIES_DURING]
             blows += [] if self.is_long else [Blow.DIES_BEFORE, Blow.DIES_AFTER]
         if self.is_long and not reads:
@@ -116,7 +116,7 @@ class Plan:
             return []
         longest = self.freeze_seconds_max or self.storm_seconds
         skipped = entropy.randrange(0, 2 if kind else 150)
-        seconds = entropy.uniform(longest / 2 if self.is_long else 0, longest)
+        seconds = entropy.uniform(longest * 0.6 if self.is_long else 0, longest)
         return [Trigger(entropy.choice(blows), kind, skipped, seconds)]
 
     @property
@@ -155,7 +155,7 @@ def draw(seed: int, fleet: Fleet) -> Plan:
     profile = profile_of(seed)
     storm, late, keys, pointers, echoes, operator = (profile is each for each in Profile)
     long = late or keys or echoes
-    freezes = (0.0, 700.0, 700.0) if long else (0.0, 30.0, 60.0, 60.0)
+    freezes = (700.0,) if late else (0.0, 700.0, 700.0) if long else (0.0, 30.0, 60.0, 60.0)
     return Plan(
         profile=profile,
         fleet=fleet,
@@ -170,7 +170,7 @@ def draw(seed: int, fleet: Fleet) -> Plan:
         batch=0.4 if storm else 0.2,
         delayed=0.5 if keys else 0.2,
         cancels=entropy.choice((0, 1, 2, 4)),
-        crash=0.0 if echoes else entropy.choice((0.0, 0.3, 0.6)),
+        crashes=pointers or (not echoes and entropy.random() < 0.7),
         freeze_seconds_max=0.0 if echoes else entropy.choice(freezes),
         shards=entropy.choice((1, 2, 4)),
         sweep_seconds=_OFF_SECONDS if pointers else entropy.uniform(30, 90),

@@ -190,29 +190,31 @@ class Referee:
         self.refusals += 1
         if (who, at.path) in self.doubted:
             return  # It was sent again, and the second time refused: that is as it should be.
-        for number, task in enumerate(self._tracker.at_place(key)):
-            machine, claim = task.claims.get(attempt, ("", ""))
-            if machine != who or not (at.place == "key" or number == place):
-                continue
-            if claim in task.endings:
-                self._chronicle.accuse(
-                    f"An ending of task {task.number} took effect and was reported as refused.",
-                    task.subject,
-                )
-            elif self._ledgers.holds(key + LEDGER, place, claim):
-                self._chronicle.accuse(
-                    f"An ending of task {task.number} was refused although its attempt holds it.",
-                    task.subject,
-                )
+        tasks = self._tracker.at_place(key)
+        chosen = tasks if at.place == "key" else tasks[place : place + 1]
+        mine = [task for task in chosen if task.claims.get(attempt, ("",))[0] == who]
+        if len(mine) != 1:
+            return  # Tasks of one key have one id: which of them is meant cannot be told.
+        (task,) = mine
+        claim = task.claims[attempt][1]
+        if claim in task.endings:
+            self._chronicle.accuse(
+                f"An ending of task {task.number} took effect and was reported as refused.",
+                task.subject,
+            )
+        elif self._ledgers.holds(key + LEDGER, place, claim):
+            self._chronicle.accuse(
+                f"An ending of task {task.number} was refused although its attempt holds it.",
+                task.subject,
+            )
 
     # Submits
 
     def asked_to_cancel(self, id: str) -> None:
         """Somebody is about to cancel a task."""
         at, place = task_at(id)
-        tasks = self._tracker.at_place(self._layout.pack(at))
-        for task in tasks if at.place == "key" else tasks[place : place + 1]:
-            task.cancel_asked = True
+        index = None if at.place == "key" else place
+        for task in self._tracker.cancel(self._layout.pack(at), index):
             self._chronicle.note("canceller", "is about to cancel it", task.subject)
 
     def answered(self, task: Tracked) -> None:

@@ -89,13 +89,27 @@ class Tracker:
         self._packs: dict[str, tuple[Tracked, ...]] = {}
         self._keys: dict[str, list[Tracked]] = {}
         self._places: dict[str, list[Tracked]] = {}
+        self._cancelled: set[str] = set()
 
     def add(self, task: Tracked) -> Tracked:
         self.tasks[task.number] = task
         if task.key is not None:
             self._keys.setdefault(task.key, []).append(task)
             self._places.setdefault(task.place, []).append(task)
+            # A cancel that takes long may meet the next task of the key.
+            task.cancel_asked = task.place in self._cancelled
         return task
+
+    def cancel(self, place: str, index: int | None) -> tuple[Tracked, ...]:
+        """Note that somebody wants a task cancelled; without an index, the task of a key."""
+        tasks = self.at_place(place)
+        if index is None:
+            self._cancelled.add(place)
+        else:
+            tasks = tasks[index : index + 1]
+        for task in tasks:
+            task.cancel_asked = True
+        return tasks
 
     def at_place(self, place: str) -> tuple[Tracked, ...]:
         """The tasks whose pack is, was, or is to be under this key."""
