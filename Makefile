@@ -32,9 +32,9 @@ bench: $(VENV)/dev.stamp ## Measure; prints figures, asserts none
 lock: $(VENV)/dev.stamp ## Resolve the dependencies anew and pin them
 	@$(BIN)/pip install --quiet uv
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
-	  --python-version 3.11 --extra local -o requirements/run.txt pyproject.toml
+	  --python-version 3.11 --extra local --extra dispatcher -o requirements/run.txt pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
-	  --python-version 3.11 --extra local --extra aws --group dev -c requirements/run.txt \
+	  --python-version 3.11 --extra local --extra dispatcher --extra aws --group dev -c requirements/run.txt \
 	  -o requirements/dev.txt pyproject.toml
 	@! grep -nE '://|--(extra-)?index|--find-links' requirements/*.txt
 

@@ -36,12 +36,12 @@ from penstock.queue.cancelling import PackToCancel
 from penstock.queue.config import QueueConfig, checked, make_queue, no_such_queue, read_config
 from penstock.queue.layout import PackAt, QueueLayout, TaskId, task_at
 from penstock.queue.ledger import Ledger, check_ledger
-from penstock.queue.pack import Pack, check_pack
+from penstock.queue.pack import Pack, check_pack, is_void
 from penstock.queue.replays import replay
 from penstock.queue.submission import Submitter
 from penstock.queue.transitions import Claim
 from penstock.queue.views import TaskEvent, TaskView, events_of, view_of_ledger, view_of_pack
-from penstock.store.base import ObjectStore, Version
+from penstock.store.base import Object, ObjectStore, Version
 from penstock.store.metered import labelled
 from penstock.store.opening import Opening, open_store
 
@@ -251,15 +251,11 @@ class Queue:
 
     async def _find(self, at: PackAt) -> _Found:
         for _ in range(_LOOKS_MAX):
-            ledger = await self._read(self.access.layout.ledger(at), Ledger)
-            if ledger is not None:
-                check_ledger(at, ledger)
+            ledger = await self._ledger(at)
             settled = ledger is not None and ledger.settled and ledger.key is None
-            pack = None if settled else await self._read(self.access.layout.pack(at), Pack)
-            if pack is not None:
-                check_pack(at, pack)
+            pack = None if settled else await self._pack(at)
             if ledger is not None and ledger.settled and pack is not None:
-                # A key that is used again: the pack is new if it came after the end of the other.
+                # A key that is used again: the pack is new if it was sent after the other's end.
                 is_new = pack.submitted_ms >= ledger.key_ends_ms
                 return _Found(pack, None) if is_new else _Found(None, ledger)
             if pack is not None or (ledger is not None and ledger.settled):
@@ -275,13 +271,28 @@ class Queue:
             hint="Is it another queue's? Tasks with a key are forgotten when their key is free.",
         )
 
-    async def _read(self, key: str, kind: Any) -> Any:
+    async def _ledger(self, at: PackAt) -> Ledger | None:
+        found = await self._read(self.access.layout.ledger(at))
+        if found is None:
+            return None
+        ledger = decode(Ledger, found.body, where=found.key)
+        check_ledger(at, ledger)
+        return ledger
+
+    async def _pack(self, at: PackAt) -> Pack | None:
+        """The pack; what is void will never run, and counts as not there."""
+        found = await self._read(self.access.layout.pack(at))
+        if found is None:
+            return None
+        pack = decode(Pack, found.body, where=found.key)
+        check_pack(at, pack)
+        return None if is_void(pack.submitted_ms, found.modified) else pack
+
+    async def _read(self, key: str) -> Object | None:
         try:
-            found = await self.access.store.get(key)
+            return await self.access.store.get(key)
         except NotFound:
             return None
-        assert found is not None
-        return decode(kind, found.body, where=key)
 
     async def result(
         self,
