@@ -23,10 +23,11 @@ from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import StoreError
 from penstock.kernel.wire import decode, encode
-from penstock.queue.claims import PackInHand, Seen
+from penstock.queue.claims import PackInHand
 from penstock.queue.endings import Ending, GivenBack, Retried, Succeeded
 from penstock.queue.layout import LEDGER, PackAt, QueueLayout, new_pack
 from penstock.queue.ledger import Failure, Happening, Ledger, Status, TaskState
+from penstock.queue.outcomes import Seen
 from penstock.queue.pack import Pack
 from penstock.queue.transitions import Claim, history
 from penstock.store.base import CREATE, ObjectStore, Version

@@ -22,11 +22,12 @@ from penstock.kernel.errors import AlreadyExists, NotFound, StoreError, VersionC
 from penstock.kernel.wire import decode, encode
 from penstock.queue import archive, claims, monitor, shards, submission, transitions
 from penstock.queue.cancelling import PackToCancel
-from penstock.queue.claims import PackInHand, Seen, _Checked, _claimed
+from penstock.queue.claims import PackInHand, _Checked
 from penstock.queue.endings import Ending
 from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger, Status, TaskState, fresh
 from penstock.queue.memory import Memory, _name
+from penstock.queue.outcomes import Seen, claimed
 from penstock.queue.pack import Pack
 from penstock.queue.scan import Sight
 from penstock.queue.shift import Shift
@@ -76,7 +77,11 @@ async def _claim_what_was_read_before(
         hand._note_due(ledger)
         return None
     hand._checked = _Checked(ledger.born, pack, found.version)
-    return _claimed(pack, wanted.id, ledger)
+    return claimed(pack, wanted.id, ledger)
+
+
+async def _is_always_there(_hand: object, _version: object) -> bool:
+    return True
 
 
 # R2
@@ -355,13 +360,16 @@ KEYS = frozenset({Profile.KEYS})
 POINTERS = frozenset({Profile.POINTERS})
 ECHOES = frozenset({Profile.ECHOES})
 OPERATOR = frozenset({Profile.OPERATOR})
-AFTER_IT_SETTLED = "started after it had settled|was settled twice"
+AFTER_IT_SETTLED = "started after it had settled|was settled twice|is not how it ended"
 ANOTHER_ATTEMPT = "came from another attempt than the one that holds it"
 LOST = "does not end"
 
 BROKEN: dict[str, Broken] = {
     "R1: run what was read before the claim": Broken(
         [(PackInHand, "_claim", _claim_what_was_read_before)], LATE, AFTER_IT_SETTLED
+    ),
+    "R1: believe that a pack is still there": Broken(
+        [(PackInHand, "_is_there", _is_always_there)], LATE, AFTER_IT_SETTLED
     ),
     "R2: run a void pack": Broken(
         [

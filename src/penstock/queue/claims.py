@@ -8,7 +8,8 @@ decided by `transitions`; what is kept here is the order of reads, writes and de
   an attempt is durable before it runs. If the pack is gone by then, all of it was settled and
   archived: whoever created the ledger just now deletes it again and runs nothing.
 - A pack that the store dates `RESEND_SECONDS` or more after its first submit is void (R2): it was
-  sent again, or came late, when nobody remembers any more that it was done. It is deleted, not run.
+  sent again, or came late, when nobody remembers any more that it was done. It is deleted, not
+  run.
 - Whoever sees a settled ledger beside its pack deletes the pack (R3).
 - Every delete names the version that it means (R4).
 - A ledger names the version of its pack. Beside another pack it is void and deleted (R5). Settling
@@ -19,6 +20,10 @@ decided by `transitions`; what is kept here is the order of reads, writes and de
 - A ledger that is deleted and created again is another one, and says so (`born`). What was read
   beside the one proves nothing beside the other: the pack is read again, and endings for the one
   are refused by the other. So a leftover that a late writer brings back runs nothing.
+- A ledger that the network creates once more, long after it was archived, is the same to the byte:
+  a ghost. Nobody can settle, and so archive, what a live lease of ours holds; once our last lease
+  may be over, the pack must be there for a settlement to count, and for what was claimed with it
+  to start.
 - A settlement is always a swap (R7); `cancelling` claims before it cancels.
 - A conflict is read again, and an ending is refused only for tasks that another claim holds (R9).
 
@@ -31,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -48,6 +53,7 @@ from penstock.queue.archive import keep
 from penstock.queue.endings import Ending, GivenBack
 from penstock.queue.layout import PackAt, QueueLayout
 from penstock.queue.ledger import Ledger, check_ledger, fresh
+from penstock.queue.outcomes import Claimed, Seen, Swapped, claimed
 from penstock.queue.pack import Pack, check_pack, is_void
 from penstock.queue.transitions import Claim
 from penstock.store.base import ObjectStore, Version
@@ -55,44 +61,6 @@ from penstock.store.cell import Cell
 from penstock.store.metered import labelled
 
 NEVER_MS: Final = 2**62
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a list showed of a pack."""
-
-    version: Version
-    modified: float
-    has_ledger: bool
-    submitted_ms: int = 0
-    """Of a pack with a key, which was read: when it was first sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """What a claim gave: the pack, the places taken with the number of each attempt, the lease.
-
-    A handler may start only while the store's time is surely before `expires_ms`.
-    """
-
-    pack: Pack
-    attempts: Mapping[int, int]
-    expires_ms: int
-    given_back: Mapping[int, int]
-    """How many attempts of each place do not count."""
-
-
-@dataclass(frozen=True, slots=True)
-class Swapped:
-    """What a swap did."""
-
-    refused: frozenset[int]
-    """The endings that did not count, because another claim, or none, holds the task by now."""
-    expires_ms: Mapping[str, int]
-    """The claims that are still held, with the end of each lease."""
-    asked_to_stop: frozenset[int]
-    more: Claimed | None
-    """What was claimed with the same write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +87,8 @@ class PackInHand:
             store, layout.ledger(at), Ledger, entropy=entropy, check=partial(check_ledger, at)
         )
         self._checked: _Checked | None = None
+        self._live_ms = 0
+        """Until when a lease of ours is known to last: so long nobody can settle our tasks."""
         self.next_due_ms = 0
         """After a claim that gave nothing: when it is worth trying again."""
         self.is_gone = False
@@ -159,7 +129,10 @@ class PackInHand:
             self._note_due(ledger)
             return None
         checked = await self._checked_claim(ledger, wanted)
-        return None if checked is None else _claimed(checked.pack, wanted.id, ledger)
+        if checked is None:
+            return None
+        self._live_ms = ledger.leases[wanted.id].expires_ms
+        return claimed(checked.pack, wanted.id, ledger)
 
     async def _look(self, *, only_due: bool = True) -> Seen | None:
         """The pack of a key, which no list has shown."""
@@ -206,9 +179,6 @@ class PackInHand:
 
     async def _checked_claim(self, ledger: Ledger, wanted: Claim) -> _Checked | None:
         """The pack of a claim that is written; without one the claim is taken back (R1)."""
-        checked = self._checked
-        if checked is not None and checked.born == ledger.born:
-            return checked
         try:
             checked = await self._check(ledger)
         except UnreadableObject:
@@ -245,7 +215,10 @@ class PackInHand:
         assert self._checked is not None, "only what was claimed can be settled"
         checked = self._checked
         with labelled("settle" if endings else "heartbeat"):
-            return await self._swap(
+            is_live = (await self._store.now()).latest * 1000 < self._live_ms
+            if not is_live and not await self._is_there(checked.version):
+                return Swapped(await self._refused(checked.born, endings), {}, frozenset(), None)
+            swapped = await self._swap(
                 checked.born,
                 checked.pack,
                 endings=endings,
@@ -253,6 +226,27 @@ class PackInHand:
                 lease_ms=lease_ms,
                 more=more,
             )
+            if swapped.more and not is_live and not await self._is_there(checked.version):
+                return replace(swapped, more=None)
+            return swapped
+
+    async def _is_there(self, version: Version) -> bool:
+        """Whether the pack is there: then the ledger beside it is no ghost of an archived one."""
+        try:
+            head = await self._store.head(self._key)
+        except NotFound:
+            return False
+        submitted_ms = self._checked.pack.submitted_ms if self._checked else None
+        return head.version == version and not is_void(submitted_ms, head.modified)
+
+    async def _refused(
+        self, born: str, endings: Mapping[int, tuple[str, Ending]]
+    ) -> frozenset[int]:
+        """Of a pack that is gone: the endings that are not in its record."""
+        ledger = await self._ledger.read()
+        if ledger is None or ledger.born != born or not ledger.settled:
+            return frozenset(endings)
+        return frozenset(p for p, (claim, _) in endings.items() if ledger.tasks[p].claim != claim)
 
     async def _swap(
         self,
@@ -289,7 +283,10 @@ class PackInHand:
         if ledger.settled:
             await self._tidy(ledger)
         ends = {name: ledger.leases[name].expires_ms for name in claims & ledger.leases.keys()}
-        taken = _claimed(pack, more.id, ledger) if more and pack else None
+        self._live_ms = max(
+            (ledger.leases[n].expires_ms for n in ours & ledger.leases.keys()), default=0
+        )
+        taken = claimed(pack, more.id, ledger) if more and pack else None
         return Swapped(refused, ends, transitions.asked_to_stop(claims, ledger), taken)
 
     async def _is_worth_a_claim(self, ledger: Ledger, wanted: Claim) -> bool:
@@ -390,11 +387,3 @@ class PackInHand:
         with suppress(StoreError):
             await self._store.delete(self._key, version=version)
             self.is_gone = True
-
-
-def _claimed(pack: Pack, claim: str, ledger: Ledger) -> Claimed | None:
-    held = transitions.held_by(claim, ledger)
-    if not held:
-        return None
-    given_back = {place: ledger.tasks[place].given_back for place in held}
-    return Claimed(pack, held, ledger.leases[claim].expires_ms, given_back)

@@ -5,7 +5,7 @@ by itself. Several at once do the same thing twice and no harm: all it does is c
 written under a key of its own.
 
 - **Settled ledgers** leave for the archive in batches, when their pack is gone and can not come
-  back: `forgotten_ms` after the submit, for a key after the end of its lifetime (R3). That a pack
+  back: W after the submit and after the last write, for a key after its lifetime (R3). That a pack
   is gone must have been seen by a list that began after that moment.
 - **Void ledgers** are removed: not settled, without a pack, and with no live lease (R1).
 - **Pointers** that are missing are written again: a pack with a key that no entry of `ready/`
@@ -101,9 +101,11 @@ class Monitor:
                 self._waiting[at] = _Settled(at, entry.version, looked.earliest * 1000, instant)
 
     def _may_leave_ms(self, at: PackAt, entry: Entry) -> float:
+        """When nothing of the pack can come any more: neither its submit nor an old claim."""
+        written_ms = int(entry.modified * 1000)
         if at.submitted_ms is not None:
-            return forgotten_ms(at.submitted_ms)
-        return forgotten_ms(int((entry.modified + self._key_seconds) * 1000))
+            return forgotten_ms(max(at.submitted_ms, written_ms))
+        return forgotten_ms(written_ms + self._key_seconds * 1000)
 
     async def clear(self, *, at_once: bool = False) -> int:
         """Archive what has been noted, if it is enough or has waited long enough.

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.queue.claims import Seen
 from penstock.queue.layout import LEDGER, SLOTS, PackAt, QueueLayout
+from penstock.queue.outcomes import Seen
 from penstock.store.base import Entry, ObjectStore, Version
 from penstock.store.metered import labelled
 

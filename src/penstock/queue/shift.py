@@ -31,13 +31,14 @@ from penstock.kernel.errors import (
     UnreadableObject,
 )
 from penstock.queue.access import Access
-from penstock.queue.claims import Claimed, PackInHand, Seen
+from penstock.queue.claims import PackInHand
 from penstock.queue.discovery.base import Discovery, Wanted
 from penstock.queue.handlers import Handlers
 from penstock.queue.layout import PackAt
 from penstock.queue.load import Load, Strain
 from penstock.queue.memory import Memory
 from penstock.queue.monitor import Monitor
+from penstock.queue.outcomes import Claimed, Seen
 from penstock.queue.pack import forgotten_ms
 from penstock.queue.polling import Pace
 from penstock.queue.room import Room

@@ -27,9 +27,10 @@ from typing import Any, Final
 
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import StoreError, UnreadableObject
-from penstock.queue.claims import Claimed, PackInHand, Swapped
+from penstock.queue.claims import PackInHand
 from penstock.queue.endings import Ending, Failed, GivenBack, Retried
 from penstock.queue.handlers import Attempt, Handler, TaskContext
+from penstock.queue.outcomes import Claimed, Swapped
 from penstock.queue.room import Room
 from penstock.queue.settings import WorkerSettings
 from penstock.queue.transitions import Claim

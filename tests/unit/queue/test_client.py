@@ -20,12 +20,13 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.wire import decode, encode
 from penstock.queue import archive
-from penstock.queue.claims import PackInHand, Seen
+from penstock.queue.claims import PackInHand
 from penstock.queue.client import Queue, Task
 from penstock.queue.config import QueueConfig
 from penstock.queue.endings import Ending, Failed, Retried, Succeeded
 from penstock.queue.layout import QueueLayout, keyed_pack, task_at
 from penstock.queue.ledger import Failure, Ledger
+from penstock.queue.outcomes import Seen
 from penstock.queue.pack import Pack
 from penstock.queue.transitions import Claim
 from penstock.store.memory import MemoryBucket, MemoryStore

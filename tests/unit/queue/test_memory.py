@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from penstock.queue import memory as module
-from penstock.queue.claims import Seen
 from penstock.queue.layout import PackAt, PackId
 from penstock.queue.memory import Memory
+from penstock.queue.outcomes import Seen
 from penstock.queue.scan import Pointed, Sight
 from penstock.store.base import Version
 

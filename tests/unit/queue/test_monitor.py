@@ -12,11 +12,12 @@ from penstock.kernel.errors import Unavailable
 from penstock.kernel.wire import encode
 from penstock.queue import archive
 from penstock.queue import monitor as module
-from penstock.queue.claims import PackInHand, Seen
+from penstock.queue.claims import PackInHand
 from penstock.queue.endings import Succeeded
 from penstock.queue.layout import PackAt, QueueLayout, delayed_pack, keyed_pack, new_pack
 from penstock.queue.ledger import Lease, Ledger, Status, TaskState
 from penstock.queue.monitor import WAIT_SECONDS, Monitor
+from penstock.queue.outcomes import Seen
 from penstock.queue.pack import Pack, forgotten_ms
 from penstock.queue.scan import ALL, Run, Scanner
 from penstock.queue.submission import Submitter
@@ -287,7 +288,7 @@ def test_a_ledger_with_a_live_lease_is_left() -> None:
         bench.ledger(at, TaskState(Status.CLAIMED, 1, claim="c"))
         assert await bench.pass_by(seconds=20) == 0
         assert bench.has_ledger(at)
-        assert await bench.pass_by(seconds=20) == 1
+        assert await bench.pass_by(seconds=320) == 1
 
     _run(check)
 
@@ -303,7 +304,20 @@ def test_a_ledger_that_has_changed_since_the_list_is_left() -> None:
         bench.bucket.remove(LAYOUT.ledger(other))
         assert await bench.monitor.clear(at_once=True) == 0
         assert bench.has_ledger(at)
-        assert await bench.pass_by() == 1
+        assert await bench.pass_by(seconds=320) == 1
+
+    _run(check)
+
+
+def test_a_ledger_that_was_written_lately_is_left() -> None:
+    """An old claim of it may still come, and would bring it back."""
+
+    async def check(bench: Bench) -> None:
+        at = bench.new()
+        await bench.clock.sleep(400)
+        bench.ledger(at)
+        assert await bench.pass_by(seconds=200) == 0
+        assert await bench.pass_by(seconds=120) == 1
 
     _run(check)
 

@@ -20,7 +20,6 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.wire import decode, encode
 from penstock.queue.cancelling import PackToCancel
-from penstock.queue.claims import Seen
 from penstock.queue.endings import Ending, Failed, GivenBack, Retried, Succeeded
 from penstock.queue.layout import (
     QueueLayout,
@@ -30,6 +29,7 @@ from penstock.queue.layout import (
     task_at,
 )
 from penstock.queue.ledger import Failure, Ledger, Status, TaskState, fresh
+from penstock.queue.outcomes import Seen
 from penstock.queue.pack import Pack
 from penstock.queue.transitions import Claim, claim, close, next_due_ms, over, settle
 from penstock.store.base import (

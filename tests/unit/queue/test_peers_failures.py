@@ -16,11 +16,12 @@ import pytest
 
 from penstock.kernel.errors import InvalidInput
 from penstock.kernel.wire import decode, encode
-from penstock.queue.claims import PackInHand, Seen
+from penstock.queue.claims import PackInHand
 from penstock.queue.client import Queue, Task
 from penstock.queue.endings import Succeeded
 from penstock.queue.handlers import TaskContext
 from penstock.queue.layout import new_pack, task_at
+from penstock.queue.outcomes import Seen
 from penstock.queue.pack import Pack
 from penstock.queue.registry import Registration, Role
 from penstock.queue.retry import Retry

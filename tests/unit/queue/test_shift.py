@@ -13,13 +13,14 @@ import pytest
 
 from penstock.kernel.errors import OutcomeUnknown, Unavailable
 from penstock.kernel.wire import decode, encode
-from penstock.queue.claims import PackInHand, Seen
+from penstock.queue.claims import PackInHand
 from penstock.queue.client import Queue, Task
 from penstock.queue.discovery.base import Discovery, Wanted
 from penstock.queue.handlers import Handler, Handlers, TaskContext
 from penstock.queue.layout import PackAt, QueueLayout, keyed_pack, task_at
 from penstock.queue.ledger import Ledger, Status
 from penstock.queue.load import Load
+from penstock.queue.outcomes import Seen
 from penstock.queue.polling import Polling
 from penstock.queue.retry import Retry
 from penstock.queue.scan import ALL, Run, Scanner, View

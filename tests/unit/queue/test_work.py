@@ -16,10 +16,11 @@ import pytest
 from penstock.kernel.wire import decode, encode
 from penstock.queue import transitions
 from penstock.queue.cancelling import PackToCancel
-from penstock.queue.claims import PackInHand, Seen
+from penstock.queue.claims import PackInHand
 from penstock.queue.handlers import Handler, TaskContext
 from penstock.queue.layout import QueueLayout, new_pack
 from penstock.queue.ledger import Ledger, Status, TaskState
+from penstock.queue.outcomes import Seen
 from penstock.queue.pack import Pack
 from penstock.queue.retry import Retry
 from penstock.queue.room import Room

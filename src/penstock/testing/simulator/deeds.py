@@ -48,7 +48,7 @@ def draw_deed(entropy: Entropy, number: int) -> Input:
     if draw < 0.35:
         return Input(number, "quick", seconds=entropy.choice((0.0, 1.0)))
     if draw < 0.65:
-        return Input(number, "slow", seconds=entropy.uniform(3, 14))
+        return Input(number, "slow", seconds=entropy.uniform(3, 10))
     if draw < 0.77:
         return Input(number, "retry", times=entropy.randrange(1, 4))
     if draw < 0.82:

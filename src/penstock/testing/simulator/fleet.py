@@ -13,7 +13,7 @@ from penstock.queue.client import Queue
 from penstock.queue.settings import Mode
 from penstock.queue.worker import Worker
 from penstock.testing.simulator.deeds import TYPES, Deeds
-from penstock.testing.simulator.machines import Machine
+from penstock.testing.simulator.machines import Blow, Machine, Trigger
 from penstock.testing.simulator.plans import Fleet, Profile
 from penstock.testing.simulator.site import Site
 
@@ -50,22 +50,24 @@ class Workers:
     async def run(self) -> None:
         """Let things happen until the peace."""
         site, plan = self._site, self._site.plan
-        for _ in range(plan.workers):
-            self.join()
+        for number in range(plan.workers):
+            # Something that comes late is worst where somebody has gone on meanwhile.
+            is_sound = plan.profile is Profile.LATE and number > 0
+            self.join(types=TYPES if is_sound else None, is_sound=is_sound)
         pause = plan.storm_seconds / (2 + plan.workers)
         while not site.is_peace:
             await site.clock.sleep(self._entropy.uniform(0, 2 * pause))
             if not site.is_peace:
                 self._happen()
 
-    def join(self, *, types: tuple[str, ...] | None = None) -> None:
+    def join(self, *, types: tuple[str, ...] | None = None, is_sound: bool = False) -> None:
         """One more worker."""
         site, entropy = self._site, self._entropy
         machine = site.machine(f"w{len(self._workers)}")
         mode = self._mode or site.plan.mode(entropy)
         settings = site.plan.settings(entropy)
         concurrency = entropy.choice(_CONCURRENCY)
-        timeout_seconds = entropy.uniform(4, 13)
+        timeout_seconds = entropy.uniform(3, 10)
         if types is None:
             types = TYPES if entropy.random() < 0.7 else (entropy.choice(TYPES),)
         self._workers[machine.name] = None  # type: ignore[assignment]  # until it has opened
@@ -80,11 +82,27 @@ class Workers:
             await worker.run(signals=False)
 
         site.chronicle.note(machine.name, f"joins, {mode}, for {' and '.join(types)}")
-        if not site.is_peace:
-            spots = _SPOTS_OF.get(site.plan.profile, _SPOTS)
-            for _ in range(2 if site.plan.is_long else 1):
-                machine.triggers += site.plan.triggers(entropy, spots, chance=0.8)
+        if not site.is_peace and not is_sound:
+            machine.triggers = self._triggers()
         site.run(machine, work)
+
+    def _triggers(self) -> list[Trigger]:
+        """What befalls the next worker."""
+        plan, entropy = self._site.plan, self._entropy
+        if plan.profile is Profile.LATE and len(self._workers) == 1 and entropy.random() < 0.6:
+            return self._ghost()
+        spots = _SPOTS_OF.get(plan.profile, _SPOTS)
+        triggers: list[Trigger] = []
+        for _ in range(2 if plan.is_long else 1):
+            triggers += plan.triggers(entropy, spots, chance=0.8)
+        return triggers
+
+    def _ghost(self) -> list[Trigger]:
+        """A worker claims and freezes; when all is archived its claim comes again, and it thaws."""
+        seconds = self._entropy.uniform(450, 600)
+        # It thaws soon after, before a monitor has removed what came again.
+        later = seconds + self._entropy.uniform(2, 30)
+        return [Trigger(Blow.ECHOES, "ledger create", seconds=seconds, freeze_seconds=later)]
 
     def _living(self) -> list[Machine]:
         machines = [self._site.machines[name] for name in self._workers]
@@ -100,9 +118,7 @@ class Workers:
         if draw < 0.3 and self._site.plan.crashes:
             machine.die()
         elif draw < 0.65 and self._site.plan.freeze_seconds_max:
-            seconds = entropy.uniform(0, self._site.plan.freeze_seconds_max)
-            machine.freeze()
-            self._site.world.loop.call_later(seconds, machine.thaw)
+            machine.freeze_for(entropy.uniform(0, self._site.plan.freeze_seconds_max))
         elif draw < 0.8:
             self.leave(machine)
         elif draw < 0.9 and self._site.plan.fleet is Fleet.MIXED:

@@ -45,10 +45,13 @@ class Ledgers:
         ledger = self._ledgers.get(key)
         return ledger.leases.get(claim) if ledger else None
 
-    def holds(self, key: str, place: int, claim: str) -> bool:
-        """Whether a task is held by, or was settled by, a claim."""
+    def holds(self, key: str, place: int, claim: str, attempt: int) -> bool:
+        """Whether a task is held by, or was settled by, this attempt of a claim."""
         ledger = self._ledgers.get(key)
-        return ledger is not None and ledger.tasks[place].claim == claim
+        if ledger is None:
+            return False
+        task = ledger.tasks[place]
+        return (task.claim, task.attempt) == (claim, attempt)
 
     def saw(self, who: str, key: str, after: bytes | None) -> None:
         """A ledger was written, or removed."""

@@ -45,6 +45,7 @@ MACHINE: Final[ContextVar[str]] = ContextVar("machine", default="")
 """The machine on which the present task runs."""
 
 _LATE_SECONDS_MAX: Final = 40.0
+_SOON_SECONDS_MAX: Final = 4.0
 _WRITES: Final = ("create", "swap", "replace", "touch", "delete")
 
 
@@ -80,6 +81,8 @@ class Trigger:
     """How many such requests go well before."""
     seconds: float = 0.0
     """How long it freezes, or how late the echo is."""
+    freeze_seconds: float = 0.0
+    """With an echo: how long the machine freezes, a moment after the request."""
 
 
 class MortalClock:
@@ -186,23 +189,35 @@ class Machine:
             self.die()
             raise asyncio.CancelledError
         if trigger is not None and blow is Blow.FREEZES_BEFORE:
-            self._freeze_for(trigger.seconds)
+            self.freeze_for(trigger.seconds)
             await self.gate()
         try:
             return await request()
         finally:
             if trigger is not None and blow is Blow.ECHOES:
                 self._deliver(request, seconds=trigger.seconds)
+                self._freeze_soon(trigger.freeze_seconds)
             if blow is Blow.DIES_AFTER:
                 self.die()
             if trigger is not None and blow is Blow.FREEZES_AFTER:
-                self._freeze_for(trigger.seconds)
+                self.freeze_for(trigger.seconds)
             if self.is_halted:
                 await self.gate()
 
-    def _freeze_for(self, seconds: float) -> None:
-        self.freeze()
-        asyncio.get_running_loop().call_later(seconds, self.thaw)
+    def freeze_for(self, seconds: float) -> None:
+        """Stop where it is for so long; one that is frozen stays so for as long as it would."""
+        if self._thaw is None:
+            self.freeze()
+            asyncio.get_running_loop().call_later(seconds, self._thaw_from, self._thaw)
+
+    def _freeze_soon(self, seconds: float) -> None:
+        if seconds:
+            soon = self.entropy.uniform(0, _SOON_SECONDS_MAX)
+            asyncio.get_running_loop().call_later(soon, self.freeze_for, seconds)
+
+    def _thaw_from(self, frozen: asyncio.Event | None) -> None:
+        if self._thaw is frozen:
+            self.thaw()
 
     def _pulled(self, kind: str) -> Trigger | None:
         for trigger in self.triggers:

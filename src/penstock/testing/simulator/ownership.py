@@ -1,7 +1,9 @@
 """What the referee states of shards: epochs only grow, and no live owner is ended.
 
 An operator deletes and damages leases and registrations; what is written by hand is not judged,
-what follows from it is.
+what follows from it is. One thing is let pass: after a delete by hand the network may deliver the
+create and the swap of an earlier take once more, byte for byte, and so bring that take back. It
+gives nobody anything, since its worker is gone, and the next take is beyond it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class Ownership:
         self._layout = layout
         self._chronicle = chronicle
         self._now = now
-        self._last: dict[int, tuple[int, str]] = {}
+        self._epochs: dict[int, int] = {}
+        self._takes: set[bytes] = set()
 
     def saw(self, who: str, key: str, *, before: bytes | None, after: bytes | None) -> None:
         """One change."""
@@ -32,20 +35,19 @@ class Ownership:
             return
         if key.startswith(self._layout.shard_leases):
             shard = key.removeprefix(self._layout.shard_leases).removesuffix(".json")
-            self._lease(who, int(shard), decode(ShardLease, after, where=key))
+            self._lease(who, int(shard), decode(ShardLease, after, where=key), after)
         elif before is not None:
             self._registration(who, key, before, after)
 
-    def _lease(self, who: str, shard: int, lease: ShardLease) -> None:
+    def _lease(self, who: str, shard: int, lease: ShardLease, body: bytes) -> None:
         if not lease.worker:
             return
         subject = ("shard", shard)
         self._chronicle.note(who, f"{lease.worker} owns it, epoch {lease.epoch}", subject)
-        epoch, worker = self._last.get(shard, (0, ""))
-        # A write that arrives twice, after a delete, is the same take.
-        if lease.epoch <= epoch and (lease.epoch, lease.worker) != (epoch, worker):
+        if lease.epoch <= self._epochs.get(shard, 0) and body not in self._takes:
             self._chronicle.accuse(f"The epoch of shard {shard} went back.", subject)
-        self._last[shard] = (lease.epoch, lease.worker)
+        self._epochs[shard] = max(lease.epoch, self._epochs.get(shard, 0))
+        self._takes.add(body)
 
     def _registration(self, who: str, key: str, before: bytes, after: bytes) -> None:
         try:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.kernel.entropy import Entropy, new_id
-from penstock.kernel.errors import PenstockError
+from penstock.kernel.errors import PenstockError, TaskNotFound
 from penstock.queue.client import Queue
 from penstock.queue.inspection.alone import run_monitor
 from penstock.queue.layout import NONCE_CHARACTERS, keyed_pack
 from penstock.queue.submission import NotAllSubmitted
+from penstock.queue.views import TaskView
 from penstock.testing.simulator.deeds import TYPES, draw_deed
 from penstock.testing.simulator.machines import Machine
 from penstock.testing.simulator.plans import KEY_SECONDS, Profile
@@ -24,6 +25,7 @@ from penstock.testing.simulator.site import LAYOUT, Site
 from penstock.testing.simulator.tracking import Input, Tracked
 
 _BATCH_MAX: Final = 7
+_READS: Final = 2
 _MONITOR_SECONDS: Final = (30.0, 80.0)
 _SPOTS: Final = ("pack create", "pack create", "pointer create", "pointer delete", "pack delete")
 
@@ -146,7 +148,7 @@ class Canceller:
 
 
 class Reader:
-    """Asks, when all has ended, for some of the tasks."""
+    """Asks for tasks while things happen to them, and once more when all has ended."""
 
     def __init__(self, site: Site, machine: Machine, producers: list[Producer]) -> None:
         self._site = site
@@ -154,11 +156,36 @@ class Reader:
         self._producers = producers
 
     async def run(self, queue: Queue) -> None:
+        entropy, plan = self._machine.entropy, self._site.plan
+        for _ in range(_READS):
+            await self._machine.clock.sleep(entropy.uniform(0, plan.storm_seconds))
+            await self._read(queue)
+
+    async def read_all(self, queue: Queue) -> None:
+        """One task of each producer."""
         for producer in self._producers:
-            for id_, task in producer.submitted[-1:]:
-                if task.key is not None:
-                    continue  # A key's id is the same for all its tasks.
-                self._site.referee.was_shown(task, await queue.get(id_))
+            await self._read(queue, producer)
+
+    async def _read(self, queue: Queue, producer: Producer | None = None) -> None:
+        # A key's id is the same for all its tasks: what is shown of it cannot be judged.
+        known = [
+            (id_, task)
+            for each in ([producer] if producer else self._producers)
+            for id_, task in each.submitted
+            if task.key is None
+        ]
+        if not known:
+            return
+        id_, task = self._machine.entropy.choice(known)
+        was_settled = task.settled_at is not None
+        view: TaskView | None = None
+        try:
+            view = await queue.get(id_)
+        except TaskNotFound:
+            view = None
+        except PenstockError:
+            return  # The store is away.
+        self._site.referee.was_shown(task, view, was_settled=was_settled)
 
 
 class LoneMonitor:

@@ -175,12 +175,12 @@ def draw(seed: int, fleet: Fleet) -> Plan:
         shards=entropy.choice((1, 2, 4)),
         sweep_seconds=_OFF_SECONDS if pointers else entropy.uniform(30, 90),
         with_operator=operator,
-        with_monitor=not pointers and entropy.random() < (0.5 if late else 0.15),
+        with_monitor=not pointers and entropy.random() < (0.7 if late else 0.15),
     )
 
 
 _STORM_SECONDS: Final = {
-    Profile.LATE: (550.0, 750.0),
+    Profile.LATE: (650.0, 800.0),
     Profile.KEYS: (500.0, 800.0),
     Profile.ECHOES: (1050.0, 1250.0),
 }

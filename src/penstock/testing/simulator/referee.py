@@ -197,12 +197,14 @@ class Referee:
             return  # Tasks of one key have one id: which of them is meant cannot be told.
         (task,) = mine
         claim = task.claims[attempt][1]
-        if claim in task.endings:
+        # What a ledger remembers goes with it: who comes after the archive cannot be told.
+        if claim in task.endings and not task.archived:
             self._chronicle.accuse(
                 f"An ending of task {task.number} took effect and was reported as refused.",
                 task.subject,
             )
-        elif self._ledgers.holds(key + LEDGER, place, claim):
+        is_ghost = task.settled_at is not None
+        if not is_ghost and self._ledgers.holds(key + LEDGER, place, claim, attempt):
             self._chronicle.accuse(
                 f"An ending of task {task.number} was refused although its attempt holds it.",
                 task.subject,
@@ -228,14 +230,17 @@ class Referee:
                 task.subject,
             )
 
-    def was_shown(self, task: Tracked, view: TaskView) -> None:
-        """What a client was shown of a task, after everything had ended."""
-        has_input = view.input is not None and view.input["n"] == task.number
-        if not has_input or view.attempt != task.state.attempt or not view.is_settled:
-            self._chronicle.accuse(
-                f"Task {task.number} is shown as {view.status}, which is not how it ended.",
-                task.subject,
-            )
+    def was_shown(self, task: Tracked, view: TaskView | None, *, was_settled: bool) -> None:
+        """What a client was shown of a task that was submitted, and had settled before or not."""
+        if view is None:
+            sentence = f"Task {task.number} is submitted, and a client is told that it is not."
+        elif was_settled and (not view.is_settled or view.attempt != task.state.attempt):
+            sentence = f"Task {task.number} is shown as {view.status}, which is not how it ended."
+        elif view.input is None or view.input["n"] != task.number:
+            sentence = f"Task {task.number} is shown with another input than its own."
+        else:
+            return
+        self._chronicle.accuse(sentence, task.subject)
 
     def check_the_end(self) -> None:
         """Nothing happens any more: what should have?"""

@@ -90,6 +90,8 @@ async def _pass(site: Site) -> None:
     if plan.cancels:
         canceller = site.machine("canceller")
         site.run(canceller, Canceller(site, canceller, producers).run)
+    reader = site.machine("reader")
+    site.run(reader, Reader(site, reader, producers).run)
     if plan.with_monitor:
         monitor = site.machine("monitor")
         site.run(monitor, LoneMonitor(site, monitor).run)
@@ -102,8 +104,8 @@ async def _pass(site: Site) -> None:
         site.chronicle.note("world", "faults end")
         if await _until(site, SETTLED_SECONDS, settled=True):
             await _until(site, plan.linger_seconds, settled=False)
-            reader = site.machine("reader")
-            site.run(reader, Reader(site, reader, producers).run)
+            reader = site.machine("last reader")
+            site.run(reader, Reader(site, reader, producers).read_all)
             await _until(site, _LOOK_SECONDS, settled=False)
             await _until(site, SETTLED_SECONDS, settled=True)
         if not site.chronicle.violations:
