@@ -28,6 +28,7 @@ format: $(VENV)/dev.stamp ## Format the code
 
 bench: $(VENV)/dev.stamp ## Measure; prints figures, asserts none
 	@$(BIN)/python -m benchmarks.store
+	@$(BIN)/python -m benchmarks.queue
 
 lock: $(VENV)/dev.stamp ## Resolve the dependencies anew and pin them
 	@$(BIN)/pip install --quiet uv
