@@ -1,10 +1,43 @@
 """Penstock: event-driven data pipelines on a bucket, a Postgres and Spark."""
 
+from penstock.kernel.errors import (
+    InvalidInput,
+    NotSettled,
+    OutcomeUnknown,
+    PenstockError,
+    QueueNotFound,
+    TaskCancelled,
+    TaskFailed,
+    TaskNotFound,
+)
 from penstock.queue.client import Queue, Task
 from penstock.queue.config import QueueConfig
+from penstock.queue.handlers import TaskContext
 from penstock.queue.polling import Polling
 from penstock.queue.retry import Retry
 from penstock.queue.settings import WorkerSettings
+from penstock.queue.submission import NotAllSubmitted
+from penstock.queue.views import TaskEvent, TaskView
 from penstock.queue.worker import Worker
 
-__all__ = ["Polling", "Queue", "QueueConfig", "Retry", "Task", "Worker", "WorkerSettings"]
+__all__ = [
+    "InvalidInput",
+    "NotAllSubmitted",
+    "NotSettled",
+    "OutcomeUnknown",
+    "PenstockError",
+    "Polling",
+    "Queue",
+    "QueueConfig",
+    "QueueNotFound",
+    "Retry",
+    "Task",
+    "TaskCancelled",
+    "TaskContext",
+    "TaskEvent",
+    "TaskFailed",
+    "TaskNotFound",
+    "TaskView",
+    "Worker",
+    "WorkerSettings",
+]

@@ -18,7 +18,11 @@ import pytest
 from tests.architecture.source import SOURCE, Module, modules, plant
 
 SURFACE: Mapping[str, str] = {
-    "penstock": "Polling Queue QueueConfig Retry Task Worker WorkerSettings",
+    "penstock": (
+        "InvalidInput NotAllSubmitted NotSettled OutcomeUnknown PenstockError Polling Queue"
+        " QueueConfig QueueNotFound Retry Task TaskCancelled TaskContext TaskEvent TaskFailed"
+        " TaskNotFound TaskView Worker WorkerSettings"
+    ),
     "penstock.kernel": "",
     "penstock.store": (
         "AlreadyExists CREATE Cell Credentials Entry FaultPlan FaultyStore Head Interval Kind Meter"

@@ -19,6 +19,7 @@ from penstock.cli.cost import cost
 from penstock.cli.demo import demo
 from penstock.cli.doctor import doctor
 from penstock.cli.queue import queue
+from penstock.cli.sim import sim
 from penstock.kernel.errors import InvalidInput, PenstockError
 
 EXIT_FAILED = 1
@@ -47,6 +48,7 @@ cli.add_command(demo)
 cli.add_command(doctor)
 cli.add_command(queue)
 cli.add_command(cost)
+cli.add_command(sim)
 
 
 def main() -> None:

@@ -40,8 +40,16 @@ from penstock.queue.pack import Pack, check_pack, is_void
 from penstock.queue.replays import replay
 from penstock.queue.submission import Submitter
 from penstock.queue.transitions import Claim
-from penstock.queue.views import TaskEvent, TaskView, events_of, view_of_ledger, view_of_pack
-from penstock.store.base import Object, ObjectStore, Version
+from penstock.queue.views import (
+    CANCELLER,
+    TaskEvent,
+    TaskView,
+    events_of,
+    view_of_ledger,
+    view_of_pack,
+)
+from penstock.queue.watching import Watch
+from penstock.store.base import Object, ObjectStore
 from penstock.store.metered import labelled
 from penstock.store.opening import Opening, open_store
 
@@ -72,6 +80,12 @@ class Task:
 
     def __repr__(self) -> str:
         return f"Task({self.id!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Task) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
 
     async def result(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109 - users' word
         """What its handler returned, once it has.
@@ -109,6 +123,7 @@ class Queue:
         self._create = create
         self._opening = opening or Opening()
         self._access: Access | None = None
+        self._watch: Watch | None = None
         self._owns_store = True
 
     @classmethod
@@ -163,6 +178,7 @@ class Queue:
                 config = await make_queue(store, self._layout, self._wanted)
             await store.now()
         self._access = Access(store, self._layout, config, entropy)
+        self._watch = Watch(store, self._layout)
 
     async def close(self) -> None:
         """Close the connection."""
@@ -301,20 +317,18 @@ class Queue:
         timeout: float | None = None,  # noqa: ASYNC109 - users' word
     ) -> Any:
         """Wait for a task to end, and return what its handler returned."""
-        at, _ = task_at(id)
+        at, place = task_at(id)
         clock = self.access.store.clock.machine
         began = clock.monotonic()
         pause = _RESULT_SECONDS_MIN
-        seen: Version | None = None
         while True:
             try:
-                seen, changed = await self._changed(at, seen)
-                view = await self.get(id) if changed else None
+                view = await self._settled(at, place, seconds=pause / 2)
             except (Throttled, Unavailable) as error:
                 # To wait is what was asked for.
                 _log.warning("waiting for task %s, the store is away: %s", id, error)
-                seen, view = None, None
-            if view is not None and view.is_settled:
+                view = None
+            if view is not None:
                 return _outcome(view)
             left = None if timeout is None else began + timeout - clock.monotonic()
             if left is not None and left <= 0:
@@ -322,15 +336,18 @@ class Queue:
             await clock.sleep(pause if left is None else min(pause, left))
             pause = min(_RESULT_SECONDS_MAX, pause * 1.5)
 
-    async def _changed(self, at: PackAt, seen: Version | None) -> tuple[Version | None, bool]:
-        """Whether the ledger is another than the one seen: a cheap question."""
+    async def _settled(self, at: PackAt, place: int, *, seconds: float) -> TaskView | None:
+        """The task if it is settled. Those of one pack share a reading that is recent enough."""
+        assert self._watch is not None, "a queue that is open has one"
         with labelled("get"):
-            try:
-                found = await self.access.store.get(self.access.layout.ledger(at), unless=seen)
-            except NotFound:
-                # Not begun, or archived.
-                return None, True
-        return (seen, False) if found is None else (found.version, True)
+            ledger = await self._watch.ledger(at, seconds=seconds)
+            if ledger is not None and ledger.key is None:
+                settled = ledger.tasks[place].status.settled
+                if settled or not ledger.settled:
+                    return view_of_ledger(at, place, ledger, None) if settled else None
+            # Not begun, archived, or of a key, which may have been used again.
+            view = await self._view(at, place, await self._find(at))
+        return view if view.is_settled else None
 
     async def cancel(self, id: str) -> TaskView:
         """Cancel a task that has not started; ask one that runs to stop.
@@ -341,7 +358,7 @@ class Queue:
         access = self.access
         hand = PackToCancel(access.store, access.layout, at, entropy=access.entropy)
         claim = Claim(
-            new_id(access.entropy, characters=16), "cancel", _CANCEL_LEASE_MS, at.count, 2**31
+            new_id(access.entropy, characters=16), CANCELLER, _CANCEL_LEASE_MS, at.count, 2**31
         )
         with labelled("cancel"), suppress(NotFound):
             await hand.cancel(frozenset({place}), claim)

@@ -104,7 +104,8 @@ def mode_from(mode: str | None, environment: Mapping[str, str]) -> Mode:
         return Mode(mode or Mode.LEASED)
     except ValueError as error:
         raise InvalidInput(
-            f"{mode!r} is not a mode.", hint=f"Modes are {', '.join(Mode)}."
+            f"{mode!r} is not a mode.",
+            hint=f"Modes are {', '.join(Mode)}; PENSTOCK_WORKER_MODE counts where none is given.",
         ) from error
 
 

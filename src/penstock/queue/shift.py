@@ -23,13 +23,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from penstock.kernel.errors import (
-    OutcomeUnknown,
-    StoreError,
-    Throttled,
-    Unavailable,
-    UnreadableObject,
-)
+from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.queue.access import Access
 from penstock.queue.claims import PackInHand
 from penstock.queue.discovery.base import Discovery, Wanted
@@ -38,14 +32,13 @@ from penstock.queue.layout import PackAt
 from penstock.queue.load import Load, Strain
 from penstock.queue.memory import Memory
 from penstock.queue.monitor import Monitor
-from penstock.queue.outcomes import Claimed, Seen
 from penstock.queue.pack import forgotten_ms
 from penstock.queue.polling import Pace
 from penstock.queue.room import Room
 from penstock.queue.scan import Sight, View
 from penstock.queue.settings import WorkerSettings
-from penstock.queue.transitions import Claim, next_due_ms
-from penstock.queue.work import GIVE_UP_SECONDS, Hands, PackAtWork
+from penstock.queue.transitions import next_due_ms
+from penstock.queue.work import Hands, PackAtWork
 
 _log = logging.getLogger(__name__)
 
@@ -104,6 +97,11 @@ class Shift:
 
     def stop(self, *, at_once: bool) -> None:
         """Claim nothing more; with `at_once`, give back what runs."""
+        if at_once:
+            _log.info("giving back what runs")
+        else:
+            seconds = self._settings.stop_seconds
+            _log.info("stopping: %d at work may end within %.0f s", len(self._busy), seconds)
         self._stopping.set()
         self._wake.set()
         if at_once:
@@ -272,7 +270,7 @@ class Shift:
         )
         claim = hands.claim(handler, tasks_max=room)
         try:
-            claimed = await self._claim(hand, claim, sight.seen)
+            claimed = await hands.claim_surely(hand, claim, sight.seen)
         finally:
             self._room.give(room)
         if claimed is None:
@@ -288,22 +286,6 @@ class Shift:
         await work.run(claim.id, claimed)
         self._worked_at = self._clock.monotonic()
         return hand, claimed.pack.nonce
-
-    async def _claim(self, hand: PackInHand, claim: Claim, seen: Seen | None) -> Claimed | None:
-        """Claim, and if the answer is lost send the same claim again, for a good while.
-
-        It may be written: under another claim the task would wait for the lease of this one, and
-        an attempt would be lost that never began.
-        """
-        until = self._clock.monotonic() + GIVE_UP_SECONDS
-        while True:
-            try:
-                return await hand.claim(claim, seen)
-            except (OutcomeUnknown, Throttled, Unavailable) as error:
-                if self._clock.monotonic() >= until:
-                    raise
-                self._say(f"a claim is sent again: {error}")
-            await self._clock.sleep(self._access.entropy.uniform(0.5, 2.0))
 
     async def _learn(self, sight: Sight, hand: PackInHand, nonce: str) -> None:
         """Remember when the pack is worth another try; a settled one is for the archive."""

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from penstock.queue.layout import PackAt, TaskId
-from penstock.queue.ledger import Ledger, LogLine, Status
+from penstock.queue.ledger import Happening, Ledger, LogLine, Status
 from penstock.queue.pack import Pack
 from penstock.queue.transitions import history
 
@@ -23,6 +23,8 @@ _WORDS = {
     Status.CANCELLED: "cancelled",
     Status.EXPIRED: "expired",
 }
+CANCELLER = "cancel"
+"""Who cancels, in the log."""
 STATES = ("ready", "delayed", "running", "retrying", "succeeded", "failed", "cancelled", "expired")
 """The words for where a task is."""
 
@@ -118,6 +120,8 @@ def events_of(view: TaskView, ledger: Ledger | None, place: int) -> list[TaskEve
     told = [
         TaskEvent(line.at_ms / 1000, str(line.what), line.attempt, line.who, line.note)
         for line in lines
+        # To cancel what nobody runs, it is held for a moment: no attempt was made.
+        if (line.who, line.what) != (CANCELLER, Happening.CLAIMED)
     ]
     return [first, *told]
 

@@ -26,11 +26,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.kernel.entropy import Entropy, new_id
-from penstock.kernel.errors import StoreError, UnreadableObject
+from penstock.kernel.errors import (
+    OutcomeUnknown,
+    StoreError,
+    Throttled,
+    Unavailable,
+    UnreadableObject,
+)
 from penstock.queue.claims import PackInHand
 from penstock.queue.endings import Ending, Failed, GivenBack, Retried
 from penstock.queue.handlers import Attempt, Handler, TaskContext
-from penstock.queue.outcomes import Claimed, Swapped
+from penstock.queue.outcomes import Claimed, Seen, Swapped
 from penstock.queue.room import Room
 from penstock.queue.settings import WorkerSettings
 from penstock.queue.transitions import Claim
@@ -70,6 +76,25 @@ class Hands:
             tasks_max,
             handler.retry.attempts,
         )
+
+    async def claim_surely(
+        self, hand: PackInHand, claim: Claim, seen: Seen | None
+    ) -> Claimed | None:
+        """Claim, and if the answer is lost send the same claim again, for a good while.
+
+        It may be written: under another claim the task would wait for the lease of this one, and
+        an attempt would be lost that never began.
+        """
+        clock = self.store.clock.machine
+        until = clock.monotonic() + GIVE_UP_SECONDS
+        while True:
+            try:
+                return await hand.claim(claim, seen)
+            except (OutcomeUnknown, Throttled, Unavailable) as error:
+                if clock.monotonic() >= until:
+                    raise
+                _log.warning("a claim of %s is sent again: %s", hand.at.path, error)
+            await clock.sleep(self.entropy.uniform(0.5, 2.0))
 
     def now_ms(self) -> int:
         """The store's time, at the latest that it may be."""

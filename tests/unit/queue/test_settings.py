@@ -99,7 +99,7 @@ def test_what_is_no_mode_is_refused(mode: str) -> None:
     for given, environment in ((mode, {}), (None, {"PENSTOCK_WORKER_MODE": mode})):
         with pytest.raises(InvalidInput, match="is not a mode") as caught:
             mode_from(given, environment)
-        assert caught.value.hint == "Modes are leased, shared."
+        assert caught.value.hint.startswith("Modes are leased, shared")
 
 
 @pytest.mark.parametrize("text", ["", "many", "4.5", "0x10", "1,5"])

@@ -116,6 +116,8 @@ def _imported(name: str) -> ModuleType:
 
 
 def _refuse(name: str, error: BaseException) -> NoReturn:
+    if isinstance(error, InvalidInput):
+        raise InvalidInput(f"In the module {name!r}: {error.message}", hint=error.hint) from error
     said = f"{type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd())]
