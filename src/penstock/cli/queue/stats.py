@@ -94,6 +94,6 @@ def _remarks(found: Stats) -> Iterator[str]:
         yield f"The monitor of the workers of the mode 'shared' is {found.monitor}."
     met = sorted({kind for worker in found.workers for kind in worker.help_wanted})
     if met:
-        yield f"Owners cannot run all that they have met of these types: {', '.join(met)}."
+        yield f"No handler, or more than the owners can run, of: {', '.join(met)}."
     if found.dead_letter_objects:
         yield "There are dead letters: 'penstock queue list --status failed' shows them."

@@ -66,6 +66,7 @@ class LeasedDiscovery(Discovery):
         self._ready_at = self._help_at = float("-inf")
         self._owned: frozenset[int] = frozenset()
         self._runs: tuple[Run, ...] = ()
+        self._stands = ""
         self._leases = ShardLeases(
             store,
             layout,
@@ -143,8 +144,20 @@ class LeasedDiscovery(Discovery):
                 _log.error("this worker can own nothing: %s", error)
                 seconds = _PAUSE_SECONDS
             self.name = self._leases.worker
+            self._say_where_it_stands()
             # A load that changes is told before the next turn is due.
             await self._clock.sleep(min(seconds, _TURN_SECONDS_MAX))
+
+    def _say_where_it_stands(self) -> None:
+        """Log when this worker begins to own shards, or to stand by."""
+        owned = len(self._leases.owned())
+        owners = [name for name, other in self._leases.others.items() if other.shards]
+        if owned and self._stands != "owns":
+            self._stands = "owns"
+            _log.info("owns %d of %d shards", owned, self._shards)
+        elif owners and not owned and self._stands != "by":
+            self._stands = "by"
+            _log.info("stands by: the shards are owned by %s", ", ".join(sorted(owners)[:5]))
 
     async def release(self) -> None:
         await self._leases.release()
