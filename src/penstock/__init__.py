@@ -12,9 +12,9 @@ from penstock.kernel.errors import (
 )
 from penstock.queue.client import Queue, Task
 from penstock.queue.config import QueueConfig
-from penstock.queue.handlers import TaskContext
-from penstock.queue.polling import Polling
-from penstock.queue.retry import Retry
+from penstock.queue.running.handlers import TaskContext
+from penstock.queue.running.polling import Polling
+from penstock.queue.running.retry import Retry
 from penstock.queue.settings import WorkerSettings
 from penstock.queue.submission import NotAllSubmitted
 from penstock.queue.views import TaskEvent, TaskView

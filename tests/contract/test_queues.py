@@ -14,7 +14,7 @@ import pytest
 
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import new_id, seeded_entropy, system_entropy
-from penstock.queue.handlers import TaskContext
+from penstock.queue.running.handlers import TaskContext
 from penstock.queue.settings import Mode
 from penstock.store.base import ObjectStore
 from penstock.store.file.backend import FileStore

@@ -20,20 +20,21 @@ from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import new_id
 from penstock.kernel.errors import AlreadyExists, NotFound, StoreError, VersionConflict
 from penstock.kernel.wire import decode, encode
-from penstock.queue import archive, claims, monitor, shards, submission, transitions
+from penstock.queue import archive, claims, monitor, submission, transitions
 from penstock.queue.cancelling import PackToCancel
 from penstock.queue.claims import PackInHand, _Checked
+from penstock.queue.discovery.scan import Sight
 from penstock.queue.endings import Ending
 from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger, Status, TaskState, fresh
-from penstock.queue.memory import Memory, _name
 from penstock.queue.outcomes import Seen, claimed
+from penstock.queue.owning import shards
 from penstock.queue.pack import Pack
-from penstock.queue.scan import Sight
-from penstock.queue.shift import Shift
+from penstock.queue.running.memory import Memory, _name
+from penstock.queue.running.shift import Shift
+from penstock.queue.running.work import PackAtWork
 from penstock.queue.submission import Pointer, Submitter
 from penstock.queue.transitions import Claim
-from penstock.queue.work import PackAtWork
 from penstock.store import cell as cells
 from penstock.store import retrying
 from penstock.store.base import CREATE, REPLACE, Version
@@ -78,10 +79,6 @@ async def _claim_what_was_read_before(
         return None
     hand._checked = _Checked(ledger.born, pack, found.version)
     return claimed(pack, wanted.id, ledger)
-
-
-async def _is_always_there(_hand: object, _version: object) -> bool:
-    return True
 
 
 # R2
@@ -367,9 +364,6 @@ LOST = "does not end"
 BROKEN: dict[str, Broken] = {
     "R1: run what was read before the claim": Broken(
         [(PackInHand, "_claim", _claim_what_was_read_before)], LATE, AFTER_IT_SETTLED
-    ),
-    "R1: believe that a pack is still there": Broken(
-        [(PackInHand, "_is_there", _is_always_there)], LATE, AFTER_IT_SETTLED
     ),
     "R2: run a void pack": Broken(
         [

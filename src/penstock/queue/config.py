@@ -11,8 +11,8 @@ from typing import ClassVar, Final
 from penstock.kernel.errors import AlreadyExists, InvalidInput, NotFound, QueueNotFound
 from penstock.kernel.wire import Document, decode, encode
 from penstock.queue.layout import QueueLayout
+from penstock.queue.owning.shards import SHARDS_DEFAULT, check_shards
 from penstock.queue.pack import RESEND_SECONDS
-from penstock.queue.shards import SHARDS_DEFAULT, check_shards
 from penstock.store.base import CREATE, ObjectStore, pages
 
 KEY_SECONDS: Final = 86_400

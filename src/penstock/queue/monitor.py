@@ -31,10 +31,10 @@ from penstock.kernel.errors import NotFound, UnreadableObject, VersionConflict
 from penstock.kernel.wire import decode, encode
 from penstock.queue import transitions
 from penstock.queue.archive import keep
+from penstock.queue.discovery.scan import Run
 from penstock.queue.layout import NONCE_CHARACTERS, PackAt, QueueLayout
 from penstock.queue.ledger import Ledger
 from penstock.queue.pack import forgotten_ms
-from penstock.queue.scan import Run
 from penstock.queue.submission import Pointer
 from penstock.store.base import CREATE, Entry, ObjectStore, Version, pages
 from penstock.store.metered import labelled

@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Final
 
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.polling import Polling
+from penstock.queue.running.polling import Polling
 
 
 class Mode(StrEnum):

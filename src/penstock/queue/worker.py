@@ -10,7 +10,7 @@
 `run` goes on until `stop` is called, or SIGTERM or SIGINT comes. Then it claims nothing more, lets
 what runs go on for `stop_seconds`, gives the rest back, and lets go of its leases. A second signal
 gives back at once. `kill -9` at any point loses nothing: what was claimed is free again when its
-lease ends. What happens in between is told in `penstock.queue.shift`.
+lease ends. What happens in between is told in `penstock.queue.running.shift`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from penstock.queue.client import Queue
 from penstock.queue.discovery.base import Discovery
 from penstock.queue.discovery.leased import LeasedDiscovery
 from penstock.queue.discovery.shared import SharedDiscovery
-from penstock.queue.handlers import Handler, Handlers
-from penstock.queue.retry import Retry
+from penstock.queue.running.handlers import Handler, Handlers
+from penstock.queue.running.retry import Retry
+from penstock.queue.running.shift import Shift
 from penstock.queue.settings import Mode, WorkerSettings, mode_from, settings_from
-from penstock.queue.shift import Shift
 
 CONCURRENCY_MAX: Final = 1000
 

@@ -24,9 +24,10 @@ import pytest
 
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput
-from penstock.queue import handlers as module
 from penstock.queue.endings import Ending, Failed, GivenBack, Retried, Stopped, Succeeded
-from penstock.queue.handlers import (
+from penstock.queue.layout import TaskId
+from penstock.queue.running import handlers as module
+from penstock.queue.running.handlers import (
     RESULT_BYTES_MAX,
     Attempt,
     Cancelled,
@@ -35,8 +36,7 @@ from penstock.queue.handlers import (
     Handlers,
     TaskContext,
 )
-from penstock.queue.layout import TaskId
-from penstock.queue.retry import Retry
+from penstock.queue.running.retry import Retry
 from penstock.testing.virtual import World, simulate
 
 Result = TypeVar("Result")
@@ -1022,7 +1022,7 @@ def test_a_thread_that_outlives_the_loop_ends_quietly() -> None:
 STUCK = """
 import asyncio, threading, msgspec
 from penstock.kernel.entropy import seeded_entropy
-from penstock.queue.handlers import Attempt, Handler, TaskContext
+from penstock.queue.running.handlers import Attempt, Handler, TaskContext
 
 def stuck(task):
     print("stuck", flush=True)

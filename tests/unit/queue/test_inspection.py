@@ -14,7 +14,6 @@ from penstock.kernel.errors import Unavailable
 from penstock.kernel.wire import decode
 from penstock.queue.archive import keep
 from penstock.queue.client import Queue, Task
-from penstock.queue.handlers import TaskContext
 from penstock.queue.inspection import (
     Listing,
     MonitorPass,
@@ -26,7 +25,8 @@ from penstock.queue.inspection import (
 from penstock.queue.inspection.figures import TypeStats
 from penstock.queue.layout import TaskId, task_at
 from penstock.queue.ledger import Ledger
-from penstock.queue.retry import Retry
+from penstock.queue.running.handlers import TaskContext
+from penstock.queue.running.retry import Retry
 from penstock.queue.worker import Worker
 from penstock.store.base import Delimiter, Page, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore

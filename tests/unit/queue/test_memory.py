@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.queue import memory as module
+from penstock.queue.discovery.scan import Pointed, Sight
 from penstock.queue.layout import PackAt, PackId
-from penstock.queue.memory import Memory
 from penstock.queue.outcomes import Seen
-from penstock.queue.scan import Pointed, Sight
+from penstock.queue.running import memory as module
+from penstock.queue.running.memory import Memory
 from penstock.store.base import Version
 
 OLD, NEW = Version("old"), Version("new")

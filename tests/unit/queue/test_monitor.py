@@ -13,13 +13,13 @@ from penstock.kernel.wire import encode
 from penstock.queue import archive
 from penstock.queue import monitor as module
 from penstock.queue.claims import PackInHand
+from penstock.queue.discovery.scan import ALL, Run, Scanner
 from penstock.queue.endings import Succeeded
 from penstock.queue.layout import PackAt, QueueLayout, delayed_pack, keyed_pack, new_pack
 from penstock.queue.ledger import Lease, Ledger, Status, TaskState
 from penstock.queue.monitor import WAIT_SECONDS, Monitor
 from penstock.queue.outcomes import Seen
 from penstock.queue.pack import Pack, forgotten_ms
-from penstock.queue.scan import ALL, Run, Scanner
 from penstock.queue.submission import Submitter
 from penstock.queue.transitions import Claim
 from penstock.store.base import Object, Version

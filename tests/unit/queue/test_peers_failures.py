@@ -19,12 +19,12 @@ from penstock.kernel.wire import decode, encode
 from penstock.queue.claims import PackInHand
 from penstock.queue.client import Queue, Task
 from penstock.queue.endings import Succeeded
-from penstock.queue.handlers import TaskContext
 from penstock.queue.layout import new_pack, task_at
 from penstock.queue.outcomes import Seen
+from penstock.queue.owning.registry import Registration, Role
 from penstock.queue.pack import Pack
-from penstock.queue.registry import Registration, Role
-from penstock.queue.retry import Retry
+from penstock.queue.running.handlers import TaskContext
+from penstock.queue.running.retry import Retry
 from penstock.queue.settings import Mode
 from penstock.queue.submission import INPUT_BYTES_MAX
 from penstock.queue.transitions import Claim

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.polling import Pace, Polling
+from penstock.queue.running.polling import Pace, Polling
 from penstock.testing.virtual import World, simulate
 
 EVEN = Polling(min_seconds=1.0, max_seconds=8.0, factor=2.0, jitter=0.0)

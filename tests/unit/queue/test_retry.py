@@ -19,7 +19,7 @@ from penstock.queue.endings import (
     Retried,
 )
 from penstock.queue.ledger import Failure
-from penstock.queue.retry import Raised, Retry, failed, raised, timed_out
+from penstock.queue.running.retry import Raised, Retry, failed, raised, timed_out
 
 FLAT = Retry(jitter=0)
 ENTROPY = seeded_entropy(1)

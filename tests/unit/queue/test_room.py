@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel.clock import Clock
-from penstock.queue.room import Room
+from penstock.queue.running.room import Room
 from penstock.testing.virtual import World, simulate
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.queue import scan
+from penstock.queue.discovery import scan
+from penstock.queue.discovery.scan import ALL, Run, Scanner, Sight, View
 from penstock.queue.layout import LEDGER, SLOTS, PackAt, PackId, QueueLayout
-from penstock.queue.scan import ALL, Run, Scanner, Sight, View
 from penstock.store.base import PAGE_KEYS_MAX, Delimiter, Page, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.testing.virtual import EPOCH, World, simulate

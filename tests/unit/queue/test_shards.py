@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.layout import SLOTS
-from penstock.queue.shards import (
+from penstock.queue.owning.shards import (
     SHARDS_DEFAULT,
     check_shards,
     fair_share,

@@ -16,16 +16,16 @@ from penstock.kernel.wire import decode, encode
 from penstock.queue.claims import PackInHand
 from penstock.queue.client import Queue, Task
 from penstock.queue.discovery.base import Discovery, Wanted
-from penstock.queue.handlers import Handler, Handlers, TaskContext
+from penstock.queue.discovery.scan import ALL, Run, Scanner, View
 from penstock.queue.layout import PackAt, QueueLayout, keyed_pack, task_at
 from penstock.queue.ledger import Ledger, Status
-from penstock.queue.load import Load
 from penstock.queue.outcomes import Seen
-from penstock.queue.polling import Polling
-from penstock.queue.retry import Retry
-from penstock.queue.scan import ALL, Run, Scanner, View
+from penstock.queue.owning.load import Load
+from penstock.queue.running.handlers import Handler, Handlers, TaskContext
+from penstock.queue.running.polling import Polling
+from penstock.queue.running.retry import Retry
+from penstock.queue.running.shift import Shift
 from penstock.queue.settings import WorkerSettings
-from penstock.queue.shift import Shift
 from penstock.queue.submission import Pointer
 from penstock.queue.transitions import Claim
 from penstock.store.base import NO_METADATA, REPLACE, Object, PutMode, Version, Wrapper

@@ -17,16 +17,16 @@ from penstock.kernel.wire import decode, encode
 from penstock.queue import transitions
 from penstock.queue.cancelling import PackToCancel
 from penstock.queue.claims import PackInHand
-from penstock.queue.handlers import Handler, TaskContext
 from penstock.queue.layout import QueueLayout, new_pack
 from penstock.queue.ledger import Ledger, Status, TaskState
 from penstock.queue.outcomes import Seen
 from penstock.queue.pack import Pack
-from penstock.queue.retry import Retry
-from penstock.queue.room import Room
+from penstock.queue.running.handlers import Handler, TaskContext
+from penstock.queue.running.retry import Retry
+from penstock.queue.running.room import Room
+from penstock.queue.running.work import GIVE_UP_SECONDS, Hands, PackAtWork
 from penstock.queue.settings import WorkerSettings
 from penstock.queue.transitions import Claim
-from penstock.queue.work import GIVE_UP_SECONDS, Hands, PackAtWork
 from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore

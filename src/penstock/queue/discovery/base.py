@@ -12,9 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from penstock.queue.discovery.scan import Run, Sight, View
 from penstock.queue.layout import PackAt
-from penstock.queue.load import Load
-from penstock.queue.scan import Run, Sight, View
+from penstock.queue.owning.load import Load
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """`leased`, the default: workers own shards, and each looks only at its own.
 
-Who owns what is decided in `penstock.queue.leases`; here is what an owner does with it. It looks
-at its slots, one LIST for those that are neighbours, and guards them as their monitor. A worker
-that owns nothing asks nothing but what its leases need. When a shard is lost it is no longer
-looked at, from that moment; tasks of it that are running go on, because their claims are in the
-ledgers and not in the shard: they are renewed and settled as before, and nobody else can claim
+Who owns what is decided in `penstock.queue.owning.leases`; here is what an owner does with it. It
+looks at its slots, one LIST for those that are neighbours, and guards them as their monitor. A
+worker that owns nothing asks nothing but what its leases need. When a shard is lost it is no
+longer looked at, from that moment; tasks of it that are running go on, because their claims are in
+the ledgers and not in the shard: they are renewed and settled as before, and nobody else can claim
 them meanwhile.
 
 A worker with room, and with nothing of its own to do, looks into the shards of owners that want
@@ -21,12 +21,12 @@ from typing import Final
 
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import StoreError, UnreadableObject
-from penstock.queue import shards as decide
 from penstock.queue.discovery.base import Discovery, Wanted
+from penstock.queue.discovery.scan import ALL, Run, Scanner, Sight, View
 from penstock.queue.layout import QueueLayout
-from penstock.queue.leases import LeaseSettings, ShardLeases
-from penstock.queue.load import Load
-from penstock.queue.scan import ALL, Run, Scanner, Sight, View
+from penstock.queue.owning import shards as decide
+from penstock.queue.owning.leases import LeaseSettings, ShardLeases
+from penstock.queue.owning.load import Load
 from penstock.queue.settings import WorkerSettings
 from penstock.store.base import ObjectStore
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.queue.discovery.base import Discovery, Wanted
+from penstock.queue.discovery.scan import ALL, Run, Scanner, View
 from penstock.queue.election import RENEW_SECONDS, Election
 from penstock.queue.layout import SLOTS, PackAt, QueueLayout
-from penstock.queue.load import Load
-from penstock.queue.scan import ALL, Run, Scanner, View
+from penstock.queue.owning.load import Load
 from penstock.store.base import ObjectStore
 
 _log = logging.getLogger(__name__)

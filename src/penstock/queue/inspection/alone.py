@@ -20,9 +20,9 @@ from typing import Final
 
 from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.queue.access import Access
+from penstock.queue.discovery.scan import ALL, Scanner
 from penstock.queue.inspection.survey import foreign
 from penstock.queue.monitor import Monitor
-from penstock.queue.scan import ALL, Scanner
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from penstock.kernel.clock import Clock
 from penstock.queue.client import Queue
-from penstock.queue.handlers import TaskContext
+from penstock.queue.running.handlers import TaskContext
 from penstock.queue.settings import WorkerSettings
 from penstock.queue.worker import Worker
 from penstock.store.base import ObjectStore

@@ -22,8 +22,8 @@ from penstock.kernel.errors import AlreadyExists, Refused
 from penstock.kernel.wire import encode
 from penstock.queue.client import Queue, Task
 from penstock.queue.config import QueueConfig
-from penstock.queue.polling import Polling
-from penstock.queue.registry import ShardLease
+from penstock.queue.owning.registry import ShardLease
+from penstock.queue.running.polling import Polling
 from penstock.queue.settings import Mode, WorkerSettings
 from penstock.queue.views import TaskView
 from penstock.queue.worker import Worker

@@ -14,8 +14,8 @@ from penstock.kernel.errors import (
     TaskNotFound,
 )
 from penstock.queue.client import Queue, Task
-from penstock.queue.handlers import TaskContext
-from penstock.queue.retry import Retry
+from penstock.queue.running.handlers import TaskContext
+from penstock.queue.running.retry import Retry
 from penstock.testing.queue_contract.bench import QUICK, RESULT_SECONDS, Bench, Check
 from penstock.testing.store_contract.check import refused
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from penstock.kernel.errors import InvalidInput, NewerFormat, NotOurs
 from penstock.kernel.wire import encode
-from penstock.queue.handlers import TaskContext
 from penstock.queue.layout import task_at
+from penstock.queue.running.handlers import TaskContext
 from penstock.queue.submission import INPUT_BYTES_MAX
 from penstock.store.base import CREATE, REPLACE
 from penstock.testing.queue_contract.bench import RESULT_SECONDS, Bench, Check, heard

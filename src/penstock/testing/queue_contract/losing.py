@@ -9,9 +9,9 @@ from typing import Final
 from penstock.kernel.errors import NotFound, Refused
 from penstock.kernel.wire import decode
 from penstock.queue.client import Queue
-from penstock.queue.handlers import TaskContext
-from penstock.queue.registry import Registration, Role
-from penstock.queue.retry import Retry
+from penstock.queue.owning.registry import Registration, Role
+from penstock.queue.running.handlers import TaskContext
+from penstock.queue.running.retry import Retry
 from penstock.testing.queue_contract.bench import (
     QUICK,
     RESULT_SECONDS,

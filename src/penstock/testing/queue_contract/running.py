@@ -9,8 +9,8 @@ from typing import Final
 
 from penstock.kernel.errors import TaskFailed
 from penstock.queue import archive
-from penstock.queue.handlers import TaskContext
-from penstock.queue.retry import Retry
+from penstock.queue.running.handlers import TaskContext
+from penstock.queue.running.retry import Retry
 from penstock.queue.settings import Mode
 from penstock.testing.queue_contract.bench import RESULT_SECONDS, Bench, Check
 from penstock.testing.store_contract.check import refused

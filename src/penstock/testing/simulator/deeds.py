@@ -18,8 +18,8 @@ from typing import Any, Final
 import msgspec
 
 from penstock.kernel.entropy import Entropy
-from penstock.queue.handlers import TaskContext
-from penstock.queue.retry import Retry
+from penstock.queue.running.handlers import TaskContext
+from penstock.queue.running.retry import Retry
 from penstock.queue.worker import Worker
 from penstock.testing.simulator.machines import Machine
 from penstock.testing.simulator.referee import Referee

@@ -89,7 +89,7 @@ class Workers:
     def _triggers(self) -> list[Trigger]:
         """What befalls the next worker."""
         plan, entropy = self._site.plan, self._entropy
-        if plan.profile is Profile.LATE and len(self._workers) == 1 and entropy.random() < 0.6:
+        if plan.profile is Profile.LATE and len(self._workers) == 1 and entropy.random() < 0.8:
             return self._ghost()
         spots = _SPOTS_OF.get(plan.profile, _SPOTS)
         triggers: list[Trigger] = []
@@ -102,6 +102,9 @@ class Workers:
         seconds = self._entropy.uniform(450, 600)
         # It thaws soon after, before a monitor has removed what came again.
         later = seconds + self._entropy.uniform(2, 30)
+        if self._entropy.random() < 0.5:
+            echo = Trigger(Blow.ECHOES, "ledger create", seconds=seconds)
+            return [echo, Trigger(Blow.FREEZES_AFTER, "pack get", seconds=later)]
         return [Trigger(Blow.ECHOES, "ledger create", seconds=seconds, freeze_seconds=later)]
 
     def _living(self) -> list[Machine]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from penstock.kernel.errors import UnreadableObject
 from penstock.kernel.wire import decode
 from penstock.queue.layout import QueueLayout
-from penstock.queue.registry import Registration, Role, ShardLease
+from penstock.queue.owning.registry import Registration, Role, ShardLease
 from penstock.testing.simulator.chronicle import Chronicle
 
 _OPERATOR = "operator"

@@ -19,7 +19,7 @@ from typing import Final
 
 from penstock.kernel.entropy import Entropy, seeded_entropy
 from penstock.queue.pack import RESEND_SECONDS
-from penstock.queue.polling import Polling
+from penstock.queue.running.polling import Polling
 from penstock.queue.settings import Mode, WorkerSettings
 from penstock.store.faulty import FaultPlan
 from penstock.testing.simulator.machines import Blow, Trigger

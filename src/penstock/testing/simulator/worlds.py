@@ -157,7 +157,7 @@ class _Ear(logging.Handler):
 @contextmanager
 def _listening(referee: Referee) -> Iterator[None]:
     """Let the referee hear the workers."""
-    log, ear = logging.getLogger("penstock.queue.work"), _Ear(referee)
+    log, ear = logging.getLogger("penstock.queue.running.work"), _Ear(referee)
     log.addHandler(ear)
     try:
         yield
@@ -168,7 +168,7 @@ def _listening(referee: Referee) -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep what simulated workers log to themselves."""
-    log, work = logging.getLogger("penstock"), logging.getLogger("penstock.queue.work")
+    log, work = logging.getLogger("penstock"), logging.getLogger("penstock.queue.running.work")
     before = log.level, log.propagate, work.level, work.propagate
     log.setLevel(logging.CRITICAL)
     log.propagate = work.propagate = False

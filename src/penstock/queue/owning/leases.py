@@ -14,8 +14,8 @@ two workers that look at one shard for a while do no harm.
 
 Others also write to an owner's registration when they remove from it what it offers. A take writes
 the taker's projection first, then ends or relieves the former owner, then swaps the lease object:
-`penstock.queue.taking` has the order, what a crash between its steps leaves, and why epochs never
-go back. Whatever is left is found by looks. An owner whose registration is GONE, missing or
+`penstock.queue.owning.taking` has the order, what a crash between its steps leaves, and why epochs
+never go back. Whatever is left is found by looks. An owner whose registration is GONE, missing or
 unreadable loses everything at once and begins anew under another id. An unreadable object counts
 as expired at `modified` + the longest ttl, and is then swapped.
 
@@ -56,12 +56,12 @@ from typing import Final
 
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import BucketNotFound, InvalidInput, Refused, StoreError, Unsupported
-from penstock.queue import shards as decide
-from penstock.queue.holding import Holding, Said
 from penstock.queue.layout import QueueLayout
-from penstock.queue.load import Load
-from penstock.queue.registry import Reason, Registration, Registry, Role
-from penstock.queue.taking import Taking
+from penstock.queue.owning import shards as decide
+from penstock.queue.owning.holding import Holding, Said
+from penstock.queue.owning.load import Load
+from penstock.queue.owning.registry import Reason, Registration, Registry, Role
+from penstock.queue.owning.taking import Taking
 from penstock.store.base import ObjectStore
 from penstock.store.metered import labelled
 from penstock.store.time import Interval

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.queue.scan import Sight
+from penstock.queue.discovery.scan import Sight
 from penstock.store.base import Version
 
 PACKS_MAX: Final = 20_000

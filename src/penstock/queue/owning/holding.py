@@ -9,7 +9,7 @@ If the registration turns out to be GONE, missing or unreadable, everything is l
 new incarnation begins, under a new id. Lost answers are settled by the `Cell`; after a write that
 ended unknown the older, shorter lease is trusted. A crash leaves the registration as it is.
 
-Used by `penstock.queue.leases`, one object a worker, by one coroutine.
+Used by `penstock.queue.owning.leases`, one object a worker, by one coroutine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import StoreError, UnreadableObject
-from penstock.queue.registry import Reason, Registration, Registry, Role, ShardLease, each
+from penstock.queue.owning.registry import Reason, Registration, Registry, Role, ShardLease, each
 from penstock.store.base import ObjectStore, Version
 from penstock.store.cell import Change
 from penstock.store.time import Interval

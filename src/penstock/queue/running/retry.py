@@ -6,8 +6,8 @@ raised it or the worker enforced it, is retried by `on=(TimeoutError,)`, by `on=
 is one, and by `on=(Exception,)`. `KeyboardInterrupt`, `SystemExit` and `CancelledError` are not
 `Exception`s, so the default does not retry them.
 
-Everything here is a pure function of values. Called by `penstock.queue.handlers` when an attempt
-has failed, and by users, who make `Retry`s.
+Everything here is a pure function of values. Called by `penstock.queue.running.handlers` when an
+attempt has failed, and by users, who make `Retry`s.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ one each. Choose more when more than 64 workers must be busy at the same time, o
 one shard are more than one worker can run; each shard more costs a put or two in its life and
 makes registrations a few bytes longer, nothing while idle.
 
-Everything here is pure and is called by `penstock.queue.leases` and by those who list slots.
+Everything here is pure and is called by `penstock.queue.owning.leases` and by those who list slots.
 """
 
 from __future__ import annotations

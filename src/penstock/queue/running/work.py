@@ -35,9 +35,9 @@ from penstock.kernel.errors import (
 )
 from penstock.queue.claims import PackInHand
 from penstock.queue.endings import Ending, Failed, GivenBack, Retried
-from penstock.queue.handlers import Attempt, Handler, TaskContext
 from penstock.queue.outcomes import Claimed, Seen, Swapped
-from penstock.queue.room import Room
+from penstock.queue.running.handlers import Attempt, Handler, TaskContext
+from penstock.queue.running.room import Room
 from penstock.queue.settings import WorkerSettings
 from penstock.queue.transitions import Claim
 from penstock.store.base import ObjectStore

@@ -27,18 +27,18 @@ from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.queue.access import Access
 from penstock.queue.claims import PackInHand
 from penstock.queue.discovery.base import Discovery, Wanted
-from penstock.queue.handlers import Handlers
+from penstock.queue.discovery.scan import Sight, View
 from penstock.queue.layout import PackAt
-from penstock.queue.load import Load, Strain
-from penstock.queue.memory import Memory
 from penstock.queue.monitor import Monitor
+from penstock.queue.owning.load import Load, Strain
 from penstock.queue.pack import forgotten_ms
-from penstock.queue.polling import Pace
-from penstock.queue.room import Room
-from penstock.queue.scan import Sight, View
+from penstock.queue.running.handlers import Handlers
+from penstock.queue.running.memory import Memory
+from penstock.queue.running.polling import Pace
+from penstock.queue.running.room import Room
+from penstock.queue.running.work import Hands, PackAtWork
 from penstock.queue.settings import WorkerSettings
 from penstock.queue.transitions import next_due_ms
-from penstock.queue.work import Hands, PackAtWork
 
 _log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@
     shard-leases/{shard}.json    `ShardLease`: who owns the shard, under which epoch
 
 Both are written only by create and swap. When and in which order is decided in
-`penstock.queue.leases`; here is what one step reads and writes. `Registry` also keeps the last
-picture of `workers/`: one LIST shows which registrations are new, and only those are read.
+`penstock.queue.owning.leases`; here is what one step reads and writes. `Registry` also keeps the
+last picture of `workers/`: one LIST shows which registrations are new, and only those are read.
 
 A registration or lease that cannot be read is shown as `Found(None, …)`. It counts as expired at
 `modified` + `unreadable_seconds`, the longest that a lease can be. A standby's registration

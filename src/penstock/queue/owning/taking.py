@@ -23,7 +23,7 @@ predecessor is taken only when the time is surely past the write of that. So epo
 also where an operator deletes or damages objects. (What is left: a create and the swap that follows
 it would both have to arrive a second time, late and in order, after a delete.)
 
-Called by `penstock.queue.leases` after a look.
+Called by `penstock.queue.owning.leases` after a look.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.kernel.errors import StoreError
-from penstock.queue import shards as decide
-from penstock.queue.holding import Holding
-from penstock.queue.registry import (
+from penstock.queue.owning import shards as decide
+from penstock.queue.owning.holding import Holding
+from penstock.queue.owning.registry import (
     Found,
     Reason,
     Registration,

@@ -47,7 +47,15 @@ from penstock.kernel.errors import InvalidInput
 from penstock.queue.endings import Ending, Failed, GivenBack, Stopped, Succeeded
 from penstock.queue.layout import TaskId, check_name
 from penstock.queue.ledger import Failure
-from penstock.queue.retry import SECONDS_MAX, Raised, Retry, failed, is_number, raised, timed_out
+from penstock.queue.running.retry import (
+    SECONDS_MAX,
+    Raised,
+    Retry,
+    failed,
+    is_number,
+    raised,
+    timed_out,
+)
 
 RESULT_BYTES_MAX: Final = 256 * 1024
 GRACE_SECONDS: Final = 5.0

@@ -1,0 +1,1 @@
+"""Who owns which shard: leases, kept in the bucket."""

@@ -1,0 +1,1 @@
+"""What a worker does with what it finds: claim, run, settle."""
