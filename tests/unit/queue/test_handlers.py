@@ -37,6 +37,7 @@ from penstock.queue.running.handlers import (
     TaskContext,
 )
 from penstock.queue.running.retry import Retry
+from penstock.queue.running.threads import HandlerThread
 from penstock.testing.virtual import World, simulate
 
 Result = TypeVar("Result")
@@ -959,7 +960,7 @@ def test_a_thread_told_before_its_first_step_does_not_call_the_handler() -> None
             calls.append(1)
             return Succeeded()
 
-        thread = module._Thread(function)
+        thread = HandlerThread(function, nothing=Succeeded())
         assert thread.tell(Cancelled)
         await asyncio.wait_for(thread.run(), 60)
         assert calls == []
@@ -973,7 +974,7 @@ def test_an_interruption_that_comes_when_the_function_is_over_stops_no_delivery(
             thread.tell(Cancelled)
             return Succeeded()
 
-        thread = module._Thread(function)
+        thread = HandlerThread(function, nothing=Succeeded())
         assert await asyncio.wait_for(thread.run(), 60) == Succeeded()
 
     _run(main())
@@ -982,7 +983,7 @@ def test_an_interruption_that_comes_when_the_function_is_over_stops_no_delivery(
 def test_an_interruption_never_hits_what_delivers_the_outcome() -> None:
     async def main() -> None:
         for turn in range(300):
-            thread = module._Thread(Succeeded)
+            thread = HandlerThread(Succeeded, nothing=Succeeded())
             async with asyncio.TaskGroup() as group, asyncio.timeout(60):
                 running = group.create_task(thread.run())
                 for _ in range(turn % 30):

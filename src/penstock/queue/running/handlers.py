@@ -26,14 +26,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import ctypes
 import functools
 import inspect
 import json
 import logging
-import sys
-import threading
-import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
@@ -56,12 +52,11 @@ from penstock.queue.running.retry import (
     raised,
     timed_out,
 )
+from penstock.queue.running.threads import HandlerThread
 
 RESULT_BYTES_MAX: Final = 256 * 1024
 GRACE_SECONDS: Final = 5.0
 """How long a handler that was interrupted may take to clean up."""
-
-_FRAMES_MAX: Final = 40
 
 _log = logging.getLogger(__name__)
 
@@ -190,7 +185,7 @@ class Attempt:
     _why: _Why | None = field(default=None, init=False)
     _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _body: asyncio.Task[_Outcome] | None = field(default=None, init=False)
-    _thread: _Thread | None = field(default=None, init=False)
+    _thread: HandlerThread[_Outcome | _Unfinished] | None = field(default=None, init=False)
     _hung_at: str = field(default="", init=False)
 
     def ask_to_stop(self) -> None:
@@ -265,7 +260,9 @@ class Attempt:
             if self.handler.is_async:
                 return _judged(await self.handler.function(self.task))
             context = contextvars.copy_context()
-            self._thread = _Thread(lambda: context.run(self._call))
+            self._thread = HandlerThread(
+                lambda: context.run(self._call), nothing=_judged(None), hidden=__file__
+            )
             outcome = await self._thread.run()
             if not isinstance(outcome, Awaitable):
                 return outcome
@@ -303,73 +300,6 @@ class Attempt:
             return failed(outcome, retry, counted=self.counted, now_ms=now_ms, entropy=self.entropy)
         # None: somebody who cancels every task there is has cancelled it before its start.
         return outcome or GivenBack()
-
-
-class _Thread:
-    """A function in a daemon thread of its own, into which one exception can be raised.
-
-    The exception comes up between any two instructions of the thread, so it must not come up in
-    what delivers the outcome. The lock decides: it is raised either before the function is over,
-    and then the outcome does not matter any more, or not at all.
-    """
-
-    def __init__(self, function: Callable[[], _Outcome | _Unfinished]) -> None:
-        self._function = function
-        self._loop = asyncio.get_running_loop()
-        self._arrived: asyncio.Future[_Outcome | _Unfinished] = self._loop.create_future()
-        self._lock = threading.Lock()
-        self._ident: int | None = None
-        self._is_told = False
-        self._is_over = False
-
-    async def run(self) -> _Outcome | _Unfinished:
-        """Run the function; returns when the thread is about to end, however long that takes."""
-        threading.Thread(target=self._live, name="penstock-handler", daemon=True).start()
-        return await self._arrived
-
-    def tell(self, error: type[BaseException]) -> bool:
-        """Have this raised inside, if nothing was before; whether the function was not over."""
-        with self._lock:
-            if self._ident is not None and not self._is_told:
-                _raise_in(self._ident, error)
-            self._is_told = True
-            return not self._is_over
-
-    def stack(self) -> str:
-        """Where the thread is now."""
-        frame = sys._current_frames().get(self._ident or 0)  # noqa: SLF001 - documented, if private
-        frames = traceback.extract_stack(frame, limit=_FRAMES_MAX) if frame else ()
-        shown = [each for each in frames if each.filename not in (__file__, threading.__file__)]
-        return "".join(traceback.format_list(shown))
-
-    def _live(self) -> None:
-        outcome: _Outcome | _Unfinished = _judged(None)
-        try:
-            with self._lock:
-                self._ident = None if self._is_told else threading.get_ident()
-            if self._ident is not None:
-                outcome = self._function()
-            self._end(outcome)
-        except BaseException:  # noqa: BLE001 - only what was told, when the function was just over
-            self._end(outcome)
-        with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
-            self._loop.call_soon_threadsafe(self._arrive, outcome)
-
-    def _end(self, outcome: _Outcome | _Unfinished) -> None:
-        with self._lock:
-            self._ident = None
-            self._is_over = not isinstance(outcome, Awaitable)
-            _raise_in(threading.get_ident(), None)
-
-    def _arrive(self, outcome: _Outcome | _Unfinished) -> None:
-        if not self._arrived.done():
-            self._arrived.set_result(outcome)
-
-
-def _raise_in(ident: int, error: type[BaseException] | None) -> None:
-    """Have a thread raise this at its next instruction; None takes back what it has not raised."""
-    thing = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), thing)
 
 
 def _judged(result: object) -> Succeeded | Failed:
