@@ -106,7 +106,7 @@ class QueueNotFound(PenstockError):
 class TaskError(PenstockError):
     """A task is not there, or did not end as was hoped."""
 
-    def __init__(self, message: str, *, task: str, hint: str = "") -> None:
+    def __init__(self, message: str, *, task: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.task = task
 
@@ -118,8 +118,8 @@ class TaskNotFound(TaskError):
 class TaskFailed(TaskError):
     """The task failed for good. `error` is the name of the exception's class."""
 
-    def __init__(self, message: str, *, task: str, error: str) -> None:
-        super().__init__(message, task=task)
+    def __init__(self, message: str, *, task: str = "", error: str = "", hint: str = "") -> None:
+        super().__init__(message, task=task, hint=hint)
         self.error = error
 
 
