@@ -16,6 +16,7 @@ from types import FrameType
 import click
 
 from penstock.cli.cost import cost
+from penstock.cli.dag import dag
 from penstock.cli.demo import demo
 from penstock.cli.doctor import doctor
 from penstock.cli.queue import queue
@@ -48,6 +49,7 @@ cli.add_command(demo)
 cli.add_command(doctor)
 cli.add_command(queue)
 cli.add_command(cost)
+cli.add_command(dag)
 cli.add_command(sim)
 
 

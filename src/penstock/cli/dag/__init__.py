@@ -1,0 +1,59 @@
+"""`penstock dag`: the DAG file from the command line, one file a verb.
+
+Here are the verbs that need no database: they read files and write nothing. A verb is imported
+when it is asked for, because reading YAML needs a package that not every installation has, and
+`penstock queue` has to work without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Final
+
+import click
+
+from penstock.kernel.errors import InvalidInput
+
+VERBS: Final = ("check", "show", "diff")
+"""In the order of the help. The module and the command in it have the name of the verb."""
+
+_YAML: Final = "yaml"
+
+
+class _Verbs(click.Group):
+    """The verbs, each imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in VERBS:
+            return None
+        try:
+            verb = getattr(import_module(f"{__name__}.{cmd_name}"), cmd_name)
+        except ModuleNotFoundError as error:
+            if error.name != _YAML:
+                raise
+            # Not a failure with exit code 1, which would tell a caller of `diff` of differences.
+            raise InvalidInput(
+                "Reading a DAG needs PyYAML, which is not installed.",
+                hint="Install it with: pip install 'penstock[dispatcher]'",
+            ) from error
+        assert isinstance(verb, click.Command)
+        return verb
+
+
+@click.group(
+    cls=_Verbs,
+    invoke_without_command=True,
+    epilog="Example: penstock dag check pipeline.yaml",
+)
+@click.pass_context
+def dag(context: click.Context) -> None:
+    """Check, show and compare the YAML files of pipelines.
+
+    None of these verbs needs a dispatcher or a database. Whether the runtimes that a file names
+    exist is not judged here, for that is a matter of the dispatcher's settings.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())

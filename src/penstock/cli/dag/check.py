@@ -1,0 +1,64 @@
+"""`penstock dag check FILE...`: everything that is wrong with DAG files."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.cli.dag.reading import FILE, read_dag
+from penstock.cli.queue.showing import complain
+from penstock.dispatcher.dag.errors import DagError
+from penstock.dispatcher.dag.model import Dag
+from penstock.kernel.errors import InvalidInput
+
+
+@click.command(
+    short_help="List everything that is wrong with files.",
+    epilog="Example: penstock dag check pipeline.yaml",
+)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=FILE)
+@click.pass_context
+def check(context: click.Context, *, files: tuple[str, ...]) -> None:
+    """List everything that is wrong with DAG files, each of which is a DAG of its own.
+
+    A problem is a line on standard output: FILE:LINE: FIELD: what is wrong and what to do. A file
+    that cannot be read at all is a line on standard error, and the others are checked all the same.
+
+    Whether the runtimes exist is not judged.
+
+    Exit code 0: nothing is wrong. 2: something is.
+    """
+    dags: list[Dag] = []
+    problems = 0
+    for file in files:
+        try:
+            dags.append(read_dag(file))
+        except DagError as error:
+            _show(error)
+            problems += len(error.problems)
+        except InvalidInput as error:
+            complain([error])
+    if len(dags) == len(files):
+        click.echo(_summary(dags))
+        return
+    if problems:
+        wrong = f"{len(files) - len(dags)} of {_counted(len(files), 'file')}"
+        click.echo(f"penstock: {_counted(problems, 'problem')}; {wrong} cannot be used.", err=True)
+    context.exit(2)
+
+
+def _show(error: DagError) -> None:
+    """All problems, also where the error's own message would be cut."""
+    for each in error.problems:
+        field = f"{each.field}: " if each.field else ""
+        click.echo(f"{error.where}:{each.line}: {field}{each.message}")
+
+
+def _summary(dags: list[Dag]) -> str:
+    jobs = sum(len(dag.jobs) for dag in dags)
+    datasets = sum(len(job.outputs) for dag in dags for job in dag.jobs)
+    counts = f"{_counted(jobs, 'job')}, {_counted(datasets, 'dataset')}"
+    return f"No problems in {_counted(len(dags), 'file')}: {counts}."
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

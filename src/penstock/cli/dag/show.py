@@ -1,0 +1,55 @@
+"""`penstock dag show FILE`: a DAG as a tree, or as the definition that is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from penstock.cli.dag.reading import FILE, read_dag
+from penstock.cli.queue.connection import json_option
+from penstock.cli.queue.showing import table
+from penstock.dispatcher.dag.canonical import canonical, content_hash
+from penstock.dispatcher.dag.filters import where_text
+from penstock.dispatcher.dag.graph import Graph
+from penstock.dispatcher.dag.model import Dag
+from penstock.dispatcher.dag.show import show as tree
+
+
+@click.command(
+    short_help="Show the jobs of a file as a tree.",
+    epilog="Example: penstock dag show pipeline.yaml",
+)
+@click.argument("file", metavar="FILE", type=FILE)
+@json_option
+def show(*, file: str, as_json: bool) -> None:
+    """Show the jobs of a DAG as a tree, what each of them reads, and the version of the file.
+
+    A job stands below one of those that it reads from; its line says what it runs and writes, and
+    whether its priority is bulk. The version is the SHA-256 of the canonical definition: a file
+    that says the same in other words is the same version.
+
+    With --json, the canonical definition itself is printed. It is a DAG file too.
+
+    Exit code 0: here it is. 2: the file is wrong.
+    """
+    found = read_dag(file)
+    if as_json:
+        click.echo(canonical(found).decode())
+        return
+    click.echo(tree(found))
+    rows = list(_inputs(found))
+    if rows:
+        table(("job", "reads", "written by", "as", "where"), rows)
+        click.echo()
+    click.echo(f"version {content_hash(found)}")
+
+
+def _inputs(dag: Dag) -> Iterator[tuple[str, ...]]:
+    graph = Graph(dag)
+    jobs = {job.name: job for job in dag.jobs}
+    for name in graph.order():
+        for each in jobs[name].inputs:
+            alias = each.name if each.name != each.dataset else ""
+            where = where_text(each.where) if each.where is not None else ""
+            yield name, each.dataset, graph.writers[each.dataset], alias, where

@@ -1,0 +1,222 @@
+"""The rules between fields and between jobs: what no single field can be blamed for.
+
+`complaints` is a pure function of the model and of the runtimes there are. A complaint names a
+job, the field at which it is told, and the fields that it was concluded from: where one of those
+could not be read, `parsing` leaves the complaint out, for it would blame a job for a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from penstock.dispatcher.dag.graph import Graph
+from penstock.dispatcher.dag.model import (
+    DISPATCHER_RUNTIME,
+    Activation,
+    Dag,
+    Job,
+    PlatformOperator,
+    Priority,
+    SourceKind,
+    Update,
+    WebhookSource,
+)
+from penstock.dispatcher.dag.names import listed, nearest, shown
+from penstock.dispatcher.dag.runtimes import Runtimes
+from penstock.dispatcher.dag.units import duration_text
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """A rule that a job breaks. `field` and `reads` are paths inside the job."""
+
+    job: str
+    field: str
+    message: str
+    reads: tuple[str, ...] = ()
+    reads_of_all: tuple[str, ...] = ()
+    """Fields of whichever job: one that cannot be read is enough to say nothing."""
+
+
+def complaints(dag: Dag, runtimes: Runtimes | None) -> Iterator[Complaint]:
+    """Everything that is wrong with a DAG; without runtimes their names are not judged."""
+    for job in dag.jobs:
+        yield from _activation(job)
+        yield from _outputs(job)
+        yield from _thresholds(job)
+        if job.runs:
+            yield from _runtime(job, runtimes)
+    yield from _cycles(dag)
+    yield from _bulk(dag)
+    yield from _paths(dag)
+
+
+def _activation(job: Job) -> Iterator[Complaint]:
+    reads = ("activation", "source", "inputs", "outputs")
+    if job.activation is Activation.REACTIVE:
+        if job.source is not None:
+            message = "A reactive job has no `source`; write activation: source, or take it out."
+            yield Complaint(job.name, "source", message, reads)
+        elif not job.inputs:
+            message = (
+                "A reactive job has nothing to react to; give it `inputs`,"
+                " or write activation: source and a `source`."
+            )
+            yield Complaint(job.name, "inputs", message, reads)
+        return
+    if job.source is None:
+        kinds = " or ".join(SourceKind)
+        message = f"A source job needs a `source` with its kind: {kinds}."
+        yield Complaint(job.name, "source", message, reads)
+    if job.inputs:
+        message = (
+            "A source job has no inputs; take them out, or write activation: reactive"
+            " and take `source` out."
+        )
+        yield Complaint(job.name, "inputs", message, ("activation",))
+    if not job.outputs:
+        message = "A source job needs an output, for its events tell of a dataset; give it one."
+        yield Complaint(job.name, "outputs", message, reads)
+
+
+def _outputs(job: Job) -> Iterator[Complaint]:
+    reads = ("update", "unique_key")
+    if job.update is Update.APPEND and not job.unique_key:
+        message = (
+            "Appending needs a `unique_key`, so that an attempt that is repeated adds nothing"
+            " twice; name the columns that identify a row, or write update: replace."
+        )
+        yield Complaint(job.name, "update", message, reads)
+    if job.update is Update.REPLACE and job.unique_key:
+        message = "A `unique_key` is for update: append only; write that, or take it out."
+        yield Complaint(job.name, "unique_key", message, reads)
+
+
+def _thresholds(job: Job) -> Iterator[Complaint]:
+    depth, age = job.resume_queue_depth, job.resume_queue_age_ms
+    yield from _threshold(job, "depth", resume=depth, pause=job.max_queue_depth, show=str)
+    yield from _threshold(job, "age", resume=age, pause=job.max_queue_age_ms, show=duration_text)
+    if job.retry.first_ms > job.retry.max_ms:
+        message = (
+            f"The first pause, {duration_text(job.retry.first_ms)}, is longer than the longest,"
+            f" {duration_text(job.retry.max_ms)}; make `first` shorter or `max` longer."
+        )
+        yield Complaint(job.name, "retry", message, ("retry",))
+
+
+def _threshold(
+    job: Job, what: str, *, resume: int | None, pause: int | None, show: Callable[[int], str]
+) -> Iterator[Complaint]:
+    low, high = f"resume_queue_{what}", f"max_queue_{what}"
+    if resume is None:
+        return
+    if pause is None:
+        message = f"It needs a `{high}`, at which there is pressure; write one, or take it out."
+        yield Complaint(job.name, low, message, (low, high))
+    elif resume >= pause:
+        message = (
+            f"Pressure begins at {show(pause)} and would never end at {show(resume)};"
+            f" make it less than `{high}`."
+        )
+        yield Complaint(job.name, low, message, (low, high))
+
+
+def _runtime(job: Job, runtimes: Runtimes | None) -> Iterator[Complaint]:
+    kind = ("activation", "source")
+    if not job.runtime:
+        known = listed(sorted({*runtimes.names(), DISPATCHER_RUNTIME})) if runtimes else "process"
+        message = f"It is missing; write where the job runs, as in {known}."
+        yield Complaint(job.name, "runtime", message, (*kind, "runtime"))
+    if not job.operator:
+        message = "It is missing; write what the job runs."
+        yield Complaint(job.name, "operator", message, (*kind, "operator"))
+    if not job.runtime or not job.operator:
+        return
+    if job.runtime == DISPATCHER_RUNTIME:
+        yield from _platform(job)
+    elif runtimes is not None:
+        yield from _registered(job, runtimes)
+
+
+def _platform(job: Job) -> Iterator[Complaint]:
+    reads = ("activation", "source", "runtime", "operator")
+    names = " and ".join(PlatformOperator)
+    if job.operator not in list(PlatformOperator):
+        message = (
+            f"The runtime dispatcher runs {names} and nobody's code; write another runtime for"
+            f" {shown(job.operator)}."
+        )
+        yield Complaint(job.name, "operator", message, reads)
+        return
+    if job.activation is Activation.SOURCE:
+        message = f"{job.operator} reads ranges and cannot be a source; give it inputs."
+        yield Complaint(job.name, "operator", message, reads)
+        return
+    if job.operator == PlatformOperator.RANGE_SPLIT and len(job.inputs) > 1:
+        message = f"range_split cuts one input, not {len(job.inputs)}; make a job for each."
+        yield Complaint(job.name, "inputs", message, (*reads, "inputs"))
+    if len(job.outputs) != 1:
+        message = f"{job.operator} has one output, not {len(job.outputs)}."
+        yield Complaint(job.name, "outputs", message, (*reads, "outputs"))
+
+
+def _registered(job: Job, runtimes: Runtimes) -> Iterator[Complaint]:
+    reads = ("activation", "source", "runtime", "operator")
+    known = sorted({*runtimes.names(), DISPATCHER_RUNTIME})
+    if job.runtime not in known:
+        message = (
+            f"There is no runtime {shown(job.runtime)}; there are {listed(known)}."
+            f"{_ask(job.runtime, known)} Add it to the settings, or write another."
+        )
+        yield Complaint(job.name, "runtime", message, reads)
+        return
+    operators = runtimes.operators(job.runtime)
+    if operators is not None and job.operator not in operators:
+        message = (
+            f"The runtime {job.runtime} has no operator {shown(job.operator)};"
+            f" it has {listed(sorted(operators))}.{_ask(job.operator, operators)}"
+        )
+        yield Complaint(job.name, "operator", message, reads)
+        return
+    for fault in runtimes.faults(job):
+        field = fault.field.partition(".")[0]
+        yield Complaint(job.name, fault.field, fault.message, (*reads, field))
+
+
+def _ask(word: str, names: Collection[str]) -> str:
+    meant = nearest(word, names)
+    return f" Did you mean {meant}?" if meant else ""
+
+
+def _cycles(dag: Dag) -> Iterator[Complaint]:
+    for cycle in Graph(dag).cycles():
+        way = " -> ".join([*cycle, cycle[0]])
+        message = (
+            f"The data goes round in a circle: {way}; take out one of these inputs."
+            if len(cycle) > 1
+            else f"The job {cycle[0]} reads its own output; take this input out."
+        )
+        yield Complaint(cycle[0], "inputs", message)
+
+
+def _bulk(dag: Dag) -> Iterator[Complaint]:
+    graph = Graph(dag)
+    for job in dag.jobs:
+        if job.priority is Priority.BULK and not graph.readers[job.name]:
+            message = (
+                "A bulk job gives way to the jobs downstream of it, and no job reads from this one;"
+                " write priority: normal, or let a job read its outputs."
+            )
+            yield Complaint(job.name, "priority", message, ("priority",), ("inputs", "outputs"))
+
+
+def _paths(dag: Dag) -> Iterator[Complaint]:
+    first: dict[str, str] = {}
+    for job in dag.jobs:
+        if not isinstance(job.source, WebhookSource):
+            continue
+        other = first.setdefault(job.source.path, job.name)
+        if other != job.name:
+            message = f"The path {job.source.path} is already that of {other}; write another."
+            yield Complaint(job.name, "source.path", message, ("source",))

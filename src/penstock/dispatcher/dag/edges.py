@@ -1,0 +1,143 @@
+"""What jobs write and read: outputs become datasets, and references become edges.
+
+A file is read in two passes, because an input may name an output that stands further down: first
+the outputs of all jobs go into a `Catalog`, which lets one job and no other write a dataset; then
+the inputs are looked up in it, as `job.output` or by the name of the dataset.
+"""
+
+from __future__ import annotations
+
+from penstock.dispatcher.dag.filters import parse_where
+from penstock.dispatcher.dag.model import Input, Output
+from penstock.dispatcher.dag.names import NAME_CHARACTERS_MAX, is_name, listed, shown
+from penstock.dispatcher.dag.sections import Field, Findings
+
+EDGES_MAX = 100
+"""How many inputs, and how many outputs, a job may have."""
+
+_OUTPUT_FIELDS = ("name", "dataset")
+_INPUT_FIELDS = ("from", "as", "where")
+_NAMING = f"is not a name; use a-z, 0-9, _ and -, at most {NAME_CHARACTERS_MAX} characters"
+
+
+def name(text: str) -> str:
+    """A text that has the form of a name."""
+    if not is_name(text):
+        raise ValueError(_NAMING)
+    return text
+
+
+class Catalog:
+    """Every dataset of a file, and the job that writes it."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._outputs: dict[str, dict[str, str]] = {}
+        self._writers: dict[str, str] = {}
+        self._places: dict[str, str] = {}
+
+    def add(self, job: str, outputs: Field | None) -> tuple[Output, ...]:
+        """The outputs of a job, by name; they are known to the inputs of all jobs from now on."""
+        found = self._outputs.setdefault(job, {})
+        for item in outputs.items(most=EDGES_MAX) if outputs is not None else ():
+            output = _read_output(item)
+            if output is None:
+                continue
+            if output.name in found:
+                item.wrong(f"The job has two outputs of the name {output.name}; rename one.")
+            elif output.dataset in self._writers:
+                first = self._writers[output.dataset]
+                line = self._findings.line(self._places[output.dataset])
+                writer = "this job" if first == job else f"the job {first}"
+                item.wrong(
+                    f"The dataset {output.dataset} is already written by {writer}, in line {line};"
+                    " give one of the two another name or another `dataset`."
+                )
+            else:
+                self._writers[output.dataset] = job
+                self._places[output.dataset] = item.path
+            found.setdefault(output.name, output.dataset)
+        return tuple(Output(each, dataset) for each, dataset in sorted(found.items()))
+
+    def dataset(self, reference: Field) -> str | None:
+        """The dataset that a reference means; None, with a problem noted, if there is none."""
+        text = reference.text()
+        if text is None:
+            return None
+        job, dot, output = text.partition(".")
+        if dot:
+            return self._output(reference, job, output)
+        if text in self._writers:
+            return text
+        if text in self._outputs:
+            outputs = [f"{text}.{each}" for each in self._outputs[text]]
+            do = f"write {' or '.join(outputs)}" if outputs else "give that job an output"
+            reference.wrong(f"{text} is a job and not a dataset; {do}.")
+            return None
+        names = self._findings.meant(text, [*self._writers, *self._outputs])
+        reference.wrong(f"There is no dataset {shown(text)}.{names or self._all()}")
+        return None
+
+    def _output(self, reference: Field, job: str, output: str) -> str | None:
+        if job not in self._outputs:
+            ask = self._findings.meant(job, self._outputs)
+            reference.wrong(f"There is no job {shown(job)}.{ask or self._all()}")
+            return None
+        outputs = self._outputs[job]
+        if output in outputs:
+            return outputs[output]
+        if self._findings.is_broken(f"jobs.{job}.outputs"):
+            # It may be the very output that could not be read.
+            self._findings.distrust(reference.path)
+        else:
+            has = f"it has {listed(outputs)}" if outputs else "it has none"
+            ask = self._findings.meant(output, outputs)
+            reference.wrong(f"The job {job} has no output {shown(output)}; {has}.{ask}")
+        return None
+
+    def _all(self) -> str:
+        if not self._writers:
+            return " No job has an output."
+        return f" There are {listed(sorted(self._writers))}."
+
+
+def _read_output(item: Field) -> Output | None:
+    if item.is_scalar:
+        text = item.read(name)
+        return None if text is None else Output(text, text)
+    section = item.section(_OUTPUT_FIELDS)
+    named = section.need("name", "write what the job calls this output")
+    text = named.read(name) if named is not None else None
+    if text is None:
+        return None
+    return Output(text, section.read("dataset", name, text))
+
+
+def read_inputs(inputs: Field | None, catalog: Catalog) -> tuple[Input, ...]:
+    """The inputs of a job that could be resolved, by name."""
+    found: dict[str, Input] = {}
+    for item in inputs.items(most=EDGES_MAX) if inputs is not None else ():
+        edge = _read_input(item, catalog)
+        if edge is None:
+            continue
+        if edge.name in found:
+            item.wrong(
+                f"The job has two inputs of the name {edge.name}; give one of them another by `as`."
+            )
+        found.setdefault(edge.name, edge)
+    return tuple(found[each] for each in sorted(found))
+
+
+def _read_input(item: Field, catalog: Catalog) -> Input | None:
+    if item.is_scalar:
+        dataset = catalog.dataset(item)
+        return None if dataset is None else Input(dataset, dataset)
+    section = item.section(_INPUT_FIELDS)
+    reference = section.need("from", "write job.output, or the name of a dataset")
+    dataset = catalog.dataset(reference) if reference is not None else None
+    where = section.get("where")
+    called = section.get("as")
+    # Everything is looked at, also when one part is wrong.
+    filtered = where.read(parse_where) if where is not None else None
+    alias = called.read(name) if called is not None else None
+    return None if dataset is None else Input(alias or dataset, dataset, filtered)

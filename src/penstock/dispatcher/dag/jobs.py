@@ -1,0 +1,212 @@
+"""The fields of a job in YAML: their names, their forms, and how they become a `Job`.
+
+What is judged here is each field by itself, and whether it has any meaning for this kind of job.
+Rules between fields and between jobs are in `checks`. Defaults are those of `model.Job`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+from penstock.dispatcher.dag.edges import Catalog, name, read_inputs
+from penstock.dispatcher.dag.model import (
+    DISPATCHER_RUNTIME,
+    Activation,
+    Job,
+    Json,
+    Output,
+    PlatformOperator,
+    Retry,
+    SourceKind,
+)
+from penstock.dispatcher.dag.names import OPERATOR_CHARACTERS_MAX, is_operator
+from penstock.dispatcher.dag.sections import Section
+from penstock.dispatcher.dag.sources import read_source
+from penstock.dispatcher.dag.units import count, duration_ms, duration_text
+
+UNIQUE_KEY_MAX: Final = 32
+COLUMN_CHARACTERS_MAX: Final = 128
+ATTEMPTS_MAX: Final = 100
+BACKOFF_MAX: Final = 100.0
+
+_EVERY_JOB: Final = ("activation", "source", "inputs", "outputs", "priority")
+_WHAT_RUNS: Final = (
+    *("runtime", "operator", "config", "resources", "update", "unique_key"),
+    *("heartbeat_timeout", "retry"),
+)
+_WHAT_IS_QUEUED: Final = (
+    *("execution", "coalesce", "mode", "max_queue_depth", "resume_queue_depth", "max_queue_age"),
+    *("resume_queue_age", "max_concurrency", "timeout", "max_attempts"),
+)
+JOB_FIELDS: Final = (*_EVERY_JOB, *_WHAT_RUNS, *_WHAT_IS_QUEUED)
+_RETRY_FIELDS: Final = ("first", "max", "backoff")
+_RANGE_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    PlatformOperator.RANGE_AGGREGATE: ("size", "step"),
+    PlatformOperator.RANGE_SPLIT: ("size",),
+}
+
+Number = TypeVar("Number", int, float)
+
+
+def read_job(job: str, section: Section, *, outputs: tuple[Output, ...], catalog: Catalog) -> Job:
+    """The job that a section describes, with defaults where the section is wrong."""
+    default = Job(name=job)
+    source = section.get("source")
+    operator = section.read("operator", _operator, "")
+    runtime = section.read("runtime", name, "")
+    return Job(
+        name=job,
+        activation=section.choice("activation", default.activation),
+        runtime=runtime,
+        operator=operator,
+        config=_config(section, runtime=runtime, operator=operator),
+        inputs=read_inputs(section.get("inputs"), catalog),
+        outputs=outputs,
+        execution=section.choice("execution", default.execution),
+        update=section.choice("update", default.update),
+        unique_key=_unique_key(section),
+        source=read_source(source, job=job) if source is not None else None,
+        priority=section.choice("priority", default.priority),
+        mode=section.choice("mode", default.mode),
+        max_queue_depth=section.read("max_queue_depth", _COUNT_FROM_1, None),
+        resume_queue_depth=section.read("resume_queue_depth", count, None),
+        max_queue_age_ms=section.read("max_queue_age", _DURATION_FROM_1S, None),
+        resume_queue_age_ms=section.read("resume_queue_age", duration_ms, None),
+        max_concurrency=section.read("max_concurrency", _COUNT_FROM_1, None),
+        timeout_ms=section.read("timeout", _DURATION_FROM_1S, default.timeout_ms),
+        heartbeat_timeout_ms=section.read(
+            "heartbeat_timeout", _DURATION_FROM_1S, default.heartbeat_timeout_ms
+        ),
+        max_attempts=section.read("max_attempts", _ATTEMPTS, default.max_attempts),
+        retry=_retry(section),
+        coalesce=_flag(section, "coalesce"),
+        resources=_resources(section),
+    )
+
+
+def note_misplaced(job: Job, section: Section) -> None:
+    """Note the fields that have no meaning for this kind of job."""
+    if job.activation is Activation.REACTIVE or job.source is None:
+        return
+    kind = job.source.kind
+    has_task = kind is SourceKind.ALWAYS_ON
+    why = "has no queue of tasks" if has_task else "only emits events and runs nothing"
+    for field in _WHAT_IS_QUEUED if has_task else (*_WHAT_RUNS, *_WHAT_IS_QUEUED):
+        given = section.get(field)
+        if given is not None:
+            given.wrong(
+                f"A source of kind {kind} {why}; take `{field}` out,"
+                " or write it in a job that reads this source."
+            )
+
+
+def _operator(text: str) -> str:
+    if not is_operator(text):
+        raise ValueError(
+            "is not an operator; write its name or module:function, in letters, digits,"
+            f" _ . : and -, at most {OPERATOR_CHARACTERS_MAX} characters"
+        )
+    return text
+
+
+def _bounded(
+    parse: Callable[[str], Number],
+    *,
+    least: Number,
+    most: Number | None = None,
+    show: Callable[[Number], str],
+) -> Callable[[str], Number]:
+    def bounded(text: str) -> Number:
+        value = parse(text)
+        if value < least:
+            raise ValueError(f"is too small; write at least {show(least)}")
+        if most is not None and value > most:
+            raise ValueError(f"is too large; write at most {show(most)}")
+        return value
+
+    return bounded
+
+
+def _decimal(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text):
+        raise ValueError("is not a number; write it as 2 or 1.5")
+    return float(text)
+
+
+_COUNT_FROM_1 = _bounded(count, least=1, show=str)
+_DURATION_FROM_1S = _bounded(duration_ms, least=1000, show=duration_text)
+_ATTEMPTS = _bounded(count, least=1, most=ATTEMPTS_MAX, show=str)
+_BACKOFF = _bounded(_decimal, least=1.0, most=BACKOFF_MAX, show="{:g}".format)
+
+
+def _flag(section: Section, field: str) -> bool:
+    given = section.get(field)
+    return given is not None and given.flag() is True
+
+
+def _retry(section: Section) -> Retry:
+    default = Retry()
+    given = section.get("retry")
+    if given is None:
+        return default
+    inner = given.section(_RETRY_FIELDS)
+    return Retry(
+        first_ms=inner.read("first", duration_ms, default.first_ms),
+        max_ms=inner.read("max", duration_ms, default.max_ms),
+        backoff=inner.read("backoff", _BACKOFF, default.backoff),
+    )
+
+
+def _unique_key(section: Section) -> tuple[str, ...]:
+    given = section.get("unique_key")
+    columns: dict[str, None] = {}
+    for item in given.items(most=UNIQUE_KEY_MAX) if given is not None else ():
+        column = item.read(_column)
+        if column is not None and column in columns:
+            item.wrong(f"The column {column} is named twice; take one out.")
+        if column is not None:
+            columns[column] = None
+    return tuple(columns)
+
+
+def _column(text: str) -> str:
+    if not text or len(text) > COLUMN_CHARACTERS_MAX or not text.isprintable():
+        raise ValueError(
+            f"cannot be a column; write 1 to {COLUMN_CHARACTERS_MAX} printable characters"
+        )
+    return text
+
+
+def _config(section: Section, *, runtime: str, operator: str) -> Mapping[str, Json]:
+    """The operator's own settings; those of platform operators are known, and read as counts."""
+    if runtime != DISPATCHER_RUNTIME or operator not in _RANGE_FIELDS:
+        return section.mapping("config")
+    given = section.need("config", "write how long the ranges are, as in config: {size: 10k}")
+    if given is None:
+        return {}
+    inner = given.section(_RANGE_FIELDS[operator])
+    sized = inner.need("size", "write how long the ranges are, as in size: 10k")
+    size = sized.read(_COUNT_FROM_1) if sized is not None else None
+    if size is None:
+        return {}
+    if operator == PlatformOperator.RANGE_SPLIT:
+        return {"size": size}
+    step = inner.read("step", _COUNT_FROM_1, size)
+    if step > size:
+        inner.note(
+            "step", f"A step of {step} leaves gaps between ranges of {size}; make it smaller."
+        )
+    return {"size": size, "step": step}
+
+
+def _resources(section: Section) -> Mapping[str, Json]:
+    given = section.get("resources")
+    found: dict[str, Json] = {}
+    for each, value in given.entries() if given is not None else ():
+        if value.is_scalar:
+            found[each] = value.json()
+        else:
+            value.wrong("A resource is a number or a text, as in memory: 2GiB; write one.")
+    return found

@@ -1,0 +1,232 @@
+"""What a DAG is: jobs, what they read, what they write, and how they are run.
+
+Values only. Times are whole milliseconds. Whatever is a set in meaning (jobs, inputs, outputs) is
+kept sorted by name, so that two files that differ in order alone give equal values. `config` and
+`resources` hold what JSON holds and are not to be changed. A job that was parsed keeps every rule
+of `checks`; one that is made in code is checked by `checks.complaints`.
+
+Defaults are here and nowhere else: `canonical` leaves out what has its default, so a new field with
+a default changes no hash of a DAG that does not use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from penstock.dispatcher.dag.cron import Cron
+from penstock.dispatcher.dag.filters import Where
+
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+"""What `config` may hold: what JSON can say, with lists and dicts."""
+
+DISPATCHER_RUNTIME: Final = "dispatcher"
+"""The runtime inside the dispatcher itself, for platform operators only."""
+
+
+class Activation(StrEnum):
+    """What makes a job go."""
+
+    SOURCE = "source"
+    REACTIVE = "reactive"
+
+
+class SourceKind(StrEnum):
+    """Where the events of a source job come from."""
+
+    CRON = "cron"
+    WEBHOOK = "webhook"
+    MANUAL = "manual"
+    ALWAYS_ON = "always_on"
+
+
+class Execution(StrEnum):
+    """What one task of a job stands for."""
+
+    PER_UPDATE = "per_update"
+    PER_PARTITION = "per_partition"
+
+
+class Update(StrEnum):
+    """What a task's output does to what was there."""
+
+    REPLACE = "replace"
+    APPEND = "append"
+
+
+class Priority(StrEnum):
+    """Who gives way under pressure: `bulk` first."""
+
+    NORMAL = "normal"
+    BULK = "bulk"
+
+
+class Mode(StrEnum):
+    """What pressure does to the producers upstream."""
+
+    PAUSE = "pause"
+
+
+class PlatformOperator(StrEnum):
+    """The operators of the runtime `dispatcher`."""
+
+    RANGE_AGGREGATE = "range_aggregate"
+    RANGE_SPLIT = "range_split"
+
+
+@dataclass(frozen=True, slots=True)
+class CronSource:
+    """Emits an event at every time that the expression names."""
+
+    cron: Cron
+    time_zone: str = "UTC"
+    kind: SourceKind = SourceKind.CRON
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookSource:
+    """Emits an event for every request to its path."""
+
+    path: str
+    kind: SourceKind = SourceKind.WEBHOOK
+
+
+@dataclass(frozen=True, slots=True)
+class ManualSource:
+    """Emits an event when somebody says so."""
+
+    kind: SourceKind = SourceKind.MANUAL
+
+
+@dataclass(frozen=True, slots=True)
+class AlwaysOnSource:
+    """Runs for ever and emits events when it likes; watched, restarted and drained."""
+
+    drain_timeout_ms: int = 30_000
+    """How long it may finish its work when it is asked to stop."""
+    kind: SourceKind = SourceKind.ALWAYS_ON
+
+
+Source = CronSource | WebhookSource | ManualSource | AlwaysOnSource
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An edge: the events of a dataset that pass the filter reach the job."""
+
+    name: str
+    """What the operator calls it; the dataset's name unless the file says otherwise."""
+    dataset: str
+    where: Where | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A dataset that a job, and no other, writes."""
+
+    name: str
+    dataset: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The pause before the next attempt: `first`, then `backoff` times the last, up to `max`."""
+
+    first_ms: int = 10_000
+    max_ms: int = 600_000
+    backoff: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RangeAggregate:
+    """Emits a range of `size` when all inputs cover it; such ranges begin every `step`."""
+
+    size: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSplit:
+    """Cuts every range of its input at multiples of `size`."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A node of the DAG. See docs/dag.md for the meaning of each field."""
+
+    name: str
+    activation: Activation = Activation.REACTIVE
+    runtime: str = ""
+    """Empty for sources that run nothing: cron, webhook and manual ones."""
+    operator: str = ""
+    config: Mapping[str, Json] = field(default_factory=dict)
+    inputs: tuple[Input, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    execution: Execution = Execution.PER_PARTITION
+    update: Update = Update.REPLACE
+    unique_key: tuple[str, ...] = ()
+    source: Source | None = None
+    priority: Priority = Priority.NORMAL
+    mode: Mode = Mode.PAUSE
+    max_queue_depth: int | None = None
+    resume_queue_depth: int | None = None
+    """Where pressure ends; None is half of the maximum. Read it by `resumes_at_depth`."""
+    max_queue_age_ms: int | None = None
+    resume_queue_age_ms: int | None = None
+    max_concurrency: int | None = None
+    timeout_ms: int = 3_600_000
+    heartbeat_timeout_ms: int = 60_000
+    max_attempts: int = 3
+    retry: Retry = Retry()
+    coalesce: bool = False
+    resources: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is something to execute: not in sources that only emit events."""
+        return self.source is None or self.source.kind is SourceKind.ALWAYS_ON
+
+    @property
+    def resumes_at_depth(self) -> int | None:
+        """The depth at which pressure ends; None if depth never makes any."""
+        if self.max_queue_depth is None or self.resume_queue_depth is not None:
+            return self.resume_queue_depth
+        return self.max_queue_depth // 2
+
+    @property
+    def resumes_at_age_ms(self) -> int | None:
+        """The age of the oldest task at which pressure ends; None if age never makes any."""
+        if self.max_queue_age_ms is None or self.resume_queue_age_ms is not None:
+            return self.resume_queue_age_ms
+        return self.max_queue_age_ms // 2
+
+    @property
+    def ranges(self) -> RangeAggregate | RangeSplit | None:
+        """What a platform operator does; None for all other jobs."""
+        if self.runtime != DISPATCHER_RUNTIME:
+            return None
+        size, step = self.config.get("size"), self.config.get("step")
+        if self.operator == PlatformOperator.RANGE_AGGREGATE:
+            if isinstance(size, int) and isinstance(step, int):
+                return RangeAggregate(size, step)
+        elif self.operator == PlatformOperator.RANGE_SPLIT and isinstance(size, int):
+            return RangeSplit(size)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Dag:
+    """Jobs, sorted by name."""
+
+    jobs: tuple[Job, ...]
+
+    def job(self, name: str) -> Job:
+        """The job of this name; a `KeyError` if there is none."""
+        for job in self.jobs:
+            if job.name == name:
+                return job
+        raise KeyError(name)

@@ -1,0 +1,65 @@
+"""Durations and counts as people write them: `30s`, `1h30m`, `250`, `10k`.
+
+A duration is whole milliseconds, so that it is compared and hashed exactly. `duration_text` is
+the one way in which a duration is written, so two files that mean the same have the same
+canonical form. Pure functions; a text that is neither is a `ValueError`, which `sections` turns
+into a problem.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+DURATION_MS_MAX: Final = 366 * 86_400_000
+"""A year, the longest time that anything in a DAG may take."""
+COUNT_MAX: Final = 10**12
+
+DURATION_HOW: Final = "write a number with a unit, as in 500ms, 30s, 5m, 2h or 1h30m"
+COUNT_HOW: Final = "write a whole number, as in 250, 10k or 2M"
+
+_UNITS_MS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
+_PART = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,6}))?(ms|[dhms])")
+_DURATION = re.compile(r"(?:[0-9]{1,15}(?:\.[0-9]{1,6})?(?:ms|[dhms])){1,5}")
+_COUNT = re.compile(r"([0-9]{1,15}|[0-9]{1,3}(?:_[0-9]{3}){1,5})([kM]?)")
+_SCALES: Final = {"": 1, "k": 1000, "M": 1_000_000}
+
+
+def duration_ms(text: str) -> int:
+    """The milliseconds of a duration; the units go from large to small, each once."""
+    if not _DURATION.fullmatch(text):
+        raise ValueError(f"is not a duration; {DURATION_HOW}")
+    units = list(_UNITS_MS)
+    total, last = 0, -1
+    for whole, fraction, unit in _PART.findall(text):
+        if units.index(unit) <= last:
+            raise ValueError("has its units in the wrong order; go from large to small, each once")
+        last = units.index(unit)
+        scaled, rest = divmod(int(whole + fraction) * _UNITS_MS[unit], 10 ** len(fraction))
+        if rest:
+            raise ValueError("is finer than a millisecond; write whole milliseconds")
+        total += scaled
+    if total > DURATION_MS_MAX:
+        raise ValueError("is longer than a year; write a shorter one")
+    return total
+
+
+def duration_text(milliseconds: int) -> str:
+    """The shortest exact way to write a duration."""
+    parts = []
+    for unit, size in _UNITS_MS.items():
+        whole, milliseconds = divmod(milliseconds, size)
+        if whole:
+            parts.append(f"{whole}{unit}")
+    return "".join(parts) or "0s"
+
+
+def count(text: str) -> int:
+    """A whole number that may have a `k` (thousand) or an `M` (million) behind it."""
+    found = _COUNT.fullmatch(text)
+    if found is None:
+        raise ValueError(f"is not a count; {COUNT_HOW}")
+    total = int(found[1]) * _SCALES[found[2]]
+    if total > COUNT_MAX:
+        raise ValueError(f"is more than {COUNT_MAX:,}; write a smaller number")
+    return total

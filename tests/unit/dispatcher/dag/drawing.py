@@ -1,0 +1,158 @@
+"""DAGs that hypothesis draws: any that keep the rules, with whatever texts and numbers fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from penstock.dispatcher.dag.cron import parse_cron
+from penstock.dispatcher.dag.filters import Comparison, Either, Every, Operation, Where
+from penstock.dispatcher.dag.graph import Graph
+from penstock.dispatcher.dag.model import (
+    Activation,
+    AlwaysOnSource,
+    CronSource,
+    Dag,
+    Execution,
+    Input,
+    Job,
+    ManualSource,
+    Output,
+    Priority,
+    Retry,
+    Source,
+    Update,
+    WebhookSource,
+)
+
+INTEGERS = st.integers(-(2**63), 2**63 - 1)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+KEYS = st.text(
+    st.characters(exclude_categories=["Cs", "Cc", "Cf", "Co", "Cn", "Zl", "Zp"]), min_size=1
+).filter(lambda text: text.isprintable() and len(text) <= 128)
+NAMES = st.text("abcz09_-", min_size=1, max_size=6)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | INTEGERS
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS
+    | st.sampled_from(["yes", "1e5", "010", "1:30", "~", "null", "2024-01-01", "0x1F", "<<", "="])
+)
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=6,
+)
+CONFIGS = st.dictionaries(KEYS, JSON, max_size=3)
+MILLISECONDS = st.integers(1000, 10**9)
+OPERATORS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,8}", fullmatch=True)
+
+COMPARISONS = st.builds(
+    Comparison,
+    st.sampled_from(["start", "end", "cursor"]),
+    st.sampled_from(list(Operation)[:6]),
+    INTEGERS,
+) | st.builds(
+    Comparison,
+    st.just("partition_key"),
+    st.sampled_from([Operation.EQUAL, Operation.UNEQUAL, Operation.GLOB, Operation.NOT_GLOB]),
+    TEXTS,
+)
+
+
+def _groups(depth: int) -> st.SearchStrategy[Where]:
+    """Filters whose groups alternate, as the parser makes them."""
+    if depth == 0:
+        return COMPARISONS
+    inner = _groups(depth - 1)
+    every = st.lists(
+        inner.filter(lambda term: not isinstance(term, Every)), min_size=2, max_size=3
+    ).map(lambda terms: Every(tuple(terms)))
+    either = st.lists(
+        inner.filter(lambda term: not isinstance(term, Either)), min_size=2, max_size=3
+    ).map(lambda terms: Either(tuple(terms)))
+    return COMPARISONS | every | either
+
+
+WHERES = _groups(2)
+
+CRONS = st.sampled_from(
+    ["0 * * * *", "*/5 0-6,12 1-31/2 jan-mar sat-sun", "@daily", "0 0 29 2 *", "* * * * *"]
+).map(parse_cron)
+
+
+@st.composite
+def _sources(draw: st.DrawFn, name: str) -> Job:
+    source: Source = draw(
+        st.one_of(
+            st.builds(CronSource, CRONS, st.sampled_from(["UTC", "Europe/Zurich"])),
+            st.sampled_from([WebhookSource(f"/{name}"), WebhookSource(f"/x/{name}")]),
+            st.just(ManualSource()),
+            st.builds(AlwaysOnSource, st.integers(0, 10**7)),
+        )
+    )
+    job = Job(name=name, activation=Activation.SOURCE, source=source)
+    if not isinstance(source, AlwaysOnSource):
+        return job
+    return replace(job, runtime=draw(NAMES), operator=draw(OPERATORS), config=draw(CONFIGS))
+
+
+@st.composite
+def _reactive(draw: st.DrawFn, name: str, datasets: list[str]) -> Job:
+    edges = draw(st.dictionaries(NAMES, st.sampled_from(datasets), min_size=1, max_size=3))
+    inputs = [Input(each, edges[each], draw(st.none() | WHERES)) for each in sorted(edges)]
+    depth, age = draw(st.none() | st.integers(1, 10**6)), draw(st.none() | MILLISECONDS)
+    first = draw(st.integers(0, 10**6))
+    update = draw(st.sampled_from(Update))
+    columns = st.lists(KEYS, min_size=1, max_size=3, unique=True).map(tuple)
+    return Job(
+        name=name,
+        runtime=draw(NAMES.filter(lambda text: text != "dispatcher")),
+        operator=draw(OPERATORS),
+        config=draw(CONFIGS),
+        inputs=tuple(inputs),
+        execution=draw(st.sampled_from(Execution)),
+        update=update,
+        unique_key=draw(columns) if update is Update.APPEND else (),
+        max_queue_depth=depth,
+        resume_queue_depth=draw(st.none() | st.integers(0, depth - 1)) if depth else None,
+        max_queue_age_ms=age,
+        resume_queue_age_ms=draw(st.none() | st.integers(0, age - 1)) if age else None,
+        max_concurrency=draw(st.none() | st.integers(1, 1000)),
+        timeout_ms=draw(MILLISECONDS),
+        heartbeat_timeout_ms=draw(MILLISECONDS),
+        max_attempts=draw(st.integers(1, 100)),
+        retry=Retry(first, first + draw(st.integers(0, 10**6)), draw(st.sampled_from([1.0, 2.5]))),
+        coalesce=draw(st.booleans()),
+        resources=draw(st.dictionaries(KEYS, SCALARS, max_size=2)),
+    )
+
+
+@st.composite
+def dags(draw: st.DrawFn, *, most: int = 5) -> Dag:
+    """A DAG of a few jobs: a source first, and then each reads from those before it."""
+    names = draw(st.lists(NAMES, min_size=1, max_size=most, unique=True))
+    datasets: list[str] = []
+    jobs = []
+    for number, name in enumerate(names):
+        is_source = not datasets or draw(st.booleans())
+        job = draw(_sources(name) if is_source else _reactive(name, datasets))
+        least = 1 if is_source else 0
+        called = draw(st.lists(NAMES, min_size=least, max_size=2, unique=True))
+        same = len(called) == 1 and called[0] not in datasets and draw(st.booleans())
+        outputs = [
+            Output(each, each if same else f"d{number}-{place}")
+            for place, each in enumerate(sorted(called))
+        ]
+        if any(output.dataset in datasets for output in outputs):
+            outputs = [replace(output, dataset=f"e{number}-{output.name}") for output in outputs]
+        datasets += [output.dataset for output in outputs]
+        jobs.append(replace(job, outputs=tuple(outputs)))
+    found = Dag(tuple(sorted(jobs, key=lambda job: job.name)))
+    readers = Graph(found).readers
+    bulk = draw(st.sets(st.sampled_from([n for n in names if readers[n]] or [""])))
+    return Dag(
+        tuple(replace(j, priority=Priority.BULK) if j.name in bulk else j for j in found.jobs)
+    )

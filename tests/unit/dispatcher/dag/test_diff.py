@@ -1,0 +1,176 @@
+"""What is rebuilt when a DAG is edited, and what keeps its generation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.dispatcher.dag.canonical import (
+    canonical,
+    definition_hash,
+    lineage_hash,
+    lineage_hashes,
+)
+from penstock.dispatcher.dag.diffing import Change, diff
+from penstock.dispatcher.dag.graph import Graph
+from penstock.dispatcher.dag.model import Dag, Job
+from penstock.dispatcher.dag.parsing import parse
+from tests.unit.dispatcher.dag.drawing import dags
+
+TEXT = (Path(__file__).parent / "example.yaml").read_text("utf-8")
+EXAMPLE = parse(TEXT, "example.yaml")
+
+
+def _edited(*pairs: tuple[str, str]) -> Dag:
+    text = TEXT
+    for old, new in pairs:
+        assert old in text
+        text = text.replace(old, new)
+    return parse(text, "edited.yaml")
+
+
+def test_nothing_changed() -> None:
+    found = diff(EXAMPLE, parse(f"# words\n{TEXT}", "again.yaml"))
+    assert found.is_empty
+    assert found.unchanged == ("clean", "days", "fetch", "hourly", "report")
+    assert found.new_generations() == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("timeout: 10m", "timeout: 20m", "timeout"),
+        ("priority: bulk", "priority: normal", "priority"),
+        ("max_attempts: 5", "max_attempts: 6", "max_attempts"),
+        ("{first: 5s,", "{first: 6s,", "retry"),
+        ("max_concurrency: 4", "max_concurrency: 5", "max_concurrency"),
+    ],
+)
+def test_how_a_job_is_run_rebuilds_nothing(old: str, new: str, field: str) -> None:
+    found = diff(EXAMPLE, _edited((old, new)))
+    assert found.changed == {"fetch": Change((field,), keeps_generation=True)}
+    assert found.rebuilt == ()
+    assert found.new_generations() == frozenset()
+    assert not found.is_empty
+
+
+def test_a_schedule_rebuilds_nothing() -> None:
+    found = diff(EXAMPLE, _edited(("cron: 5 *", "cron: 6 *")))
+    assert found.changed == {"hourly": Change(("source",), keeps_generation=True)}
+    assert found.new_generations() == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("flights.clean:clean", "flights.clean:clean2", "operator"),
+        ("[fetch.departures]", "[{from: departures, where: start > 1}]", "inputs"),
+        ("[fetch.departures]", "[{from: departures, as: rows}]", "inputs"),
+        (
+            "    max_queue_age: 30m",
+            "    max_queue_age: 30m\n    execution: per_update",
+            "execution",
+        ),
+        ("    max_queue_age: 30m", "    max_queue_age: 30m\n    config: {x: 1}", "config"),
+    ],
+)
+def test_what_a_job_writes_rebuilds_it_and_all_downstream(old: str, new: str, field: str) -> None:
+    found = diff(EXAMPLE, _edited((old, new)))
+    assert found.changed == {"clean": Change((field,), keeps_generation=False)}
+    assert found.rebuilt == ("days", "report")
+    assert found.unchanged == ("fetch", "hourly")
+    assert found.new_generations() == {"clean", "days", "report"}
+
+
+def test_a_job_that_is_changed_and_whose_upstream_is_changed() -> None:
+    found = diff(EXAMPLE, _edited(("clean:clean", "clean:new"), ("coalesce: true", "timeout: 5m")))
+    assert found.changed["report"] == Change(("coalesce", "timeout"), keeps_generation=False)
+
+
+def test_numbers_and_booleans_are_different() -> None:
+    one, two, three = (_edited(("pages: 20", f"pages: {each}")) for each in ("1", "true", "1.0"))
+    for old, new in [(one, two), (one, three), (two, three)]:
+        assert diff(old, new).changed["fetch"] == Change(("config",), keeps_generation=False)
+
+
+def test_jobs_come_and_go() -> None:
+    job = "  more: {runtime: process, operator: f, inputs: daily_report}\n"
+    more = parse(TEXT + job, "more.yaml")
+    assert diff(EXAMPLE, more).added == ("more",)
+    assert diff(EXAMPLE, more).new_generations() == {"more"}
+    assert diff(more, EXAMPLE).removed == ("more",)
+    assert diff(more, EXAMPLE).unchanged == ("clean", "days", "fetch", "hourly", "report")
+
+
+def test_an_input_that_comes_from_another_job_is_another_input() -> None:
+    # The dataset moves to a job with another definition: its reader says the same and is rebuilt.
+    text = (
+        "jobs:\n  s: {activation: source, source: {kind: manual}, outputs: [x%s]}\n"
+        "  t: {activation: source, source: {kind: manual}, outputs: [%s]}\n"
+        "  r: {runtime: process, operator: f, inputs: x}\n"
+    )
+    old, new = parse(text % ("", "y"), "old"), parse(text % ("2", "x, y"), "new")
+    assert diff(old, new).rebuilt == ("r",)
+
+
+def test_the_hashes_stay_from_release_to_release() -> None:
+    # They decide whether data is rebuilt: a change of them here rebuilds everybody's.
+    assert definition_hash(EXAMPLE.job("report")) == (
+        "f33e051235e8a6f72b292f1f5031edf382c52ba10b5ec2073a001df39e5b114b"
+    )
+    assert lineage_hash(EXAMPLE, "report") == (
+        "5128b445cff91fb41f9cdfb3866bbb6119a909d24780649afd8ccf70d6bb2399"
+    )
+
+
+@given(dags(), dags())
+@settings(deadline=None, max_examples=100)
+def test_every_job_is_in_one_place(old: Dag, new: Dag) -> None:
+    found = diff(old, new)
+    places = [
+        *found.added,
+        *found.removed,
+        *found.changed,
+        *found.rebuilt,
+        *found.unchanged,
+    ]
+    assert sorted(places) == sorted({job.name for job in (*old.jobs, *new.jobs)})
+    back = diff(new, old)
+    assert (back.added, back.removed) == (found.removed, found.added)
+    assert back.changed == found.changed
+    assert (back.rebuilt, back.unchanged) == (found.rebuilt, found.unchanged)
+    assert found.is_empty == (canonical(old) == canonical(new))
+
+
+@given(dags(most=6), st.data())
+@settings(deadline=None, max_examples=100)
+def test_an_edit_reaches_what_is_downstream_and_nothing_else(dag: Dag, data: st.DataObject) -> None:
+    target = data.draw(st.sampled_from(dag.jobs))
+    edited = replace(target, config={**target.config, "edited": "yes, edited"})
+    new = _replaced(dag, edited)
+    found = diff(dag, new)
+    graph = Graph(dag)
+    assert set(found.changed) == {target.name}
+    assert set(found.rebuilt) == graph.downstream(target.name)
+    assert found.new_generations() == {target.name, *graph.downstream(target.name)}
+    before, after = lineage_hashes(dag), lineage_hashes(new)
+    assert {name for name in before if before[name] != after[name]} == found.new_generations()
+
+
+@given(dags(most=6), st.data())
+@settings(deadline=None, max_examples=50)
+def test_a_timeout_reaches_nothing(dag: Dag, data: st.DataObject) -> None:
+    target = data.draw(st.sampled_from(dag.jobs))
+    new = _replaced(dag, replace(target, timeout_ms=target.timeout_ms + 1))
+    assert lineage_hashes(new) == lineage_hashes(dag)
+    found = diff(dag, new)
+    assert found.changed == {target.name: Change(("timeout",), keeps_generation=True)}
+    assert found.rebuilt == ()
+
+
+def _replaced(dag: Dag, edited: Job) -> Dag:
+    return Dag(tuple(edited if job.name == edited.name else job for job in dag.jobs))
