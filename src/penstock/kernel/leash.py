@@ -95,7 +95,9 @@ def main(arguments: Sequence[str]) -> int:
             os.killpg(child.pid, number)
 
     def end_with_parent() -> None:
-        sys.stdin.buffer.read()
+        # Not through a buffer, whose lock this thread would hold when the interpreter ends.
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
         send(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(grace_seconds)
