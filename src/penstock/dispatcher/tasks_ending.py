@@ -1,0 +1,298 @@
+"""How attempts end: completed, failed, or given up by the reaper; and what follows from it.
+
+One transaction ends the attempts, publishes what they have made, writes the events, has them routed
+and writes the wake-ups. Of several attempts in one call, each has its own answer: one that is
+refused changes nothing and costs the others nothing. The order of locks is tasks by id, then
+partitions by name. Called by `penstock.dispatcher.tasks`, which opens the transaction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import msgspec
+from psycopg.types.json import Jsonb
+
+from penstock.dispatcher.database.pool import Connection
+from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.tasks_rows import (
+    announce,
+    fence_arrays,
+    refusal,
+    storable,
+    task_states,
+)
+from penstock.dispatcher.tasks_values import (
+    Completion,
+    Ended,
+    Failure,
+    Output,
+    Published,
+    Publishing,
+    Reaped,
+    Reaping,
+    Refusal,
+    Status,
+    Why,
+)
+
+Route = Callable[[Connection, Sequence[int]], Awaitable[None]]
+"""Called with the numbers of new events, in the transaction that made them."""
+Saying = Completion | Failure
+
+_UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+async def no_route(connection: Connection, events: Sequence[int]) -> None:
+    """Leave events pending."""
+
+
+async def end(
+    connection: Connection, sayings: Sequence[Saying], *, route: Route
+) -> tuple[Ended | Refusal, ...]:
+    """End attempts as their workers say, and answer each in its place."""
+    refused = {each.fence.task_id: told for each in sayings if (told := _outputs_problem(each))}
+    allowed = [each for each in sayings if each.fence.task_id not in refused]
+    rows = await _end_tasks(connection, allowed)
+    published = await _publish(connection, allowed, rows)
+    ended = {
+        task_id: Ended(
+            task_id,
+            row["attempt"],
+            Status(row["status"]),
+            row["due_at"],
+            tuple(published.get(task_id, ())),
+        )
+        for task_id, row in rows.items()
+    }
+    await _close(connection, [each for each in allowed if each.fence.task_id in ended], ended)
+    events = [one.event_seq for each in ended.values() for one in each.published if one.event_seq]
+    if events:
+        await route(connection, events)
+    await announce(connection, [row["task_id"] for row in rows.values() if row["due_at"]])
+    await _wake_freed(connection, [row["task_id"] for row in rows.values() if row["is_limited"]])
+    left = [each for each in sayings if each.fence.task_id not in ended]
+    answers = {**ended, **await _answer_again(connection, left, refused)}
+    return tuple(answers[each.fence.task_id] for each in sayings)
+
+
+async def reap(connection: Connection, *, limit: int, outage_seconds: float) -> Reaping:
+    """End attempts whose leases are over, unless reapers hold still after an outage."""
+    watched = await connection.execute(query("watch_reaper"), {"outage_seconds": outage_seconds})
+    watch = await watched.fetchone()
+    assert watch is not None, "the schema has the one row"
+    if watch["is_quiet"]:
+        return Reaping((), watch["quiet_until"])
+    found = await connection.execute(query("reap"), {"limit": limit})
+    rows = await found.fetchall()
+    if rows:
+        closing = {
+            "tasks": [row["task_id"] for row in rows],
+            "attempts": [row["attempt"] for row in rows],
+            "outcomes": ["expired" for _ in rows],
+            "reasons": [row["reason"] for row in rows],
+            "said": [None for _ in rows],
+            "answers": [None for _ in rows],
+        }
+        await connection.execute(query("close_attempts"), closing)
+        await announce(connection, closing["tasks"])
+        await _wake_freed(connection, closing["tasks"])
+    return Reaping(
+        tuple(
+            Reaped(row["task_id"], row["attempt"], row["worker"], Status(row["status"]))
+            for row in rows
+        )
+    )
+
+
+async def _end_tasks(
+    connection: Connection, sayings: Sequence[Saying]
+) -> Mapping[int, Mapping[str, Any]]:
+    if not sayings:
+        return {}
+    asked = {
+        **fence_arrays(each.fence for each in sayings),
+        "succeeded": [isinstance(each, Completion) for each in sayings],
+        "retried": [isinstance(each, Failure) and each.is_retried for each in sayings],
+        "reasons": [_reason(each) for each in sayings],
+        **_output_arrays(sayings),
+    }
+    found = await connection.execute(query("end_tasks"), asked)
+    return {row["task_id"]: row for row in await found.fetchall()}
+
+
+async def _publish(
+    connection: Connection, sayings: Sequence[Saying], rows: Mapping[int, Mapping[str, Any]]
+) -> Mapping[int, Sequence[Published]]:
+    outputs = [
+        _output_row(output, place=place, row=row)
+        for each in sayings
+        if isinstance(each, Completion)
+        and (row := rows.get(each.fence.task_id)) is not None
+        and row["status"] == Status.COMPLETED
+        for place, output in enumerate(each.outputs)
+    ]
+    if not outputs:
+        return {}
+    found = await connection.execute(query("publish"), {"outputs": Jsonb(outputs)})
+    published: dict[int, list[Published]] = {}
+    for row in await found.fetchall():
+        one = Published(
+            row["dataset"],
+            row["partition_key"],
+            Publishing(row["outcome"]),
+            row["revision"],
+            row["event_seq"],
+        )
+        published.setdefault(row["task_id"], []).append(one)
+    return published
+
+
+async def _close(
+    connection: Connection, sayings: Sequence[Saying], ended: Mapping[int, Ended]
+) -> None:
+    if not sayings:
+        return
+    answers = [ended[each.fence.task_id] for each in sayings]
+    asked = {
+        "tasks": [each.fence.task_id for each in sayings],
+        "attempts": [each.fence.attempt for each in sayings],
+        "outcomes": [_outcome(each, answer) for each, answer in zip(sayings, answers, strict=True)],
+        "reasons": [_reason(each) for each in sayings],
+        "said": [_digest(each) for each in sayings],
+        "answers": [Jsonb(msgspec.to_builtins(each)) for each in answers],
+    }
+    await connection.execute(query("close_attempts"), asked)
+
+
+async def _answer_again(
+    connection: Connection, sayings: Sequence[Saying], refused: Mapping[int, str]
+) -> Mapping[int, Ended | Refusal]:
+    """What to tell those whose attempt was not ended now."""
+    if not sayings:
+        return {}
+    found = await connection.execute(
+        query("earlier_answers"), fence_arrays(each.fence for each in sayings)
+    )
+    earlier = {row["task_id"]: row for row in await found.fetchall()}
+    sound = [each for each in sayings if each.fence.task_id not in refused]
+    found = await connection.execute(query("misplaced_outputs"), _output_arrays(sound))
+    misplaced = {row["task_id"]: row["dataset"] for row in await found.fetchall()}
+    refused = {
+        **refused,
+        **{
+            task: f"Dataset {name} is not an output of this task."
+            for task, name in misplaced.items()
+        },
+    }
+    states = await task_states(connection, [each.fence.task_id for each in sayings])
+    answers: dict[int, Ended | Refusal] = {}
+    for each in sayings:
+        task_id = each.fence.task_id
+        before, row = earlier.get(task_id), states.get(task_id)
+        if before is not None and before["said"] == _digest(each):
+            answers[task_id] = msgspec.convert(before["answer"], Ended)
+        elif before is not None and row is not None:
+            answers[task_id] = Refusal(task_id, Why.DIFFERENT, row.state)
+        elif task_id in refused and row is not None:
+            answers[task_id] = Refusal(task_id, Why.OUTPUTS, row.state, refused[task_id])
+        else:
+            answers[task_id] = refusal(task_id, row)
+    return answers
+
+
+async def _wake_freed(connection: Connection, task_ids: Iterable[int]) -> None:
+    if tasks := list(task_ids):
+        await connection.execute(query("wake_freed"), {"tasks": tasks})
+
+
+def _outputs_problem(saying: Saying) -> str:
+    if isinstance(saying, Failure):
+        return ""
+    places = Counter((each.dataset, each.partition_key, each.append_key) for each in saying.outputs)
+    if twice := [place for place, count in places.items() if count > 1]:
+        return f"Dataset {twice[0][0]} has the same output twice."
+    for each in saying.outputs:
+        is_range = each.start is not None and each.end is not None and each.start < each.end
+        if (each.start is not None or each.end is not None) and not is_range:
+            return "A range needs a start that is lower than its end."
+        if each.partition_key is None and each.start is not None:
+            return "A range needs the key of its partition."
+        if each.partition_key is not None and each.cursor is not None:
+            return "An output has a partition or a cursor, not both."
+        if problem := _text_problem(each):
+            return problem
+    return ""
+
+
+def _text_problem(output: Output) -> str:
+    if not _UUID.fullmatch(output.dataset):
+        return "A dataset is named by its uuid."
+    for what, text, bytes_max in (
+        ("The key of a partition", output.partition_key, 500),
+        ("A key to append by", output.append_key, 1000),
+        ("A location", output.location, 10_000),
+    ):
+        if text is not None and (
+            storable(text) != text or not 1 <= len(text.encode()) <= bytes_max
+        ):
+            return f"{what} has 1 to {bytes_max} bytes that can be stored."
+    numbers = (output.start, output.end, output.cursor)
+    if any(number is not None and abs(number) >= 2**63 for number in numbers):
+        return "A range or a cursor is a number of 64 bits."
+    return ""
+
+
+def _output_arrays(sayings: Sequence[Saying]) -> Mapping[str, Sequence[Any]]:
+    """Which datasets the tasks say to have written."""
+    said = [
+        (each.fence.task_id, output.dataset)
+        for each in sayings
+        if isinstance(each, Completion)
+        for output in each.outputs
+    ]
+    return {
+        "output_tasks": [task_id for task_id, _ in said],
+        "output_datasets": [dataset for _, dataset in said],
+    }
+
+
+def _output_row(output: Output, *, place: int, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {
+        "task_id": row["task_id"],
+        "place": place,
+        "attempt": row["attempt"],
+        "dataset_id": output.dataset,
+        "generation": row["generation"],
+        "mode": row["update_mode"],
+        "partition_key": output.partition_key,
+        "range_start": output.start,
+        "range_end": output.end,
+        "cursor": output.cursor,
+        "append_key": output.append_key or f"task:{row['task_id']}",
+        "location": output.location,
+    }
+
+
+def _outcome(saying: Saying, ended: Ended) -> str:
+    if ended.status is Status.CANCELLED:
+        return "cancelled"
+    return "completed" if isinstance(saying, Completion) else "failed"
+
+
+def _reason(saying: Saying) -> str | None:
+    return storable(saying.reason) if isinstance(saying, Failure) else None
+
+
+def _digest(saying: Saying) -> str:
+    """What tells one saying of an attempt from another."""
+    body = asdict(saying)
+    del body["fence"]
+    # In ASCII, so that no text is too strange to be told from another.
+    return hashlib.sha256(json.dumps([type(saying).__name__, body]).encode()).hexdigest()

@@ -1,0 +1,91 @@
+"""What the operations of the task lifecycle share: rows read as values, refusals, wake-ups.
+
+Called by `penstock.dispatcher.tasks` and `tasks_ending`, always inside their transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.dispatcher.database.pool import Connection
+from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.tasks_values import Fence, Refusal, Status, TaskState, Why
+from penstock.kernel.errors import InvalidInput
+
+REASON_CHARACTERS_MAX: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A task's state, and what else keeps it from being claimed."""
+
+    state: TaskState
+    is_early: bool
+    is_paused: bool
+
+
+async def task_states(connection: Connection, task_ids: Sequence[int]) -> Mapping[int, Row]:
+    """What these tasks are now; those that are not known are left out."""
+    if not task_ids:
+        return {}
+    found = await connection.execute(query("task_states"), {"tasks": list(task_ids)})
+    return {
+        row["task_id"]: Row(
+            is_early=row.pop("is_early"),
+            is_paused=row.pop("is_paused"),
+            state=TaskState(**{**row, "status": Status(row["status"])}),
+        )
+        for row in await found.fetchall()
+    }
+
+
+def refusal(task_id: int, row: Row | None, *, claiming: bool = False) -> Refusal:
+    """Why a call about this task was refused. A worker's call about its attempt is stale."""
+    if row is None:
+        return Refusal(task_id, Why.UNKNOWN, None)
+    match row.state.status:
+        case Status.COMPLETED | Status.DEAD | Status.CANCELLED:
+            why = Why.OVER
+        case _ if not claiming:
+            why = Why.STALE
+        case Status.RUNNING:
+            why = Why.RUNNING
+        case _ if row.is_early:
+            why = Why.NOT_DUE
+        case _ if row.is_paused:
+            why = Why.PAUSED
+        case _:
+            why = Why.FULL
+    return Refusal(task_id, why, row.state)
+
+
+async def announce(connection: Connection, task_ids: Iterable[int]) -> None:
+    """Write the wake-ups of tasks that have become claimable, or will be when they are due."""
+    if tasks := list(task_ids):
+        await connection.execute(query("announce"), {"tasks": tasks})
+
+
+def fence_arrays(fences: Iterable[Fence]) -> dict[str, list[Any]]:
+    """The parameters of a statement that is fenced."""
+    fences = tuple(fences)
+    return {
+        "tasks": [each.task_id for each in fences],
+        "attempts": [each.attempt for each in fences],
+        "tokens": [each.lease_token for each in fences],
+    }
+
+
+def without_twins(task_ids: Sequence[int], *, most: int) -> None:
+    """Raise `InvalidInput` if a call is about too many tasks, or about one of them twice."""
+    if len(task_ids) > most:
+        raise InvalidInput(f"One call is about {most} tasks at most, not {len(task_ids)}.")
+    if len(set(task_ids)) < len(task_ids):
+        raise InvalidInput("One call names a task twice.")
+
+
+def storable(text: str) -> str:
+    """A text as Postgres can hold it: no NUL, no half of a character, and not without end."""
+    kept = text[:REASON_CHARACTERS_MAX].replace("\x00", "\N{REPLACEMENT CHARACTER}")
+    return kept.encode("utf-8", "replace").decode()

@@ -1,0 +1,218 @@
+"""What goes into the task lifecycle and what comes out of it: values only.
+
+Every answer about a task is one of these, also when the answer is no: a `Refusal` says why and what
+the task is now, so that a caller can tell its worker. Times are the database's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from penstock.dispatcher.dag.model import Priority
+
+
+class Status(StrEnum):
+    """Where a task is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    RETRYING = "retrying"
+    COMPLETED = "completed"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+
+
+class Why(StrEnum):
+    """Why a call was refused."""
+
+    UNKNOWN = "unknown"
+    """There is no such task."""
+    RUNNING = "running"
+    """Claim: another attempt holds it."""
+    OVER = "over"
+    """It is completed, dead or cancelled; the state says which."""
+    NOT_DUE = "not due"
+    PAUSED = "paused"
+    FULL = "full"
+    """As many tasks of its operator, or of its job, are running as may run at a time."""
+    STALE = "stale"
+    """The caller's attempt is not the current one, or its token is wrong."""
+    DIFFERENT = "different"
+    """This attempt has ended, with something else than what the caller says now."""
+    OUTPUTS = "outputs"
+    """The outputs are not ones that this task may publish."""
+    NOT_DEAD = "not dead"
+    """Replay: it is not dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The proof of one attempt."""
+
+    task_id: int
+    attempt: int
+    lease_token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTask:
+    """A task to be made, unless one with its job, generation and key is there."""
+
+    definition_id: int
+    generation: str
+    dedupe_key: str
+    payload: Mapping[str, Any]
+    delay_ms: int = 0
+    priority: Priority | None = None
+    """None is the one of the job."""
+    event_seq: int | None = None
+    backfill_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskState:
+    """What a task is now."""
+
+    task_id: int
+    status: Status
+    attempt: int
+    worker: str | None
+    """Who holds it, while it is running."""
+    lease_expires_at: datetime | None
+    due_at: datetime
+    cancel_asked: bool
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A call that changed nothing. `state` is None for a task that is not known."""
+
+    task_id: int
+    why: Why
+    state: TaskState | None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """An attempt that has begun: what to do, until when, and the proof that it is ours."""
+
+    task_id: int
+    attempt: int
+    lease_token: str
+    lease_expires_at: datetime
+    heartbeat_ms: int
+    timeout_ms: int
+    job: str
+    operator: str
+    runtime: str
+    generation: str
+    definition_id: int
+    definition: Mapping[str, Any]
+    payload: Mapping[str, Any]
+
+    @property
+    def fence(self) -> Fence:
+        return Fence(self.task_id, self.attempt, self.lease_token)
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """A lease that goes on."""
+
+    task_id: int
+    attempt: int
+    lease_expires_at: datetime
+    cancel_asked: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Something that a task has made, to be published.
+
+    Of a dataset without partitions it has a cursor, or nothing; otherwise a key, and a range from
+    `start` up to but without `end` if the partitions are ranges.
+    """
+
+    dataset: str
+    location: str
+    partition_key: str | None = None
+    start: int | None = None
+    end: int | None = None
+    cursor: int | None = None
+    append_key: str | None = None
+    """What makes it unique, if the job appends; None is the task itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an attempt says when it has succeeded."""
+
+    fence: Fence
+    outputs: tuple[Output, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What an attempt says when it has failed."""
+
+    fence: Fence
+    reason: str
+    is_retried: bool = True
+
+
+class Publishing(StrEnum):
+    """What became of an output."""
+
+    PUBLISHED = "published"
+    SUPERSEDED = "superseded"
+    """A later task has published this partition already."""
+    DUPLICATE = "duplicate"
+    """Its key is there already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One output after its task was completed. Only what was published has the last two."""
+
+    dataset: str
+    partition_key: str | None
+    outcome: Publishing
+    revision: int | None
+    event_seq: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What an attempt's end has made of its task. The same call again gets the same value."""
+
+    task_id: int
+    attempt: int
+    status: Status
+    due_at: datetime | None = None
+    """When the next attempt may begin, if there is one."""
+    published: tuple[Published, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """An attempt that nobody was heard of in time, and what its task is now."""
+
+    task_id: int
+    attempt: int
+    worker: str
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class Reaping:
+    """What one look at the leases has done."""
+
+    reaped: tuple[Reaped, ...]
+    quiet_until: datetime | None = None
+    """Until when no lease is ended, because workers could not be heard for a while."""

@@ -1,0 +1,31 @@
+"""The Postgres that integration tests share: one server a run."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.dispatcher.database.local import LocalPostgres
+from penstock.kernel.errors import PenstockError
+from tests.conftest import Background
+
+
+@pytest.fixture(scope="session")
+def postgres(background: Background) -> Iterator[LocalPostgres]:
+    """A real Postgres. Without one, tests are skipped on a laptop and fail in CI."""
+    with tempfile.TemporaryDirectory(prefix="penstock-postgres-") as folder:
+        # Nothing here has to survive the machine.
+        server = LocalPostgres(Path(folder), settings={"fsync": "off"}, grace_seconds=5)
+        try:
+            background.run(server.start())
+        except PenstockError as error:
+            background.run(server.stop())
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(f"no Postgres: {error.message} {error.hint}")
+        yield server
+        background.run(server.stop())

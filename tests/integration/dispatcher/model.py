@@ -1,0 +1,151 @@
+"""The lifecycle of tasks as a few dictionaries: what the database is compared with.
+
+Pure and small enough to be read at once. Every method answers what the real call must answer, as
+a status or a `Why`, and moves the model. Pauses before retries are drawn by the database, so the
+model is told them and checks only their bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from penstock.dispatcher.tasks_values import Fence, Publishing, Status, Why
+
+ATTEMPTS = 2
+HEARTBEAT = timedelta(seconds=10)
+PAUSE_MIN, PAUSE_MAX = timedelta(seconds=3), timedelta(seconds=4)
+"""A first pause of four seconds that is also the longest, and a quarter shorter by luck."""
+WAITING = (Status.QUEUED, Status.RETRYING)
+
+Saying = tuple[str, bool]
+Answer = Status | Why
+
+
+@dataclass
+class ModelTask:
+    """A task."""
+
+    due: datetime
+    status: Status = Status.QUEUED
+    attempt: int = 0
+    limit: int = ATTEMPTS
+    token: str | None = None
+    worker: str | None = None
+    expires: datetime | None = None
+    cancel_asked: bool = False
+    said: dict[tuple[int, str], tuple[Saying, Status]] = field(default_factory=dict)
+
+    @property
+    def seen(self) -> tuple[object, ...]:
+        """What a row of the database must be."""
+        return self.status, self.attempt, self.cancel_asked, self.worker, self.token, self.expires
+
+
+@dataclass
+class Model:
+    """All tasks, and the one partition that they publish."""
+
+    now: datetime
+    tasks: dict[int, ModelTask] = field(default_factory=dict)
+    keys: set[str] = field(default_factory=set)
+    head: int = 0
+    revision: int = 0
+
+    def is_claimable(self, task_id: int) -> bool:
+        task = self.tasks[task_id]
+        return task.status in WAITING and task.due <= self.now
+
+    def claimable(self) -> list[int]:
+        """In the order in which they are claimed."""
+        found = [each for each in self.tasks if self.is_claimable(each)]
+        return sorted(found, key=lambda each: (self.tasks[each].due, each))
+
+    def claim_refusal(self, task_id: int) -> Why:
+        match self.tasks[task_id].status:
+            case Status.RUNNING:
+                return Why.RUNNING
+            case Status.QUEUED | Status.RETRYING:
+                return Why.NOT_DUE
+            case _:
+                return Why.OVER
+
+    def claimed(self, task_id: int, token: str, worker: str) -> None:
+        task = self.tasks[task_id]
+        task.status, task.token, task.worker = Status.RUNNING, token, worker
+        task.attempt += 1
+        task.expires = self.now + HEARTBEAT
+
+    def is_current(self, fence: Fence) -> bool:
+        task = self.tasks[fence.task_id]
+        return task.status is Status.RUNNING and (task.attempt, task.token) == (
+            fence.attempt,
+            fence.lease_token,
+        )
+
+    def refusal(self, task_id: int) -> Why:
+        return Why.STALE if self.tasks[task_id].status in (*WAITING, Status.RUNNING) else Why.OVER
+
+    def heartbeat(self, fence: Fence) -> Answer:
+        if not self.is_current(fence):
+            return self.refusal(fence.task_id)
+        self.tasks[fence.task_id].expires = self.now + HEARTBEAT
+        return Status.RUNNING
+
+    def end(self, fence: Fence, saying: Saying) -> tuple[Answer, bool]:
+        """What an end answers, and whether it is the first to say so."""
+        task = self.tasks[fence.task_id]
+        if self.is_current(fence):
+            status = self._status_after(task, saying)
+            task.said[fence.attempt, fence.lease_token] = saying, status
+            self.leave(task, status)
+            return status, True
+        before = task.said.get((fence.attempt, fence.lease_token))
+        if before is None:
+            return self.refusal(fence.task_id), False
+        return (before[1] if before[0] == saying else Why.DIFFERENT), False
+
+    def _status_after(self, task: ModelTask, saying: Saying) -> Status:
+        kind, is_retried = saying
+        if task.cancel_asked:
+            return Status.CANCELLED
+        if kind != "failed":
+            return Status.COMPLETED
+        return Status.RETRYING if is_retried and task.attempt < task.limit else Status.DEAD
+
+    def leave(self, task: ModelTask, status: Status) -> None:
+        task.status = status
+        task.token = task.worker = task.expires = None
+
+    def publish(self, task_id: int) -> Publishing:
+        if task_id <= self.head:
+            return Publishing.SUPERSEDED
+        self.head, self.revision = task_id, self.revision + 1
+        return Publishing.PUBLISHED
+
+    def retry(self, task_id: int, due: datetime) -> None:
+        assert self.now + PAUSE_MIN <= due <= self.now + PAUSE_MAX
+        self.tasks[task_id].due = due
+
+    def cancel(self, task_id: int) -> Answer:
+        task = self.tasks[task_id]
+        if task.status in WAITING:
+            task.status = Status.CANCELLED
+        elif task.status is Status.RUNNING:
+            task.cancel_asked = True
+        return task.status if task.status in (Status.RUNNING, Status.CANCELLED) else Why.OVER
+
+    def replay(self, task_id: int) -> Answer:
+        task = self.tasks[task_id]
+        if task.status is not Status.DEAD:
+            return Why.NOT_DEAD
+        task.status, task.due, task.limit = Status.QUEUED, self.now, task.attempt + ATTEMPTS
+        return Status.QUEUED
+
+    def reap(self) -> dict[int, Status]:
+        reaped = {}
+        for task_id, task in self.tasks.items():
+            if task.expires is not None and task.expires <= self.now:
+                reaped[task_id] = self._status_after(task, ("failed", True))
+                self.leave(task, reaped[task_id])
+        return reaped

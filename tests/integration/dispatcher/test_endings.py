@@ -1,0 +1,517 @@
+"""Attempts that end: completed, failed, cancelled, given up, played again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.dispatcher.database.pool import Connection
+from penstock.dispatcher.tasks_values import (
+    Claimed,
+    Completion,
+    Ended,
+    Extended,
+    Fence,
+    Output,
+    Publishing,
+    Refusal,
+    Status,
+    TaskState,
+    Why,
+)
+from penstock.kernel.errors import InvalidInput
+from tests.integration.dispatcher.world import Play, World, Worlds, done, failed
+
+
+async def ended(world: World, fence: Fence, *outputs: Output) -> Ended:
+    (found,) = await world.tasks.complete(done(fence, *outputs))
+    assert isinstance(found, Ended)
+    return found
+
+
+async def again(world: World, claimed: Claimed) -> Claimed:
+    found = await world.tasks.claim(claimed.task_id, worker="worker")
+    assert isinstance(found, Claimed)
+    return found
+
+
+def zombies_of(fence: Fence) -> list[Fence]:
+    return [
+        replace(fence, attempt=fence.attempt + 1),
+        replace(fence, attempt=0),
+        replace(fence, lease_token="guessed"),
+    ]
+
+
+async def snapshot(world: World) -> list[object]:
+    tables = ("task", "attempt", "event", "publication", "appended", "outbox")
+    return [await world.rows(f"SELECT * FROM {table} ORDER BY 1, 2") for table in tables]
+
+
+def test_a_heartbeat_extends_its_own_lease_only(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        first, second = await job.claimed("a"), await job.claimed("b")
+        world.later(5)
+        stale = replace(second.fence, lease_token="guessed")
+        kept, lost, unknown = await world.tasks.heartbeat([first.fence, stale, Fence(404, 1, "x")])
+        assert isinstance(kept, Extended)
+        assert not kept.cancel_asked
+        assert (kept.lease_expires_at - first.lease_expires_at).total_seconds() > 4
+        assert isinstance(lost, Refusal)
+        assert lost.why is Why.STALE
+        assert lost.state is not None
+        assert (lost.state.status, lost.state.worker) == (Status.RUNNING, "worker")
+        assert lost.state.lease_expires_at == second.lease_expires_at
+        assert unknown == Refusal(404, Why.UNKNOWN, None)
+        with pytest.raises(InvalidInput, match="twice"):
+            await world.tasks.heartbeat([first.fence, first.fence])
+        assert await world.tasks.heartbeat([]) == ()
+
+    play(story)
+
+
+def test_a_late_heartbeat_revives_a_lease_that_nobody_has_ended(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        claimed = await job.claimed()
+        await world.tasks.reap()
+        world.later(3600)
+        (kept,) = await world.tasks.heartbeat([claimed.fence])
+        assert isinstance(kept, Extended)
+        assert (await world.tasks.reap(outage_seconds=9999)).reaped == ()
+        assert (await ended(world, claimed.fence)).status is Status.COMPLETED
+
+    play(story)
+
+
+def test_completing_publishes_and_tells(worlds: Worlds) -> None:
+    routed: list[tuple[int, object]] = []
+
+    async def route(connection: Connection, events: Sequence[int]) -> None:
+        for seq in events:
+            found = await connection.execute(b"SELECT * FROM event WHERE seq = %s", [seq])
+            row = await found.fetchone()
+            assert row is not None
+            routed.append((seq, row["partition_key"]))
+
+    async def main() -> None:
+        async with worlds.world(route=route) as world:
+            job = await world.job()
+            claimed = await job.claimed()
+            outputs = (
+                job.output("0-10", "s3://b/1", start=0, end=10),
+                job.output("10-20", "s3://b/2", start=10, end=20),
+            )
+            answer = await ended(world, claimed.fence, *outputs)
+            assert answer.status is Status.COMPLETED
+            assert [each.outcome for each in answer.published] == [Publishing.PUBLISHED] * 2
+            events = [each.event_seq for each in answer.published]
+            assert routed == [(events[0], "0-10"), (events[1], "10-20")]
+            rows = await world.rows(
+                "SELECT partition_key, range_start, range_end, location, task_id, revision"
+                " FROM publication ORDER BY 2"
+            )
+            assert rows[1] == {
+                "partition_key": "10-20",
+                "range_start": 10,
+                "range_end": 20,
+                "location": "s3://b/2",
+                "task_id": claimed.task_id,
+                "revision": 1,
+            }
+            before = await snapshot(world)
+            assert await ended(world, claimed.fence, *outputs) == answer
+            assert await snapshot(world) == before
+            assert len(routed) == 2
+
+    asyncio.run(main())
+
+
+def test_routing_that_fails_undoes_all_of_it(worlds: Worlds) -> None:
+    async def route(connection: Connection, events: Sequence[int]) -> None:
+        raise RuntimeError("no way")
+
+    async def main() -> None:
+        async with worlds.world(route=route) as world:
+            job = await world.job()
+            claimed = await job.claimed()
+            before = await snapshot(world)
+            with pytest.raises(RuntimeError, match="no way"):
+                await world.tasks.complete(done(claimed.fence, job.output()))
+            assert await snapshot(world) == before
+            assert (await ended(world, claimed.fence)).status is Status.COMPLETED
+
+    asyncio.run(main())
+
+
+def test_a_different_completion_is_refused(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        claimed = await job.claimed()
+        await ended(world, claimed.fence, job.output("a"))
+        before = await snapshot(world)
+        for other in (done(claimed.fence, job.output("b")), failed(claimed.fence)):
+            call = world.tasks.complete if isinstance(other[0], Completion) else world.tasks.fail
+            (refused,) = await call(other)  # type: ignore[arg-type]  # each gets its own
+            assert isinstance(refused, Refusal)
+            assert refused.why is Why.DIFFERENT
+            assert refused.state is not None
+            assert refused.state.status is Status.COMPLETED
+        (late,) = await world.tasks.heartbeat([claimed.fence])
+        assert isinstance(late, Refusal)
+        assert late.why is Why.OVER
+        assert await snapshot(world) == before
+
+    play(story)
+
+
+def test_zombies_change_nothing(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        first = await job.claimed()
+        await world.tasks.reap()
+        world.later(11)
+        (reaped,) = (await world.tasks.reap()).reaped
+        assert (reaped.attempt, reaped.worker, reaped.status) == (1, "worker", Status.RETRYING)
+        world.later(11)
+        second = await again(world, first)
+        before = await snapshot(world)
+        for fence in [first.fence, *zombies_of(second.fence)]:
+            for (answer,) in (
+                await world.tasks.heartbeat([fence]),
+                await world.tasks.complete(done(fence, job.output())),
+                await world.tasks.fail(failed(fence)),
+            ):
+                assert isinstance(answer, Refusal)
+                assert answer.why is Why.STALE
+                assert answer.state is not None
+                assert (answer.state.attempt, answer.state.worker) == (2, "worker")
+        assert await snapshot(world) == before
+
+    play(story)
+
+
+def test_one_refused_completion_costs_the_others_nothing(play: Play) -> None:
+    async def story(world: World) -> None:
+        job, other = await world.job(), await world.job("other")
+        good, bad, stale = [await job.claimed(key) for key in "abc"]
+        sayings = [
+            Completion(stale.fence.__class__(stale.task_id, 1, "guessed"), (job.output("c"),)),
+            Completion(bad.fence, (other.output("x"),)),
+            Completion(good.fence, (job.output("a"),)),
+            Completion(Fence(404, 1, "x")),
+        ]
+        answers = await world.tasks.complete(sayings)
+        assert [getattr(each, "why", None) for each in answers] == [
+            Why.STALE,
+            Why.OUTPUTS,
+            None,
+            Why.UNKNOWN,
+        ]
+        assert isinstance(answers[1], Refusal)
+        assert other.dataset in answers[1].detail
+        assert await world.value("SELECT count(*) FROM event") == 1
+        assert (await ended(world, bad.fence, job.output("b"))).status is Status.COMPLETED
+
+    play(story)
+
+
+NO_OUTPUTS: list[dict[str, Any]] = [
+    {"partition_key": ""},
+    {"partition_key": "x" * 501},
+    {"partition_key": "nul\x00"},
+    {"partition_key": "p", "start": 1},
+    {"partition_key": "p", "start": 2, "end": 2},
+    {"partition_key": None, "start": 1, "end": 2},
+    {"partition_key": "p", "cursor": 1},
+    {"partition_key": None, "cursor": 2**63},
+    {"location": ""},
+    {"append_key": ""},
+    {"dataset": "x"},
+]
+
+
+def test_outputs_that_make_no_sense_are_refused(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        claimed = await job.claimed()
+        wrong = [(replace(job.output(), **fields),) for fields in NO_OUTPUTS]
+        for outputs in (*wrong, (job.output("a"), job.output("a"))):
+            (answer,) = await world.tasks.complete(done(claimed.fence, *outputs))
+            assert isinstance(answer, Refusal)
+            assert answer.why is Why.OUTPUTS
+            assert answer.detail
+        assert (await ended(world, claimed.fence, job.output("a"))).status is Status.COMPLETED
+
+    play(story)
+
+
+def test_a_partition_is_replaced_by_later_tasks_only(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        first, second, third = [await job.claimed(key) for key in "abc"]
+
+        async def publish(claimed: Claimed) -> tuple[Publishing, int | None]:
+            answer = await ended(world, claimed.fence, job.output("p", f"s3://{claimed.task_id}"))
+            (one,) = answer.published
+            assert (one.event_seq is None) == (one.outcome is not Publishing.PUBLISHED)
+            return one.outcome, one.revision
+
+        assert await publish(second) == (Publishing.PUBLISHED, 1)
+        assert await publish(first) == (Publishing.SUPERSEDED, None)
+        assert await publish(third) == (Publishing.PUBLISHED, 2)
+        assert await world.value("SELECT location FROM publication") == f"s3://{third.task_id}"
+        assert await world.value("SELECT count(*) FROM event") == 2
+
+    play(story)
+
+
+def test_of_two_in_one_call_the_later_counts(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        first, second = [await job.claimed(key) for key in "ab"]
+        answers = await world.tasks.complete(
+            [Completion(second.fence, (job.output(),)), Completion(first.fence, (job.output(),))]
+        )
+        outcomes = [each.published[0].outcome for each in answers if isinstance(each, Ended)]
+        assert outcomes == [Publishing.PUBLISHED, Publishing.SUPERSEDED]
+        assert await world.value("SELECT task_id FROM publication") == second.task_id
+
+    play(story)
+
+
+def test_appending_is_unique_by_its_key(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job(update_mode="append")
+
+        async def append(key: str, append_key: str | None) -> tuple[Publishing, int | None]:
+            claimed = await job.claimed(key)
+            output = job.output("p", append_key=append_key)
+            (one,) = (await ended(world, claimed.fence, output)).published
+            return one.outcome, one.revision
+
+        assert await append("a", "k1") == (Publishing.PUBLISHED, 1)
+        assert await append("b", "k1") == (Publishing.DUPLICATE, None)
+        assert await append("c", "k2") == (Publishing.PUBLISHED, 2)
+        assert await append("d", None) == (Publishing.PUBLISHED, 3)
+        late, later = await job.claimed("e"), await job.claimed("f")
+        await ended(world, later.fence, job.output("p"))
+        (one,) = (await ended(world, late.fence, job.output("p"))).published
+        assert (one.outcome, one.revision) == (Publishing.PUBLISHED, 5)
+        assert await world.value("SELECT count(*) FROM appended") == 5
+        assert await world.value("SELECT count(*) FROM event") == 5
+        two = [await job.claimed(key) for key in "gh"]
+        answers = await world.tasks.complete(
+            [Completion(each.fence, (job.output("q", append_key="same"),)) for each in two]
+        )
+        assert [each.published[0].outcome for each in answers if isinstance(each, Ended)] == [
+            Publishing.PUBLISHED,
+            Publishing.DUPLICATE,
+        ]
+
+    play(story)
+
+
+def test_a_dataset_without_partitions_moves_its_cursor(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        first, second = [await job.claimed(key) for key in "ab"]
+        await ended(world, first.fence, job.output(None, cursor=77))
+        await ended(world, second.fence, job.output(None))
+        rows = await world.rows("SELECT cursor, partition_key FROM event ORDER BY seq")
+        assert [row["cursor"] for row in rows] == [77, second.task_id]
+        assert await world.value("SELECT partition_key FROM publication") == ""
+
+    play(story)
+
+
+def test_failures_are_retried_later_and_later_and_then_dead(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job(max_attempts=4, retry_first_ms=1_000, retry_max_ms=2_500)
+        claimed = await job.claimed()
+        for pause in (1.0, 2.0, 2.5):
+            calls = failed(claimed.fence, "so\x00it\ud800goes")
+            (answer,) = await world.tasks.fail(calls)
+            assert isinstance(answer, Ended)
+            assert answer.status is Status.RETRYING
+            assert answer.due_at is not None
+            waits = await world.value(
+                "SELECT extract(epoch FROM due_at - penstock_now())::float FROM task"
+            )
+            assert 0.75 * pause <= waits <= min(1.25 * pause, 2.5)
+            assert await world.tasks.fail(calls) == (answer,)
+            assert await world.wakes() == []
+            refused = await world.tasks.claim(claimed.task_id, worker="w")
+            assert isinstance(refused, Refusal)
+            assert refused.why is Why.NOT_DUE
+            world.later(3)
+            assert await world.wakes() == ["operator/normal"]
+            claimed = await again(world, claimed)
+        (last,) = await world.tasks.fail(failed(claimed.fence, "enough"))
+        assert isinstance(last, Ended)
+        assert (last.status, last.attempt, last.due_at) == (Status.DEAD, 4, None)
+        assert await world.value("SELECT reason FROM task") == "enough"
+        outcomes = await world.rows("SELECT outcome, reason FROM attempt ORDER BY number")
+        assert [row["outcome"] for row in outcomes] == ["failed"] * 4
+        assert outcomes[0]["reason"] == "so\ufffdit?goes"
+
+    play(story)
+
+
+def test_a_failure_that_must_not_be_retried(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        claimed = await job.claimed()
+        (answer,) = await world.tasks.fail(failed(claimed.fence, is_retried=False))
+        assert isinstance(answer, Ended)
+        assert answer.status is Status.DEAD
+
+    play(story)
+
+
+def test_a_dead_task_is_played_again_with_new_attempts(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job(max_attempts=2)
+        first = await job.claimed()
+        (dead,) = await world.tasks.fail(failed(first.fence, is_retried=False))
+        (queued, unknown) = await world.tasks.replay([first.task_id, 404])
+        assert isinstance(queued, TaskState)
+        assert (queued.status, queued.attempt, queued.reason) == (Status.QUEUED, 1, None)
+        assert unknown == Refusal(404, Why.UNKNOWN, None)
+        assert await world.wakes() == ["operator/normal"]
+        (twice,) = await world.tasks.replay([first.task_id])
+        assert isinstance(twice, Refusal)
+        assert twice.why is Why.NOT_DEAD
+        # The attempt that died is still answered as it was.
+        assert await world.tasks.fail(failed(first.fence, is_retried=False)) == (dead,)
+        numbers = []
+        for _ in range(2):
+            claimed = await again(world, first)
+            numbers.append(claimed.attempt)
+            await world.tasks.fail(failed(claimed.fence))
+            world.later(10)
+        assert numbers == [2, 3]
+        assert await world.value("SELECT status FROM task") == "dead"
+
+    play(story)
+
+
+def test_cancelling_what_waits_and_what_runs(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        (queued,) = await job.make("queued")
+        retrying, running, failing, silent = [await job.claimed(key) for key in "abcd"]
+        await world.tasks.fail(failed(retrying.fence))
+        over = await job.claimed("over")
+        await ended(world, over.fence)
+        ids = [queued, retrying.task_id, running.task_id, over.task_id, 404]
+        answers = await world.tasks.cancel(ids, reason="no need")
+        assert await world.tasks.cancel(ids, reason="really") == answers
+        await world.tasks.cancel([failing.task_id, silent.task_id])
+        first, second, third, fourth, fifth = answers
+        for each in (first, second):
+            assert isinstance(each, TaskState)
+            assert (each.status, each.reason) == (Status.CANCELLED, "no need")
+        assert isinstance(third, TaskState)
+        assert (third.status, third.cancel_asked) == (Status.RUNNING, True)
+        assert isinstance(fourth, Refusal)
+        assert fourth.why is Why.OVER
+        assert fifth == Refusal(404, Why.UNKNOWN, None)
+        (beat,) = await world.tasks.heartbeat([running.fence])
+        assert isinstance(beat, Extended)
+        assert beat.cancel_asked
+        answer = await ended(world, running.fence, job.output())
+        assert (answer.status, answer.published) == (Status.CANCELLED, ())
+        assert await ended(world, running.fence, job.output()) == answer
+        (stopped,) = await world.tasks.fail(failed(failing.fence))
+        assert isinstance(stopped, Ended)
+        assert stopped.status is Status.CANCELLED
+        assert await world.value("SELECT count(*) FROM event") == 0
+        await world.tasks.reap(outage_seconds=9999)
+        world.later(60)
+        await world.tasks.reap(outage_seconds=9999)
+        assert await world.value("SELECT status FROM task WHERE id = %s", silent.task_id) == (
+            "cancelled"
+        )
+
+    play(story)
+
+
+def test_the_reaper_ends_what_is_silent_in_batches(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job(max_attempts=2)
+        await world.tasks.reap()
+        first = [await job.claimed(key) for key in "abc"]
+        world.later(5)
+        (kept,) = await world.tasks.heartbeat([first[2].fence])
+        assert isinstance(kept, Extended)
+        world.later(6)
+        assert len((await world.tasks.reap(limit=1)).reaped) == 1
+        assert len((await world.tasks.reap(limit=9)).reaped) == 1
+        assert (await world.tasks.reap()).reaped == ()
+        rows = await world.rows("SELECT status, reason FROM task ORDER BY id")
+        assert [row["status"] for row in rows] == ["retrying", "retrying", "running"]
+        assert rows[0]["reason"] == "The worker worker was not heard of in time."
+        world.later(2)
+        assert set(await world.wakes()) == {"operator/normal"}
+        await again(world, first[0])
+        world.later(11)
+        reaped = (await world.tasks.reap()).reaped
+        assert {(each.task_id, each.status) for each in reaped} == {
+            (first[0].task_id, Status.DEAD),
+            (first[2].task_id, Status.RETRYING),
+        }
+        outcomes = await world.rows(
+            "SELECT DISTINCT outcome FROM attempt WHERE ended_at IS NOT NULL"
+        )
+        assert outcomes == [{"outcome": "expired"}]
+
+    play(story)
+
+
+def test_after_an_outage_the_reaper_waits_for_the_slowest_heartbeat(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job(heartbeat_ms=10_000)
+        slow = await world.job("slow", heartbeat_ms=60_000)
+        await world.tasks.reap()
+        alive, silent, long = (
+            await job.claimed("a"),
+            await job.claimed("b"),
+            await slow.claimed("c"),
+        )
+        world.later(300)
+        quiet = await world.tasks.reap(outage_seconds=30)
+        assert quiet.reaped == ()
+        assert quiet.quiet_until is not None
+        for _ in range(5):
+            world.later(10)
+            assert (await world.tasks.reap(outage_seconds=30)).reaped == ()
+            (beat,) = await world.tasks.heartbeat([alive.fence])
+            assert isinstance(beat, Extended)
+        world.later(9.5)
+        await world.tasks.heartbeat([alive.fence, long.fence])
+        assert (await world.tasks.reap(outage_seconds=30)).quiet_until is not None
+        world.later(1)
+        found = await world.tasks.reap(outage_seconds=30)
+        assert found.quiet_until is None
+        assert [each.task_id for each in found.reaped] == [silent.task_id]
+
+    play(story)
+
+
+def test_too_many_at_once_are_refused(play: Play) -> None:
+    async def story(world: World) -> None:
+        many = [Fence(number, 1, "x") for number in range(1001)]
+        with pytest.raises(InvalidInput, match="1000 tasks at most"):
+            await world.tasks.heartbeat(many)
+        with pytest.raises(InvalidInput, match="1000 tasks at most"):
+            await world.tasks.complete([Completion(each) for each in many])
+        with pytest.raises(InvalidInput, match="twice"):
+            await world.tasks.cancel([1, 1])
+
+    play(story)

@@ -1,0 +1,169 @@
+"""The local Postgres: started, stopped, killed, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from penstock.dispatcher.database import local
+from penstock.dispatcher.database.local import LocalPostgres
+from penstock.kernel.errors import PenstockError
+from tests.integration.test_s3_local import needs_proc, processes_naming, wait_for_the_end_of
+
+_PARENT = """
+import asyncio, pathlib, sys
+from penstock.dispatcher.database.local import LocalPostgres
+
+async def main():
+    async with LocalPostgres(pathlib.Path(sys.argv[1]), settings={"fsync": "off"}) as server:
+        print(server.dsn, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def server_in(folder: Path) -> LocalPostgres:
+    return LocalPostgres(folder, settings={"fsync": "off"}, grace_seconds=5)
+
+
+def execute(dsn: str, statement: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        found = connection.execute(statement.encode())
+        return found.fetchall() if found.description else []
+
+
+def postmaster_of(folder: Path) -> int:
+    return int((folder / "data" / "postmaster.pid").read_text().split()[0])
+
+
+def is_there(path: Path) -> bool:
+    return path.exists()
+
+
+def skip_without_a_server(error: PenstockError) -> None:
+    if os.environ.get("CI"):
+        raise error
+    pytest.skip(f"no Postgres: {error.message} {error.hint}")
+
+
+@needs_proc
+def test_what_is_committed_survives_a_kill_and_a_stop(tmp_path: Path) -> None:
+    # A socket whose path is too long for the folder is part of the test.
+    folder = tmp_path / ("x" * 80)
+
+    async def check() -> None:
+        async with server_in(folder) as server:
+            execute(server.dsn, "CREATE TABLE kept (n integer)")
+            execute(server.dsn, "INSERT INTO kept VALUES (1)")
+            # One that is in the middle of something: it may go on for a moment without its server.
+            connection = psycopg.connect(server.dsn)
+            connection.execute(b"INSERT INTO kept VALUES (99)")
+            watched = os.pidfd_open(postmaster_of(folder))
+            os.kill(postmaster_of(folder), signal.SIGKILL)
+            wait_for_the_end_of([watched])
+            socket_folder = Path(str(conninfo_to_dict(server.dsn)["host"]))
+            assert socket_folder.parent != folder
+        assert not is_there(socket_folder)
+        async with server_in(folder) as server:
+            connection.close()
+            execute(server.dsn, "INSERT INTO kept VALUES (2)")
+            # An open connection does not keep the server from stopping.
+            idle = psycopg.connect(server.dsn)
+        idle.close()
+        async with server_in(folder) as server:
+            assert execute(server.dsn, "SELECT n FROM kept ORDER BY n") == [(1,), (2,)]
+
+    try:
+        asyncio.run(check())
+    except PenstockError as error:
+        skip_without_a_server(error)
+    assert "ready to accept connections" in (folder / "postgres.log").read_text()
+    assert processes_naming(str(folder)) == set()
+
+
+@needs_proc
+def test_it_ends_with_a_parent_that_is_killed_and_starts_again(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        dsn = parent.stdout.readline()
+        if not dsn:
+            skip_without_a_server(PenstockError("The server did not start."))
+        execute(dsn, "CREATE TABLE kept AS SELECT 1 AS n")
+        watched = os.pidfd_open(postmaster_of(tmp_path))
+        parent.kill()
+
+    async def again() -> list[tuple[object, ...]]:
+        # At once: what is left of the first server is waited for.
+        async with server_in(tmp_path) as server:
+            return execute(server.dsn, "SELECT n FROM kept")
+
+    assert asyncio.run(again()) == [(1,)]
+    wait_for_the_end_of([watched])
+    assert processes_naming(str(tmp_path)) == set()
+
+
+def test_it_is_ours_alone(postgres: LocalPostgres) -> None:
+    ((addresses, where),) = execute(
+        postgres.dsn,
+        "SELECT current_setting('listen_addresses'), current_setting('unix_socket_permissions')",
+    )
+    assert (addresses, where) == ("", "0700")
+    folder = postgres.log.parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "data").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_has_one_server(postgres: LocalPostgres) -> None:
+    async def check() -> None:
+        second = LocalPostgres(postgres.log.parent)
+        with pytest.raises(PenstockError, match="Another process runs the Postgres in") as caught:
+            await second.start()
+        await second.stop()
+        assert "another folder" in caught.value.hint
+
+    asyncio.run(check())
+    # The refused one has taken nothing away.
+    assert execute(postgres.dsn, "SELECT 1") == [(1,)]
+
+
+def test_a_server_that_does_not_start_is_an_error(tmp_path: Path) -> None:
+    async def check() -> None:
+        server = LocalPostgres(tmp_path, settings={"fsync": "off", "shared_buffers": "none"})
+        with pytest.raises(PenstockError, match=r"^The local Postgres did not start\.$") as caught:
+            await server.start()
+        await server.stop()
+        assert str(server.log) in caught.value.hint
+        assert "shared_buffers" in server.log.read_text()
+
+    asyncio.run(check())
+
+
+def test_a_cluster_that_cannot_be_made_is_an_error_and_is_made_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                local, "_run_as", lambda *_: [sys.executable, "-c", "print('Bad day.')"]
+            )
+            server = server_in(tmp_path)
+            with pytest.raises(PenstockError, match="did not start"):
+                await server.start()
+            await server.stop()
+            assert "Bad day." in server.log.read_text()
+        assert (tmp_path / "data.new").exists()
+        async with server_in(tmp_path) as server:
+            assert execute(server.dsn, "SELECT 1") == [(1,)]
+
+    asyncio.run(check())

@@ -1,0 +1,92 @@
+"""Migrations on a real database: from every earlier version, once, and never back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psycopg
+import pytest
+
+from penstock.dispatcher.database.migrations import migrate, migrations
+from penstock.kernel.errors import DatabaseUnavailable, MigrationRefused
+from tests.integration.dispatcher.world import Worlds
+
+SCHEMA = """
+    SELECT table_name, column_name, data_type, is_nullable FROM information_schema.columns
+    WHERE table_schema = 'public'
+    UNION ALL SELECT tablename, indexname, indexdef, '' FROM pg_indexes WHERE schemaname = 'public'
+    UNION ALL SELECT proname, '', prosrc, '' FROM pg_proc
+    WHERE pronamespace = 'public'::regnamespace
+    ORDER BY 1, 2, 3
+"""
+
+
+def read(dsn: str, statement: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        return connection.execute(statement.encode()).fetchall()
+
+
+@pytest.mark.parametrize("version", range(len(migrations()) + 1))
+def test_every_earlier_version_is_brought_forward(worlds: Worlds, version: int) -> None:
+    async def check() -> None:
+        dsn, whole = await worlds.empty(), await worlds.empty()
+        await migrate(whole)
+        await migrate(dsn, migrations()[:version])
+        assert await migrate(dsn) == migrations()[version:]
+        assert await migrate(dsn) == ()
+        assert read(dsn, SCHEMA) == read(whole, SCHEMA)
+
+    asyncio.run(check())
+
+
+def test_many_at_once_apply_each_step_once(worlds: Worlds) -> None:
+    async def check() -> None:
+        dsn = await worlds.empty()
+        answers = await asyncio.gather(*(migrate(dsn) for _ in range(6)))
+        assert sorted(map(len, answers)) == [0, 0, 0, 0, 0, len(migrations())]
+        assert read(dsn, "SELECT count(*) FROM migration") == [(len(migrations()),)]
+
+    asyncio.run(check())
+
+
+def test_a_step_that_fails_leaves_nothing(worlds: Worlds) -> None:
+    async def check() -> None:
+        dsn = await worlds.empty()
+        first = "CREATE TABLE one (n integer)"
+        broken = "CREATE TABLE two (n integer); SELECT 1 / 0"
+        steps = migrations({"0001_one.sql": first, "0002_two.sql": broken})
+        with pytest.raises(MigrationRefused, match="0002_two failed and was rolled back"):
+            await migrate(dsn, steps)
+        assert read(dsn, "SELECT to_regclass('one') IS NULL, to_regclass('two') IS NULL") == [
+            (False, True)
+        ]
+        repaired = migrations({"0001_one.sql": first, "0002_two.sql": "SELECT 1"})
+        assert [step.number for step in await migrate(dsn, repaired)] == [2]
+
+    asyncio.run(check())
+
+
+def test_a_changed_file_and_a_newer_database_are_refused(worlds: Worlds) -> None:
+    async def check() -> None:
+        dsn = await worlds.empty()
+        steps = migrations({"0001_one.sql": "SELECT 1", "0002_two.sql": "SELECT 2"})
+        await migrate(dsn, steps)
+        with pytest.raises(MigrationRefused, match="is not the one that was applied"):
+            await migrate(dsn, migrations({"0001_one.sql": "SELECT 3"}))
+        with pytest.raises(MigrationRefused, match="at migration 2"):
+            await migrate(dsn, steps[:1])
+        # The lock was given back.
+        assert await migrate(dsn, steps) == ()
+
+    asyncio.run(check())
+
+
+def test_a_server_that_is_not_there(worlds: Worlds) -> None:
+    async def check() -> None:
+        with pytest.raises(DatabaseUnavailable, match="does not answer") as caught:
+            await migrate("host=/nowhere/at/all dbname=x")
+        assert caught.value.hint
+        with pytest.raises(DatabaseUnavailable):
+            await migrate(worlds.dsn_of("no_such_database"))
+
+    asyncio.run(check())
