@@ -91,6 +91,8 @@ class PackInHand:
         """Until when a lease of ours is known to last: so long nobody can settle our tasks."""
         self.next_due_ms = 0
         """After a claim that gave nothing: when it is worth trying again."""
+        self.is_sent = False
+        """Whether a claim was sent, and so may be written although its answer is lost."""
         self.is_gone = False
         """After a claim that gave nothing: there is no pack."""
 
@@ -339,6 +341,7 @@ class PackInHand:
             after, taken = transitions.claim(ledger, wanted, now)
             return after if taken or present is not None else None
 
+        self.is_sent = True
         return await self._ledger.update(change)
 
     async def _tidy(self, ledger: Ledger) -> None:

@@ -11,6 +11,7 @@ there is an event loop. One object is used by one event loop.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -281,11 +282,7 @@ class Queue:
         ledger = await archive.find(self.access.store, self.access.layout, at)
         if ledger is not None:
             return _Found(None, ledger)
-        raise TaskNotFound(
-            f"Nothing is known of the task {at.task(0)!r}.",
-            task=at.task(0),
-            hint="Is it another queue's? Tasks with a key are forgotten when their key is free.",
-        )
+        raise _not_found(at)
 
     async def _ledger(self, at: PackAt) -> Ledger | None:
         found = await self._read(self.access.layout.ledger(at))
@@ -322,12 +319,17 @@ class Queue:
         began = clock.monotonic()
         pause = _RESULT_SECONDS_MIN
         while True:
+            left = None if timeout is None else max(0.0, began + timeout - clock.monotonic())
+            view = None
             try:
-                view = await self._settled(at, place, seconds=pause / 2)
+                # Once at least, also without a timeout that would allow it.
+                async with asyncio.timeout(None if left is None else max(left, 1.0)):
+                    view = await self._settled(at, place, seconds=pause / 2)
+            except TimeoutError:
+                pass
             except (Throttled, Unavailable) as error:
                 # To wait is what was asked for.
                 _log.warning("waiting for task %s, the store is away: %s", id, error)
-                view = None
             if view is not None:
                 return _outcome(view)
             left = None if timeout is None else began + timeout - clock.monotonic()
@@ -340,14 +342,16 @@ class Queue:
         """The task if it is settled. Those of one pack share a reading that is recent enough."""
         assert self._watch is not None, "a queue that is open has one"
         with labelled("get"):
-            ledger = await self._watch.ledger(at, seconds=seconds)
-            if ledger is not None and ledger.key is None:
-                settled = ledger.tasks[place].status.settled
-                if settled or not ledger.settled:
-                    return view_of_ledger(at, place, ledger, None) if settled else None
-            # Not begun, archived, or of a key, which may have been used again.
-            view = await self._view(at, place, await self._find(at))
-        return view if view.is_settled else None
+            if at.submitted_ms is None:
+                # A key may have been used again: the pack tells.
+                view = await self._view(at, place, await self._find(at))
+                return view if view.is_settled else None
+            try:
+                ledger = await self._watch.ledger(at, seconds=seconds)
+            except NotFound as error:
+                raise _not_found(at) from error
+        settled = ledger is not None and ledger.tasks[place].status.settled
+        return view_of_ledger(at, place, ledger, None) if ledger and settled else None
 
     async def cancel(self, id: str) -> TaskView:
         """Cancel a task that has not started; ask one that runs to stop.
@@ -373,6 +377,14 @@ class Queue:
             )
         with labelled("submit"):
             return Task(self, await replay(self.access, view))
+
+
+def _not_found(at: PackAt) -> TaskNotFound:
+    return TaskNotFound(
+        f"Nothing is known of the task {at.task(0)!r}.",
+        task=at.task(0),
+        hint="Is it another queue's? Tasks with a key are forgotten when their key is free.",
+    )
 
 
 def _outcome(view: TaskView) -> Any:

@@ -244,7 +244,7 @@ def test_a_result_is_waited_for() -> None:
 def test_to_wait_for_a_running_task_is_one_cheap_question_at_a_time() -> None:
     async def check(bench: Bench) -> None:
         task = await bench.queue.submit("t")
-        await bench.claim(task)
+        await bench.claim(task, lease_ms=400_000)
         before = bench.meter.requests(label="get")
         with pytest.raises(NotSettled):
             await task.result(timeout=300)

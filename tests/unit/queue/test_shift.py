@@ -388,7 +388,7 @@ def test_a_pack_of_a_dead_worker_is_taken_when_its_lease_ends_without_a_list() -
         task = await bench.queue.submit("t", 1)
         await bench.claim(task, lease_seconds=40)
         await bench.clock.sleep(2)
-        shift, discovery = bench.shift(polling=RARELY)
+        shift, discovery = bench.shift(polling=RARELY, guards=True)
         async with Running(shift):
             await bench.clock.sleep(60)
         assert bench.ran.starts(task) == [pytest.approx(40, abs=0.5)]

@@ -60,6 +60,8 @@ class LeasedDiscovery(Discovery):
         self._store = store
         self._clock = store.clock.machine
         self._shards = shards
+        self._entropy = entropy
+        self._lease_seconds = settings.task_lease_seconds
         self._handles = handles
         self._scanner = Scanner(store, layout)
         self._helping = Scanner(store, layout)
@@ -118,13 +120,22 @@ class LeasedDiscovery(Discovery):
         if not asked or self._clock.monotonic() < self._help_at + HELP_SECONDS:
             return []
         self._help_at = self._clock.monotonic()
+        now = (await self._store.now()).earliest
+
+        def worth(sight: Sight) -> int:
+            is_wanted = sight.at.type in types and not sight.is_held(now, self._lease_seconds)
+            return wanted.worth(sight) if is_wanted else 0
+
         view = await self._helping.look(
             self._slots(asked - self._leases.owned()),
             minute=minute,
-            worth=lambda sight: wanted.worth(sight) if sight.at.type in types else 0,
+            worth=worth,
             wanted=wanted.tasks,
         )
-        return [sight for sight in view.sights if sight.at.type in types]
+        # All who help look at the same: each takes a few, in an order of its own.
+        found = [(self._entropy.random(), sight) for sight in view.sights if worth(sight)]
+        found.sort(key=lambda drawn: drawn[0])
+        return [sight for _, sight in found[: 2 * wanted.tasks]]
 
     def guarded(self) -> Sequence[Run]:
         owned = self._leases.owned()

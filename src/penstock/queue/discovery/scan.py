@@ -41,6 +41,11 @@ class Sight:
     ledger_modified: float = 0.0
     pointer: Pointed | None = None
 
+    def is_held(self, now: float, lease_seconds: float) -> bool:
+        """Whether somebody runs it, as far as a list can tell: its ledger was written lately."""
+        is_young = self.ledger_modified + lease_seconds > now
+        return self.ledger is not None and self.at.count == 1 and is_young
+
 
 @dataclass(frozen=True, slots=True)
 class Pointed:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import StoreError, UnreadableObject
@@ -22,6 +23,8 @@ from penstock.queue.owning.load import Load
 from penstock.store.base import ObjectStore
 
 _log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS_MAX: Final = 12.0
 
 
 class SharedDiscovery(Discovery):
@@ -58,7 +61,7 @@ class SharedDiscovery(Discovery):
 
     def patience_seconds(self, at: PackAt) -> float:
         # Its holder writes at every third of a lease; of a pack of many there may be some left.
-        return 0.4 * self._lease_seconds if at.count == 1 else 0.0
+        return min(0.4 * self._lease_seconds, PATIENCE_SECONDS_MAX) if at.count == 1 else 0.0
 
     def guarded(self) -> Sequence[Run]:
         return ALL if self._election.is_elected else ()

@@ -36,6 +36,7 @@ from penstock.queue.running.handlers import Handlers
 from penstock.queue.running.memory import Memory
 from penstock.queue.running.polling import Pace
 from penstock.queue.running.room import Room
+from penstock.queue.running.saying import Saying
 from penstock.queue.running.work import Hands, PackAtWork
 from penstock.queue.settings import WorkerSettings
 from penstock.queue.transitions import next_due_ms
@@ -46,9 +47,8 @@ MAINTAIN_SECONDS: Final = 15.0
 _AGAIN_MS: Final = 5_000
 _UNREADABLE_MS: Final = 600_000
 _LEFT_MS: Final = 60_000
+_POINTER_MS: Final = 30_000
 _FLUSH_SECONDS: Final = 10.0
-_SAID_MAX: Final = 1000
-_SAY_AGAIN_SECONDS: Final = 3600.0
 
 
 class Shift:
@@ -87,13 +87,15 @@ class Shift:
         self._is_more = False
         self._busy: dict[PackAt, PackAtWork | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._failed: dict[PackAt, int] = {}
         self._strain = Strain(self._clock)
         self._waiting: frozenset[str] = frozenset()
-        self._said: dict[str, float] = {}
+        self._say = Saying(self._clock)
         self._stopping = asyncio.Event()
         self._at_once = asyncio.Event()
         self._later_ms: int | None = None
-        self._look_at = self._worked_at = self._clock.monotonic()
+        self._look_at = self._worked_at = self._looked_at = self._clock.monotonic()
+        self._was_full = False
 
     def stop(self, *, at_once: bool) -> None:
         """Claim nothing more; with `at_once`, give back what runs."""
@@ -175,30 +177,40 @@ class Shift:
 
     async def _look(self) -> None:
         looked = self._access.now()
+        # Whoever wants another look meanwhile sets it earlier.
+        self._look_at = float("inf")
         try:
             view = await self._discovery.look(
                 Wanted(self._worth, self._room.concurrency, has_room=self._room.free > 0)
             )
         except StoreError as error:
             self._say(f"the queue cannot be looked at, trying again: {error}")
-            self._look_at = self._clock.monotonic() + self._pace.next_seconds()
+            self._look_in(self._pace.next_seconds())
             return
         self._take_in(view)
         if self._discovery.guarded():
             self._monitor.note(view.settled, looked)
-        self._look_at = self._clock.monotonic() + self._pace.next_seconds()
-        if not self._room.free:
-            # What waits must be known, so that others can be asked to take it.
-            self._look_at = self._clock.monotonic() + self._settings.polling.max_seconds
+        self._looked_at = self._clock.monotonic()
+        # While full, what waits must only be known, so that others can be asked to take it.
+        most = self._settings.polling.max_seconds
+        self._look_in(self._pace.next_seconds() if self._room.free else most)
         # If there was enough, look again as soon as it is used up and has given something.
         tasks = sum(sight.at.count for sight in self._found)
         self._is_more = tasks >= self._room.concurrency
+
+    def _look_in(self, seconds: float) -> None:
+        """Look again after so long, or sooner if that was asked for."""
+        self._look_at = min(self._look_at, self._clock.monotonic() + seconds)
 
     def _take_in(self, view: View) -> None:
         self._later_ms = view.later_ms
         self._found = deque(sight for sight in view.sights if self._worth(sight))
         self._found_at = self._clock.monotonic()
-        self._waiting = frozenset(sight.at.type for sight in self._found)
+        lease_seconds = self._settings.task_lease_seconds
+        now = self._access.now().earliest
+        self._waiting = frozenset(
+            sight.at.type for sight in self._found if not sight.is_held(now, lease_seconds)
+        )
         for sight in view.sights:
             if self._handlers.get(sight.at.type) is None:
                 self._say(f"there are tasks of type {sight.at.type!r}, which has no handler here")
@@ -238,16 +250,22 @@ class Shift:
         self._room.is_contended = bool(self._found)
         if self._room.free:
             self._waiting = frozenset()
+            if self._was_full:
+                least = self._settings.polling.min_seconds
+                self._look_in(max(0.0, self._looked_at + least - self._clock.monotonic()))
+        self._was_full = not self._room.free
 
     async def _take(self, sight: Sight, room: int) -> None:
         """Claim a pack and work on it to its end."""
         try:
             hand, nonce = await self._work(sight, room)
+            self._failed.pop(sight.at, None)
             await self._learn(sight, hand, nonce)
         except (StoreError, UnreadableObject) as error:
             passing = isinstance(error, StoreError)
             self._say(f"{'a claim failed' if passing else 'a pack is left alone'}: {error}")
-            pause_ms = _AGAIN_MS if passing else _UNREADABLE_MS
+            self._failed[sight.at] = failures = self._failed.get(sight.at, 0) + 1
+            pause_ms = min(_AGAIN_MS * 2**failures, _UNREADABLE_MS) if passing else _UNREADABLE_MS
             due_ms = int(self._access.now().latest * 1000) + pause_ms
             self._memory.note(sight, ledger=sight.ledger, due_ms=due_ms)
         finally:
@@ -282,7 +300,7 @@ class Shift:
         self._worked_at = self._clock.monotonic()
         self._pace.reset()
         seconds = 0.0 if self._is_more else self._pace.next_seconds()
-        self._look_at = min(self._look_at, self._worked_at + seconds)
+        self._look_in(seconds)
         await work.run(claim.id, claimed)
         self._worked_at = self._clock.monotonic()
         return hand, claimed.pack.nonce
@@ -306,14 +324,22 @@ class Shift:
             if due_ms > now_ms or not hand.is_gone:
                 if due_ms <= now_ms:
                     due_ms = now_ms + (1 if nonce else _AGAIN_MS)
+                elif sight.pointer is not None and ledger is not None and not nonce:
+                    # No list shows that its ledger has changed.
+                    due_ms = min(due_ms, now_ms + _POINTER_MS)
                 self._memory.note(
                     known,
                     ledger=version,
                     due_ms=due_ms,
                     noted_ms=now_ms,
-                    blind=bool(nonce) or ledger is None or self._discovery.is_alone,
+                    blind=bool(nonce) or ledger is None or self._is_guarded(sight.at),
                 )
         await self._mind_pointer(sight, hand, nonce)
+
+    def _is_guarded(self, at: PackAt) -> bool:
+        """Whether nobody else looks at this pack, as a rule."""
+        guarded = self._discovery.guarded() if self._discovery.is_alone else ()
+        return any(first <= at.slot <= last for first, last in guarded)
 
     async def _mind_pointer(self, sight: Sight, hand: PackInHand, nonce: str) -> None:
         """Remove a pointer whose pack is settled, or can no longer come (R8)."""
@@ -368,14 +394,3 @@ class Shift:
                 while self._busy and not (sooner and sooner.is_set()):
                     self._wake.clear()
                     await self._wake.wait()
-
-    def _say(self, sentence: str) -> None:
-        """Log a sentence, once an hour."""
-        instant = self._clock.monotonic()
-        if self._said.get(sentence, float("-inf")) + _SAY_AGAIN_SECONDS > instant:
-            return
-        self._said.pop(sentence, None)
-        if len(self._said) >= _SAID_MAX:
-            del self._said[next(iter(self._said))]
-        self._said[sentence] = instant
-        _log.warning("%s", sentence)

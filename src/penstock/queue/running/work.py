@@ -91,7 +91,7 @@ class Hands:
             try:
                 return await hand.claim(claim, seen)
             except (OutcomeUnknown, Throttled, Unavailable) as error:
-                if clock.monotonic() >= until:
+                if not hand.is_sent or clock.monotonic() >= until:
                     raise
                 _log.warning("a claim of %s is sent again: %s", hand.at.path, error)
             await clock.sleep(self.entropy.uniform(0.5, 2.0))
