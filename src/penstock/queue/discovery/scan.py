@@ -41,6 +41,12 @@ class Sight:
     ledger_modified: float = 0.0
     pointer: Pointed | None = None
 
+    @property
+    def age_ms(self) -> float:
+        """When it was submitted, or at least pointed to, in milliseconds since the epoch."""
+        pointed_ms = self.pointer.modified * 1000 if self.pointer else 0.0
+        return self.at.submitted_ms or pointed_ms
+
     def is_held(self, now: float, lease_seconds: float) -> bool:
         """Whether somebody runs it, as far as a list can tell: its ledger was written lately."""
         is_young = self.ledger_modified + lease_seconds > now

@@ -107,6 +107,7 @@ class Hands:
 class _Held:
     claim: str
     attempt: Attempt
+    since: float
     started: bool = False
     ending: Ending | None = None
 
@@ -128,6 +129,7 @@ class PackAtWork:
         self._renewed_at = 0.0
         self._draining = False
         self._is_dry = False
+        self._is_slow = False
         self._more: Claim | None = None
         self._failures = 0
 
@@ -158,9 +160,12 @@ class PackAtWork:
         for held in self._held.values():
             held.attempt.give_back()
 
-    def _give_back_unstarted(self) -> None:
+    def _give_back_unstarted(self, after_seconds: float = 0.0) -> None:
+        """Others may have what waits longer than that for a slot: the tasks before it are slow."""
+        until = self._clock.monotonic() - after_seconds
         for held in self._held.values():
-            if not held.started:
+            if not held.started and held.since <= until and held.ending is None:
+                self._is_slow = True
                 self._ended(held, GivenBack())
 
     def _begin(self, claim: str, claimed: Claimed) -> None:
@@ -170,7 +175,7 @@ class PackAtWork:
         self._renewed_at = self._clock.monotonic() - spent_seconds
         self._expires_ms[claim] = claimed.expires_ms
         for place, number in claimed.attempts.items():
-            held = _Held(claim, self._attempt(claimed, place, number))
+            held = _Held(claim, self._attempt(claimed, place, number), self._clock.monotonic())
             self._held[place] = held
             self._spawn(self._run(held))
         if self._draining:
@@ -260,8 +265,9 @@ class PackAtWork:
 
     async def _write(self) -> None:
         """One swap: endings, renewals, and more."""
-        if self._hands.room.is_stuck:
-            self._give_back_unstarted()
+        self._give_back_unstarted(
+            0.0 if self._hands.room.is_stuck else self._hands.settings.task_lease_seconds / 3
+        )
         endings = {p: (h.claim, h.ending) for p, h in self._held.items() if h.ending is not None}
         live = {held.claim for held in self._held.values() if held.ending is None}
         more = self._more = self._more or self._next_claim()
@@ -289,8 +295,9 @@ class PackAtWork:
 
     def _next_claim(self) -> Claim | None:
         """What else to claim, with the room for it taken."""
+        ahead_seconds = 0.0 if self._is_slow else self._settle_seconds
         room = self._hands.room.take(
-            self._claimable(), type=self.hand.at.type, ahead_seconds=self._settle_seconds
+            self._claimable(), type=self.hand.at.type, ahead_seconds=ahead_seconds
         )
         return self._hands.claim(self._handler, tasks_max=room) if room else None
 
