@@ -1,0 +1,274 @@
+"""Which DAG is in force, and which generation of every dataset is current.
+
+Owns versions of the DAG (immutable, named by their content), the generations of datasets, and the
+moves between them: `apply`, `rollback` and `cut_over`. Each is one transaction; those that change
+the DAG come one after the other by a named lock. A crash leaves a move done or not done.
+
+Invariants:
+- A job keeps its generation as long as its definition and everything upstream are the same; so one
+  generation of a job is always fed by the same generations of its inputs.
+- A dataset has at most one current generation and one that is being built. Until the cut-over both
+  are served: the earlier definition of an edited job goes on, beside the new one.
+- Routing holds the generation of its events FOR SHARE. Apply and rollback hold all live ones, a
+  cut-over those of its job, FOR UPDATE. So an event is routed wholly before a move or after it.
+- Jobs that were removed keep their data: the current generation stays what it is.
+- Nothing that waits or runs is made useless by `apply` unless it is forced. `rollback` says what
+  it abandons by being a rollback.
+- What comes back has all events routed to it that it has no task for: those it has missed, and
+  those whose partitions a backfill has built. Events may therefore not be kept for longer than the
+  tasks that were made of them.
+
+Called by the dispatcher's API. Backfills of what is to be built are planned elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.dispatcher.dag.canonical import content_hash, lineage_hashes
+from penstock.dispatcher.dag.model import Dag
+from penstock.dispatcher.database.pool import Connection, Database
+from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.deployment_plan import (
+    Held,
+    Plan,
+    Standing,
+    kept_generations,
+    plan_moves,
+    served_generations,
+    writers,
+)
+from penstock.dispatcher.deployment_values import (
+    Applied,
+    Break,
+    CutOver,
+    Deployed,
+    DeployedJob,
+    GenerationState,
+    NotApplied,
+    Version,
+    WhyNotApplied,
+)
+from penstock.dispatcher.deployment_writing import write_version
+from penstock.kernel.errors import InvalidInput
+
+LEFT: Final = "Its generation is not served any more."
+"""The reason of tasks that were cancelled here. A rollback finds them by it."""
+HEARTBEAT_MS_MAX: Final = 86_400_000
+VERSIONS_MAX: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What is in force before a move."""
+
+    standing: tuple[Standing, ...]
+    held: tuple[Held, ...]
+
+
+class Deployment:
+    """The operations on the DAG that is in force."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def apply(
+        self, dag: Dag, source_text: str, *, force: bool = False
+    ) -> Applied | NotApplied:
+        """Put a DAG in force. One that was in force before is gone back to."""
+        for job in dag.jobs:
+            if job.heartbeat_timeout_ms > HEARTBEAT_MS_MAX:
+                raise InvalidInput(f"The heartbeat_timeout of {job.name} is longer than a day.")
+        digest = content_hash(dag)
+
+        async def work(connection: Connection) -> Applied | NotApplied:
+            await connection.execute(query("take_deployment_lock"))
+            earlier = await _row(connection, "find_version", hash=digest, id=None)
+            if earlier is not None:
+                return await _return_to(connection, earlier["id"], force=force)
+            return await _put_in_force(connection, dag, source_text, force=force)
+
+        return await self._database.transact(work)
+
+    async def rollback(self, to: int) -> Applied | NotApplied:
+        """Go back to an earlier version; what waits for abandoned generations is cancelled."""
+
+        async def work(connection: Connection) -> Applied | NotApplied:
+            await connection.execute(query("take_deployment_lock"))
+            found = await _row(connection, "find_version", hash=None, id=to)
+            if found is None:
+                return NotApplied(WhyNotApplied.UNKNOWN)
+            return await _return_to(connection, to, force=True)
+
+        return await self._database.transact(work)
+
+    async def cut_over(self, dataset: str) -> CutOver:
+        """Make the generation that is being built the current one, if it covers that.
+
+        All datasets of the same job move with this one.
+        """
+        return await self._database.transact(lambda connection: _cut_over(connection, dataset))
+
+    async def current(self) -> Deployed | None:
+        """The DAG that is in force; None before the first."""
+
+        async def work(connection: Connection) -> Deployed | None:
+            row = await _row(connection, "current_version")
+            if row is None:
+                return None
+            version = Version(row["id"], row["hash"], row["created_at"], is_current=True)
+            jobs = await _rows(connection, "deployed_jobs", version=row["id"])
+            found = tuple(DeployedJob(**each) for each in jobs)
+            return Deployed(version, row["source"], row["since"], found)
+
+        return await self._database.transact(work)
+
+    async def versions(self, *, limit: int = 100) -> tuple[Version, ...]:
+        """The versions that have been in force, the latest first."""
+        if not 1 <= limit <= VERSIONS_MAX:
+            raise InvalidInput(f"1 to {VERSIONS_MAX} versions can be asked for, not {limit}.")
+
+        async def work(connection: Connection) -> tuple[Version, ...]:
+            return tuple(
+                Version(**row) for row in await _rows(connection, "dag_versions", limit=limit)
+            )
+
+        return await self._database.transact(work)
+
+
+async def _put_in_force(
+    connection: Connection, dag: Dag, source_text: str, *, force: bool
+) -> Applied | NotApplied:
+    state = await _state(connection)
+    lineages = lineage_hashes(dag)
+    kept = kept_generations(lineages, standing=state.standing, held=state.held)
+    fresh = [name for name in lineages if name not in kept]
+    made = await _rows(connection, "new_generations", count=len(fresh))
+    new = {name: row["version"] for name, row in zip(fresh, made, strict=True)}
+    targets = {**kept, **new}
+    plan = plan_moves(targets, written=writers(dag), held=state.held)
+    if not force and (breaks := await _breaks(connection, plan, targets)):
+        return NotApplied(WhyNotApplied.BREAKS, breaks)
+    version_id = await write_version(
+        connection, dag, source_text, lineages=lineages, generations=targets
+    )
+    by_dataset = {dataset: lineages[job] for dataset, job in writers(dag).items()}
+    await _move_generations(connection, state, plan, lineages=by_dataset)
+    back = sorted(set(kept.values()) - served_generations(state.standing, state.held))
+    return await _finish(connection, plan, targets, back=back, version_id=version_id)
+
+
+async def _return_to(
+    connection: Connection, version_id: int, *, force: bool
+) -> Applied | NotApplied:
+    current = await _row(connection, "current_version")
+    if current is not None and current["id"] == version_id:
+        return await _applied(connection, version_id, is_changed=False)
+    state = await _state(connection)
+    rows = await _rows(connection, "standing_jobs", version=version_id)
+    targets = {row["job"]: row["generation"] for row in rows}
+    found = await _rows(connection, "written_datasets", version=version_id)
+    written = {row["dataset"]: row["job"] for row in found}
+    plan = plan_moves(targets, written=written, held=state.held)
+    if not force and (breaks := await _breaks(connection, plan, targets)):
+        return NotApplied(WhyNotApplied.BREAKS, breaks)
+    await connection.execute(query("restore_version"), {"version": version_id})
+    await _move_generations(connection, state, plan, lineages={})
+    back = sorted(set(targets.values()) - served_generations(state.standing, state.held))
+    return await _finish(connection, plan, targets, back=back, version_id=version_id)
+
+
+async def _state(connection: Connection) -> _State:
+    """Lock what is live, and see what it is: a statement after the lock sees all before it."""
+    await connection.execute(query("lock_live_generations"))
+    current = await _row(connection, "current_version")
+    version_id = current["id"] if current is not None else None
+    standing = await _rows(connection, "standing_jobs", version=version_id)
+    held = await _rows(connection, "held_generations")
+    return _State(
+        tuple(Standing(**row) for row in standing),
+        tuple(Held(**{**row, "state": GenerationState(row["state"])}) for row in held),
+    )
+
+
+async def _move_generations(
+    connection: Connection, state: _State, plan: Plan, *, lineages: Mapping[str, str]
+) -> None:
+    known = {(each.dataset, each.version): each.lineage for each in state.held}
+    for moves in (plan.leaving, plan.entering):
+        if not moves:
+            continue
+        asked = {
+            "datasets": [move.dataset for move in moves],
+            "versions": [move.version for move in moves],
+            "states": [move.state.value for move in moves],
+            "lineages": [
+                known.get((move.dataset, move.version)) or lineages[move.dataset] for move in moves
+            ],
+        }
+        await connection.execute(query("move_generations"), asked)
+
+
+async def _finish(
+    connection: Connection,
+    plan: Plan,
+    targets: Mapping[str, str],
+    *,
+    back: Sequence[str],
+    version_id: int,
+) -> Applied:
+    """Point at the version, end what is useless now, and have what is back catch up."""
+    scope = {"useless": sorted(plan.useless), "jobs": sorted(targets), "reason": LEFT}
+    (row,) = await _rows(connection, "cancel_useless", **scope)
+    await connection.execute(query("point_at_version"), {"version": version_id})
+    if back:
+        returning = {"version": version_id, "versions": list(back), "reason": LEFT}
+        for step in ("resume_running", "forget_cancelled", "replay_events"):
+            await connection.execute(query(step), returning)
+    return await _applied(connection, version_id, cancelled=row["cancelled"])
+
+
+async def _applied(
+    connection: Connection, version_id: int, *, is_changed: bool = True, cancelled: int = 0
+) -> Applied:
+    (version,) = await _rows(connection, "find_version", hash=None, id=version_id)
+    jobs = await _rows(connection, "deployed_jobs", version=version_id)
+    building = tuple(each["name"] for each in jobs if each["is_building"])
+    return Applied(version_id, version["hash"], is_changed, building, cancelled)
+
+
+async def _breaks(
+    connection: Connection, plan: Plan, targets: Mapping[str, str]
+) -> tuple[Break, ...]:
+    scope = {"useless": sorted(plan.useless), "jobs": sorted(targets)}
+    return tuple(Break(**row) for row in await _rows(connection, "broken_work", **scope))
+
+
+async def _cut_over(connection: Connection, dataset: str) -> CutOver:
+    locked = await _rows(connection, "lock_cut_over", dataset=dataset)
+    building = {row["dataset"]: row["version"] for row in locked if row["state"] == "building"}
+    if dataset not in building:
+        known = await _rows(connection, "is_dataset", dataset=dataset)
+        return CutOver.NOTHING if known else CutOver.UNKNOWN
+    moving = {"datasets": sorted(building)}
+    obstacles = {**moving, "versions": sorted(set(building.values()))}
+    (found,) = await _rows(connection, "cut_over_obstacles", **obstacles)
+    if found["is_backfilled"]:
+        return CutOver.BACKFILL
+    if found["is_uncovered"]:
+        return CutOver.UNCOVERED
+    retired = await _rows(connection, "retire_generations", **moving)
+    await connection.execute(query("promote_generations"), moving)
+    left = sorted({row["version"] for row in retired})
+    await connection.execute(query("cancel_waiting"), {"versions": left, "reason": LEFT})
+    return CutOver.DONE
+
+
+async def _rows(connection: Connection, name: str, **asked: object) -> list[dict[str, Any]]:
+    return await (await connection.execute(query(name), asked)).fetchall()
+
+
+async def _row(connection: Connection, name: str, **asked: object) -> dict[str, Any] | None:
+    return await (await connection.execute(query(name), asked)).fetchone()

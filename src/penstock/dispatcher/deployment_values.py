@@ -1,0 +1,114 @@
+"""What goes into deployment and what comes out of it: values only.
+
+A call that was refused is a value too, with the list of what it would have broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+
+class GenerationState(StrEnum):
+    """What a generation of a dataset is."""
+
+    BUILDING = "building"
+    """It takes the place of the current one when it covers it."""
+    CURRENT = "current"
+    """The one that readers read."""
+    RETIRED = "retired"
+    """It was current; a rollback makes it so again."""
+    ABANDONED = "abandoned"
+    """It was being built when the DAG moved on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version of the DAG."""
+
+    id: int
+    hash: str
+    created_at: datetime
+    is_current: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedJob:
+    """A job of the DAG that is in force."""
+
+    name: str
+    job_id: int
+    definition_id: int
+    generation: str
+    outputs: Mapping[str, str]
+    """The datasets that it writes: the uuid by the name."""
+    is_building: bool
+    """Whether readers are still served an earlier generation of an output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """The DAG that is in force."""
+
+    version: Version
+    source: str
+    since: datetime
+    jobs: tuple[DeployedJob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Work of one job and one generation that a change would make useless."""
+
+    job: str
+    generation: str
+    waiting: int
+    running: int
+    backfills: int
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The DAG is in force."""
+
+    version_id: int
+    hash: str
+    is_changed: bool
+    """False if it was in force already."""
+    building: tuple[str, ...] = ()
+    """The jobs of which readers are served an earlier generation until the cut-over."""
+    cancelled: int = 0
+    """How many waiting tasks were cancelled."""
+
+
+class WhyNotApplied(StrEnum):
+    """Why a change of the DAG was refused."""
+
+    BREAKS = "breaks"
+    """It makes work useless that waits or runs; force does it all the same."""
+    UNKNOWN = "unknown"
+    """There is no such version."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotApplied:
+    """A change of the DAG that changed nothing."""
+
+    why: WhyNotApplied
+    breaks: tuple[Break, ...] = ()
+
+
+class CutOver(StrEnum):
+    """What became of a cut-over."""
+
+    DONE = "done"
+    NOTHING = "nothing"
+    """No generation of this dataset is being built."""
+    UNCOVERED = "uncovered"
+    """The current generation has a partition that the one being built does not have."""
+    BACKFILL = "backfill"
+    """A backfill of the generation being built is not over."""
+    UNKNOWN = "unknown"
+    """There is no such dataset."""

@@ -1,0 +1,214 @@
+"""Events in, tasks out.
+
+Owns the acceptance of events and the one statement that makes tasks of them. An event is pending
+until a router has made its tasks; then it is routed, or audited with the reason why there are none.
+
+Invariants:
+- Events may come twice, late and in any order. The unique key (dataset, generation, and the id of
+  the source or of the publication) makes them one.
+- An event is a task of every job that reads its dataset, if the filter of an input lets it pass:
+  one for the generation that the DAG names, and one for the current generation while that is being
+  replaced. With `per_update` each event is a task. With `per_partition` what one task has published
+  of one partition, in several datasets, is one task; else each event is one, for a partition that
+  comes again is news.
+- Tasks, wake-ups and the mark on the event are one statement. A crash leaves an event pending,
+  with no task, or routed, with all.
+- Any number of routers may run: each takes events that no other has in hand.
+
+Called by the dispatcher's API (`accept`), its router loop (`route`), and by the completion of tasks
+(`route_events`), in its transaction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from psycopg.types.json import Jsonb
+
+from penstock.dispatcher.database.pool import Connection, Database
+from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.routing_values import (
+    Acceptance,
+    Accepted,
+    NewEvent,
+    NotAccepted,
+    Routed,
+    WhyRefused,
+)
+from penstock.kernel.errors import InvalidInput
+
+BATCH_MAX: Final = 10_000
+"""How many events one call may bring, or route."""
+ID_BYTES_MAX: Final = 900
+PARTITION_BYTES_MAX: Final = 500
+
+_UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# So that no source can take the place of a publication.
+_FROM_SOURCE: Final = "source:"
+
+
+class Routing:
+    """The operations on events."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def accept(self, events: Sequence[NewEvent]) -> tuple[Accepted | NotAccepted, ...]:
+        """Keep events, each with its own answer. They are tasks after the next `route`."""
+        if len(events) > BATCH_MAX:
+            raise InvalidInput(f"One call brings {BATCH_MAX} events at most, not {len(events)}.")
+        return await self._database.transact(lambda connection: _accept(connection, events))
+
+    async def route(self, *, limit: int = 1000) -> Routed:
+        """Make tasks of pending events, the oldest first. All zero means that none was free."""
+        if not 1 <= limit <= BATCH_MAX:
+            raise InvalidInput(f"One call routes 1 to {BATCH_MAX} events, not {limit}.")
+
+        async def work(connection: Connection) -> Routed:
+            rows = await _rows(connection, "take_pending", limit=limit)
+            if not rows:
+                return Routed(0, 0, 0)
+            await _share(connection, {(row["dataset"], row["generation"]) for row in rows})
+            return await _route(connection, [row["seq"] for row in rows])
+
+        return await self._database.transact(work)
+
+
+async def route_events(connection: Connection, events: Sequence[int]) -> None:
+    """Make tasks of events that the caller's transaction has made: the hook of `Tasks`."""
+    rows = await _rows(connection, "datasets_of_events", events=list(events))
+    await _share(connection, {(row["dataset"], row["generation"]) for row in rows})
+    await _route(connection, events)
+
+
+async def _route(connection: Connection, events: Sequence[int]) -> Routed:
+    (row,) = await _rows(connection, "route", events=list(events))
+    return Routed(**row)
+
+
+async def _accept(
+    connection: Connection, events: Sequence[NewEvent]
+) -> tuple[Accepted | NotAccepted, ...]:
+    answers: dict[int, Accepted | NotAccepted] = {
+        place: NotAccepted(WhyRefused.MALFORMED, problem)
+        for place, each in enumerate(events)
+        if (problem := _problem(each))
+    }
+    places = {(e.dataset, e.generation) for n, e in enumerate(events) if n not in answers}
+    await _share(connection, places)
+    rows = await _rows(connection, "judge_datasets", **_arrays(places))
+    judged = {(row["dataset"], row["generation"]): row for row in rows}
+    kept: dict[int, NewEvent] = {}
+    for place, each in enumerate(events):
+        if place in answers:
+            continue
+        if (each.dataset, each.generation) in judged:
+            kept[place] = each
+        else:
+            answers[place] = NotAccepted(
+                WhyRefused.UNKNOWN_DATASET, f"There is no dataset {each.dataset}."
+            )
+    answers |= await _keep(connection, kept, judged)
+    return tuple(answers[place] for place in range(len(events)))
+
+
+async def _keep(
+    connection: Connection,
+    events: Mapping[int, NewEvent],
+    judged: Mapping[tuple[str, str], Mapping[str, Any]],
+) -> Mapping[int, Accepted]:
+    if not events:
+        return {}
+    asked = [
+        _event_row(each, place=place, why_not=judged[each.dataset, each.generation]["why_not"])
+        for place, each in events.items()
+    ]
+    new = {row["seq"] for row in await _rows(connection, "keep_events", events=Jsonb(asked))}
+    # A statement of its own, which sees what others have brought while we waited for them.
+    found = await _rows(
+        connection,
+        "find_events",
+        places=[row["place"] for row in asked],
+        datasets=[row["dataset_id"] for row in asked],
+        generations=[row["generation"] for row in asked],
+        dedupes=[row["dedupe"] for row in asked],
+    )
+    answers: dict[int, Accepted] = {}
+    for row in sorted(found, key=lambda row: int(row["place"])):
+        each = events[row["place"]]
+        about = judged[each.dataset, each.generation]
+        why_not, seq = about["why_not"], row["seq"]
+        outcome = Acceptance.NEW if why_not is None else Acceptance.AUDITED
+        if seq not in new:
+            outcome = Acceptance.DUPLICATE
+        # The second of two equal ones in one call is a duplicate of the first.
+        new.discard(seq)
+        answers[row["place"]] = Accepted(seq, outcome, why_not, about["paused"])
+    return answers
+
+
+async def _share(connection: Connection, places: Iterable[tuple[str, str]]) -> None:
+    await connection.execute(query("share_generations"), _arrays(places))
+
+
+def _arrays(places: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    ordered = sorted(places)
+    return {
+        "datasets": [dataset for dataset, _ in ordered],
+        "generations": [generation for _, generation in ordered],
+    }
+
+
+def _event_row(event: NewEvent, *, place: int, why_not: str | None) -> dict[str, Any]:
+    return {
+        "place": place,
+        "dataset_id": event.dataset,
+        "generation": event.generation,
+        "cursor": event.cursor,
+        "partition_key": event.partition_key,
+        "range_start": event.start,
+        "range_end": event.end,
+        "dedupe": _FROM_SOURCE + event.event_id,
+        "task_id": event.task_id,
+        "why_not": why_not,
+    }
+
+
+def _problem(event: NewEvent) -> str:
+    """What is wrong with an event; empty if nothing is."""
+    if not _UUID.fullmatch(event.dataset) or not _UUID.fullmatch(event.generation):
+        return "A dataset and its generation are named by their uuids."
+    if (event.cursor is None) == (event.partition_key is None):
+        return "An event has a cursor or a partition, and not both."
+    is_range = event.start is not None and event.end is not None
+    if (event.start is None) != (event.end is None):
+        return "A range has a start and an end."
+    if is_range and event.partition_key is None:
+        return "A range needs the key of its partition."
+    numbers = (event.start, event.end, event.cursor, event.task_id)
+    if any(number is not None and not -(2**63) <= number < 2**63 for number in numbers):
+        return "A range, a cursor or a task is a number of 64 bits."
+    if event.start is not None and event.end is not None and event.start >= event.end:
+        return "A range needs a start that is lower than its end."
+    for what, text, bytes_max in (
+        ("The id of an event", event.event_id, ID_BYTES_MAX),
+        ("The key of a partition", event.partition_key, PARTITION_BYTES_MAX),
+    ):
+        if text is not None and not _is_storable(text, bytes_max=bytes_max):
+            return f"{what} has 1 to {bytes_max} bytes that can be stored."
+    return ""
+
+
+def _is_storable(text: str, *, bytes_max: int) -> bool:
+    if "\x00" in text:
+        return False
+    try:
+        return 1 <= len(text.encode()) <= bytes_max
+    except UnicodeEncodeError:
+        return False
+
+
+async def _rows(connection: Connection, name: str, **asked: object) -> list[dict[str, Any]]:
+    return await (await connection.execute(query(name), asked)).fetchall()

@@ -1,0 +1,73 @@
+"""What goes into routing and what comes out of it: values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewEvent:
+    """A dataset has moved on: to a cursor, or in one partition, which may be a range.
+
+    An event with the id of an earlier one, of the same dataset and generation, is that one again.
+    """
+
+    dataset: str
+    generation: str
+    event_id: str
+    """The source's own name for it."""
+    cursor: int | None = None
+    partition_key: str | None = None
+    start: int | None = None
+    end: int | None = None
+    task_id: int | None = None
+    """The task that sends it, if it is one."""
+
+
+class Acceptance(StrEnum):
+    """What became of an event."""
+
+    NEW = "new"
+    DUPLICATE = "duplicate"
+    AUDITED = "audited"
+    """It is kept, and no task is made of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """An event that is kept."""
+
+    seq: int
+    outcome: Acceptance
+    why_not: str | None = None
+    """Why it was only audited."""
+    paused: str | None = None
+    """Why its source should send nothing more for now; None if it may."""
+
+
+class WhyRefused(StrEnum):
+    """Why an event was not kept."""
+
+    UNKNOWN_DATASET = "unknown dataset"
+    MALFORMED = "malformed"
+
+
+@dataclass(frozen=True, slots=True)
+class NotAccepted:
+    """An event that was not kept."""
+
+    why: WhyRefused
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """What one turn of routing has done."""
+
+    routed: int
+    """Events that have reached all who read their dataset."""
+    audited: int
+    """Events of generations that have left in the meantime."""
+    tasks: int
+    """Tasks that were not there before."""

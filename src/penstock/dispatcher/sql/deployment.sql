@@ -1,0 +1,338 @@
+-- Versions of the DAG and generations of datasets, for penstock.dispatcher.deployment.
+-- Whoever changes the DAG holds the lock of the first statement, and then the generations that are
+-- live, in the order of their keys.
+
+-- name: take_deployment_lock
+-- Until the end of the transaction. The number is ours alone: "penstocl".
+SELECT pg_advisory_xact_lock(8098122302937395052)
+
+-- name: lock_live_generations
+-- Routing holds the generation of its events FOR SHARE: what it has begun under the old DAG is
+-- committed before the new one is.
+SELECT FROM generation
+WHERE state IN ('building', 'current')
+ORDER BY dataset_id, version
+FOR UPDATE
+
+-- name: current_version
+SELECT version.id, version.hash, version.created_at, version.source, current.since
+FROM dag_current AS current
+JOIN dag_version AS version ON version.id = current.dag_version_id
+
+-- name: find_version
+SELECT id, hash FROM dag_version WHERE hash = %(hash)s::text OR id = %(id)s::bigint
+
+-- name: dag_versions
+SELECT version.id, version.hash, version.created_at, current.single IS NOT NULL AS is_current
+FROM dag_version AS version
+LEFT JOIN dag_current AS current ON current.dag_version_id = version.id
+ORDER BY version.id DESC
+LIMIT %(limit)s
+
+-- name: deployed_jobs
+SELECT job.name, job.id AS job_id, dag_job.definition_id, dag_job.generation::text,
+       coalesce(
+           jsonb_object_agg(dataset.name, dataset.id) FILTER (WHERE dataset.id IS NOT NULL),
+           '{}') AS outputs,
+       coalesce(bool_or(generation.state = 'building'), false) AS is_building
+FROM dag_job
+JOIN job ON job.id = dag_job.job_id
+LEFT JOIN generation ON generation.version = dag_job.generation
+LEFT JOIN dataset ON dataset.id = generation.dataset_id
+WHERE dag_job.dag_version_id = %(version)s
+GROUP BY job.id, dag_job.definition_id, dag_job.generation
+ORDER BY job.name
+
+-- name: standing_jobs
+SELECT job.name AS job, dag_job.generation::text, definition.body ->> 'lineage' AS lineage
+FROM dag_job
+JOIN job ON job.id = dag_job.job_id
+JOIN job_definition AS definition ON definition.id = dag_job.definition_id
+WHERE dag_job.dag_version_id = %(version)s::bigint
+
+-- name: written_datasets
+-- Who wrote what in a version.
+SELECT dataset.name AS dataset, job.name AS job
+FROM dag_job
+JOIN job ON job.id = dag_job.job_id
+JOIN generation ON generation.version = dag_job.generation
+JOIN dataset ON dataset.id = generation.dataset_id
+WHERE dag_job.dag_version_id = %(version)s
+
+-- name: held_generations
+SELECT dataset.name AS dataset, job.name AS writer, generation.version::text, generation.state,
+       generation.lineage
+FROM generation
+JOIN dataset ON dataset.id = generation.dataset_id
+LEFT JOIN job ON job.id = dataset.job_id
+
+-- name: new_generations
+SELECT gen_random_uuid()::text AS version FROM generate_series(1, %(count)s)
+
+-- name: broken_work
+-- What waits or runs for jobs that this change takes out, or for generations that nobody needs any more.
+WITH gone AS (
+    SELECT job.id
+    FROM dag_current
+    JOIN dag_job USING (dag_version_id)
+    JOIN job ON job.id = dag_job.job_id
+    WHERE job.name <> ALL (%(jobs)s::text[])
+), work AS (
+    SELECT task.job_id, task.generation, task.status <> 'running' AS is_waiting,
+           task.status = 'running' AS is_running, false AS is_backfill
+    FROM task
+    WHERE task.status IN ('queued', 'retrying', 'running') AND NOT task.cancel_asked
+      AND (task.generation = ANY (%(useless)s::uuid[]) OR task.job_id IN (SELECT id FROM gone))
+    UNION ALL
+    SELECT definition.job_id, backfill.generation, false, false, true
+    FROM backfill
+    JOIN job_definition AS definition ON definition.id = backfill.definition_id
+    WHERE backfill.state IN ('running', 'paused')
+      AND (backfill.generation = ANY (%(useless)s::uuid[])
+           OR definition.job_id IN (SELECT id FROM gone))
+)
+SELECT job.name AS job, work.generation::text, count(*) FILTER (WHERE is_waiting) AS waiting,
+       count(*) FILTER (WHERE is_running) AS running,
+       count(*) FILTER (WHERE is_backfill) AS backfills
+FROM work
+JOIN job ON job.id = work.job_id
+GROUP BY job.name, work.generation
+ORDER BY job.name, work.generation
+
+-- name: cancel_useless
+-- What waits is cancelled, what runs is asked to stop. One that somebody has in hand at this moment
+-- is left to them: to be asked is not worth waiting for while generations are locked.
+WITH gone AS (
+    SELECT job.id
+    FROM dag_current
+    JOIN dag_job USING (dag_version_id)
+    JOIN job ON job.id = dag_job.job_id
+    WHERE job.name <> ALL (%(jobs)s::text[])
+), plans AS (
+    UPDATE backfill
+    SET state = 'cancelled'
+    FROM job_definition AS definition
+    WHERE definition.id = backfill.definition_id AND backfill.state IN ('running', 'paused')
+      AND (backfill.generation = ANY (%(useless)s::uuid[])
+           OR definition.job_id IN (SELECT id FROM gone))
+), waiting AS MATERIALIZED (
+    SELECT task.id
+    FROM task
+    WHERE task.status IN ('queued', 'retrying')
+      AND (task.generation = ANY (%(useless)s::uuid[]) OR task.job_id IN (SELECT id FROM gone))
+    ORDER BY task.id
+    FOR NO KEY UPDATE
+), running AS MATERIALIZED (
+    SELECT task.id
+    FROM task
+    WHERE task.status = 'running' AND NOT task.cancel_asked
+      AND (task.generation = ANY (%(useless)s::uuid[]) OR task.job_id IN (SELECT id FROM gone))
+    ORDER BY task.id
+    FOR NO KEY UPDATE SKIP LOCKED
+), asked AS (
+    UPDATE task SET cancel_asked = true, reason = %(reason)s
+    FROM running
+    WHERE task.id = running.id AND task.status = 'running'
+), cancelled AS (
+    UPDATE task SET status = 'cancelled', settled_at = penstock_now(), reason = %(reason)s
+    FROM waiting
+    WHERE task.id = waiting.id AND task.status IN ('queued', 'retrying')
+    RETURNING task.id
+)
+SELECT count(*) AS cancelled FROM cancelled
+
+-- name: write_jobs
+INSERT INTO job (name, max_concurrency)
+SELECT asked.name, asked.max_concurrency
+FROM unnest(%(names)s::text[], %(limits)s::integer[]) AS asked(name, max_concurrency)
+ORDER BY asked.name
+ON CONFLICT (name) DO UPDATE SET max_concurrency = excluded.max_concurrency
+WHERE job.max_concurrency IS DISTINCT FROM excluded.max_concurrency
+
+-- name: write_datasets
+INSERT INTO dataset (name, job_id)
+SELECT asked.name, job.id
+FROM unnest(%(datasets)s::text[], %(writers)s::text[]) AS asked(name, writer)
+JOIN job ON job.name = asked.writer
+ORDER BY asked.name
+ON CONFLICT (name) DO UPDATE SET job_id = excluded.job_id
+WHERE dataset.job_id IS DISTINCT FROM excluded.job_id
+
+-- name: write_version
+INSERT INTO dag_version (hash, source) VALUES (%(hash)s, %(source)s) RETURNING id
+
+-- name: write_definitions
+-- The datasets that a job reads and writes are added by their uuids: workers need those.
+INSERT INTO job_definition (
+    job_id, hash, body, runtime, operator, priority, update_mode, max_attempts, timeout_ms,
+    heartbeat_ms, retry_first_ms, retry_max_ms, retry_backoff)
+SELECT job.id, asked.hash,
+       asked.body || jsonb_build_object('datasets', (
+           SELECT coalesce(jsonb_object_agg(dataset.name, dataset.id), '{}')
+           FROM dataset
+           WHERE dataset.name IN (SELECT jsonb_array_elements_text(asked.datasets)))),
+       asked.runtime, asked.operator, asked.priority, asked.update_mode, asked.max_attempts,
+       asked.timeout_ms, asked.heartbeat_ms, asked.retry_first_ms, asked.retry_max_ms,
+       asked.retry_backoff
+FROM jsonb_to_recordset(%(jobs)s) AS asked(
+    job text, hash text, body jsonb, datasets jsonb, runtime text, operator text, priority text,
+    update_mode text, max_attempts integer, timeout_ms bigint, heartbeat_ms bigint,
+    retry_first_ms bigint, retry_max_ms bigint, retry_backoff double precision)
+JOIN job ON job.name = asked.job
+ON CONFLICT (job_id, hash) DO NOTHING
+
+-- name: write_dag_jobs
+INSERT INTO dag_job (dag_version_id, job_id, definition_id, generation)
+SELECT %(version)s, job.id, definition.id, asked.generation
+FROM jsonb_to_recordset(%(jobs)s) AS asked(job text, hash text, generation uuid)
+JOIN job ON job.name = asked.job
+JOIN job_definition AS definition
+    ON definition.job_id = job.id AND definition.hash = asked.hash
+
+-- name: write_edges
+INSERT INTO edge (dag_version_id, dataset_id, job_id, input, filter)
+SELECT %(version)s, dataset.id, job.id, asked.input, asked.filter
+FROM jsonb_to_recordset(%(edges)s) AS asked(job text, dataset text, input text, filter jsonb)
+JOIN job ON job.name = asked.job
+JOIN dataset ON dataset.name = asked.dataset
+
+-- name: move_generations
+INSERT INTO generation (dataset_id, version, state, lineage)
+SELECT dataset.id, asked.version, asked.state, asked.lineage
+FROM unnest(
+    %(datasets)s::text[], %(versions)s::uuid[], %(states)s::text[], %(lineages)s::text[])
+    AS asked(dataset, version, state, lineage)
+JOIN dataset ON dataset.name = asked.dataset
+ORDER BY dataset.id, asked.version
+ON CONFLICT (dataset_id, version) DO UPDATE
+SET state = excluded.state, changed_at = penstock_now()
+
+-- name: restore_version
+-- What apply writes outside of versions, as an earlier version has it.
+WITH jobs AS (
+    UPDATE job
+    SET max_concurrency = (definition.body ->> 'max_concurrency')::integer
+    FROM dag_job
+    JOIN job_definition AS definition ON definition.id = dag_job.definition_id
+    WHERE dag_job.dag_version_id = %(version)s AND job.id = dag_job.job_id
+)
+UPDATE dataset
+SET job_id = dag_job.job_id
+FROM dag_job
+JOIN generation ON generation.version = dag_job.generation
+WHERE dag_job.dag_version_id = %(version)s AND dataset.id = generation.dataset_id
+  AND dataset.job_id IS DISTINCT FROM dag_job.job_id
+
+-- name: point_at_version
+INSERT INTO dag_current (dag_version_id) VALUES (%(version)s)
+ON CONFLICT (single) DO UPDATE SET dag_version_id = excluded.dag_version_id, since = penstock_now()
+
+-- name: resume_running
+-- What was asked to stop because its generation had left, and still runs, may go on.
+UPDATE task
+SET cancel_asked = false, reason = NULL
+WHERE task.generation = ANY (%(versions)s::uuid[]) AND task.status = 'running'
+  AND task.cancel_asked AND task.reason = %(reason)s
+
+-- name: forget_cancelled
+-- What was cancelled because its generation had left can be made again of its event. After the
+-- statement above, which has waited for those that were just ending.
+DELETE FROM task
+USING dag_job
+WHERE dag_job.dag_version_id = %(version)s AND dag_job.generation = ANY (%(versions)s::uuid[])
+  AND task.job_id = dag_job.job_id AND task.generation = dag_job.generation
+  AND task.status = 'cancelled' AND task.reason = %(reason)s AND task.event_seq IS NOT NULL
+
+-- name: replay_events
+-- Have events routed again for generations that are back: those that were not routed because their
+-- own generation had left, and those of the inputs that there is no task for, by the keys that
+-- routing gives.
+WITH inputs AS MATERIALIZED (
+    SELECT DISTINCT edge.dataset_id, fed.version AS generation, reader.job_id,
+           reader.generation AS task_generation
+    FROM dag_job AS reader
+    JOIN edge ON edge.dag_version_id = reader.dag_version_id AND edge.job_id = reader.job_id
+    JOIN dag_job AS writer ON writer.dag_version_id = edge.dag_version_id
+    JOIN generation AS fed
+        ON fed.dataset_id = edge.dataset_id AND fed.version = writer.generation
+    WHERE reader.dag_version_id = %(version)s AND reader.generation = ANY (%(versions)s::uuid[])
+)
+UPDATE event
+SET routed = 'pending', why_not = NULL
+WHERE event.routed <> 'pending' AND (
+    (event.routed = 'audited' AND event.generation = ANY (%(versions)s::uuid[]))
+    OR EXISTS (
+        SELECT
+        FROM inputs
+        WHERE inputs.dataset_id = event.dataset_id AND inputs.generation = event.generation
+          AND NOT EXISTS (
+              SELECT
+              FROM task
+              WHERE task.job_id = inputs.job_id AND task.generation = inputs.task_generation
+                AND task.dedupe_key IN (
+                    'event:' || event.seq,
+                    'task:' || event.task_id || ':' || event.partition_key))))
+
+-- name: lock_cut_over
+-- All outputs of the job that writes the dataset move together.
+SELECT generation.dataset_id::text AS dataset, generation.version::text, generation.state
+FROM dataset AS named
+JOIN dataset AS output ON output.id = named.id OR output.job_id = named.job_id
+JOIN generation
+    ON generation.dataset_id = output.id AND generation.state IN ('building', 'current')
+WHERE named.id = %(dataset)s
+ORDER BY generation.dataset_id, generation.version
+FOR UPDATE OF generation
+
+-- name: is_dataset
+SELECT FROM dataset WHERE id = %(dataset)s
+
+-- name: cut_over_obstacles
+-- After the lock, so that all that was published before it is seen.
+SELECT
+    EXISTS (
+        SELECT
+        FROM publication AS old
+        JOIN generation AS left_behind
+            ON left_behind.dataset_id = old.dataset_id AND left_behind.version = old.generation
+            AND left_behind.state = 'current'
+        JOIN generation AS next
+            ON next.dataset_id = old.dataset_id AND next.state = 'building'
+        WHERE old.dataset_id = ANY (%(datasets)s::uuid[]) AND NOT EXISTS (
+            SELECT FROM publication AS new
+            WHERE new.dataset_id = old.dataset_id AND new.generation = next.version
+              AND new.partition_key = old.partition_key)) AS is_uncovered,
+    EXISTS (
+        SELECT FROM backfill
+        WHERE backfill.generation = ANY (%(versions)s::uuid[])
+          AND backfill.state IN ('running', 'paused'))
+    OR EXISTS (
+        SELECT FROM task
+        WHERE task.generation = ANY (%(versions)s::uuid[]) AND task.backfill_id IS NOT NULL
+          AND task.status IN ('queued', 'retrying', 'running')) AS is_backfilled
+
+-- name: retire_generations
+UPDATE generation
+SET state = 'retired', changed_at = penstock_now()
+FROM generation AS next
+WHERE generation.dataset_id = ANY (%(datasets)s::uuid[]) AND generation.state = 'current'
+  AND next.dataset_id = generation.dataset_id AND next.state = 'building'
+RETURNING generation.version::text
+
+-- name: promote_generations
+UPDATE generation
+SET state = 'current', changed_at = penstock_now()
+WHERE dataset_id = ANY (%(datasets)s::uuid[]) AND state = 'building'
+
+-- name: cancel_waiting
+-- What runs may end: it takes the lock of its generation after that of its task, we the other way.
+WITH waiting AS MATERIALIZED (
+    SELECT task.id
+    FROM task
+    WHERE task.generation = ANY (%(versions)s::uuid[]) AND task.status IN ('queued', 'retrying')
+    ORDER BY task.id
+    FOR NO KEY UPDATE
+)
+UPDATE task SET status = 'cancelled', settled_at = penstock_now(), reason = %(reason)s
+FROM waiting
+WHERE task.id = waiting.id AND task.status IN ('queued', 'retrying')

@@ -1,0 +1,246 @@
+-- Events and the tasks that they become, for penstock.dispatcher.routing.
+-- Locks are taken in this order: events, then generations by their keys. Every statement that
+-- decides by a generation's state comes after its lock.
+
+-- name: share_generations
+-- Whoever changes the DAG or cuts over waits for us, or we for them, and then see what they did.
+SELECT FROM generation
+WHERE (dataset_id, version) IN (
+    SELECT * FROM unnest(%(datasets)s::uuid[], %(generations)s::uuid[]))
+ORDER BY dataset_id, version
+FOR SHARE
+
+-- name: judge_datasets
+-- What is known of the datasets that events tell of, and who has paused their sources.
+SELECT asked.dataset_id::text AS dataset, asked.generation::text,
+       CASE
+           WHEN generation.version IS NULL THEN 'This generation is not known.'
+           WHEN generation.state NOT IN ('building', 'current')
+               THEN 'This generation is ' || generation.state || '.'
+           WHEN NOT EXISTS (
+               SELECT
+               FROM dag_current
+               JOIN dag_job USING (dag_version_id)
+               WHERE dag_job.job_id = dataset.job_id)
+               THEN 'No job of the DAG writes this dataset.'
+       END AS why_not,
+       (SELECT string_agg(pause.reason, ' ' ORDER BY pause.cause)
+        FROM dag_current
+        JOIN dag_job USING (dag_version_id)
+        JOIN job_definition AS definition ON definition.id = dag_job.definition_id
+        JOIN pause ON pause.job_id = dag_job.job_id
+        WHERE dag_job.job_id = dataset.job_id
+          AND (pause.scope = 'all' OR definition.priority = 'bulk')) AS paused
+FROM (
+    SELECT DISTINCT *
+    FROM unnest(%(datasets)s::uuid[], %(generations)s::uuid[]) AS asked(dataset_id, generation)
+) AS asked
+JOIN dataset ON dataset.id = asked.dataset_id
+LEFT JOIN generation
+    ON generation.dataset_id = asked.dataset_id AND generation.version = asked.generation
+
+-- name: keep_events
+-- In the order of the unique key, so that two who bring the same events never wait in a circle.
+INSERT INTO event (
+    dataset_id, generation, cursor, partition_key, range_start, range_end, dedupe, task_id, routed,
+    why_not)
+SELECT asked.dataset_id, asked.generation, asked.cursor, asked.partition_key, asked.range_start,
+       asked.range_end, asked.dedupe, asked.task_id,
+       CASE WHEN asked.why_not IS NULL THEN 'pending' ELSE 'audited' END, asked.why_not
+FROM jsonb_to_recordset(%(events)s) AS asked(
+    place integer, dataset_id uuid, generation uuid, cursor bigint, partition_key text,
+    range_start bigint, range_end bigint, dedupe text, task_id bigint, why_not text)
+ORDER BY asked.dataset_id, asked.generation, asked.dedupe, asked.place
+ON CONFLICT (dataset_id, generation, dedupe) DO NOTHING
+RETURNING seq
+
+-- name: find_events
+SELECT asked.place, event.seq
+FROM unnest(
+    %(places)s::integer[], %(datasets)s::uuid[], %(generations)s::uuid[], %(dedupes)s::text[])
+    AS asked(place, dataset_id, generation, dedupe)
+JOIN event USING (dataset_id, generation, dedupe)
+
+-- name: take_pending
+-- What another router has in hand is passed by.
+SELECT seq, dataset_id::text AS dataset, generation::text
+FROM event
+WHERE routed = 'pending'
+ORDER BY seq
+LIMIT %(limit)s
+FOR NO KEY UPDATE SKIP LOCKED
+
+-- name: datasets_of_events
+SELECT DISTINCT dataset_id::text AS dataset, generation::text
+FROM event
+WHERE seq = ANY (%(events)s::bigint[])
+
+-- name: route
+-- Events to tasks and wake-ups, and what was done written to the events: all that routing is.
+WITH in_force AS MATERIALIZED (
+    SELECT dag_job.*
+    FROM dag_job
+    WHERE dag_job.dag_version_id = (SELECT dag_version_id FROM dag_current)
+), replaced AS MATERIALIZED (
+    -- Current until what the DAG names is built: served by the last version that names it.
+    SELECT dag_job.generation, max(dag_job.dag_version_id) AS dag_version_id
+    FROM generation AS next
+    JOIN in_force ON in_force.generation = next.version
+    JOIN generation AS served
+        ON served.dataset_id = next.dataset_id AND served.state = 'current'
+    JOIN dag_job ON dag_job.generation = served.version AND dag_job.job_id = in_force.job_id
+    WHERE next.state = 'building'
+      -- Of a job that has lost a dataset to another, nothing can be published as it was.
+      AND NOT EXISTS (
+          SELECT
+          FROM generation AS output
+          JOIN dataset ON dataset.id = output.dataset_id
+          WHERE output.version = served.version AND dataset.job_id <> in_force.job_id)
+    GROUP BY dag_job.generation
+), live AS MATERIALIZED (
+    SELECT dag_version_id, job_id, definition_id, generation FROM in_force
+    UNION
+    SELECT dag_job.dag_version_id, dag_job.job_id, dag_job.definition_id, dag_job.generation
+    FROM replaced
+    JOIN dag_job USING (dag_version_id, generation)
+    UNION
+    -- Jobs without an output have no generation to cut over. The earlier ones go on for as long
+    -- as the ones that they follow.
+    SELECT dag_job.dag_version_id, dag_job.job_id, dag_job.definition_id, dag_job.generation
+    FROM (SELECT max(dag_version_id) AS dag_version_id FROM replaced) AS latest
+    JOIN dag_job USING (dag_version_id)
+    JOIN in_force
+        ON in_force.job_id = dag_job.job_id AND in_force.generation <> dag_job.generation
+    WHERE NOT EXISTS (SELECT FROM generation WHERE generation.version = dag_job.generation)
+), fed AS MATERIALIZED (
+    -- Which generation of a dataset is read in a version: the one of the job that writes it there.
+    SELECT named.dag_version_id, generation.dataset_id, generation.version
+    FROM (SELECT DISTINCT dag_version_id FROM live) AS named
+    CROSS JOIN LATERAL (
+        SELECT dag_job.generation
+        FROM dag_job
+        WHERE dag_job.dag_version_id = named.dag_version_id
+        OFFSET 0
+    ) AS writer
+    JOIN generation ON generation.version = writer.generation
+), edges AS MATERIALIZED (
+    -- OFFSET 0 here and above: few rows of few versions are looked up, however many there are.
+    SELECT edge.dataset_id, fed.version AS generation, edge.input, edge.filter, live.job_id,
+           live.generation AS task_generation, definition.id AS definition_id,
+           definition.operator, definition.priority, definition.runtime, definition.max_attempts,
+           coalesce(definition.body ->> 'execution', 'per_partition') = 'per_partition'
+               AS is_per_partition
+    FROM live
+    CROSS JOIN LATERAL (
+        SELECT edge.dataset_id, edge.input, edge.filter
+        FROM edge
+        WHERE edge.dag_version_id = live.dag_version_id AND edge.job_id = live.job_id
+        OFFSET 0
+    ) AS edge
+    JOIN fed ON fed.dag_version_id = live.dag_version_id AND fed.dataset_id = edge.dataset_id
+    JOIN job_definition AS definition ON definition.id = live.definition_id
+), judged AS MATERIALIZED (
+    SELECT event.*,
+           CASE
+               WHEN generation.version IS NULL THEN 'This generation is not known.'
+               WHEN generation.state NOT IN ('building', 'current')
+                   THEN 'This generation is ' || generation.state || '.'
+               WHEN NOT EXISTS (SELECT FROM in_force WHERE in_force.job_id = dataset.job_id)
+                   THEN 'No job of the DAG writes this dataset.'
+           END AS reason
+    FROM event
+    JOIN dataset ON dataset.id = event.dataset_id
+    LEFT JOIN generation
+        ON generation.dataset_id = event.dataset_id AND generation.version = event.generation
+    WHERE event.seq = ANY (%(events)s::bigint[]) AND event.routed = 'pending'
+), matched AS (
+    SELECT judged.seq, edges.job_id, edges.task_generation, edges.definition_id, edges.operator,
+           edges.priority, edges.max_attempts,
+           -- What one task has published of one partition is one update of it, in however many
+           -- datasets.
+           CASE
+               WHEN edges.is_per_partition AND judged.partition_key IS NOT NULL
+                   AND judged.revision IS NOT NULL
+               THEN 'task:' || judged.task_id || ':' || judged.partition_key
+               ELSE 'event:' || judged.seq
+           END AS dedupe_key,
+           jsonb_strip_nulls(jsonb_build_object(
+               'event', judged.seq, 'dataset', judged.dataset_id, 'generation', judged.generation,
+               'inputs', jsonb_agg(edges.input ORDER BY edges.input),
+               'partition_key', judged.partition_key, 'start', judged.range_start,
+               'end', judged.range_end, 'cursor', judged.cursor, 'revision', judged.revision
+           )) AS payload
+    FROM judged
+    JOIN edges USING (dataset_id, generation)
+    WHERE judged.reason IS NULL AND (edges.filter IS NULL OR jsonb_path_match(
+        '{}', (edges.filter ->> 'path')::jsonpath, (
+            SELECT jsonb_object_agg('c' || term.place, coalesce(
+                CASE
+                    WHEN term.said ->> 'field' = 'partition_key' THEN
+                        CASE term.said ->> 'operation'
+                            WHEN '=' THEN judged.partition_key = term.said ->> 'value'
+                            WHEN '!=' THEN judged.partition_key <> term.said ->> 'value'
+                            WHEN 'glob' THEN judged.partition_key LIKE term.said ->> 'value'
+                            WHEN 'not glob'
+                                THEN judged.partition_key NOT LIKE term.said ->> 'value'
+                        END
+                    ELSE
+                        CASE term.said ->> 'operation'
+                            WHEN '=' THEN field.number = term.number
+                            WHEN '!=' THEN field.number <> term.number
+                            WHEN '<' THEN field.number < term.number
+                            WHEN '<=' THEN field.number <= term.number
+                            WHEN '>' THEN field.number > term.number
+                            WHEN '>=' THEN field.number >= term.number
+                        END
+                END, false))
+            FROM (
+                SELECT said, place,
+                       CASE WHEN jsonb_typeof(said -> 'value') = 'number'
+                            THEN (said ->> 'value')::bigint END AS number
+                FROM jsonb_array_elements(edges.filter -> 'terms') WITH ORDINALITY
+                    AS listed(said, place)
+            ) AS term
+            CROSS JOIN LATERAL (
+                SELECT CASE term.said ->> 'field'
+                    WHEN 'start' THEN judged.range_start
+                    WHEN 'end' THEN judged.range_end
+                    WHEN 'cursor' THEN judged.cursor
+                END AS number
+            ) AS field)))
+    GROUP BY judged.seq, judged.dataset_id, judged.generation, judged.partition_key,
+             judged.range_start, judged.range_end, judged.cursor, judged.revision, judged.task_id,
+             edges.job_id, edges.task_generation, edges.definition_id, edges.operator,
+             edges.priority, edges.max_attempts, edges.is_per_partition
+), made AS (
+    INSERT INTO task (
+        job_id, definition_id, generation, dedupe_key, operator, priority, payload, attempt_limit,
+        due_at, event_seq)
+    SELECT job_id, definition_id, task_generation, dedupe_key, operator, priority, payload,
+           max_attempts, penstock_now(), seq
+    FROM matched
+    ORDER BY job_id, task_generation, dedupe_key, seq
+    ON CONFLICT (job_id, generation, dedupe_key) DO NOTHING
+    RETURNING id, definition_id, operator, priority
+), wakes AS (
+    INSERT INTO outbox (kind, target, body)
+    SELECT DISTINCT 'wake', made.operator || '/' || made.priority,
+           jsonb_build_object('operator', made.operator, 'priority', made.priority)
+    FROM made
+    JOIN job_definition AS definition ON definition.id = made.definition_id
+    WHERE definition.runtime <> 'lambda'
+    UNION ALL
+    SELECT 'invoke', made.operator, jsonb_build_object('task_id', made.id)
+    FROM made
+    JOIN job_definition AS definition ON definition.id = made.definition_id
+    WHERE definition.runtime = 'lambda'
+), marked AS (
+    UPDATE event
+    SET routed = CASE WHEN judged.reason IS NULL THEN 'routed' ELSE 'audited' END,
+        why_not = judged.reason
+    FROM judged
+    WHERE event.seq = judged.seq
+)
+SELECT (SELECT count(*) FROM judged WHERE reason IS NULL) AS routed,
+       (SELECT count(*) FROM judged WHERE reason IS NOT NULL) AS audited,
+       (SELECT count(*) FROM made) AS tasks
