@@ -34,7 +34,7 @@ def test_the_victim_of_a_deadlock_is_run_again(play: Play) -> None:
             world.database.transact(lambda connection: work(connection, (first, second))),
             world.database.transact(lambda connection: work(connection, (second, first))),
         )
-        assert runs == 3
+        assert runs >= 3
         rows = await world.rows("SELECT max_concurrency FROM job")
         assert [row["max_concurrency"] for row in rows] == [2, 2]
 
