@@ -110,8 +110,16 @@ class PackInHand:
 
     def claimable(self, *, attempts_max: int) -> int:
         """How many tasks may start, by the ledger as it was last read or written."""
-        ledger, _ = self.ledger
-        return transitions.claimable(ledger, attempts_max=attempts_max) if ledger else 0
+        ledger, now = self.ledger[0], self._store.clock.estimate()
+        if ledger is None or now is None:
+            return 0
+        return transitions.claimable(ledger, attempts_max=attempts_max, now=now)
+
+    def seconds_to_retry(self) -> float | None:
+        """How long until the next task of it that is not due yet may start, likewise."""
+        ledger, now = self.ledger[0], self._store.clock.estimate()
+        due_ms = transitions.next_retry_ms(ledger, now) if ledger and now else None
+        return due_ms / 1000 - now.earliest if due_ms is not None and now else None
 
     async def claim(self, wanted: Claim, seen: Seen | None) -> Claimed | None:
         """Claim tasks of this pack. None: somebody was faster, it is settled, void or not due.
@@ -339,9 +347,9 @@ class PackInHand:
             if ledger.pack_version != pack_version:
                 return None
             after, taken = transitions.claim(ledger, wanted, now)
+            self.is_sent = self.is_sent or bool(taken)
             return after if taken or present is not None else None
 
-        self.is_sent = True
         return await self._ledger.update(change)
 
     async def _tidy(self, ledger: Ledger) -> None:

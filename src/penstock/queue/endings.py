@@ -90,13 +90,18 @@ def _size_problem(body: bytes, count: int) -> str:
 
 
 def _json_problem(body: bytes) -> str:
-    if body.count(b"[") + body.count(b"{") > DEPTH_MAX and _depth(body) > DEPTH_MAX:
+    if is_too_deep(body):
         return f"it is nested more than {DEPTH_MAX} levels deep"
     try:
         msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return f"it is not JSON ({error})"
     return ""
+
+
+def is_too_deep(body: bytes) -> bool:
+    """Whether JSON is nested so deep that not every reader could read it."""
+    return body.count(b"[") + body.count(b"{") > DEPTH_MAX and _depth(body) > DEPTH_MAX
 
 
 def _depth(body: bytes) -> int:

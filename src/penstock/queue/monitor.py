@@ -22,12 +22,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from penstock.kernel.entropy import Entropy, new_id
-from penstock.kernel.errors import NotFound, UnreadableObject, VersionConflict
+from penstock.kernel.errors import NotFound, StoreError, UnreadableObject, VersionConflict
 from penstock.kernel.wire import decode, encode
 from penstock.queue import transitions
 from penstock.queue.archive import keep
@@ -49,7 +48,7 @@ REMEMBERED_MAX: Final = 5_000
 REMEMBERED_BYTES_MAX: Final = 32 * 1024 * 1024
 _AT_ONCE: Final = 16
 _YOUNG_SECONDS: Final = 60.0
-_UNREADABLE_SECONDS: Final = 3600.0
+_LEFT_SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class Monitor:
         self._entropy = entropy
         self._clock = store.clock.machine
         self._waiting: dict[PackAt, _Settled] = {}
-        self._unreadable: dict[PackAt, float] = {}
+        self._left: dict[PackAt, float] = {}
         self._known: dict[PackAt, tuple[Ledger, Version, int]] = {}
         self._known_bytes = 0
 
@@ -95,7 +94,7 @@ class Monitor:
         """Take in ledgers that a list, begun at `looked`, has shown without their pack."""
         instant = self._clock.monotonic()
         for at, entry in settled:
-            if self._unreadable.get(at, 0.0) > instant or at in self._waiting:
+            if self._left.get(at, 0.0) > instant or at in self._waiting:
                 continue
             if self._may_leave_ms(at, entry) <= looked.earliest * 1000:
                 self._waiting[at] = _Settled(at, entry.version, looked.earliest * 1000, instant)
@@ -131,8 +130,13 @@ class Monitor:
 
         async def remove(each: _Settled) -> None:
             async with slots:
-                with suppress(VersionConflict):
+                try:
                     await self._store.delete(self._layout.ledger(each.at), version=each.version)
+                except VersionConflict:
+                    return
+                except StoreError as error:
+                    _log.warning("a ledger that is archived cannot be deleted: %s", error)
+                    self._leave(each.at)
 
         ledgers = await asyncio.gather(*(read(each) for each in batch))
         now = await self._store.now()
@@ -164,8 +168,14 @@ class Monitor:
             return None
         except UnreadableObject as error:
             _log.warning("a ledger is left alone: %s", error)
-            self._unreadable[each.at] = self._clock.monotonic() + _UNREADABLE_SECONDS
+            self._leave(each.at)
             return None
+
+    def _leave(self, at: PackAt) -> None:
+        """Nothing can be done with this one now: do not try again for a while."""
+        self._left[at] = self._clock.monotonic() + _LEFT_SECONDS
+        while len(self._left) > REMEMBERED_MAX:
+            del self._left[next(iter(self._left))]
 
     async def sweep(self, runs: Sequence[Run]) -> int:
         """Write the pointers that are missing in these slots; returns how many there were."""

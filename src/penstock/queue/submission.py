@@ -41,6 +41,7 @@ from penstock.kernel.errors import (
     VersionConflict,
 )
 from penstock.kernel.wire import Document, decode, encode
+from penstock.queue.endings import DEPTH_MAX, is_too_deep
 from penstock.queue.layout import (
     NONCE_CHARACTERS,
     TASKS_PER_PACK_MAX,
@@ -263,6 +264,8 @@ def _as_json(value: object, place: int) -> msgspec.Raw:
             f"Input {place} has {len(body):,} bytes; at most {INPUT_BYTES_MAX:,} are taken.",
             hint="Store it in the bucket and submit its key.",
         )
+    if is_too_deep(body):
+        raise InvalidInput(f"Input {place} is nested more than {DEPTH_MAX} levels deep.")
     return msgspec.Raw(body)
 
 

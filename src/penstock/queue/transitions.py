@@ -226,11 +226,15 @@ def next_due_ms(ledger: Ledger) -> int | None:
     return min(instants, default=None)
 
 
-def claimable(ledger: Ledger, *, attempts_max: int) -> int:
+def claimable(ledger: Ledger, *, attempts_max: int, now: Interval) -> int:
     """How many tasks nobody holds and may start at once."""
-    return sum(
-        task.status is Status.READY and not _is_over(task, attempts_max) for task in ledger.tasks
-    )
+    return sum(_may_start(task, now) and not _is_over(task, attempts_max) for task in ledger.tasks)
+
+
+def next_retry_ms(ledger: Ledger, now: Interval) -> int | None:
+    """When the next task that is not due yet may start."""
+    waiting = (task.at_ms for task in ledger.tasks if task.status is Status.RETRYING)
+    return min((at_ms for at_ms in waiting if at_ms > _ms(now.earliest)), default=None)
 
 
 def held_by(claim: str, ledger: Ledger) -> dict[int, int]:

@@ -19,7 +19,7 @@ from penstock.queue.layout import PackAt, QueueLayout
 from penstock.queue.ledger import Ledger, check_ledger
 from penstock.store.base import ObjectStore, Version
 
-PACKS_MAX: Final = 64
+PACKS_MAX: Final = 16
 
 
 @dataclass(slots=True)

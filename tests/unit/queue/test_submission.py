@@ -185,3 +185,12 @@ def test_lost_answers_submit_once() -> None:
 
     for seed in range(50):
         simulate(main, seed=seed)
+
+
+def test_an_input_that_not_every_reader_could_read_is_refused() -> None:
+    deep: object = 1
+    for _ in range(101):
+        deep = [deep]
+    with pytest.raises(InvalidInput, match="nested more than 100 levels"):
+        _submitted([1, deep])
+    assert _submitted([{"brackets in text": "[" * 500}])

@@ -49,7 +49,7 @@ class Sight:
 
     def is_held(self, now: float, lease_seconds: float) -> bool:
         """Whether somebody runs it, as far as a list can tell: its ledger was written lately."""
-        is_young = self.ledger_modified + lease_seconds > now
+        is_young = self.ledger_modified + min(lease_seconds, 60.0) > now
         return self.ledger is not None and self.at.count == 1 and is_young
 
 

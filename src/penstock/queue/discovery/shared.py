@@ -9,6 +9,7 @@ choice. One worker is elected to be the monitor.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -25,6 +26,7 @@ from penstock.store.base import ObjectStore
 _log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS_MAX: Final = 12.0
+RELEASE_SECONDS: Final = 5.0
 
 
 class SharedDiscovery(Discovery):
@@ -77,6 +79,7 @@ class SharedDiscovery(Discovery):
 
     async def release(self) -> None:
         try:
-            await self._election.resign()
-        except (StoreError, UnreadableObject) as error:
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await self._election.resign()
+        except (StoreError, UnreadableObject, TimeoutError) as error:
             _log.info("the monitor's term ends by itself: %s", error)

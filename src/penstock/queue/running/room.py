@@ -48,15 +48,18 @@ class Room:
         """Whether nothing can start until a handler ends that should have."""
         return self.stuck >= self.concurrency
 
-    def take(self, count: int, *, type: str, ahead_seconds: float = 0.0) -> int:
+    def take(
+        self, count: int, *, type: str, ahead_seconds: float = 0.0, blindly: bool = True
+    ) -> int:
         """Reserve room for up to `count` tasks; returns for how many.
 
-        With `ahead_seconds`, also for those that this worker will run in that time.
+        With `ahead_seconds`, also for those that this worker will run in that time; `blindly`
+        for some even if their rate is not known.
         """
         limit = self.concurrency
         if ahead_seconds and not self.is_stuck:
             soon = int(self._rate(type) * ahead_seconds)
-            limit += min(max(AHEAD_MIN * limit, soon), AHEAD_MAX * limit)
+            limit += min(max(AHEAD_MIN * limit if blindly else 0, soon), AHEAD_MAX * limit)
         taken = max(0, min(count, limit - self.held))
         self.held += taken
         return taken

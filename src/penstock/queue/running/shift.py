@@ -48,6 +48,7 @@ _AGAIN_MS: Final = 5_000
 _UNREADABLE_MS: Final = 600_000
 _LEFT_MS: Final = 60_000
 _POINTER_MS: Final = 30_000
+_FAILED_MAX: Final = 1000
 _FLUSH_SECONDS: Final = 10.0
 
 
@@ -264,7 +265,10 @@ class Shift:
         except (StoreError, UnreadableObject) as error:
             passing = isinstance(error, StoreError)
             self._say(f"{'a claim failed' if passing else 'a pack is left alone'}: {error}")
-            self._failed[sight.at] = failures = self._failed.get(sight.at, 0) + 1
+            failures = self._failed.pop(sight.at, 0) + 1
+            self._failed[sight.at] = failures
+            if len(self._failed) > _FAILED_MAX:
+                del self._failed[next(iter(self._failed))]
             pause_ms = min(_AGAIN_MS * 2**failures, _UNREADABLE_MS) if passing else _UNREADABLE_MS
             due_ms = int(self._access.now().latest * 1000) + pause_ms
             self._memory.note(sight, ledger=sight.ledger, due_ms=due_ms)

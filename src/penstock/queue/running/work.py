@@ -258,10 +258,13 @@ class PackAtWork:
 
     def _next_at(self) -> float:
         """When the next write is due at the latest."""
-        renew_at = self._renewed_at + self._hands.settings.task_lease_seconds / 3
-        if self._ended_at is None:
-            return renew_at
-        return min(renew_at, self._ended_at + self._settle_seconds)
+        instants = [self._renewed_at + self._hands.settings.task_lease_seconds / 3]
+        if self._ended_at is not None:
+            instants.append(self._ended_at + self._settle_seconds)
+        retry = None if self._draining else self.hand.seconds_to_retry()
+        if retry is not None:
+            instants.append(self._clock.monotonic() + retry)
+        return min(instants)
 
     async def _write(self) -> None:
         """One swap: endings, renewals, and more."""
@@ -295,9 +298,11 @@ class PackAtWork:
 
     def _next_claim(self) -> Claim | None:
         """What else to claim, with the room for it taken."""
-        ahead_seconds = 0.0 if self._is_slow else self._settle_seconds
         room = self._hands.room.take(
-            self._claimable(), type=self.hand.at.type, ahead_seconds=ahead_seconds
+            self._claimable(),
+            type=self.hand.at.type,
+            ahead_seconds=self._settle_seconds,
+            blindly=not self._is_slow,
         )
         return self._hands.claim(self._handler, tasks_max=room) if room else None
 

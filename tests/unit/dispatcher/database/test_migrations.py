@@ -7,10 +7,10 @@ import pytest
 from penstock.dispatcher.database.migrations import (
     Applied,
     Migration,
-    MigrationRefused,
     migrations,
     pending,
 )
+from penstock.kernel.errors import MigrationRefused
 
 STEPS = migrations({"0001_a.sql": "one", "0002_b.sql": "two", "0003_c.sql": "three"})
 
