@@ -16,8 +16,8 @@ from penstock.cli.demo.store import show_lost_answers, show_trust
 @click.command(epilog="Example: penstock demo")
 def demo() -> None:
     """Show what Penstock can do, on embedded defaults. Takes half a minute."""
-    click.secho("Penstock, so far: a task queue that lives in a bucket alone.", bold=True)
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as name:
+        click.secho("Penstock, so far: a task queue that lives in a bucket alone.", bold=True)
         folder = Path(name)
         url = f"file://{folder}/bucket"
         _title(1, f"Can this store be trusted? (penstock doctor {url})")

@@ -53,7 +53,8 @@ def length(seconds: float) -> str:
 def when(at: float, *, now: float) -> str:
     """A time and how long ago it was, or how soon it is."""
     ago = now - at
-    age = f"{length(ago)} ago" if ago >= 0 else f"in {length(-ago)}"
+    # The store's time is known to a second or so: what was just written may seem to come.
+    age = f"{length(max(0.0, ago))} ago" if ago > -2 else f"in {length(-ago)}"
     return f"{iso(at)}  {age}"
 
 
