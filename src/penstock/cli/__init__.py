@@ -8,6 +8,7 @@ does: what it has begun is cleaned up first. `--debug` shows the traceback inste
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -72,7 +73,8 @@ def run(words: list[str]) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt, asyncio.CancelledError):
+        # asyncio lets the cancellation through if the signal came before its first step.
         _complain("Interrupted.", "")
         return EXIT_SIGNALLED + (ended_by[0] if ended_by else signal.SIGINT)
     except BrokenPipeError:

@@ -16,16 +16,18 @@ from penstock.cli.demo.store import show_lost_answers, show_trust
 @click.command(epilog="Example: penstock demo")
 def demo() -> None:
     """Show what Penstock can do, on embedded defaults. Takes half a minute."""
-    with tempfile.TemporaryDirectory(prefix="penstock-demo-") as name:
+    with tempfile.TemporaryDirectory(prefix="penstock-demo-") as name, asyncio.Runner() as runner:
+        # Everything that has to be cleaned up is there before the first word.
+        runner.get_loop()
         click.secho("Penstock, so far: a task queue that lives in a bucket alone.", bold=True)
         folder = Path(name)
         url = f"file://{folder}/bucket"
         _title(1, f"Can this store be trusted? (penstock doctor {url})")
-        asyncio.run(show_trust(url))
+        runner.run(show_trust(url))
         _title(2, "One object, many writers, and a third of the requests go wrong")
-        asyncio.run(show_lost_answers(url))
+        runner.run(show_lost_answers(url))
         _title(3, "A queue in that folder, and a worker that dies")
-        asyncio.run(show_queue(url, folder))
+        runner.run(show_queue(url, folder))
     _title(4, "The same in simulated worlds, where everything goes wrong (penstock sim)")
     show_worlds()
     _title(5, "What it costs on S3, by the real code in virtual time (penstock cost)")
