@@ -2,7 +2,7 @@
 
 | what | when |
 |---|---|
-| look | there is room, nothing found is left to try, and the pace allows it |
+| look | nothing found is left to try, and the pace allows it; rarely while there is no room |
 | try a pack | there is room, and a look found it or its time has come (`Memory`) |
 | work on a pack | claimed, until nothing of it is held (`PackAtWork`) |
 | repair and archive | every so often, in the slots that this worker guards (`Monitor`) |
@@ -70,11 +70,7 @@ class Shift:
         self._settings = settings
         self._clock = access.store.clock.machine
         self._wake = asyncio.Event()
-        self._room = Room(
-            concurrency,
-            clock=self._clock,
-            freed=self._wake,
-        )
+        self._room = Room(concurrency, clock=self._clock, freed=self._wake)
         self._memory = Memory()
         self._monitor = Monitor(
             access.store,
