@@ -50,7 +50,7 @@ from penstock.queue.views import (
     view_of_pack,
 )
 from penstock.queue.watching import Watch
-from penstock.store.base import Object, ObjectStore
+from penstock.store.base import ObjectStore, find
 from penstock.store.metered import labelled
 from penstock.store.opening import Opening, open_store
 
@@ -285,7 +285,7 @@ class Queue:
         raise _not_found(at)
 
     async def _ledger(self, at: PackAt) -> Ledger | None:
-        found = await self._read(self.access.layout.ledger(at))
+        found = await find(self.access.store, self.access.layout.ledger(at))
         if found is None:
             return None
         ledger = decode(Ledger, found.body, where=found.key)
@@ -294,18 +294,12 @@ class Queue:
 
     async def _pack(self, at: PackAt) -> Pack | None:
         """The pack; what is void will never run, and counts as not there."""
-        found = await self._read(self.access.layout.pack(at))
+        found = await find(self.access.store, self.access.layout.pack(at))
         if found is None:
             return None
         pack = decode(Pack, found.body, where=found.key)
         check_pack(at, pack)
         return None if is_void(pack.submitted_ms, found.modified) else pack
-
-    async def _read(self, key: str) -> Object | None:
-        try:
-            return await self.access.store.get(key)
-        except NotFound:
-            return None
 
     async def result(
         self,

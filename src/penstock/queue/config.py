@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from penstock.kernel.errors import AlreadyExists, InvalidInput, NotFound, QueueNotFound
+from penstock.kernel.errors import AlreadyExists, InvalidInput, QueueNotFound
 from penstock.kernel.wire import Document, decode, encode
 from penstock.queue.layout import QueueLayout
 from penstock.queue.owning.shards import SHARDS_DEFAULT, check_shards
 from penstock.queue.pack import RESEND_SECONDS
-from penstock.store.base import CREATE, ObjectStore, pages
+from penstock.store.base import CREATE, ObjectStore, find, pages
 
 KEY_SECONDS: Final = 86_400
 _QUEUES_SHOWN: Final = 10
@@ -30,12 +30,8 @@ class QueueConfig(Document, frozen=True, kw_only=True):
 
 async def read_config(store: ObjectStore, layout: QueueLayout) -> QueueConfig | None:
     """The queue's settings; None if there is no such queue."""
-    try:
-        found = await store.get(layout.config)
-    except NotFound:
-        return None
-    assert found is not None
-    return checked(decode(QueueConfig, found.body, where=layout.config))
+    found = await find(store, layout.config)
+    return checked(decode(QueueConfig, found.body, where=layout.config)) if found else None
 
 
 async def make_queue(store: ObjectStore, layout: QueueLayout, wanted: QueueConfig) -> QueueConfig:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from penstock.kernel.errors import AlreadyExists, NotFound
+from penstock.kernel.errors import AlreadyExists
 from penstock.kernel.wire import Document, decode, encode
 from penstock.queue.access import Access
 from penstock.queue.layout import TaskId
 from penstock.queue.submission import Submitter
 from penstock.queue.views import TaskView
-from penstock.store.base import CREATE, pages
+from penstock.store.base import CREATE, find, pages
 
 
 class Replayed(Document, frozen=True, kw_only=True):
@@ -60,9 +60,5 @@ async def replayed(access: Access) -> frozenset[str]:
 
 
 async def _known(access: Access, where: str) -> TaskId | None:
-    try:
-        found = await access.store.get(where)
-    except NotFound:
-        return None
-    assert found is not None
-    return TaskId(decode(Replayed, found.body, where=where).task)
+    found = await find(access.store, where)
+    return TaskId(decode(Replayed, found.body, where=where).task) if found else None

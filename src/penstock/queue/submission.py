@@ -34,7 +34,6 @@ from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import (
     AlreadyExists,
     InvalidInput,
-    NotFound,
     OutcomeUnknown,
     PenstockError,
     StoreError,
@@ -55,7 +54,7 @@ from penstock.queue.layout import (
 )
 from penstock.queue.ledger import Ledger
 from penstock.queue.pack import RESEND_SECONDS, Pack, is_void
-from penstock.store.base import CREATE, Object, ObjectStore
+from penstock.store.base import CREATE, ObjectStore, find
 from penstock.store.metered import labelled
 
 INPUT_BYTES_MAX: Final = 256 * 1024
@@ -145,7 +144,7 @@ class Submitter:
         it is either that earlier one or a duplicate of it, left behind by a crash.
         """
         where = self.layout.pack(at)
-        found = await self._get(where)
+        found = await find(self.store, where)
         if found is None:
             return False
         pack = decode(Pack, found.body, where=where)
@@ -162,19 +161,13 @@ class Submitter:
     async def _ended_record(self, at: PackAt) -> Ledger | None:
         """The settled ledger of the key, if the key's lifetime is over."""
         where = self.layout.ledger(at)
-        found = await self._get(where)
+        found = await find(self.store, where)
         if found is None:
             return None
         ledger = decode(Ledger, found.body, where=where)
         now = await self.store.now()
         has_ended = ledger.settled and ledger.key_ends_ms <= now.earliest * 1000
         return ledger if has_ended else None
-
-    async def _get(self, key: str) -> Object | None:
-        try:
-            return await self.store.get(key)
-        except NotFound:
-            return None
 
     async def _check_in_time(self, submitted_ms: int, where: str) -> None:
         if (await self.store.now()).latest * 1000 >= submitted_ms + RESEND_SECONDS * 1000:

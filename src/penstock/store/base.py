@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal, NewType
 
-from penstock.kernel.errors import InvalidInput
+from penstock.kernel.errors import InvalidInput, NotFound
 from penstock.store.time import Interval, StoreClock, TimeSample
 
 Version = NewType("Version", str)
@@ -243,6 +243,14 @@ class Wrapper(ObjectStore):
 
     async def close(self) -> None:
         await self.inner.close()
+
+
+async def find(store: ObjectStore, key: str) -> Object | None:
+    """The object, or None if there is none."""
+    try:
+        return await store.get(key)
+    except NotFound:
+        return None
 
 
 async def pages(

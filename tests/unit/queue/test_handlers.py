@@ -24,11 +24,18 @@ import pytest
 
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.endings import Ending, Failed, GivenBack, Retried, Stopped, Succeeded
+from penstock.queue.endings import (
+    RESULT_BYTES_MAX,
+    Ending,
+    Failed,
+    GivenBack,
+    Retried,
+    Stopped,
+    Succeeded,
+)
 from penstock.queue.layout import TaskId
 from penstock.queue.running import handlers as module
 from penstock.queue.running.handlers import (
-    RESULT_BYTES_MAX,
     Attempt,
     Cancelled,
     Ended,

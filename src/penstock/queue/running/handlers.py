@@ -40,7 +40,14 @@ import msgspec
 
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.endings import Ending, Failed, GivenBack, Stopped, Succeeded
+from penstock.queue.endings import (
+    RESULT_BYTES_MAX,
+    Ending,
+    Failed,
+    GivenBack,
+    Stopped,
+    Succeeded,
+)
 from penstock.queue.layout import TaskId, check_name
 from penstock.queue.ledger import Failure
 from penstock.queue.running.retry import (
@@ -54,7 +61,6 @@ from penstock.queue.running.retry import (
 )
 from penstock.queue.running.threads import HandlerThread
 
-RESULT_BYTES_MAX: Final = 256 * 1024
 GRACE_SECONDS: Final = 5.0
 """How long a handler that was interrupted may take to clean up."""
 
