@@ -20,6 +20,10 @@ PenstockError
 │   ├── TaskFailed          it failed for good
 │   ├── TaskCancelled       it was cancelled
 │   └── NotSettled          it has not ended yet; also a TimeoutError
+├── WorkFailed              a runtime ran the work of a task, and it failed
+├── DispatcherError         a request to a dispatcher did not do what was asked
+│   ├── DispatcherUnavailable   no answer, or not now: whether it was done is not known
+│   └── DispatcherRefused   it answered no, and says why
 ├── DatabaseUnavailable     Postgres did not answer; whether it committed is not known
 ├── MigrationRefused        the database is not one that this release can bring forward
 └── UnreadableObject        an object is not in a form that this release can read
@@ -131,6 +135,31 @@ class TaskCancelled(TaskError):
 
 class NotSettled(TaskError, TimeoutError):
     """The task has not ended in the time that was given."""
+
+
+class WorkFailed(PenstockError):
+    """The work of a task failed. `is_retried` is false if another attempt would fail just so."""
+
+    def __init__(self, message: str, *, is_retried: bool = True, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.is_retried = is_retried
+
+
+class DispatcherError(PenstockError):
+    """A request to a dispatcher did not do what was asked."""
+
+
+class DispatcherUnavailable(DispatcherError):
+    """No dispatcher answered, or it could not serve now. Every request may be repeated."""
+
+
+class DispatcherRefused(DispatcherError):
+    """The dispatcher answered no. `status` is HTTP's, `kind` the word for programs."""
+
+    def __init__(self, message: str, *, status: int = 0, kind: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.kind = kind
 
 
 class DatabaseUnavailable(PenstockError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from penstock.dispatcher.tasks_values import Fence, Publishing, Status, Why
+from penstock.dispatcher.tasks.values import Fence, Publishing, Status, Why
 
 ATTEMPTS = 2
 HEARTBEAT = timedelta(seconds=10)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.tasks_values import Claimed, Refusal, Status, Why
+from penstock.dispatcher.tasks.values import Claimed, Refusal, Status, Why
 from penstock.kernel.errors import InvalidInput
 from tests.integration.dispatcher.world import Play, World, done, failed
 

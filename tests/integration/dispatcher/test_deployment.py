@@ -11,8 +11,8 @@ import pytest
 
 from penstock.dispatcher.dag.parsing import parse
 from penstock.dispatcher.database.pool import Connection
-from penstock.dispatcher.deployment import Deployment
-from penstock.dispatcher.deployment_values import (
+from penstock.dispatcher.deployment.moves import Deployment
+from penstock.dispatcher.deployment.values import (
     Applied,
     Break,
     CutOver,
@@ -20,10 +20,10 @@ from penstock.dispatcher.deployment_values import (
     NotApplied,
     WhyNotApplied,
 )
-from penstock.dispatcher.routing import Routing, route_events
-from penstock.dispatcher.routing_values import Accepted, NewEvent
-from penstock.dispatcher.tasks import Tasks
-from penstock.dispatcher.tasks_values import Claimed, Completion, Failure, Output
+from penstock.dispatcher.routing.router import Routing, route_events
+from penstock.dispatcher.routing.values import Accepted, NewEvent
+from penstock.dispatcher.tasks.lifecycle import Tasks
+from penstock.dispatcher.tasks.values import Claimed, Completion, Failure, Output
 from penstock.kernel.errors import InvalidInput
 from tests.integration.dispatcher.world import Play, World
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.dispatcher.database.pool import Connection
-from penstock.dispatcher.tasks_values import (
+from penstock.dispatcher.tasks.values import (
     Claimed,
     Completion,
     Ended,

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from penstock.dispatcher.tasks_values import (
+from penstock.dispatcher.tasks.values import (
     Claimed,
     Completion,
     Ended,

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from penstock.dispatcher.database.pool import Connection, Database
-from penstock.dispatcher.tasks_values import Fence
+from penstock.dispatcher.tasks.values import Fence
 from penstock.kernel.errors import DatabaseUnavailable, InvalidInput
 from tests.integration.dispatcher.world import Play, World, Worlds
 

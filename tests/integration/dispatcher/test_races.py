@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from penstock.dispatcher.tasks import Tasks
-from penstock.dispatcher.tasks_values import (
+from penstock.dispatcher.tasks.lifecycle import Tasks
+from penstock.dispatcher.tasks.values import (
     Claimed,
     Completion,
     Ended,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.dispatcher.dag.filters import accepts, parse_where
-from penstock.dispatcher.deployment_values import CutOver
-from penstock.dispatcher.routing import BATCH_MAX, Routing, route_events
-from penstock.dispatcher.routing_values import (
+from penstock.dispatcher.deployment.values import CutOver
+from penstock.dispatcher.routing.router import BATCH_MAX, Routing, route_events
+from penstock.dispatcher.routing.values import (
     Acceptance,
     Accepted,
     NewEvent,
@@ -19,8 +19,8 @@ from penstock.dispatcher.routing_values import (
     Routed,
     WhyRefused,
 )
-from penstock.dispatcher.tasks import Tasks
-from penstock.dispatcher.tasks_values import Completion, Ended, Output
+from penstock.dispatcher.tasks.lifecycle import Tasks
+from penstock.dispatcher.tasks.values import Completion, Ended, Output
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput
 from tests.integration.dispatcher.test_deployment import SINK, Pipeline, chain

@@ -21,9 +21,9 @@ from psycopg.rows import dict_row
 from penstock.dispatcher.database.local import LocalPostgres
 from penstock.dispatcher.database.migrations import migrate
 from penstock.dispatcher.database.pool import Answer, Connection, Database
-from penstock.dispatcher.tasks import Tasks
-from penstock.dispatcher.tasks_ending import Route, no_route
-from penstock.dispatcher.tasks_values import Claimed, Completion, Failure, Fence, NewTask, Output
+from penstock.dispatcher.tasks.ending import Route, no_route
+from penstock.dispatcher.tasks.lifecycle import Tasks
+from penstock.dispatcher.tasks.values import Claimed, Completion, Failure, Fence, NewTask, Output
 
 DATABASE = "worlds"
 EMPTYING = """

@@ -1,4 +1,4 @@
--- The end of attempts and what follows from it, for penstock.dispatcher.tasks_ending and reaping.
+-- The end of attempts and what follows from it, for penstock.dispatcher.tasks.ending and reaping.
 
 -- name: misplaced_outputs
 -- Outputs that the job of the task does not write, or not in the task's generation.

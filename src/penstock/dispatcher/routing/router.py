@@ -29,7 +29,7 @@ from psycopg.types.json import Jsonb
 
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.routing_values import (
+from penstock.dispatcher.routing.values import (
     Acceptance,
     Accepted,
     NewEvent,

@@ -31,7 +31,7 @@ from penstock.dispatcher.dag.canonical import content_hash, lineage_hashes
 from penstock.dispatcher.dag.model import Dag
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.deployment_plan import (
+from penstock.dispatcher.deployment.plan import (
     Held,
     Plan,
     Standing,
@@ -40,7 +40,7 @@ from penstock.dispatcher.deployment_plan import (
     served_generations,
     writers,
 )
-from penstock.dispatcher.deployment_values import (
+from penstock.dispatcher.deployment.values import (
     Applied,
     Break,
     CutOver,
@@ -51,7 +51,7 @@ from penstock.dispatcher.deployment_values import (
     Version,
     WhyNotApplied,
 )
-from penstock.dispatcher.deployment_writing import write_version
+from penstock.dispatcher.deployment.writing import write_version
 from penstock.kernel.errors import InvalidInput
 
 LEFT: Final = "Its generation is not served any more."

@@ -3,7 +3,7 @@
 One transaction ends the attempts, publishes what they have made, writes the events, has them routed
 and writes the wake-ups. Of several attempts in one call, each has its own answer: one that is
 refused changes nothing and costs the others nothing. The order of locks is tasks by id, then
-partitions by name. Called by `penstock.dispatcher.tasks`, which opens the transaction.
+partitions by name. Called by `penstock.dispatcher.tasks.lifecycle`, which opens the transaction.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from psycopg.types.json import Jsonb
 
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.tasks_rows import (
+from penstock.dispatcher.tasks.rows import (
     announce,
     fence_arrays,
     refusal,
     storable,
     task_states,
 )
-from penstock.dispatcher.tasks_values import (
+from penstock.dispatcher.tasks.values import (
     Completion,
     Ended,
     Failure,

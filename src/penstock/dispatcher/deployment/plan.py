@@ -3,7 +3,7 @@
 A generation is `building` until it is cut over, and `current` from the start where there was none.
 A dataset has at most one of each. Leaving the DAG, what was current is `retired` and what was being
 built is `abandoned`; coming back, the first is current at once and the second is built on.
-Called by `penstock.dispatcher.deployment`, which holds the locks and does what is said here.
+Called by `penstock.dispatcher.deployment.moves`, which holds the locks and does what is said here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.dispatcher.dag.model import Dag
-from penstock.dispatcher.deployment_values import GenerationState
+from penstock.dispatcher.deployment.values import GenerationState
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ from psycopg.types.json import Jsonb
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.tasks_ending import Route, end, no_route, reap
-from penstock.dispatcher.tasks_rows import (
+from penstock.dispatcher.tasks.ending import Route, end, no_route, reap
+from penstock.dispatcher.tasks.rows import (
     Row,
     announce,
     fence_arrays,
@@ -45,7 +45,7 @@ from penstock.dispatcher.tasks_rows import (
     task_states,
     without_twins,
 )
-from penstock.dispatcher.tasks_values import (
+from penstock.dispatcher.tasks.values import (
     Claimed,
     Completion,
     Ended,

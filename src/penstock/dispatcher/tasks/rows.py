@@ -1,6 +1,6 @@
 """What the operations of the task lifecycle share: rows read as values, refusals, wake-ups.
 
-Called by `penstock.dispatcher.tasks` and `tasks_ending`, always inside their transactions.
+Called by `penstock.dispatcher.tasks.lifecycle` and `ending`, always inside their transactions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.tasks_values import Fence, Refusal, Status, TaskState, Why
+from penstock.dispatcher.tasks.values import Fence, Refusal, Status, TaskState, Why
 from penstock.kernel.errors import InvalidInput
 
 REASON_CHARACTERS_MAX: Final = 10_000

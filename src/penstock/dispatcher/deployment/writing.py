@@ -2,7 +2,7 @@
 
 Definitions are immutable and shared by versions that say the same of a job. The lineage is part of
 a definition's hash and of its body, so that a later move can tell whether a job keeps its
-generation also if it has no output. Called by `penstock.dispatcher.deployment`, inside its
+generation also if it has no output. Called by `penstock.dispatcher.deployment.moves`, inside its
 transaction.
 """
 
@@ -18,8 +18,8 @@ from penstock.dispatcher.dag.canonical import content_hash, encoded, plain_job
 from penstock.dispatcher.dag.model import Dag, Job
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.deployment_plan import writers
-from penstock.dispatcher.routing_filters import stored_filter
+from penstock.dispatcher.deployment.plan import writers
+from penstock.dispatcher.routing.filters import stored_filter
 
 
 async def write_version(

@@ -1,0 +1,1 @@
+"""Which DAG is in force: `moves` has the operations, `plan` decides, `writing` writes a version."""

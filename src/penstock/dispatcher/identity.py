@@ -1,0 +1,88 @@
+"""Who talks to the internal side of a dispatcher: workers and sources, by name and proof.
+
+Dispatchers share a secret. A caller's token is made from it and from the caller's name, so a token
+proves one name and no other, nothing has to be stored for it, and whoever hands out tokens need not
+hand out the secret. A new secret ends all tokens. This is for claiming and for sending events; what
+an attempt may do is proved by its lease.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from penstock.kernel.entropy import Entropy, new_id
+from penstock.kernel.errors import InvalidInput
+
+NAME_CHARACTERS_MAX: Final = 200
+SECRET_CHARACTERS_MIN: Final = 16
+
+
+class Identified(StrEnum):
+    """What became of a caller's proof."""
+
+    KNOWN = "known"
+    MISSING = "missing"
+    """There is no name, or no token."""
+    WRONG = "wrong"
+    """The token is not the one of this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A caller, and the proof that it is this one."""
+
+    name: str
+    token: str
+
+
+class Identities:
+    """Makes and judges identities."""
+
+    def __init__(self, secret: str) -> None:
+        if len(secret) < SECRET_CHARACTERS_MIN:
+            raise InvalidInput(f"A secret has {SECRET_CHARACTERS_MIN} characters or more.")
+        self._secret = secret.encode()
+
+    def identity(self, name: str) -> Identity:
+        """The identity of this name."""
+        return Identity(name, self._token(name))
+
+    def judge(self, name: str | None, token: str | None) -> Identified:
+        """Whether a caller is who it says to be."""
+        if not name or not token or len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
+            return Identified.MISSING
+        known = hmac.compare_digest(self._token(name).encode(), token.encode("utf-8", "replace"))
+        return Identified.KNOWN if known else Identified.WRONG
+
+    def _token(self, name: str) -> str:
+        digest = hmac.new(self._secret, b"penstock worker\x00" + name.encode(), hashlib.sha256)
+        return base64.urlsafe_b64encode(digest.digest()).decode().rstrip("=")
+
+
+def secret_of(file: Path, *, entropy: Entropy) -> str:
+    """The secret that a file holds; made, for its owner alone, if there is none.
+
+    Of several processes that make it at once, all get the same.
+    """
+    mine = file.with_name(f"{file.name}.{new_id(entropy)}")
+    try:
+        return file.read_text().strip()
+    except FileNotFoundError:
+        descriptor = os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as opened:
+            opened.write(new_id(entropy, characters=48))
+        # A link never replaces: the first wins, and everybody reads what it wrote.
+        os.link(mine, file)
+    except FileExistsError:
+        pass
+    finally:
+        mine.unlink(missing_ok=True)
+    return file.read_text().strip()

@@ -1,0 +1,1 @@
+"""Events in, tasks out: `router` has the operations, `filters` the form of a stored filter."""

@@ -1,0 +1,28 @@
+"""The bounds of what is sent, and what requests and answers have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+WORKER_HEADER = "X-Penstock-Worker"
+"""Who claims or sends events; `Authorization: Bearer` has the proof. See `dispatcher.identity`."""
+
+TaskNumber = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+AttemptNumber = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+LeaseToken = Annotated[str, Meta(min_length=1, max_length=100)]
+Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+PartitionKey = Annotated[str, Meta(min_length=1, max_length=500)]
+EventId = Annotated[str, Meta(min_length=1, max_length=900)]
+Uuid = Annotated[str, Meta(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$", max_length=36)]
+
+
+class Ask(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A request, or a part of one."""
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """An answer, or a part of one."""

@@ -1,0 +1,85 @@
+"""What sources and tasks tell the dispatcher, and what they are told."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from msgspec import Meta
+
+from penstock.dispatcher.wire.base import (
+    Answer,
+    Ask,
+    AttemptNumber,
+    EventId,
+    LeaseToken,
+    Name,
+    Number,
+    PartitionKey,
+    TaskNumber,
+    Uuid,
+)
+
+
+class EventAsk(Ask):
+    """A dataset has moved on: by its uuid and version, or by its name for all that are live."""
+
+    event_id: EventId
+    """The source's own name for it: the same id again is the same event again."""
+    dataset_uuid: Uuid | None = None
+    dataset_version: Uuid | None = None
+    dataset: Name | None = None
+    cursor: Number | None = None
+    partition_key: PartitionKey | None = None
+    start: Number | None = None
+    end: Number | None = None
+
+
+class EventsAsk(Ask):
+    events: Annotated[list[EventAsk], Meta(min_length=1, max_length=10_000)]
+
+
+class TaskEventsAsk(Ask):
+    """Events of a task about its own outputs; `dataset` names them, and there is no uuid."""
+
+    task_id: TaskNumber
+    attempt: AttemptNumber
+    lease_token: LeaseToken
+    events: Annotated[list[EventAsk], Meta(min_length=1, max_length=1000)]
+
+
+class EventResult(Answer):
+    """What became of an event. `outcome` is new, duplicate, audited, or refused."""
+
+    outcome: str
+    seq: int | None = None
+    why: str | None = None
+    """Why it was audited or refused."""
+    paused: str | None = None
+    """Why its source should send nothing more for now."""
+
+
+class EventsAnswer(Answer):
+    """In the order of the request; several of one event where a name stands for two generations."""
+
+    results: list[EventResult]
+
+
+class SourceAnswer(Answer):
+    """A source of the DAG in force."""
+
+    job: str
+    kind: str
+    datasets: dict[str, str]
+    """The uuids of its outputs, by name."""
+    cron: str | None = None
+    time_zone: str = "UTC"
+    path: str | None = None
+    last_cursor: int | None = None
+    """The highest cursor of its events so far."""
+    paused: str | None = None
+
+
+class SourcesAnswer(Answer):
+    sources: list[SourceAnswer]
+    now: datetime

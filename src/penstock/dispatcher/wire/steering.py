@@ -1,0 +1,261 @@
+"""What people see and steer: tasks, backfills, pressure, datasets, the outbox."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from penstock.dispatcher.wire.base import (
+    Answer,
+    Ask,
+    EventId,
+    Name,
+    Number,
+    PartitionKey,
+    TaskNumber,
+)
+from penstock.dispatcher.wire.events import EventResult
+from penstock.dispatcher.wire.work import PublishedAnswer
+
+
+class TriggerAsk(Ask):
+    """News for a source, by the name of its job or of one of its datasets."""
+
+    job: Name | None = None
+    dataset: Name | None = None
+    event_id: EventId | None = None
+    """None makes one: the answer has it."""
+    cursor: Number | None = None
+    """None, without a partition, is the database's time in milliseconds."""
+    partition_key: PartitionKey | None = None
+    start: Number | None = None
+    end: Number | None = None
+
+
+class TriggerAnswer(Answer):
+    event_id: str
+    results: list[EventResult]
+
+
+class BackfillAsk(Ask):
+    """Partitions of a job to compute: a list of keys, or the ranges from start to end by step."""
+
+    job: Name
+    keys: Annotated[list[PartitionKey], Meta(max_length=100_000)] = []
+    start: Number | None = None
+    end: Number | None = None
+    step: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+    concurrency: Annotated[int, Meta(ge=1, le=100_000)] = 100
+    """How many of its tasks wait or run at a time."""
+    request_id: EventId | None = None
+    """The same id again is the same backfill."""
+
+
+class BackfillAnswer(Answer):
+    id: int
+    job: str
+    kind: str
+    """`ranges`, `keys`, or `rebuild`, which a new generation gets by itself."""
+    state: str
+    partitions: int
+    planned: int
+    """How many have become tasks."""
+    open: int
+    """How many of those have not ended."""
+    dead: int
+    concurrency: int
+    created_at: datetime
+
+
+class BackfillsAnswer(Answer):
+    backfills: list[BackfillAnswer]
+
+
+class JobAnswer(Answer):
+    """A job of the DAG in force, and how it is doing."""
+
+    name: str
+    activation: str
+    runtime: str
+    operator: str
+    priority: str
+    generation: str
+    is_building: bool
+    outputs: list[str]
+    queued: int
+    """Waiting tasks, counted to 10,000 at most."""
+    running: int
+    dead: int
+    oldest_seconds: float
+    """How long the oldest task that could run has waited."""
+    paused: list[str]
+    """Why it is paused; empty if it is not."""
+
+
+class StatusAnswer(Answer):
+    """The state of everything, on one page."""
+
+    dag_version: int | None
+    now: datetime
+    jobs: list[JobAnswer]
+    events_pending: int
+    outbox_pending: int
+    outbox_parked: int
+    workers: int
+    """Workers that were heard of in the last minute."""
+    backfills: list[BackfillAnswer]
+
+
+class TaskSummary(Answer):
+    id: int
+    job: str
+    operator: str
+    generation: str
+    status: str
+    priority: str
+    attempt: int
+    attempt_limit: int
+    partition_key: str | None
+    worker: str | None
+    reason: str | None
+    created_at: datetime
+    due_at: datetime
+    settled_at: datetime | None
+
+
+class TasksAnswer(Answer):
+    tasks: list[TaskSummary]
+    before: int | None
+    """Ask with this `before` for the next page; None if there is none."""
+
+
+class AttemptAnswer(Answer):
+    number: int
+    worker: str
+    started_at: datetime
+    ended_at: datetime | None
+    outcome: str | None
+    reason: str | None
+    progress: dict[str, Any] | None
+    log: str | None
+
+
+class TaskAnswer(Answer):
+    """Everything about one task. Its lease token is nobody's but its worker's."""
+
+    task: TaskSummary
+    payload: dict[str, Any]
+    attempts: list[AttemptAnswer]
+    published: list[PublishedAnswer]
+
+
+class TaskIdsAsk(Ask):
+    tasks: Annotated[list[TaskNumber], Meta(min_length=1, max_length=1000)]
+    reason: Annotated[str, Meta(min_length=1, max_length=1000)] = "It was cancelled."
+    """For cancelling."""
+
+
+class PauseAsk(Ask):
+    reason: Annotated[str, Meta(min_length=1, max_length=1000)] = "Somebody has paused it."
+
+
+class PressureAnswer(Answer):
+    """A job with limits on its queue, and what it makes of its upstream."""
+
+    job: str
+    pressed: bool
+    depth: int
+    oldest_seconds: float
+    max_queue_depth: int | None
+    max_queue_age_seconds: float | None
+    reason: str | None
+    since: datetime
+    pauses: list[str]
+    """The jobs that are paused because of it."""
+
+
+class PauseAnswer(Answer):
+    job: str
+    cause: str
+    scope: str
+    reason: str
+    since: datetime
+
+
+class PressuresAnswer(Answer):
+    jobs: list[PressureAnswer]
+    pauses: list[PauseAnswer]
+
+
+class GenerationAnswer(Answer):
+    version: str
+    state: str
+    partitions: int
+    created_at: datetime
+
+
+class DatasetAnswer(Answer):
+    name: str
+    uuid: str
+    job: str | None
+    generations: list[GenerationAnswer]
+
+
+class DatasetsAnswer(Answer):
+    datasets: list[DatasetAnswer]
+
+
+class PartitionAnswer(Answer):
+    partition_key: str
+    start: int | None
+    end: int | None
+    location: str
+    task_id: int
+    attempt: int
+    revision: int
+    published_at: datetime
+
+
+class PartitionsAnswer(Answer):
+    generation: str
+    partitions: list[PartitionAnswer]
+    after: str | None
+    """Ask with this `after` for the next page; None if there is none."""
+
+
+class OutboxRow(Answer):
+    id: int
+    kind: str
+    target: str
+    tries: int
+    last_error: str | None
+    created_at: datetime
+    parked_at: datetime | None
+
+
+class OutboxAnswer(Answer):
+    """What is parked, the oldest first, at most a thousand rows."""
+
+    parked: list[OutboxRow]
+
+
+class OperatorLimitAsk(Ask):
+    in_flight_max: Annotated[int, Meta(ge=1, le=1_000_000)] | None
+
+
+class OperatorLoad(Answer):
+    """What an autoscaler needs to know of an operator."""
+
+    name: str
+    in_flight: int
+    in_flight_max: int | None
+    waiting: int
+    """Tasks that could run now, counted to 10,000 at most."""
+    desired: int
+    """How many tasks should run at once: what runs and waits, as far as the limits allow."""
+
+
+class OperatorsAnswer(Answer):
+    operators: list[OperatorLoad]

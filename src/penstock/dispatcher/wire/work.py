@@ -1,0 +1,172 @@
+"""What workers and the dispatcher say to each other: hello, claim, heartbeat, complete."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from penstock.dispatcher.wire.base import (
+    Answer,
+    Ask,
+    AttemptNumber,
+    LeaseToken,
+    Name,
+    Number,
+    PartitionKey,
+    TaskNumber,
+    Uuid,
+)
+
+
+class HelloAsk(Ask):
+    """A worker is there. Repeated every few seconds."""
+
+    runtimes: Annotated[list[Name], Meta(max_length=100)]
+    concurrency: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    about: dict[str, str] = {}
+
+
+class OperatorAnswer(Answer):
+    """An operator of the DAG in force, or one that tasks still wait for."""
+
+    name: str
+    runtime: str
+
+
+class HelloAnswer(Answer):
+    """What a worker of these runtimes should serve."""
+
+    operators: list[OperatorAnswer]
+    now: datetime
+
+
+class ClaimAsk(Ask):
+    """One task by its number, or the next ones of an operator."""
+
+    task_id: TaskNumber | None = None
+    operator: Name | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 1
+    job: Name | None = None
+    """Only of this job."""
+
+
+class Assignment(Answer):
+    """An attempt that has begun."""
+
+    task_id: int
+    attempt: int
+    lease_token: str
+    lease_expires_at: datetime
+    heartbeat_seconds: float
+    timeout_seconds: float
+    job: str
+    operator: str
+    runtime: str
+    generation: str
+    definition: dict[str, Any]
+    """The job as the DAG has it, and `datasets`: the uuids of what it reads and writes, by name."""
+    payload: dict[str, Any]
+
+
+class ClaimAnswer(Answer):
+    """What was claimed; nothing if there is nothing to claim now."""
+
+    tasks: list[Assignment]
+
+
+class HeldAsk(Ask):
+    """The proof of an attempt, and what it says of itself."""
+
+    task_id: TaskNumber
+    attempt: AttemptNumber
+    lease_token: LeaseToken
+    progress: dict[str, Any] | None = None
+
+
+class HeartbeatAsk(Ask):
+    tasks: Annotated[list[HeldAsk], Meta(min_length=1, max_length=1000)]
+
+
+class OutputAsk(Ask):
+    """Something that was made, to be published. `dataset` is a uuid."""
+
+    dataset: Uuid
+    location: Annotated[str, Meta(min_length=1, max_length=10_000)]
+    partition_key: PartitionKey | None = None
+    start: Number | None = None
+    end: Number | None = None
+    cursor: Number | None = None
+    append_key: Annotated[str, Meta(min_length=1, max_length=1000)] | None = None
+
+
+class FailureAsk(Ask):
+    """Why an attempt has failed."""
+
+    reason: Annotated[str, Meta(max_length=100_000)]
+    is_retried: bool = True
+
+
+class EndAsk(Ask):
+    """The end of an attempt: outputs if it has succeeded, a failure if it has not."""
+
+    task_id: TaskNumber
+    attempt: AttemptNumber
+    lease_token: LeaseToken
+    outputs: Annotated[list[OutputAsk], Meta(max_length=10_000)] = []
+    failure: FailureAsk | None = None
+    log: Annotated[str, Meta(max_length=1000)] | None = None
+    """Where the log of the attempt is."""
+
+
+class CompleteAsk(Ask):
+    tasks: Annotated[list[EndAsk], Meta(min_length=1, max_length=1000)]
+
+
+class TaskStateAnswer(Answer):
+    """What a task is now."""
+
+    task_id: int
+    status: str
+    attempt: int
+    worker: str | None = None
+    lease_expires_at: datetime | None = None
+    due_at: datetime | None = None
+    cancel_asked: bool = False
+    reason: str | None = None
+
+
+class PublishedAnswer(Answer):
+    dataset: str
+    partition_key: str | None
+    outcome: str
+    revision: int | None = None
+    event_seq: int | None = None
+
+
+class TaskResult(Answer):
+    """What became of one task of a call. `status` is what the call would have had for it alone."""
+
+    task_id: int
+    status: int
+    why: str = ""
+    """Why it was refused: a value of `tasks.values.Why`."""
+    detail: str = ""
+    state: TaskStateAnswer | None = None
+    """What the task is now, if the call was refused."""
+    lease_expires_at: datetime | None = None
+    cancel_asked: bool = False
+    task_status: str = ""
+    """What the task is after its attempt has ended: completed, retrying, dead or cancelled."""
+    due_at: datetime | None = None
+    published: list[PublishedAnswer] = []
+
+
+class ResultsAnswer(Answer):
+    """The answers of a call about several tasks, in its order.
+
+    The status of the call is theirs if they share one, else 207.
+    """
+
+    results: list[TaskResult]

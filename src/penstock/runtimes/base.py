@@ -1,0 +1,147 @@
+"""What a runtime is: something that runs one attempt at a time of many, and says what came out.
+
+A runtime is given `Work`, runs it, and returns what was made. It knows no dispatcher, no leases and
+no retries: those are its caller's, the worker. The contract:
+
+- `run` may be called many times at once. It raises `WorkFailed` if the work failed, with a
+  sentence that people read; any other error counts as a failure that is retried.
+- Cancelling `run` stops the work: it is asked to end, has `work.grace_seconds` to do so, and is
+  then ended by force. `run` returns or raises when nothing of it runs any more, and not before.
+- Time limits are the caller's, by cancelling.
+- What the runtime starts never outlives this process, even one that is killed with `kill -9`.
+- `faults` judges a job when its DAG is applied, so that a wrong config is not found at night. It
+  runs in the dispatcher, so it neither imports nor runs users' code.
+
+`penstock.testing.runtime_contract` holds every runtime to this. Called by the worker (`run`) and
+the dispatcher (`operators`, `faults`, `delivery`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from penstock.kernel.service import Service
+
+
+class Delivery(StrEnum):
+    """How a task of a runtime reaches whatever runs it."""
+
+    WAKE = "wake"
+    """Its operator is woken, and a worker claims."""
+    INVOKE = "invoke"
+    """A function is invoked for each task, which claims it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something in a job that its runtime does not accept."""
+
+    field: str
+    """The path inside the job, as in `config.sql` or `resources.memory`."""
+    message: str
+    """A sentence that says what is wrong and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """An input of a task: what is published of it for the task's partition, if anything is."""
+
+    dataset: str
+    """Its name."""
+    generation: str
+    location: str | None = None
+    revision: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """An output of a task: which dataset it is, and where this attempt, and no other, may write."""
+
+    dataset: str
+    """Its name."""
+    uuid: str
+    location: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One attempt, as a runtime sees it."""
+
+    task_id: int
+    attempt: int
+    job: str
+    operator: str
+    generation: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    """Why there is a task: `partition_key`, `start`, `end` or `cursor`, and more; see routing."""
+    inputs: Mapping[str, Given] = field(default_factory=dict)
+    """By the names that the job gives them."""
+    outputs: Mapping[str, Place] = field(default_factory=dict)
+    """By the names that the job gives them."""
+    grace_seconds: float = 10.0
+    log: str = ""
+    """The file that what the work prints is appended to; empty for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """Something that was made. `output` is the job's name for it."""
+
+    output: str
+    location: str
+    partition_key: str | None = None
+    start: int | None = None
+    end: int | None = None
+    cursor: int | None = None
+    append_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """An event that running work sends of one of its outputs."""
+
+    output: str
+    event_id: str
+    partition_key: str | None = None
+    start: int | None = None
+    end: int | None = None
+    cursor: int | None = None
+
+
+class Voice(Protocol):
+    """What running work may say. Its methods may be called from the event loop only."""
+
+    def progress(self, said: Mapping[str, Any]) -> None:
+        """How far it is; the last word before a heartbeat is passed on."""
+        ...
+
+    async def emit(self, news: Sequence[News]) -> str:
+        """Send events; returns why the source is to pause, or nothing. Repeats until heard."""
+        ...
+
+
+class Runtime(Service):
+    """Runs work. Started before the first `run`, stopped after the last."""
+
+    name: str
+    delivery: Delivery = Delivery.WAKE
+
+    @abstractmethod
+    def operators(self) -> Collection[str] | None:
+        """The operators there are; None if any operator may be the name of a user's code."""
+
+    @abstractmethod
+    def faults(
+        self, operator: str, *, config: Mapping[str, Any], resources: Mapping[str, Any]
+    ) -> Iterable[Fault]:
+        """What is wrong with a job, as far as that can be told without running anything."""
+
+    @abstractmethod
+    async def run(self, work: Work, voice: Voice) -> tuple[Made, ...]:
+        """Run the work and return what it has made."""
