@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import logging
 import sys
-import time
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -18,12 +16,12 @@ import click
 from penstock.cli.queue.connection import json_option
 from penstock.cli.queue.showing import notes
 from penstock.kernel.errors import InvalidInput, PenstockError
+from penstock.kernel.logs import log_to_stderr
 from penstock.queue.client import Queue
 from penstock.queue.settings import Mode
 from penstock.queue.worker import CONCURRENCY_MAX, Worker
 
 _FORM: Final = "Write MODULE:WORKER, for example tasks:worker for 'worker' in tasks.py."
-_LINE: Final = "%(asctime)sZ %(levelname)s %(name)s: %(message)s"
 
 
 @click.command(
@@ -70,7 +68,7 @@ def worker(
         found.mode = Mode(mode)
     if store is not None or name is not None:
         found.queue = Queue(store or found.queue.url, name=name or found.queue.name)
-    _log_to_stderr()
+    log_to_stderr()
     if found.queue.url.startswith("memory:"):
         notes(["a memory:// queue is this process's own: only the module itself can submit to it."])
     _tell(found, "started", as_json=as_json)
@@ -138,18 +136,6 @@ def _raise_first(group: BaseExceptionGroup[BaseException]) -> NoReturn:
     if others is not None or first is None:
         raise group
     raise first from group
-
-
-def _log_to_stderr() -> None:
-    """Show the log, unless the module has said itself where it goes."""
-    if logging.getLogger().handlers:
-        return
-    handler = logging.StreamHandler()
-    formatter = logging.Formatter(_LINE, datefmt="%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    handler.setFormatter(formatter)
-    logging.getLogger().addHandler(handler)
-    logging.getLogger("penstock").setLevel(logging.INFO)
 
 
 def _tell(found: Worker, event: str, *, as_json: bool) -> None:

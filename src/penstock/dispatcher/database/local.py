@@ -86,6 +86,11 @@ class LocalPostgres(Service):
         return self._dsn_of(self._database)
 
     @property
+    def running(self) -> bool:
+        """Whether the server was started and has not ended."""
+        return self._server is not None and self._server.running
+
+    @property
     def log(self) -> Path:
         """What the server says."""
         return self._folder / "postgres.log"

@@ -52,6 +52,16 @@ class ClaimAsk(Ask):
     """Only of this job."""
 
 
+class InputAnswer(Answer):
+    """What is published of an input for the partition of a task, if anything is."""
+
+    dataset: str
+    uuid: str
+    generation: str
+    location: str | None = None
+    revision: int | None = None
+
+
 class Assignment(Answer):
     """An attempt that has begun."""
 
@@ -68,6 +78,7 @@ class Assignment(Answer):
     definition: dict[str, Any]
     """The job as the DAG has it, and `datasets`: the uuids of what it reads and writes, by name."""
     payload: dict[str, Any]
+    inputs: dict[str, InputAnswer] = {}
 
 
 class ClaimAnswer(Answer):

@@ -1,0 +1,120 @@
+"""Keeps things running: what ends by itself, or is killed, is started again.
+
+A `Keeper` starts what it is given in order, looks after it, and stops it in the reverse order. One
+that has ended is started anew, with pauses that grow while it keeps ending soon after its start and
+are forgotten once it has run for a while. How the others do is not touched by that. Called by
+`penstock up`, for its processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from penstock.kernel.clock import Clock, SystemClock
+from penstock.kernel.service import Service
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final = 0.2
+_PAUSE_SECONDS_MIN: Final = 0.2
+_PAUSE_SECONDS_MAX: Final = 10.0
+_STEADY_SECONDS: Final = 20.0
+
+
+class Keepable(Protocol):
+    """A service that can tell whether it runs."""
+
+    @property
+    def running(self) -> bool: ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Kept:
+    name: str
+    make: Callable[[], Keepable]
+    service: Keepable | None = None
+    started_at: float = 0.0
+    pause_seconds: float = 0.0
+    due_at: float = 0.0
+
+
+class Keeper(Service):
+    """Keeps services running, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        services: Sequence[tuple[str, Callable[[], Keepable]]],
+        *,
+        clock: Clock | None = None,
+        changed: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self._kept = [_Kept(name, make) for name, make in services]
+        self._clock = clock or SystemClock()
+        self._changed = changed or (lambda _name, _what: None)
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        for kept in self._kept:
+            await self._begin(kept)
+        self._watch = asyncio.get_running_loop().create_task(self._look_after())
+
+    async def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+            self._watch = None
+        for kept in reversed(self._kept):
+            if kept.service is not None:
+                await kept.service.stop()
+                kept.service = None
+
+    async def _begin(self, kept: _Kept) -> None:
+        service = kept.make()
+        try:
+            await service.start()
+        except BaseException:
+            await service.stop()
+            raise
+        kept.service = service
+        kept.started_at = self._clock.monotonic()
+        self._changed(kept.name, "started")
+
+    async def _look_after(self) -> None:
+        while True:
+            await self._clock.sleep(_LOOK_SECONDS)
+            for kept in self._kept:
+                await self._look_at(kept)
+
+    async def _look_at(self, kept: _Kept) -> None:
+        now = self._clock.monotonic()
+        if kept.service is not None and kept.service.running:
+            if now - kept.started_at > _STEADY_SECONDS:
+                kept.pause_seconds = 0.0
+            return
+        if kept.service is not None:
+            # It has ended. What is left of it goes before the next one comes.
+            _log.warning("%s has ended; it is started again", kept.name)
+            self._changed(kept.name, "ended")
+            await kept.service.stop()
+            kept.service = None
+            kept.due_at = now + kept.pause_seconds
+            grown = max(_PAUSE_SECONDS_MIN, 2 * kept.pause_seconds)
+            kept.pause_seconds = min(_PAUSE_SECONDS_MAX, grown)
+        if now < kept.due_at:
+            return
+        try:
+            await self._begin(kept)
+        except Exception as error:  # noqa: BLE001 - it is tried again, and the others go on
+            _log.warning("%s did not start: %s", kept.name, error)
+            kept.due_at = self._clock.monotonic() + kept.pause_seconds
+            kept.pause_seconds = min(_PAUSE_SECONDS_MAX, 2 * kept.pause_seconds)

@@ -1,0 +1,61 @@
+"""Where the log of a process goes, and how its lines look.
+
+To standard error: as text where people read it, as one JSON object a line where programs do. What
+is logged with `extra` becomes fields of the object. Loggers below `penstock` are shown from INFO
+on, others from WARNING. Called by the command line, once a process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from enum import StrEnum
+from typing import Final
+
+_LINE: Final = "%(asctime)sZ %(levelname)s %(name)s: %(message)s"
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+class LogFormat(StrEnum):
+    """How a line of the log looks."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class _Formatter(logging.Formatter):
+    """Times are UTC, whatever the machine's zone is."""
+
+    @staticmethod
+    def converter(seconds: float | None) -> time.struct_time:
+        return time.gmtime(seconds)
+
+
+class _JsonFormatter(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        said = {
+            "at": f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **{name: value for name, value in vars(record).items() if name not in _STANDARD},
+        }
+        if record.exc_info:
+            said["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(said, default=str, ensure_ascii=False)
+
+
+def log_to_stderr(form: LogFormat = LogFormat.TEXT) -> None:
+    """Show the log, unless somebody has said already where it goes."""
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    handler = logging.StreamHandler()
+    match form:
+        case LogFormat.TEXT:
+            handler.setFormatter(_Formatter(_LINE, datefmt="%Y-%m-%dT%H:%M:%S"))
+        case LogFormat.JSON:
+            handler.setFormatter(_JsonFormatter())
+    root.addHandler(handler)
+    logging.getLogger("penstock").setLevel(logging.INFO)

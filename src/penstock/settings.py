@@ -1,0 +1,227 @@
+"""What an installation of Penstock is set to, and where each value came from.
+
+One table of settings, `Settings`. A value is the first that is there of: what the command line was
+given, the variable `PENSTOCK_NAME`, the settings file (`penstock.toml` in the current directory, or
+what `PENSTOCK_SETTINGS` names), the default. A name that is not in the table, or a value that
+cannot be right, is an error that says where it stands. Called by the wiring in `app` and by the
+command line; no other part of the pipeline reads settings of its own.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from penstock.kernel.errors import InvalidInput
+
+DEFAULT_FILE: Final = "penstock.toml"
+PREFIX: Final = "PENSTOCK_"
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class Profile(StrEnum):
+    """Which adapters are used."""
+
+    LITE = "lite"
+    """Everything on this machine, or on any Postgres and bucket."""
+    AWS = "aws"
+    """Lambda functions are invoked, and metrics go to CloudWatch."""
+
+
+class Wakeups(StrEnum):
+    """What carries wake-ups."""
+
+    BUCKET = "bucket"
+    SQS = "sqs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every setting, with its default."""
+
+    data: Path = Path("penstock-data")
+    """The folder of everything that is kept on this machine."""
+    profile: Profile = Profile.LITE
+    postgres: str = ""
+    """The address of a Postgres, as libpq has it; empty for one of our own in the data folder."""
+    store: str = ""
+    """The URL of the bucket; empty for a folder in the data folder."""
+    wakeups: Wakeups = Wakeups.BUCKET
+    sqs_prefix: str = "penstock"
+    """What the names of SQS queues begin with."""
+    host: str = "127.0.0.1"
+    """The address of the public listener."""
+    port: int = 7070
+    internal_host: str = "127.0.0.1"
+    """The address of the listener for workers and sources."""
+    internal_port: int = 7071
+    webhook_host: str = "127.0.0.1"
+    webhook_port: int = 7072
+    api_token: str = ""
+    """What callers of the public listener have to bring; needed if it is not on loopback."""
+    worker_secret: str = ""
+    """What the tokens of workers and sources are made from; empty for a file in the data folder."""
+    dispatchers: tuple[str, ...] = ()
+    """The internal listeners, for workers and sources; empty for the one on this machine."""
+    connections: int = 10
+    """How many connections to Postgres a dispatcher has at most."""
+    retention_days: float = 30.0
+    """How long tasks and events are kept after they are over."""
+    concurrency: int = 4
+    """How many tasks a worker runs at a time."""
+    runtimes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings of runtimes, by their names; a table in the file."""
+    stop_seconds: float = 30.0
+    """How long a worker that is asked to stop lets its tasks run."""
+
+    def __post_init__(self) -> None:
+        for name in ("port", "internal_port", "webhook_port"):
+            if not 0 <= getattr(self, name) <= 65_535:
+                raise InvalidInput(f"{name} must be between 0 and 65535.")
+        if not 1 <= self.concurrency <= 10_000:
+            raise InvalidInput("concurrency must be between 1 and 10000.")
+        if not 2 <= self.connections <= 1000:
+            raise InvalidInput("connections must be between 2 and 1000.")
+        if not 0.01 <= self.retention_days <= 36_500:
+            raise InvalidInput("retention_days must be between 0.01 and 36500.")
+        if not 0 <= self.stop_seconds <= 86_400:
+            raise InvalidInput("stop_seconds must be between 0 and 86400.")
+        if self.host not in _LOOPBACK and not self.api_token:
+            raise InvalidInput(
+                f"Without a token the public listener is on loopback only, not on {self.host}.",
+                hint="Set PENSTOCK_API_TOKEN, or leave host at 127.0.0.1.",
+            )
+        for each in self.dispatchers:
+            if urlsplit(each).scheme not in {"http", "https"}:
+                raise InvalidInput(f"dispatchers has {each!r}, which is not an http URL.")
+
+    @property
+    def store_url(self) -> str:
+        """Where the bucket is."""
+        return self.store or (self.data.absolute() / "store").as_uri()
+
+    @property
+    def dispatcher_urls(self) -> tuple[str, ...]:
+        """Where workers and sources find dispatchers."""
+        return self.dispatchers or (f"http://{self.internal_host}:{self.internal_port}",)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Settings, and where each came from, by name."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+def read_settings(
+    given: Mapping[str, Any], *, environment: Mapping[str, str], folder: Path
+) -> Told:
+    """Put settings together. What is None in `given` was not given."""
+    file = _file(environment, folder)
+    said = _in_file(file) if file is not None else {}
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for each in fields(Settings):
+        variable = f"{PREFIX}{each.name.upper()}"
+        if given.get(each.name) is not None:
+            found, origin = given[each.name], "the command line"
+        elif environment.get(variable):
+            found, origin = environment[variable], variable
+        elif each.name in said:
+            found, origin = said[each.name], str(file)
+        else:
+            origins[each.name] = "default"
+            continue
+        values[each.name] = _as(each.name, found, origin=origin)
+        origins[each.name] = origin
+    return Told(Settings(**values), origins)
+
+
+def variables_of(settings: Settings) -> Mapping[str, str]:
+    """The settings as variables, for processes that are started with them."""
+    return {
+        f"{PREFIX}{each.name.upper()}": _text(getattr(settings, each.name))
+        for each in fields(Settings)
+        if each.name != "runtimes" and _text(getattr(settings, each.name))
+    }
+
+
+def _file(environment: Mapping[str, str], folder: Path) -> Path | None:
+    named = environment.get(f"{PREFIX}SETTINGS")
+    if named:
+        return folder / named
+    default = folder / DEFAULT_FILE
+    return default if default.is_file() else None
+
+
+def _in_file(file: Path) -> Mapping[str, Any]:
+    try:
+        said = tomllib.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        raise InvalidInput(f"There is no settings file {file}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{file} is not TOML: {error}") from error
+    names = [each.name for each in fields(Settings)]
+    for name in said:
+        if name not in names:
+            raise InvalidInput(
+                f"{file} has {name!r}, which is not a setting.",
+                hint=f"Settings are {', '.join(names)}.",
+            )
+    return said
+
+
+def _as(name: str, found: Any, *, origin: str) -> Any:
+    """A value in the type of its setting."""
+    default = getattr(Settings(), name)
+    try:
+        return _converted(default, found)
+    except (ValueError, TypeError):
+        raise InvalidInput(
+            f"{name} cannot be {found!r} ({origin}).", hint=_wanted(default)
+        ) from None
+
+
+def _converted(default: Any, found: Any) -> Any:
+    match default:
+        case StrEnum():
+            return type(default)(found)
+        case Path():
+            return Path(found)
+        case bool():
+            raise TypeError
+        case int() | float():
+            if isinstance(found, bool):
+                raise TypeError
+            return type(default)(found)
+        case tuple():
+            return tuple(found.split(",")) if isinstance(found, str) else tuple(map(str, found))
+        case str() if isinstance(found, str):
+            return found
+        case Mapping() if isinstance(found, dict):
+            return {name: dict(table) for name, table in found.items()}
+    raise TypeError
+
+
+def _wanted(default: Any) -> str:
+    match default:
+        case StrEnum():
+            return f"It is one of {', '.join(type(default))}."
+        case int() | float():
+            return "It is a number."
+        case Mapping():
+            return "It is a table of tables, as in [runtimes.process], and stands in the file only."
+    return "It is a text."
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return str(value)

@@ -1,0 +1,119 @@
+"""What ends is started again; what is stopped stays so."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.kernel.keeping import Keeper
+from penstock.testing.virtual import World, simulate
+
+
+class Scripted:
+    """A service that the test ends."""
+
+    def __init__(self, name: str, log: list[str], *, fails: bool = False) -> None:
+        self.name = name
+        self.running = False
+        self._log = log
+        self._fails = fails
+
+    async def start(self) -> None:
+        self._log.append(f"start {self.name}")
+        if self._fails:
+            raise OSError("no room")
+        self.running = True
+
+    async def stop(self) -> None:
+        self._log.append(f"stop {self.name}")
+        self.running = False
+
+
+def test_services_start_in_order_and_stop_in_the_reverse() -> None:
+    log: list[str] = []
+
+    async def main(world: World) -> None:
+        made = [("a", lambda: Scripted("a", log)), ("b", lambda: Scripted("b", log))]
+        async with Keeper(made, clock=world.clock()):
+            await world.clock().sleep(60)
+
+    simulate(main, seed=1)
+    assert log == ["start a", "start b", "stop b", "stop a"]
+
+
+def test_one_that_ends_is_started_again_and_the_others_go_on() -> None:
+    log: list[str] = []
+    alive: list[Scripted] = []
+
+    def make(name: str) -> Scripted:
+        alive.append(Scripted(name, log))
+        return alive[-1]
+
+    async def main(world: World) -> None:
+        made = [("a", lambda: make("a")), ("b", lambda: make("b"))]
+        async with Keeper(made, clock=world.clock()):
+            alive[0].running = False
+            await world.clock().sleep(5)
+            assert [each.running for each in alive] == [False, True, True]
+
+    simulate(main, seed=1)
+    assert log.count("start a") == 2
+    assert log.count("start b") == 1
+
+
+def test_pauses_grow_while_it_keeps_ending_and_are_forgotten_when_it_runs() -> None:
+    starts: list[float] = []
+
+    async def main(world: World) -> None:
+        clock = world.clock()
+        kept: list[Scripted] = []
+
+        def make() -> Scripted:
+            starts.append(clock.monotonic())
+            kept.append(Scripted("a", []))
+            return kept[-1]
+
+        async with Keeper([("a", make)], clock=clock):
+            for _ in range(600):
+                await clock.sleep(0.1)
+                kept[-1].running = False
+            restless = len(starts)
+            assert restless < 20, "it was started again and again without a pause"
+            await clock.sleep(60)
+            kept[-1].running = False
+            await clock.sleep(1)
+            assert len(starts) > restless + 1, "its past was held against it"
+
+    simulate(main, seed=1)
+
+
+def test_a_start_that_fails_later_is_tried_again() -> None:
+    log: list[str] = []
+    made: list[Scripted] = []
+
+    def make() -> Scripted:
+        made.append(Scripted("a", log, fails=len(made) in (1, 2)))
+        return made[-1]
+
+    async def main(world: World) -> None:
+        async with Keeper([("a", make)], clock=world.clock()):
+            made[0].running = False
+            await world.clock().sleep(30)
+            assert made[-1].running
+
+    simulate(main, seed=1)
+    assert len(made) == 4
+
+
+def test_a_first_start_that_fails_is_told_and_nothing_is_left() -> None:
+    log: list[str] = []
+
+    async def main() -> None:
+        made = [("a", lambda: Scripted("a", log)), ("b", lambda: Scripted("b", log, fails=True))]
+        with pytest.raises(OSError, match="no room"):
+            async with Keeper(made):
+                raise AssertionError("it started")
+
+    asyncio.run(main())
+    assert log == ["start a", "start b", "stop b", "stop a"]

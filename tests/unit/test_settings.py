@@ -1,0 +1,84 @@
+"""A value is the first that is there: the command line, a variable, the file, the default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.kernel.errors import InvalidInput
+from penstock.settings import Profile, Settings, Wakeups, read_settings, variables_of
+
+
+def told(folder: Path, text: str | None = None, **given: object) -> Settings:
+    if text is not None:
+        (folder / "penstock.toml").write_text(text)
+    return read_settings(given, environment={}, folder=folder).settings
+
+
+def test_the_order_of_origins(tmp_path: Path) -> None:
+    (tmp_path / "penstock.toml").write_text("port = 1\nconcurrency = 2\nwakeups = 'sqs'\n")
+    environment = {"PENSTOCK_PORT": "3", "PENSTOCK_CONCURRENCY": "4"}
+    found = read_settings({"port": 5, "host": None}, environment=environment, folder=tmp_path)
+    assert (found.settings.port, found.settings.concurrency) == (5, 4)
+    assert found.settings.wakeups is Wakeups.SQS
+    assert found.origins["port"] == "the command line"
+    assert found.origins["concurrency"] == "PENSTOCK_CONCURRENCY"
+    assert found.origins["wakeups"].endswith("penstock.toml")
+    assert found.origins["host"] == "default"
+
+
+def test_another_file_can_be_named(tmp_path: Path) -> None:
+    (tmp_path / "other.toml").write_text("port = 9")
+    environment = {"PENSTOCK_SETTINGS": "other.toml"}
+    assert read_settings({}, environment=environment, folder=tmp_path).settings.port == 9
+
+
+def test_a_named_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"no settings file .*gone\.toml"):
+        read_settings({}, environment={"PENSTOCK_SETTINGS": "gone.toml"}, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot = 1", "'prot', which is not a setting"),
+        ("port = 'x'", "port cannot be 'x'"),
+        ("port = true", "port cannot be True"),
+        ("port = 70000", "port must be between"),
+        ("profile = 'gcp'", "profile cannot be 'gcp'"),
+        ("port = ", "is not TOML"),
+        ("concurrency = 0", "concurrency must be"),
+        ("dispatchers = ['ftp://x']", "not an http URL"),
+        ("host = '0.0.0.0'", "on loopback only"),
+        ("runtimes = 3", "runtimes cannot be 3"),
+    ],
+)
+def test_what_cannot_be_right_is_one_sentence(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        told(tmp_path, text)
+
+
+def test_runtimes_are_tables(tmp_path: Path) -> None:
+    found = told(tmp_path, "[runtimes.process]\nchildren_max = 3\n")
+    assert found.runtimes == {"process": {"children_max": 3}}
+
+
+def test_variables_give_the_same_settings_again(tmp_path: Path) -> None:
+    settings = Settings(
+        data=tmp_path,
+        profile=Profile.AWS,
+        port=0,
+        host="::1",
+        dispatchers=("http://a:1", "http://b:2"),
+        retention_days=1.5,
+    )
+    again = read_settings({}, environment=variables_of(settings), folder=tmp_path).settings
+    assert again == settings
+
+
+def test_places_have_defaults_in_the_data_folder(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path, internal_port=81)
+    assert settings.store_url == (tmp_path / "store").as_uri()
+    assert settings.dispatcher_urls == ("http://127.0.0.1:81",)
+    assert Settings(store="s3://b/p").store_url == "s3://b/p"
