@@ -8,6 +8,8 @@ the service is of use; `stop` returns within a bound when it is gone, and may be
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
@@ -45,3 +47,21 @@ class Service(ABC):
         trace: TracebackType | None,
     ) -> None:
         await self.stop()
+
+
+class Services(Service):
+    """Several services as one: started in order, stopped in the reverse."""
+
+    def __init__(self, services: Iterable[Service]) -> None:
+        self._services = tuple(services)
+        self._started: AsyncExitStack | None = None
+
+    async def start(self) -> None:
+        self._started = AsyncExitStack()
+        for service in self._services:
+            await self._started.enter_async_context(service)
+
+    async def stop(self) -> None:
+        if self._started is not None:
+            started, self._started = self._started, None
+            await started.aclose()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.kernel.service import Service
+from penstock.kernel.service import Service, Services
 
 
 class Scripted(Service):
@@ -90,3 +90,31 @@ def test_a_failure_to_stop_is_raised() -> None:
     service = Scripted(stop_error=OSError("stop"))
     with pytest.raises(OSError, match="stop"):
         asyncio.run(_enter(service))
+
+
+def test_several_are_started_in_order_and_stopped_in_the_reverse() -> None:
+    calls: list[str] = []
+
+    class Named(Service):
+        def __init__(self, name: str, *, fails: bool = False) -> None:
+            self._name = name
+            self._fails = fails
+
+        async def start(self) -> None:
+            calls.append(f"start {self._name}")
+            if self._fails:
+                raise OSError(self._name)
+
+        async def stop(self) -> None:
+            calls.append(f"stop {self._name}")
+
+    async def main() -> None:
+        async with Services([Named("a"), Named("b")]):
+            calls.append("used")
+        with pytest.raises(OSError, match="d"):
+            async with Services([Named("c"), Named("d", fails=True), Named("e")]):
+                calls.append("never")
+
+    asyncio.run(main())
+    both = ["start a", "start b", "used", "stop b", "stop a"]
+    assert calls == [*both, "start c", "start d", "stop d", "stop c"]
