@@ -55,6 +55,10 @@ class Settings:
     wakeups: Wakeups = Wakeups.BUCKET
     sqs_prefix: str = "penstock"
     """What the names of SQS queues begin with."""
+    aws_region: str = ""
+    """Empty for the one that the environment of AWS's tools says."""
+    aws_endpoint: str = ""
+    """Another address than AWS's own, for all of its services."""
     host: str = "127.0.0.1"
     """The address of the public listener."""
     port: int = 7070
@@ -84,8 +88,8 @@ class Settings:
         for name in ("port", "internal_port", "webhook_port"):
             if not 0 <= getattr(self, name) <= 65_535:
                 raise InvalidInput(f"{name} must be between 0 and 65535.")
-        if not 1 <= self.concurrency <= 10_000:
-            raise InvalidInput("concurrency must be between 1 and 10000.")
+        if not 1 <= self.concurrency <= 1000:
+            raise InvalidInput("concurrency must be between 1 and 1000.")
         if not 2 <= self.connections <= 1000:
             raise InvalidInput("connections must be between 2 and 1000.")
         if not 0.01 <= self.retention_days <= 36_500:

@@ -8,13 +8,15 @@ closing the pipe. Nothing polls, and no process ids are written down.
 The command is the head of a process group, and both signals go to the whole of it: what it has
 started is ended with it, at the latest when the command itself has ended, unless it has left the
 group. A parent that forks without an exec shares the pipe with its fork, which counts as the
-parent as long as it lives.
+parent as long as it lives. When the small process itself is killed with `kill -9`, the command is
+killed too, on Linux; what the command has started is then on its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -23,6 +25,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from penstock.kernel.parents import die_with
 from penstock.kernel.service import Service
 
 
@@ -35,11 +38,13 @@ class Leashed(Service):
         *,
         log: Path,
         environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
         grace_seconds: float = 10.0,
     ) -> None:
         self._command = command
         self._log = log
         self._environment = environment
+        self._folder = folder
         self._grace_seconds = grace_seconds
         self._process: asyncio.subprocess.Process | None = None
 
@@ -60,6 +65,7 @@ class Leashed(Service):
                 stdout=log,
                 stderr=log,
                 env=self._environment,
+                cwd=self._folder,
                 start_new_session=True,
             )
 
@@ -87,7 +93,11 @@ def main(arguments: Sequence[str]) -> int:
     # The parent decides when this ends; a Ctrl-C in its terminal must not.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     child = subprocess.Popen(  # noqa: S603 - the caller's own
-        command, stdin=subprocess.DEVNULL, process_group=0
+        command,
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+        # Harmless here: there is no other thread yet.
+        preexec_fn=functools.partial(die_with, os.getpid()),  # noqa: PLW1509
     )
 
     def send(number: signal.Signals) -> None:

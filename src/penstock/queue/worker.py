@@ -15,15 +15,14 @@ lease ends. What happens in between is told in `penstock.queue.running.shift`.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import platform
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
 from penstock.kernel.errors import InvalidInput
+from penstock.kernel.signals import stopped_by_signals
 from penstock.queue.client import Queue
 from penstock.queue.discovery.base import Discovery
 from penstock.queue.discovery.leased import LeasedDiscovery
@@ -106,7 +105,7 @@ class Worker:
             )
             if self._stop_asked:
                 self._shift.stop(at_once=False)
-            with _signals(self.stop) if signals else nullcontext():
+            with stopped_by_signals(self.stop) if signals else nullcontext():
                 await self._shift.run()
 
     def _discovery(self) -> Discovery:
@@ -132,23 +131,3 @@ class Worker:
                     concurrency=self.concurrency,
                     entropy=queue.entropy,
                 )
-
-
-@contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Let SIGTERM and SIGINT stop the worker, as long as it runs."""
-    loop = asyncio.get_running_loop()
-    before = {}
-    for number in (signal.SIGTERM, signal.SIGINT):
-        try:
-            before[number] = signal.getsignal(number)
-            loop.add_signal_handler(number, stop)
-        except (ValueError, RuntimeError, NotImplementedError):
-            # Not the main thread: whoever runs us there stops us.
-            before.pop(number, None)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)

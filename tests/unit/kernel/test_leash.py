@@ -190,3 +190,17 @@ def test_output_and_environment(watched: Watched) -> None:
 
     asyncio.run(main())
     assert watched.log.read_text() == "to the log word\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only the kernel of Linux does this")
+@pytest.mark.parametrize("script", [OBEDIENT, STUBBORN], ids=["obedient", "stubborn"])
+def test_a_command_ends_with_a_leash_that_is_killed(watched: Watched, script: str) -> None:
+    async def main() -> None:
+        leashed = Leashed(watched.command(script), log=watched.log, grace_seconds=60)
+        async with leashed:
+            await asyncio.to_thread(watched.wait_until_ready)
+            assert leashed._process is not None
+            leashed._process.kill()
+            assert await asyncio.to_thread(watched.rest) == ""
+
+    asyncio.run(main())
