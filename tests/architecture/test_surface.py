@@ -19,7 +19,7 @@ from tests.architecture.source import SOURCE, Module, modules, plant
 
 SURFACE: Mapping[str, str] = {
     "penstock": (
-        "InvalidInput NotAllSubmitted NotSettled OutcomeUnknown PenstockError Polling Queue"
+        "Client InvalidInput NotAllSubmitted NotSettled OutcomeUnknown PenstockError Polling Queue"
         " QueueConfig QueueNotFound Retry Task TaskCancelled TaskContext TaskEvent TaskFailed"
         " TaskNotFound TaskView Worker WorkerSettings"
     ),

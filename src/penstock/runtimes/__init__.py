@@ -3,7 +3,13 @@
 | module | runtime |
 |---|---|
 | `process` | a user's Python function, in a child process |
-| `function` | `lambda`: a handler with Lambda's signature, in a child process or at AWS |
+| `function` | `lambda`: a handler with Lambda's signature, in a child or at AWS (`deployed`) |
 
-Third parties add runtimes by the entry point group `penstock.runtimes`.
+Both run children: `children` keeps them warm, `offspring` is one of them as its runtime sees it,
+`guard` ends what a killed runtime leaves behind, and `frames` is what is said over the socket. In
+the child, `child` hears the runtime, `calling` calls the user's code, and `task` is what that code
+is given.
+
+Third parties add runtimes by the entry point group `penstock.runtimes`, and named functions for
+`process` by `penstock.operators`.
 """

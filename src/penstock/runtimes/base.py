@@ -85,6 +85,8 @@ class Work:
     outputs: Mapping[str, Place] = field(default_factory=dict)
     """By the names that the job gives them."""
     grace_seconds: float = 10.0
+    timeout_seconds: float | None = None
+    """How long the caller will let it run; told to the work, and kept by the caller."""
     log: str = ""
     """The file that what the work prints is appended to; empty for none."""
 

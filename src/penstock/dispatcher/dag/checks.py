@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from penstock.dispatcher.dag.graph import Graph
 from penstock.dispatcher.dag.model import (
@@ -25,6 +26,9 @@ from penstock.dispatcher.dag.model import (
 from penstock.dispatcher.dag.names import listed, nearest, shown
 from penstock.dispatcher.dag.runtimes import Runtimes
 from penstock.dispatcher.dag.units import duration_text
+
+HEARTBEAT_MS_MAX: Final = 86_400_000
+"""A worker that may be silent for longer than a day would leave its task alone for as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,10 @@ def _thresholds(job: Job) -> Iterator[Complaint]:
     depth, age = job.resume_queue_depth, job.resume_queue_age_ms
     yield from _threshold(job, "depth", resume=depth, pause=job.max_queue_depth, show=str)
     yield from _threshold(job, "age", resume=age, pause=job.max_queue_age_ms, show=duration_text)
+    if job.heartbeat_timeout_ms > HEARTBEAT_MS_MAX:
+        said = duration_text(job.heartbeat_timeout_ms)
+        message = f"A worker may be silent for a day at most, not {said}; write 1d or less."
+        yield Complaint(job.name, "heartbeat_timeout", message, ("heartbeat_timeout",))
     if job.retry.first_ms > job.retry.max_ms:
         message = (
             f"The first pause, {duration_text(job.retry.first_ms)}, is longer than the longest,"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from penstock.dispatcher.dag.checks import HEARTBEAT_MS_MAX
 from penstock.dispatcher.dag.cron import parse_cron
 from penstock.dispatcher.dag.filters import Comparison, Either, Every, Operation, Where
 from penstock.dispatcher.dag.graph import Graph
@@ -122,7 +123,7 @@ def _reactive(draw: st.DrawFn, name: str, datasets: list[str]) -> Job:
         resume_queue_age_ms=draw(st.none() | st.integers(0, age - 1)) if age else None,
         max_concurrency=draw(st.none() | st.integers(1, 1000)),
         timeout_ms=draw(MILLISECONDS),
-        heartbeat_timeout_ms=draw(MILLISECONDS),
+        heartbeat_timeout_ms=draw(st.integers(1000, HEARTBEAT_MS_MAX)),
         max_attempts=draw(st.integers(1, 100)),
         retry=Retry(first, first + draw(st.integers(0, 10**6)), draw(st.sampled_from([1.0, 2.5]))),
         coalesce=draw(st.booleans()),

@@ -156,6 +156,10 @@ _FIELDS = [
     ("timeout: 10ms", "11 jobs.a.timeout: is too small; write at least 1s."),
     ("timeout:", "11 jobs.a.timeout: It is empty; write a text."),
     ("heartbeat_timeout: 0s", "11 jobs.a.heartbeat_timeout: is too small; write at least 1s."),
+    (
+        "heartbeat_timeout: 25h",
+        "11 jobs.a.heartbeat_timeout: A worker may be silent for a day at most, not 1d1h; write 1d",
+    ),
     ("max_queue_age: soon", "11 jobs.a.max_queue_age: 'soon' is not a duration"),
     ("max_queue_depth: 0", "11 jobs.a.max_queue_depth: '0' is too small; write at least 1."),
     ("max_queue_depth: -5", "11 jobs.a.max_queue_depth: '-5' is not a count; write a whole"),

@@ -1,0 +1,210 @@
+"""Warm child processes: one for each task that runs, kept for the next task of its operator.
+
+A task takes a child that is idle and has run its operator before, or a new one. A child goes back
+when its task has ended and nothing of it runs on. It is ended, and what it started with it, when
+
+- it has run `tasks_max` tasks, or has been idle for `idle_seconds`;
+- its task was cancelled, whether by a person, by a time limit or by the end of the worker;
+- its function has left a thread or a process behind, so that nothing runs on after `run`;
+- it said that the user's code has changed since it was imported; then the task, which it has not
+  begun, is begun in a new child.
+
+What is idle holds nothing that is worth a goodbye: it is ended by SIGKILL. What is cancelled gets
+SIGTERM and the grace of its task first, and is listened to meanwhile, so that a source can send
+what it still has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.kernel.errors import PenstockError, WorkFailed
+from penstock.kernel.service import Service
+from penstock.runtimes.base import Made, Voice
+from penstock.runtimes.frames import (
+    Begin,
+    Done,
+    Emit,
+    Failed,
+    FromChild,
+    Heard,
+    Progress,
+    Stale,
+    Stop,
+)
+from penstock.runtimes.guard import Guard
+from penstock.runtimes.offspring import Offspring
+
+_STALE_MAX: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warmth:
+    """How long children are kept."""
+
+    tasks_max: int = 1_000
+    idle_seconds: float = 60.0
+    idle_max: int = 32
+    """How many idle children there are at most."""
+
+
+@dataclass(slots=True)
+class _Idle:
+    operator: str
+    child: Offspring
+    timer: asyncio.TimerHandle = field(repr=False)
+
+
+class Children(Service):
+    """The child processes of one runtime."""
+
+    def __init__(
+        self, command: Sequence[str], *, environment: Mapping[str, str], warmth: Warmth
+    ) -> None:
+        self._command = command
+        self._environment = environment
+        self._warmth = warmth
+        self._guard = Guard()
+        self._idle: deque[_Idle] = deque()
+        self._all: set[Offspring] = set()
+        self._is_stopped = False
+
+    async def start(self) -> None:
+        self._is_stopped = False
+
+    async def stop(self) -> None:
+        self._is_stopped = True
+        while self._idle:
+            self._idle.pop().timer.cancel()
+        async with asyncio.TaskGroup() as group:
+            for child in list(self._all):
+                group.create_task(child.destroy())
+        self._all.clear()
+        await asyncio.to_thread(self._guard.close)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The children there are, idle and busy."""
+        return tuple(child.pid for child in self._all if not child.ended.is_set())
+
+    async def run(self, begin: Begin, voice: Voice) -> tuple[Made, ...]:
+        """Run a task in a child, and return what it has made."""
+        for number in range(_STALE_MAX):
+            # Where one child is stale the other warm ones are too: each finds out by itself.
+            warm = self._warm(begin.work.operator) if number == 0 else None
+            child = warm or await self._new()
+            ended = await self._run_in(child, begin, voice)
+            if isinstance(ended, Failed):
+                raise WorkFailed(ended.reason, is_retried=ended.is_retried)
+            if isinstance(ended, Done):
+                return tuple(ended.made)
+        raise WorkFailed("The code of the function changes all the time.")
+
+    async def _run_in(
+        self, child: Offspring, begin: Begin, voice: Voice
+    ) -> Done | Failed | Stale | None:
+        """Run a task in this child, which is gone or idle afterwards."""
+        conversation = _Conversation(child, voice)
+        is_kept = False
+        try:
+            child.tasks_begun += 1
+            await child.say(begin)
+            ended = await conversation.until_end()
+            if ended is None:
+                raise WorkFailed(await child.why_ended())
+            is_kept = isinstance(ended, Done | Failed) and ended.is_clean
+        except asyncio.CancelledError:
+            await self._let_end(conversation, child, begin.work.grace_seconds)
+            raise
+        else:
+            return ended
+        finally:
+            await self._put_back(begin.work.operator, child, is_kept=is_kept)
+
+    async def _let_end(
+        self, conversation: _Conversation, child: Offspring, grace_seconds: float
+    ) -> None:
+        """Ask a child to end, and listen to it until it has, or has had its time."""
+        try:
+            async with asyncio.timeout(grace_seconds):
+                await child.say(Stop())
+                child.send_signal(signal.SIGTERM)
+                await conversation.until_end()
+        except (TimeoutError, WorkFailed):
+            pass
+
+    async def _put_back(self, operator: str, child: Offspring, *, is_kept: bool) -> None:
+        is_worn = child.tasks_begun >= self._warmth.tasks_max or child.ended.is_set()
+        if not is_kept or is_worn or self._is_stopped:
+            try:
+                await child.destroy()
+            finally:
+                self._all.discard(child)
+            return
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._warmth.idle_seconds, self._let_go, child)
+        self._idle.append(_Idle(operator, child, timer))
+        if len(self._idle) > self._warmth.idle_max:
+            self._let_go(self._idle[0].child)
+
+    def _warm(self, operator: str) -> Offspring | None:
+        """The child of this operator that was busy last."""
+        for idle in reversed(self._idle):
+            if idle.operator == operator:
+                self._idle.remove(idle)
+                idle.timer.cancel()
+                return idle.child if not idle.child.ended.is_set() else self._warm(operator)
+        return None
+
+    def _let_go(self, child: Offspring) -> None:
+        """End an idle child; it is gone soon after."""
+        for idle in list(self._idle):
+            if idle.child is child:
+                self._idle.remove(idle)
+                idle.timer.cancel()
+        child.send_signal(signal.SIGKILL)
+
+    async def _new(self) -> Offspring:
+        if self._is_stopped:
+            raise WorkFailed("The runtime was stopped.")
+        self._all = {child for child in self._all if not child.is_closed}
+        child = await Offspring.born(
+            self._command, environment=self._environment, guard=self._guard
+        )
+        self._all.add(child)
+        return child
+
+
+class _Conversation:
+    """What is said while a task runs. It may be cancelled and taken up again: nothing is lost."""
+
+    def __init__(self, child: Offspring, voice: Voice) -> None:
+        self._child = child
+        self._voice = voice
+        self._unanswered: FromChild | None = None
+
+    async def until_end(self) -> Done | Failed | Stale | None:
+        """Answer the child until it has ended its task, or is gone: None."""
+        while True:
+            if self._unanswered is None:
+                self._unanswered = await self._child.hear()
+            match self._unanswered:
+                case Progress(said):
+                    self._voice.progress(said)
+                case Emit() as emit:
+                    # Sent once more if this was cancelled: the dispatcher knows an event again.
+                    await self._child.say(await self._heard(emit))
+                case ended:
+                    return ended
+            self._unanswered = None
+
+    async def _heard(self, emit: Emit) -> Heard:
+        try:
+            return Heard(number=emit.number, paused=await self._voice.emit(emit.news))
+        except PenstockError as error:
+            return Heard(number=emit.number, error=error.message or "The events were not taken.")

@@ -1,0 +1,304 @@
+"""The other end of an invocation: what wraps a handler that is deployed at Lambda.
+
+    from penstock.runtimes.function import task_handler
+
+    @task_handler
+    def handler(event, context): ...
+
+The function is invoked with the number of a task. It claims that task at the dispatcher before
+anything runs, so of two invocations one is refused and runs nothing. While the handler runs, a
+thread heartbeats; what it returned or raised is reported as the end of the attempt. An end that
+cannot be reported before the function's time is over is left to the reaper, as is a sandbox that
+is killed. A refused heartbeat or a cancellation raises `Stopped` in the handler.
+
+The environment says who it is: `PENSTOCK_WORKER` and `PENSTOCK_WORKER_TOKEN`; where outputs go:
+`PENSTOCK_OUTPUTS`, as in s3://BUCKET/PREFIX; and where the dispatcher is: `PENSTOCK_DISPATCHER`,
+or else what the invocation says.
+
+This is a small package to deploy, and it lies below the dispatcher, so it uses the standard library
+alone and writes its requests by hand: a test compares them with `penstock.dispatcher.wire`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from penstock.kernel.clock import Clock, SystemClock
+from penstock.kernel.entropy import Entropy, system_entropy
+from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, InvalidInput
+from penstock.runtimes.base import Given, Made, Place, Work
+from penstock.runtimes.calling import told
+from penstock.runtimes.lambdas import event_of
+from penstock.runtimes.places import Places, attempt_id
+from penstock.runtimes.task import Stopped, Task, make_folders
+
+Handler = Callable[[Any, Any], Any]
+
+_log = logging.getLogger(__name__)
+
+_REQUEST_SECONDS: Final = 10.0
+_CLAIM_SECONDS: Final = 30.0
+_PAUSE_SECONDS_MAX: Final = 5.0
+_RESERVE_SECONDS: Final = 2.0
+"""How much of the function's time is left for AWS."""
+_BODY_BYTES_MAX: Final = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """Who the function is, and whom it talks to."""
+
+    worker: str
+    token: str
+    outputs: str
+    dispatcher: str = ""
+    clock: Clock = field(default_factory=SystemClock)
+    entropy: Entropy = field(default_factory=system_entropy)
+
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str]) -> Deployment:
+        """What the environment says."""
+        names = ("PENSTOCK_WORKER", "PENSTOCK_WORKER_TOKEN", "PENSTOCK_OUTPUTS")
+        if missing := [name for name in names if not environment.get(name)]:
+            raise InvalidInput(f"The function has no {missing[0]} in its environment; set it.")
+        worker, token, outputs = (environment[name] for name in names)
+        return cls(
+            worker=worker,
+            token=token,
+            outputs=outputs,
+            dispatcher=environment.get("PENSTOCK_DISPATCHER", ""),
+        )
+
+
+def task_handler(user_handler: Handler, deployment: Deployment | None = None) -> Handler:
+    """A handler for Lambda that claims a task, has it handled, and reports its end."""
+
+    @functools.wraps(user_handler)
+    def handler(event: Any, context: Any) -> dict[str, Any]:
+        us = deployment or Deployment.of_environment(os.environ)
+        task_id = event.get("task_id") if isinstance(event, Mapping) else None
+        url = us.dispatcher or (event.get("dispatcher", "") if isinstance(event, Mapping) else "")
+        if isinstance(task_id, bool) or not isinstance(task_id, int) or not url:
+            raise InvalidInput("An invocation names a `task_id` and a `dispatcher`.")
+        calls = Calls(url, us, ends_at=_ends_at(context, us.clock))
+        try:
+            assignment = calls.claim(task_id)
+        except DispatcherRefused as error:
+            _log.info("task %s is not ours: %s", task_id, error.message)
+            return {"task_id": task_id, "status": "refused", "reason": error.message}
+        return _Attempt(calls, assignment, us).run(user_handler, context)
+
+    return handler
+
+
+class Calls:
+    """Requests to a dispatcher, repeated until they are answered or the function's time is over."""
+
+    def __init__(self, url: str, deployment: Deployment, *, ends_at: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidInput(f"{url!r} is not the address of a dispatcher.")
+        self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._address = (parts.hostname, parts.port)
+        self._prefix = parts.path.rstrip("/")
+        self._us = deployment
+        self._ends_at = ends_at
+        self._pausing = threading.Event()
+
+    def claim(self, task_id: int) -> Mapping[str, Any]:
+        """Begin an attempt; returns the assignment."""
+        identity = {
+            "X-Penstock-Worker": self._us.worker,
+            "Authorization": f"Bearer {self._us.token}",
+        }
+        until = min(self._us.clock.monotonic() + _CLAIM_SECONDS, self._ends_at)
+        answer = self._repeated("/internal/task-claim", {"task_id": task_id}, identity, until)
+        tasks = answer.get("tasks") or []
+        if not tasks:
+            raise DispatcherRefused("There is nothing to claim.", status=409)
+        assignment: Mapping[str, Any] = tasks[0]
+        return assignment
+
+    def heartbeat(self, held: Mapping[str, Any]) -> bool:
+        """Tell that the attempt lives, once; whether it should stop."""
+        answer = self._once("/v1/task/heartbeat", {"tasks": [held]}, {})
+        return any(each.get("cancel_asked") for each in answer.get("results") or [])
+
+    def complete(self, ended: Mapping[str, Any]) -> str:
+        """Tell how the attempt has ended; returns what the task is now."""
+        answer = self._repeated("/v1/task/complete", {"tasks": [ended]}, {}, self._ends_at)
+        results = answer.get("results") or [{}]
+        return str(results[0].get("task_status", ""))
+
+    def _repeated(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], until: float
+    ) -> Mapping[str, Any]:
+        pause_seconds = 0.1
+        while True:
+            try:
+                return self._once(path, body, headers)
+            except DispatcherUnavailable:
+                if self._us.clock.monotonic() + pause_seconds >= until:
+                    raise
+            self._pausing.wait(pause_seconds * self._us.entropy.uniform(0.5, 1.0))
+            pause_seconds = min(2 * pause_seconds, _PAUSE_SECONDS_MAX)
+
+    def _once(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> Mapping[str, Any]:
+        host, port = self._address
+        connection = self._kind(host, port, timeout=_REQUEST_SECONDS)
+        sent = {"Content-Type": "application/json", **headers}
+        try:
+            connection.request("POST", self._prefix + path, json.dumps(body).encode(), sent)
+            response = connection.getresponse()
+            status, text = response.status, response.read(_BODY_BYTES_MAX)
+            answer = json.loads(text) if text else {}
+        except (OSError, HTTPException, ValueError) as error:
+            raise DispatcherUnavailable(f"The dispatcher did not answer: {error!r}.") from error
+        finally:
+            connection.close()
+        if status >= 500 or status == 429 or not isinstance(answer, dict):
+            raise DispatcherUnavailable(f"The dispatcher cannot serve now: {status}.")
+        if status >= 300:
+            message = str(answer.get("title") or f"The dispatcher answered {status}.")
+            raise DispatcherRefused(message, status=status, kind=str(answer.get("type", "")))
+        return answer
+
+
+class _Attempt:
+    """One attempt in this sandbox."""
+
+    def __init__(self, calls: Calls, assignment: Mapping[str, Any], us: Deployment) -> None:
+        self._calls = calls
+        self._held = {name: assignment[name] for name in ("task_id", "attempt", "lease_token")}
+        self._pause_seconds = assignment["heartbeat_seconds"] / 3
+        self._work = work_of(assignment, Places(us.outputs), attempt_id=attempt_id(us.entropy))
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._thread_id: int | None = None
+
+    def run(self, user_handler: Handler, context: Any) -> dict[str, Any]:
+        beating = threading.Thread(target=self._beat, daemon=True)
+        beating.start()
+        try:
+            end = self._end(user_handler, context)
+        finally:
+            # The sandbox is frozen between invocations: nothing may be on its way then.
+            self._over.set()
+            beating.join()
+        task_id = self._work.task_id
+        try:
+            status = self._calls.complete({**self._held, **end})
+        except DispatcherRefused as error:
+            _log.warning("the end of task %s was refused: %s", task_id, error.message)
+            return {"task_id": task_id, "status": "refused", "reason": error.message}
+        return {"task_id": task_id, "status": status}
+
+    def _end(self, user_handler: Handler, context: Any) -> dict[str, Any]:
+        try:
+            make_folders(self._work)
+            try:
+                with self._lock:
+                    self._thread_id = threading.get_ident()
+                returned = user_handler(event_of(self._work), context)
+            finally:
+                with self._lock:
+                    _raise_in(threading.get_ident(), None)
+                    self._thread_id = None
+            return {"outputs": outputs_of(self._work, Task(self._work).made(returned))}
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the end of the attempt
+            _log.exception("task %s failed", self._work.task_id)
+            reason, is_retried = told(error)
+            return {"failure": {"reason": reason, "is_retried": is_retried}}
+
+    def _beat(self) -> None:
+        while not self._over.wait(self._pause_seconds):
+            # An unreachable dispatcher is not a lost lease.
+            with suppress(DispatcherUnavailable):
+                try:
+                    is_stopped = self._calls.heartbeat(self._held)
+                except DispatcherRefused:
+                    is_stopped = True
+                if is_stopped:
+                    self._interrupt()
+                    return
+
+    def _interrupt(self) -> None:
+        with self._lock:
+            if self._thread_id is not None:
+                _raise_in(self._thread_id, Stopped)
+
+
+def work_of(assignment: Mapping[str, Any], places: Places, *, attempt_id: str) -> Work:
+    """An assignment, as JSON has it, as work."""
+    definition = assignment["definition"]
+    payload, generation = assignment["payload"], assignment["generation"]
+    uuids = definition.get("datasets") or {}
+    outputs = {}
+    for each in definition.get("outputs") or ():
+        dataset = each.get("dataset", each["name"])
+        location = places.output(
+            dataset, generation=generation, payload=payload, attempt_id=attempt_id
+        )
+        outputs[each["name"]] = Place(dataset=dataset, uuid=uuids[dataset], location=location)
+    return Work(
+        task_id=assignment["task_id"],
+        attempt=assignment["attempt"],
+        job=assignment["job"],
+        operator=assignment["operator"],
+        generation=generation,
+        config=definition.get("config") or {},
+        resources=definition.get("resources") or {},
+        payload=payload,
+        inputs={
+            name: Given(
+                dataset=each["dataset"],
+                generation=each["generation"],
+                location=each.get("location"),
+                revision=each.get("revision"),
+            )
+            for name, each in (assignment.get("inputs") or {}).items()
+        },
+        outputs=outputs,
+        timeout_seconds=assignment.get("timeout_seconds"),
+    )
+
+
+def outputs_of(work: Work, made: tuple[Made, ...]) -> list[dict[str, Any]]:
+    """What was made, as JSON of a completion."""
+    said = [
+        {
+            "dataset": work.outputs[each.output].uuid,
+            "location": each.location,
+            "partition_key": each.partition_key,
+            "start": each.start,
+            "end": each.end,
+            "cursor": each.cursor,
+            "append_key": each.append_key,
+        }
+        for each in made
+    ]
+    return [{name: value for name, value in each.items() if value is not None} for each in said]
+
+
+def _ends_at(context: Any, clock: Clock) -> float:
+    left_ms = getattr(context, "get_remaining_time_in_millis", lambda: 900_000)()
+    return clock.monotonic() + float(left_ms) / 1000 - _RESERVE_SECONDS
+
+
+def _raise_in(thread_id: int, error: type[BaseException] | None) -> None:
+    """Have a thread raise this at its next instruction; None takes back what it has not raised."""
+    thing = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), thing)

@@ -1,0 +1,122 @@
+"""What a runtime and its child process say to each other: JSON behind its length.
+
+The runtime begins a task, says that it should stop, and answers events. The child tells progress,
+sends events, and ends the task with `Done` or `Failed`; `Stale` is its answer to a task that it has
+not begun, because the user's code has changed since it was imported. A frame is four bytes of
+length and as many bytes of JSON. Whatever does not read so is a broken child.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from penstock.kernel.errors import InvalidInput
+from penstock.runtimes.base import Made, News, Work
+
+FRAME_BYTES_MAX: Final = 16 * 2**20
+_HEADER_BYTES: Final = 4
+
+
+class Style(StrEnum):
+    """How the user's code is called."""
+
+    TASK = "task"
+    """`function(task)`: see `penstock.runtimes.task`."""
+    EVENT = "event"
+    """`handler(event, context)`, as at Lambda, and with nothing in the environment."""
+
+
+class Begin(msgspec.Struct, tag="begin", kw_only=True):
+    """Run this. `entry` is `module:function`."""
+
+    style: Style
+    entry: str
+    work: Work
+
+
+class Stop(msgspec.Struct, tag="stop"):
+    """The task should end."""
+
+
+class Heard(msgspec.Struct, tag="heard", kw_only=True):
+    """The answer to events: why to pause, or why they were not taken."""
+
+    number: int
+    paused: str = ""
+    error: str = ""
+
+
+class Progress(msgspec.Struct, tag="progress"):
+    said: dict[str, Any]
+
+
+class Emit(msgspec.Struct, tag="emit", kw_only=True):
+    """Events to be sent; `number` comes back in the answer."""
+
+    number: int
+    news: list[News]
+
+
+class Done(msgspec.Struct, tag="done", kw_only=True):
+    """The task has succeeded. `is_clean` tells whether nothing of it runs on in the child."""
+
+    made: list[Made]
+    is_clean: bool
+
+
+class Failed(msgspec.Struct, tag="failed", kw_only=True):
+    reason: str
+    is_retried: bool
+    is_clean: bool
+
+
+class Stale(msgspec.Struct, tag="stale"):
+    """Nothing was begun: the code on disk is not the code that is loaded."""
+
+
+ToChild = Begin | Stop | Heard
+FromChild = Progress | Emit | Done | Failed | Stale
+
+Frame = TypeVar("Frame")
+
+_encoder: Final = msgspec.json.Encoder()
+to_child: Final = msgspec.json.Decoder(ToChild)
+from_child: Final = msgspec.json.Decoder(FromChild)
+
+
+def framed(frame: ToChild | FromChild) -> bytes:
+    """The frame as it is sent."""
+    body = _encoder.encode(frame)
+    if len(body) > FRAME_BYTES_MAX:
+        raise InvalidInput(
+            f"{len(body):,} bytes are too many to say at once; {FRAME_BYTES_MAX:,} are allowed."
+            " Write them to a file, and say where it is."
+        )
+    return len(body).to_bytes(_HEADER_BYTES, "big") + body
+
+
+class Unframing:
+    """Bytes as they come, to bodies of frames."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, more: bytes) -> None:
+        self._bytes += more
+
+    def body(self) -> bytes | None:
+        """The next body that is complete; an `InvalidInput` if this cannot become one."""
+        if len(self._bytes) < _HEADER_BYTES:
+            return None
+        length = int.from_bytes(self._bytes[:_HEADER_BYTES], "big")
+        if length > FRAME_BYTES_MAX:
+            raise InvalidInput(f"A frame of {length:,} bytes is none of ours.")
+        end = _HEADER_BYTES + length
+        if len(self._bytes) < end:
+            return None
+        body = bytes(self._bytes[_HEADER_BYTES:end])
+        del self._bytes[:end]
+        return body

@@ -1,0 +1,104 @@
+"""The runtime `lambda`: a handler with Lambda's signature.
+
+At AWS, the operator is the name of a function. Each task invokes it once, through the outbox of the
+dispatcher, and the function claims its task before it runs, heartbeats and completes: that is
+`task_handler`, which the deployed code is wrapped in. No worker has a part in it.
+
+On one machine, the same handler runs in a child process with nothing in its environment, after a
+wake-up like any other. The operator is then the handler itself, `module.function` or
+`module:function`, or the name of a function that `handlers` gives a handler for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.kernel.errors import WorkFailed
+from penstock.runtimes import deployed
+from penstock.runtimes.base import Delivery, Fault, Made, Runtime, Voice, Work
+from penstock.runtimes.child_settings import ChildSettings, read_settings
+from penstock.runtimes.children import Children
+from penstock.runtimes.frames import Begin, Style
+from penstock.runtimes.references import Reference, handler_reference
+from penstock.runtimes.resources import resource_faults
+
+task_handler = deployed.task_handler
+"""What the deployed code is wrapped in; see `penstock.runtimes.deployed`."""
+
+
+class FunctionSettings(ChildSettings, frozen=True, kw_only=True):
+    """The settings of the runtime `lambda`."""
+
+    is_invoked: bool = False
+    """Whether functions run at AWS, and workers run none."""
+    handlers: dict[str, str] = msgspec.field(default_factory=dict)
+    """The handlers of operators that are names of functions."""
+
+
+class Function(Runtime):
+    """Runs a handler for each task, or leaves that to AWS."""
+
+    name = "lambda"
+
+    def __init__(self, settings: FunctionSettings | None = None) -> None:
+        self._settings = settings if settings is not None else FunctionSettings()
+        self.delivery = Delivery.INVOKE if self._settings.is_invoked else Delivery.WAKE
+        self._children = Children(
+            self._settings.child_command(),
+            # The child empties it before the handler is imported; it has to find us until then.
+            environment=self._settings.search_path(os.environ.get("PYTHONPATH", "")),
+            warmth=self._settings.warmth(),
+        )
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The child processes there are."""
+        return self._children.pids
+
+    async def start(self) -> None:
+        await self._children.start()
+
+    async def stop(self) -> None:
+        await self._children.stop()
+
+    def operators(self) -> Collection[str] | None:
+        return None
+
+    def faults(
+        self, operator: str, *, config: Mapping[str, Any], resources: Mapping[str, Any]
+    ) -> Iterator[Fault]:
+        del config  # the user's own
+        if self._settings.is_invoked:
+            return
+        if self._handler(operator) is None:
+            message = (
+                "Write your handler as module.function, or give this function one by `handlers`"
+                " in the settings of the runtime lambda."
+            )
+            yield Fault("operator", message)
+        yield from resource_faults(resources, runtime=self.name)
+
+    async def run(self, work: Work, voice: Voice) -> tuple[Made, ...]:
+        if self._settings.is_invoked:
+            raise WorkFailed(
+                "Functions run at AWS here, and not in workers; take lambda out of the runtimes"
+                " of this worker."
+            )
+        wanted = self._handler(work.operator)
+        if wanted is None:
+            raise WorkFailed(f"There is no handler for {work.operator!r}.", is_retried=False)
+        complete = self._settings.completed(work)
+        begin = Begin(style=Style.EVENT, entry=str(wanted), work=complete)
+        return await self._children.run(begin, voice)
+
+    def _handler(self, operator: str) -> Reference | None:
+        return handler_reference(self._settings.handlers.get(operator, operator))
+
+
+def function(settings: Mapping[str, Any]) -> Function:
+    """The runtime of these settings."""
+    return Function(read_settings(FunctionSettings, settings, runtime=Function.name))

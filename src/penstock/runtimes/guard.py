@@ -1,0 +1,101 @@
+"""A small process that outlives a runtime by a moment, to end what the runtime has left behind.
+
+A runtime that is killed with `kill -9` can end nothing. Its children notice, but what *they* have
+started would live on if the kernel is quicker to end a child than the child its own process group.
+So one guard a runtime, this file run as a script, is told the number of every process group over a
+pipe that nobody else holds. When the pipe closes, it kills them all, and ends.
+
+A group is named before anything of the user runs in it, and taken back before its number is free
+for others. A guard that is itself killed is replaced when the next group is named.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from typing import Final
+
+_END_SECONDS: Final = 5.0
+
+
+class Guard:
+    """The runtime's side. Its methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def watch(self, group: int) -> None:
+        """Name a group that is to end with this process."""
+        with self._lock:
+            self._groups.add(group)
+            if not self._say(f"+{group}\n"):
+                self._replace()
+
+    def forget(self, group: int) -> None:
+        """Take a group back, which has ended."""
+        with self._lock:
+            self._groups.discard(group)
+            self._say(f"-{group}\n")
+
+    def close(self) -> None:
+        """End the guard. No group may be left."""
+        with self._lock:
+            self._end()
+
+    def _say(self, line: str) -> bool:
+        if self._process is None or self._process.poll() is not None:
+            return False
+        assert self._process.stdin is not None
+        try:
+            # Short enough to be written whole, and no buffer that somebody would have to flush.
+            os.write(self._process.stdin.fileno(), line.encode())
+        except BrokenPipeError:
+            return False
+        return True
+
+    def _replace(self) -> None:
+        self._end()
+        self._process = subprocess.Popen(  # noqa: S603 - our own
+            [sys.executable, "-I", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            bufsize=0,
+            # A Ctrl-C in the terminal is for the runtime.
+            start_new_session=True,
+            env={},
+        )
+        for group in self._groups:
+            self._say(f"+{group}\n")
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+def main() -> None:
+    """Remember groups until standard input ends; then kill them."""
+    groups: set[int] = set()
+    for line in sys.stdin:
+        change = groups.add if line.startswith("+") else groups.discard
+        change(int(line[1:]))
+    for group in groups:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

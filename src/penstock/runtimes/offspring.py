@@ -1,0 +1,202 @@
+"""One child process as its runtime sees it: started, spoken to, signalled, and never left behind.
+
+A child is the head of its own process group. A thread waits for its end, and then kills whatever
+is left of the group, before the number of the child is free for others; so no signal of ours can
+reach a stranger. `ended` is set when the child is gone and its group has been killed.
+
+The child is made by the thread of the event loop, because the kernel of Linux ends it with that
+thread (`penstock.kernel.parents`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final, Self
+
+import msgspec
+
+from penstock.kernel.errors import InvalidInput, WorkFailed
+from penstock.runtimes.frames import FromChild, ToChild, Unframing, framed, from_child
+from penstock.runtimes.guard import Guard
+
+_READ_BYTES: Final = 65_536
+_LAST_WORDS_SECONDS: Final = 0.1
+"""How long after its end what a child has said is still read."""
+_END_SECONDS: Final = 5.0
+_CANCELS_MAX: Final = 100
+
+
+class Offspring:
+    """A child process, and the socket to it."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], guard: Guard, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._process = process
+        self._guard = guard
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._is_reaped = False
+        self._unframing = Unframing()
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self.ended = asyncio.Event()
+        self.tasks_begun = 0
+        threading.Thread(target=self._wait, name="penstock-child", daemon=True).start()
+
+    @classmethod
+    async def born(
+        cls, command: Sequence[str], *, environment: Mapping[str, str], guard: Guard
+    ) -> Self:
+        """Start a child. The number of this process is added to the command."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                process = _started([*command, str(os.getpid())], environment, theirs, guard)
+        except OSError as error:
+            ours.close()
+            raise WorkFailed(
+                f"No child process can be started: {error.strerror or error} ({command[0]})."
+            ) from error
+        child = cls(process, guard, asyncio.get_running_loop())
+        try:
+            child._reader, child._writer = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            await child.destroy()
+            raise
+        return child
+
+    @property
+    def pid(self) -> int:
+        """The number of the process, and of its group."""
+        return self._process.pid
+
+    async def say(self, frame: ToChild) -> None:
+        """Say something; whether the child has heard it shows in what it says."""
+        assert self._writer is not None
+        self._writer.write(framed(frame))
+        # The end of a child shows when it is listened to.
+        with suppress(ConnectionError):
+            await self._writer.drain()
+
+    async def hear(self) -> FromChild | None:
+        """The next thing that the child says; None if it is gone. Cancelling loses nothing."""
+        assert self._reader is not None
+        try:
+            while (body := self._unframing.body()) is None:
+                more = await self._reader.read(_READ_BYTES)
+                if not more:
+                    return None
+                self._unframing.feed(more)
+            heard: FromChild = from_child.decode(body)
+        except ConnectionError:
+            return None
+        except (msgspec.MsgspecError, UnicodeDecodeError, InvalidInput) as error:
+            self.send_signal(signal.SIGKILL)
+            raise WorkFailed(f"The child process said what nobody understands: {error}.") from error
+        return heard
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is left of it, here either."""
+        return self.ended.is_set() and (self._writer is None or self._writer.is_closing())
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the child and all in its group, if it is still there."""
+        with self._lock:
+            if not self._is_reaped:
+                self._kill_group(number)
+
+    async def destroy(self) -> None:
+        """End the child by force; returns when it is gone, also if this is cancelled."""
+        self.send_signal(signal.SIGKILL)
+        cancelled: asyncio.CancelledError | None = None
+        for _ in range(_CANCELS_MAX):
+            try:
+                async with asyncio.timeout(_END_SECONDS):
+                    await self.ended.wait()
+            except asyncio.CancelledError as error:
+                cancelled = error
+                continue
+            except TimeoutError:
+                # The kernel has it in hand; it runs nothing of the user any more.
+                pass
+            break
+        self._close()
+        if cancelled is not None:
+            raise cancelled
+
+    async def why_ended(self) -> str:
+        """How a child that is gone has ended, for people."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_END_SECONDS):
+                await self.ended.wait()
+        code = self._process.returncode
+        if code is None:
+            return "The child process of the task closed its connection."
+        if code >= 0:
+            return (
+                f"The child process of the task ended with exit code {code} before the function"
+                " had returned."
+            )
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        hint = (
+            "; if nobody did that, the machine was probably short of memory"
+            if -code == signal.SIGKILL
+            else ""
+        )
+        return f"The child process of the task was killed by {name}{hint}."
+
+    def _wait(self) -> None:
+        if hasattr(os, "waitid"):
+            # Known to have ended, and its number still taken.
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        else:
+            self._process.wait()
+        with self._lock:
+            self._kill_group(signal.SIGKILL)
+            self._guard.forget(self._process.pid)
+            self._process.wait()
+            self._is_reaped = True
+        with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            self._loop.call_soon_threadsafe(self._has_ended)
+
+    def _kill_group(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def _has_ended(self) -> None:
+        self.ended.set()
+        # A process that has left the group may hold the socket open.
+        self._loop.call_later(_LAST_WORDS_SECONDS, self._close)
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.transport.abort()
+
+
+def _started(
+    command: Sequence[str], environment: Mapping[str, str], connection: socket.socket, guard: Guard
+) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(  # noqa: S603 - the caller's own
+        command,
+        stdin=connection.fileno(),
+        stdout=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        guard.watch(process.pid)
+    except OSError:
+        process.kill()
+        process.wait()
+        raise
+    return process

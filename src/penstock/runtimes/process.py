@@ -1,0 +1,90 @@
+"""The runtime `process`: a user's Python function in a child process.
+
+The operator is `module:function`, imported in the child from the folder in which the worker was
+started, from `path`, or from what is installed; or it is a name that an installed package gives
+such a function by the entry point group `penstock.operators`. The child has the environment of the
+worker, less what is Penstock's own (`PENSTOCK_…`): a user's code needs no secret of a worker. See
+`penstock.runtimes.task` for what the function is given, and `children` for how long a child lives.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.base import Fault, Made, Runtime, Voice, Work
+from penstock.runtimes.child_settings import ChildSettings, read_settings
+from penstock.runtimes.children import Children
+from penstock.runtimes.frames import Begin, Style
+from penstock.runtimes.references import (
+    FUNCTION_FORM,
+    Reference,
+    installed_operators,
+    reference,
+)
+from penstock.runtimes.resources import resource_faults
+
+_OURS: Final = "PENSTOCK_"
+
+
+class Process(Runtime):
+    """Runs `module:function` for each task."""
+
+    name = "process"
+
+    def __init__(self, settings: ChildSettings | None = None) -> None:
+        self._settings = settings if settings is not None else ChildSettings()
+        self._installed = installed_operators()
+        self._children = Children(
+            self._settings.child_command(),
+            environment=_environment(os.environ, self._settings),
+            warmth=self._settings.warmth(),
+        )
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The child processes there are."""
+        return self._children.pids
+
+    async def start(self) -> None:
+        await self._children.start()
+
+    async def stop(self) -> None:
+        await self._children.stop()
+
+    def operators(self) -> Collection[str] | None:
+        return None
+
+    def faults(
+        self, operator: str, *, config: Mapping[str, Any], resources: Mapping[str, Any]
+    ) -> Iterator[Fault]:
+        del config  # the user's own
+        if self._function(operator) is None:
+            message = f"Write your function as {FUNCTION_FORM}, as in flights.clean:clean."
+            yield Fault("operator", message)
+        yield from resource_faults(resources, runtime=self.name)
+
+    async def run(self, work: Work, voice: Voice) -> tuple[Made, ...]:
+        wanted = self._function(work.operator)
+        if wanted is None:
+            raise WorkFailed(
+                f"{work.operator!r} is not of the form {FUNCTION_FORM}.", is_retried=False
+            )
+        complete = self._settings.completed(work)
+        begin = Begin(style=Style.TASK, entry=str(wanted), work=complete)
+        return await self._children.run(begin, voice)
+
+    def _function(self, operator: str) -> Reference | None:
+        return self._installed.get(operator) or reference(operator)
+
+
+def process(settings: Mapping[str, Any]) -> Process:
+    """The runtime of these settings."""
+    return Process(read_settings(ChildSettings, settings, runtime=Process.name))
+
+
+def _environment(ours: Mapping[str, str], settings: ChildSettings) -> Mapping[str, str]:
+    kept = {name: value for name, value in ours.items() if not name.startswith(_OURS)}
+    return {**kept, **settings.search_path(ours.get("PYTHONPATH", ""))}

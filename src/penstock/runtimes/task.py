@@ -1,0 +1,289 @@
+"""What a user's function is given: its task, what it reads, where it writes, and whom to tell.
+
+    def clean(task):
+        for number, file in enumerate(task.inputs["raw"].path.glob("*.csv")):
+            (task.outputs["sales"].path / file.name).write_text(cleaned(file.read_text()))
+            task.progress(files=number + 1)
+
+It may be an `async def` as well. What it returns says what was made: None is every output at its
+own place, for the task's own partition; a dict of outputs to locations is just these. `publish`
+says more than a dict can, and then nothing is taken for granted. Raising fails the attempt, and
+`DoNotRetry` the task.
+
+When the task is to stop, a function that has looked at `stopping`, or waits by `wait`, is left to
+end by itself within the grace period. Any other is interrupted by an exception at once: `Stopped`,
+or `CancelledError` in an `async def`. All methods may be called from any thread; `emit` and `wait`
+block, so an `async def` calls them by `asyncio.to_thread`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import unquote
+
+from penstock.kernel.errors import InvalidInput
+from penstock.runtimes.base import Given, Made, News, Place, Work
+
+Named = TypeVar("Named")
+
+_FILE = "file://"
+
+
+class DoNotRetry(Exception):
+    """Raised by a user's function: another attempt would fail just so."""
+
+
+class Stopped(BaseException):
+    """Raised inside a user's function that is to stop. Not an `Exception`, so it is not caught."""
+
+
+class Line(Protocol):
+    """Where a task's words go."""
+
+    def progress(self, said: Mapping[str, Any]) -> None: ...
+
+    def emit(self, news: Sequence[News]) -> str: ...
+
+
+class Silence:
+    """A line to nobody, for trying a function out: what was said is kept."""
+
+    def __init__(self) -> None:
+        self.said: list[Mapping[str, Any]] = []
+        self.news: list[News] = []
+
+    def progress(self, said: Mapping[str, Any]) -> None:
+        self.said.append(said)
+
+    def emit(self, news: Sequence[News]) -> str:
+        self.news.extend(news)
+        return ""
+
+
+class Stopping:
+    """Whether a task is to stop, and whether its function looks at that."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.is_watched = False
+
+    def set(self) -> None:
+        self._event.set()
+
+    def __bool__(self) -> bool:
+        self.is_watched = True
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        self.is_watched = True
+        return self._event.wait(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input: what is published of it for the task's partition, if anything is."""
+
+    name: str
+    dataset: str
+    generation: str
+    location: str | None
+    revision: int | None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether anything is published."""
+        return self.location is not None
+
+    @property
+    def path(self) -> Path:
+        """The location as a folder or file of this machine."""
+        if self.location is None:
+            raise FileNotFoundError(
+                f"Nothing is published of the input {self.name} for this partition yet;"
+                " look at is_there before, if that is to be expected."
+            )
+        return path_of(self.location)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An output: where this attempt, and no other, may write."""
+
+    name: str
+    dataset: str
+    location: str
+
+    @property
+    def path(self) -> Path:
+        """The location as a folder of this machine, which is there."""
+        return path_of(self.location)
+
+
+class Task:
+    """One attempt, as a user's function sees it."""
+
+    def __init__(
+        self, work: Work, *, line: Line | None = None, stopping: Stopping | None = None
+    ) -> None:
+        self._line = line if line is not None else Silence()
+        self._stopping = stopping if stopping is not None else Stopping()
+        self._lock = threading.Lock()
+        self._emitted = 0
+        self._published: list[Made] = []
+        self.id = work.task_id
+        self.attempt = work.attempt
+        self.job = work.job
+        self.operator = work.operator
+        self.generation = work.generation
+        self.config = work.config
+        self.resources = work.resources
+        self.payload = work.payload
+        self.partition_key: str | None = work.payload.get("partition_key")
+        self.start: int | None = work.payload.get("start")
+        self.end: int | None = work.payload.get("end")
+        self.cursor: int | None = work.payload.get("cursor")
+        self.inputs = {name: _input(name, given) for name, given in work.inputs.items()}
+        self.outputs = {name: _output(name, place) for name, place in work.outputs.items()}
+
+    @property
+    def output(self) -> Output:
+        """The output of a job that has one."""
+        return self.outputs[self._named(None)]
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the task is to stop. Having looked, the function ends by itself."""
+        return bool(self._stopping)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the task is to stop, but no longer than this; whether it is to stop."""
+        return self._stopping.wait(seconds)
+
+    def progress(self, **said: Any) -> None:
+        """Say how far the task is: whatever JSON can say, by name."""
+        self._line.progress(said)
+
+    def emit(
+        self,
+        output: str | None = None,
+        *,
+        event_id: str | None = None,
+        partition_key: str | None = None,
+        start: int | None = None,
+        end: int | None = None,
+        cursor: int | None = None,
+    ) -> str:
+        """Tell that an output has moved on, without ending; for sources.
+
+        Blocks until the dispatcher has heard it, and returns why the source is to pause; nothing
+        if it may go on. An event with the id of an earlier one is that one again: by default
+        events are known by their cursor, and ones without a cursor are all new.
+        """
+        name = self._named(output)
+        with self._lock:
+            self._emitted += 1
+            own = f"task:{self.id}:{self.attempt}:{self._emitted}"
+        known_by = event_id or (own if cursor is None else f"cursor:{cursor}")
+        news = News(
+            output=name,
+            event_id=known_by,
+            partition_key=partition_key,
+            start=start,
+            end=end,
+            cursor=cursor,
+        )
+        return self._line.emit([news])
+
+    def publish(
+        self,
+        output: str | None = None,
+        *,
+        location: str | None = None,
+        partition_key: str | None = None,
+        start: int | None = None,
+        end: int | None = None,
+        cursor: int | None = None,
+        append_key: str | None = None,
+    ) -> None:
+        """Have something published when the function has returned, and not before.
+
+        By default it is what stands at the output's own place, for the task's own partition.
+        """
+        name = self._named(output)
+        said = {"partition_key": partition_key, "start": start, "end": end, "cursor": cursor}
+        slice_ = said if any(each is not None for each in said.values()) else self._slice()
+        made = Made(
+            output=name,
+            location=location or self.outputs[name].location,
+            append_key=append_key,
+            **slice_,
+        )
+        with self._lock:
+            self._published.append(made)
+
+    def made(self, returned: object) -> tuple[Made, ...]:
+        """What was made, by what was published and what the function has returned."""
+        if returned is None:
+            if self._published:
+                return tuple(self._published)
+            returned = {name: output.location for name, output in self.outputs.items()}
+        if not isinstance(returned, Mapping) or not all(
+            isinstance(name, str) and isinstance(location, str)
+            for name, location in returned.items()
+        ):
+            raise TypeError(
+                f"The function returned {type(returned).__name__}; it returns None, or a dict of"
+                " the outputs that it has made to their locations."
+            )
+        said = [
+            Made(output=self._named(name), location=location, **self._slice())
+            for name, location in returned.items()
+        ]
+        return (*self._published, *said)
+
+    def _slice(self) -> dict[str, Any]:
+        """The partition of the task, or its cursor if it has none."""
+        if self.partition_key is None:
+            return {"cursor": self.cursor}
+        return {"partition_key": self.partition_key, "start": self.start, "end": self.end}
+
+    def _named(self, output: str | None) -> str:
+        if output is None:
+            if len(self.outputs) == 1:
+                return next(iter(self.outputs))
+            raise ValueError(f"The job has {_these(self.outputs)}; say which one is meant.")
+        if output not in self.outputs:
+            raise ValueError(f"The job has no output {output!r}; it has {_these(self.outputs)}.")
+        return output
+
+
+def path_of(location: str) -> Path:
+    """A `file://` location as a path."""
+    if not location.startswith(f"{_FILE}/"):
+        raise InvalidInput(
+            f"{location!r} is not a file of this machine; read and write it by its location."
+        )
+    return Path(unquote(location.removeprefix(_FILE)))
+
+
+def make_folders(work: Work) -> None:
+    """Make the folders of the outputs that are on this machine."""
+    for place in work.outputs.values():
+        if place.location.startswith(f"{_FILE}/"):
+            path_of(place.location).mkdir(parents=True, exist_ok=True)
+
+
+def _input(name: str, given: Given) -> Input:
+    return Input(name, given.dataset, given.generation, given.location, given.revision)
+
+
+def _output(name: str, place: Place) -> Output:
+    return Output(name, place.dataset, place.location)
+
+
+def _these(outputs: Mapping[str, Named]) -> str:
+    return f"the outputs {', '.join(outputs)}" if outputs else "no outputs"

@@ -1,0 +1,238 @@
+"""A handler as it is deployed at Lambda, against a dispatcher that reads its requests by the wire.
+
+The function lies below the dispatcher and writes its requests by hand; here every one of them has
+to be what `penstock.dispatcher.wire` says, and every answer is made from it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.dispatcher.wire.base import WORKER_HEADER
+from penstock.dispatcher.wire.problem import Problem
+from penstock.dispatcher.wire.work import (
+    Assignment,
+    ClaimAnswer,
+    ClaimAsk,
+    CompleteAsk,
+    EndAsk,
+    HeartbeatAsk,
+    InputAnswer,
+    ResultsAnswer,
+    TaskResult,
+)
+from penstock.kernel.errors import DispatcherUnavailable, InvalidInput
+from penstock.runtimes.deployed import Deployment, task_handler
+from penstock.runtimes.task import DoNotRetry, Stopped
+
+UUID = "00000000-0000-0000-0000-000000000001"
+Answer = tuple[int, msgspec.Struct]
+
+
+@dataclass
+class Dispatcher:
+    """One task, and what was asked about it."""
+
+    outputs: Path
+    url: str = ""
+    asked: list[str] = field(default_factory=list)
+    identities: list[tuple[str | None, str | None]] = field(default_factory=list)
+    ends: list[EndAsk] = field(default_factory=list)
+    heartbeat: Answer = (200, ResultsAnswer(results=[TaskResult(task_id=7, status=200)]))
+    beaten: threading.Event = field(default_factory=threading.Event)
+    outage: int = 0
+    """How many requests are answered by 503."""
+
+    def answer(self, path: str, body: bytes, headers: Any) -> Answer:
+        if self.outage:
+            self.outage -= 1
+            return 503, Problem(type="away", title="Not now.", status=503)
+        self.asked.append(path)
+        match path:
+            case "/internal/task-claim":
+                self.identities.append((headers[WORKER_HEADER], headers["Authorization"]))
+                assert msgspec.json.decode(body, type=ClaimAsk) == ClaimAsk(task_id=7)
+                if self.asked.count(path) > 1:
+                    return 409, Problem(type="running", title="It is held.", status=409)
+                return 200, ClaimAnswer(tasks=[_assignment()])
+            case "/v1/task/heartbeat":
+                (held,) = msgspec.json.decode(body, type=HeartbeatAsk).tasks
+                assert (held.task_id, held.attempt, held.lease_token) == (7, 2, "proof")
+                self.beaten.set()
+                return self.heartbeat
+            case "/v1/task/complete":
+                (end,) = msgspec.json.decode(body, type=CompleteAsk).tasks
+                self.ends.append(end)
+                result = TaskResult(task_id=7, status=200, task_status="completed")
+                return 200, ResultsAnswer(results=[result])
+        return 404, Problem(type="unknown", title="There is no such path.", status=404)
+
+    def invoke(self, handler: Callable[..., Any]) -> Any:
+        us = Deployment(worker="function:clean", token="token", outputs=self.outputs.as_uri())
+        event = {"dispatcher": self.url, "task_id": 7, "job": "clean", "payload": {}}
+        return task_handler(handler, us)(event, Context())
+
+
+@dataclass
+class Context:
+    left_ms: int = 60_000
+
+    def get_remaining_time_in_millis(self) -> int:
+        return self.left_ms
+
+
+def _assignment() -> Assignment:
+    return Assignment(
+        task_id=7,
+        attempt=2,
+        lease_token="proof",
+        lease_expires_at=datetime(2026, 1, 31, tzinfo=UTC),
+        heartbeat_seconds=0.03,
+        timeout_seconds=60,
+        job="clean",
+        operator="clean-sales",
+        runtime="lambda",
+        generation="first",
+        definition={
+            "config": {"colour": "red"},
+            "outputs": [{"name": "out", "dataset": "sales"}],
+            "datasets": {"sales": UUID},
+        },
+        payload={"partition_key": "p", "start": 1, "end": 5},
+        inputs={"raw": InputAnswer(dataset="raw", uuid=UUID, generation="g", location="s3://b/k")},
+    )
+
+
+@contextmanager
+def _serving(dispatcher: Dispatcher) -> Iterator[None]:
+    class Serving(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            status, answer = dispatcher.answer(self.path, body, self.headers)
+            encoded = msgspec.json.encode(answer)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(encoded)))
+            self.end_headers()
+            self.wfile.write(encoded)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Serving) as server:
+        dispatcher.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield
+        server.shutdown()
+
+
+@pytest.fixture
+def dispatcher(tmp_path: Path) -> Iterator[Dispatcher]:
+    one = Dispatcher(tmp_path)
+    with _serving(one):
+        yield one
+
+
+def test_it_claims_runs_heartbeats_and_completes(dispatcher: Dispatcher) -> None:
+    events = []
+
+    def handler(event: Any, context: Context) -> None:
+        events.append(event)
+        assert dispatcher.beaten.wait(30)
+
+    assert dispatcher.invoke(handler) == {"task_id": 7, "status": "completed"}
+    assert dispatcher.identities == [("function:clean", "Bearer token")]
+    (event,) = events
+    assert (event["config"], event["attempt"]) == ({"colour": "red"}, 2)
+    assert event["inputs"]["raw"]["location"] == "s3://b/k"
+    (end,) = dispatcher.ends
+    (output,) = end.outputs
+    assert (output.dataset, output.partition_key, output.start, output.end) == (UUID, "p", 1, 5)
+    assert output.location == event["outputs"]["out"]["location"]
+    assert f"{dispatcher.outputs.as_uri()}/datasets/sales/first/p/" in output.location
+    assert json.dumps(event)
+
+
+def test_a_doubled_invocation_runs_once(dispatcher: Dispatcher) -> None:
+    runs: list[int] = []
+    answers = [dispatcher.invoke(lambda *_: runs.append(1)) for _ in range(2)]
+    assert [each["status"] for each in answers] == ["completed", "refused"]
+    assert (len(runs), len(dispatcher.ends)) == (1, 1)
+
+
+@pytest.mark.parametrize(("error", "is_retried"), [(ValueError, True), (DoNotRetry, False)])
+def test_what_it_raises_is_reported(
+    dispatcher: Dispatcher, error: type[Exception], is_retried: bool
+) -> None:
+    def handler(*_: Any) -> None:
+        raise error("no")
+
+    dispatcher.invoke(handler)
+    (end,) = dispatcher.ends
+    assert end.failure is not None
+    assert end.failure.is_retried is is_retried
+    assert "no" in end.failure.reason.splitlines()[0]
+    assert end.outputs == []
+
+
+@pytest.mark.parametrize(
+    "heartbeat",
+    [
+        (409, Problem(type="stale", title="It is another's.", status=409)),
+        (200, ResultsAnswer(results=[TaskResult(task_id=7, status=200, cancel_asked=True)])),
+    ],
+    ids=["refused", "cancelled"],
+)
+def test_it_is_stopped_by_its_heartbeat(dispatcher: Dispatcher, heartbeat: Answer) -> None:
+    dispatcher.heartbeat = heartbeat
+    stopped = []
+
+    def handler(*_: Any) -> None:
+        never = threading.Event()
+        try:
+            # Between instructions only can it be stopped, so it does not wait in one.
+            for _attempt in range(10_000):
+                never.wait(0.01)
+        except Stopped:
+            stopped.append(True)
+            raise
+
+    dispatcher.invoke(handler)
+    assert stopped == [True]
+    assert dispatcher.ends[0].failure is not None
+
+
+def test_an_outage_is_waited_out(dispatcher: Dispatcher) -> None:
+    dispatcher.outage = 2
+
+    def handler(*_: Any) -> None:
+        dispatcher.outage = 2
+
+    assert dispatcher.invoke(handler)["status"] == "completed"
+
+
+def test_without_time_an_outage_is_an_error(dispatcher: Dispatcher) -> None:
+    dispatcher.outage = 1_000
+    us = Deployment(worker="w", token="t", outputs=dispatcher.outputs.as_uri())
+    handler = task_handler(lambda *_: None, us)
+    with pytest.raises(DispatcherUnavailable):
+        handler({"dispatcher": dispatcher.url, "task_id": 7}, Context(left_ms=2_100))
+
+
+def test_the_environment_and_the_event_must_say_enough(dispatcher: Dispatcher) -> None:
+    with pytest.raises(InvalidInput, match="has no PENSTOCK_WORKER in its environment"):
+        Deployment.of_environment({})
+    whole = {"PENSTOCK_WORKER": "w", "PENSTOCK_WORKER_TOKEN": "t", "PENSTOCK_OUTPUTS": "s3://b"}
+    handler = task_handler(lambda *_: None, Deployment.of_environment(whole))
+    with pytest.raises(InvalidInput, match="names a `task_id`"):
+        handler({}, Context())

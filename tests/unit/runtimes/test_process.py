@@ -1,0 +1,268 @@
+"""The runtime `process`: how children are kept and replaced, and what they say when they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock.kernel.errors import InvalidInput, WorkFailed
+from penstock.runtimes.process import Process, process
+from penstock.testing.runtime_contract import Ear
+from tests.unit.runtimes.benches import User, run
+
+TELLS_ITS_PID = "import os\ndef run(task):\n    return {'out': f'pid:{os.getpid()}'}\n"
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> User:
+    return User(tmp_path)
+
+
+def _pids(user: User, times: int, **settings: object) -> Sequence[str]:
+    async def main() -> Sequence[str]:
+        async with user.process(**settings) as runtime:
+            return [(await run(runtime, user.work()))[0].location for _ in range(times)]
+
+    return asyncio.run(main())
+
+
+def _failure(user: User, text: str, function: str = "mine:run", **more: object) -> WorkFailed:
+    user.module(text)
+
+    async def main() -> WorkFailed:
+        async with user.process() as runtime:
+            with pytest.raises(WorkFailed) as caught:
+                await run(runtime, user.work(function, **more))
+            return caught.value
+
+    return asyncio.run(main())
+
+
+def test_a_child_is_kept_for_the_next_task(user: User) -> None:
+    user.module(TELLS_ITS_PID)
+    assert len(set(_pids(user, 5))) == 1
+
+
+def test_a_child_is_replaced_after_so_many_tasks(user: User) -> None:
+    user.module(TELLS_ITS_PID)
+    pids = _pids(user, 5, tasks_max=2)
+    assert [pids[0] == pids[1], pids[1] == pids[2], pids[2] == pids[3]] == [True, False, True]
+    assert len(set(pids)) == 3
+
+
+def test_a_child_is_not_kept_idle_for_nothing(user: User) -> None:
+    user.module(TELLS_ITS_PID)
+    assert len(set(_pids(user, 2, idle_max=0))) == 2
+
+
+def test_an_idle_child_ends_after_its_time(user: User) -> None:
+    user.module(TELLS_ITS_PID)
+
+    async def main() -> None:
+        async with user.process(idle_seconds=0) as runtime:
+            await run(runtime, user.work())
+            (child,) = runtime._children._all
+            async with asyncio.timeout(30):
+                await child.ended.wait()
+            assert runtime.pids == ()
+
+    asyncio.run(main())
+
+
+def test_operators_have_children_of_their_own(user: User) -> None:
+    user.module(TELLS_ITS_PID)
+    user.module(TELLS_ITS_PID, "other")
+
+    async def main() -> None:
+        async with user.process() as runtime:
+            first = await run(runtime, user.work())
+            second = await run(runtime, user.work("other:run"))
+            assert first[0].location != second[0].location
+            assert len(runtime.pids) == 2
+
+    asyncio.run(main())
+
+
+def test_a_child_that_dies_idle_costs_no_task(user: User) -> None:
+    user.module(TELLS_ITS_PID)
+
+    async def main() -> None:
+        async with user.process() as runtime:
+            await run(runtime, user.work())
+            (child,) = runtime._children._all
+            os.kill(child.pid, signal.SIGKILL)
+            async with asyncio.timeout(30):
+                await child.ended.wait()
+            assert await run(runtime, user.work())
+
+    asyncio.run(main())
+
+
+def test_code_that_has_changed_is_loaded_anew(user: User) -> None:
+    async def main() -> None:
+        async with user.process() as runtime:
+            for word in ("one", "another"):
+                user.module(f"def run(task):\n    return {{'out': {word!r}}}\n")
+                (made,) = await run(runtime, user.work())
+                assert made.location == word
+
+    asyncio.run(main())
+
+
+def test_async_functions_run_too(user: User) -> None:
+    user.module(
+        "import asyncio\n"
+        "async def run(task):\n"
+        "    paused = await asyncio.to_thread(task.emit, cursor=3)\n"
+        "    return {'out': paused}\n"
+    )
+
+    async def main() -> None:
+        ear = Ear(pause="full")
+        async with user.process() as runtime:
+            (made,) = await runtime.run(user.work(), ear)
+        assert made.location == "full"
+        assert [each.cursor for each in ear.news] == [3]
+
+    asyncio.run(main())
+
+
+def test_an_async_function_is_cancelled_and_may_clean_up(user: User) -> None:
+    user.module(
+        "import asyncio\n"
+        "async def run(task):\n"
+        "    task.progress(begun=True)\n"
+        "    try:\n"
+        "        await asyncio.Event().wait()\n"
+        "    finally:\n"
+        "        task.progress(cleaned=True)\n"
+    )
+    begun = asyncio.Event()
+
+    class Listening(Ear):
+        def progress(self, said: object) -> None:
+            self.said.append(said)  # type: ignore[arg-type] # only remembered
+            begun.set()
+
+    async def main() -> None:
+        ear = Listening()
+        async with user.process() as runtime, asyncio.TaskGroup() as group:
+            running = group.create_task(runtime.run(user.work(grace_seconds=30), ear))
+            await begun.wait()
+            running.cancel()
+        assert ear.said == [{"begun": True}, {"cleaned": True}]
+
+    asyncio.run(main())
+
+
+def test_a_failure_shows_the_users_lines_and_the_log_has_all(user: User) -> None:
+    failure = _failure(user, "def run(task):\n    inner()\ndef inner():\n    raise KeyError('x')\n")
+    first, *trace = failure.message.splitlines()
+    assert first == "KeyError: 'x'"
+    assert [line.strip() for line in trace[1::2]] == ["inner()", "raise KeyError('x')"]
+    assert "calling.py" not in failure.message
+    assert "Traceback" in (user.folder / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("import nothing_like_this\ndef run(task): ...\n", "No module named 'nothing_like_this'"),
+        ("other = 1\n", "The module mine has no run."),
+        ("run = 1\n", "mine:run is not a function."),
+        ("def run(task):\n    return 7\n", "The function returned int"),
+        ("import sys\ndef run(task):\n    sys.exit(3)\n", "SystemExit: 3"),
+        ("import os\ndef run(task):\n    os._exit(3)\n", "ended with exit code 3"),
+        (
+            "import os\ndef run(task):\n    os.kill(os.getpid(), 9)\n",
+            "was killed by SIGKILL; if nobody did that, the machine was probably short of memory",
+        ),
+        ("def run(task):\n    raise ValueError('\\ud800')\n", r"ValueError: \ud800"),
+        ("def run(task):\n    task.progress(x=object())\n", "TypeError"),
+        ("def run(task):\n    task.progress(x='y' * 20_000_000)\n", "too many to say at once"),
+    ],
+)
+def test_what_goes_wrong_is_one_sentence(user: User, text: str, sentence: str) -> None:
+    assert sentence in _failure(user, text).message
+
+
+def test_a_module_that_is_not_there_says_where_it_was_looked_for(user: User) -> None:
+    failure = _failure(user, "", "absent.part:run")
+    assert failure.message.startswith("There is no module absent for absent.part:run in ")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit")
+def test_memory_is_a_limit(user: User) -> None:
+    text = "def run(task):\n    bytearray(10**9)\n"
+    failure = _failure(user, text, resources={"memory": "300MiB"})
+    assert failure.message.startswith("MemoryError")
+
+
+def test_secrets_of_the_worker_are_not_the_users(
+    user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_SECRET", "x")
+    monkeypatch.setenv("THEIRS", "y")
+    user.module(
+        "import os\n"
+        "def run(task):\n"
+        "    ours = [name for name in os.environ if name.startswith('PENSTOCK_')]\n"
+        "    return {'out': f'{ours} {os.environ[\"THEIRS\"]}'}\n"
+    )
+    assert _pids(user, 1) == ["[] y"]
+
+
+def test_a_python_that_is_not_there_is_told(user: User) -> None:
+    async def main() -> None:
+        async with user.process(python=("./no-such-python",)) as runtime:
+            with pytest.raises(WorkFailed, match="No child process can be started: No such file"):
+                await run(runtime, user.work())
+
+    asyncio.run(main())
+
+
+def test_a_guard_that_is_killed_is_replaced(user: User) -> None:
+    user.module(TELLS_ITS_PID)
+
+    async def main() -> None:
+        async with user.process(idle_max=0) as runtime:
+            await run(runtime, user.work())
+            guard = runtime._children._guard
+            before = guard._process
+            assert before is not None
+            before.kill()
+            before.wait()
+            await run(runtime, user.work())
+            assert guard._process is not None
+            assert guard._process.pid != before.pid
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("operator", ["clean", "clean.sales", ":f", "m:", "m:f-g", "a b:c"])
+def test_an_operator_must_name_a_function(operator: str) -> None:
+    (fault,) = Process().faults(operator, config={}, resources={})
+    assert fault.field == "operator"
+
+
+def test_resources_are_judged() -> None:
+    wrong = {"memory": "much", "cpu": 0, "gpu": 1}
+    found = {fault.field for fault in Process().faults("m:f", config={}, resources=wrong)}
+    assert found == {"resources.memory", "resources.cpu", "resources.gpu"}
+    right = {"memory": "2GiB", "cpu": 0.5}
+    assert list(Process().faults("m:f", config={}, resources=right)) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [({"tasks_max": 0}, "tasks_max"), ({"warmth": 1}, "warmth"), ({"path": 3}, "path")],
+)
+def test_settings_are_judged(settings: dict[str, object], where: str) -> None:
+    with pytest.raises(InvalidInput, match=where):
+        process(settings)

@@ -1,0 +1,108 @@
+"""Which runtimes there are: built in, from settings, and from installed packages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from penstock.kernel.errors import InvalidInput
+from penstock.runtimes.process import Process
+from penstock.runtimes.registry import GROUP, Placement, Registry
+
+
+class Mine(Process):
+    """A runtime of somebody else."""
+
+    name = "mine"
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.said = settings
+
+
+def not_a_runtime(settings: Mapping[str, Any]) -> object:
+    return settings
+
+
+def _point(name: str, what: str) -> EntryPoint:
+    return EntryPoint(name, f"{__name__}:{what}", GROUP)
+
+
+def test_two_are_always_there() -> None:
+    registry = Registry(installed=[])
+    assert registry.names() == ("lambda", "process")
+    assert registry.runtime("process") is registry.runtime("process")
+
+
+def test_packages_bring_others() -> None:
+    registry = Registry({"mine": {"colour": "red"}}, installed=[_point("mine", "Mine")])
+    assert registry.names() == ("lambda", "mine", "process")
+    made = registry.runtime("mine")
+    assert isinstance(made, Mine)
+    assert made.said == {"colour": "red"}
+
+
+def test_a_runtime_may_be_used_under_another_name() -> None:
+    registry = Registry({"big": {"uses": "process", "tasks_max": 1}}, installed=[])
+    assert registry.runtime("big").name == "big"
+    assert registry.runtime("process").name == "process"
+
+
+def test_a_job_overrides_what_a_runtime_has() -> None:
+    settings = {
+        "image": "worker:7",
+        "command": ["penstock", "worker"],
+        "queue": "small",
+        "resources": {"memory": "2GiB", "cpu": 1},
+    }
+    registry = Registry({"process": settings}, installed=[])
+    registry.runtime("process")
+    assert registry.placement("process", {}) == Placement(
+        image="worker:7",
+        command=("penstock", "worker"),
+        queue="small",
+        resources={"memory": "2GiB", "cpu": 1},
+    )
+    placed = registry.placement("process", {"queue": "large", "memory": "8GiB"})
+    assert (placed.image, placed.queue) == ("worker:7", "large")
+    assert placed.resources == {"memory": "8GiB", "cpu": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"dispatcher": {}}, "part of the platform"),
+        ({"spark": {}}, "would use 'spark', which is not there; there are lambda, process"),
+        ({"mine": {"uses": "lambda"}}, "lambda has no other names"),
+        ({"process": {"image": 3}}, r"The settings of the runtime process are wrong: .*image"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(
+    settings: Mapping[str, Mapping[str, Any]], sentence: str
+) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        Registry(settings, installed=[])
+
+
+@pytest.mark.parametrize("name", ["process", "dispatcher"])
+def test_packages_replace_nothing(name: str) -> None:
+    with pytest.raises(InvalidInput, match="which is there already"):
+        Registry(installed=[_point(name, "Mine")])
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"), [("absent", "cannot be made"), ("not_a_runtime", "does not make")]
+)
+def test_a_broken_package_breaks_when_it_is_used(what: str, sentence: str) -> None:
+    registry = Registry(installed=[_point("mine", what)])
+    assert "mine" in registry.names()
+    with pytest.raises(InvalidInput, match=sentence):
+        registry.runtime("mine")
+
+
+def test_an_unknown_runtime_is_told_with_those_there_are() -> None:
+    with pytest.raises(InvalidInput, match="There is no runtime 'x'; there are lambda, process"):
+        Registry(installed=[]).runtime("x")

@@ -1,0 +1,102 @@
+"""What a user's function is given, and what is made of what it returns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.kernel.errors import InvalidInput
+from penstock.runtimes.base import Given, Made
+from penstock.runtimes.task import Silence, Stopping, Task, path_of
+from tests.unit.runtimes.benches import place, work
+
+
+def _task(folder: Path, **more: object) -> Task:
+    return Task(work("mine:run", folder, **more), line=Silence())
+
+
+def test_it_tells_what_the_task_is_about(tmp_path: Path) -> None:
+    task = _task(tmp_path, config={"colour": "red"})
+    assert (task.id, task.attempt, task.job) == (7, 2, "job")
+    assert (task.partition_key, task.start, task.end, task.cursor) == ("p", 1, 5, None)
+    assert task.config == {"colour": "red"}
+    assert task.output.path == tmp_path / "out"
+
+
+def test_none_is_every_output_at_its_place_for_the_tasks_partition(tmp_path: Path) -> None:
+    outputs = {name: place(name, tmp_path) for name in ("a", "b")}
+    made = _task(tmp_path, outputs=outputs).made(None)
+    assert made == tuple(
+        Made(output=name, location=each.location, partition_key="p", start=1, end=5)
+        for name, each in outputs.items()
+    )
+
+
+def test_a_task_without_a_partition_makes_its_cursor(tmp_path: Path) -> None:
+    (made,) = _task(tmp_path, payload={"cursor": 9, "start": 1}).made(None)
+    assert (made.partition_key, made.start, made.cursor) == (None, None, 9)
+
+
+def test_a_dict_is_just_these(tmp_path: Path) -> None:
+    outputs = {name: place(name, tmp_path) for name in ("a", "b")}
+    (made,) = _task(tmp_path, outputs=outputs).made({"b": "s3://else/where"})
+    assert (made.output, made.location, made.partition_key) == ("b", "s3://else/where", "p")
+
+
+def test_publish_says_more_and_then_nothing_is_taken_for_granted(tmp_path: Path) -> None:
+    task = _task(tmp_path)
+    task.publish(append_key="k")
+    task.publish("out", partition_key="q", start=5, end=6)
+    first, second = task.made(None)
+    assert (first.partition_key, first.append_key) == ("p", "k")
+    assert (second.partition_key, second.start, second.end) == ("q", 5, 6)
+    assert first.location == second.location == (tmp_path / "out").as_uri()
+
+
+@pytest.mark.parametrize("returned", [7, "text", ["out"], {"out": 7}, {"other": "x"}])
+def test_anything_else_is_refused(tmp_path: Path, returned: object) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"returned|no output 'other'"):
+        _task(tmp_path).made(returned)
+
+
+def test_which_output_is_meant_must_be_said_where_there_are_several(tmp_path: Path) -> None:
+    outputs = {name: place(name, tmp_path) for name in ("a", "b")}
+    with pytest.raises(ValueError, match="the outputs a, b; say which"):
+        _task(tmp_path, outputs=outputs).publish()
+
+
+def test_events_are_known_by_their_cursor_and_else_all_new(tmp_path: Path) -> None:
+    line = Silence()
+    task = Task(work("mine:run", tmp_path), line=line)
+    task.emit(cursor=4)
+    task.emit(partition_key="p")
+    task.emit(partition_key="p")
+    task.emit(event_id="mine", partition_key="p")
+    ids = [each.event_id for each in line.news]
+    assert ids[0] == "cursor:4"
+    assert len(set(ids)) == 4
+    assert ids[3] == "mine"
+
+
+def test_an_input_that_is_not_there_says_so(tmp_path: Path) -> None:
+    given = Given(dataset="raw", generation="g", location=(tmp_path / "a b").as_uri(), revision=3)
+    task = _task(tmp_path, inputs={"raw": given, "late": Given(dataset="late", generation="g")})
+    assert task.inputs["raw"].is_there
+    assert task.inputs["raw"].path == tmp_path / "a b"
+    assert not task.inputs["late"].is_there
+    with pytest.raises(FileNotFoundError, match="Nothing is published of the input late"):
+        _ = task.inputs["late"].path
+
+
+def test_a_location_elsewhere_is_no_path() -> None:
+    with pytest.raises(InvalidInput, match="is not a file of this machine"):
+        path_of("s3://bucket/key")
+
+
+def test_looking_at_stopping_is_noticed(tmp_path: Path) -> None:
+    stopping = Stopping()
+    task = Task(work("mine:run", tmp_path), stopping=stopping)
+    seen = [stopping.is_watched, task.stopping, stopping.is_watched]
+    stopping.set()
+    assert [*seen, task.stopping, task.wait(60)] == [False, False, True, True, True]
