@@ -13,6 +13,7 @@ import pytest
 
 from penstock.kernel.errors import PenstockError
 from penstock.store.s3.local import LocalS3
+from tests.integration.aws_server import AwsServer
 
 Answer = TypeVar("Answer")
 
@@ -55,5 +56,22 @@ def local_s3(background: Background, tmp_path_factory: pytest.TempPathFactory) -
         if os.environ.get("CI"):
             raise
         pytest.skip(f"no S3 server: {error.message} {error.hint}")
+    yield server
+    background.run(server.stop())
+
+
+@pytest.fixture(scope="session")
+def aws_server(
+    background: Background, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AwsServer]:
+    """A server that speaks AWS. Without one, tests are skipped on a laptop and fail in CI."""
+    server = AwsServer(tmp_path_factory.mktemp("aws"))
+    try:
+        background.run(server.start())
+    except PenstockError as error:
+        background.run(server.stop())
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no AWS server: {error.message} {error.hint}")
     yield server
     background.run(server.stop())

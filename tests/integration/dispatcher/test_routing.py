@@ -465,6 +465,48 @@ def test_two_bring_one_event(play: Play, is_kept: bool) -> None:
     play(story)
 
 
+FAN_IN = (
+    FEED
+    + """
+  left: {runtime: process, operator: "a:left", inputs: [raw], outputs: [l]}
+  right: {runtime: process, operator: "a:right", inputs: [raw], outputs: [r]}
+  both: {runtime: process, operator: "a:both", inputs: [l, r], outputs: [b]}
+"""
+)
+
+
+def test_of_two_tasks_for_a_partition_the_later_one_sees_what_led_to_the_earlier(
+    play: Play,
+) -> None:
+    """The number decides which output counts: who has the higher one must have read the latest."""
+
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(FAN_IN)
+        await pipeline.send("p")
+        (left,) = await pipeline.tasks.claim_next("a:left", worker="w")
+        (right,) = await pipeline.tasks.claim_next("a:right", worker="w")
+        async with asyncio.TaskGroup() as group, world.unfinished() as other:
+            output = Output(
+                dataset=left.definition["datasets"]["l"], location="s3://b/l", partition_key="p"
+            )
+            # It has made a task for `both`, and nobody can see what it has published yet.
+            await Tasks(other._database, route=route_events).complete(
+                [Completion(left.fence, (output,))]
+            )
+            second = group.create_task(pipeline.finish(right))
+            # The other has to wait for its number, or its task could run without seeing that.
+            await world.until_waiting()
+            assert not second.done()
+        made = await world.rows(
+            "SELECT task.id, event.task_id FROM task JOIN event ON event.seq = task.event_seq"
+            " WHERE operator = 'a:both' ORDER BY task.id"
+        )
+        assert [row["task_id"] for row in made] == [left.task_id, right.task_id]
+
+    play(story)
+
+
 def test_bounds(play: Play) -> None:
     async def story(world: World) -> None:
         pipeline = Pipeline(world)

@@ -17,8 +17,11 @@ Invariants:
 - What comes back has all events routed to it that it has no task for: those it has missed, and
   those whose partitions a backfill has built. Events may therefore not be kept for longer than the
   tasks that were made of them.
+- What is new, begins to be built, or is built on, gets a rebuild in the same transaction: a plan
+  for the events of its inputs up to now, if there are any. Those that come later are routed to it.
+  `backfills` carries it out, and `building` cuts over.
 
-Called by the dispatcher's API. Backfills of what is to be built are planned elsewhere.
+Called by the dispatcher's API and by `building`.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.dispatcher.dag.canonical import content_hash, lineage_hashes
+from penstock.dispatcher.dag.checks import HEARTBEAT_MS_MAX
 from penstock.dispatcher.dag.model import Dag
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
@@ -54,9 +58,10 @@ from penstock.dispatcher.deployment.values import (
 from penstock.dispatcher.deployment.writing import write_version
 from penstock.kernel.errors import InvalidInput
 
+REBUILD_CONCURRENCY: Final = 500
+"""How many tasks of a rebuild wait or run at a time."""
 LEFT: Final = "Its generation is not served any more."
 """The reason of tasks that were cancelled here. A rollback finds them by it."""
-HEARTBEAT_MS_MAX: Final = 86_400_000
 VERSIONS_MAX: Final = 1000
 
 
@@ -104,12 +109,17 @@ class Deployment:
 
         return await self._database.transact(work)
 
-    async def cut_over(self, dataset: str) -> CutOver:
+    async def cut_over(
+        self, dataset: str, *, force: bool = False, version: str | None = None
+    ) -> CutOver:
         """Make the generation that is being built the current one, if it covers that.
 
-        All datasets of the same job move with this one.
+        All datasets of the same job move with this one. `force` lets partitions be missing that
+        the current generation has. With `version`, only that generation is cut over.
         """
-        return await self._database.transact(lambda connection: _cut_over(connection, dataset))
+        return await self._database.transact(
+            lambda connection: _cut_over(connection, dataset, force=force, version=version)
+        )
 
     async def current(self) -> Deployed | None:
         """The DAG that is in force; None before the first."""
@@ -223,10 +233,29 @@ async def _finish(
     scope = {"useless": sorted(plan.useless), "jobs": sorted(targets), "reason": LEFT}
     (row,) = await _rows(connection, "cancel_useless", **scope)
     await connection.execute(query("point_at_version"), {"version": version_id})
+    rebuilt = sorted(
+        {
+            move.version
+            for move in plan.entering
+            if move.state is GenerationState.BUILDING or move.version not in back
+        }
+    )
     if back:
-        returning = {"version": version_id, "versions": list(back), "reason": LEFT}
+        returning = {
+            "version": version_id,
+            "versions": list(back),
+            "rebuilt": rebuilt,
+            "reason": LEFT,
+        }
         for step in ("resume_running", "forget_cancelled", "replay_events"):
             await connection.execute(query(step), returning)
+    if rebuilt:
+        planned = {
+            "version": version_id,
+            "versions": rebuilt,
+            "concurrency": REBUILD_CONCURRENCY,
+        }
+        await connection.execute(query("plan_rebuilds"), planned)
     return await _applied(connection, version_id, cancelled=row["cancelled"])
 
 
@@ -246,10 +275,12 @@ async def _breaks(
     return tuple(Break(**row) for row in await _rows(connection, "broken_work", **scope))
 
 
-async def _cut_over(connection: Connection, dataset: str) -> CutOver:
+async def _cut_over(
+    connection: Connection, dataset: str, *, force: bool, version: str | None
+) -> CutOver:
     locked = await _rows(connection, "lock_cut_over", dataset=dataset)
     building = {row["dataset"]: row["version"] for row in locked if row["state"] == "building"}
-    if dataset not in building:
+    if dataset not in building or version not in (None, building[dataset]):
         known = await _rows(connection, "is_dataset", dataset=dataset)
         return CutOver.NOTHING if known else CutOver.UNKNOWN
     moving = {"datasets": sorted(building)}
@@ -257,7 +288,7 @@ async def _cut_over(connection: Connection, dataset: str) -> CutOver:
     (found,) = await _rows(connection, "cut_over_obstacles", **obstacles)
     if found["is_backfilled"]:
         return CutOver.BACKFILL
-    if found["is_uncovered"]:
+    if found["is_uncovered"] and not force:
         return CutOver.UNCOVERED
     retired = await _rows(connection, "retire_generations", **moving)
     await connection.execute(query("promote_generations"), moving)

@@ -107,7 +107,8 @@ class CutOver(StrEnum):
     NOTHING = "nothing"
     """No generation of this dataset is being built."""
     UNCOVERED = "uncovered"
-    """The current generation has a partition that the one being built does not have."""
+    """The current generation has a partition that the one being built does not have. `force` lets
+    it be missing."""
     BACKFILL = "backfill"
     """A backfill of the generation being built is not over."""
     UNKNOWN = "unknown"

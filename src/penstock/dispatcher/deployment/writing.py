@@ -15,7 +15,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from penstock.dispatcher.dag.canonical import content_hash, encoded, plain_job
-from penstock.dispatcher.dag.model import Dag, Job
+from penstock.dispatcher.dag.model import Dag, Job, RangeAggregate, Update
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.deployment.plan import writers
@@ -74,7 +74,7 @@ def _definition(job: Job, *, lineage: str) -> dict[str, Any]:
         "runtime": job.runtime,
         "operator": job.operator,
         "priority": job.priority.value,
-        "update_mode": job.update.value,
+        "update_mode": _update_mode(job).value,
         "max_attempts": job.max_attempts,
         "timeout_ms": job.timeout_ms,
         "heartbeat_ms": job.heartbeat_timeout_ms,
@@ -82,3 +82,8 @@ def _definition(job: Job, *, lineage: str) -> dict[str, Any]:
         "retry_max_ms": job.retry.max_ms,
         "retry_backoff": job.retry.backoff,
     }
+
+
+def _update_mode(job: Job) -> Update:
+    """How outputs are published. Ranges that say the same news again are one publication."""
+    return Update.APPEND if isinstance(job.ranges, RangeAggregate) else job.update

@@ -11,12 +11,18 @@ Invariants:
   replaced. With `per_update` each event is a task. With `per_partition` what one task has published
   of one partition, in several datasets, is one task; else each event is one, for a partition that
   comes again is news.
+- Of a job that coalesces, an event becomes part of the task that waits for the same partition, or
+  for the same dataset's cursor, if that is the newest of its kind and was never attempted. Whoever
+  is claiming it at that moment wins: then the event makes a task of its own. The table `coalesced`
+  has the events that have become part of a task which another has made.
+- Tasks of one job and partition are numbered in the order in which they are committed, so that the
+  one with the highest number, whose output counts, sees what led to all others.
 - Tasks, wake-ups and the mark on the event are one statement. A crash leaves an event pending,
   with no task, or routed, with all.
 - Any number of routers may run: each takes events that no other has in hand.
 
-Called by the dispatcher's API (`accept`), its router loop (`route`), and by the completion of tasks
-(`route_events`), in its transaction.
+Called by the dispatcher's API (`accept`), its router loop (`route`), by the completion of tasks
+(`route_events`) and by rebuilds (`route_again`), in their transactions.
 """
 
 from __future__ import annotations
@@ -59,7 +65,7 @@ class Routing:
         """Keep events, each with its own answer. They are tasks after the next `route`."""
         if len(events) > BATCH_MAX:
             raise InvalidInput(f"One call brings {BATCH_MAX} events at most, not {len(events)}.")
-        return await self._database.transact(lambda connection: _accept(connection, events))
+        return await self._database.transact(lambda connection: accept_events(connection, events))
 
     async def route(self, *, limit: int = 1000) -> Routed:
         """Make tasks of pending events, the oldest first. All zero means that none was free."""
@@ -83,14 +89,35 @@ async def route_events(connection: Connection, events: Sequence[int]) -> None:
     await _route(connection, events)
 
 
-async def _route(connection: Connection, events: Sequence[int]) -> Routed:
-    (row,) = await _rows(connection, "route", events=list(events))
+async def route_again(
+    connection: Connection, events: Sequence[int], *, generation: str, backfill_id: int
+) -> Routed:
+    """Make the tasks that events are in one generation, as routing would have made them.
+
+    They are tasks of the backfill. What is there already is left alone, and so are the events.
+    """
+    rows = await _rows(connection, "datasets_of_events", events=list(events))
+    await _share(connection, {(row["dataset"], row["generation"]) for row in rows})
+    return await _route(connection, events, only=generation, backfill=backfill_id)
+
+
+async def _route(
+    connection: Connection,
+    events: Sequence[int],
+    *,
+    only: str | None = None,
+    backfill: int | None = None,
+) -> Routed:
+    asked = {"events": list(events), "only": only, "backfill": backfill}
+    await connection.execute(query("lock_fan_in"), {"events": asked["events"]})
+    (row,) = await _rows(connection, "route", **asked)
     return Routed(**row)
 
 
-async def _accept(
+async def accept_events(
     connection: Connection, events: Sequence[NewEvent]
 ) -> tuple[Accepted | NotAccepted, ...]:
+    """Keep events inside the caller's transaction: those of a task, while its attempt is held."""
     answers: dict[int, Accepted | NotAccepted] = {
         place: NotAccepted(WhyRefused.MALFORMED, problem)
         for place, each in enumerate(events)

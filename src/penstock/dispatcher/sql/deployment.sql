@@ -1,10 +1,14 @@
 -- Versions of the DAG and generations of datasets, for penstock.dispatcher.deployment.
 -- Whoever changes the DAG holds the lock of the first statement, and then the generations that are
--- live, in the order of their keys.
+-- live, in the order of their keys. Backfills are moved under the same lock, shared.
 
 -- name: take_deployment_lock
 -- Until the end of the transaction. The number is ours alone: "penstocl".
 SELECT pg_advisory_xact_lock(8098122302937395052)
+
+-- name: share_deployment_lock
+-- Of those who make tasks for what the DAG names, and must not be overtaken by a change of it.
+SELECT pg_advisory_xact_lock_shared(8098122302937395052)
 
 -- name: lock_live_generations
 -- Routing holds the generation of its events FOR SHARE: what it has begun under the old DAG is
@@ -70,7 +74,8 @@ LEFT JOIN job ON job.id = dataset.job_id
 SELECT gen_random_uuid()::text AS version FROM generate_series(1, %(count)s)
 
 -- name: broken_work
--- What waits or runs for jobs that this change takes out, or for generations that nobody needs any more.
+-- What waits or runs for jobs that this change takes out, or for generations that nobody needs any
+-- more. A rebuild is nobody's wish, but its tasks are work.
 WITH gone AS (
     SELECT job.id
     FROM dag_current
@@ -88,6 +93,7 @@ WITH gone AS (
     FROM backfill
     JOIN job_definition AS definition ON definition.id = backfill.definition_id
     WHERE backfill.state IN ('running', 'paused')
+      AND backfill.plan ->> 'kind' IS DISTINCT FROM 'rebuild'
       AND (backfill.generation = ANY (%(useless)s::uuid[])
            OR definition.job_id IN (SELECT id FROM gone))
 )
@@ -110,7 +116,7 @@ WITH gone AS (
     WHERE job.name <> ALL (%(jobs)s::text[])
 ), plans AS (
     UPDATE backfill
-    SET state = 'cancelled'
+    SET state = 'cancelled', settled_at = penstock_now()
     FROM job_definition AS definition
     WHERE definition.id = backfill.definition_id AND backfill.state IN ('running', 'paused')
       AND (backfill.generation = ANY (%(useless)s::uuid[])
@@ -246,7 +252,7 @@ WHERE dag_job.dag_version_id = %(version)s AND dag_job.generation = ANY (%(versi
 -- name: replay_events
 -- Have events routed again for generations that are back: those that were not routed because their
 -- own generation had left, and those of the inputs that there is no task for, by the keys that
--- routing gives.
+-- routing gives. What is rebuilt gets the latter from its rebuild.
 WITH inputs AS MATERIALIZED (
     SELECT DISTINCT edge.dataset_id, fed.version AS generation, reader.job_id,
            reader.generation AS task_generation
@@ -256,6 +262,7 @@ WITH inputs AS MATERIALIZED (
     JOIN generation AS fed
         ON fed.dataset_id = edge.dataset_id AND fed.version = writer.generation
     WHERE reader.dag_version_id = %(version)s AND reader.generation = ANY (%(versions)s::uuid[])
+      AND reader.generation <> ALL (%(rebuilt)s::uuid[])
 )
 UPDATE event
 SET routed = 'pending', why_not = NULL
@@ -271,7 +278,32 @@ WHERE event.routed <> 'pending' AND (
               WHERE task.job_id = inputs.job_id AND task.generation = inputs.task_generation
                 AND task.dedupe_key IN (
                     'event:' || event.seq,
-                    'task:' || event.task_id || ':' || event.partition_key))))
+                    'task:' || event.task_id || ':' || event.partition_key))
+          AND NOT EXISTS (
+              SELECT
+              FROM coalesced
+              WHERE coalesced.event_seq = event.seq AND coalesced.job_id = inputs.job_id
+                AND coalesced.generation = inputs.task_generation)))
+
+-- name: plan_rebuilds
+-- What is being built is made of the events of its inputs up to now: later ones are routed to it
+-- as they come. Where there are none yet, all will come by themselves. A plan is one row, however
+-- many events there are.
+INSERT INTO backfill (definition_id, generation, plan, partitions, concurrency_max)
+SELECT reader.definition_id, reader.generation,
+       jsonb_build_object('kind', 'rebuild', 'upto', (SELECT max(seq) FROM event)),
+       0, %(concurrency)s
+FROM dag_job AS reader
+WHERE reader.dag_version_id = %(version)s AND reader.generation = ANY (%(versions)s::uuid[])
+  AND EXISTS (
+      SELECT
+      FROM penstock_inputs(reader.job_id, reader.generation) AS inputs
+      CROSS JOIN LATERAL (
+          SELECT FROM event
+          WHERE event.dataset_id = inputs.dataset_id AND event.generation = inputs.generation
+          LIMIT 1
+      ) AS found)
+ORDER BY reader.job_id
 
 -- name: lock_cut_over
 -- All outputs of the job that writes the dataset move together.

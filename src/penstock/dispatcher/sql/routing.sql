@@ -1,6 +1,6 @@
 -- Events and the tasks that they become, for penstock.dispatcher.routing.
--- Locks are taken in this order: events, then generations by their keys. Every statement that
--- decides by a generation's state comes after its lock.
+-- Locks are taken in this order: events, then generations by their keys, then those of fan-in. Every
+-- statement that decides by a generation's state comes after its lock.
 
 -- name: share_generations
 -- Whoever changes the DAG or cuts over waits for us, or we for them, and then see what they did.
@@ -75,8 +75,29 @@ SELECT DISTINCT dataset_id::text AS dataset, generation::text
 FROM event
 WHERE seq = ANY (%(events)s::bigint[])
 
+-- name: lock_fan_in
+-- Of two tasks for one partition the later one counts, so the later one has to see what led to the
+-- earlier. Where a job reads one dataset it does: the publications come one after the other. Where
+-- it reads several, the numbers of tasks must be given in the order in which their transactions are
+-- committed: one after the other by these locks, 64 of them a job.
+SELECT pg_advisory_xact_lock(1885697107, places.place)
+FROM (
+    SELECT DISTINCT edge.job_id * 64 + (hashtext(coalesce(event.partition_key, '')) & 63) AS place
+    FROM event
+    JOIN edge ON edge.dataset_id = event.dataset_id
+        AND edge.dag_version_id = (SELECT dag_version_id FROM dag_current)
+    WHERE event.seq = ANY (%(events)s::bigint[]) AND EXISTS (
+        SELECT FROM edge AS other
+        WHERE other.dag_version_id = edge.dag_version_id AND other.job_id = edge.job_id
+          AND other.dataset_id <> edge.dataset_id)
+    ORDER BY place
+    OFFSET 0
+) AS places
+
 -- name: route
--- Events to tasks and wake-ups, and what was done written to the events: all that routing is.
+-- Events to tasks and wake-ups, and what was done written to the events: all that routing is. With
+-- `only` it is a rebuild: whatever the events have become before, they reach this generation alone,
+-- by the same keys, as tasks of a backfill.
 WITH in_force AS MATERIALIZED (
     SELECT dag_job.*
     FROM dag_job
@@ -129,7 +150,8 @@ WITH in_force AS MATERIALIZED (
            live.generation AS task_generation, definition.id AS definition_id,
            definition.operator, definition.priority, definition.runtime, definition.max_attempts,
            coalesce(definition.body ->> 'execution', 'per_partition') = 'per_partition'
-               AS is_per_partition
+               AS is_per_partition,
+           coalesce(definition.body ->> 'coalesce', 'false') = 'true' AS is_coalescing
     FROM live
     CROSS JOIN LATERAL (
         SELECT edge.dataset_id, edge.input, edge.filter
@@ -139,6 +161,7 @@ WITH in_force AS MATERIALIZED (
     ) AS edge
     JOIN fed ON fed.dag_version_id = live.dag_version_id AND fed.dataset_id = edge.dataset_id
     JOIN job_definition AS definition ON definition.id = live.definition_id
+    WHERE %(only)s::uuid IS NULL OR live.generation = %(only)s
 ), judged AS MATERIALIZED (
     SELECT event.*,
            CASE
@@ -152,10 +175,12 @@ WITH in_force AS MATERIALIZED (
     JOIN dataset ON dataset.id = event.dataset_id
     LEFT JOIN generation
         ON generation.dataset_id = event.dataset_id AND generation.version = event.generation
-    WHERE event.seq = ANY (%(events)s::bigint[]) AND event.routed = 'pending'
-), matched AS (
+    WHERE event.seq = ANY (%(events)s::bigint[])
+      AND (event.routed = 'pending' OR %(only)s::uuid IS NOT NULL)
+), matched AS MATERIALIZED (
     SELECT judged.seq, edges.job_id, edges.task_generation, edges.definition_id, edges.operator,
-           edges.priority, edges.max_attempts,
+           CASE WHEN %(only)s::uuid IS NULL THEN edges.priority ELSE 'bulk' END AS priority,
+           edges.max_attempts,
            -- What one task has published of one partition is one update of it, in however many
            -- datasets.
            CASE
@@ -169,66 +194,114 @@ WITH in_force AS MATERIALIZED (
                'inputs', jsonb_agg(edges.input ORDER BY edges.input),
                'partition_key', judged.partition_key, 'start', judged.range_start,
                'end', judged.range_end, 'cursor', judged.cursor, 'revision', judged.revision
-           )) AS payload
+           )) AS payload,
+           CASE
+               WHEN NOT edges.is_coalescing THEN NULL
+               WHEN judged.partition_key IS NOT NULL THEN 'partition:' || judged.partition_key
+               ELSE 'cursor:' || judged.dataset_id
+           END AS coalesce_key
     FROM judged
     JOIN edges USING (dataset_id, generation)
-    WHERE judged.reason IS NULL AND (edges.filter IS NULL OR jsonb_path_match(
-        '{}', (edges.filter ->> 'path')::jsonpath, (
-            SELECT jsonb_object_agg('c' || term.place, coalesce(
-                CASE
-                    WHEN term.said ->> 'field' = 'partition_key' THEN
-                        CASE term.said ->> 'operation'
-                            WHEN '=' THEN judged.partition_key = term.said ->> 'value'
-                            WHEN '!=' THEN judged.partition_key <> term.said ->> 'value'
-                            WHEN 'glob' THEN judged.partition_key LIKE term.said ->> 'value'
-                            WHEN 'not glob'
-                                THEN judged.partition_key NOT LIKE term.said ->> 'value'
-                        END
-                    ELSE
-                        CASE term.said ->> 'operation'
-                            WHEN '=' THEN field.number = term.number
-                            WHEN '!=' THEN field.number <> term.number
-                            WHEN '<' THEN field.number < term.number
-                            WHEN '<=' THEN field.number <= term.number
-                            WHEN '>' THEN field.number > term.number
-                            WHEN '>=' THEN field.number >= term.number
-                        END
-                END, false))
-            FROM (
-                SELECT said, place,
-                       CASE WHEN jsonb_typeof(said -> 'value') = 'number'
-                            THEN (said ->> 'value')::bigint END AS number
-                FROM jsonb_array_elements(edges.filter -> 'terms') WITH ORDINALITY
-                    AS listed(said, place)
-            ) AS term
-            CROSS JOIN LATERAL (
-                SELECT CASE term.said ->> 'field'
-                    WHEN 'start' THEN judged.range_start
-                    WHEN 'end' THEN judged.range_end
-                    WHEN 'cursor' THEN judged.cursor
-                END AS number
-            ) AS field)))
+    WHERE judged.reason IS NULL AND (edges.filter IS NULL OR penstock_passes(
+        edges.filter, judged.partition_key, judged.range_start, judged.range_end, judged.cursor))
     GROUP BY judged.seq, judged.dataset_id, judged.generation, judged.partition_key,
              judged.range_start, judged.range_end, judged.cursor, judged.revision, judged.task_id,
              edges.job_id, edges.task_generation, edges.definition_id, edges.operator,
-             edges.priority, edges.max_attempts, edges.is_per_partition
+             edges.priority, edges.max_attempts, edges.is_per_partition, edges.is_coalescing
+), gathered AS MATERIALIZED (
+    -- The updates of one partition that may become one task, but none that have been part of one.
+    SELECT job_id, task_generation, definition_id, operator, priority, max_attempts, coalesce_key,
+           array_agg(seq) AS seqs, max(seq) AS seq,
+           (array_agg(dedupe_key ORDER BY seq DESC))[1] AS dedupe_key,
+           (array_agg(payload ORDER BY (payload ->> 'cursor')::bigint DESC NULLS LAST, seq DESC))[1]
+               AS payload,
+           jsonb_path_query_array(jsonb_agg(payload -> 'inputs'), '$[*][*]') AS inputs
+    FROM matched
+    WHERE coalesce_key IS NOT NULL AND %(only)s::uuid IS NULL
+      AND (seq, job_id, task_generation) NOT IN (
+          SELECT event_seq, job_id, generation FROM coalesced
+          WHERE event_seq = ANY (%(events)s::bigint[]))
+    GROUP BY job_id, task_generation, definition_id, operator, priority, max_attempts,
+             coalesce_key
+), waiting AS MATERIALIZED (
+    -- The task that may take them: the newest of all, if it was never attempted. The output of an
+    -- older one would not count against what the newest has published.
+    SELECT gathered.*, latest.id AS waiting_id
+    FROM gathered
+    LEFT JOIN LATERAL (
+        SELECT task.id, task.status, task.attempt, task.backfill_id
+        FROM task
+        WHERE task.job_id = gathered.job_id AND task.generation = gathered.task_generation
+          AND task.coalesce_key = gathered.coalesce_key
+        ORDER BY task.id DESC
+        LIMIT 1
+    ) AS latest
+        ON latest.status = 'queued' AND latest.attempt = 0 AND latest.backfill_id IS NULL
+), held AS MATERIALIZED (
+    -- Whoever is claiming one at this moment may have it as it is.
+    SELECT task.id
+    FROM task
+    WHERE task.id = ANY (ARRAY (SELECT waiting_id FROM waiting WHERE waiting_id IS NOT NULL))
+      AND task.status = 'queued' AND task.attempt = 0
+    ORDER BY task.id
+    FOR NO KEY UPDATE SKIP LOCKED
+), chosen AS MATERIALIZED (
+    -- NOT IN above, IS TRUE here and below: looked up by hash, whatever the planner expects.
+    SELECT waiting.*, (waiting.waiting_id IN (SELECT id FROM held)) IS TRUE AS is_extended,
+           nextval('task_id_seq') AS new_id
+    FROM waiting
+), extended AS (
+    UPDATE task
+    SET payload = CASE
+            WHEN (task.payload ->> 'cursor')::bigint > (chosen.payload ->> 'cursor')::bigint
+            THEN task.payload ELSE chosen.payload
+        END || jsonb_build_object('inputs', penstock_union(task.payload -> 'inputs', chosen.inputs))
+    FROM chosen
+    WHERE chosen.is_extended AND task.id = chosen.waiting_id
 ), made AS (
     INSERT INTO task (
-        job_id, definition_id, generation, dedupe_key, operator, priority, payload, attempt_limit,
-        due_at, event_seq)
-    SELECT job_id, definition_id, task_generation, dedupe_key, operator, priority, payload,
-           max_attempts, penstock_now(), seq
-    FROM matched
+        id, job_id, definition_id, generation, dedupe_key, operator, priority, payload,
+        attempt_limit, due_at, event_seq, backfill_id, coalesce_key)
+    OVERRIDING SYSTEM VALUE
+    SELECT coalesce(new_id, nextval('task_id_seq')), job_id, definition_id, task_generation,
+           dedupe_key, operator, priority, payload, max_attempts, penstock_now(), seq,
+           %(backfill)s::bigint, coalesce_key
+    FROM (
+        SELECT NULL::bigint AS new_id, job_id, definition_id, task_generation, dedupe_key,
+               operator, priority, payload, max_attempts, seq, coalesce_key
+        FROM matched
+        WHERE coalesce_key IS NULL OR %(only)s::uuid IS NOT NULL
+        UNION ALL
+        SELECT new_id, job_id, definition_id, task_generation, dedupe_key, operator, priority,
+               payload || jsonb_build_object('inputs', penstock_union(inputs, '[]')),
+               max_attempts, seq, coalesce_key
+        FROM chosen
+        WHERE NOT is_extended
+    ) AS wanted
     ORDER BY job_id, task_generation, dedupe_key, seq
     ON CONFLICT (job_id, generation, dedupe_key) DO NOTHING
     RETURNING id, definition_id, operator, priority
+), taken AS MATERIALIZED (
+    SELECT chosen.seqs, chosen.seq, chosen.job_id, chosen.task_generation, chosen.is_extended,
+           CASE
+               WHEN chosen.is_extended THEN chosen.waiting_id
+               WHEN (chosen.new_id IN (SELECT id FROM made)) IS TRUE THEN chosen.new_id
+           END AS task_id
+    FROM chosen
+), parts AS (
+    INSERT INTO coalesced (event_seq, job_id, generation, task_id)
+    SELECT part.seq, taken.job_id, taken.task_generation, taken.task_id
+    FROM taken
+    CROSS JOIN LATERAL unnest(taken.seqs) AS part(seq)
+    WHERE taken.task_id IS NOT NULL AND (taken.is_extended OR part.seq <> taken.seq)
+    ON CONFLICT DO NOTHING
 ), wakes AS (
     INSERT INTO outbox (kind, target, body)
     SELECT DISTINCT 'wake', made.operator || '/' || made.priority,
            jsonb_build_object('operator', made.operator, 'priority', made.priority)
     FROM made
     JOIN job_definition AS definition ON definition.id = made.definition_id
-    WHERE definition.runtime <> 'lambda'
+    WHERE definition.runtime NOT IN ('lambda', 'dispatcher')
     UNION ALL
     SELECT 'invoke', made.operator, jsonb_build_object('task_id', made.id)
     FROM made
@@ -239,7 +312,13 @@ WITH in_force AS MATERIALIZED (
     SET routed = CASE WHEN judged.reason IS NULL THEN 'routed' ELSE 'audited' END,
         why_not = judged.reason
     FROM judged
-    WHERE event.seq = judged.seq
+    WHERE event.seq = judged.seq AND %(only)s::uuid IS NULL
+      -- Where the newest of several updates has a task already, the others are looked at again.
+      AND event.seq <> ALL (ARRAY (
+          SELECT part.seq
+          FROM taken
+          CROSS JOIN LATERAL unnest(taken.seqs) AS part(seq)
+          WHERE taken.task_id IS NULL AND part.seq <> taken.seq))
 )
 SELECT (SELECT count(*) FROM judged WHERE reason IS NULL) AS routed,
        (SELECT count(*) FROM judged WHERE reason IS NOT NULL) AS audited,

@@ -143,10 +143,45 @@ WITH claimed AS (
 ), begun AS (
     INSERT INTO attempt (task_id, number, worker, lease_token, started_at)
     SELECT id, attempt, worker, lease_token, claimed_at FROM claimed
+), reading AS MATERIALIZED (
+    -- What a generation of a job reads, and by which generations it is fed: those of the newest
+    -- version of the DAG that names it.
+    SELECT named.job_id, named.generation, edge.input, edge.dataset_id, dataset.name AS dataset,
+           fed.version
+    FROM (SELECT DISTINCT job_id, generation FROM claimed) AS named
+    CROSS JOIN LATERAL (
+        SELECT max(dag_job.dag_version_id) AS dag_version_id
+        FROM dag_job
+        WHERE dag_job.generation = named.generation AND dag_job.job_id = named.job_id
+    ) AS newest
+    JOIN edge ON edge.dag_version_id = newest.dag_version_id AND edge.job_id = named.job_id
+    JOIN dataset ON dataset.id = edge.dataset_id
+    JOIN generation AS fed ON fed.dataset_id = edge.dataset_id
+    JOIN dag_job AS writer
+        ON writer.dag_version_id = newest.dag_version_id AND writer.generation = fed.version
 )
 SELECT claimed.id AS task_id, claimed.attempt, claimed.lease_token, claimed.lease_expires_at,
        claimed.heartbeat_ms, claimed.timeout_ms, claimed.payload, claimed.body AS definition,
-       claimed.definition_id, claimed.runtime, claimed.operator, claimed.generation::text, job.name AS job
+       claimed.definition_id, claimed.runtime, claimed.operator, claimed.generation::text, job.name AS job,
+       (SELECT coalesce(
+            jsonb_object_agg(reading.input, jsonb_build_object(
+                'dataset', reading.dataset, 'uuid', reading.dataset_id,
+                'generation', reading.version, 'location', found.location,
+                'revision', found.revision)), '{}')
+        FROM reading
+        LEFT JOIN LATERAL (
+            -- Of a dataset without partitions, every partition of its readers reads the whole.
+            SELECT publication.location, publication.revision
+            FROM publication
+            WHERE publication.dataset_id = reading.dataset_id
+              AND publication.generation = reading.version
+              AND publication.partition_key
+                  IN ('', coalesce(claimed.payload ->> 'partition_key', ''))
+            ORDER BY publication.partition_key DESC
+            LIMIT 1
+        ) AS found ON true
+        WHERE reading.job_id = claimed.job_id AND reading.generation = claimed.generation
+       ) AS inputs
 FROM claimed
 JOIN job ON job.id = claimed.job_id
 ORDER BY array_position(%(tasks)s::bigint[], claimed.id)
@@ -173,6 +208,15 @@ WHERE task.id = held.id AND task.id = asked.task_id AND task.attempt = asked.att
   AND task.lease_token = asked.lease_token AND task.status = 'running'
   AND definition.id = task.definition_id
 RETURNING task.id AS task_id, task.attempt, task.lease_expires_at, task.cancel_asked
+
+-- name: note_progress
+-- For attempts whose leases this transaction has extended.
+UPDATE attempt
+SET progress = asked.progress
+FROM unnest(%(tasks)s::bigint[], %(attempts)s::integer[], %(progress)s::jsonb[])
+    AS asked(task_id, number, progress)
+WHERE attempt.task_id = asked.task_id AND attempt.number = asked.number
+  AND attempt.ended_at IS NULL
 
 -- name: cancel_tasks
 WITH held AS MATERIALIZED (

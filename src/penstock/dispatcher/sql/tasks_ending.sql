@@ -69,11 +69,11 @@ RETURNING task.id AS task_id, task.attempt, task.status,
 -- name: close_attempts
 UPDATE attempt
 SET ended_at = penstock_now(), outcome = asked.outcome, reason = asked.reason, said = asked.said,
-    answer = asked.answer
+    answer = asked.answer, log = asked.log
 FROM unnest(
     %(tasks)s::bigint[], %(attempts)s::integer[], %(outcomes)s::text[], %(reasons)s::text[],
-    %(said)s::text[], %(answers)s::jsonb[])
-    AS asked(task_id, number, outcome, reason, said, answer)
+    %(said)s::text[], %(answers)s::jsonb[], %(logs)s::text[])
+    AS asked(task_id, number, outcome, reason, said, answer, log)
 WHERE attempt.task_id = asked.task_id AND attempt.number = asked.number
   AND attempt.ended_at IS NULL
 

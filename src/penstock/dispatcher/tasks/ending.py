@@ -99,6 +99,7 @@ async def reap(connection: Connection, *, limit: int, outage_seconds: float) -> 
             "reasons": [row["reason"] for row in rows],
             "said": [None for _ in rows],
             "answers": [None for _ in rows],
+            "logs": [None for _ in rows],
         }
         await connection.execute(query("close_attempts"), closing)
         await announce(connection, closing["tasks"])
@@ -167,6 +168,7 @@ async def _close(
         "reasons": [_reason(each) for each in sayings],
         "said": [_digest(each) for each in sayings],
         "answers": [Jsonb(msgspec.to_builtins(each)) for each in answers],
+        "logs": [each.log and storable(each.log) for each in sayings],
     }
     await connection.execute(query("close_attempts"), asked)
 
@@ -293,6 +295,7 @@ def _reason(saying: Saying) -> str | None:
 def _digest(saying: Saying) -> str:
     """What tells one saying of an attempt from another."""
     body = asdict(saying)
-    del body["fence"]
+    # Where the log is says nothing of what the attempt has done.
+    del body["fence"], body["log"]
     # In ASCII, so that no text is too strange to be told from another.
     return hashlib.sha256(json.dumps([type(saying).__name__, body]).encode()).hexdigest()

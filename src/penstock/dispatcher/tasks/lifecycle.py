@@ -26,9 +26,9 @@ by the dispatcher's API, router, reaper and backfills.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final
 
 from psycopg.types.json import Jsonb
 
@@ -42,6 +42,7 @@ from penstock.dispatcher.tasks.rows import (
     fence_arrays,
     refusal,
     storable,
+    storable_json,
     task_states,
     without_twins,
 )
@@ -127,13 +128,19 @@ class Tasks:
 
         return await self._database.transact(work)
 
-    async def heartbeat(self, fences: Sequence[Fence]) -> tuple[Extended | Refusal, ...]:
-        """Extend leases, each by the time that its job allows a worker to be silent."""
+    async def heartbeat(
+        self, fences: Sequence[Fence], *, progress: Mapping[int, Mapping[str, Any]] | None = None
+    ) -> tuple[Extended | Refusal, ...]:
+        """Extend leases, each by the time that its job allows a worker to be silent.
+
+        `progress` is what attempts say of themselves, by task; it is kept for people to see.
+        """
         without_twins([fence.task_id for fence in fences], most=BATCH_MAX)
 
         async def work(connection: Connection) -> tuple[Extended | Refusal, ...]:
             found = await connection.execute(query("heartbeat"), fence_arrays(fences))
             extended = {row["task_id"]: Extended(**row) for row in await found.fetchall()}
+            await _note_progress(connection, extended.values(), progress or {})
             left = [fence.task_id for fence in fences if fence.task_id not in extended]
             states = await task_states(connection, left)
             return tuple(
@@ -145,16 +152,17 @@ class Tasks:
 
     async def complete(self, completions: Sequence[Completion]) -> tuple[Ended | Refusal, ...]:
         """End attempts that have succeeded: publish, tell, route, all in one transaction."""
-        without_twins([each.fence.task_id for each in completions], most=BATCH_MAX)
-        return await self._database.transact(
-            lambda connection: end(connection, completions, route=self._route)
-        )
+        return await self.end(completions)
 
     async def fail(self, failures: Sequence[Failure]) -> tuple[Ended | Refusal, ...]:
         """End attempts that have failed: again after a pause, or dead."""
-        without_twins([each.fence.task_id for each in failures], most=BATCH_MAX)
+        return await self.end(failures)
+
+    async def end(self, sayings: Sequence[Completion | Failure]) -> tuple[Ended | Refusal, ...]:
+        """End attempts, some that have succeeded and some that have failed, in one transaction."""
+        without_twins([each.fence.task_id for each in sayings], most=BATCH_MAX)
         return await self._database.transact(
-            lambda connection: end(connection, failures, route=self._route)
+            lambda connection: end(connection, sayings, route=self._route)
         )
 
     async def cancel(
@@ -227,6 +235,19 @@ async def _begin(
     asked = {"tasks": list(task_ids), "worker": worker}
     found = await connection.execute(query("begin_attempts"), asked)
     return tuple(Claimed(**row) for row in await found.fetchall())
+
+
+async def _note_progress(
+    connection: Connection, extended: Iterable[Extended], progress: Mapping[int, Mapping[str, Any]]
+) -> None:
+    saying = [each for each in extended if each.task_id in progress]
+    if saying:
+        noted = {
+            "tasks": [each.task_id for each in saying],
+            "attempts": [each.attempt for each in saying],
+            "progress": [storable_json(progress[each.task_id]) for each in saying],
+        }
+        await connection.execute(query("note_progress"), noted)
 
 
 def _checked(worker: str) -> str:

@@ -5,6 +5,7 @@ Called by `penstock.dispatcher.tasks.lifecycle` and `ending`, always inside thei
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +16,7 @@ from penstock.dispatcher.tasks.values import Fence, Refusal, Status, TaskState, 
 from penstock.kernel.errors import InvalidInput
 
 REASON_CHARACTERS_MAX: Final = 10_000
+SAYING_CHARACTERS_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,23 @@ def without_twins(task_ids: Sequence[int], *, most: int) -> None:
         raise InvalidInput(f"One call is about {most} tasks at most, not {len(task_ids)}.")
     if len(set(task_ids)) < len(task_ids):
         raise InvalidInput("One call names a task twice.")
+
+
+def storable_json(value: Mapping[str, Any]) -> str:
+    """What somebody says of itself, as Postgres can hold it; what it cannot hold is not kept.
+
+    One task that says something strange must not cost the others of its call their leases.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (ValueError, TypeError, RecursionError):
+        text = ""
+    if not text or len(text) > SAYING_CHARACTERS_MAX:
+        problem = f"It is no JSON, or has more than {SAYING_CHARACTERS_MAX} characters."
+        return json.dumps({"omitted": problem})
+    # Postgres has no NUL. An escaped backslash before the same letters is hit as well: the text is
+    # for people, and stays JSON.
+    return text.replace("\\u0000", "\\ufffd")
 
 
 def storable(text: str) -> str:

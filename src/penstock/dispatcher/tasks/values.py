@@ -7,7 +7,7 @@ the task is now, so that a caller can tell its worker. Times are the database's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -115,6 +115,9 @@ class Claimed:
     definition_id: int
     definition: Mapping[str, Any]
     payload: Mapping[str, Any]
+    inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What it reads, by the names of the inputs: `dataset`, `uuid`, `generation` and, if something
+    is published for the task's partition, `location` and `revision`."""
 
     @property
     def fence(self) -> Fence:
@@ -155,6 +158,8 @@ class Completion:
 
     fence: Fence
     outputs: tuple[Output, ...] = ()
+    log: str | None = None
+    """Where the log of the attempt is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +169,7 @@ class Failure:
     fence: Fence
     reason: str
     is_retried: bool = True
+    log: str | None = None
 
 
 class Publishing(StrEnum):

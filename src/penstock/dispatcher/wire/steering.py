@@ -161,6 +161,13 @@ class PauseAsk(Ask):
     reason: Annotated[str, Meta(min_length=1, max_length=1000)] = "Somebody has paused it."
 
 
+class JobPausesAnswer(Answer):
+    """A job after somebody has paused or resumed it; others may have paused it as well."""
+
+    job: str
+    pauses: list[PauseAnswer]
+
+
 class PressureAnswer(Answer):
     """A job with limits on its queue, and what it makes of its upstream."""
 
@@ -239,6 +246,22 @@ class OutboxAnswer(Answer):
     """What is parked, the oldest first, at most a thousand rows."""
 
     parked: list[OutboxRow]
+
+
+class OutboxRetryAsk(Ask):
+    """Rows that are parked, to be tried again at once."""
+
+    ids: Annotated[list[TaskNumber], Meta(min_length=1, max_length=1000)]
+
+
+class OutboxRetryAnswer(Answer):
+    retried: int
+    """How many of them were parked."""
+
+
+class OperatorLimitAnswer(Answer):
+    name: str
+    in_flight_max: int | None
 
 
 class OperatorLimitAsk(Ask):

@@ -1,0 +1,274 @@
+"""A request becomes a call of a handler, within bounds; whatever goes wrong becomes a `Problem`.
+
+A plain ASGI application without layers of middleware: the fixed paths are found in a dict, what is
+decoded is decoded by decoders that were made once, and nothing is done twice. In this order: the
+path (404) and method (405), room (503), the caller's proof (401, 403), the parameters (422), the
+body within its bounds (408, 413), its form (400, 422), the handler within its time (503). A handler
+whose time is over is cancelled, and with it its transaction.
+
+A crash loses the answer, never what was done: every operation may be asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from typing import Any, Final
+
+import msgspec
+
+from penstock.dispatcher.api.endpoints import PARAMETER, Call, Endpoint, Proof, Reply
+from penstock.dispatcher.api.parts import Parts
+from penstock.dispatcher.api.problems import not_as_declared, not_json, problem_of, unknown
+from penstock.dispatcher.api.requests import (
+    Headers,
+    Limits,
+    Message,
+    Receive,
+    body_of,
+    credentials,
+    parameters,
+)
+from penstock.dispatcher.identity import Identified
+from penstock.dispatcher.wire.base import WORKER_HEADER, Answer
+from penstock.dispatcher.wire.problem import Problem
+from penstock.kernel.clock import Clock, SystemClock
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+
+_log = logging.getLogger(__name__)
+_access = logging.getLogger("penstock.dispatcher.access")
+
+_JSON: Final = b"application/json"
+_PROBLEM: Final = b"application/problem+json"
+# What msgspec raises for bytes that are not JSON: nesting that is too deep and text that is not
+# UTF-8 are not among its own errors.
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_LEFT: Final = 499
+"""What the log says of callers that have left before they could be answered."""
+_encode = msgspec.json.Encoder().encode
+
+
+class _Route:
+    """An endpoint, with what it needs for each request made beforehand."""
+
+    __slots__ = ("decoder", "endpoint", "names", "seconds_max")
+
+    def __init__(self, endpoint: Endpoint, limits: Limits) -> None:
+        self.endpoint = endpoint
+        self.decoder = msgspec.json.Decoder(endpoint.ask) if endpoint.ask is not None else None
+        self.seconds_max = endpoint.request_seconds_max or limits.request_seconds_max
+        self.names = frozenset(name for name, _ in PARAMETER.findall(endpoint.path))
+
+
+Routes = Mapping[str, _Route]
+"""The endpoints of a path, by method."""
+
+
+class Application:
+    """The ASGI application of one listener."""
+
+    def __init__(
+        self,
+        name: str,
+        endpoints: Iterable[Endpoint],
+        parts: Parts,
+        *,
+        limits: Limits | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = name
+        self._parts = parts
+        self._limits = limits or Limits()
+        self._clock = clock or SystemClock()
+        self._active = 0
+        self._token = parts.api_token.encode() if parts.api_token is not None else None
+        self._fixed: dict[str, dict[str, _Route]] = {}
+        patterns: dict[str, dict[str, _Route]] = {}
+        for each in endpoints:
+            table = patterns if "{" in each.path else self._fixed
+            table.setdefault(each.path, {})[each.method] = _Route(each, self._limits)
+        self._patterns = [(_compiled(path), routes) for path, routes in patterns.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise ValueError(f"only HTTP is served, not {scope['type']}")
+        began = self._clock.monotonic()
+        call = Call()
+        is_probe = False
+        routes, call.path = self._find(scope["path"])
+        route = routes.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        if route is not None:
+            is_probe = route.endpoint.is_probe
+            answer = await self._within_room(route, scope, receive, call)
+        else:
+            answer = _not_routed(routes, scope["method"])
+        status = _LEFT if answer is None else await _send(send, answer, routes)
+        if not is_probe:
+            self._note(scope, call, status, self._clock.monotonic() - began)
+
+    def _find(self, path: str) -> tuple[Routes, Mapping[str, str]]:
+        if (routes := self._fixed.get(path)) is not None:
+            return routes, {}
+        for pattern, routes in self._patterns:
+            if (found := pattern.fullmatch(path)) is not None:
+                return routes, found.groupdict()
+        return {}, {}
+
+    async def _within_room(
+        self, route: _Route, scope: Scope, receive: Receive, call: Call
+    ) -> Answer | Reply | None:
+        if route.endpoint.is_probe:
+            return await self._answer(route, scope, receive, call)
+        if self._active >= self._limits.requests_max:
+            return Problem(
+                type="busy",
+                title="The dispatcher works on as many requests as it may.",
+                status=503,
+                detail="Ask again in a moment.",
+            )
+        self._active += 1
+        try:
+            return await self._answer(route, scope, receive, call)
+        finally:
+            self._active -= 1
+
+    async def _answer(
+        self, route: _Route, scope: Scope, receive: Receive, call: Call
+    ) -> Answer | Reply | None:
+        """What to say; None to nobody."""
+        headers = scope["headers"]
+        endpoint = route.endpoint
+        if (problem := self._unproved(endpoint.proof, headers, call)) is not None:
+            return problem
+        if endpoint.params is not None:
+            query = scope["query_string"]
+            call.params = parameters(endpoint.params, query, path=call.path, names=route.names)
+            if isinstance(call.params, Problem):
+                return call.params
+        if route.decoder is not None:
+            body = await body_of(headers, receive, self._limits)
+            if not isinstance(body, bytes):
+                return body
+            if (problem := _decode(route, body, call)) is not None:
+                return problem
+        return await self._handle(route, call)
+
+    async def _handle(self, route: _Route, call: Call) -> Answer | Reply:
+        try:
+            async with asyncio.timeout(route.seconds_max):
+                return await route.endpoint.handler(self._parts, call)
+        except Exception as error:  # noqa: BLE001 - every error has an answer
+            if (found := problem_of(error)) is not None:
+                return found
+            _log.exception("%s %s failed", route.endpoint.method, route.endpoint.path)
+            title = "The dispatcher has made a mistake; its log says which."
+            return Problem(type="mistake", title=title, status=500)
+
+    def _unproved(self, proof: Proof, headers: Headers, call: Call) -> Problem | None:
+        if proof is Proof.NONE or (proof is Proof.API_TOKEN and self._token is None):
+            return None
+        worker, bearer = credentials(headers)
+        if proof is Proof.API_TOKEN:
+            assert self._token is not None, "looked at above"
+            if hmac.compare_digest(bearer.encode(), self._token):
+                return None
+            title = "`Authorization: Bearer` has to have the token of the API."
+            return Problem(type="unauthorized", title=title, status=401)
+        match self._parts.identities.judge(worker, bearer):
+            case Identified.KNOWN:
+                call.worker = worker
+                return None
+            case Identified.WRONG:
+                title = f"The token is not the one of {worker}."
+                return Problem(type="forbidden", title=title, status=403)
+            case Identified.MISSING:
+                title = f"`{WORKER_HEADER}` and `Authorization: Bearer` have to say who calls."
+                return Problem(type="unauthorized", title=title, status=401)
+
+    def _note(self, scope: Scope, call: Call, status: int, took_seconds: float) -> None:
+        if not _access.isEnabledFor(logging.INFO):
+            return
+        client = scope.get("client") or ("", 0)
+        said = {
+            "listener": self.name,
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": status,
+            "took_ms": round(took_seconds * 1000, 1),
+            "client": client[0],
+            "worker": call.worker,
+        }
+        # The path is quoted: it may have anything in it, also ends of lines.
+        _access.info(
+            "%s %r %d in %.1f ms",
+            *(scope["method"], scope["path"], status, said["took_ms"]),
+            extra={"request": said},
+        )
+
+
+def _compiled(path: str) -> re.Pattern[str]:
+    pieces: list[str] = []
+    after = 0
+    for found in PARAMETER.finditer(path):
+        pieces.append(re.escape(path[after : found.start()]))
+        pieces.append(f"(?P<{found[1]}>{'.+' if found[2] else '[^/]+'})")
+        after = found.end()
+    return re.compile("".join([*pieces, re.escape(path[after:])]), re.DOTALL)
+
+
+def _not_routed(routes: Routes, method: str) -> Problem:
+    if not routes:
+        return unknown("There is nothing at this path.", detail="`/openapi.json` has all paths.")
+    title = f"This path has no {method[:20]}; it has {' and '.join(routes)}."
+    return Problem(type="method", title=title, status=405)
+
+
+def _decode(route: _Route, body: bytes, call: Call) -> Problem | None:
+    assert route.decoder is not None, "looked at by the caller"
+    if not body and route.endpoint.may_omit_body:
+        body = b"{}"
+    try:
+        call.ask = route.decoder.decode(body)
+    except msgspec.ValidationError as error:
+        return not_as_declared(error)
+    except _UNREADABLE as error:
+        return not_json(error)
+    return None
+
+
+async def _send(send: Send, answer: Answer | Reply, routes: Routes) -> int:
+    status, kind = 200, _JSON
+    headers: list[tuple[bytes, bytes]] = []
+    body: Answer | bytes
+    if isinstance(answer, Reply):
+        status, kind, body = answer.status, answer.content_type, answer.body
+    else:
+        body = answer
+    if isinstance(body, Problem):
+        status, kind = body.status, _PROBLEM
+        headers += _problem_headers(status, routes)
+    content = body if isinstance(body, bytes) else _encode(body)
+    headers.append((b"content-type", kind))
+    headers.append((b"content-length", b"%d" % len(content)))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
+    return status
+
+
+def _problem_headers(status: int, routes: Routes) -> list[tuple[bytes, bytes]]:
+    match status:
+        case 401:
+            return [(b"www-authenticate", b"Bearer")]
+        case 405:
+            return [(b"allow", ", ".join(routes).encode())]
+        case 408 | 413:
+            # What is left of the body is not waited for.
+            return [(b"connection", b"close")]
+        case 503:
+            return [(b"retry-after", b"1")]
+    return []

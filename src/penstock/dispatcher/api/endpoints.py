@@ -1,0 +1,88 @@
+"""What an endpoint is: a row of a table that makes the routes and the OpenAPI document.
+
+A handler is given the parts of the dispatcher and a `Call`, whose body and parameters were decoded
+and checked before. It returns an answer, which is sent with status 200, a `Problem`, which is sent
+with its own, or a `Reply` for everything else. It raises only what `problems.problem_of` knows;
+anything else is a mistake of ours and is answered with 500.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+from penstock.dispatcher.api.parts import Parts
+from penstock.dispatcher.wire.base import Answer, Ask
+
+PARAMETER: Final = re.compile(r"\{(\w+)(:path)?\}")
+"""A parameter of a path."""
+
+
+class Proof(Enum):
+    """What a caller has to show before anything else is looked at."""
+
+    NONE = "none"
+    """Nothing, or a fence inside of the body."""
+    WORKER = "worker"
+    """Who it is: see `dispatcher.identity`."""
+    API_TOKEN = "api token"  # noqa: S105 - the name of a kind of proof
+    """The token of the API, if there is one."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One request, decoded."""
+
+    ask: Any = None
+    """The body: of the type that the endpoint says."""
+    params: Any = None
+    """What stands in the path and the query: of the type that the endpoint says."""
+    path: Mapping[str, str] = field(default_factory=dict)
+    """The parameters of the path as they stand there; use `params`."""
+    worker: str = ""
+    """Who calls, if the endpoint wants to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer with a status of its own, or one that is not JSON."""
+
+    body: Answer | bytes
+    status: int = 200
+    content_type: bytes = b"application/json"
+
+
+Handler = Callable[[Parts, Call], Awaitable[Answer | Reply]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One method of one path.
+
+    A path has parameters as `{name}`; `{name:path}` is one that may have slashes. Each is a field
+    of `params`, whose other fields stand in the query.
+    """
+
+    method: str
+    path: str
+    summary: str
+    handler: Handler
+    _: KW_ONLY
+    answer: type[Answer] | None
+    """The type of a success; None is a text."""
+    is_several: bool = False
+    """Whether a success may be one in part, told one by one: 207."""
+    ask: type[Ask] | None = None
+    params: type[Ask] | None = None
+    problems: tuple[int, ...] = ()
+    """Refusals besides those that every endpoint has."""
+    proof: Proof = Proof.API_TOKEN
+    may_omit_body: bool = False
+    """Whether no body is an empty one."""
+    request_seconds_max: float | None = None
+    """Its own bound on time; None is the one of all."""
+    is_probe: bool = False
+    """Whether it is asked all the time: not counted against the limit, and not logged."""

@@ -1,0 +1,163 @@
+"""Calls that come at the same time, made as one: what a database calls a group commit.
+
+A call that finds a free lane is made at once and waits for nobody. While all lanes are taken, calls
+gather; when a lane gets free, the first of them makes one call for all, in a transaction of its
+own, and each is told its own part. So under load the price of a call is shared, and without load
+nothing is slower.
+
+Invariants:
+- A call is made at most once by its gatherer, and answered with its own part, in its own order.
+- Two calls about the same item are never made as one: each has its own answer.
+- What is wrong with one call is no other's fault: if a gathered call fails for any reason but the
+  database, all that took part are made one by one.
+- A caller that is cancelled takes nobody with it. Whatever it has begun may be done or not, as with
+  every call whose answer is lost; the others are made one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from penstock.kernel.errors import DatabaseUnavailable
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting(Generic[Item, Result]):
+    """A call that has not been made."""
+
+    items: Sequence[Item]
+    told: asyncio.Future[_Lead[Item, Result] | _Alone | Sequence[Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lead(Generic[Item, Result]):
+    """You have a lane: make one call for these, yourself among them."""
+
+    group: Sequence[_Waiting[Item, Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """Nobody made your call: make it yourself."""
+
+
+class Gathering(Generic[Item, Result]):
+    """Makes calls, gathered where they would have to wait.
+
+    `call` answers each item in its place. `key` says what an item is about, and `items_max` how
+    many one call may have.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]],
+        *,
+        key: Callable[[Item], Hashable],
+        items_max: int,
+        lanes: int = 2,
+    ) -> None:
+        self._call = call
+        self._key = key
+        self._items_max = items_max
+        self._free = lanes
+        self._waiting: deque[_Waiting[Item, Result]] = deque()
+
+    async def __call__(self, items: Sequence[Item]) -> Sequence[Result]:
+        """The answers to these items."""
+        if self._free:
+            self._free -= 1
+            try:
+                return await self._call(items)
+            finally:
+                self._pass_on()
+        future = asyncio.get_running_loop().create_future()
+        mine: _Waiting[Item, Result] = _Waiting(items, future)
+        self._waiting.append(mine)
+        try:
+            told = await mine.told
+        except asyncio.CancelledError:
+            self._abandon(mine)
+            raise
+        if isinstance(told, _Lead):
+            return await self._lead(mine, told.group)
+        if isinstance(told, _Alone):
+            return await self._call(items)
+        return told
+
+    async def _lead(
+        self, mine: _Waiting[Item, Result], group: Sequence[_Waiting[Item, Result]]
+    ) -> Sequence[Result]:
+        try:
+            return await self._make(mine, group)
+        finally:
+            # Whoever was not told by now was left behind.
+            for each in group:
+                _tell(each, _Alone())
+            self._pass_on()
+
+    async def _make(
+        self, mine: _Waiting[Item, Result], group: Sequence[_Waiting[Item, Result]]
+    ) -> Sequence[Result]:
+        try:
+            answers = await self._call([item for each in group for item in each.items])
+        except DatabaseUnavailable as error:
+            for each in group:
+                if each is not mine and not each.told.done():
+                    each.told.set_exception(error)
+            raise
+        except Exception:
+            if len(group) == 1:
+                raise
+            return await self._call(mine.items)
+        first = 0
+        found: Sequence[Result] = ()
+        for each in group:
+            part = answers[first : first + len(each.items)]
+            first += len(each.items)
+            _tell(each, part)
+            if each is mine:
+                found = part
+        return found
+
+    def _pass_on(self) -> None:
+        """Give a lane to those who wait, or set it free."""
+        group: list[_Waiting[Item, Result]] = []
+        left: deque[_Waiting[Item, Result]] = deque()
+        keys: set[Hashable] = set()
+        for each in self._waiting:
+            if each.told.done():
+                continue
+            about = {self._key(item) for item in each.items}
+            has_room = len(keys) + len(each.items) <= self._items_max
+            if not group or (has_room and keys.isdisjoint(about)):
+                group.append(each)
+                keys |= about
+            else:
+                left.append(each)
+        self._waiting = left
+        if group:
+            group[0].told.set_result(_Lead(group))
+        else:
+            self._free += 1
+
+    def _abandon(self, mine: _Waiting[Item, Result]) -> None:
+        """Leave; what was to be led is done by others."""
+        if mine.told.cancelled() or not mine.told.done() or mine.told.exception() is not None:
+            return
+        told = mine.told.result()
+        if isinstance(told, _Lead):
+            for each in told.group:
+                _tell(each, _Alone())
+            self._pass_on()
+
+
+def _tell(waiting: _Waiting[Item, Result], told: _Alone | Sequence[Result]) -> None:
+    if not waiting.told.done():
+        waiting.told.set_result(told)

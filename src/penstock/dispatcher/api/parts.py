@@ -1,0 +1,57 @@
+"""What the handlers of the API work with.
+
+Everything here is shared by all requests. `kick` is called after each call that may have made work
+for the loops of this dispatcher; it returns at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from penstock.dispatcher.api.gathering import Gathering
+from penstock.dispatcher.backfills.backfills import Backfills
+from penstock.dispatcher.dag.runtimes import Runtimes
+from penstock.dispatcher.database.pool import Database
+from penstock.dispatcher.deployment.moves import Deployment
+from penstock.dispatcher.identity import Identities
+from penstock.dispatcher.metrics.reading import Metrics
+from penstock.dispatcher.outbox.outbox import Outbox
+from penstock.dispatcher.pressure.pressures import Pressures
+from penstock.dispatcher.routing.router import Routing
+from penstock.dispatcher.tasks.lifecycle import BATCH_MAX, Tasks
+from penstock.dispatcher.tasks.values import Completion, Ended, Failure, Refusal
+from penstock.dispatcher.views.views import Views
+from penstock.kernel.entropy import Entropy, system_entropy
+
+
+def no_kick() -> None:
+    """Leave the loops to their own pace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A dispatcher, as the API sees it."""
+
+    database: Database
+    tasks: Tasks
+    routing: Routing
+    deployment: Deployment
+    backfills: Backfills
+    pressures: Pressures
+    metrics: Metrics
+    outbox: Outbox
+    views: Views
+    identities: Identities
+    runtimes: Runtimes | None = None
+    """None judges no runtimes when a DAG is applied."""
+    api_token: str | None = None
+    """What callers of the public side have to show; None is nothing."""
+    kick: Callable[[], None] = no_kick
+    entropy: Entropy = field(default_factory=system_entropy)
+    end: Gathering[Completion | Failure, Ended | Refusal] = field(init=False)
+    """Ends attempts: those of calls that come at the same time in one transaction."""
+
+    def __post_init__(self) -> None:
+        end = Gathering(self.tasks.end, key=lambda said: said.fence.task_id, items_max=BATCH_MAX)
+        object.__setattr__(self, "end", end)

@@ -1,0 +1,154 @@
+"""Which problem stands for which refusal or error. Pure.
+
+A problem is one sentence on what is wrong, a word for programs, and what to do. Its status is
+decided here and nowhere else. Called by the application, for errors, and by handlers, for values
+that say no.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from penstock.dispatcher.dag.errors import DagError
+from penstock.dispatcher.tasks.values import Refusal, TaskState, Why
+from penstock.dispatcher.wire.base import Answer
+from penstock.dispatcher.wire.dags import DagProblem
+from penstock.dispatcher.wire.problem import Problem
+from penstock.dispatcher.wire.work import ResultsAnswer, TaskResult, TaskStateAnswer
+from penstock.kernel.errors import DatabaseUnavailable, InvalidInput
+
+DAG_PROBLEMS_MAX: Final = 1000
+
+_AT: Final = re.compile(r"(?s)(.*) - at `(?:key in )?(.*)`")
+_TITLES: Final = {
+    Why.UNKNOWN: "There is no task {task}.",
+    Why.RUNNING: "Task {task} is held by another attempt.",
+    Why.OVER: "Task {task} is {status}.",
+    Why.NOT_DUE: "Task {task} is not due yet.",
+    Why.PAUSED: "The job of task {task} is paused.",
+    Why.FULL: "As many tasks like {task} are running as may run at a time.",
+    Why.STALE: "This is not the current attempt of task {task}.",
+    Why.DIFFERENT: "This attempt of task {task} has ended with something else.",
+    Why.OUTPUTS: "Task {task} may not publish these outputs.",
+    Why.NOT_DEAD: "Task {task} is {status}, and only dead tasks are replayed.",
+}
+
+
+def malformed(title: str, *, field: str = "", detail: str = "") -> Problem:
+    """What was asked makes no sense."""
+    return Problem(type="malformed", title=title, status=422, field=field, detail=detail)
+
+
+def unknown(title: str, *, detail: str = "") -> Problem:
+    """What was asked for is not there."""
+    return Problem(type="unknown", title=title, status=404, detail=detail)
+
+
+def conflict(kind: str, title: str, *, detail: str = "") -> Problem:
+    """What is there now does not allow what was asked."""
+    return Problem(type=kind, title=title, status=409, detail=detail)
+
+
+def not_json(error: Exception) -> Problem:
+    """A body that is not JSON at all."""
+    said = str(error).rstrip(".") or "it is nested too deeply"
+    return Problem(type="not json", title=f"The body is not JSON: {said}.", status=400)
+
+
+def not_as_declared(error: msgspec.ValidationError, *, place: str = "") -> Problem:
+    """A body or a parameter that is not of its type."""
+    found = _AT.fullmatch(str(error))
+    said, path = (found[1], found[2]) if found else (str(error), "$")
+    field = path.removeprefix("$").removeprefix(".") or place
+    where = f" in `{field}`" if field else ""
+    return malformed(f"{said.rstrip('.')}{where}.", field=field)
+
+
+def problem_of(error: Exception) -> Problem | None:
+    """The problem that an error of ours is for the caller; None for one that is a mistake."""
+    match error:
+        case DagError():
+            problems = [
+                DagProblem(line=each.line, field=each.field, message=each.message)
+                for each in error.problems[:DAG_PROBLEMS_MAX]
+            ]
+            return Problem(type="dag", title=error.message, status=422, problems=problems)
+        case InvalidInput():
+            return malformed(f"{error.message.rstrip('.')}.", detail=error.hint)
+        case DatabaseUnavailable():
+            return Problem(
+                type="unavailable",
+                title="The database does not answer.",
+                status=503,
+                detail="Ask again; whatever was done is found done.",
+            )
+        case TimeoutError():
+            return Problem(
+                type="slow",
+                title="The request was not done in the time that it may take.",
+                status=503,
+                detail="Ask again; whatever was done is found done.",
+            )
+    return None
+
+
+def state_answer(state: TaskState | None) -> TaskStateAnswer | None:
+    """What a task is now, as it is told."""
+    if state is None:
+        return None
+    return TaskStateAnswer(
+        task_id=state.task_id,
+        status=state.status.value,
+        attempt=state.attempt,
+        worker=state.worker,
+        lease_expires_at=state.lease_expires_at,
+        due_at=state.due_at,
+        cancel_asked=state.cancel_asked,
+        reason=state.reason,
+    )
+
+
+def refused_result(refusal: Refusal) -> TaskResult:
+    """A refusal as one of the answers of a call about several tasks."""
+    return TaskResult(
+        task_id=refusal.task_id,
+        status=404 if refusal.why is Why.UNKNOWN else 409,
+        why=refusal.why.value,
+        detail=refusal.detail or _title(refusal.why, refusal.task_id, refusal.state),
+        state=state_answer(refusal.state),
+    )
+
+
+def refusal_problem(refusal: Refusal) -> Problem:
+    """A refusal as the answer to a call about one task."""
+    return _of_result(refused_result(refusal))
+
+
+def results_answer(results: Sequence[TaskResult]) -> tuple[Answer, int]:
+    """The answers of a call about several tasks, and the status of the call."""
+    statuses = {each.status for each in results}
+    if len(statuses) > 1:
+        return ResultsAnswer(results=list(results)), 207
+    (status,) = statuses
+    if status < 400:
+        return ResultsAnswer(results=list(results)), status
+    problem = _of_result(results[0])
+    if len(results) > 1:
+        problem.title = "Every task of the call was refused."
+        problem.detail = "`results` says why, one by one."
+        problem.state = None
+    problem.results = list(results)
+    return problem, status
+
+
+def _of_result(result: TaskResult) -> Problem:
+    return Problem(type=result.why, title=result.detail, status=result.status, state=result.state)
+
+
+def _title(why: Why, task_id: int, state: TaskState | None) -> str:
+    status = state.status.value if state is not None else ""
+    return _TITLES[why].format(task=task_id, status=status)

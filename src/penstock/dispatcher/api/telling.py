@@ -1,0 +1,179 @@
+"""How the dispatcher hears of news: from sources, from tasks, from people.
+
+Every event has its own answer. An event that names a dataset by its name is one for each generation
+of it that is live; a task's events are for its own outputs, in its own generation, and are kept in
+the transaction that has seen that its attempt is the current one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from penstock.dispatcher.api.endpoints import Call
+from penstock.dispatcher.api.parts import Parts
+from penstock.dispatcher.api.problems import conflict, malformed, refusal_problem, unknown
+from penstock.dispatcher.database.pool import Connection
+from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.routing.router import BATCH_MAX, accept_events
+from penstock.dispatcher.routing.values import Accepted, NewEvent, NotAccepted, WhyRefused
+from penstock.dispatcher.tasks.rows import refusal, task_states
+from penstock.dispatcher.tasks.values import Refusal
+from penstock.dispatcher.wire.base import Answer
+from penstock.dispatcher.wire.events import (
+    EventAsk,
+    EventResult,
+    EventsAnswer,
+    EventsAsk,
+    TaskEventsAsk,
+)
+from penstock.dispatcher.wire.steering import TriggerAnswer, TriggerAsk
+from penstock.kernel.entropy import new_id
+
+_NO_PLACE: Final = "An event names a dataset: by its uuid and version, or by its name."
+
+
+async def events(parts: Parts, call: Call) -> Answer:
+    """News of sources."""
+    ask: EventsAsk = call.ask
+    live = await parts.views.live({each.dataset for each in ask.events if each.dataset})
+    placed: list[NewEvent | EventResult] = []
+    for each in ask.events:
+        if problem := _place_problem(each):
+            placed.append(_refused(problem))
+        elif each.dataset is None:
+            placed.append(_event(each, each.dataset_uuid or "", each.dataset_version or ""))
+        elif found := live.get(each.dataset):
+            placed += [_event(each, one.dataset, one.generation) for one in found]
+        else:
+            placed.append(_refused(f"There is no dataset {each.dataset!r} that is live."))
+    results = await _accepted(parts, placed)
+    parts.kick()
+    return EventsAnswer(results=results)
+
+
+async def task_events(parts: Parts, call: Call) -> Answer:
+    """News of a running task about its own outputs."""
+    ask: TaskEventsAsk = call.ask
+
+    async def work(connection: Connection) -> list[EventResult] | Refusal:
+        fence = {"task": ask.task_id, "attempt": ask.attempt, "token": ask.lease_token}
+        row = await (await connection.execute(query("hold_attempt"), fence)).fetchone()
+        if row is None:
+            states = await task_states(connection, [ask.task_id])
+            return refusal(ask.task_id, states.get(ask.task_id))
+        held = {"job": row["job_id"], "generation": row["generation"]}
+        found = await (await connection.execute(query("outputs_of_job"), held)).fetchall()
+        outputs = {each["name"]: each["dataset"] for each in found}
+        placed: list[NewEvent | EventResult] = []
+        for each in ask.events:
+            if each.dataset_uuid is not None or each.dataset_version is not None:
+                placed.append(_refused("A task names its outputs by `dataset` alone."))
+            elif each.dataset not in outputs:
+                placed.append(_refused(f"Dataset {each.dataset!r} is not an output of this task."))
+            else:
+                event = _event(each, outputs[each.dataset], row["generation"])
+                placed.append(replace(event, task_id=ask.task_id))
+        new = [each for each in placed if isinstance(each, NewEvent)]
+        return _merged(placed, await accept_events(connection, new))
+
+    results = await parts.database.transact(work)
+    if isinstance(results, Refusal):
+        return refusal_problem(results)
+    parts.kick()
+    return EventsAnswer(results=results)
+
+
+async def sources(parts: Parts, _: Call) -> Answer:
+    """The sources of the DAG in force."""
+    return await parts.views.sources()
+
+
+async def trigger(parts: Parts, call: Call) -> Answer:
+    """News that a person tells of a source."""
+    ask: TriggerAsk = call.ask
+    if (ask.job is None) == (ask.dataset is None):
+        return malformed("A trigger names a job or a dataset, and not both.", field="job")
+    targets = await parts.views.targets(job=ask.job, dataset=ask.dataset)
+    if not targets:
+        name = f"job {ask.job!r}" if ask.job is not None else f"dataset {ask.dataset!r}"
+        return unknown(f"The DAG that is in force has no {name}.")
+    if not targets[0].is_source:
+        title = f"The job {targets[0].job!r} is not a source."
+        detail = "Trigger a source upstream of it, or make a backfill of it."
+        return conflict("not a source", title, detail=detail)
+    cursor = ask.cursor
+    if cursor is None and ask.partition_key is None:
+        cursor = targets[0].now_ms
+    event_id = ask.event_id or f"trigger:{new_id(parts.entropy)}"
+    new = [
+        NewEvent(
+            dataset=each.dataset,
+            generation=each.generation,
+            event_id=event_id,
+            cursor=cursor,
+            partition_key=ask.partition_key,
+            start=ask.start,
+            end=ask.end,
+        )
+        for each in targets
+        if each.dataset is not None and each.generation is not None
+    ]
+    results = await _accepted(parts, new)
+    if wrong := [each.why for each in results if each.outcome == "refused"]:
+        return malformed(wrong[0] or "The event makes no sense.")
+    parts.kick()
+    return TriggerAnswer(event_id=event_id, results=results)
+
+
+def _place_problem(ask: EventAsk) -> str:
+    """What is wrong with how an event names its dataset; empty if nothing is."""
+    by_uuid = (ask.dataset_uuid is not None, ask.dataset_version is not None)
+    is_named = ask.dataset is not None
+    return "" if by_uuid == (not is_named, not is_named) else _NO_PLACE
+
+
+def _event(ask: EventAsk, dataset: str, generation: str) -> NewEvent:
+    return NewEvent(
+        dataset=dataset,
+        generation=generation,
+        event_id=ask.event_id,
+        cursor=ask.cursor,
+        partition_key=ask.partition_key,
+        start=ask.start,
+        end=ask.end,
+    )
+
+
+async def _accepted(parts: Parts, placed: Sequence[NewEvent | EventResult]) -> list[EventResult]:
+    new = [each for each in placed if isinstance(each, NewEvent)]
+    answers: list[Accepted | NotAccepted] = []
+    # A name that stands for two generations makes two events of one.
+    for first in range(0, len(new), BATCH_MAX):
+        answers += await parts.routing.accept(new[first : first + BATCH_MAX])
+    return _merged(placed, answers)
+
+
+def _merged(
+    placed: Iterable[NewEvent | EventResult], answers: Iterable[Accepted | NotAccepted]
+) -> list[EventResult]:
+    """The answers in the places of their events."""
+    told = iter(answers)
+    return [_result(next(told)) if isinstance(each, NewEvent) else each for each in placed]
+
+
+def _result(found: Accepted | NotAccepted) -> EventResult:
+    if isinstance(found, NotAccepted):
+        return _refused(found.detail or _default(found.why))
+    return EventResult(
+        outcome=found.outcome.value, seq=found.seq, why=found.why_not, paused=found.paused
+    )
+
+
+def _default(why: WhyRefused) -> str:
+    return f"The event was refused: {why.value}."
+
+
+def _refused(why: str) -> EventResult:
+    return EventResult(outcome="refused", why=why)

@@ -1,0 +1,108 @@
+"""Makes tasks of one backfill, as many as it has room for, and moves its cursor with them.
+
+A plan of ranges or keys is walked by position: the task of position 7 has the key
+`backfill:{id}:7`.
+
+A rebuild is walked by the events of the job's inputs, in their order, up to the one that was the
+newest when it was planned. Of a partition that came more than once the latest event is enough, if
+the job works by partitions; else every event counts. Each becomes the task that routing would have
+made of it, by the same key, so that what was routed in the meantime is not made twice. An event
+that has a later one of the same partition is passed by whether or not that is part of the rebuild:
+a later one was routed to the new generation when it came.
+
+The later task of a partition wins, so a task that is made here of an old event must not get a
+higher number than one that a publication is just making of a newer event: the publications of the
+partitions in hand are locked, and then the events looked at again. That comes before the locks of
+generations, which a publication takes after that of its partition.
+
+Called by `penstock.dispatcher.backfills.backfills`, in a transaction. A crash leaves it undone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from penstock.dispatcher.backfills.plans import Kind
+from penstock.dispatcher.database.pool import Connection
+from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.routing.router import route_again
+from penstock.dispatcher.tasks.rows import announce
+
+BATCH_MAX: Final = 5_000
+"""How many tasks one transaction makes."""
+WALK_MAX: Final = 50_000
+"""How many events one transaction looks at."""
+COUNT_MAX: Final = 200_000
+"""How many events one transaction counts; more than it looks at, so that counting stays ahead."""
+
+
+async def advance(connection: Connection, backfill_id: int) -> bool:
+    """Make tasks of a backfill. Whether there is more to do at once.
+
+    One that another dispatcher has in hand is left to it.
+    """
+    await connection.execute(query("share_deployment_lock"))
+    held = await _rows(connection, "hold_backfill", backfill=backfill_id)
+    if not held:
+        return False
+    (row,) = await _rows(connection, "backfill_room", backfill=backfill_id)
+    room = min(max(0, row["concurrency_max"] - row["open"]), BATCH_MAX)
+    if row["kind"] == Kind.REBUILD:
+        is_planned, made = await _walk_events(connection, row, room=room)
+    else:
+        made = min(room, row["partitions"] - row["position"])
+        if made > 0:
+            asked = {"backfill": backfill_id, "count": made}
+            tasks = await _rows(connection, f"make_{Kind(row['kind'])}", **asked)
+            await announce(connection, [task["id"] for task in tasks])
+        is_planned = row["position"] + made == row["partitions"]
+    if is_planned and made == 0 and row["open"] == 0:
+        await connection.execute(query("end_backfill"), {"backfill": backfill_id})
+    return not is_planned and row["open"] + made < row["concurrency_max"]
+
+
+async def _walk_events(
+    connection: Connection, row: dict[str, Any], *, room: int
+) -> tuple[bool, int]:
+    """Make tasks of the next events. Whether those were the last, and how many were taken."""
+    backfill_id, upto = row["id"], row["upto"]
+    if row["walked"] >= upto:
+        return True, 0
+    if row["counted"] < upto:
+        asked = {"backfill": backfill_id, "most": COUNT_MAX}
+        await connection.execute(query("count_rebuild"), asked)
+    if room == 0:
+        return False, 0
+    asked = {"backfill": backfill_id, "most": WALK_MAX, "limit": room}
+    picked = await _rows(connection, "pick_rebuild", **asked, among=None)
+    # As far as it has looked, or to the last one that there was room for.
+    walked = min(upto, row["walked"] + WALK_MAX)
+    if len(picked) == room:
+        walked = picked[-1]["seq"]
+    latest = await _settle_publications(connection, asked, picked)
+    if latest:
+        await route_again(connection, latest, generation=row["generation"], backfill_id=backfill_id)
+    moved = {"backfill": backfill_id, "walked": walked, "taken": len(latest)}
+    await connection.execute(query("move_rebuild"), moved)
+    return walked == upto, len(latest)
+
+
+async def _settle_publications(
+    connection: Connection, asked: dict[str, Any], picked: list[dict[str, Any]]
+) -> list[int]:
+    """Wait for publications that are under way; the events that are still the latest after it."""
+    published = [event for event in picked if event["is_published"]]
+    if not published:
+        return [event["seq"] for event in picked]
+    places = {
+        "datasets": [event["dataset"] for event in published],
+        "generations": [event["generation"] for event in published],
+        "keys": [event["partition_key"] for event in published],
+    }
+    await connection.execute(query("share_publications"), places)
+    among = [event["seq"] for event in picked]
+    return [event["seq"] for event in await _rows(connection, "pick_rebuild", **asked, among=among)]
+
+
+async def _rows(connection: Connection, name: str, **asked: object) -> list[dict[str, Any]]:
+    return await (await connection.execute(query(name), asked)).fetchall()

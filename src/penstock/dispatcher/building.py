@@ -1,0 +1,53 @@
+"""Cuts over what was built: the last step of a change of the DAG.
+
+A generation that is being built becomes the current one when its rebuild is over and it has every
+partition that the current one has; `Deployment.cut_over` decides that, under its locks. This looks
+for those that may be ready, downstream first: the earlier generation of a job is fed by the earlier
+generations of its inputs, so those are served until it is not needed any more. A job is
+therefore not cut over while a job downstream of it is being built. One that is never covered (a
+task is dead, or the change makes fewer partitions) stays as it is, visibly, until somebody replays
+the task, cancels what is in the way or forces the cut-over.
+
+Any number of dispatchers may look at once; a crash leaves a cut-over done or not done. Called by a
+loop in every dispatcher. What is not ready costs a look, and no lock.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from penstock.dispatcher.database.pool import Connection, Database
+from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.deployment.moves import Deployment
+from penstock.dispatcher.deployment.values import CutOver
+
+_ROUNDS_MAX: Final = 1000
+_BUILDING_SECONDS: Final = 1.0
+"""How soon to look again while something is being built."""
+
+
+class Builder:
+    """Looks for generations that are built, and cuts them over."""
+
+    def __init__(self, database: Database, deployment: Deployment) -> None:
+        self._database = database
+        self._deployment = deployment
+
+    async def turn(self) -> float | None:
+        """Cut over all that is ready, each after what is downstream of it."""
+        for _ in range(_ROUNDS_MAX):
+            rows = await self._database.transact(_building)
+            if not rows:
+                return None
+            done = [await self._try(row) for row in rows if row["is_last"] and row["is_ready"]]
+            if not any(done):
+                return _BUILDING_SECONDS
+        return 0.0
+
+    async def _try(self, row: dict[str, Any]) -> bool:
+        found = await self._deployment.cut_over(row["dataset"], version=row["version"])
+        return found is CutOver.DONE
+
+
+async def _building(connection: Connection) -> list[dict[str, Any]]:
+    return await (await connection.execute(query("building_jobs"))).fetchall()

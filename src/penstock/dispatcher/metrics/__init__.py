@@ -1,0 +1,1 @@
+"""Figures: `reading` reads them, `exposition` writes them as Prometheus wants them."""

@@ -1,0 +1,119 @@
+"""Figures in the text format of Prometheus. Pure.
+
+Everything is a gauge, for everything is read from the tables as it is at the moment: any dispatcher
+gives the same figures, so scrape one of them, or take the maximum. Rates are what has happened in
+the last minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from penstock.dispatcher.metrics.figures import Figures
+
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Gauge:
+    name: str
+    about: str
+    values: list[tuple[Labels, float]] = field(default_factory=list)
+
+
+def exposition(figures: Figures) -> str:
+    """The text that a scrape is answered."""
+    lines: list[str] = []
+    for gauge in (*_overall(figures), *_operators(figures), *_jobs(figures)):
+        lines.append(f"# HELP {gauge.name} {gauge.about}")
+        lines.append(f"# TYPE {gauge.name} gauge")
+        lines += [f"{gauge.name}{_labels(labels)} {value:.15g}" for labels, value in gauge.values]
+    return "\n".join(lines) + "\n"
+
+
+def _overall(figures: Figures) -> Iterator[_Gauge]:
+    for name, about, value in (
+        ("events_pending", "Events that are not routed yet.", figures.events_pending),
+        (
+            "events_oldest_seconds",
+            "How long the oldest event has waited to be routed.",
+            figures.events_oldest_seconds,
+        ),
+        (
+            "events_last_minute",
+            "Events that came in within the last minute.",
+            figures.events_last_minute,
+        ),
+        ("outbox_pending", "Side effects that are due and not sent.", figures.outbox_pending),
+        ("outbox_parked", "Side effects that were given up.", figures.outbox_parked),
+        ("workers", "Workers that were heard of within the last minute.", figures.workers),
+    ):
+        yield _Gauge(f"penstock_{name}", about, [({}, value)])
+    yield _Gauge(
+        "penstock_tasks_settled_last_minute",
+        "Tasks that have ended within the last minute.",
+        [({"status": status}, count) for status, count in figures.settled_last_minute.items()],
+    )
+
+
+def _operators(figures: Figures) -> Iterator[_Gauge]:
+    def gauge(name: str, about: str, values: Iterable[tuple[str, float]]) -> _Gauge:
+        told: list[tuple[Labels, float]] = [({"operator": each}, value) for each, value in values]
+        return _Gauge(f"penstock_operator_{name}", about, told)
+
+    loads = figures.operators
+    yield gauge("in_flight", "Tasks that run.", [(each.name, each.in_flight) for each in loads])
+    yield gauge(
+        "in_flight_max",
+        "How many tasks may run at a time, where that is limited.",
+        [(each.name, each.in_flight_max) for each in loads if each.in_flight_max is not None],
+    )
+    yield gauge(
+        "waiting",
+        "Tasks that could run now, counted to 10,000.",
+        [(each.name, each.waiting) for each in loads],
+    )
+    yield gauge(
+        "desired",
+        "How many tasks should run at once, for autoscalers.",
+        [(each.name, each.desired) for each in loads],
+    )
+
+
+def _jobs(figures: Figures) -> Iterator[_Gauge]:
+    yield _Gauge(
+        "penstock_job_waiting",
+        "Tasks that wait, counted to 10,000.",
+        [
+            ({"job": job.name, "priority": priority}, count)
+            for job in figures.jobs
+            for priority, count in (("normal", job.normal), ("bulk", job.bulk))
+        ],
+    )
+    for name, about, values in (
+        ("running", "Tasks that run.", [job.running for job in figures.jobs]),
+        ("dead", "Tasks that are dead, counted to 10,000.", [job.dead for job in figures.jobs]),
+        (
+            "oldest_seconds",
+            "How long the oldest task that is due has waited.",
+            [job.oldest_seconds for job in figures.jobs],
+        ),
+        ("paused", "Whether it is paused.", [job.is_paused for job in figures.jobs]),
+        ("pressed", "Whether its queue is over its limits.", [j.is_pressed for j in figures.jobs]),
+    ):
+        told: list[tuple[Labels, float]] = [
+            ({"job": job.name}, float(value))
+            for job, value in zip(figures.jobs, values, strict=True)
+        ]
+        yield _Gauge(f"penstock_job_{name}", about, told)
+
+
+def _labels(labels: Labels) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items()) + "}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

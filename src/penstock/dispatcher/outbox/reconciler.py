@@ -1,0 +1,47 @@
+"""The reconciler: no task waits for a word that was lost.
+
+Words are lost: a wake-up that nobody answered, one that is parked, a function that was invoked and
+never claimed, or came when a limit or a pause was in its way. So whatever could be claimed and has
+waited for too long is announced again, by a wake-up in the outbox, at most once in that time for an
+operator and priority, however many dispatchers look. Where tasks just wait for their turn, that is
+one word too many and nothing else. For functions, the carrier of wake-ups makes invocations of it.
+
+One short transaction a turn; a crash leaves it done or not done. Called by a `Loop`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from penstock.dispatcher.database.pool import Connection, Database
+from penstock.dispatcher.database.queries import query
+
+_log = logging.getLogger(__name__)
+
+_LOOKS: Final = 3
+"""So often in the time that a task may wait."""
+
+
+class Reconciler:
+    """Wakes operators whose tasks wait too long."""
+
+    def __init__(self, database: Database, *, waited_seconds: float = 30.0) -> None:
+        self._database = database
+        self._waited_seconds = waited_seconds
+
+    async def turn(self) -> float:
+        """Look once; returns the seconds until the next look."""
+
+        async def work(connection: Connection) -> list[str]:
+            asked = {"waited_seconds": self._waited_seconds}
+            found = await connection.execute(query("reconcile"), asked)
+            targets = [row["target"] for row in await found.fetchall()]
+            await connection.execute(query("drop_parked_invocations"))
+            return targets
+
+        targets = await self._database.transact(work)
+        if targets:
+            what = "tasks of %s have waited for %g s: woken again"
+            _log.info(what, ", ".join(targets), self._waited_seconds)
+        return self._waited_seconds / _LOOKS

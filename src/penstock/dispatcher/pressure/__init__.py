@@ -1,0 +1,1 @@
+"""Backpressure: `deciding` decides who pauses for whom, `pressures` measures and writes."""

@@ -1,0 +1,156 @@
+"""The platform's operators on ranges, which run inside the dispatcher.
+
+`range_split` cuts the range of an event at the multiples of its size. `range_aggregate` emits every
+window that all of its inputs cover: each input by the union of the ranges that its events tell of,
+in the generation that feeds the job, and that pass the edge's filter.
+
+A task is claimed like any other, by the worker `dispatcher:{name}`, and then computed and ended in
+one transaction; what it publishes says where the range is, for there is no data. A crash in
+between is a lease that nobody renews: the reaper ends it and the next attempt does it again.
+
+Whoever aggregates for a job holds its lock until the end of the transaction, and looks at the
+events after it, so the last of several events that complete a window sees all of them. A window is
+published by the number of the newest event in it: the same news again is one publication, and a
+partition that comes again is news. Any number of dispatchers may run this at once. Called by a loop
+in every dispatcher.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from penstock.dispatcher.dag.model import DISPATCHER_RUNTIME, PlatformOperator
+from penstock.dispatcher.database.pool import Connection, Database
+from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.ranges.cutting import PIECES_MAX, Range, key, pieces, windows
+from penstock.dispatcher.routing.router import route_events
+from penstock.dispatcher.tasks.ending import Route, end
+from penstock.dispatcher.tasks.lifecycle import Tasks
+from penstock.dispatcher.tasks.values import Claimed, Completion, Failure, Output, Refusal
+
+_log = logging.getLogger(__name__)
+
+CLAIM_MAX: Final = 100
+_NUMBERS: Final = (-(2**63), 2**63 - 1)
+
+Saying = Completion | Failure
+
+
+class RangeOperators:
+    """Runs the tasks of the runtime `dispatcher`. `name` is that of this dispatcher."""
+
+    def __init__(
+        self, database: Database, tasks: Tasks, *, name: str, route: Route = route_events
+    ) -> None:
+        self._database = database
+        self._tasks = tasks
+        self._worker = f"dispatcher:{name}"
+        self._route = route
+
+    async def turn(self) -> float | None:
+        """Claim and do what waits; at once again if there may be more."""
+        is_more = False
+        for operator in PlatformOperator:
+            claimed = await self._tasks.claim_next(operator, worker=self._worker, limit=CLAIM_MAX)
+            is_more |= len(claimed) == CLAIM_MAX
+            for job in dict.fromkeys((each.job, each.generation) for each in claimed):
+                some = [each for each in claimed if (each.job, each.generation) == job]
+                await self._database.transact(functools.partial(self._run, tasks=some))
+        return 0.0 if is_more else None
+
+    async def _run(self, connection: Connection, tasks: Sequence[Claimed]) -> None:
+        """Compute and end tasks of one job and one generation."""
+        sayings = await run(connection, tasks)
+        for each in await end(connection, sayings, route=self._route):
+            if isinstance(each, Refusal):
+                # Cancelled or reaped in the meantime: nothing of it was published.
+                _log.info("task %s was not ended: %s", each.task_id, each.why)
+
+
+async def run(connection: Connection, tasks: Sequence[Claimed]) -> list[Saying]:
+    """What becomes of tasks of one job and one generation."""
+    config = tasks[0].definition.get("config", {})
+    operator, runtime = tasks[0].operator, tasks[0].runtime
+    sayings: list[Saying] = []
+    ranges: dict[int, tuple[Range, ...]] = {}
+    for task in tasks:
+        found = _ranges(task, operator=operator, config=config)
+        if runtime != DISPATCHER_RUNTIME:
+            found = f"{operator} is an operator of the runtime dispatcher, and not of {runtime}."
+        if isinstance(found, str):
+            sayings.append(Failure(task.fence, found, is_retried=False))
+        else:
+            ranges[task.task_id] = found
+    marks: Mapping[Range, str | None]
+    wanted = sorted({each for found in ranges.values() for each in found})
+    if operator == PlatformOperator.RANGE_AGGREGATE:
+        marks = await _covered(connection, tasks[0], wanted)
+    else:
+        marks = dict.fromkeys(wanted)
+    sayings += [
+        Completion(task.fence, _outputs(task, ranges[task.task_id], marks))
+        for task in tasks
+        if task.task_id in ranges
+    ]
+    return sayings
+
+
+def _ranges(task: Claimed, *, operator: str, config: Mapping[str, Any]) -> tuple[Range, ...] | str:
+    """The ranges that a task may emit, or what is wrong with it."""
+    start, stop = task.payload.get("start"), task.payload.get("end")
+    if start is None or stop is None:
+        return f"{operator} works on ranges, and what came has none; send a start and an end."
+    if operator == PlatformOperator.RANGE_SPLIT:
+        found = pieces(start, stop, size=config["size"])
+    else:
+        found = windows(start, stop, size=config["size"], step=config["step"])
+    if found is None:
+        return (
+            f"The range {start}-{stop} makes more than {PIECES_MAX:,} ranges of"
+            f" {config['size']}; make the size larger."
+        )
+    lowest, highest = _NUMBERS
+    return tuple(each for each in found if lowest <= each[0] and each[1] <= highest)
+
+
+async def _covered(
+    connection: Connection, task: Claimed, wanted: Sequence[Range]
+) -> Mapping[Range, str | None]:
+    """The windows that every input covers, and the key that tells the news in each."""
+    if not wanted:
+        return {}
+    asked = {"definition": task.definition_id, "generation": task.generation}
+    await connection.execute(query("lock_aggregation"), asked)
+    # After the lock, so that the events are seen of all who held it before.
+    found = await connection.execute(
+        query("covered_windows"),
+        {
+            **asked,
+            "starts": [each[0] for each in wanted],
+            "ends": [each[1] for each in wanted],
+        },
+    )
+    return {(row["start"], row["end"]): f"upto:{row['seq']}" for row in await found.fetchall()}
+
+
+def _outputs(
+    task: Claimed, ranges: Iterable[Range], marks: Mapping[Range, str | None]
+) -> tuple[Output, ...]:
+    (output,) = task.definition["outputs"]
+    name = output.get("dataset", output["name"])
+    dataset = task.definition["datasets"][name]
+    return tuple(
+        Output(
+            dataset=dataset,
+            location=f"range:{key(each)}",
+            partition_key=key(each),
+            start=each[0],
+            end=each[1],
+            append_key=marks[each],
+        )
+        for each in ranges
+        if each in marks
+    )

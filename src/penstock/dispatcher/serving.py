@@ -1,0 +1,137 @@
+"""The listeners: applications that answer on addresses, from `start` to `stop`.
+
+Each listener is a server of uvicorn's on a socket of ours, all in the event loop of the caller. It
+takes no signals: who owns the process decides when to stop. `stop` takes no more connections, lets
+requests that have begun end within a bound, and interrupts the rest; a transaction that is
+interrupted is undone. Called by the wiring of the dispatcher and of webhook sources.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import uvicorn
+
+from penstock.kernel.clock import Clock, SystemClock
+from penstock.kernel.errors import InvalidInput
+from penstock.kernel.service import Service
+
+AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
+
+_log = logging.getLogger(__name__)
+
+_BACKLOG: Final = 1024
+_START_SECONDS_MAX: Final = 10.0
+_START_LOOK_SECONDS: Final = 0.01
+_KEEP_ALIVE_SECONDS: Final = 75
+_CONNECTIONS_MAX: Final = 2000
+_GRACE_SECONDS: Final = 5
+# What uvicorn takes for its own pauses, on top of the grace.
+_STOP_SECONDS_MAX: Final = _GRACE_SECONDS + 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """An application and the address that it answers on. Port 0 is any that is free."""
+
+    name: str
+    app: AsgiApp
+    host: str
+    port: int
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Serving(Service):
+    """Listeners that are started and stopped together."""
+
+    def __init__(self, listeners: Sequence[Listener], *, clock: Clock | None = None) -> None:
+        self._listeners = listeners
+        self._clock = clock or SystemClock()
+        self._ports: dict[str, int] = {}
+        self._running: list[tuple[_Server, asyncio.Task[None]]] = []
+
+    def port(self, name: str) -> int:
+        """The port that a listener answers on."""
+        return self._ports[name]
+
+    def url(self, name: str) -> str:
+        """The address of a listener as this machine reaches it."""
+        (host,) = [each.host for each in self._listeners if each.name == name]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - looked for
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._ports[name]}"
+
+    async def start(self) -> None:
+        with contextlib.ExitStack() as stack:
+            # All addresses first: who cannot have one of them takes none.
+            sockets = [stack.enter_context(_bound(each)) for each in self._listeners]
+            stack.pop_all()
+        loop = asyncio.get_running_loop()
+        for each, opened in zip(self._listeners, sockets, strict=True):
+            server = _Server(_config(each.app))
+            task = loop.create_task(server.serve([opened]), name=f"listener {each.name}")
+            self._ports[each.name] = opened.getsockname()[1]
+            self._running.append((server, task))
+        async with asyncio.timeout(_START_SECONDS_MAX):
+            while not all(server.started for server, _ in self._running):
+                await self._clock.sleep(_START_LOOK_SECONDS)
+        for each in self._listeners:
+            _log.info("the %s listener answers on %s", each.name, self.url(each.name))
+
+    async def stop(self) -> None:
+        running, self._running = self._running, []
+        for server, _ in running:
+            server.should_exit = True
+        tasks = [task for _, task in running]
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=_STOP_SECONDS_MAX)
+        for task in late:
+            task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                _log.error("a listener has failed", exc_info=ended)
+
+
+def _bound(listener: Listener) -> socket.socket:
+    family = socket.AF_INET6 if ":" in listener.host else socket.AF_INET
+    # The protocol is said, as asyncio sends small answers at once only where it reads TCP there.
+    opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind((listener.host, listener.port))
+        opened.listen(_BACKLOG)
+    except (OSError, OverflowError) as error:
+        opened.close()
+        raise InvalidInput(
+            f"The {listener.name} listener cannot have {listener.host}:{listener.port}: {error}.",
+            hint="Is another dispatcher running there? Choose another port.",
+        ) from error
+    return opened
+
+
+def _config(app: AsgiApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=_CONNECTIONS_MAX,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+    )

@@ -1,0 +1,58 @@
+"""The webhook source: a small server that turns requests into events.
+
+A process of its own. `POST` to the path of a webhook source is an event of it; see `receiving` for
+what may be sent and what is answered. `GET /healthz` says that the process is there. Bodies are
+bounded in size and in the time that they may take. Any number may run behind a load balancer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from penstock.dispatcher.api.requests import Limits, Message, Receive, body_of
+from penstock.dispatcher.sources.client import SourceClient
+from penstock.dispatcher.sources.receiving import BODY_BYTES_MAX, Receiver, Reply, Request, problem
+from penstock.dispatcher.wire.problem import Problem
+from penstock.kernel.clock import Clock
+from penstock.kernel.entropy import Entropy
+
+Send = Callable[[Message], Awaitable[None]]
+
+_LIMITS: Final = Limits(body_bytes_max=BODY_BYTES_MAX)
+_HEALTHY: Final = Reply(200, b"ok\n", {"content-type": "text/plain"})
+
+
+class WebhookApp:
+    """The server's ASGI application. With a token, callers have to show it."""
+
+    def __init__(
+        self, client: SourceClient, *, clock: Clock, entropy: Entropy, token: str | None = None
+    ) -> None:
+        self._receiver = Receiver(client, clock=clock, entropy=entropy, token=token)
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        body = await body_of(scope["headers"], receive, _LIMITS)
+        if body is not None:
+            await _send(send, await self._reply(scope, body))
+
+    async def _reply(self, scope: Any, body: bytes | Problem) -> Reply:
+        if isinstance(body, Problem):
+            return problem(body.status, body.type, body.title, detail=body.detail)
+        method, path = scope["method"], scope["path"]
+        if (method, path) == ("GET", "/healthz"):
+            return _HEALTHY
+        headers = {
+            name.decode("latin-1").lower(): text.decode("utf-8", "replace")
+            for name, text in scope["headers"]
+        }
+        return await self._receiver.receive(Request(method, path, headers, body))
+
+
+async def _send(send: Send, reply: Reply) -> None:
+    headers = [(name.lower().encode(), text.encode()) for name, text in reply.headers.items()]
+    headers.append((b"content-length", str(len(reply.body)).encode()))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})

@@ -1,0 +1,1 @@
+"""What people, workers and sources are shown of the state: questions only, see `views`."""

@@ -1,0 +1,342 @@
+"""Wake-ups through SQS: one queue an operator and priority, made when it is first needed.
+
+- A word is a message without content. It is invisible to others while it is being answered, for
+  `visibility_seconds` that are extended as long as that takes, and deleted when it was answered.
+  One that was not, or whose listener has died, is visible again after a while.
+- Messages that nobody hears are dropped after some minutes: the reconciler says it again.
+- Listening is one long poll a channel, in a thread of its own that never keeps a process alive.
+  A poll that ends when its listener has stopped makes what it got visible again at once.
+
+All calls of boto3 are made in threads and are bounded in time. Queues that are deleted are made
+anew. Neither side needs SQS to be there at start: sending fails, listening tries again and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from penstock.dispatcher.aws import Aws, aws_client, error_code
+from penstock.dispatcher.dag.model import Priority
+from penstock.dispatcher.wakeups.base import Channel, Heard, Listener, Sender
+from penstock.dispatcher.wakeups.naming import channel_name
+from penstock.kernel.clock import Clock, SystemClock
+from penstock.kernel.entropy import Entropy, system_entropy
+from penstock.kernel.errors import InvalidInput
+
+_log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+NAME_CHARACTERS_MAX: Final = 80
+PREFIX: Final = "penstock-"
+_RETENTION_SECONDS: Final = 600
+_MESSAGES_MAX: Final = 10
+_CONNECTIONS_MAX: Final = 200
+_PAUSE_SECONDS_MAX: Final = 15.0
+_STOP_SECONDS: Final = 5.0
+_GONE: Final = frozenset(
+    {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist", "NonExistentQueue"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqsSettings:
+    """How queues are named and how long things last."""
+
+    prefix: str = PREFIX
+    wait_seconds: int = 10
+    """How long a poll waits for a message: 20 at most, and the longer the cheaper."""
+    visibility_seconds: int = 30
+    again_seconds: int = 5
+    """How soon a word that could not be answered comes again."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.wait_seconds <= 20 or not 1 <= self.visibility_seconds <= 43_200:
+            raise InvalidInput(
+                "SQS needs wait_seconds of 1 to 20 and visibility_seconds of 1 to 43,200, not"
+                f" {self.wait_seconds} and {self.visibility_seconds}."
+            )
+        if len(self.prefix) > 30:
+            raise InvalidInput("The prefix of names in SQS has 30 characters at most.")
+
+
+class _Queues:
+    """A client, made when it is first needed, and the URLs of queues. Used from threads."""
+
+    def __init__(self, aws: Aws, settings: SqsSettings) -> None:
+        self._aws = aws
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self._urls: dict[Channel, str] = {}
+
+    @property
+    def client(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                self._client = aws_client(
+                    "sqs",
+                    aws=self._aws,
+                    read_seconds_max=self.settings.wait_seconds + 10,
+                    connections_max=_CONNECTIONS_MAX,
+                )
+            return self._client
+
+    def call(self, channel: Channel, method: str, **asked: object) -> dict[str, Any]:
+        """Call a method about a channel's queue, which is made if it is not there."""
+        try:
+            return self._call(channel, method, asked)
+        except Exception as error:
+            if error_code(error) not in _GONE:
+                raise
+            self._urls.pop(channel, None)
+            return self._call(channel, method, asked)
+
+    def _call(self, channel: Channel, method: str, asked: Mapping[str, object]) -> dict[str, Any]:
+        url = self._urls.get(channel) or self._url(channel)
+        answer: dict[str, Any] = getattr(self.client, method)(QueueUrl=url, **asked)
+        return answer
+
+    def _url(self, channel: Channel) -> str:
+        name = self.name(channel)
+        try:
+            answer = self.client.get_queue_url(QueueName=name)
+        except Exception as error:
+            if error_code(error) not in _GONE:
+                raise
+            attributes = {
+                "MessageRetentionPeriod": str(_RETENTION_SECONDS),
+                "VisibilityTimeout": str(self.settings.visibility_seconds),
+            }
+            answer = self.client.create_queue(QueueName=name, Attributes=attributes)
+        url: str = answer["QueueUrl"]
+        self._urls[channel] = url
+        return url
+
+    def name(self, channel: Channel) -> str:
+        room = NAME_CHARACTERS_MAX - len(self.settings.prefix)
+        return self.settings.prefix + channel_name(channel, characters_max=room)
+
+    def close(self) -> None:
+        """End connections. A poll that was abandoned may still make one, for its last word."""
+        with self._lock:
+            client = self._client
+        if client is not None:
+            client.close()
+
+
+class SqsSender(Sender):
+    """Sends wake-ups through SQS."""
+
+    def __init__(self, aws: Aws | None = None, *, settings: SqsSettings | None = None) -> None:
+        self._queues = _Queues(aws or Aws(), settings or SqsSettings())
+
+    async def start(self) -> None:
+        """Nothing to do yet."""
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._queues.close)
+
+    async def send(self, channels: Collection[Channel]) -> Mapping[Channel, str]:
+        async def one(channel: Channel) -> str:
+            try:
+                await asyncio.to_thread(
+                    self._queues.call, channel, "send_message", MessageBody="wake up"
+                )
+            except Exception as error:  # noqa: BLE001 - boto3 has no end of errors; it is told
+                return str(error) or type(error).__name__
+            return ""
+
+        wanted = list(channels)
+        said = await asyncio.gather(*map(one, wanted))
+        return {channel: why for channel, why in zip(wanted, said, strict=True) if why}
+
+
+class SqsListener(Listener):
+    """Hears wake-ups through SQS."""
+
+    def __init__(
+        self,
+        answer: Heard,
+        *,
+        aws: Aws | None = None,
+        settings: SqsSettings | None = None,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+    ) -> None:
+        self._answer = answer
+        self._queues = _Queues(aws or Aws(), settings or SqsSettings())
+        self._clock = clock or SystemClock()
+        self._entropy = entropy or system_entropy()
+        self._polls: dict[Channel, asyncio.Task[None]] = {}
+        self._answers: set[asyncio.Task[None]] = set()
+        self._wanted: frozenset[str] = frozenset()
+        self._is_started = False
+
+    def listen_to(self, operators: Collection[str]) -> None:
+        self._wanted = frozenset(operators)
+        if self._is_started:
+            self._follow()
+
+    async def start(self) -> None:
+        self._is_started = True
+        self._follow()
+
+    async def stop(self) -> None:
+        self._is_started = False
+        polls = list(self._polls.values())
+        self._follow()
+        if polls:
+            await asyncio.wait(polls, timeout=_STOP_SECONDS)
+        if self._answers:
+            await asyncio.wait(self._answers, timeout=_STOP_SECONDS)
+        left = list(self._answers)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=_STOP_SECONDS)
+        await asyncio.to_thread(self._queues.close)
+
+    def _follow(self) -> None:
+        """Poll the channels of the operators that are wanted, and no others."""
+        wanted = {
+            Channel(operator, tier)
+            for operator in (self._wanted if self._is_started else ())
+            for tier in Priority
+        }
+        for channel in self._polls.keys() - wanted:
+            self._polls.pop(channel).cancel()
+        loop = asyncio.get_running_loop()
+        for channel in wanted - self._polls.keys():
+            self._polls[channel] = loop.create_task(
+                self._listen(channel), name=f"listen to {channel.operator}"
+            )
+
+    async def _listen(self, channel: Channel) -> None:
+        failures = 0
+        while True:
+            poll = _Poll(self._queues, channel)
+            try:
+                messages = await poll.run()
+            except Exception as error:  # noqa: BLE001 - boto3 has no end of errors; tried again
+                failures += 1
+                if failures == 1:
+                    _log.warning("wake-ups cannot be heard, trying again: %s", error)
+                pause = min(0.5 * 2.0 ** min(failures, 10), _PAUSE_SECONDS_MAX)
+                await self._clock.sleep(pause * self._entropy.uniform(0.8, 1.2))
+                continue
+            failures = 0
+            if messages:
+                # Several words on one channel say no more than one.
+                answering = asyncio.get_running_loop().create_task(self._hear(channel, messages))
+                self._answers.add(answering)
+                answering.add_done_callback(self._answers.discard)
+                await asyncio.wait({answering})
+
+    async def _hear(self, channel: Channel, receipts: Collection[str]) -> None:
+        """Answer, and delete what was answered; hide it from others meanwhile."""
+        keeping = asyncio.get_running_loop().create_task(self._keep(channel, receipts))
+        try:
+            await self._answer(channel)
+        except Exception as error:  # noqa: BLE001 - the word comes again, whatever it was
+            _log.warning("a wake-up of %s comes again: %s", channel.operator, error)
+            is_answered = False
+        else:
+            is_answered = True
+        finally:
+            keeping.cancel()
+        for receipt in receipts:
+            if is_answered:
+                await self._call(channel, "delete_message", ReceiptHandle=receipt)
+            else:
+                seconds = self._queues.settings.again_seconds
+                await self._hide(channel, receipt, seconds)
+
+    async def _keep(self, channel: Channel, receipts: Collection[str]) -> None:
+        seconds = self._queues.settings.visibility_seconds
+        while True:
+            await self._clock.sleep(seconds / 3)
+            for receipt in receipts:
+                await self._hide(channel, receipt, seconds)
+
+    async def _hide(self, channel: Channel, receipt: str, seconds: int) -> None:
+        await self._call(
+            channel, "change_message_visibility", ReceiptHandle=receipt, VisibilityTimeout=seconds
+        )
+
+    async def _call(self, channel: Channel, method: str, **asked: object) -> None:
+        try:
+            await asyncio.to_thread(self._queues.call, channel, method, **asked)
+        except Exception as error:  # noqa: BLE001 - the word is heard twice, which does no harm
+            _log.info("a wake-up may be heard again: %s", error)
+
+
+class _Poll:
+    """One long poll, in a thread that does not keep the process from ending."""
+
+    def __init__(self, queues: _Queues, channel: Channel) -> None:
+        self._queues = queues
+        self._channel = channel
+        self._is_abandoned = threading.Event()
+
+    async def run(self) -> list[str]:
+        """The receipts of the messages that came, if any did."""
+        try:
+            return await _in_thread(self._receive)
+        finally:
+            self._is_abandoned.set()
+
+    def _receive(self) -> list[str]:
+        settings = self._queues.settings
+        answer = self._queues.call(
+            self._channel,
+            "receive_message",
+            WaitTimeSeconds=settings.wait_seconds,
+            VisibilityTimeout=settings.visibility_seconds,
+            MaxNumberOfMessages=_MESSAGES_MAX,
+        )
+        receipts = [each["ReceiptHandle"] for each in answer.get("Messages", ())]
+        if self._is_abandoned.is_set():
+            for receipt in receipts:
+                # If this fails, it is visible when its time is over.
+                with suppress(Exception):
+                    self._queues.call(
+                        self._channel,
+                        "change_message_visibility",
+                        ReceiptHandle=receipt,
+                        VisibilityTimeout=0,
+                    )
+        return receipts
+
+
+async def _in_thread(work: Callable[[], Answer]) -> Answer:
+    """Run something that blocks in a daemon thread; what comes of it is dropped if cancelled."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Answer] = loop.create_future()
+
+    def settle(answer: Answer | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(answer)  # type: ignore[arg-type]  # it is what `work` returned
+
+    def run() -> None:
+        answer: Answer | None = None
+        failure: BaseException | None = None
+        try:
+            answer = work()
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+            failure = error
+        with suppress(RuntimeError):  # The loop has ended meanwhile, and nobody waits.
+            loop.call_soon_threadsafe(settle, answer, failure)
+
+    threading.Thread(target=run, name="poll for wake-ups", daemon=True).start()
+    return await done

@@ -1,0 +1,166 @@
+"""A dispatcher's API over a world: both applications, with real parts, called without sockets.
+
+What other parts of the dispatcher do in the background is done by the test: `route` makes tasks of
+events. `kicks` counts how often the loops were asked to run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from penstock.dispatcher.api.parts import Parts
+from penstock.dispatcher.api.requests import Limits
+from penstock.dispatcher.api.table import internal_app, public_app
+from penstock.dispatcher.backfills.backfills import Backfills
+from penstock.dispatcher.deployment.moves import Deployment
+from penstock.dispatcher.identity import Identities
+from penstock.dispatcher.metrics.reading import Metrics
+from penstock.dispatcher.outbox.outbox import Outbox
+from penstock.dispatcher.pressure.pressures import Pressures
+from penstock.dispatcher.routing.router import Routing, route_events
+from penstock.dispatcher.tasks.lifecycle import Tasks
+from penstock.dispatcher.views.views import Views
+from penstock.dispatcher.wire.base import WORKER_HEADER
+from penstock.dispatcher.wire.problem import Problem
+from penstock.dispatcher.wire.work import Assignment, ClaimAnswer
+from penstock.kernel.entropy import seeded_entropy
+from tests.integration.dispatcher.test_deployment import chain
+from tests.integration.dispatcher.world import World, Worlds
+
+SECRET = "a secret of the tests"
+Body = TypeVar("Body")
+
+
+@dataclass
+class Stage:
+    """Both sides of an API, and the world behind it."""
+
+    world: World
+    parts: Parts
+    internal: httpx.AsyncClient
+    public: httpx.AsyncClient
+    kicks: list[None] = field(default_factory=list)
+
+    def identity(self, name: str = "worker") -> dict[str, str]:
+        """The headers of a worker."""
+        proof = self.parts.identities.identity(name)
+        return {WORKER_HEADER: proof.name, "Authorization": f"Bearer {proof.token}"}
+
+    async def route(self) -> int:
+        """Make tasks of all events; how many."""
+        return (await self.parts.routing.route()).tasks
+
+    async def apply(self, text: str | None = None, **fields: Any) -> httpx.Response:
+        return await self.public.post("/v1/dag", json={"source": text or chain(), **fields})
+
+    async def trigger(self, *keys: str) -> None:
+        """Have tasks for these partitions of the source."""
+        for key in keys:
+            asked = {"job": "feed", "partition_key": key, "event_id": key}
+            ok(await self.public.post("/v1/trigger", json=asked))
+        await self.route()
+
+    async def claim(self, operator: str = "a:clean", **fields: Any) -> list[Assignment]:
+        answer = await self.internal.post(
+            "/internal/task-claim",
+            json={"operator": operator, **fields},
+            headers=self.identity(),
+        )
+        return read(answer, ClaimAnswer).tasks
+
+    async def complete(self, *ends: dict[str, Any]) -> httpx.Response:
+        return await self.internal.post("/v1/task/complete", json={"tasks": ends})
+
+
+def held(task: Assignment, **fields: Any) -> dict[str, Any]:
+    """The proof of an attempt, and what else is said with it."""
+    fence = {"task_id": task.task_id, "attempt": task.attempt, "lease_token": task.lease_token}
+    return {**fence, **fields}
+
+
+def output(task: Assignment, name: str = "tidy", **fields: Any) -> dict[str, Any]:
+    """An output of a task for its own partition."""
+    said = {"dataset": task.definition["datasets"][name], "location": f"file:///{task.task_id}"}
+    return {**said, "partition_key": task.payload.get("partition_key"), **fields}
+
+
+def ok(answer: httpx.Response) -> dict[str, Any]:
+    """The body of a success."""
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+def read(answer: httpx.Response, kind: type[Body]) -> Body:
+    """The body of a success, as a client reads it."""
+    ok(answer)
+    return msgspec.json.decode(answer.content, type=kind)
+
+
+def refused(answer: httpx.Response, status: int) -> Problem:
+    """The problem that an answer is."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = msgspec.json.decode(answer.content, type=Problem)
+    assert problem.status == status
+    assert problem.type
+    assert problem.title.endswith((".", "?")), problem.title
+    return problem
+
+
+def parts_of(world: World, *, kick: Callable[[], None] = lambda: None, **fields: Any) -> Parts:
+    """The parts of a dispatcher over a world."""
+    database = world.database
+    real: dict[str, Any] = {
+        "database": database,
+        "tasks": Tasks(database, route=route_events),
+        "routing": Routing(database),
+        "deployment": Deployment(database),
+        "backfills": Backfills(database),
+        "pressures": Pressures(database),
+        "metrics": Metrics(database),
+        "outbox": Outbox(database),
+        "views": Views(database),
+        "identities": Identities(SECRET),
+        "kick": kick,
+        "entropy": seeded_entropy(1),
+    }
+    return Parts(**{**real, **fields})
+
+
+@contextlib.asynccontextmanager
+async def staged(
+    world: World, *, limits: Limits | None = None, **fields: Any
+) -> AsyncIterator[Stage]:
+    kicks: list[None] = []
+    parts = parts_of(world, kick=lambda: kicks.append(None), **fields)
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(
+                httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{app.name}")
+            )
+            for app in (internal_app(parts, limits=limits), public_app(parts, limits=limits))
+        ]
+        internal, public = clients
+        yield Stage(world, parts, internal, public, kicks)
+
+
+Story = Callable[[Stage], Coroutine[Any, Any, None]]
+
+
+def perform(worlds: Worlds, story: Story, **fields: Any) -> None:
+    """Run a story on a stage of its own."""
+
+    async def main() -> None:
+        async with worlds.world() as world, staged(world, **fields) as stage:
+            await story(stage)
+
+    asyncio.run(main())

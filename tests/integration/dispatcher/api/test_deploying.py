@@ -1,0 +1,111 @@
+"""The DAG over HTTP: what is in force, what is wrong, what would break, and the way back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.dispatcher.dag.model import Job
+from penstock.dispatcher.dag.runtimes import Fault
+from penstock.dispatcher.wire.dags import DagAnswer, VersionsAnswer
+from tests.integration.dispatcher.api.conftest import Perform
+from tests.integration.dispatcher.api.stage import Stage, ok, read, refused
+from tests.integration.dispatcher.test_deployment import chain
+
+
+def test_apply_and_show(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        assert "No DAG" in refused(await stage.public.get("/v1/dag"), 404).title
+        applied = ok(await stage.apply(chain()))
+        assert (applied["version"], applied["is_changed"], applied["building"]) == (1, True, [])
+        assert len(stage.kicks) == 1
+        assert ok(await stage.apply(chain()))["is_changed"] is False
+        shown = read(await stage.public.get("/v1/dag"), DagAnswer)
+        assert (shown.source, shown.version.hash) == (chain(), applied["hash"])
+        ok(await stage.apply(chain(timing="2h")))
+        found = read(await stage.public.get("/v1/dag/versions"), VersionsAnswer)
+        assert [(each.id, each.is_current) for each in found.versions] == [(2, True), (1, False)]
+        found = read(await stage.public.get("/v1/dag/versions?limit=1"), VersionsAnswer)
+        assert [each.id for each in found.versions] == [2]
+
+    on_stage(story)
+
+
+def test_a_dag_that_is_wrong(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        text = "jobs:\n  a:\n    what: 1\n    runtime: process\n"
+        problem = refused(await stage.apply(text, where="my.yaml"), 422)
+        assert problem.type == "dag"
+        assert problem.title.startswith("my.yaml has ")
+        assert {each.line for each in problem.problems} >= {3}
+        assert all(each.message for each in problem.problems)
+        assert await stage.world.value("SELECT count(*) FROM dag_version") == 0
+
+    on_stage(story)
+
+
+@pytest.mark.parametrize("source", ["", "jobs: {}", "[", "\x00", "a: &a [*a]", "jobs: 1", "\ufeff"])
+def test_a_text_that_is_no_dag(on_stage: Perform, source: str) -> None:
+    async def story(stage: Stage) -> None:
+        problem = refused(await stage.public.post("/v1/dag", json={"source": source}), 422)
+        assert problem.problems
+
+    on_stage(story)
+
+
+def test_runtimes_have_their_say(on_stage: Perform) -> None:
+    class Few:
+        def names(self) -> list[str]:
+            return ["process"]
+
+        def operators(self, runtime: str) -> None:
+            return None
+
+        def faults(self, job: Job) -> list[Fault]:
+            if job.name == "clean":
+                return [Fault("config.v", "It does not like this.")]
+            return []
+
+    async def story(stage: Stage) -> None:
+        problem = refused(await stage.apply(), 422)
+        assert [each.field for each in problem.problems] == ["jobs.clean.config.v"]
+
+    on_stage(story, runtimes=Few())
+
+
+def test_a_dag_that_breaks_work(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.apply()
+        await stage.trigger("p", "q")
+        await stage.claim()
+        gone = "\n".join(chain().split("\n")[:6])
+        problem = refused(await stage.apply(gone), 409)
+        assert problem.type == "breaks"
+        assert "force" in problem.detail
+        (broken,) = problem.breaks
+        assert (broken.job, broken.waiting, broken.running) == ("clean", 1, 1)
+        forced = ok(await stage.apply(gone, force=True))
+        assert (forced["version"], forced["cancelled"]) == (2, 1)
+
+    on_stage(story)
+
+
+def test_rollback(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        async def back(**ask: Any) -> Any:
+            return await stage.public.post("/v1/dag/rollback", json=ask)
+
+        refused(await back(), 404)
+        await stage.apply(chain())
+        assert refused(await back(), 409).type == "first version"
+        await stage.apply(chain(timing="2h"))
+        await stage.apply(chain(timing="3h"))
+        assert refused(await back(version=4), 404).title == "There is no version 4 of the DAG."
+        assert ok(await back(version=1))["version"] == 1
+        ok(await back(version=3))
+        # Without a body it is the one before.
+        assert ok(await stage.public.post("/v1/dag/rollback"))["version"] == 2
+        assert refused(await back(version=0), 422).field == "version"
+
+    on_stage(story)

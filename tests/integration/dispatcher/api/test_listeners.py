@@ -1,0 +1,164 @@
+"""Which side answers what, who may ask, and what is told when the database is away."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.dispatcher.api.parts import Parts
+from penstock.dispatcher.api.table import INTERNAL, PUBLIC, internal_app, public_app
+from penstock.dispatcher.database.pool import Database
+from penstock.dispatcher.serving import Listener, Serving
+from penstock.kernel.errors import DatabaseUnavailable, InvalidInput
+from tests.integration.dispatcher.api.conftest import Perform
+from tests.integration.dispatcher.api.stage import Stage, ok, parts_of, refused
+from tests.integration.dispatcher.world import World, Worlds
+
+
+def test_nothing_internal_is_on_the_public_listener(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        paths = [each.path for each in INTERNAL]
+        guesses = ["/internal", "/internal/", "/internal/jwks/task", "/v1/task", "/v1/task/"]
+        for path in (*paths, *guesses, "/v1/task/credentials", "//internal/hello"):
+            for method in ("GET", "POST", "PUT"):
+                answer = await stage.public.request(method, path, json={}, headers=stage.identity())
+                assert refused(answer, 404).type == "unknown", path
+
+    on_stage(story)
+
+
+def test_nothing_public_is_on_the_internal_listener(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        for each in PUBLIC:
+            path = each.path.replace("{id}", "1").replace("{name}", "a").replace("{name:path}", "a")
+            refused(await stage.internal.request(each.method, path, json={}), 404)
+
+    on_stage(story)
+
+
+def test_the_token_of_the_public_side(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        for each in PUBLIC:
+            path = each.path.replace("{id}", "1").replace("{name}", "a").replace("{name:path}", "a")
+            answer = await stage.public.request(each.method, path, json={})
+            assert refused(answer, 401).type == "unauthorized", path
+        refused(await stage.public.get("/openapi.json"), 401)
+        ok(await stage.public.get("/healthz"))
+        ok(await stage.public.get("/readyz"))
+        good = {"Authorization": "Bearer the token"}
+        ok(await stage.public.get("/v1/status", headers=good))
+        ok(await stage.public.get("/openapi.json", headers=good))
+        # A worker's proof opens the internal side only, and the token the public one only.
+        refused(await stage.public.get("/v1/status", headers=stage.identity()), 401)
+        refused(await stage.internal.get("/internal/sources", headers=good), 401)
+
+    on_stage(story, api_token="the token")
+
+
+class Away(Database):
+    """A database that does not answer."""
+
+    async def transact(self, work: Any) -> Any:
+        raise DatabaseUnavailable("Postgres does not answer: it is away")
+
+
+def away(world: World) -> Parts:
+    return parts_of(World(world.dsn, Away(world.dsn), world.tasks))
+
+
+def test_without_a_database(worlds: Worlds) -> None:
+    async def main() -> None:
+        async with worlds.world() as world:
+            parts = away(world)
+            for app in (internal_app(parts), public_app(parts)):
+                transport = httpx.ASGITransport(app)
+                async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                    ok(await client.get("/healthz"))
+                    assert refused(await client.get("/readyz"), 503).type == "unavailable"
+                    if app.name == "public":
+                        answer = await client.get("/v1/status")
+                    else:
+                        held = {"task_id": 1, "attempt": 1, "lease_token": "x"}
+                        answer = await client.post("/v1/task/heartbeat", json={"tasks": [held]})
+                    assert refused(answer, 503).type == "unavailable"
+                    assert answer.headers["retry-after"] == "1"
+
+    asyncio.run(main())
+
+
+def test_a_database_that_hangs_is_not_ready(worlds: Worlds) -> None:
+    class Hangs(Database):
+        async def transact(self, work: Any) -> Any:
+            raise TimeoutError
+
+    async def main() -> None:
+        async with worlds.world() as world:
+            parts = parts_of(World(world.dsn, Hangs(world.dsn), world.tasks))
+            transport = httpx.ASGITransport(public_app(parts))
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                refused(await client.get("/readyz"), 503)
+
+    asyncio.run(main())
+
+
+def test_the_listeners_on_real_sockets(worlds: Worlds) -> None:
+    async def main() -> None:
+        async with worlds.world() as world:
+            parts = parts_of(world)
+            listeners = [
+                Listener("internal", internal_app(parts), "127.0.0.1", 0),
+                Listener("public", public_app(parts), "127.0.0.1", 0),
+            ]
+            serving = Serving(listeners)
+            async with serving, httpx.AsyncClient() as client:
+                assert serving.port("internal") != serving.port("public") != 0
+                public, internal = serving.url("public"), serving.url("internal")
+                ok(await client.get(f"{public}/readyz"))
+                assert (await client.head(f"{public}/healthz")).status_code == 200
+                refused(await client.get(f"{public}/internal/sources"), 404)
+                refused(await client.get(f"{internal}/internal/sources"), 401)
+                document = ok(await client.get(f"{internal}/openapi.json"))
+                assert "/v1/task/complete" in document["paths"]
+                taken = Serving(
+                    [Listener("other", listeners[0].app, "127.0.0.1", serving.port("public"))]
+                )
+                with pytest.raises(InvalidInput, match="The other listener cannot have") as raised:
+                    await taken.start()
+                assert "Choose another port" in raised.value.hint
+                await taken.stop()
+                large = {"source": "x" * 9 * 2**20}
+                refused(await client.post(f"{public}/v1/dag", json=large), 413)
+            with pytest.raises(httpx.ConnectError):
+                async with httpx.AsyncClient() as client:
+                    await client.get(f"{public}/healthz")
+            await serving.stop()
+
+    asyncio.run(main())
+
+
+def test_stopping_lets_a_request_end(worlds: Worlds) -> None:
+    async def main() -> None:
+        begun, gate = asyncio.Event(), asyncio.Event()
+
+        class Slow(Database):
+            async def transact(self, work: Any) -> Any:
+                begun.set()
+                await gate.wait()
+                raise DatabaseUnavailable("It was slow.")
+
+        async with worlds.world() as world:
+            parts = parts_of(World(world.dsn, Slow(world.dsn), world.tasks))
+            serving = Serving([Listener("public", public_app(parts), "127.0.0.1", 0)])
+            await serving.start()
+            async with httpx.AsyncClient() as client, asyncio.TaskGroup() as group:
+                asked = group.create_task(client.get(f"{serving.url('public')}/v1/datasets"))
+                await begun.wait()
+                stopping = group.create_task(serving.stop())
+                gate.set()
+            refused(asked.result(), 503)
+            assert stopping.done()
+
+    asyncio.run(main())

@@ -1,0 +1,264 @@
+"""News: of sources, of tasks, of people."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock.dispatcher.wire.events import SourcesAnswer
+from tests.integration.dispatcher.api.conftest import Perform
+from tests.integration.dispatcher.api.stage import Stage, held, ok, read, refused
+from tests.integration.dispatcher.test_deployment import chain
+
+NOWHERE = "00000000-0000-0000-0000-000000000000"
+SOURCES = """
+jobs:
+  tick: {activation: source, source: {kind: cron, cron: "5 * * * *"}, outputs: [ticks]}
+  hook: {activation: source, source: {kind: webhook}, outputs: [hooks, errors]}
+  listen:
+    activation: source
+    source: {kind: always_on}
+    runtime: process
+    operator: a:listen
+    outputs: [heard]
+  read: {runtime: process, operator: "a:read", inputs: [ticks, hooks, heard], outputs: [all]}
+"""
+
+
+async def tell(stage: Stage, *events: dict[str, Any]) -> list[dict[str, Any]]:
+    answer = await stage.internal.post(
+        "/internal/events", json={"events": events}, headers=stage.identity("source")
+    )
+    results: list[dict[str, Any]] = ok(answer)["results"]
+    return results
+
+
+def test_events_of_sources(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.apply()
+        (row,) = await stage.world.rows(
+            "SELECT dataset_id::text AS uuid, version::text FROM generation"
+            " JOIN dataset ON dataset.id = dataset_id WHERE name = 'raw'"
+        )
+        by_uuid = {"dataset_uuid": row["uuid"], "dataset_version": row["version"]}
+        kicks = len(stage.kicks)
+        results = await tell(
+            stage,
+            {"event_id": "1", **by_uuid, "partition_key": "p"},
+            {"event_id": "1", "dataset": "raw", "partition_key": "p"},
+            {"event_id": "2", "dataset": "raw", "cursor": 5},
+            {"event_id": "3", "dataset": "nothing", "cursor": 5},
+            {"event_id": "4", "dataset": "raw"},
+            {"event_id": "5", **by_uuid, "dataset_version": NOWHERE, "cursor": 1},
+            {"event_id": "6", "dataset_uuid": NOWHERE, "dataset_version": NOWHERE, "cursor": 1},
+        )
+        assert len(stage.kicks) == kicks + 1
+        outcomes = [each["outcome"] for each in results]
+        assert outcomes == ["new", "duplicate", "new", "refused", "refused", "audited", "refused"]
+        assert results[0]["seq"] == results[1]["seq"]
+        assert results[3]["why"] == "There is no dataset 'nothing' that is live."
+        assert results[5]["why"] == "This generation is not known."
+        assert await stage.route() == 2
+
+    on_stage(story)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {},
+        {"dataset_uuid": NOWHERE},
+        {"dataset_version": NOWHERE},
+        {"dataset": "raw", "dataset_uuid": NOWHERE},
+        {"dataset": "raw", "dataset_uuid": NOWHERE, "dataset_version": NOWHERE},
+    ],
+)
+def test_an_event_names_its_dataset_in_one_way(on_stage: Perform, place: dict[str, str]) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.apply()
+        (result,) = await tell(stage, {"event_id": "1", "cursor": 1, **place})
+        assert (result["outcome"], result["seq"]) == ("refused", None)
+        assert "by its uuid and version, or by its name" in result["why"]
+
+    on_stage(story)
+
+
+def test_a_name_stands_for_all_generations_that_are_live(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.apply()
+        await stage.world.rows(
+            "INSERT INTO generation (dataset_id, version, state, lineage)"
+            " SELECT id, gen_random_uuid(), 'building', 'x' FROM dataset WHERE name = 'raw'"
+        )
+        results = await tell(
+            stage,
+            {"event_id": "1", "dataset": "raw", "partition_key": "p"},
+            {"event_id": "2", "dataset": "tidy", "partition_key": "p"},
+        )
+        assert [each["outcome"] for each in results] == ["new", "new", "new"]
+        assert await stage.world.value("SELECT count(DISTINCT generation) FROM event") == 3
+
+    on_stage(story)
+
+
+def test_a_source_that_is_paused_is_told_so(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.apply()
+        asked = {"reason": "Somebody repairs it."}
+        ok(await stage.public.post("/v1/jobs/feed/pause", json=asked))
+        (result,) = await tell(stage, {"event_id": "1", "dataset": "raw", "cursor": 1})
+        assert (result["outcome"], result["paused"]) == ("new", "Somebody repairs it.")
+        answer = await stage.internal.get("/internal/sources", headers=stage.identity())
+        assert ok(answer)["sources"][0]["paused"] == "Somebody repairs it."
+
+    on_stage(story)
+
+
+def test_the_sources_of_the_dag(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        async def sources() -> SourcesAnswer:
+            answer = await stage.internal.get("/internal/sources", headers=stage.identity())
+            return read(answer, SourcesAnswer)
+
+        assert (await sources()).sources == []
+        await stage.apply(SOURCES)
+        hook, listen, tick = (await sources()).sources
+        assert (tick.job, tick.kind, tick.cron, tick.time_zone) == (
+            "tick",
+            "cron",
+            "5 * * * *",
+            "UTC",
+        )
+        assert (hook.kind, hook.path, sorted(hook.datasets)) == (
+            "webhook",
+            "/hook",
+            ["errors", "hooks"],
+        )
+        assert (listen.kind, listen.path, listen.last_cursor) == ("always_on", None, None)
+        news = [{"event_id": f"cron:{n}", "dataset": "ticks", "cursor": n} for n in (5, 11, 7)]
+        # Somebody's own trigger says nothing of the times that were told.
+        news.append({"event_id": "by hand", "dataset": "ticks", "cursor": 99})
+        await tell(stage, *news, {"event_id": "k", "dataset": "hooks", "partition_key": "k"})
+        hook, listen, tick = (await sources()).sources
+        assert (tick.last_cursor, hook.last_cursor) == (11, None)
+
+    on_stage(story)
+
+
+def test_events_of_a_task(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.apply()
+        await stage.trigger("p")
+        (task,) = await stage.claim()
+
+        async def say(*events: dict[str, Any], **fields: Any) -> Any:
+            ask = {**held(task), "events": events, **fields}
+            return await stage.internal.post("/v1/task/events", json=ask)
+
+        own = {"event_id": "1", "dataset": "tidy", "partition_key": "x"}
+        results = ok(
+            await say(
+                own,
+                own,
+                {**own, "dataset": "raw"},
+                {"event_id": "2", "partition_key": "x"},
+                {**own, "dataset_uuid": NOWHERE},
+            )
+        )["results"]
+        outcomes = [each["outcome"] for each in results]
+        assert outcomes == ["new", "duplicate", "refused", "refused", "refused"]
+        assert results[2]["why"] == "Dataset 'raw' is not an output of this task."
+        row = (await stage.world.rows("SELECT * FROM event WHERE dedupe = 'source:1'"))[0]
+        assert (row["task_id"], str(row["generation"])) == (task.task_id, task.generation)
+        problem = refused(await say(own, lease_token="other"), 409)
+        assert problem.type == "stale"
+        assert problem.state is not None
+        assert refused(await say(own, task_id=404), 404).type == "unknown"
+        ok(await stage.complete(held(task)))
+        late = {**own, "event_id": "late"}
+        assert refused(await say(late), 409).type == "over"
+        assert await stage.world.value("SELECT count(*) FROM event WHERE task_id > 0") == 1
+
+    on_stage(story)
+
+
+def test_an_attempt_does_not_end_while_its_events_are_kept(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.apply()
+        await stage.trigger("p")
+        (task,) = await stage.claim()
+        own = {"event_id": "1", "dataset": "tidy", "partition_key": "x"}
+        ask = {**held(task), "events": [own]}
+        async with asyncio.TaskGroup() as group, stage.world.database.transaction() as other:
+            # Whoever is ending the attempt at this moment decides.
+            await other.execute(
+                b"UPDATE task SET status = 'completed', lease_token = NULL, worker = NULL,"
+                b" lease_expires_at = NULL, claimed_at = NULL, settled_at = penstock_now()"
+                b" WHERE id = %s",
+                [task.task_id],
+            )
+            telling = group.create_task(stage.internal.post("/v1/task/events", json=ask))
+            await stage.world.until_waiting()
+        assert refused(telling.result(), 409).type == "over"
+        assert await stage.world.value("SELECT count(*) FROM event WHERE task_id > 0") == 0
+
+    on_stage(story)
+
+
+def test_a_trigger(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.apply()
+
+        async def trigger(**ask: Any) -> Any:
+            return await stage.public.post("/v1/trigger", json=ask)
+
+        kicks = len(stage.kicks)
+        first = ok(await trigger(job="feed"))
+        assert len(stage.kicks) == kicks + 1
+        assert [each["outcome"] for each in first["results"]] == ["new"]
+        assert await stage.world.value("SELECT cursor FROM event") == 1893456000000
+        again = ok(await trigger(job="feed", event_id=first["event_id"]))
+        assert [each["outcome"] for each in again["results"]] == ["duplicate"]
+        second = ok(await trigger(dataset="raw", partition_key="1-2", start=1, end=2))
+        assert second["event_id"] != first["event_id"]
+        assert await stage.route() == 2
+
+    on_stage(story)
+
+
+@pytest.mark.parametrize(
+    ("ask", "status"),
+    [
+        ({}, 422),
+        ({"job": "feed", "dataset": "raw"}, 422),
+        ({"job": "nobody"}, 404),
+        ({"dataset": "nothing"}, 404),
+        ({"job": "clean"}, 409),
+        ({"dataset": "tidy"}, 409),
+        ({"job": "feed", "partition_key": "p", "cursor": 1}, 422),
+        ({"job": "feed", "partition_key": "p", "start": 1}, 422),
+        ({"job": "feed", "partition_key": "p", "start": 2, "end": 2}, 422),
+        ({"job": "feed", "start": 1, "end": 2}, 422),
+        ({"job": "feed", "partition_key": "a\x00"}, 422),
+        ({"job": "fe\x00ed"}, 422),
+        ({"job": "feed", "event_id": "\N{SNOWMAN}" * 900}, 422),
+    ],
+)
+def test_triggers_that_make_no_sense(on_stage: Perform, ask: dict[str, Any], status: int) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.apply()
+        refused(await stage.public.post("/v1/trigger", json=ask), status)
+        assert await stage.world.value("SELECT count(*) FROM event") == 0
+
+    on_stage(story)
+
+
+def test_a_trigger_before_there_is_a_dag(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        refused(await stage.public.post("/v1/trigger", json={"job": "feed"}), 404)
+        await stage.apply(chain())
+        ok(await stage.public.post("/v1/trigger", json={"job": "feed"}))
+
+    on_stage(story)

@@ -1,0 +1,227 @@
+"""From an edited DAG to the cut-over, on a real Postgres."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.dispatcher.building import Builder
+from penstock.dispatcher.deployment.values import CutOver
+from penstock.dispatcher.tasks.values import Completion, Output
+from tests.integration.dispatcher.test_deployment import SINK, Pipeline, chain
+from tests.integration.dispatcher.world import Play, World
+
+
+def builder(pipeline: Pipeline) -> Builder:
+    return Builder(pipeline.world.database, pipeline.deployment)
+
+
+async def work_all(pipeline: Pipeline, *names: str) -> None:
+    await pipeline.send(*names)
+    await pipeline.work("a:clean")
+    await pipeline.work("a:report")
+
+
+async def partitions(pipeline: Pipeline, dataset: str) -> list[str]:
+    """What readers are served."""
+    rows = await pipeline.world.rows(
+        "SELECT partition_key FROM publication JOIN generation"
+        " ON (generation.dataset_id, version) = (publication.dataset_id, generation)"
+        " JOIN dataset ON dataset.id = generation.dataset_id"
+        " WHERE name = %s AND state = 'current' ORDER BY 1",
+        dataset,
+    )
+    return [row["partition_key"] for row in rows]
+
+
+def test_an_edit_is_rebuilt_and_cut_over_downstream_first(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(chain(extra=SINK))
+        await work_all(pipeline, "p", "q")
+        await pipeline.work("a:mail")
+        old = await pipeline.generations()
+        assert await builder(pipeline).turn() is None
+        await pipeline.apply(chain(clean="2", extra=SINK))
+        new = await pipeline.generations()
+        build = builder(pipeline)
+        # There is a rebuild.
+        assert await build.turn() is not None
+        await pipeline.backfills.turn()
+        await pipeline.work("a:clean", most=1)
+        await pipeline.backfills.turn()
+        assert await build.turn() is not None
+        await pipeline.work("a:clean")
+        await pipeline.backfills.turn()
+        assert (await pipeline.backfills.list()).backfills[0].state == "done"
+        # All of tidy is built, and daily is not: both are served as they were.
+        await build.turn()
+        assert await pipeline.state("tidy", old["clean"]) == "current"
+        assert await pipeline.state("daily", old["report"]) == "current"
+        # What comes now is of both.
+        await pipeline.send("r")
+        assert len(await pipeline.work("a:clean")) == 2
+        await pipeline.work("a:report")
+        assert await build.turn() is None
+        for dataset, job in (("tidy", "clean"), ("daily", "report")):
+            assert await pipeline.state(dataset, new[job]) == "current"
+            assert await pipeline.state(dataset, old[job]) == "retired"
+            assert await partitions(pipeline, dataset) == ["p", "q", "r"]
+
+    play(story)
+
+
+def test_nothing_is_cut_over_before_what_is_downstream(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(chain())
+        await work_all(pipeline, "p")
+        old = await pipeline.generations()
+        await pipeline.apply(chain(clean="2"))
+        await pipeline.backfills.turn()
+        await pipeline.work("a:clean")
+        await pipeline.backfills.turn()
+        # The report fails for good; the earlier one needs the earlier generation of its input.
+        await world.rows(
+            "UPDATE task SET status = 'cancelled', reason = 'x', settled_at = penstock_now()"
+            " WHERE status = 'queued'"
+        )
+        await builder(pipeline).turn()
+        assert await pipeline.state("tidy", old["clean"]) == "current"
+        daily = (await pipeline.job("report")).outputs["daily"]
+        assert await pipeline.deployment.cut_over(daily) is CutOver.UNCOVERED
+        # Somebody decides that it may be missing; the rest follows.
+        assert await pipeline.deployment.cut_over(daily, force=True) is CutOver.DONE
+        assert await builder(pipeline).turn() is None
+        assert await pipeline.state("tidy", old["clean"]) == "retired"
+        assert await partitions(pipeline, "daily") == []
+
+    play(story)
+
+
+def test_force_does_not_end_a_backfill(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(chain())
+        await work_all(pipeline, "p")
+        await pipeline.apply(chain(report="2"))
+        daily = (await pipeline.job("report")).outputs["daily"]
+        assert await pipeline.deployment.cut_over(daily, force=True) is CutOver.BACKFILL
+
+    play(story)
+
+
+def test_only_the_generation_that_was_looked_at_is_cut_over(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(chain())
+        await pipeline.apply(chain(report="2"))
+        job = await pipeline.job("report")
+        await pipeline.apply(chain(report="3"))
+        cut_over = pipeline.deployment.cut_over
+        daily = job.outputs["daily"]
+        assert await cut_over(daily, version=job.generation) is CutOver.NOTHING
+        job = await pipeline.job("report")
+        assert await cut_over(daily, version=job.generation) is CutOver.DONE
+
+    play(story)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_cut_over_while_the_last_task_of_a_rebuild_ends(play: Play, is_kept: bool) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(chain())
+        await work_all(pipeline, "p")
+        old = await pipeline.generations()
+        await pipeline.apply(chain(report="2"))
+        await pipeline.backfills.turn()
+        (last,) = await pipeline.tasks.claim_next("a:report", worker="w")
+        daily = (await pipeline.job("report")).outputs["daily"]
+        output = Output(dataset=daily, location="s3://b/x", partition_key="p")
+        async with asyncio.TaskGroup() as group, world.unfinished(is_kept=is_kept) as other:
+            await other.complete([Completion(last.fence, (output,))])
+            # Those who look see a task that runs.
+            await builder(pipeline).turn()
+            assert await pipeline.state("daily", old["report"]) == "current"
+            cutting = group.create_task(pipeline.deployment.cut_over(daily))
+            await world.until_waiting()
+        # The rebuild is not over before somebody has seen that its tasks are.
+        assert cutting.result() is CutOver.BACKFILL
+        await pipeline.backfills.turn()
+        await builder(pipeline).turn()
+        expected = "retired" if is_kept else "current"
+        assert await pipeline.state("daily", old["report"]) == expected
+
+    play(story)
+
+
+def test_many_builders_and_backfills_at_once(play: Play) -> None:
+    """Everything at the same time: events come, tasks end, two edits are rebuilt and cut over."""
+
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(chain())
+        names = [str(number) for number in range(30)]
+        await work_all(pipeline, *names[:20])
+        await pipeline.apply(chain(clean="2"))
+
+        async def bring() -> None:
+            for name in names[20:]:
+                await pipeline.send(name)
+
+        async def labour() -> None:
+            for _ in range(40):
+                for operator in ("a:clean", "a:report"):
+                    await pipeline.work(operator, most=2)
+
+        async def turn() -> None:
+            build = builder(pipeline)
+            for _ in range(40):
+                await pipeline.backfills.turn()
+                await build.turn()
+
+        await asyncio.gather(bring(), labour(), labour(), turn(), turn())
+        for _ in range(4):
+            await pipeline.route()
+            await pipeline.backfills.turn()
+            await pipeline.work("a:clean")
+            await pipeline.work("a:report")
+        assert await builder(pipeline).turn() is None
+        new = await pipeline.generations()
+        assert await pipeline.state("tidy", new["clean"]) == "current"
+        assert await partitions(pipeline, "tidy") == sorted(names)
+        assert await partitions(pipeline, "daily") == sorted(names)
+        found = await world.rows(
+            "SELECT payload ->> 'partition_key' AS part, count(*) AS n FROM task"
+            " WHERE generation = %s AND status = 'completed' GROUP BY 1",
+            new["clean"],
+        )
+        assert {row["part"]: row["n"] for row in found} == dict.fromkeys(names, 1)
+
+    play(story)
+
+
+def test_a_job_that_is_added_is_built_of_what_is_there(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(chain())
+        await work_all(pipeline, "p", "q")
+        added = """
+  count:
+    runtime: process
+    operator: a:count
+    inputs: [tidy]
+    outputs: [counts]
+"""
+        await pipeline.apply(chain(extra=added))
+        assert await pipeline.states("counts") == ["current"]
+        await pipeline.backfills.turn()
+        assert await pipeline.open_tasks() == [("count", "p"), ("count", "q")]
+        await pipeline.work("a:count")
+        await work_all(pipeline, "r")
+        await pipeline.work("a:count")
+        assert await partitions(pipeline, "counts") == ["p", "q", "r"]
+
+    play(story)

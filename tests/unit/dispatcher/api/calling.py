@@ -1,0 +1,148 @@
+"""Applications of a few endpoints, called as a server would call them, on virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, cast
+
+import msgspec
+from msgspec import Meta
+
+from penstock.dispatcher.api.application import Application
+from penstock.dispatcher.api.endpoints import Call, Endpoint, Proof, Reply
+from penstock.dispatcher.api.parts import Parts
+from penstock.dispatcher.api.requests import Limits, Message
+from penstock.dispatcher.identity import Identities
+from penstock.dispatcher.wire.base import Answer, Ask
+from penstock.dispatcher.wire.problem import Problem
+
+SECRET = "a secret of the tests"
+
+
+@dataclass
+class FewParts:
+    """As much of `Parts` as an application itself looks at."""
+
+    identities: Identities = field(default_factory=lambda: Identities(SECRET))
+    api_token: str | None = None
+
+
+class Inner(Ask):
+    number: Annotated[int, Meta(ge=1)]
+
+
+class EchoAsk(Ask):
+    items: list[Inner] = msgspec.field(default_factory=list)
+
+
+class EchoParams(Ask):
+    name: str
+    limit: Annotated[int, Meta(ge=1)] = 10
+    after: str | None = None
+
+
+class EchoAnswer(Answer):
+    numbers: list[int] = msgspec.field(default_factory=list)
+    name: str = ""
+    limit: int = 0
+    worker: str = ""
+
+
+async def echo(_: Parts, call: Call) -> Answer:
+    ask: EchoAsk | None = call.ask
+    params: EchoParams | None = call.params
+    return EchoAnswer(
+        numbers=[each.number for each in ask.items] if ask else [],
+        name=params.name if params else "",
+        limit=params.limit if params else 0,
+        worker=call.worker,
+    )
+
+
+async def text(_parts: Parts, _: Call) -> Reply:
+    return Reply(b"text", content_type=b"text/plain")
+
+
+def post(path: str, handler: Any = echo, **fields: Any) -> Endpoint:
+    settings = {"ask": EchoAsk, "answer": EchoAnswer, "proof": Proof.NONE, **fields}
+    return Endpoint("POST", path, "Says it again", handler, **settings)
+
+
+def get(path: str, handler: Any = echo, **fields: Any) -> Endpoint:
+    settings = {"answer": EchoAnswer, "proof": Proof.NONE, **fields}
+    return Endpoint("GET", path, "Says it", handler, **settings)
+
+
+@dataclass
+class Said:
+    """What an application has answered."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def problem(self) -> Problem:
+        assert self.headers["content-type"] == "application/problem+json"
+        found = msgspec.json.decode(self.body, type=Problem)
+        assert found.status == self.status
+        return found
+
+    @property
+    def echo(self) -> EchoAnswer:
+        assert (self.status, self.headers["content-type"]) == (200, "application/json")
+        return msgspec.json.decode(self.body, type=EchoAnswer)
+
+
+def application(
+    *endpoints: Endpoint, limits: Limits | None = None, api_token: str | None = None
+) -> Application:
+    parts = cast("Parts", FewParts(api_token=api_token))
+    return Application("test", endpoints, parts, limits=limits)
+
+
+@dataclass
+class Caller:
+    """Calls an application; `pieces` are the messages that bring the body."""
+
+    app: Application
+
+    async def __call__(
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        *,
+        headers: Sequence[tuple[str, str]] = (),
+        messages: Sequence[Message] | None = None,
+    ) -> Said | None:
+        path, _, query = target.partition("?")
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "query_string": query.encode(),
+            "headers": [(name.lower().encode(), value.encode()) for name, value in headers],
+            "client": ("1.2.3.4", 5),
+        }
+        coming = iter(messages if messages is not None else [whole(body)])
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return next(coming)
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await self.app(scope, receive, send)
+        if not sent:
+            return None
+        start, content = sent
+        found = {name.decode(): value.decode() for name, value in start["headers"]}
+        assert int(found["content-length"]) == len(content["body"])
+        return Said(start["status"], found, content["body"])
+
+
+def whole(body: bytes, *, more: bool = False) -> Message:
+    return {"type": "http.request", "body": body, "more_body": more}

@@ -1,0 +1,83 @@
+"""What the OpenAPI documents say of the tables."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.dispatcher.api.endpoints import PARAMETER, Endpoint, Proof
+from penstock.dispatcher.api.openapi import document
+from penstock.dispatcher.api.table import INTERNAL, PROBES, PUBLIC
+
+TABLES = {"internal": (*INTERNAL, *PROBES), "public": (*PUBLIC, *PROBES)}
+
+
+@pytest.fixture(params=TABLES)
+def table(request: pytest.FixtureRequest) -> tuple[Endpoint, ...]:
+    return TABLES[request.param]
+
+
+def operations(found: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {
+        (method.upper(), path): operation
+        for path, methods in found["paths"].items()
+        for method, operation in methods.items()
+    }
+
+
+def test_every_endpoint_is_described_once(table: tuple[Endpoint, ...]) -> None:
+    found = operations(document("Title", table))
+    expected = [(each.method, PARAMETER.sub(r"{\1}", each.path)) for each in table]
+    assert sorted(found) == sorted(expected)
+    ids = [each["operationId"] for each in found.values()]
+    assert len(set(ids)) == len(ids)
+
+
+def test_every_reference_leads_somewhere(table: tuple[Endpoint, ...]) -> None:
+    found = document("Title", table)
+    text = json.dumps(found)
+    for name in text.split('"#/components/schemas/')[1:]:
+        assert name.split('"')[0] in found["components"]["schemas"]
+
+
+def test_parameters_of_paths_are_declared(table: tuple[Endpoint, ...]) -> None:
+    for (_, path), operation in operations(document("Title", table)).items():
+        declared = {each["name"]: each for each in operation.get("parameters", [])}
+        in_path = {name for name, each in declared.items() if each["in"] == "path"}
+        assert in_path == {name for name, _ in PARAMETER.findall(path)}
+        assert all(declared[name]["required"] for name in in_path)
+        assert "null" not in json.dumps([each["schema"] for each in declared.values()])
+
+
+def test_what_may_go_wrong_is_told() -> None:
+    found = operations(document("Title", TABLES["internal"]))
+    claim = found["POST", "/internal/task-claim"]
+    expected = "200 400 401 403 404 408 409 413 422 503"
+    assert sorted(claim["responses"]) == expected.split()
+    problem = claim["responses"]["409"]["content"]["application/problem+json"]["schema"]
+    assert problem == {"$ref": "#/components/schemas/Problem"}
+    assert claim["security"] == [{"worker": [], "workerToken": []}]
+    complete = found["POST", "/v1/task/complete"]
+    assert {"200", "207"} <= set(complete["responses"])
+    assert "security" not in complete
+    assert sorted(found["GET", "/readyz"]["responses"]) == ["200", "503"]
+
+
+def test_the_listeners_share_only_the_probes() -> None:
+    internal = {each.path for each in TABLES["internal"]}
+    public = {each.path for each in TABLES["public"]}
+    assert internal & public == {"/healthz", "/readyz"}
+    for path in public:
+        assert not path.startswith(("/internal", "/v1/task/"))
+    for path in internal - {"/healthz", "/readyz"}:
+        assert path.startswith(("/internal/", "/v1/task/"))
+
+
+def test_who_has_to_prove_what() -> None:
+    proofs = {each.path: each.proof for each in INTERNAL}
+    assert {path for path, proof in proofs.items() if proof is Proof.WORKER} == {
+        path for path in proofs if path.startswith("/internal/")
+    }
+    assert all(each.proof is Proof.API_TOKEN for each in PUBLIC)

@@ -1,0 +1,73 @@
+"""Refusals as people and programs read them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from penstock.dispatcher.api.problems import problem_of, refusal_problem, results_answer
+from penstock.dispatcher.dag.errors import DagError
+from penstock.dispatcher.dag.parsing import parse
+from penstock.dispatcher.tasks.values import Refusal, Status, TaskState, Why
+from penstock.dispatcher.wire.problem import Problem
+from penstock.dispatcher.wire.work import ResultsAnswer, TaskResult
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+STATE = TaskState(7, Status.DEAD, 2, None, None, NOW, False, "broken")
+
+
+@pytest.mark.parametrize("why", list(Why))
+def test_every_refusal_has_a_sentence(why: Why) -> None:
+    problem = refusal_problem(Refusal(7, why, None if why is Why.UNKNOWN else STATE))
+    assert problem.type == why.value
+    assert problem.status == (404 if why is Why.UNKNOWN else 409)
+    assert "7" in problem.title
+    assert problem.title.endswith(".")
+    assert (problem.state is None) == (why is Why.UNKNOWN)
+    if problem.state is not None:
+        assert (problem.state.status, problem.state.reason) == ("dead", "broken")
+
+
+def test_a_refusal_with_words_of_its_own() -> None:
+    assert refusal_problem(Refusal(7, Why.OUTPUTS, STATE, "Not yours.")).title == "Not yours."
+
+
+def result(status: int, why: str = "") -> TaskResult:
+    return TaskResult(task_id=status, status=status, why=why, detail="It says why.")
+
+
+def test_the_status_of_a_call_about_several() -> None:
+    body, status = results_answer([result(200), result(200)])
+    assert isinstance(body, ResultsAnswer)
+    assert (status, len(body.results)) == (200, 2)
+    body, status = results_answer([result(200), result(409, "stale")])
+    assert isinstance(body, ResultsAnswer)
+    assert status == 207
+    body, status = results_answer([result(404, "unknown"), result(409, "stale")])
+    assert isinstance(body, ResultsAnswer)
+    assert status == 207
+
+
+def test_a_call_that_was_refused_as_a_whole_is_a_problem() -> None:
+    body, status = results_answer([result(409, "stale")])
+    assert isinstance(body, Problem)
+    assert (status, body.type, body.title) == (409, "stale", "It says why.")
+    assert [each.task_id for each in body.results] == [409]
+    body, _ = results_answer([result(409, "stale"), result(409, "over")])
+    assert isinstance(body, Problem)
+    assert [each.why for each in body.results] == ["stale", "over"]
+    assert "Every task" in body.title
+
+
+def test_a_dag_that_is_wrong_has_its_lines() -> None:
+    with pytest.raises(DagError) as raised:
+        parse("jobs:\n  a:\n    what: 1\n", "dag.yaml")
+    problem = problem_of(raised.value)
+    assert problem is not None
+    assert (problem.status, problem.type) == (422, "dag")
+    assert 3 in [each.line for each in problem.problems]
+
+
+def test_a_mistake_of_ours_has_no_problem() -> None:
+    assert problem_of(KeyError("x")) is None
