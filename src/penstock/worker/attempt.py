@@ -1,0 +1,173 @@
+"""One attempt, from its assignment to what is told of its end.
+
+| ends because | told to the dispatcher |
+|---|---|
+| the work returned | what it made |
+| the work failed, or what it made cannot be published | a failure, with the work's own words |
+| it took longer than it may | a failure: "It took longer than …" |
+| the dispatcher asked to cancel it | a failure; the task becomes cancelled |
+| the worker stops | a failure that is retried: "The worker was stopped." |
+| the dispatcher refused the attempt | nothing: it is another's now, or over |
+
+Interrupting cancels the runtime's `run` and waits until nothing of the work runs any more. Work
+that ends well all the same has ended well. A runtime that does not let go within its grace period
+and some is told of loudly; its end is told as if it had, and whoever runs the attempt keeps its
+place taken until it has really ended (`released`).
+
+Called by `penstock.worker.worker`, from the event loop. A crash leaves a lease that runs out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from enum import Enum
+from typing import Any, Final
+
+from penstock.dispatcher.wire.work import Assignment, EndAsk, HeldAsk
+from penstock.kernel.errors import PenstockError, WorkFailed
+from penstock.runtimes.base import Made, Runtime, Voice, Work
+from penstock.worker import orders
+
+_log = logging.getLogger(__name__)
+
+_LETTING_GO_SECONDS: Final = 20.0
+"""How long a runtime may take, beyond the grace period, to end work by force."""
+
+
+class Interruption(Enum):
+    """Why an attempt is ended from outside. A later one never replaces an earlier, but LOST."""
+
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    STOPPED = "stopped"
+    LOST = "lost"
+
+
+class Attempt:
+    """One attempt that this worker holds."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        self.progress: dict[str, Any] | None = None
+        """The last word that was not passed on."""
+        self.is_over = False
+        """Whether the work has ended, and only the end has to be told."""
+        self._why: Interruption | None = None
+        self._interrupted = asyncio.Event()
+        self._running: asyncio.Task[tuple[Made, ...]] | None = None
+
+    @property
+    def task_id(self) -> int:
+        return self.assignment.task_id
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether there is nothing to tell any more."""
+        return self._why is Interruption.LOST
+
+    @property
+    def released(self) -> asyncio.Task[tuple[Made, ...]] | None:
+        """The work, if it runs although its end was told."""
+        return self._running if self._running is not None and not self._running.done() else None
+
+    def held_ask(self) -> HeldAsk:
+        """What a heartbeat says."""
+        return HeldAsk(
+            task_id=self.assignment.task_id,
+            attempt=self.assignment.attempt,
+            lease_token=self.assignment.lease_token,
+            progress=self.progress,
+        )
+
+    def interrupt(self, why: Interruption) -> None:
+        """End the attempt. Harmless if it has ended."""
+        if self._why is None or why is Interruption.LOST:
+            self._why = why
+        # Once: a second cancellation would cut short what the runtime does about the first.
+        if self._running is not None and not self._interrupted.is_set():
+            self._running.cancel()
+        self._interrupted.set()
+
+    async def run(self, runtime: Runtime, work: Work, voice: Voice) -> EndAsk | None:
+        """Run the work, and return what to tell of its end; None if nothing is to be told."""
+        if self._why is None:
+            # Not in a group: one that does not let go must not keep the worker.
+            self._running = asyncio.get_running_loop().create_task(
+                runtime.run(work, voice), name=f"task {work.task_id} attempt {work.attempt}"
+            )
+            try:
+                await self._wait(self._running, work)
+            finally:
+                self._running.cancel()
+        self.is_over = True
+        return None if self.is_lost else self._end(work)
+
+    async def _wait(self, running: asyncio.Task[tuple[Made, ...]], work: Work) -> None:
+        """Until the work has ended, or does not let go."""
+        has_limit = not orders.is_always_on(self.assignment)
+        await _first(
+            running, self._interrupted, self.assignment.timeout_seconds if has_limit else None
+        )
+        if not running.done():
+            self.interrupt(Interruption.TIMEOUT)
+            seconds = work.grace_seconds + _LETTING_GO_SECONDS
+            await asyncio.wait({running}, timeout=seconds)
+            if not running.done():
+                told = "%s: its runtime has not ended it within %.0f s; its slot stays taken"
+                _log.error(told, self, seconds)
+        if running.done() and not running.cancelled():
+            # Seen, also if nobody is told of it.
+            running.exception()
+
+    def _end(self, work: Work) -> EndAsk:
+        try:
+            made = self._made()
+            return orders.succeeded(work, made, lease_token=self.assignment.lease_token)
+        except WorkFailed as error:
+            said = f"{error.message} {error.hint}".strip()
+            return self.failure(said, is_retried=error.is_retried, log=work.log)
+
+    def _made(self) -> tuple[Made, ...]:
+        """What the work has made; `WorkFailed` in every other case."""
+        if self._running is None or not self._running.done() or self._running.cancelled():
+            raise WorkFailed(self._reason())
+        error = self._running.exception()
+        if error is None:
+            return self._running.result()
+        if isinstance(error, WorkFailed):
+            # Work that is interrupted says so in many ways: why it was is what counts.
+            raise error if self._why is None else WorkFailed(self._reason())
+        if not isinstance(error, PenstockError):
+            _log.error("%s failed in its runtime", self, exc_info=error)
+        told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise WorkFailed(told if self._why is None else self._reason()) from error
+
+    def _reason(self) -> str:
+        match self._why:
+            case Interruption.TIMEOUT:
+                return f"It took longer than {self.assignment.timeout_seconds:g} s."
+            case Interruption.CANCELLED:
+                return "It was cancelled."
+            case Interruption.STOPPED:
+                return "The worker was stopped."
+            case Interruption.LOST | None:
+                return "Its runtime gave it up."
+
+    def failure(self, reason: str, *, is_retried: bool = True, log: str = "") -> EndAsk:
+        """The end of this attempt as a failure."""
+        return orders.failed(self.assignment, reason, is_retried=is_retried, log=log)
+
+    def __str__(self) -> str:
+        return f"task {self.task_id} attempt {self.assignment.attempt} of {self.assignment.job}"
+
+
+async def _first(
+    running: asyncio.Task[tuple[Made, ...]], event: asyncio.Event, seconds: float | None
+) -> None:
+    """Wait for the first of the two, or for so long."""
+    waiting = asyncio.get_running_loop().create_task(event.wait())
+    try:
+        await asyncio.wait({running, waiting}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()

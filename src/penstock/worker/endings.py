@@ -1,0 +1,211 @@
+"""Tells the dispatcher how attempts have ended: many in one call, until it has answered.
+
+One call is under way at a time, so what ends meanwhile goes with the next. A first end waits a
+moment for others, unless nothing else runs here. An end is told until it is answered, for hours if
+need be and beyond the lease: the dispatcher takes it as long as nobody has ended the attempt, and
+answers the same words with the same answer, so a lost answer costs a repeat.
+
+| answer | what follows |
+|---|---|
+| taken | the attempt is done |
+| refused: not the current attempt, or over | nothing is published; the attempt is done |
+| refused for its outputs | the attempt is still ours: its end is told as a failure instead |
+| the whole call is refused | its ends are told one by one; one that is refused alone is a failure |
+| none | again after a pause; after each failure with fewer ends, so that none spoils the others |
+
+Called by `penstock.worker.worker`. A crash loses what was not answered: the leases run out, and the
+tasks are run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from penstock.dispatcher.tasks.values import Why
+from penstock.dispatcher.wire.work import CompleteAsk, EndAsk, TaskResult
+from penstock.kernel.clock import Clock
+from penstock.kernel.entropy import Entropy
+from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable
+from penstock.worker.attempt import Attempt
+from penstock.worker.backoff import Backoff
+from penstock.worker.client import InternalClient
+
+_log = logging.getLogger(__name__)
+
+TASKS_MAX: Final = 200
+"""How many ends one call tells: its transaction should be short."""
+_BYTES_MAX: Final = 500_000
+# These say something about a call, not about what is in it.
+_NOT_JUDGED: Final = frozenset({401, 403, 404, 405})
+
+
+@dataclass(slots=True)
+class _Ending:
+    attempt: Attempt
+    ask: EndAsk
+    size_bytes: int
+    is_alone: bool = False
+    """Whether it is told by itself, because a call with others was refused."""
+
+
+class Endings:
+    """The ends that have not been answered.
+
+    `done` is called for each attempt when there is nothing more to tell of it; `is_idle` says
+    whether nothing else runs that could end soon.
+    """
+
+    def __init__(
+        self,
+        client: InternalClient,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        gather_seconds: float,
+        done: Callable[[Attempt], None],
+        is_idle: Callable[[], bool],
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._backoff = Backoff(entropy)
+        self._gather_seconds = gather_seconds
+        self._done = done
+        self._is_idle = is_idle
+        self._waiting: deque[_Ending] = deque()
+        self._in_call: list[_Ending] = []
+        self._most = TASKS_MAX
+        self._news = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._in_call)
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last call was not answered."""
+        return self._backoff.failures > 0
+
+    def add(self, attempt: Attempt, ask: EndAsk) -> None:
+        """Tell of this end."""
+        self._waiting.append(_Ending(attempt, ask, len(msgspec.json.encode(ask))))
+        self._empty.clear()
+        self._news.set()
+
+    def forget(self, attempt: Attempt) -> None:
+        """Do not tell of this attempt any more, if it is not being told of."""
+        self._waiting = deque(each for each in self._waiting if each.attempt is not attempt)
+        self._note_empty()
+
+    async def told(self) -> None:
+        """Return when nothing is left to tell."""
+        await self._empty.wait()
+
+    async def run(self) -> None:
+        """Tell, until cancelled."""
+        while True:
+            while not self._waiting:
+                self._news.clear()
+                await self._news.wait()
+            await self._gather()
+            self._in_call = self._next()
+            if not self._in_call:
+                continue
+            pause_seconds = await self._tell(self._in_call)
+            if pause_seconds:
+                await self._clock.sleep(pause_seconds)
+
+    async def _gather(self) -> None:
+        if self._is_idle() or len(self._waiting) >= self._most or self.is_failing:
+            return
+        await self._clock.sleep(self._gather_seconds)
+
+    def _next(self) -> list[_Ending]:
+        """The ends for the next call, taken out of those that wait."""
+        taken: list[_Ending] = []
+        size_bytes = 0
+        while self._waiting and len(taken) < self._most:
+            first = self._waiting[0]
+            size_bytes += first.size_bytes
+            if taken and (first.is_alone or size_bytes > _BYTES_MAX):
+                break
+            taken.append(self._waiting.popleft())
+            if first.is_alone:
+                break
+        return taken
+
+    async def _tell(self, endings: Sequence[_Ending]) -> float:
+        """One call; returns how long to wait before the next."""
+        again: list[_Ending] = []
+        pause_seconds = 0.0
+        try:
+            answer = await self._client.complete(CompleteAsk(tasks=[each.ask for each in endings]))
+        except DispatcherUnavailable as error:
+            again, pause_seconds = list(endings), self._unanswered(error)
+        except DispatcherRefused as error:
+            if error.status in _NOT_JUDGED:
+                again, pause_seconds = list(endings), self._unanswered(error)
+            else:
+                again = self._refused(endings, error)
+        else:
+            if self._backoff.succeeded():
+                _log.info("ends of tasks are answered again")
+            self._most = min(TASKS_MAX, self._most * 2)
+            for ending, result in zip(endings, answer.results, strict=True):
+                again.extend(self._take(ending, result))
+        self._waiting.extend(each for each in again if not each.attempt.is_lost)
+        self._in_call = []
+        self._note_empty()
+        return pause_seconds
+
+    def _unanswered(self, error: Exception) -> float:
+        if not self.is_failing:
+            _log.warning("ends of tasks are kept until they are answered: %s", error)
+        self._most = max(1, self._most // 2)
+        return self._backoff.next_seconds()
+
+    def _refused(self, endings: Sequence[_Ending], error: DispatcherRefused) -> list[_Ending]:
+        """The dispatcher does not understand a call: find out which of its ends it is."""
+        if len(endings) > 1:
+            for each in endings:
+                each.is_alone = True
+            return list(endings)
+        return self._as_failure(endings[0], error.message)
+
+    def _take(self, ending: _Ending, result: TaskResult) -> list[_Ending]:
+        """What is left to tell after this answer."""
+        attempt = ending.attempt
+        if result.status < 400:
+            if ending.ask.failure is not None:
+                _log.warning(
+                    "%s failed, and is %s now: %s",
+                    attempt,
+                    result.task_status or "over",
+                    ending.ask.failure.reason.partition("\n")[0],
+                )
+            self._done(attempt)
+            return []
+        if result.why == Why.OUTPUTS or result.status not in {404, 409}:
+            return self._as_failure(ending, result.detail or result.why)
+        _log.warning("%s publishes nothing: it is not ours any more (%s)", attempt, result.why)
+        self._done(attempt)
+        return []
+
+    def _as_failure(self, ending: _Ending, told: str) -> list[_Ending]:
+        if ending.ask.failure is not None:
+            _log.error("%s: its failure is not accepted: %s", ending.attempt, told)
+            self._done(ending.attempt)
+            return []
+        ask = ending.attempt.failure(f"What it made was refused: {told}", log=ending.ask.log or "")
+        return [_Ending(ending.attempt, ask, len(msgspec.json.encode(ask)), ending.is_alone)]
+
+    def _note_empty(self) -> None:
+        if not self._waiting and not self._in_call:
+            self._empty.set()

@@ -1,0 +1,173 @@
+"""What runs here: attempts from their assignment until nothing is left to tell of them.
+
+An attempt takes one of `concurrency` places while it runs. It is kept alive by heartbeats from its
+assignment until its end is answered. If the dispatcher hands out a task that an earlier attempt of
+it still runs here, that one is over: it is interrupted and nothing is told of it, so no call ever
+names a task twice. While ends are not answered there is no room: more work would only pile up.
+
+Called by `penstock.worker.worker` and `claiming`, from the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from penstock.dispatcher.wire.work import Assignment, EndAsk
+from penstock.kernel.clock import Clock
+from penstock.kernel.entropy import Entropy
+from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.base import Runtime
+from penstock.runtimes.places import Places, attempt_id
+from penstock.worker import orders
+from penstock.worker.attempt import Attempt, Interruption
+from penstock.worker.client import InternalClient
+from penstock.worker.endings import Endings
+from penstock.worker.heartbeats import Heartbeats
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.voice import AttemptVoice
+
+_log = logging.getLogger(__name__)
+
+_UNTOLD_MAX: Final = 500
+"""With so many ends that are not answered, nothing more is begun."""
+
+
+class Hands:
+    """The attempts of this worker. `freed` is called with an operator that may have more work."""
+
+    def __init__(
+        self,
+        client: InternalClient,
+        runtimes: Mapping[str, Runtime],
+        *,
+        places: Places,
+        settings: WorkerSettings,
+        clock: Clock,
+        entropy: Entropy,
+        freed: Callable[[str], None],
+    ) -> None:
+        self._client = client
+        self._runtimes = runtimes
+        self._places = places
+        self._settings = settings
+        self._clock = clock
+        self._entropy = entropy
+        self._freed = freed
+        self.heartbeats = Heartbeats(client, clock=clock, entropy=entropy)
+        self.endings = Endings(
+            client,
+            clock=clock,
+            entropy=entropy,
+            gather_seconds=settings.gather_seconds,
+            done=self._done,
+            is_idle=lambda: not self._running,
+        )
+        self._running: set[Attempt] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_stopping = False
+
+    @property
+    def room(self) -> int:
+        """How many attempts may begin."""
+        if self.endings.is_failing or len(self.endings) >= _UNTOLD_MAX:
+            return 0
+        return self._settings.concurrency - len(self._running)
+
+    @property
+    def count(self) -> int:
+        """How many attempts run."""
+        return len(self._running)
+
+    def begin(self, assignment: Assignment) -> None:
+        """Run an attempt; a worker that stops gives it back instead."""
+        attempt = Attempt(assignment)
+        before = self.heartbeats.hold(attempt)
+        if before is not None:
+            _log.warning("%s is interrupted: the task was given out again", before)
+            before.interrupt(Interruption.LOST)
+            self.endings.forget(before)
+        if self._is_stopping:
+            attempt.interrupt(Interruption.STOPPED)
+        self._running.add(attempt)
+        self._idle.clear()
+        task = asyncio.get_running_loop().create_task(self._attend(attempt))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def drain(self) -> None:
+        """Begin nothing more. Sources that never end by themselves are stopped now."""
+        self._is_stopping = True
+        for attempt in tuple(self._running):
+            if orders.is_always_on(attempt.assignment):
+                attempt.interrupt(Interruption.STOPPED)
+
+    def give_back(self) -> None:
+        """Interrupt what runs."""
+        self._is_stopping = True
+        for attempt in tuple(self._running):
+            attempt.interrupt(Interruption.STOPPED)
+
+    async def idle(self) -> None:
+        """Return when nothing runs."""
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Let go of what does not end."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=self._settings.grace_seconds)
+
+    async def _attend(self, attempt: Attempt) -> None:
+        try:
+            try:
+                end = await self._run(attempt)
+            except Exception as error:  # noqa: BLE001 - one attempt never ends the worker
+                _log.exception("%s failed in the worker", attempt)
+                end = attempt.failure(f"The worker failed: {type(error).__name__}: {error}")
+            if attempt.released is None:
+                self._leave(attempt)
+            if end is None:
+                self._done(attempt)
+            else:
+                self.endings.add(attempt, end)
+            if attempt.released is not None:
+                await asyncio.wait((attempt.released,))
+        finally:
+            self._leave(attempt)
+
+    async def _run(self, attempt: Attempt) -> EndAsk | None:
+        assignment = attempt.assignment
+        runtime = self._runtimes.get(assignment.runtime)
+        if runtime is None:
+            return attempt.failure(f"This worker has no runtime {assignment.runtime!r}.")
+        try:
+            work = orders.work_of(
+                assignment,
+                self._places,
+                attempt_id=attempt_id(self._entropy),
+                grace_seconds=self._settings.grace_seconds,
+            )
+        except WorkFailed as error:
+            return attempt.failure(error.message, is_retried=error.is_retried)
+        voice = AttemptVoice(attempt, work, self._client, clock=self._clock, entropy=self._entropy)
+        return await attempt.run(runtime, work, voice)
+
+    def _leave(self, attempt: Attempt) -> None:
+        """Free its place."""
+        if attempt not in self._running:
+            return
+        self._running.discard(attempt)
+        if not self._running:
+            self._idle.set()
+        self._freed("")
+
+    def _done(self, attempt: Attempt) -> None:
+        """Nothing more is to be told of it."""
+        self.heartbeats.release(attempt)
+        self._freed(attempt.assignment.operator)

@@ -1,0 +1,136 @@
+"""Keeps leases alive: many in one call, from a task of their own.
+
+Each attempt is told of three times in the time that its job allows a worker to be silent. Those
+that are past half of their own pause go along with one that is due, so that attempts which began
+at different times are soon told of together. A short task ends before it is told of at all.
+
+An answer may ask to cancel a task, and may refuse one: then another attempt has taken over, or the
+task is over, and the attempt is interrupted. No answer means nothing: the work goes on and the call
+is repeated, beyond the lease too, for a lease that nobody has ended is still ours. The pauses
+between such repeats stay below the pause between heartbeats, and so does the time that a dispatcher
+has to answer, so that one that hangs costs no lease.
+
+Runs on the worker's event loop. Runtimes keep it free: they run users' code elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.dispatcher.wire.work import HeartbeatAsk, TaskResult
+from penstock.kernel.clock import Clock
+from penstock.kernel.entropy import Entropy
+from penstock.kernel.errors import DispatcherError, DispatcherRefused
+from penstock.worker.attempt import Attempt, Interruption
+from penstock.worker.backoff import Backoff
+from penstock.worker.client import CALL_SECONDS, InternalClient
+
+_log = logging.getLogger(__name__)
+
+TASKS_MAX: Final = 1000
+"""How many attempts one call may be about."""
+_PAUSE_SECONDS_MIN: Final = 0.05
+_CALL_SECONDS_MIN: Final = 1.0
+_REFUSED: Final = frozenset({404, 409})
+
+
+@dataclass(slots=True)
+class _Held:
+    attempt: Attempt
+    pause_seconds: float
+    due_at: float
+
+
+class Heartbeats:
+    """The attempts that are to be kept alive."""
+
+    def __init__(self, client: InternalClient, *, clock: Clock, entropy: Entropy) -> None:
+        self._client = client
+        self._clock = clock
+        self._backoff = Backoff(entropy)
+        self._held: dict[int, _Held] = {}
+        self._news = asyncio.Event()
+
+    def hold(self, attempt: Attempt) -> Attempt | None:
+        """Keep an attempt alive; returns an earlier one of the same task, which is let go."""
+        pause = max(_PAUSE_SECONDS_MIN, attempt.assignment.heartbeat_seconds / 3)
+        before = self._held.get(attempt.task_id)
+        self._held[attempt.task_id] = _Held(attempt, pause, self._clock.monotonic() + pause)
+        self._news.set()
+        return before.attempt if before is not None else None
+
+    def release(self, attempt: Attempt) -> None:
+        """Say nothing more of an attempt."""
+        held = self._held.get(attempt.task_id)
+        if held is not None and held.attempt is attempt:
+            del self._held[attempt.task_id]
+
+    async def run(self) -> None:
+        """Tell of what is held, until cancelled."""
+        while True:
+            self._news.clear()
+            seconds = self._seconds_to_wait()
+            if seconds is None or seconds > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await self._news.wait()
+                continue
+            if not await self._beat(self._due()):
+                pauses = (each.pause_seconds for each in self._held.values())
+                most = min(pauses, default=_PAUSE_SECONDS_MIN)
+                await self._clock.sleep(self._backoff.next_seconds(most_seconds=most))
+
+    def _seconds_to_wait(self) -> float | None:
+        first = min((each.due_at for each in self._held.values()), default=None)
+        return None if first is None else first - self._clock.monotonic()
+
+    def _due(self) -> Sequence[_Held]:
+        now = self._clock.monotonic()
+        along = [
+            each for each in self._held.values() if each.due_at - each.pause_seconds / 2 <= now
+        ]
+        return sorted(along, key=lambda each: each.due_at)[:TASKS_MAX]
+
+    async def _beat(self, due: Sequence[_Held]) -> bool:
+        """One call; returns whether it was answered."""
+        shortest = min(each.pause_seconds for each in due)
+        said = [each.attempt.progress for each in due]
+        try:
+            answer = await self._client.heartbeat(
+                HeartbeatAsk(tasks=[each.attempt.held_ask() for each in due]),
+                call_seconds=min(CALL_SECONDS, max(_CALL_SECONDS_MIN, shortest)),
+            )
+        except DispatcherError as error:
+            # A refusal of the whole call says nothing of any attempt: something between us and
+            # the dispatcher is wrong, and may be put right.
+            if not self._backoff.failures:
+                _log.warning("no heartbeat is answered; the work goes on: %s", error)
+            if isinstance(error, DispatcherRefused):
+                # Progress is all that work itself puts into the call.
+                for each in due:
+                    each.attempt.progress = None
+            return False
+        if self._backoff.succeeded():
+            _log.info("heartbeats are answered again")
+        for held, words, result in zip(due, said, answer.results, strict=True):
+            held.due_at = self._clock.monotonic() + held.pause_seconds
+            self._take(held.attempt, result)
+            if held.attempt.progress is words:
+                held.attempt.progress = None
+        return True
+
+    def _take(self, attempt: Attempt, result: TaskResult) -> None:
+        if result.status in _REFUSED:
+            self.release(attempt)
+            # What has ended is decided by the answer to its end, which may be on its way.
+            if not attempt.is_over:
+                _log.warning("%s is interrupted: it is not ours any more (%s)", attempt, result.why)
+                attempt.interrupt(Interruption.LOST)
+        elif result.cancel_asked and not attempt.is_over:
+            _log.info("%s is cancelled", attempt)
+            attempt.interrupt(Interruption.CANCELLED)

@@ -1,0 +1,156 @@
+"""Between the dispatcher's words and a runtime's: an assignment as work, and what was made as ends.
+
+Pure functions. An assignment that cannot be understood, and something made that is no output of
+its job, is `WorkFailed`: a sentence for people, and the end of that attempt alone. What leaves
+here is valid by the rules of the wire, so that no task can spoil a call that is about several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from penstock.dispatcher.dag.units import duration_ms
+from penstock.dispatcher.wire.work import Assignment, EndAsk, FailureAsk, OutputAsk
+from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.base import Given, Made, Place, Work
+from penstock.runtimes.places import Places
+
+_REASON_CHARACTERS_MAX: Final = 10_000
+_OUTPUTS_MAX: Final = 10_000
+_LOG_CHARACTERS_MAX: Final = 1000
+_ALWAYS_ON: Final = "always_on"
+_ENDS: Final = msgspec.json.Decoder(EndAsk)
+
+
+def is_always_on(assignment: Assignment) -> bool:
+    """Whether it is a source that runs until it is stopped, and so has no time limit."""
+    source = assignment.definition.get("source")
+    return isinstance(source, Mapping) and source.get("kind") == _ALWAYS_ON
+
+
+def work_of(
+    assignment: Assignment, places: Places, *, attempt_id: str, grace_seconds: float
+) -> Work:
+    """An assignment as a runtime is given it."""
+    definition = assignment.definition
+    return Work(
+        task_id=assignment.task_id,
+        attempt=assignment.attempt,
+        job=assignment.job,
+        operator=assignment.operator,
+        generation=assignment.generation,
+        config=_mapping(definition, "config"),
+        resources=_mapping(definition, "resources"),
+        payload=assignment.payload,
+        inputs={
+            name: Given(
+                dataset=each.dataset,
+                generation=each.generation,
+                location=each.location,
+                revision=each.revision,
+            )
+            for name, each in assignment.inputs.items()
+        },
+        outputs=_outputs(assignment, places, attempt_id=attempt_id),
+        grace_seconds=_grace_seconds(assignment, otherwise=grace_seconds),
+        timeout_seconds=None if is_always_on(assignment) else assignment.timeout_seconds,
+        log=places.log(task_id=assignment.task_id, attempt=assignment.attempt),
+    )
+
+
+def succeeded(work: Work, made: Iterable[Made], *, lease_token: str) -> EndAsk:
+    """The end of an attempt that has made these."""
+    outputs = [_output(work, each) for each in made]
+    if len(outputs) > _OUTPUTS_MAX:
+        raise WorkFailed(
+            f"The work has made {len(outputs):,} outputs; a task may have {_OUTPUTS_MAX:,}."
+        )
+    end = EndAsk(
+        task_id=work.task_id,
+        attempt=work.attempt,
+        lease_token=lease_token,
+        outputs=outputs,
+        log=_log(work),
+    )
+    try:
+        # msgspec checks the bounds of what it reads, not of what is made in code.
+        return _ENDS.decode(msgspec.json.encode(end))
+    except (msgspec.MsgspecError, UnicodeError, OverflowError) as error:
+        raise WorkFailed(f"What the work has made cannot be published: {error}.") from error
+
+
+def failed(
+    assignment: Assignment, reason: str, *, is_retried: bool = True, log: str = ""
+) -> EndAsk:
+    """The end of an attempt that has failed."""
+    told = reason.encode("utf-8", "replace").decode()[:_REASON_CHARACTERS_MAX]
+    return EndAsk(
+        task_id=assignment.task_id,
+        attempt=assignment.attempt,
+        lease_token=assignment.lease_token,
+        failure=FailureAsk(reason=told, is_retried=is_retried),
+        log=log if 0 < len(log) <= _LOG_CHARACTERS_MAX else None,
+    )
+
+
+def _outputs(assignment: Assignment, places: Places, *, attempt_id: str) -> dict[str, Place]:
+    found: dict[str, Place] = {}
+    uuids = _mapping(assignment.definition, "datasets")
+    for each in assignment.definition.get("outputs") or ():
+        name = each.get("name") if isinstance(each, Mapping) else None
+        dataset = each.get("dataset", name) if isinstance(each, Mapping) else None
+        uuid = uuids.get(dataset) if isinstance(dataset, str) else None
+        if not isinstance(name, str) or not isinstance(dataset, str) or not isinstance(uuid, str):
+            raise WorkFailed(
+                f"An output of job {assignment.job} cannot be understood by this worker: {each!r}.",
+                hint="Bring the worker to the release of the dispatcher.",
+            )
+        location = places.output(
+            dataset,
+            generation=assignment.generation,
+            payload=assignment.payload,
+            attempt_id=attempt_id,
+        )
+        found[name] = Place(dataset=dataset, uuid=uuid, location=location)
+    return found
+
+
+def _output(work: Work, made: Made) -> OutputAsk:
+    place = work.outputs.get(made.output)
+    if place is None:
+        known = ", ".join(sorted(work.outputs)) or "none"
+        raise WorkFailed(
+            f"The work has made {made.output!r}, which is no output of job {work.job};"
+            f" its outputs: {known}.",
+            is_retried=False,
+        )
+    return OutputAsk(
+        dataset=place.uuid,
+        location=made.location,
+        partition_key=made.partition_key,
+        start=made.start,
+        end=made.end,
+        cursor=made.cursor,
+        append_key=made.append_key,
+    )
+
+
+def _mapping(definition: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = definition.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _grace_seconds(assignment: Assignment, *, otherwise: float) -> float:
+    if not is_always_on(assignment):
+        return otherwise
+    try:
+        return duration_ms(assignment.definition["source"]["drain_timeout"]) / 1000
+    except (KeyError, TypeError, ValueError):
+        return otherwise
+
+
+def _log(work: Work) -> str | None:
+    return work.log if 0 < len(work.log) <= _LOG_CHARACTERS_MAX else None

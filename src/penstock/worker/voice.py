@@ -1,0 +1,118 @@
+"""What running work says to the dispatcher: how far it is, and events of its outputs.
+
+Progress goes with the next heartbeat. Events are sent until they are heard, however long that
+takes: an event has the source's own id, so the same one twice is one. Only a refusal of the attempt
+ends this, and the attempt with it. Called by runtimes, from the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from penstock.dispatcher.wire.events import EventAsk, EventResult, TaskEventsAsk
+from penstock.kernel.clock import Clock
+from penstock.kernel.entropy import Entropy
+from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, WorkFailed
+from penstock.runtimes.base import News, Work
+from penstock.worker.attempt import Attempt, Interruption
+from penstock.worker.backoff import Backoff
+from penstock.worker.client import InternalClient
+
+_log = logging.getLogger(__name__)
+
+EVENTS_MAX: Final = 1000
+"""How many events one call may have."""
+_PROGRESS_BYTES_MAX: Final = 16_000
+_OVER: Final = frozenset({404, 409})
+_ASKS: Final = msgspec.json.Decoder(TaskEventsAsk)
+
+
+class AttemptVoice:
+    """The voice of one attempt."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        work: Work,
+        client: InternalClient,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+    ) -> None:
+        self._attempt = attempt
+        self._work = work
+        self._client = client
+        self._clock = clock
+        self._entropy = entropy
+
+    def progress(self, said: Mapping[str, Any]) -> None:
+        """Remember it for the next heartbeat."""
+        try:
+            encoded = msgspec.json.encode(said)
+            if len(encoded) <= _PROGRESS_BYTES_MAX:
+                self._attempt.progress = msgspec.json.decode(encoded, type=dict[str, Any])
+                return
+            why = f"it has {len(encoded):,} bytes, and {_PROGRESS_BYTES_MAX:,} are allowed"
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+            why = str(error)
+        _log.warning("%s: its progress is not passed on: %s", self._attempt, why)
+
+    async def emit(self, news: Sequence[News]) -> str:
+        """Send events; returns why the source is to pause, or nothing."""
+        paused = ""
+        for first in range(0, len(news), EVENTS_MAX):
+            ask = self._ask(news[first : first + EVENTS_MAX])
+            for result in await self._until_heard(ask):
+                if result.outcome == "refused":
+                    raise WorkFailed(f"An event was refused: {result.why or 'no reason was given'}")
+                paused = result.paused or paused
+        return paused
+
+    def _ask(self, news: Sequence[News]) -> TaskEventsAsk:
+        ask = TaskEventsAsk(
+            task_id=self._work.task_id,
+            attempt=self._work.attempt,
+            lease_token=self._attempt.assignment.lease_token,
+            events=[self._event(each) for each in news],
+        )
+        try:
+            return _ASKS.decode(msgspec.json.encode(ask))
+        except (msgspec.MsgspecError, UnicodeError, OverflowError) as error:
+            raise WorkFailed(f"An event cannot be sent: {error}.") from error
+
+    def _event(self, news: News) -> EventAsk:
+        place = self._work.outputs.get(news.output)
+        if place is None:
+            known = ", ".join(sorted(self._work.outputs)) or "none"
+            raise WorkFailed(
+                f"There is an event of {news.output!r}, which is no output of job {self._work.job};"
+                f" its outputs: {known}.",
+                is_retried=False,
+            )
+        return EventAsk(
+            event_id=news.event_id,
+            dataset=place.dataset,
+            cursor=news.cursor,
+            partition_key=news.partition_key,
+            start=news.start,
+            end=news.end,
+        )
+
+    async def _until_heard(self, ask: TaskEventsAsk) -> Sequence[EventResult]:
+        backoff = Backoff(self._entropy)
+        while not self._attempt.is_over:
+            try:
+                return (await self._client.task_events(ask)).results
+            except DispatcherUnavailable as error:
+                if not backoff.failures:
+                    _log.warning("%s: its events wait: %s", self._attempt, error)
+            except DispatcherRefused as error:
+                if error.status in _OVER:
+                    self._attempt.interrupt(Interruption.LOST)
+                raise WorkFailed(f"Its events were refused: {error.message}") from error
+            await self._clock.sleep(backoff.next_seconds())
+        raise WorkFailed("The attempt is over; its events are not sent.")

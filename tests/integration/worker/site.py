@@ -1,0 +1,141 @@
+"""A worker and a dispatcher, joined by real HTTP, real wake-ups and a real Postgres."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.dispatcher.api.table import internal_app
+from penstock.dispatcher.database.pool import Database
+from penstock.dispatcher.looping import Loop
+from penstock.dispatcher.outbox.carriers import WakeCarrier
+from penstock.dispatcher.outbox.relay import Relay
+from penstock.dispatcher.routing.router import route_events
+from penstock.dispatcher.serving import Listener, Serving
+from penstock.dispatcher.tasks.lifecycle import Tasks
+from penstock.dispatcher.wakeups.base import Heard
+from penstock.dispatcher.wakeups.bucket import (
+    NEAR_POLLING,
+    BucketListener,
+    BucketSender,
+    wake_up_queue,
+)
+from penstock.kernel.clock import SystemClock
+from penstock.kernel.entropy import system_entropy
+from penstock.runtimes.base import Runtime
+from penstock.runtimes.places import Places
+from penstock.worker.client import InternalClient
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.worker import PipelineWorker
+from tests.integration.dispatcher.api.stage import parts_of
+from tests.integration.dispatcher.test_deployment import Pipeline
+from tests.integration.dispatcher.world import World
+
+
+@dataclass
+class Site:
+    """What a story works with."""
+
+    world: World
+    pipeline: Pipeline
+    folder: Path
+    serve: Callable[[int], Serving]
+    serving: list[Serving] = field(default_factory=list)
+    port: int = 0
+
+    async def until(self, is_so: Callable[[], Awaitable[bool]]) -> None:
+        """Ask until something is so."""
+        for _ in range(20_000):
+            if await is_so():
+                return
+        pytest.fail("it never came to that")
+
+    async def statuses(self) -> Mapping[str, int]:
+        rows = await self.world.rows("SELECT status, count(*) AS n FROM task GROUP BY status")
+        return {row["status"]: row["n"] for row in rows}
+
+    async def until_all(self, **expected: int) -> None:
+        async def is_so() -> bool:
+            return await self.statuses() == expected
+
+        await self.until(is_so)
+
+    async def up(self) -> None:
+        """Have the dispatcher answer."""
+        self.serving.append(self.serve(self.port))
+        await self.serving[-1].start()
+        self.port = self.serving[-1].port("internal")
+
+    async def down(self) -> None:
+        """Have nobody answer."""
+        await self.serving.pop().stop()
+
+    @contextlib.asynccontextmanager
+    async def working(
+        self, runtime: Runtime, *, name: str = "worker-1", **settings: Any
+    ) -> AsyncIterator[PipelineWorker]:
+        """A worker, as long as the block lasts."""
+        queue = wake_up_queue(f"memory://{self.folder.name}")
+
+        def listening(answer: Heard) -> BucketListener:
+            return BucketListener(queue, answer, polling=NEAR_POLLING)
+
+        parts = parts_of(self.world)
+        client = InternalClient(
+            [f"http://127.0.0.1:{self.port}"],
+            parts.identities.identity(name),
+            clock=SystemClock(),
+            entropy=system_entropy(),
+        )
+        worker = PipelineWorker(
+            client,
+            {"process": runtime},
+            listening,
+            places=Places((self.folder / "store").as_uri(), self.folder / "logs"),
+            settings=WorkerSettings(**settings),
+        )
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(worker.run())
+            try:
+                yield worker
+            finally:
+                worker.stop()
+                await running
+
+
+Story = Callable[[Site], Awaitable[None]]
+
+
+def play(dsn: str, folder: Path, dag: str, story: Story) -> None:
+    """Tell a story on a site of its own."""
+
+    async def main() -> None:
+        async with Database(dsn, connections_max=10) as database:
+            tasks = Tasks(database, route=route_events)
+            world = World(dsn, database, tasks)
+            pipeline = Pipeline(world)
+            await pipeline.apply(dag)
+
+            def serve(port: int) -> Serving:
+                app = internal_app(parts_of(world, kick=relaying.kick))
+                return Serving([Listener("internal", app, "127.0.0.1", port)])
+
+            sender = BucketSender(wake_up_queue(f"memory://{folder.name}"))
+            relay = Relay(database, carriers={"wake": WakeCarrier(sender)})
+            relaying = Loop("relay", relay.turn, idle_seconds=0.2)
+            site = Site(world, pipeline, folder, serve)
+            async with sender, relay, relaying:
+                await site.up()
+                try:
+                    await story(site)
+                finally:
+                    for each in site.serving:
+                        await each.stop()
+
+    asyncio.run(main())

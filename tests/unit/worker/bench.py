@@ -1,0 +1,205 @@
+"""A worker on virtual time with a scripted dispatcher, runtime and listener around it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from penstock.dispatcher.dag.model import Priority
+from penstock.dispatcher.identity import Identity
+from penstock.dispatcher.wakeups.base import Channel, Heard, Listener
+from penstock.runtimes.base import Fault, Made, Runtime, Voice, Work
+from penstock.runtimes.places import Places
+from penstock.testing.virtual import VirtualClock, World, simulate
+from penstock.worker.client import InternalClient
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.worker import PipelineWorker
+from tests.unit.worker.scripted import URL, Dispatcher
+
+Doing = Callable[[Work, Voice], Awaitable[tuple[Made, ...]]]
+
+
+class ScriptedRuntime(Runtime):
+    """Does what the test says, and keeps count."""
+
+    name = "process"
+
+    def __init__(self, doing: Doing) -> None:
+        self.doing = doing
+        self.works: list[Work] = []
+        self.running: dict[int, Work] = {}
+        self.most_at_once = 0
+        self.cancelled: list[int] = []
+        self.is_started = False
+        self.is_stubborn = False
+
+    async def start(self) -> None:
+        self.is_started = True
+
+    async def stop(self) -> None:
+        assert self.is_stubborn or not self.running, "stopped after the last run"
+        self.is_started = False
+
+    def operators(self) -> Collection[str] | None:
+        return None
+
+    def faults(
+        self, operator: str, *, config: Mapping[str, Any], resources: Mapping[str, Any]
+    ) -> Iterable[Fault]:
+        return ()
+
+    async def run(self, work: Work, voice: Voice) -> tuple[Made, ...]:
+        assert self.is_started
+        self.works.append(work)
+        self.running[id(work)] = work
+        self.most_at_once = max(self.most_at_once, len(self.running))
+        try:
+            return await self.doing(work, voice)
+        except asyncio.CancelledError:
+            self.cancelled.append(work.task_id)
+            raise
+        finally:
+            del self.running[id(work)]
+
+
+class ScriptedListener(Listener):
+    """Hears what the test says."""
+
+    def __init__(self, answer: Heard) -> None:
+        self._answer = answer
+        self.listening: list[list[str]] = []
+        self.is_started = False
+
+    async def start(self) -> None:
+        self.is_started = True
+
+    async def stop(self) -> None:
+        self.is_started = False
+
+    def listen_to(self, operators: Collection[str]) -> None:
+        self.listening.append(sorted(operators))
+
+    async def say(self, operator: str = "a:clean") -> None:
+        """A wake-up; returns when it is settled, raises if it comes again."""
+        await self._answer(Channel(operator, Priority.NORMAL))
+
+
+@dataclass
+class Bench:
+    """One worker and its surroundings."""
+
+    world: World
+    clock: VirtualClock
+    dispatcher: Dispatcher
+    runtime: ScriptedRuntime
+    worker: PipelineWorker
+    listener: ScriptedListener
+    running: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def until(self, is_so: Callable[[], bool], *, seconds: float = 3600.0) -> float:
+        """Let time pass until something is so; returns how long that took."""
+        began = self.clock.monotonic()
+        while not is_so():
+            assert self.clock.monotonic() - began < seconds, "it never came to that"
+            await self.clock.sleep(0.01)
+        return self.clock.monotonic() - began
+
+    async def stopped(self) -> float:
+        """Stop the worker; returns how long that took."""
+        began = self.clock.monotonic()
+        self.worker.stop()
+        await self.running[0]
+        return self.clock.monotonic() - began
+
+
+Story = Callable[[Bench], Awaitable[None]]
+
+
+async def nothing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    """Publishes every output at its own place."""
+    key = work.payload.get("partition_key")
+    return tuple(
+        Made(output=name, location=place.location, partition_key=key)
+        for name, place in work.outputs.items()
+    )
+
+
+def taking(bench_clock: list[VirtualClock], seconds: float) -> Doing:
+    """Work that takes so long."""
+
+    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+        await bench_clock[0].sleep(seconds)
+        return await nothing(work, voice)
+
+    return doing
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    world: World,
+    dispatcher: Dispatcher,
+    doing: Doing | None,
+    *,
+    seconds: float,
+    settings: WorkerSettings,
+) -> AsyncIterator[Bench]:
+    clock = world.clock()
+    runtime = ScriptedRuntime(doing or taking([clock], seconds))
+    client = InternalClient(
+        [URL],
+        Identity("worker-1", "secret"),
+        clock=clock,
+        entropy=world.entropy("client"),
+        transport=httpx.ASGITransport(app=dispatcher),
+    )
+    listeners: list[ScriptedListener] = []
+
+    def listening(answer: Heard) -> Listener:
+        listeners.append(ScriptedListener(answer))
+        return listeners[0]
+
+    worker = PipelineWorker(
+        client,
+        {"process": runtime},
+        listening,
+        places=Places("file:///data"),
+        settings=settings,
+        clock=clock,
+        entropy=world.entropy("worker"),
+        about={},
+    )
+    bench = Bench(world, clock, dispatcher, runtime, worker, listeners[0])
+    bench.running.append(world.loop.create_task(worker.run()))
+    yield bench
+    if not bench.running[0].done():
+        await bench.stopped()
+    await bench.running[0]
+
+
+def play(
+    story: Story,
+    *,
+    dispatcher: Dispatcher | None = None,
+    doing: Doing | None = None,
+    seconds: float = 0.1,
+    seeds: Iterable[int] = range(5),
+    setting: Callable[[Dispatcher], object] | None = None,
+    **settings: Any,
+) -> None:
+    """Tell a story with several seeds. `seconds` is how long work takes, unless `doing` says."""
+    for seed in seeds:
+
+        async def main(world: World) -> None:
+            served = dispatcher or Dispatcher()
+            if setting is not None:
+                setting(served)
+            made = WorkerSettings(**settings)
+            async with opened(world, served, doing, seconds=seconds, settings=made) as bench:
+                await story(bench)
+
+        simulate(main, seed=seed)

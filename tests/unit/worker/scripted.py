@@ -1,0 +1,270 @@
+"""A dispatcher in memory, behind the same HTTP as the real one, that a test can take down.
+
+It keeps the rules that a worker counts on: attempts are fenced, a lease that has run out is its
+holder's until somebody ends the attempt, and the same end told twice gets the same answer. Its time
+is the virtual loop's. `calls` has every request that reached it, also those whose answer was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import msgspec
+
+from penstock.dispatcher.wire.base import WORKER_HEADER, Answer
+from penstock.dispatcher.wire.events import EventResult, EventsAnswer, SourcesAnswer, TaskEventsAsk
+from penstock.dispatcher.wire.problem import Problem
+from penstock.dispatcher.wire.work import (
+    Assignment,
+    ClaimAnswer,
+    ClaimAsk,
+    CompleteAsk,
+    EndAsk,
+    HeartbeatAsk,
+    HelloAnswer,
+    HelloAsk,
+    OperatorAnswer,
+    ResultsAnswer,
+    TaskResult,
+)
+
+URL = "http://dispatcher"
+DATASET = "11111111-1111-1111-1111-111111111111"
+GENERATION = "22222222-2222-2222-2222-222222222222"
+EPOCH = datetime(2025, 1, 1, tzinfo=UTC)
+
+Message = MutableMapping[str, Any]
+
+
+@dataclass
+class Task:
+    id: int
+    job: str = "clean"
+    operator: str = "a:clean"
+    runtime: str = "process"
+    payload: dict[str, Any] = field(default_factory=dict)
+    definition: dict[str, Any] = field(
+        default_factory=lambda: {
+            "outputs": [{"name": "out", "dataset": "cleaned"}],
+            "datasets": {"cleaned": DATASET},
+        }
+    )
+    timeout_seconds: float = 3600.0
+    heartbeat_seconds: float = 30.0
+    status: str = "queued"
+    attempt: int = 0
+    lease_ends_at: float = 0.0
+    cancel_asked: bool = False
+    ended: list[EndAsk] = field(default_factory=list)
+    """The ends that were taken: never more than one an attempt."""
+    progress: list[dict[str, Any]] = field(default_factory=list)
+    bad_outputs: bool = False
+
+    @property
+    def reason(self) -> str:
+        failure = self.ended[-1].failure
+        return "" if failure is None else failure.reason
+
+
+@dataclass
+class Dispatcher:
+    """The app, what it knows, and what goes wrong with it."""
+
+    tasks: dict[int, Task] = field(default_factory=dict)
+    operators: dict[str, str] = field(default_factory=dict)
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
+    is_down: bool = False
+    is_hanging: bool = False
+    answers_lost: Counter[str] = field(default_factory=Counter)
+    """How many answers of a path are lost: the call was carried out."""
+    problems: dict[str, Problem] = field(default_factory=dict)
+    """What a path answers instead."""
+    problems_once: dict[str, Problem] = field(default_factory=dict)
+    latency_seconds: float = 0.005
+    paused: str = ""
+    in_calls: Counter[str] = field(default_factory=Counter)
+    most_in_calls: Counter[str] = field(default_factory=Counter)
+
+    def add(self, **fields: Any) -> Task:
+        """One more task that waits."""
+        task = Task(len(self.tasks) + 1, **fields)
+        self.tasks[task.id] = task
+        self.operators.setdefault(task.operator, task.runtime)
+        return task
+
+    def paths(self) -> Counter[str]:
+        return Counter(path for path, _ in self.calls)
+
+    def reap(self) -> None:
+        """End the attempts whose leases are over."""
+        for task in self.tasks.values():
+            if task.status == "running" and task.lease_ends_at <= now():
+                task.status = "retrying"
+
+    async def __call__(
+        self,
+        scope: Message,
+        receive: Callable[[], Awaitable[Message]],
+        send: Callable[[Message], Awaitable[None]],
+    ) -> None:
+        path, body = scope["path"], (await receive()).get("body", b"")
+        self.headers = {key.decode(): value.decode() for key, value in scope["headers"]}
+        if self.is_down:
+            raise httpx.ConnectError("nobody is there")
+        if self.is_hanging:
+            await asyncio.Event().wait()
+        self.in_calls[path] += 1
+        self.most_in_calls[path] = max(self.most_in_calls[path], self.in_calls[path])
+        try:
+            await _pause(self.latency_seconds)
+            if self.is_down:
+                raise httpx.ReadError("it went away")
+            status, answer = self._answer(path, body)
+        finally:
+            self.in_calls[path] -= 1
+        if self.answers_lost[path] > 0:
+            self.answers_lost[path] -= 1
+            raise httpx.ReadError("the answer is lost")
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": msgspec.json.encode(answer)})
+
+    def _answer(self, path: str, body: bytes) -> tuple[int, Answer]:
+        asks: dict[str, tuple[Any, Callable[[Any], tuple[int, Answer]]]] = {
+            "/internal/hello": (HelloAsk, self._hello),
+            "/internal/task-claim": (ClaimAsk, self._claim),
+            "/v1/task/heartbeat": (HeartbeatAsk, self._heartbeat),
+            "/v1/task/complete": (CompleteAsk, self._complete),
+            "/v1/task/events": (TaskEventsAsk, self._events),
+        }
+        if path == "/internal/sources":
+            self.calls.append((path, None))
+            return 200, SourcesAnswer(sources=[], now=at(0))
+        kind, handler = asks[path]
+        ask = msgspec.json.decode(body, type=kind)
+        self.calls.append((path, ask))
+        if path in self.problems_once:
+            problem = self.problems_once.pop(path)
+            return problem.status, problem
+        if path in self.problems:
+            return self.problems[path].status, self.problems[path]
+        return handler(ask)
+
+    def _hello(self, ask: HelloAsk) -> tuple[int, Answer]:
+        served = [
+            OperatorAnswer(name=name, runtime=runtime)
+            for name, runtime in self.operators.items()
+            if runtime in ask.runtimes
+        ]
+        return 200, HelloAnswer(operators=served, now=at(0))
+
+    def _claim(self, ask: ClaimAsk) -> tuple[int, Answer]:
+        waiting = [
+            task
+            for task in self.tasks.values()
+            if task.operator == ask.operator and task.status in {"queued", "retrying"}
+        ]
+        return 200, ClaimAnswer(tasks=[self._begun(task) for task in waiting[: ask.limit]])
+
+    def _begun(self, task: Task) -> Assignment:
+        task.status = "running"
+        task.attempt += 1
+        task.lease_ends_at = now() + task.heartbeat_seconds
+        return Assignment(
+            task_id=task.id,
+            attempt=task.attempt,
+            lease_token=f"token {task.id} {task.attempt}",
+            lease_expires_at=at(task.heartbeat_seconds),
+            heartbeat_seconds=task.heartbeat_seconds,
+            timeout_seconds=task.timeout_seconds,
+            job=task.job,
+            operator=task.operator,
+            runtime=task.runtime,
+            generation=GENERATION,
+            definition=task.definition,
+            payload=task.payload,
+        )
+
+    def _heartbeat(self, ask: HeartbeatAsk) -> tuple[int, Answer]:
+        results = []
+        for each in ask.tasks:
+            task = self.tasks[each.task_id]
+            if not self._is_held(task, each.attempt, each.lease_token):
+                results.append(TaskResult(task_id=each.task_id, status=409, why="stale"))
+                continue
+            task.lease_ends_at = now() + task.heartbeat_seconds
+            if each.progress is not None:
+                task.progress.append(each.progress)
+            results.append(
+                TaskResult(task_id=each.task_id, status=200, cancel_asked=task.cancel_asked)
+            )
+        return _several(results)
+
+    def _complete(self, ask: CompleteAsk) -> tuple[int, Answer]:
+        assert len({each.task_id for each in ask.tasks}) == len(ask.tasks), "a task twice"
+        return _several([self._end(each) for each in ask.tasks])
+
+    def _end(self, ask: EndAsk) -> TaskResult:
+        task = self.tasks[ask.task_id]
+        if ask in task.ended:
+            return TaskResult(task_id=task.id, status=200, task_status=task.status)
+        if not self._is_held(task, ask.attempt, ask.lease_token):
+            return TaskResult(task_id=task.id, status=409, why="stale")
+        if task.bad_outputs and ask.failure is None:
+            told = "Dataset x has the same output twice."
+            return TaskResult(task_id=task.id, status=409, why="outputs", detail=told)
+        task.ended.append(ask)
+        if task.cancel_asked:
+            task.status = "cancelled"
+        elif ask.failure is None:
+            task.status = "completed"
+        else:
+            task.status = "failed" if ask.failure.is_retried else "dead"
+        return TaskResult(task_id=task.id, status=200, task_status=task.status)
+
+    def _events(self, ask: TaskEventsAsk) -> tuple[int, Answer]:
+        task = self.tasks[ask.task_id]
+        if not self._is_held(task, ask.attempt, ask.lease_token):
+            return 409, Problem(type="stale", title="The attempt is not current.", status=409)
+        results = [EventResult(outcome="new", paused=self.paused or None) for _ in ask.events]
+        return 200, EventsAnswer(results=results)
+
+    def _is_held(self, task: Task, attempt: int, token: str) -> bool:
+        current = (task.status, task.attempt, f"token {task.id} {task.attempt}")
+        return current == ("running", attempt, token)
+
+    def worker(self) -> str:
+        """Who called last."""
+        return self.headers[WORKER_HEADER.lower()]
+
+
+def _several(results: list[TaskResult]) -> tuple[int, Answer]:
+    """As the API has it: a single one that is refused is a problem, with its result."""
+    statuses = {each.status for each in results}
+    status = statuses.pop() if len(statuses) == 1 else 207
+    if len(results) == 1 and status >= 400:
+        told = Problem(type=results[0].why, title="No.", status=status, results=results)
+        return status, told
+    return status, ResultsAnswer(results=results)
+
+
+async def _pause(seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.Event().wait()
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def at(seconds: float) -> datetime:
+    return EPOCH + timedelta(seconds=now() + seconds)

@@ -1,0 +1,583 @@
+"""The worker against a dispatcher that fails, refuses, cancels and comes back, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.dispatcher.wire.problem import Problem
+from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, WorkFailed
+from penstock.runtimes.base import Made, News, Voice, Work
+from tests.unit.worker.bench import Bench, nothing, play
+from tests.unit.worker.scripted import DATASET, GENERATION, Dispatcher, Task
+
+CLAIM, COMPLETE = "/internal/task-claim", "/v1/task/complete"
+HEARTBEAT, HELLO = "/v1/task/heartbeat", "/internal/hello"
+
+
+def waiting(count: int, **fields: Any) -> Callable[[Dispatcher], None]:
+    """So many tasks."""
+
+    def setting(dispatcher: Dispatcher) -> None:
+        for _ in range(count):
+            dispatcher.add(**fields)
+
+    return setting
+
+
+def all_are(bench: Bench, status: str) -> bool:
+    return all(task.status == status for task in bench.dispatcher.tasks.values())
+
+
+def test_what_waits_is_claimed_run_and_published_at_the_place_of_the_attempt() -> None:
+    async def story(bench: Bench) -> None:
+        task = bench.dispatcher.tasks[1]
+        await bench.until(lambda: task.status == "completed", seconds=2)
+        (end,) = task.ended
+        (output,) = end.outputs
+        assert (output.dataset, output.partition_key) == (DATASET, "a/b")
+        folder = f"file:///data/datasets/cleaned/{GENERATION}/a~2Fb/"
+        assert output.location.startswith(folder)
+        assert len(output.location) == len(folder) + 24
+        (work,) = bench.runtime.works
+        assert (work.task_id, work.attempt, work.config) == (1, 1, {"x": 1})
+        assert bench.dispatcher.worker() == "worker-1"
+        assert bench.dispatcher.headers["authorization"] == "Bearer secret"
+
+    definition = {
+        "outputs": [{"name": "out", "dataset": "cleaned"}],
+        "datasets": {"cleaned": DATASET},
+        "config": {"x": 1},
+    }
+    play(
+        story,
+        setting=lambda d: d.add(payload={"partition_key": "a/b"}, definition=definition),
+    )
+
+
+def test_short_tasks_take_few_calls() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: all_are(bench, "completed"), seconds=60)
+        paths = bench.dispatcher.paths()
+        assert bench.runtime.most_at_once <= 32
+        # 640 tasks, 32 at a time: 20 rounds, and some calls to find out that there is no more.
+        assert paths[CLAIM] <= 64
+        assert paths[COMPLETE] <= 64
+        assert paths[HEARTBEAT] == 0
+        assert bench.dispatcher.most_in_calls[CLAIM] == 1
+        assert bench.dispatcher.most_in_calls[COMPLETE] == 1
+
+    play(story, setting=waiting(640), seconds=0.02, concurrency=32)
+
+
+def test_never_more_at_a_time_than_asked_for_and_the_places_are_used() -> None:
+    async def story(bench: Bench) -> None:
+        took = await bench.until(lambda: all_are(bench, "completed"))
+        assert bench.runtime.most_at_once == 4
+        assert took < 5 * 10 + 2
+
+    play(story, setting=waiting(20), seconds=10, concurrency=4)
+
+
+def test_operators_take_turns() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: len(bench.runtime.works) >= 12)
+        assert {work.operator for work in bench.runtime.works[:12]} == {"a:many", "b:few"}
+
+    def setting(dispatcher: Dispatcher) -> None:
+        for _ in range(100):
+            dispatcher.add(operator="a:many")
+        for _ in range(2):
+            dispatcher.add(operator="b:few")
+
+    play(story, setting=setting, seconds=1, concurrency=4)
+
+
+def test_a_wake_up_is_settled_by_a_claim_that_began_after_it() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: bench.listener.is_started)
+        await bench.clock.sleep(1)
+        before = bench.dispatcher.paths()[CLAIM]
+        task = bench.dispatcher.add()
+        await bench.listener.say()
+        assert task.status == "running"
+        assert bench.dispatcher.paths()[CLAIM] == before + 1
+        await bench.until(lambda: task.status == "completed", seconds=2)
+        # Nobody asks all the time: what is left is the slow look.
+        quiet = bench.dispatcher.paths()[CLAIM]
+        await bench.clock.sleep(20)
+        assert bench.dispatcher.paths()[CLAIM] <= quiet + 1
+
+    play(story, setting=lambda d: d.operators.update({"a:clean": "process"}))
+
+
+def test_a_wake_up_during_a_claim_needs_another() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: bench.dispatcher.in_calls[CLAIM] > 0)
+        before = bench.dispatcher.paths()[CLAIM]
+        await bench.listener.say()
+        assert bench.dispatcher.paths()[CLAIM] == before + 2
+
+    play(story, setting=lambda d: d.operators.update({"a:clean": "process"}))
+
+
+def test_a_lost_wake_up_only_delays() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: bench.listener.is_started)
+        await bench.clock.sleep(1)
+        task = bench.dispatcher.add()
+        took = await bench.until(lambda: task.status == "completed")
+        assert 1 < took < 40
+
+    play(story, setting=lambda d: d.operators.update({"a:clean": "process"}))
+
+
+def test_a_full_worker_hears_nothing_and_sends_wake_ups_elsewhere() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: len(bench.runtime.running) == 2)
+        with pytest.raises(DispatcherUnavailable, match="no room"):
+            await bench.listener.say()
+        assert bench.listener.listening == [["a:clean"], []]
+        with pytest.raises(DispatcherUnavailable, match="no room"):
+            await bench.listener.say()
+        await bench.until(lambda: len(bench.runtime.running) < 2)
+        await bench.clock.sleep(0.1)
+        assert bench.listener.listening[-1] == ["a:clean"]
+
+    play(story, setting=waiting(2), seconds=60, concurrency=2)
+
+
+def test_new_operators_are_served_and_those_that_are_gone_are_not() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: bench.listener.listening == [["a:clean"]])
+        task = bench.dispatcher.add(operator="b:new")
+        await bench.until(lambda: task.status == "completed", seconds=10)
+        assert bench.listener.listening[-1] == ["a:clean", "b:new"]
+        del bench.dispatcher.operators["a:clean"]
+        await bench.until(lambda: bench.listener.listening[-1] == ["b:new"], seconds=10)
+        claims = bench.dispatcher.paths()[CLAIM]
+        await bench.listener.say("a:clean")
+        assert bench.dispatcher.paths()[CLAIM] == claims
+
+    play(story, setting=lambda d: d.operators.update({"a:clean": "process", "x": "spark"}))
+
+
+def test_work_outlives_an_outage_that_is_longer_than_its_lease() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: len(bench.runtime.running) == 3)
+        bench.dispatcher.is_down = True
+        await bench.clock.sleep(300)
+        assert not bench.runtime.running
+        assert all(now.lease_ends_at < bench.world.loop.time() for now in tasks(bench))
+        # It claims nothing that it could not tell the end of.
+        assert not bench.runtime.cancelled
+        bench.dispatcher.is_down = False
+        assert await bench.until(lambda: all_are(bench, "completed")) < 25
+        assert [len(task.ended) for task in tasks(bench)] == [1, 1, 1]
+
+    def tasks(bench: Bench) -> list[Task]:
+        return list(bench.dispatcher.tasks.values())
+
+    play(story, setting=waiting(3, heartbeat_seconds=30.0), seconds=200)
+
+
+def test_leases_are_renewed_soon_after_an_outage_and_meanwhile_asked_for_without_a_storm() -> None:
+    async def story(bench: Bench) -> None:
+        task = bench.dispatcher.tasks[1]
+        await bench.until(lambda: bool(bench.runtime.running))
+        bench.dispatcher.is_hanging = True
+        await bench.clock.sleep(600)
+        bench.dispatcher.is_hanging = False
+        calls = len(bench.dispatcher.calls)
+        took = await bench.until(lambda: task.lease_ends_at > bench.world.loop.time())
+        assert took < 21
+        assert len(bench.dispatcher.calls) - calls < 10
+        assert not bench.runtime.cancelled
+
+    play(story, setting=waiting(1, heartbeat_seconds=30.0), seconds=2000)
+
+
+@pytest.mark.parametrize("path", [CLAIM, HEARTBEAT, COMPLETE, HELLO])
+def test_a_lost_answer_is_asked_for_again(path: str) -> None:
+    async def story(bench: Bench) -> None:
+        # Twice: the first repeat goes out at once, on another connection.
+        bench.dispatcher.answers_lost[path] = 2
+        if path == CLAIM:
+            await bench.until(lambda: bench.dispatcher.answers_lost[CLAIM] == 0)
+            await bench.clock.sleep(31)
+            bench.dispatcher.reap()
+        await bench.until(lambda: all_are(bench, "completed"))
+        assert [len(task.ended) for task in bench.dispatcher.tasks.values()] == [1] * 4
+
+    play(story, setting=waiting(4, heartbeat_seconds=30.0), seconds=40, concurrency=2)
+
+
+def test_heartbeats_go_together_and_keep_every_lease() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: len(bench.runtime.running) == 8)
+        for _ in range(200):
+            await bench.clock.sleep(0.5)
+            now = bench.world.loop.time()
+            assert all(task.lease_ends_at > now for task in bench.dispatcher.tasks.values())
+        asks = [ask for path, ask in bench.dispatcher.calls if path == HEARTBEAT]
+        # Every second for those that may be silent for three, every ten for the others.
+        assert len(asks) < 120
+        assert sum(len(ask.tasks) for ask in asks) < 4 * 120 + 4 * 21
+
+    def setting(dispatcher: Dispatcher) -> None:
+        for number in range(8):
+            dispatcher.add(heartbeat_seconds=3.0 if number % 2 else 30.0)
+
+    play(story, setting=setting, seconds=150)
+
+
+def test_a_refused_attempt_is_interrupted_and_publishes_nothing() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: len(bench.runtime.running) == 2)
+        first, second = bench.dispatcher.tasks.values()
+        first.status = "completed"
+        await bench.until(lambda: bench.runtime.cancelled == [1], seconds=15)
+        assert len(bench.runtime.running) == 1
+        await bench.until(lambda: second.status == "completed")
+        assert first.ended == []
+        told = [e.task_id for p, a in bench.dispatcher.calls if p == COMPLETE for e in a.tasks]
+        assert told == [2]
+
+    play(story, setting=waiting(2), seconds=60)
+
+
+def test_an_end_that_comes_too_late_is_not_told_again() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: len(bench.runtime.running) == 1)
+        bench.dispatcher.tasks[1].status = "completed"
+        await bench.until(lambda: bench.dispatcher.paths()[COMPLETE] == 1)
+        await bench.clock.sleep(60)
+        assert bench.dispatcher.paths()[COMPLETE] == 1
+        assert bench.dispatcher.paths()[HEARTBEAT] == 0
+
+    play(story, setting=waiting(1), seconds=5)
+
+
+def test_a_task_that_comes_back_here_ends_its_earlier_attempt() -> None:
+    async def story(bench: Bench) -> None:
+        task = bench.dispatcher.tasks[1]
+        await bench.until(lambda: len(bench.runtime.running) == 1)
+        bench.dispatcher.is_down = True
+        await bench.clock.sleep(40)
+        bench.dispatcher.is_down = False
+        bench.dispatcher.reap()
+        await bench.listener.say()
+        await bench.until(lambda: task.status == "completed")
+        assert [end.attempt for end in task.ended] == [2]
+        assert bench.runtime.cancelled == [1]
+
+    play(story, setting=waiting(1, heartbeat_seconds=30.0), seconds=60)
+
+
+def test_a_cancelled_task_is_told_of_by_a_heartbeat() -> None:
+    async def story(bench: Bench) -> None:
+        task = bench.dispatcher.tasks[1]
+        await bench.until(lambda: bool(bench.runtime.running))
+        task.cancel_asked = True
+        await bench.until(lambda: task.status == "cancelled", seconds=12)
+        assert task.reason == "It was cancelled."
+        assert bench.runtime.cancelled == [1]
+
+    play(story, setting=waiting(1), seconds=1000)
+
+
+def test_what_takes_too_long_is_ended_but_not_a_source_that_is_always_on() -> None:
+    async def story(bench: Bench) -> None:
+        slow, source = bench.dispatcher.tasks.values()
+        await bench.until(lambda: slow.status == "failed", seconds=62)
+        assert slow.reason == "It took longer than 60 s."
+        await bench.clock.sleep(1000)
+        assert source.status == "running"
+        (work,) = bench.runtime.running.values()
+        assert (work.grace_seconds, work.timeout_seconds) == (90.0, None)
+        # A source would never end by itself: a worker that stops does not wait for it.
+        assert await bench.stopped() < 1
+        assert source.reason == "The worker was stopped."
+
+    always_on = {"source": {"kind": "always_on", "drain_timeout": "1m30s"}}
+
+    def setting(dispatcher: Dispatcher) -> None:
+        dispatcher.add(timeout_seconds=60.0)
+        dispatcher.add(timeout_seconds=60.0, definition=always_on)
+
+    play(story, setting=setting, seconds=100_000)
+
+
+def test_stopping_lets_work_end() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: len(bench.runtime.running) == 2)
+        took = await bench.stopped()
+        assert 15 < took < 21
+        assert sorted(task.status for task in bench.dispatcher.tasks.values()) == [
+            *("completed", "completed", "queued")
+        ]
+        assert not bench.listener.is_started
+
+    play(story, setting=waiting(3), seconds=20, concurrency=2)
+
+
+def test_stopping_gives_back_what_does_not_end_in_time() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: len(bench.runtime.running) == 2)
+        assert 30 <= await bench.stopped() < 31
+        assert all_are(bench, "failed")
+        assert {task.reason for task in bench.dispatcher.tasks.values()} == {
+            "The worker was stopped."
+        }
+
+    play(story, setting=waiting(2), seconds=1000)
+
+
+def test_stopping_twice_gives_back_at_once() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: len(bench.runtime.running) == 2)
+        bench.worker.stop()
+        await bench.clock.sleep(1)
+        assert await bench.stopped() < 1
+        assert all_are(bench, "failed")
+
+    play(story, setting=waiting(2), seconds=1000)
+
+
+def test_what_a_claim_brings_while_stopping_is_given_back_unrun() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: bench.dispatcher.in_calls[CLAIM] > 0)
+        assert await bench.stopped() < 5
+        assert bench.runtime.works == []
+        assert {task.reason for task in bench.dispatcher.tasks.values()} == {
+            "The worker was stopped."
+        }
+
+    def setting(dispatcher: Dispatcher) -> None:
+        waiting(3)(dispatcher)
+        dispatcher.latency_seconds = 1.0
+
+    play(story, setting=setting)
+
+
+def test_a_worker_that_stops_while_nobody_answers_ends_within_a_bound() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: len(bench.runtime.running) == 2)
+        bench.dispatcher.is_hanging = True
+        assert await bench.stopped() < 30 + 5 + 15 + 1
+        assert all_are(bench, "running")
+
+    play(story, setting=waiting(2), seconds=1000)
+
+
+def test_a_worker_can_be_stopped_before_anybody_has_answered() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.clock.sleep(60)
+        assert not bench.listener.is_started
+        assert await bench.stopped() < 1
+
+    play(story, setting=lambda d: setattr(d, "is_down", True))
+
+
+def test_a_worker_that_is_not_let_in_says_so() -> None:
+    async def story(bench: Bench) -> None:
+        with pytest.raises(DispatcherRefused, match="The token is wrong") as caught:
+            await bench.running[0]
+        assert (caught.value.status, caught.value.kind) == (403, "identity")
+
+    problem = Problem(type="identity", title="The token is wrong.", status=403)
+    with pytest.raises(DispatcherRefused):
+        play(story, setting=lambda d: d.problems.update({HELLO: problem}), seeds=[1])
+
+
+def test_failures_are_told_in_the_words_of_the_work() -> None:
+    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+        match work.task_id:
+            case 1:
+                raise WorkFailed("ValueError: no such column", is_retried=False)
+            case 2:
+                raise RuntimeError("broken \ud800 pipe")
+            case 3:
+                return (Made(output="other", location="x"),)
+            case 4:
+                return (Made(output="out", location=""),)
+            case 5:
+                return (Made(output="out", location="x", cursor=2**70),)
+            case _:
+                raise asyncio.CancelledError
+
+    async def story(bench: Bench) -> None:
+        tasks = bench.dispatcher.tasks
+        await bench.until(lambda: all(task.ended for task in tasks.values()))
+        assert (tasks[1].status, tasks[1].reason) == ("dead", "ValueError: no such column")
+        assert (tasks[2].status, tasks[2].reason) == ("failed", "RuntimeError: broken ? pipe")
+        assert tasks[3].reason == (
+            "The work has made 'other', which is no output of job clean; its outputs: out."
+        )
+        assert tasks[4].reason.startswith("What the work has made cannot be published:")
+        assert tasks[5].reason.startswith("What the work has made cannot be published:")
+        assert tasks[6].reason == "Its runtime gave it up."
+
+    play(story, setting=waiting(6), doing=doing)
+
+
+def test_a_task_of_a_runtime_that_is_not_here_is_given_back() -> None:
+    async def story(bench: Bench) -> None:
+        one, two = bench.dispatcher.tasks.values()
+        await bench.until(lambda: bool(one.ended and two.ended))
+        assert one.reason == "This worker has no runtime 'spark'."
+        assert two.reason.startswith("An output of job clean cannot be understood")
+
+    def setting(dispatcher: Dispatcher) -> None:
+        dispatcher.operators["a:clean"] = "process"
+        dispatcher.add(runtime="spark")
+        dispatcher.add(definition={"outputs": ["x"]})
+
+    play(story, setting=setting)
+
+
+def test_outputs_that_are_refused_are_a_failure_of_that_task_alone() -> None:
+    async def story(bench: Bench) -> None:
+        good, bad = bench.dispatcher.tasks.values()
+        await bench.until(lambda: bool(good.ended and bad.ended))
+        assert good.status == "completed"
+        assert bad.reason == "What it made was refused: Dataset x has the same output twice."
+
+    play(story, setting=lambda d: (d.add(), d.add(bad_outputs=True)))
+
+
+def test_a_call_that_is_not_understood_is_taken_apart() -> None:
+    async def story(bench: Bench) -> None:
+        problem = Problem(type="malformed", title="Too much.", status=413)
+        bench.dispatcher.problems_once[COMPLETE] = problem
+        await bench.until(lambda: all_are(bench, "completed"), seconds=5)
+        asks = [len(ask.tasks) for path, ask in bench.dispatcher.calls if path == COMPLETE]
+        assert asks == [4, 1, 1, 1, 1]
+
+    play(story, setting=waiting(4))
+
+
+def test_an_end_that_breaks_the_dispatcher_does_not_hold_up_the_others() -> None:
+    async def story(bench: Bench) -> None:
+        tasks = list(bench.dispatcher.tasks.values())
+
+        broken = Problem(type="bug", title="It broke.", status=500)
+        original = bench.dispatcher._answer
+        bench.dispatcher._answer = (  # type: ignore[method-assign]
+            lambda path, body: (
+                original(path, body)
+                if path != COMPLETE or b'"task_id":3,' not in body
+                else (500, broken)
+            )
+        )
+        await bench.until(lambda: [task.status for task in tasks].count("completed") == 7)
+        assert tasks[2].status == "running"
+
+    play(story, setting=waiting(8), seeds=[1, 2])
+
+
+def test_progress_goes_with_a_heartbeat_and_only_once() -> None:
+    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+        voice.progress({"rows": 1})
+        voice.progress({"rows": 2})
+        voice.progress({"bad": object()})
+        voice.progress({"large": "x" * 100_000})
+        await asyncio.Event().wait()
+        return ()
+
+    async def story(bench: Bench) -> None:
+        task = bench.dispatcher.tasks[1]
+        await bench.until(lambda: bench.dispatcher.paths()[HEARTBEAT] == 3)
+        assert task.progress == [{"rows": 2}]
+        bench.worker.stop()
+
+    play(story, setting=waiting(1), doing=doing)
+
+
+def test_events_of_running_work_are_sent_until_they_are_heard() -> None:
+    said: list[str] = []
+
+    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+        news = [News(output="out", event_id=str(n), cursor=n) for n in range(1500)]
+        said.append(await voice.emit(news))
+        with pytest.raises(WorkFailed, match="no output of job clean"):
+            await voice.emit([News(output="x", event_id="1")])
+        with pytest.raises(WorkFailed, match="cannot be sent"):
+            await voice.emit([News(output="out", event_id="")])
+        return await nothing(work, voice)
+
+    async def story(bench: Bench) -> None:
+        bench.dispatcher.answers_lost["/v1/task/events"] = 2
+        bench.dispatcher.paused = "Too deep."
+        await bench.until(lambda: all_are(bench, "completed"))
+        asks = [ask for path, ask in bench.dispatcher.calls if path == "/v1/task/events"]
+        assert [len(ask.events) for ask in asks] == [1000, 1000, 1000, 500]
+        assert asks[-1].events[0].dataset == "cleaned"
+        assert said.pop() == "Too deep."
+
+    play(story, setting=waiting(1), doing=doing)
+
+
+def test_events_of_an_attempt_that_is_over_end_it() -> None:
+    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+        while True:
+            await voice.emit([News(output="out", event_id="1", cursor=1)])
+
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: bool(bench.runtime.running))
+        bench.dispatcher.tasks[1].status = "completed"
+        await bench.until(lambda: not bench.runtime.running, seconds=5)
+        await bench.clock.sleep(5)
+        assert bench.dispatcher.paths()[COMPLETE] == 0
+
+    play(story, setting=waiting(1), doing=doing)
+
+
+def test_a_runtime_that_does_not_let_go_keeps_its_place_and_not_the_worker(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+        until = asyncio.get_running_loop().time() + 500
+        while asyncio.get_running_loop().time() < until:
+            try:
+                async with asyncio.timeout(until - asyncio.get_running_loop().time()):
+                    await asyncio.Event().wait()
+            except (TimeoutError, asyncio.CancelledError):
+                continue
+        return ()
+
+    async def story(bench: Bench) -> None:
+        first, second = bench.dispatcher.tasks.values()
+        took = await bench.until(lambda: first.status == "failed")
+        assert 40 <= took < 42
+        assert first.reason == "It took longer than 10 s."
+        await bench.clock.sleep(100)
+        assert second.status == "queued"
+        await bench.until(lambda: second.status == "running", seconds=500)
+        bench.runtime.is_stubborn = True
+
+    with caplog.at_level(logging.CRITICAL):
+        play(story, setting=waiting(2, timeout_seconds=10.0), doing=doing, concurrency=1, seeds=[1])
+
+
+def test_wake_ups_of_a_worker_that_stops_go_elsewhere() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: bench.listener.is_started)
+        await bench.clock.sleep(1)
+        bench.dispatcher.is_hanging = True
+        async with asyncio.TaskGroup() as group:
+            said = group.create_task(refused(bench))
+            await bench.clock.sleep(1)
+            bench.worker.stop()
+            await said
+        await refused(bench)
+
+    async def refused(bench: Bench) -> None:
+        with pytest.raises(DispatcherUnavailable):
+            await bench.listener.say()
+
+    play(story, setting=lambda d: d.operators.update({"a:clean": "process"}))
