@@ -1,5 +1,8 @@
 """Penstock: event-driven data pipelines on a bucket, a Postgres and Spark."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from penstock.kernel.errors import (
     InvalidInput,
     NotSettled,
@@ -20,7 +23,11 @@ from penstock.queue.submission import NotAllSubmitted
 from penstock.queue.views import TaskEvent, TaskView
 from penstock.queue.worker import Worker
 
+if TYPE_CHECKING:
+    from penstock.dispatcher.client import Client
+
 __all__ = [
+    "Client",
     "InvalidInput",
     "NotAllSubmitted",
     "NotSettled",
@@ -41,3 +48,10 @@ __all__ = [
     "Worker",
     "WorkerSettings",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # Who has a queue and no dispatcher does not wait for what only a dispatcher needs.
+    if name == "Client":
+        return import_module("penstock.dispatcher.client").Client
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

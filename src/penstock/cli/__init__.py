@@ -16,12 +16,24 @@ from types import FrameType
 
 import click
 
+from penstock.cli.backfill import backfill
 from penstock.cli.cost import cost
 from penstock.cli.dag import dag
+from penstock.cli.dataset import dataset
 from penstock.cli.demo import demo
+from penstock.cli.dispatcher import dispatcher
 from penstock.cli.doctor import doctor
+from penstock.cli.outbox import outbox
+from penstock.cli.pause import pause, resume
+from penstock.cli.pressure import pressure
 from penstock.cli.queue import queue
 from penstock.cli.sim import sim
+from penstock.cli.source import source
+from penstock.cli.status import status
+from penstock.cli.task import task
+from penstock.cli.trigger import trigger
+from penstock.cli.up import up
+from penstock.cli.worker import worker
 from penstock.kernel.errors import InvalidInput, PenstockError
 
 EXIT_FAILED = 1
@@ -52,6 +64,12 @@ cli.add_command(queue)
 cli.add_command(cost)
 cli.add_command(dag)
 cli.add_command(sim)
+# These run an installation, or a part of it.
+for verb in (up, dispatcher, worker, source):
+    cli.add_command(verb)
+# These talk to a dispatcher.
+for verb in (trigger, status, backfill, task, dataset, pressure, pause, resume, outbox):
+    cli.add_command(verb)
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""`penstock dag`: the DAG file from the command line, one file a verb.
+"""`penstock dag`: DAG files and the versions that are deployed, one file a verb.
 
-Here are the verbs that need no database: they read files and write nothing. A verb is imported
-when it is asked for, because reading YAML needs a package that not every installation has, and
-`penstock queue` has to work without it.
+Some verbs read files and need nothing else; the others ask a dispatcher. A verb is imported when it
+is asked for, because reading YAML needs a package that not every installation has, and `penstock
+queue` has to work without it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import click
 
 from penstock.kernel.errors import InvalidInput
 
-VERBS: Final = ("check", "show", "diff")
+VERBS: Final = ("check", "show", "diff", "apply", "list", "rollback")
 """In the order of the help. The module and the command in it have the name of the verb."""
 
+# Python has this name already.
+_PLACES: Final = {"list": ("listing", "list_")}
 _YAML: Final = "yaml"
 
 
@@ -29,8 +31,9 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in VERBS:
             return None
+        module, name = _PLACES.get(cmd_name, (cmd_name, cmd_name))
         try:
-            verb = getattr(import_module(f"{__name__}.{cmd_name}"), cmd_name)
+            verb = getattr(import_module(f"{__name__}.{module}"), name)
         except ModuleNotFoundError as error:
             if error.name != _YAML:
                 raise
@@ -50,10 +53,10 @@ class _Verbs(click.Group):
 )
 @click.pass_context
 def dag(context: click.Context) -> None:
-    """Check, show and compare the YAML files of pipelines.
+    """Check, compare and deploy the YAML files of pipelines.
 
-    None of these verbs needs a dispatcher or a database. Whether the runtimes that a file names
-    exist is not judged here, for that is a matter of the dispatcher's settings.
+    'check', 'show' and 'diff' read files and need no dispatcher. Whether the runtimes that a file
+    names exist is judged by 'apply' alone, for that is a matter of the dispatcher's settings.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

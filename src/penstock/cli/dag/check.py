@@ -6,6 +6,7 @@ import click
 
 from penstock.cli.dag.reading import FILE, read_dag
 from penstock.cli.queue.showing import complain
+from penstock.cli.telling import counted
 from penstock.dispatcher.dag.errors import DagError
 from penstock.dispatcher.dag.model import Dag
 from penstock.kernel.errors import InvalidInput
@@ -41,8 +42,8 @@ def check(context: click.Context, *, files: tuple[str, ...]) -> None:
         click.echo(_summary(dags))
         return
     if problems:
-        wrong = f"{len(files) - len(dags)} of {_counted(len(files), 'file')}"
-        click.echo(f"penstock: {_counted(problems, 'problem')}; {wrong} cannot be used.", err=True)
+        wrong = f"{len(files) - len(dags)} of {counted(len(files), 'file')}"
+        click.echo(f"penstock: {counted(problems, 'problem')}; {wrong} cannot be used.", err=True)
     context.exit(2)
 
 
@@ -56,9 +57,5 @@ def _show(error: DagError) -> None:
 def _summary(dags: list[Dag]) -> str:
     jobs = sum(len(dag.jobs) for dag in dags)
     datasets = sum(len(job.outputs) for dag in dags for job in dag.jobs)
-    counts = f"{_counted(jobs, 'job')}, {_counted(datasets, 'dataset')}"
-    return f"No problems in {_counted(len(dags), 'file')}: {counts}."
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    counts = f"{counted(jobs, 'job')}, {counted(datasets, 'dataset')}"
+    return f"No problems in {counted(len(dags), 'file')}: {counts}."

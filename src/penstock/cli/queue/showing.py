@@ -24,6 +24,11 @@ _COLOURS: Final = {
     "retrying": "yellow",
     "cancelled": "yellow",
     "running": "cyan",
+    # Of pipelines:
+    "completed": "green",
+    "done": "green",
+    "dead": "red",
+    "paused": "yellow",
 }
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"))
 

@@ -1,0 +1,389 @@
+"""From settings to objects: the only place that knows which part is given to which.
+
+Built here: a dispatcher, a pipeline worker, sources, and a whole installation on one data folder
+(`penstock up`), which is all of those and their database as processes that are kept running. Each
+is started in the order of need and stopped in the reverse. Called by the command line.
+
+A data folder holds `postgres/`, `store/`, `logs/` and `worker.secret`. Killing any process of an
+installation, or all of them, leaves what Postgres and the bucket hold; starting again goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.dispatcher.api.parts import Parts
+from penstock.dispatcher.api.table import internal_app, public_app
+from penstock.dispatcher.aws import Aws
+from penstock.dispatcher.backfills.backfills import Backfills
+from penstock.dispatcher.building import Builder
+from penstock.dispatcher.cloudwatch import CloudWatch
+from penstock.dispatcher.dag.model import PlatformOperator
+from penstock.dispatcher.database.local import LocalPostgres
+from penstock.dispatcher.database.migrations import migrate
+from penstock.dispatcher.database.pool import Database
+from penstock.dispatcher.deployment.moves import Deployment
+from penstock.dispatcher.identity import Identities, secret_of
+from penstock.dispatcher.invoking import LambdaCarrier
+from penstock.dispatcher.looping import Loop, Turn
+from penstock.dispatcher.metrics.reading import Metrics
+from penstock.dispatcher.outbox.carriers import InvokeAsWake, WakeCarrier
+from penstock.dispatcher.outbox.outbox import Outbox
+from penstock.dispatcher.outbox.reconciler import Reconciler
+from penstock.dispatcher.outbox.relay import Relay
+from penstock.dispatcher.outbox.values import Carrier, Kind
+from penstock.dispatcher.pressure.pressures import Pressures
+from penstock.dispatcher.ranges.operators import RangeOperators
+from penstock.dispatcher.registry import RegisteredRuntimes
+from penstock.dispatcher.retention import Retention
+from penstock.dispatcher.routing.router import Routing, route_events
+from penstock.dispatcher.serving import Listener as Listening
+from penstock.dispatcher.serving import Serving
+from penstock.dispatcher.sources.cron import CronSource
+from penstock.dispatcher.sources.monitor import SourceMonitor
+from penstock.dispatcher.sources.webhook import WebhookApp
+from penstock.dispatcher.tasks.lifecycle import BATCH_MAX, Tasks
+from penstock.dispatcher.views.views import Views
+from penstock.dispatcher.wakeups.base import Heard, Listener, Sender
+from penstock.dispatcher.wakeups.bucket import (
+    BucketListener,
+    BucketSender,
+    polling_of,
+    wake_up_queue,
+)
+from penstock.dispatcher.wakeups.sqs import SqsListener, SqsSender, SqsSettings
+from penstock.kernel.clock import SystemClock
+from penstock.kernel.entropy import new_id, system_entropy
+from penstock.kernel.keeping import Keepable, Keeper
+from penstock.kernel.leash import Leashed
+from penstock.kernel.ports import check_free, free_port
+from penstock.kernel.service import Service, Services
+from penstock.runtimes.base import Delivery
+from penstock.runtimes.places import Places
+from penstock.runtimes.registry import Registry
+from penstock.settings import Profile, Settings, Wakeups, variables_of
+from penstock.worker.client import InternalClient
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.worker import PipelineWorker
+
+_REAP_SECONDS: Final = 2.0
+_OUTAGE_SECONDS: Final = 15.0
+"""Without a reaper for so long, workers could not be heard either; far above the reapers' pace."""
+_WORKER_GRACE_SECONDS: Final = 15.0
+_ROUTED_MAX: Final = 2000
+_TAKEN: Final = (
+    "Is another 'penstock up' running? Choose other ports with --port, --internal-port and"
+    " --webhook-port."
+)
+
+
+class Dispatcher(Service):
+    """One dispatcher: its loops and its listeners, and a Postgres of its own if it has to."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._name = f"{_machine()}-{new_id(system_entropy(), characters=6)}"
+        self._stack = AsyncExitStack()
+        self._serving: Serving | None = None
+
+    @property
+    def public_url(self) -> str:
+        """Where people and programs find it."""
+        assert self._serving is not None, "it is started"
+        return self._serving.url("public")
+
+    @property
+    def internal_url(self) -> str:
+        """Where workers and sources find it."""
+        assert self._serving is not None, "it is started"
+        return self._serving.url("internal")
+
+    async def start(self) -> None:
+        settings = self._settings
+        settings.data.mkdir(parents=True, exist_ok=True)
+        dsn = settings.postgres
+        if not dsn:
+            postgres = _postgres(settings)
+            await self._stack.enter_async_context(postgres)
+            dsn = postgres.dsn
+        await migrate(dsn)
+        database = Database(dsn, connections_max=settings.connections)
+        await self._stack.enter_async_context(database)
+        sender = _sender(settings)
+        await self._stack.enter_async_context(sender)
+        parts, loops = self._parts(database, sender)
+        await self._stack.enter_async_context(loops)
+        self._serving = Serving(
+            [
+                Listening("public", public_app(parts), settings.host, settings.port),
+                Listening(
+                    "internal", internal_app(parts), settings.internal_host, settings.internal_port
+                ),
+            ]
+        )
+        await self._stack.enter_async_context(self._serving)
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+
+    def _parts(self, database: Database, sender: Sender) -> tuple[Parts, Services]:
+        """What answers requests, and what goes on beside them."""
+        settings = self._settings
+        tasks = Tasks(database, route=route_events)
+        routing, deployment = Routing(database), Deployment(database)
+        backfills, pressures = Backfills(database), Pressures(database)
+        ranges = Loop(
+            "range operators",
+            RangeOperators(database, tasks, name=self._name).turn,
+            idle_seconds=2.0,
+        )
+        backfiller = Loop("backfills", backfills.turn, idle_seconds=1.0)
+        kicked: list[Loop] = []
+
+        def kick() -> None:
+            for each in kicked:
+                each.kick()
+
+        relay = Relay(database, carriers=_carriers(settings, database, sender, ranges.kick, kick))
+        relaying = Loop("relay", relay.turn, idle_seconds=0.5)
+        router = Loop("router", _router(routing, [relaying, ranges]), idle_seconds=0.5)
+        kicked += [router, relaying, backfiller, ranges]
+        slower: list[tuple[str, Turn, float]] = [
+            ("reaper", _reaper(tasks), _REAP_SECONDS),
+            ("reconciler", Reconciler(database).turn, 5.0),
+            ("pressure", pressures.turn, 2.0),
+            ("builder", Builder(database, deployment).turn, 2.0),
+            ("source monitor", SourceMonitor(database, tasks).turn, 2.0),
+            ("retention", Retention(database, days=settings.retention_days).turn, 60.0),
+        ]
+        if settings.profile is Profile.AWS:
+            slower.append(("cloudwatch", CloudWatch(database, aws=_aws(settings)).turn, 60.0))
+        loops = [Loop(name, turn, idle_seconds=seconds) for name, turn, seconds in slower]
+        parts = Parts(
+            database=database,
+            tasks=tasks,
+            routing=routing,
+            deployment=deployment,
+            backfills=backfills,
+            pressures=pressures,
+            metrics=Metrics(database),
+            outbox=Outbox(database),
+            views=Views(database),
+            identities=_identities(settings),
+            runtimes=RegisteredRuntimes(_registry(settings)),
+            api_token=settings.api_token or None,
+            kick=kick,
+        )
+        return parts, Services([relay, relaying, router, ranges, backfiller, *loops])
+
+
+def make_worker(settings: Settings, *, name: str | None = None) -> PipelineWorker:
+    """A worker of all runtimes that are not somebody else's."""
+    settings.data.mkdir(parents=True, exist_ok=True)
+    registry = _registry(settings)
+    made = {each: registry.runtime(each) for each in registry.names()}
+    runtimes = {each: made[each] for each in made if made[each].delivery is Delivery.WAKE}
+    known = name or f"{_machine()}-{os.getpid()}"
+    return PipelineWorker(
+        make_client(settings, known),
+        runtimes,
+        lambda heard: _listener(settings, heard, name=known),
+        places=Places(settings.store_url.partition("?")[0], logs=settings.data.absolute() / "logs"),
+        settings=WorkerSettings(
+            concurrency=settings.concurrency, stop_seconds=settings.stop_seconds
+        ),
+    )
+
+
+def make_cron_source(settings: Settings) -> Service:
+    """What emits the events of cron sources."""
+    client = make_client(settings, f"cron-{_machine()}-{os.getpid()}")
+    source = CronSource(client, SystemClock())
+    return Services([client, Loop("cron", source.turn, idle_seconds=10.0)])
+
+
+def make_webhook_source(settings: Settings) -> Service:
+    """What takes requests and emits events for them."""
+    client = make_client(settings, f"webhook-{_machine()}-{os.getpid()}")
+    app = WebhookApp(
+        client,
+        clock=SystemClock(),
+        entropy=system_entropy(),
+        token=settings.api_token or None,
+    )
+    listening = Listening("webhook", app, settings.webhook_host, settings.webhook_port)
+    return Services([client, Serving([listening])])
+
+
+class Installation(Service):
+    """Everything on one data folder, as processes that are kept running."""
+
+    def __init__(self, settings: Settings, *, code: Path) -> None:
+        """`code` is the folder that functions of jobs are imported from."""
+        self._settings = replace(
+            settings,
+            data=settings.data.absolute(),
+            port=settings.port or free_port(),
+            internal_port=settings.internal_port or free_port(),
+            webhook_port=settings.webhook_port or free_port(),
+        )
+        self._code = code
+        self._keeper: Keeper | None = None
+
+    @property
+    def public_url(self) -> str:
+        return f"http://{self._settings.host}:{self._settings.port}"
+
+    @property
+    def api_token(self) -> str | None:
+        return self._settings.api_token or None
+
+    @property
+    def data(self) -> Path:
+        return self._settings.data
+
+    def log_of(self, process: str) -> Path:
+        """Where the log of a process is."""
+        return self._settings.data / "logs" / f"{process}.log"
+
+    async def start(self) -> None:
+        settings = self._settings
+        (settings.data / "logs").mkdir(parents=True, exist_ok=True)
+        for host, port in (
+            (settings.host, settings.port),
+            (settings.internal_host, settings.internal_port),
+            (settings.webhook_host, settings.webhook_port),
+        ):
+            check_free(host, port, hint=_TAKEN)
+        kept: list[tuple[str, Callable[[], Keepable]]] = []
+        if not settings.postgres:
+            settings = replace(settings, postgres=_postgres(settings).dsn)
+            kept.append(("postgres", lambda: _postgres(self._settings)))
+        environment = {**os.environ, **variables_of(settings)}
+        for name, words in (
+            ("dispatcher", ["dispatcher"]),
+            ("worker", ["worker"]),
+            ("cron", ["source", "cron"]),
+            ("webhook", ["source", "webhook"]),
+        ):
+            kept.append((name, self._process(name, words, environment)))
+        self._keeper = Keeper(kept)
+        await self._keeper.start()
+
+    async def stop(self) -> None:
+        if self._keeper is not None:
+            await self._keeper.stop()
+            self._keeper = None
+
+    def _process(
+        self, name: str, words: list[str], environment: dict[str, str]
+    ) -> Callable[[], Keepable]:
+        """What makes one of our own processes, which ends with this one."""
+        grace_seconds = self._settings.stop_seconds + _WORKER_GRACE_SECONDS
+        command = [sys.executable, "-m", "penstock", *words]
+        return lambda: Leashed(
+            command,
+            log=self.log_of(name),
+            environment=environment,
+            folder=self._code,
+            grace_seconds=grace_seconds,
+        )
+
+
+def _postgres(settings: Settings) -> LocalPostgres:
+    return LocalPostgres(settings.data / "postgres")
+
+
+def _identities(settings: Settings) -> Identities:
+    if settings.worker_secret:
+        return Identities(settings.worker_secret)
+    settings.data.mkdir(parents=True, exist_ok=True)
+    return Identities(secret_of(settings.data / "worker.secret", entropy=system_entropy()))
+
+
+def make_client(settings: Settings, name: str) -> InternalClient:
+    """The way to the internal side of dispatchers, as the worker or source of this name."""
+    identity = _identities(settings).identity(name)
+    return InternalClient(
+        settings.dispatcher_urls, identity, clock=SystemClock(), entropy=system_entropy()
+    )
+
+
+def _registry(settings: Settings) -> Registry:
+    said: dict[str, dict[str, Any]] = {
+        name: dict(table) for name, table in settings.runtimes.items()
+    }
+    if settings.profile is Profile.AWS:
+        said["lambda"] = {"is_invoked": True, **said.get("lambda", {})}
+    return Registry(said)
+
+
+def _aws(settings: Settings) -> Aws:
+    return Aws(region=settings.aws_region or None, endpoint=settings.aws_endpoint or None)
+
+
+def _sender(settings: Settings) -> Sender:
+    match settings.wakeups:
+        case Wakeups.BUCKET:
+            return BucketSender(wake_up_queue(settings.store_url))
+        case Wakeups.SQS:
+            return SqsSender(_aws(settings), settings=SqsSettings(prefix=settings.sqs_prefix))
+
+
+def _listener(settings: Settings, heard: Heard, *, name: str) -> Listener:
+    url = settings.store_url
+    match settings.wakeups:
+        case Wakeups.BUCKET:
+            return BucketListener(wake_up_queue(url), heard, name=name, polling=polling_of(url))
+        case Wakeups.SQS:
+            sqs = SqsSettings(prefix=settings.sqs_prefix)
+            return SqsListener(heard, aws=_aws(settings), settings=sqs)
+
+
+def _carriers(
+    settings: Settings,
+    database: Database,
+    sender: Sender,
+    own: Callable[[], None],
+    kick: Callable[[], None],
+) -> dict[str, Carrier]:
+    platform_operators = {str(each): own for each in PlatformOperator}
+    if settings.profile is Profile.LITE:
+        wake = WakeCarrier(sender, own=platform_operators)
+        return {Kind.WAKE: wake, Kind.INVOKE: InvokeAsWake(sender)}
+    wake = WakeCarrier(sender, own=platform_operators, invokes=database, kick=kick)
+    functions = LambdaCarrier(
+        database, dispatcher_url=settings.dispatcher_urls[0], aws=_aws(settings)
+    )
+    return {Kind.WAKE: wake, Kind.INVOKE: functions}
+
+
+def _router(routing: Routing, followers: Sequence[Loop]) -> Turn:
+    async def turn() -> float | None:
+        routed = await routing.route(limit=_ROUTED_MAX)
+        if not routed.routed and not routed.audited:
+            return None
+        for each in followers:
+            each.kick()
+        return 0.0
+
+    return turn
+
+
+def _reaper(tasks: Tasks) -> Turn:
+    async def turn() -> float | None:
+        reaping = await tasks.reap(outage_seconds=_OUTAGE_SECONDS)
+        return 0.0 if len(reaping.reaped) == BATCH_MAX else None
+
+    return turn
+
+
+def _machine() -> str:
+    return platform.node().split(".")[0][:40] or "machine"

@@ -1,0 +1,88 @@
+"""How backfills look, and what is said while one is waited for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+import click
+
+from penstock.cli.queue.showing import fields, status
+from penstock.cli.telling import ago, fitted, progress
+from penstock.dispatcher.wire.steering import BackfillAnswer
+
+
+def show_backfills(backfills: Iterable[BackfillAnswer], *, now: float) -> None:
+    """A table of backfills."""
+    rows = [
+        (
+            str(each.id),
+            each.state,
+            each.job,
+            each.kind,
+            f"{ended(each):,} of {each.partitions:,}",
+            percent(each),
+            f"{each.open:,}",
+            f"{each.dead:,}",
+            ago(each.created_at, now=now),
+        )
+        for each in backfills
+    ]
+    heads = ("backfill", "status", "job", "kind", "ended", "", "open", "dead", "started")
+    fitted(heads, rows, numbers=(0, 4, 5, 6, 7))
+
+
+def show_backfill(found: BackfillAnswer, *, now: float) -> None:
+    """One backfill."""
+    fields(
+        [
+            ("backfill", str(found.id)),
+            ("job", found.job),
+            ("kind", found.kind),
+            ("status", status(found.state)),
+            ("partitions", f"{found.partitions:,}"),
+            ("planned", f"{found.planned:,} have become tasks"),
+            ("open", f"{found.open:,}, at most {found.concurrency:,} at a time"),
+            ("ended", f"{ended(found):,} ({percent(found)}), of which {found.dead:,} are dead"),
+            ("started", ago(found.created_at, now=now)),
+        ]
+    )
+
+
+def ended(found: BackfillAnswer) -> int:
+    """How many partitions have a task that has ended, well or not."""
+    return max(0, found.planned - found.open)
+
+
+def percent(found: BackfillAnswer) -> str:
+    if not found.partitions:
+        return "100%"
+    # Not rounded: what is not over is not at 100%.
+    return f"{100 * ended(found) // found.partitions}%"
+
+
+class Progress:
+    """Says how far a backfill is: on a terminal in one line, elsewhere a line for every tenth."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._tenth: int | None = None
+
+    def __call__(self, found: BackfillAnswer) -> None:
+        text = (
+            f"backfill {found.id} of {found.job}: {percent(found)}, {ended(found):,} of"
+            f" {found.partitions:,} ended, {found.open:,} open, {found.dead:,} dead"
+        )
+        text += "" if found.state in ("running", "done") else f" ({found.state})"
+        if self._is_terminal:
+            progress(text)
+            return
+        tenth = 10 * ended(found) // max(1, found.partitions)
+        if tenth != self._tenth:
+            self._tenth = tenth
+            click.echo(text, err=True)
+
+    def end(self) -> None:
+        """Leave the line, so that what is said next has its own."""
+        if self._is_terminal:
+            click.echo(err=True)

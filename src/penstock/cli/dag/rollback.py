@@ -1,0 +1,26 @@
+"""`penstock dag rollback [VERSION]`: put an earlier version in force again."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.dag.apply import show_applied
+
+
+@click.command(
+    short_help="Put an earlier version in force.",
+    epilog="Example: penstock dag rollback 3",
+)
+@click.argument("version", metavar="[VERSION]", type=click.IntRange(min=1), required=False)
+@on_a_dispatcher
+def rollback(*, version: int | None, url: str, token: str | None, as_json: bool) -> None:
+    """Put an earlier version of the DAG in force; without VERSION, the one before the present one.
+
+    'penstock dag list' shows which there are. What waits for a generation that nobody reads any
+    more is cancelled.
+
+    Exit code 0: it is in force. 1: there is no such version, or the dispatcher cannot be asked.
+    """
+    answer, _ = asked(url, token, lambda client: client.rollback(version))
+    show_applied(answer, as_json=as_json)

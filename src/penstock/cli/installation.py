@@ -1,0 +1,111 @@
+"""What the verbs that run an installation share: its options, its settings, its log."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, TypeVar
+
+import click
+
+from penstock.kernel.errors import InvalidInput
+from penstock.kernel.logs import LogFormat, log_to_stderr
+from penstock.settings import Profile, Settings, Wakeups, read_settings
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+_FOLDER: Final = click.Path(file_okay=False, path_type=Path)
+_PORT: Final = click.IntRange(0, 65_535)
+
+_OPTIONS: Final = {
+    "data": click.option(
+        "--data", type=_FOLDER, help="The folder of everything.  [default: penstock-data]"
+    ),
+    "profile": click.option(
+        "--profile", type=click.Choice([str(each) for each in Profile]), help="[default: lite]"
+    ),
+    "postgres": click.option(
+        "--postgres", metavar="DSN", help="Any Postgres, instead of one in the data folder."
+    ),
+    "store": click.option(
+        "--store", metavar="URL", help="s3://BUCKET/PREFIX, instead of a folder in the data folder."
+    ),
+    "wakeups": click.option(
+        "--wakeups",
+        type=click.Choice([str(each) for each in Wakeups]),
+        help="What carries wake-ups to workers.  [default: bucket]",
+    ),
+    "host": click.option(
+        "--host", help="The address of the public listener.  [default: 127.0.0.1]"
+    ),
+    "port": click.option("--port", type=_PORT, help="Its port; 0 for any.  [default: 7070]"),
+    "internal_host": click.option(
+        "--internal-host", help="The address of the listener for workers.  [default: 127.0.0.1]"
+    ),
+    "internal_port": click.option(
+        "--internal-port", type=_PORT, help="Its port; 0 for any.  [default: 7071]"
+    ),
+    "webhook_host": click.option(
+        "--webhook-host", help="The address for webhooks.  [default: 127.0.0.1]"
+    ),
+    "webhook_port": click.option(
+        "--webhook-port", type=_PORT, help="Its port; 0 for any.  [default: 7072]"
+    ),
+    "dispatchers": click.option(
+        "--dispatcher",
+        "dispatchers",
+        metavar="URL",
+        multiple=True,
+        help="The internal listener of a dispatcher; may be given several times.",
+    ),
+    "concurrency": click.option(
+        "--concurrency", type=click.IntRange(1, 1000), help="Tasks at a time.  [default: 4]"
+    ),
+    "log_format": click.option(
+        "--log-format",
+        type=click.Choice([str(each) for each in LogFormat]),
+        help="How the log looks.  [default: text on a terminal, else json]",
+    ),
+}
+
+
+def set_by(*names: str) -> Callable[[Verb], Verb]:
+    """Give a verb the options of these names, in their order, and `--log-format`."""
+
+    def decorate(verb: Verb) -> Verb:
+        for name in reversed((*names, "log_format")):
+            verb = _OPTIONS[name](verb)
+        return verb
+
+    return decorate
+
+
+def begun(given: dict[str, Any]) -> Settings:
+    """The settings of a verb that runs for long, whose log is shown from now on."""
+    form = given.pop("log_format", None)
+    log_to_stderr(LogFormat(form or (LogFormat.TEXT if sys.stderr.isatty() else LogFormat.JSON)))
+    return settings_of(given)
+
+
+def settings_of(given: dict[str, Any]) -> Settings:
+    """The settings of a verb."""
+    # An option that may be given several times is an empty tuple if it was not.
+    said = {name: None if value == () else value for name, value in given.items()}
+    return read_settings(said, environment=os.environ, folder=Path.cwd()).settings
+
+
+def wiring() -> ModuleType:
+    """`penstock.app`, imported when it is needed: it takes its time, and not all have its parts."""
+    try:
+        return import_module("penstock.app")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("penstock"):
+            raise
+        raise InvalidInput(
+            f"This needs the package {error.name}, which is not installed.",
+            hint="Install it with: pip install 'penstock[dispatcher]'",
+        ) from error

@@ -1,0 +1,68 @@
+"""`penstock outbox`: messages that could not be sent."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.telling import ago, counted, fitted, line, show_json
+
+
+@click.group(
+    invoke_without_command=True,
+    short_help="See messages that could not be sent.",
+    epilog="Example: penstock outbox list",
+)
+@click.pass_context
+def outbox(context: click.Context) -> None:
+    """Messages to workers and functions that could not be sent, however often it was tried.
+
+    No task is lost by that: tasks that wait too long are announced again.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@outbox.command(
+    "list",
+    short_help="List messages that are not tried any more.",
+    epilog="Example: penstock outbox list",
+)
+@on_a_dispatcher
+def list_(*, url: str, token: str | None, as_json: bool) -> None:
+    """List messages that are not tried any more, the oldest first, and why."""
+    answer, now = asked(url, token, lambda client: client.outbox())
+    if as_json:
+        show_json(answer)
+        return
+    rows = [
+        (
+            str(each.id),
+            line(each.kind),
+            line(each.target),
+            f"{each.tries:,}",
+            ago(each.created_at, now=now),
+            line(each.last_error),
+        )
+        for each in answer.parked
+    ]
+    if rows:
+        fitted(("id", "kind", "target", "tries", "made", "error"), rows, numbers=(0, 3))
+    else:
+        click.echo("Everything was sent, or is still being tried.", err=True)
+
+
+@outbox.command(
+    short_help="Try messages again.",
+    epilog="Example: penstock outbox retry 17 18",
+)
+@click.argument("ids", metavar="ID...", nargs=-1, required=True, type=click.IntRange(min=1))
+@on_a_dispatcher
+def retry(*, ids: tuple[int, ...], url: str, token: str | None, as_json: bool) -> None:
+    """Try messages again that are not tried any more. Those that were sent stay sent."""
+    wanted = list(dict.fromkeys(ids))
+    answer, _ = asked(url, token, lambda client: client.retry_outbox(wanted))
+    if as_json:
+        show_json(answer)
+    else:
+        click.echo(f"{counted(answer.retried, 'message')} of {len(wanted):,} will be tried again.")

@@ -1,0 +1,54 @@
+"""`penstock source`: run the small processes that emit events."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import click
+
+from penstock.cli.installation import begun, set_by, wiring
+from penstock.kernel.service import Service
+from penstock.kernel.signals import stopped_by_signals
+
+
+@click.group(
+    short_help="Run what emits events: cron and webhooks.",
+    epilog="Example: penstock source cron --dispatcher http://10.0.0.5:7071",
+)
+def source() -> None:
+    """Run the processes that emit the events of cron and webhook sources.
+
+    `penstock up` runs both. Any number of each may run: what two of them send is one event.
+    """
+
+
+@source.command(
+    short_help="Emit the events of cron sources.", epilog="Example: penstock source cron"
+)
+@set_by("data", "dispatchers")
+def cron(**given: Any) -> None:
+    """Emit an event at every time that a cron source of the DAG names, until SIGTERM or Ctrl-C."""
+    asyncio.run(
+        _run(wiring().make_cron_source(begun(given)), "Emitting the events of cron sources")
+    )
+
+
+@source.command(
+    short_help="Emit events for requests.",
+    epilog="Example: penstock source webhook --webhook-port 80",
+)
+@set_by("data", "dispatchers", "webhook_host", "webhook_port")
+def webhook(**given: Any) -> None:
+    """Emit an event for every request to the path of a webhook source, until SIGTERM or Ctrl-C."""
+    settings = begun(given)
+    where = f"http://{settings.webhook_host}:{settings.webhook_port}"
+    asyncio.run(_run(wiring().make_webhook_source(settings), f"Taking webhooks at {where}"))
+
+
+async def _run(service: Service, doing: str) -> None:
+    stopped = asyncio.Event()
+    with stopped_by_signals(stopped.set):
+        async with service:
+            click.echo(f"{doing}; Ctrl-C stops.", err=True)
+            await stopped.wait()

@@ -1,0 +1,93 @@
+"""`penstock status`: everything on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from penstock.cli.backfill.showing import show_backfills
+from penstock.cli.calling import asked, on_a_dispatcher, timeout_option
+from penstock.cli.queue.showing import length, notes
+from penstock.cli.telling import counted, fitted, line, show_json
+from penstock.dispatcher.client import Client
+from penstock.dispatcher.wire.steering import JobAnswer, StatusAnswer
+
+
+@click.command(
+    short_help="Show jobs, queues, workers and backfills.",
+    epilog="Example: penstock status",
+)
+@click.option("--wait", is_flag=True, help="Wait until there is nothing left to do.")
+@timeout_option
+@on_a_dispatcher
+def status(
+    *, wait: bool, timeout_seconds: float, url: str, token: str | None, as_json: bool
+) -> None:
+    """Show the jobs of the DAG in force, what waits and runs of each, and open backfills.
+
+    With --wait it is shown when no event, task or backfill is left to work on; tasks of sources,
+    which may be always on, do not count, nor what is dead or a paused backfill.
+
+    Exit code 0: here it is. 1: the dispatcher cannot be asked, or the time for --wait is up.
+    """
+
+    async def look(client: Client) -> StatusAnswer:
+        return await (client.wait(timeout_seconds=timeout_seconds) if wait else client.status())
+
+    answer, _ = asked(url, token, look)
+    if as_json:
+        show_json(answer)
+        return
+    now = answer.now.timestamp()
+    for said in _headline(answer):
+        click.echo(said)
+    if answer.jobs:
+        click.echo()
+        heads = ("job", "runs", "waiting", "running", "dead", "oldest", "remarks")
+        fitted(heads, [_row(job) for job in answer.jobs], numbers=(2, 3, 4))
+    if answer.backfills:
+        click.echo()
+        show_backfills(answer.backfills, now=now)
+    notes(list(_remarks(answer)))
+
+
+def _headline(answer: StatusAnswer) -> Iterator[str]:
+    if answer.dag_version is None:
+        yield "No DAG is in force; 'penstock dag apply FILE' puts one."
+    else:
+        yield f"DAG version {answer.dag_version}, {counted(len(answer.jobs), 'job')}."
+    yield (
+        f"{counted(answer.workers, 'worker')}, {counted(answer.events_pending, 'event')} to route,"
+        f" {counted(answer.outbox_pending, 'message')} to send."
+    )
+
+
+def _row(job: JobAnswer) -> tuple[str, ...]:
+    remarks = [*(["being built"] if job.is_building else []), *map(_paused, job.paused)]
+    runs = "source" if job.activation == "source" and not job.operator else job.operator
+    return (
+        job.name,
+        line(runs),
+        f"{job.queued:,}",
+        f"{job.running:,}",
+        f"{job.dead:,}",
+        length(job.oldest_seconds) if job.queued else "",
+        "; ".join(remarks),
+    )
+
+
+def _paused(reason: str) -> str:
+    return f"paused: {line(reason)}"
+
+
+def _remarks(answer: StatusAnswer) -> Iterator[str]:
+    if not answer.workers and any(job.queued for job in answer.jobs):
+        yield "tasks wait and no worker was heard of; 'penstock worker' starts one."
+    if any(job.dead for job in answer.jobs):
+        yield "there are dead tasks; 'penstock task list --status dead' shows them."
+    if answer.outbox_parked:
+        yield (
+            f"{counted(answer.outbox_parked, 'message')} could not be sent;"
+            " 'penstock outbox list' shows why. No task is lost by that, but some start later."
+        )

@@ -1,0 +1,81 @@
+"""`penstock task list`: tasks by job and status."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.queue.showing import notes
+from penstock.cli.telling import ago, fitted, line, show_json
+from penstock.dispatcher.wire.asking import TaskStatus
+from penstock.dispatcher.wire.steering import TaskSummary
+
+STATUSES: Final = tuple(each.value for each in TaskStatus)
+
+
+@click.command(
+    "list",
+    short_help="List tasks by job and status.",
+    epilog="Example: penstock task list --job clean --status dead",
+)
+@click.option("--job", metavar="NAME", help="Only of this job.")
+@click.option("--status", type=click.Choice(STATUSES), help="Only these.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=50,
+    show_default=True,
+    help="At most so many.",
+)
+@click.option("--before", metavar="ID", type=click.IntRange(min=1), help="For the next page.")
+@on_a_dispatcher
+def list_(
+    *,
+    job: str | None,
+    status: str | None,
+    limit: int,
+    before: int | None,
+    url: str,
+    token: str | None,
+    as_json: bool,
+) -> None:
+    """List tasks, the newest first."""
+    answer, now = asked(
+        url,
+        token,
+        lambda client: client.tasks(job=job, status=status, limit=limit, before=before),
+    )
+    if as_json:
+        show_json(answer)
+        return
+    if answer.tasks:
+        heads = ("id", "status", "job", "partition", "attempt", "made", "worker", "note")
+        fitted(heads, [_row(each, now=now) for each in answer.tasks], numbers=(0, 4))
+    else:
+        click.echo("No such tasks." if job or status or before else "No tasks.", err=True)
+    if answer.before is not None:
+        notes([f"there are more; go on with --before {answer.before}."])
+
+
+def _row(task: TaskSummary, *, now: float) -> tuple[str, ...]:
+    return (
+        str(task.id),
+        task.status,
+        task.job,
+        line(task.partition_key),
+        f"{task.attempt} of {task.attempt_limit}",
+        ago(task.created_at, now=now),
+        line(task.worker),
+        note_of(task, now=now),
+    )
+
+
+def note_of(task: TaskSummary, *, now: float) -> str:
+    """The one thing besides its status that is worth knowing of a task."""
+    reason = line(task.reason)
+    if task.status in ("queued", "retrying") and task.due_at.timestamp() > now + 1:
+        due = f"due {ago(task.due_at, now=now)}"
+        return f"{due}, after: {reason}" if reason else due
+    return reason

@@ -1,0 +1,86 @@
+"""`penstock trigger JOB`: tell that a source has something new."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.queue.showing import notes
+from penstock.cli.telling import line, show_json
+from penstock.dispatcher.wire.events import EventResult
+from penstock.kernel.errors import InvalidInput
+
+
+@click.command(
+    short_help="Tell that a source has something new.",
+    epilog="Example: penstock trigger ingest --partition 2026-01-01T00",
+)
+@click.argument("job", metavar="[JOB]", required=False)
+@click.option("--dataset", metavar="NAME", help="Instead of JOB: a dataset, by its name.")
+@click.option("--partition", metavar="KEY", help="Which partition is new.")
+@click.option("--start", type=int, help="With --partition: where its range starts.")
+@click.option("--end", type=int, help="With --partition: where its range ends; not part of it.")
+@click.option(
+    "--cursor", type=int, help="Without --partition: how far it is; by default milliseconds."
+)
+@click.option("--event-id", metavar="ID", help="The same id again is the same event again.")
+@on_a_dispatcher
+@click.pass_context
+def trigger(
+    context: click.Context,
+    *,
+    job: str | None,
+    dataset: str | None,
+    partition: str | None,
+    start: int | None,
+    end: int | None,
+    cursor: int | None,
+    event_id: str | None,
+    url: str,
+    token: str | None,
+    as_json: bool,
+) -> None:
+    """Tell that a source has something new: a partition, or a cursor that has moved on.
+
+    Every job that depends on it gets a task. The job is the source, and not the one that should
+    run.
+
+    Exit code 0: it was heard, now or before. 1: it was refused.
+    """
+    if (job is None) == (dataset is None):
+        raise InvalidInput("Name the source by its job or by --dataset, one of the two.")
+    answer, _ = asked(
+        url,
+        token,
+        lambda client: client.trigger(
+            job,
+            dataset=dataset,
+            event_id=event_id,
+            cursor=cursor,
+            partition_key=partition,
+            start=start,
+            end=end,
+        ),
+    )
+    if as_json:
+        show_json(answer)
+    else:
+        for each in answer.results:
+            click.echo(_words(each), err=each.outcome == "refused")
+    paused = {line(each.paused) for each in answer.results if each.paused}
+    notes([f"the source should pause: {why}" for why in sorted(paused)])
+    context.exit(1 if any(each.outcome == "refused" for each in answer.results) else 0)
+
+
+def _words(result: EventResult) -> str:
+    why = line(result.why)
+    match result.outcome:
+        case "new":
+            return f"Event {result.seq} is new."
+        case "duplicate":
+            return f"Event {result.seq} was known already; nothing is done twice."
+        case "audited":
+            return f"Event {result.seq} is kept and makes no tasks: {why}"
+        case "refused":
+            return f"penstock: The event was refused: {why}"
+    return f"Event {result.seq}: {line(result.outcome)}. {why}".rstrip()

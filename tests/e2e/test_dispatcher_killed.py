@@ -1,0 +1,233 @@
+"""The proof: three dispatchers, four workers and a Postgres, killed at random with `kill -9`.
+
+Events go in doubled and shuffled while a seeded plan kills processes and starts them again. In the
+end every (job, partition) has one completed task and one committed output, from the attempt that
+completed it; no event is lost; and the outbox is empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import httpx
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+from penstock.dispatcher.identity import Identities
+from penstock.dispatcher.wire.base import WORKER_HEADER
+from penstock.kernel.entropy import Entropy, seeded_entropy
+from tests.e2e.fleet import CLOCK, SECRET, Fleet, fleet_of
+
+_log = logging.getLogger(__name__)
+
+SEED = int(os.environ.get("PENSTOCK_PROOF_SEED", "1"))
+EVENTS = int(os.environ.get("PENSTOCK_PROOF_EVENTS", "2000"))
+SECONDS_MAX = 600.0
+MODULE = '''
+import json
+import logging
+import pathlib
+
+def note(task):
+    """Write down who made this, and from what."""
+    said = {"job": task.job, "partition": task.partition_key, "attempt": task.attempt,
+            "task": task.id, "inputs": {n: g.location for n, g in task.inputs.items()}}
+    for output in task.outputs.values():
+        (pathlib.Path(output.path) / "made.json").write_text(json.dumps(said))
+'''
+DAG = """
+jobs:
+  ingest:
+    activation: source
+    source: {kind: manual}
+    outputs: [hours]
+  clean:
+    runtime: process
+    operator: proof:note
+    inputs: [ingest.hours]
+    outputs: [sales]
+    heartbeat_timeout: 5s
+    max_attempts: 50
+    retry: {first: 100ms, max: 1s, backoff: 2}
+  totals:
+    runtime: process
+    operator: proof:note
+    inputs: [clean.sales]
+    outputs: [totals]
+    heartbeat_timeout: 5s
+    max_attempts: 50
+    retry: {first: 100ms, max: 1s, backoff: 2}
+  outliers:
+    runtime: process
+    operator: proof:note
+    inputs:
+      - from: clean.sales
+        where: partition_key not glob "*7"
+    outputs: [outliers]
+    heartbeat_timeout: 5s
+    max_attempts: 50
+    retry: {first: 100ms, max: 1s, backoff: 2}
+"""
+
+
+async def _say(urls: Sequence[str], path: str, body: object, entropy: Entropy) -> dict[str, Any]:
+    """Say something to some dispatcher, until one has answered."""
+    identity = Identities(SECRET).identity("the test")
+    headers = {WORKER_HEADER: identity.name, "Authorization": f"Bearer {identity.token}"}
+    began = CLOCK.monotonic()
+    async with httpx.AsyncClient(headers=headers, timeout=20) as client:
+        while CLOCK.monotonic() - began < 120:
+            try:
+                answer = await client.post(entropy.choice(urls) + path, json=body)
+            except httpx.TransportError:
+                await CLOCK.sleep(0.1)
+                continue
+            if answer.status_code < 500:
+                assert answer.status_code == 200, answer.text
+                found: dict[str, Any] = answer.json()
+                return found
+            await CLOCK.sleep(0.1)
+    raise AssertionError(f"no dispatcher has answered {path}")
+
+
+async def _send(fleet: Fleet, entropy: Entropy) -> None:
+    """All events, each once or twice, in a random order, a few at a time."""
+    numbers = [number for number in range(EVENTS) for _ in range(1 + (entropy.random() < 0.2))]
+    numbers.sort(key=lambda _: entropy.random())
+    while numbers:
+        some = [numbers.pop() for _ in range(min(len(numbers), entropy.randrange(1, 30)))]
+        events = [
+            {"event_id": f"e{number}", "dataset": "hours", "partition_key": f"p{number:05d}"}
+            for number in some
+        ]
+        answer = await _say(fleet.internal_urls(), "/internal/events", {"events": events}, entropy)
+        assert all(each["outcome"] in {"new", "duplicate"} for each in answer["results"])
+        await CLOCK.sleep(entropy.uniform(0.0, 0.2))
+
+
+async def _rage(fleet: Fleet, entropy: Entropy, over: asyncio.Event) -> Counter[str]:
+    """Kill something every second or so, and start it again after a while."""
+    kills: Counter[str] = Counter()
+    while not over.is_set():
+        await CLOCK.sleep(entropy.uniform(0.5, 2.5))
+        victim = entropy.choice((*fleet.names(), "postgres"))
+        kills[victim.partition("-")[0]] += 1
+        if victim == "postgres":
+            await fleet.kill_postgres()
+            continue
+        await fleet.kill(victim)
+        await CLOCK.sleep(entropy.uniform(0.0, 1.5))
+        await fleet.start(victim)
+    return kills
+
+
+async def _rows(fleet: Fleet, statement: str) -> list[dict[str, Any]]:
+    for _ in range(100):
+        try:
+            async with await psycopg.AsyncConnection.connect(
+                fleet.postgres.dsn, row_factory=dict_row, connect_timeout=5
+            ) as connection:
+                return await (await connection.execute(statement.encode())).fetchall()
+        except psycopg.OperationalError:
+            await CLOCK.sleep(0.1)
+    raise AssertionError("Postgres does not answer")
+
+
+UNFINISHED = """
+    SELECT (SELECT count(*) FROM event WHERE routed = 'pending') AS events,
+           (SELECT count(*) FROM task WHERE status <> 'completed') AS tasks,
+           (SELECT count(*) FROM task) AS made, (SELECT count(*) FROM outbox) AS outbox
+"""
+
+
+async def _settled(fleet: Fleet, tasks: int) -> None:
+    began = CLOCK.monotonic()
+    while True:
+        (left,) = await _rows(fleet, UNFINISHED)
+        if left == {"events": 0, "tasks": 0, "made": tasks, "outbox": 0}:
+            return
+        assert CLOCK.monotonic() - began < SECONDS_MAX, f"seed {SEED}: {left}"
+        await CLOCK.sleep(0.25)
+
+
+async def _check(fleet: Fleet) -> None:
+    partitions = {f"p{number:05d}" for number in range(EVENTS)}
+    expected = {
+        "clean": ("sales", partitions),
+        "totals": ("totals", partitions),
+        "outliers": ("outliers", {each for each in partitions if not each.endswith("7")}),
+    }
+    tasks = await _rows(
+        fleet,
+        """
+        SELECT task.id, job.name AS job, task.payload ->> 'partition_key' AS partition,
+               task.attempt, count(attempt.number) FILTER (WHERE attempt.outcome = 'completed')
+                   AS completions, max(attempt.number) FILTER (WHERE attempt.outcome = 'completed')
+                   AS completed
+        FROM task JOIN job ON job.id = task.job_id JOIN attempt ON attempt.task_id = task.id
+        GROUP BY task.id, job.name
+        """,
+    )
+    made = Counter((each["job"], each["partition"]) for each in tasks)
+    assert made == Counter((job, key) for job, (_, keys) in expected.items() for key in keys)
+    assert all(each["completions"] == 1 for each in tasks)
+    assert all(each["completed"] == each["attempt"] for each in tasks)
+    published = await _rows(
+        fleet,
+        """
+        SELECT dataset.name AS dataset, publication.*
+        FROM publication JOIN dataset ON dataset.id = publication.dataset_id
+        """,
+    )
+    outputs = Counter((each["dataset"], each["partition_key"]) for each in published)
+    assert outputs == Counter((name, key) for name, keys in expected.values() for key in keys)
+    by_id = {each["id"]: each for each in tasks}
+    for each in published:
+        task = by_id[each["task_id"]]
+        assert each["revision"] == 1
+        assert each["attempt"] == task["completed"]
+        said = json.loads((_path(each["location"]) / "made.json").read_text())
+        assert (said["task"], said["attempt"]) == (each["task_id"], each["attempt"])
+        assert said["partition"] == each["partition_key"]
+        for location in said["inputs"].values():
+            assert location is None or (_path(location) / "made.json").exists()
+
+
+def _path(location: str) -> Path:
+    return Path(unquote(urlsplit(location).path))
+
+
+@pytest.mark.timeout(900)
+def test_everything_is_done_once_whatever_is_killed(tmp_path: Path) -> None:
+    entropy = seeded_entropy(SEED)
+
+    async def main() -> None:
+        async with fleet_of(
+            tmp_path, dispatchers=3, workers=4, modules={"proof.py": MODULE}
+        ) as fleet:
+            public = fleet.public_urls()
+            await _say(public, "/v1/dag", {"source": DAG}, seeded_entropy(SEED))
+            sevens = sum(f"p{number:05d}".endswith("7") for number in range(EVENTS))
+            tasks = 3 * EVENTS - sevens
+            over = asyncio.Event()
+            async with asyncio.TaskGroup() as group:
+                rage = group.create_task(_rage(fleet, seeded_entropy(f"{SEED} rage"), over))
+                await _send(fleet, entropy)
+                over.set()
+            kills = rage.result()
+            await _settled(fleet, tasks)
+            await _check(fleet)
+            for name in fleet.names():
+                assert await fleet.stop(name) == 0, fleet.said(name)
+            _log.info("seed %d: %d tasks, killed: %s", SEED, tasks, dict(kills))
+
+    asyncio.run(main())

@@ -1,0 +1,202 @@
+"""`penstock up`: everything in one command, whatever of it is killed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from penstock.kernel.clock import SystemClock
+from penstock.kernel.ports import free_port
+from tests.architecture.source import ROOT
+from tests.e2e.command import PENSTOCK, penstock
+
+CLOCK = SystemClock()
+PAUSE = threading.Event()
+EXAMPLE = ROOT / "examples" / "five_jobs.yaml"
+SECONDS_MAX = 90.0
+JOBS = ("clean", "totals", "outliers", "report")
+
+
+@dataclass
+class Up:
+    """An installation that runs."""
+
+    process: subprocess.Popen[str]
+    url: str
+    data: Path
+    said: Path
+
+    def ask(self, *words: str, seconds: float = SECONDS_MAX) -> str:
+        done = penstock(*words, environment={"PENSTOCK_URL": self.url}, seconds=seconds)
+        assert done.returncode == 0, f"{words}: {done.stderr} {self.logs()}"
+        return done.stdout
+
+    def logs(self) -> str:
+        return "\n".join(
+            f"== {log.name}\n{log.read_text()[-1500:]}"
+            for log in sorted((self.data / "logs").glob("[a-z]*.log"))
+        )
+
+    def tasks(self) -> list[Mapping[str, object]]:
+        found: list[Mapping[str, object]] = json.loads(
+            self.ask("task", "list", "--limit", "1000", "--json")
+        )["tasks"]
+        return found
+
+
+def _processes() -> dict[int, tuple[int, str]]:
+    """All processes: their parents and their command lines, by their numbers."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(") ")[2].split()[1])
+            command = (
+                (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+            )
+        except (OSError, IndexError):
+            continue
+        found[int(folder.name)] = (parent, command)
+    return found
+
+
+def _below(root: int) -> dict[int, str]:
+    """What a process has started, and what that has."""
+    every = _processes()
+    found: dict[int, str] = {}
+    waiting = [root]
+    while waiting:
+        parent = waiting.pop()
+        for number, (above, command) in every.items():
+            if above == parent and number not in found:
+                found[number] = command
+                waiting.append(number)
+    return found
+
+
+@contextmanager
+def _up(folder: Path, *words: str) -> Iterator[Up]:
+    port, said = free_port(), folder / "up.err"
+    with said.open("w") as stderr:
+        ports = ("--internal-port", str(free_port()), "--webhook-port", str(free_port()))
+        process = subprocess.Popen(
+            [PENSTOCK, "up", *words, "--data", str(folder / "data"), "--port", str(port), *ports],
+            stderr=stderr,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        up = Up(process, f"http://127.0.0.1:{port}", folder / "data", said)
+        _until(lambda: "Penstock is up" in said.read_text(), up)
+        yield up
+    finally:
+        below = _below(process.pid)
+        if process.poll() is None:
+            process.kill()
+        process.wait(30)
+        # What is leashed ends by itself when its parent has gone.
+        deadline = CLOCK.monotonic() + 60
+        while below.keys() & _processes().keys() and CLOCK.monotonic() < deadline:
+            PAUSE.wait(0.1)
+
+
+def _until(holds: Callable[[], object], up: Up) -> None:
+    deadline = CLOCK.monotonic() + SECONDS_MAX
+    while not holds():
+        assert up.process.poll() is None, up.said.read_text()
+        assert CLOCK.monotonic() < deadline, f"{up.said.read_text()} {up.logs()}"
+        PAUSE.wait(0.05)
+
+
+def _is_gone(up: Up, number: int) -> bool:
+    return number not in _below(up.process.pid)
+
+
+def _run_partition(up: Up, key: str) -> None:
+    """Tell of a partition and wait until all of its tasks are completed."""
+    _until(lambda: _triggered(up, key), up)
+
+    def is_done() -> bool:
+        done = penstock(
+            "task", "list", "--limit", "1000", "--json", environment={"PENSTOCK_URL": up.url}
+        )
+        if done.returncode:
+            return False
+        mine = [each for each in json.loads(done.stdout)["tasks"] if each["partition_key"] == key]
+        statuses = {(each["job"], each["status"]) for each in mine}
+        return statuses == {(job, "completed") for job in JOBS}
+
+    _until(is_done, up)
+
+
+def _triggered(up: Up, key: str) -> bool:
+    words = ("trigger", "ingest", "--partition", key, "--event-id", key)
+    return penstock(*words, environment={"PENSTOCK_URL": up.url}).returncode == 0
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks at /proc")
+def test_up_survives_the_death_of_every_process_and_stops_cleanly(tmp_path: Path) -> None:
+    with _up(tmp_path, str(EXAMPLE)) as up:
+        _run_partition(up, "2026-01-01T00")
+        kinds = {
+            "postgres": "/postgres -D",
+            "dispatcher": "penstock dispatcher",
+            "worker": "penstock worker",
+            "cron": "penstock source cron",
+            "webhook": "penstock source webhook",
+        }
+        for kind, words in kinds.items():
+            # The process itself, and the leash that holds it.
+            for is_leash in (False, True):
+                below = _below(up.process.pid)
+                found = [
+                    number
+                    for number, command in below.items()
+                    if words in command and ("kernel.leash" in command) is is_leash
+                ]
+                assert found, f"{kind}: {below}"
+                os.kill(found[0], signal.SIGKILL)
+                _until(functools.partial(_is_gone, up, found[0]), up)
+                _run_partition(up, f"after-{kind}-{is_leash}")
+        tasks = up.tasks()
+        assert {each["status"] for each in tasks} == {"completed"}
+        below = _below(up.process.pid)
+        up.process.send_signal(signal.SIGINT)
+        assert up.process.wait(90) == 0, up.said.read_text()
+        assert "Stopped" in up.said.read_text()
+        left = below.keys() & _processes().keys()
+        assert not left, {number: below[number] for number in left}
+
+
+@pytest.mark.timeout(300)
+def test_up_that_is_killed_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
+    with _up(tmp_path, str(EXAMPLE)) as up:
+        _run_partition(up, "2026-01-01T00")
+    # The block has killed it with SIGKILL.
+    with _up(tmp_path, str(EXAMPLE)) as up:
+        assert "was in force already" in up.said.read_text()
+        assert len(up.tasks()) == len(JOBS)
+        _run_partition(up, "2026-01-01T01")
+
+
+def test_a_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = penstock("up", "--data", str(tmp_path / "data"), "--port", str(port))
+    assert done.returncode == 2
+    assert f"127.0.0.1:{port} cannot be had" in done.stderr
+    assert "--internal-port" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,725 @@
+"""The verbs that talk to a dispatcher: what they send, what they say, and their exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import httpx
+import msgspec
+import pytest
+
+from penstock import Client
+from penstock.cli import calling, run
+from penstock.dispatcher.wire.base import Answer
+from penstock.dispatcher.wire.dags import (
+    AppliedAnswer,
+    BreakAnswer,
+    DagProblem,
+    VersionAnswer,
+    VersionsAnswer,
+)
+from penstock.dispatcher.wire.events import EventResult
+from penstock.dispatcher.wire.steering import (
+    AttemptAnswer,
+    BackfillsAnswer,
+    DatasetAnswer,
+    DatasetsAnswer,
+    GenerationAnswer,
+    JobPausesAnswer,
+    OutboxAnswer,
+    OutboxRetryAnswer,
+    OutboxRow,
+    PartitionAnswer,
+    PartitionsAnswer,
+    PauseAnswer,
+    PressureAnswer,
+    PressuresAnswer,
+    TaskAnswer,
+    TasksAnswer,
+    TriggerAnswer,
+)
+from penstock.dispatcher.wire.work import (
+    PublishedAnswer,
+    ResultsAnswer,
+    TaskResult,
+    TaskStateAnswer,
+)
+from tests.unit.dispatcher.client.scripted import (
+    NOW,
+    Reply,
+    Scripted,
+    Step,
+    backfill,
+    job,
+    problem,
+    status,
+    summary,
+)
+
+DATE = {"Date": "Tue, 01 Jan 2030 00:00:00 GMT"}
+AN_HOUR_AGO = NOW - timedelta(minutes=65)
+VERBS = (
+    "dag apply",
+    "dag list",
+    "dag rollback",
+    "trigger",
+    "status",
+    "pressure",
+    "pause",
+    "resume",
+    "backfill start",
+    "backfill list",
+    "backfill show",
+    "backfill pause",
+    "backfill resume",
+    "backfill cancel",
+    "task list",
+    "task show",
+    "task cancel",
+    "task replay",
+    "dataset list",
+    "dataset partitions",
+    "outbox list",
+    "outbox retry",
+)
+
+
+@dataclass
+class User:
+    """Somebody at a prompt, and the dispatcher that answers."""
+
+    dispatcher: Scripted = field(default_factory=Scripted)
+    opened: list[tuple[str, str | None]] = field(default_factory=list)
+
+    def on(self, request: str, *steps: Step) -> User:
+        """Answers as at the first second of 2030."""
+        dated = [
+            Reply(msgspec.json.encode(each), 200, DATE) if isinstance(each, Answer) else each
+            for each in steps
+        ]
+        self.dispatcher.on(request, *dated)
+        return self
+
+    def types(
+        self, line: str, *more: str, environment: dict[str, str] | None = None, stdin: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command line in this process."""
+
+        def connected(url: str, token: str | None) -> Client:
+            self.opened.append((url, token))
+            return Client(url, token, transport=self.dispatcher.transport, clock=_Hurried())
+
+        words = [*line.split(), *more]
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+        out, errors = io.StringIO(), io.StringIO()
+        kept = {n: v for n, v in os.environ.items() if not n.startswith("PENSTOCK_")}
+        try:
+            with (
+                mock.patch.dict(os.environ, {**kept, **(environment or {})}, clear=True),
+                mock.patch.object(calling, "connected", connected),
+                mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()))),
+                redirect_stdout(out),
+                redirect_stderr(errors),
+            ):
+                code = run(words)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return subprocess.CompletedProcess(words, code, out.getvalue(), errors.getvalue())
+
+    def said(self, line: str, *more: str, code: int = 0) -> str:
+        ran = self.types(line, *more)
+        assert ran.returncode == code, ran.stderr
+        return ran.stdout
+
+    def json(self, line: str, *more: str, code: int = 0) -> Any:
+        return json.loads(self.said(line, *more, "--json", code=code))
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [each.body for each in self.dispatcher.heard]
+
+
+class _Hurried:
+    """A clock on which nobody waits for real."""
+
+    def __init__(self) -> None:
+        self._slept = 0.0
+
+    def monotonic(self) -> float:
+        return self._slept
+
+    def wall(self) -> float:
+        return NOW.timestamp() + self._slept
+
+    async def sleep(self, seconds: float) -> None:
+        self._slept += seconds
+
+
+@pytest.fixture
+def user() -> User:
+    return User()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_an_example_and_json(verb: str, user: User) -> None:
+    said = user.said(verb, "--help")
+    assert f"Example: penstock {verb}" in said
+    for option in ("--json", "--url", "PENSTOCK_URL", "--token", "PENSTOCK_API_TOKEN"):
+        assert option in said
+
+
+@pytest.mark.parametrize("group", ["", "dag", "backfill", "task", "dataset", "outbox"])
+def test_alone_a_group_shows_its_verbs_in_whole_words(group: str, user: User) -> None:
+    said = user.said(group).partition("Commands:")[2]
+    for verb in VERBS:
+        first, _, second = verb.partition(" ")
+        if first == group:
+            assert f"  {second} " in said
+    if group:
+        assert "..." not in said
+
+
+ARGUMENTS = {
+    "dag rollback": "3",
+    "trigger": "ingest",
+    "pause": "clean",
+    "resume": "clean",
+    "backfill start": "totals --key a",
+    "backfill show": "7",
+    "backfill pause": "7",
+    "backfill resume": "7",
+    "backfill cancel": "7",
+    "task show": "42",
+    "task cancel": "42",
+    "task replay": "42",
+    "dataset partitions": "sales",
+    "outbox retry": "1",
+}
+
+
+@pytest.mark.parametrize("verb", [each for each in VERBS if each != "dag apply"])
+def test_where_no_dispatcher_answers_every_verb_says_what_to_do(verb: str, user: User) -> None:
+    user.dispatcher.steps = {}
+    with mock.patch.object(Scripted, "__call__", side_effect=httpx.ConnectError("refused")):
+        ran = user.types(f"{verb} {ARGUMENTS.get(verb, '')}")
+    assert ran.returncode == 1
+    assert ran.stdout == ""
+    assert ran.stderr.splitlines()[:2] == [
+        "penstock: No dispatcher answers at http://127.0.0.1:7070.",
+        "  Start one with 'penstock up', or say where it is: --url, PENSTOCK_URL or Client(URL).",
+    ]
+
+
+def test_the_dispatcher_is_named_by_options_or_by_the_environment(user: User) -> None:
+    user.on("GET /v1/status", status())
+    user.types("status")
+    user.types("status --url http://a --token b")
+    set_ = {"PENSTOCK_URL": "http://c", "PENSTOCK_API_TOKEN": "d"}
+    user.types("status", environment=set_)
+    user.types("status", environment={"PENSTOCK_URL": "", "PENSTOCK_API_TOKEN": ""})
+    assert user.opened == [
+        ("http://127.0.0.1:7070", None),
+        ("http://a", "b"),
+        ("http://c", "d"),
+        ("http://127.0.0.1:7070", None),
+    ]
+
+
+def test_a_token_that_is_missing_is_a_failure_with_the_next_step(user: User) -> None:
+    user.on("GET /v1/status", problem(401, title="This needs a token."))
+    ran = user.types("status")
+    assert ran.returncode == 1
+    assert "penstock: This needs a token.\n  Give the token of the API: --token" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("trigger", "Name the source by its job or by --dataset"),
+        ("trigger ingest --dataset hours", "Name the source by its job or by --dataset"),
+        ("trigger ingest --start x", "'x' is not a valid integer"),
+        ("backfill start totals", "Which partitions?"),
+        ("backfill start totals --key a --start 1", "Which partitions?"),
+        ("backfill start totals --start 1 --end 2", "A range needs all three"),
+        ("backfill start totals --key a --concurrency 0", "'--concurrency'"),
+        ("backfill start totals --keys-file -", "There is no key in the file."),
+        ("backfill start totals --keys-file missing", "No such file"),
+        ("backfill show x", "'x' is not a valid integer"),
+        ("backfill show 0", "0 is not in the range"),
+        ("task list --status done", "'done' is not one of 'queued'"),
+        ("task list --limit 0", "'--limit'"),
+        ("task cancel", "Missing argument 'ID...'"),
+        ("task cancel 1 x", "'x' is not a valid integer"),
+        ("task show -- -1", "-1 is not in the range"),
+        ("pause a/b", "'a/b' is not the name of a job."),
+        ("dataset partitions a/b", "'a/b' is not the name of a dataset."),
+        ("dag apply missing.yaml", "There is no file 'missing.yaml'."),
+        ("status --url ftp://x", "'ftp://x' is not the URL of a dispatcher."),
+    ],
+)
+def test_words_that_cannot_be_right_are_one_sentence_and_no_request(
+    line: str, said: str, user: User
+) -> None:
+    ran = user.types(line)
+    assert ran.returncode == 2
+    assert said in ran.stderr
+    assert ran.stdout == ""
+    assert user.dispatcher.heard == []
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(400, 2), (413, 2), (422, 2), (404, 1), (409, 1)])
+def test_what_the_dispatcher_finds_wrong_with_the_words_is_the_users(
+    code: int, exit_code: int, user: User
+) -> None:
+    user.on("POST /v1/backfills", problem(code, title="Not so.", detail="But so."))
+    ran = user.types("backfill start totals --key a")
+    assert ran.returncode == exit_code
+    assert ran.stderr == "penstock: Not so.\n  But so.\n"
+
+
+# The DAG ----------------------------------------------------------------------------------------
+
+
+def _applied(**fields: Any) -> AppliedAnswer:
+    usual = {"version": 3, "hash": "a" * 64, "is_changed": True, "building": [], "cancelled": 0}
+    return msgspec.convert({**usual, **fields}, AppliedAnswer)
+
+
+def test_apply_says_what_becomes_of_it(user: User, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("jobs: {}")
+    user.on("POST /v1/dag", _applied(building=["totals", "report"], cancelled=1), _applied())
+    assert user.said("dag apply", str(file)) == (
+        "Version 3 is in force (aaaaaaaaaaaa).\n"
+        "Built anew, and served as before until then: totals, report.\n"
+        "Cancelled: 1 task that nobody needs any more.\n"
+    )
+    assert user.json("dag apply", str(file), "--force")["version"] == 3
+    assert user.bodies == [
+        {"source": "jobs: {}", "where": str(file)},
+        {"source": "jobs: {}", "where": str(file), "force": True},
+    ]
+    user.on("POST /v1/dag", _applied(is_changed=False))
+    assert "says the same and is in force already" in user.said("dag apply", str(file))
+
+
+def test_a_dag_with_problems_is_told_as_the_other_verbs_tell_it(user: User, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("jobs: {}")
+    wrong = [DagProblem(line=9, field="jobs.x", message="No.")]
+    user.on("POST /v1/dag", problem(422, problems=wrong))
+    ran = user.types("dag apply", str(file))
+    assert ran.returncode == 2
+    assert ran.stderr == f"penstock: {file} has a problem:\n  {file}:9: jobs.x: No.\n"
+
+
+def test_a_dag_that_breaks_work_is_a_failure_with_the_list(user: User, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("jobs: {}")
+    broken = BreakAnswer(job="clean", generation="g", waiting=2, running=1, backfills=0)
+    user.on("POST /v1/dag", problem(409, title="It breaks work:", breaks=[broken]))
+    ran = user.types("dag apply", str(file))
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        "penstock: It breaks work:\n"
+        "  clean: 2 waiting, 1 running, 0 backfills\n"
+        "  To do it all the same: --force, or force=True.\n"
+    )
+
+
+def test_versions_are_listed_and_rolled_back(user: User) -> None:
+    versions = [
+        VersionAnswer(id=2, hash="b" * 64, created_at=NOW, is_current=True),
+        VersionAnswer(id=1, hash="a" * 64, created_at=AN_HOUR_AGO, is_current=False),
+    ]
+    user.on("GET /v1/dag/versions", VersionsAnswer(versions=versions), VersionsAnswer(versions=[]))
+    assert user.said("dag list").splitlines() == [
+        "version  state     first applied  hash",
+        "      2  in force  0 s ago        bbbbbbbbbbbb",
+        "      1            65 min ago     aaaaaaaaaaaa",
+    ]
+    ran = user.types("dag list")
+    assert (ran.returncode, ran.stdout) == (0, "")
+    assert "penstock dag apply FILE" in ran.stderr
+    user.on("POST /v1/dag/rollback", _applied(version=1))
+    assert "Version 1 is in force" in user.said("dag rollback 1")
+    user.said("dag rollback")
+    assert user.bodies[-2:] == [{"version": 1}, {}]
+
+
+# Events, jobs, everything -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "out", "errors"),
+    [
+        (EventResult(outcome="new", seq=17), 0, "Event 17 is new.\n", ""),
+        (EventResult(outcome="duplicate", seq=17), 0, "was known already", ""),
+        (EventResult(outcome="audited", seq=17, why="Old."), 0, "makes no tasks: Old.", ""),
+        (
+            EventResult(outcome="refused", why="No."),
+            1,
+            "",
+            "penstock: The event was refused: No.\n",
+        ),
+        (
+            EventResult(outcome="new", seq=17, paused="Full."),
+            0,
+            "Event 17 is new.",
+            "note: the source should pause: Full.\n",
+        ),
+    ],
+)
+def test_trigger_says_what_became_of_the_event(
+    result: EventResult, code: int, out: str, errors: str, user: User
+) -> None:
+    user.on("POST /v1/trigger", TriggerAnswer(event_id="e", results=[result]))
+    ran = user.types("trigger ingest --partition p --start 1 --end 2 --event-id e")
+    assert ran.returncode == code
+    assert out in ran.stdout
+    assert ran.stderr == errors
+    assert user.bodies == [
+        {"job": "ingest", "event_id": "e", "partition_key": "p", "start": 1, "end": 2}
+    ]
+    assert user.json("trigger --dataset hours", code=code)["event_id"] == "e"
+
+
+def test_status_is_one_page(user: User) -> None:
+    jobs = [
+        job("ingest", activation="source", operator=""),
+        job(queued=12_000, running=3, oldest_seconds=90.0, paused=["Full.\x1b[2J"]),
+        job("totals", is_building=True, dead=2),
+    ]
+    page = status(*jobs, workers=0, outbox_parked=1, backfills=[backfill(planned=500, open=20)])
+    user.on("GET /v1/status", page)
+    ran = user.types("status")
+    assert ran.returncode == 0
+    assert ran.stdout.splitlines() == [
+        "DAG version 1, 3 jobs.",
+        "0 workers, 0 events to route, 0 messages to send.",
+        "",
+        "job     runs         waiting  running  dead  oldest  remarks",
+        "ingest  source             0        0     0",
+        "clean   mine:clean    12,000        3     0  1 min   paused: Full. [2J",
+        "totals  mine:totals        0        0     2          being built",
+        "",
+        "backfill  status   job     kind           ended       open  dead  started",
+        "       7  running  totals  ranges  480 of 1,000  48%    20     0  0 s ago",
+    ]
+    assert "'penstock worker' starts one" in ran.stderr
+    assert "'penstock task list --status dead'" in ran.stderr
+    assert "'penstock outbox list'" in ran.stderr
+    assert user.json("status")["now"] == "2030-01-01T00:00:00Z"
+
+
+def test_status_without_a_dag_says_how_to_get_one(user: User) -> None:
+    user.on("GET /v1/status", status(dag_version=None))
+    assert user.said("status").startswith("No DAG is in force; 'penstock dag apply FILE'")
+
+
+def test_status_waits_until_nothing_is_left(user: User) -> None:
+    user.on("GET /v1/status", status(job(queued=1)), status(job(dead=1)))
+    assert "clean" in user.said("status --wait")
+    assert len(user.dispatcher.heard) == 3
+    user.on("GET /v1/status", status(job(queued=1)))
+    ran = user.types("status --wait --timeout 60")
+    assert ran.returncode == 1
+    assert "There is still work: clean (1 waiting, 0 running)." in ran.stderr
+
+
+def test_pressure_shows_queues_and_pauses(user: User) -> None:
+    pressed = PressureAnswer(
+        job="clean",
+        pressed=True,
+        depth=12_000,
+        oldest_seconds=61.0,
+        max_queue_depth=10_000,
+        max_queue_age_seconds=None,
+        reason="12,000 tasks wait.",
+        since=AN_HOUR_AGO,
+        pauses=["ingest"],
+    )
+    paused = PauseAnswer(
+        job="ingest", cause="pressure:clean", scope="all", reason="Full.", since=AN_HOUR_AGO
+    )
+    user.on("GET /v1/pressure", PressuresAnswer(jobs=[pressed], pauses=[paused]))
+    assert user.said("pressure").splitlines() == [
+        "job    state               depth  oldest  since       pauses  reason",
+        "clean  pressed  12,000 of 10,000   1 min  65 min ago  ingest  12,000 tasks wait.",
+        "",
+        "paused  what        because of      since       reason",
+        "ingest  everything  pressure:clean  65 min ago  Full.",
+    ]
+    user.on("GET /v1/pressure", PressuresAnswer(jobs=[], pauses=[]))
+    assert "Nothing is paused." in user.said("pressure")
+
+
+def test_a_job_is_paused_and_resumed(user: User) -> None:
+    mine = PauseAnswer(job="clean", cause="operator", scope="all", reason="Moving.", since=NOW)
+    user.on("POST /v1/jobs/clean/pause", JobPausesAnswer(job="clean", pauses=[mine]))
+    user.on("POST /v1/jobs/clean/resume", JobPausesAnswer(job="clean", pauses=[]))
+    assert user.said("pause clean", "--reason", "Moving.") == "clean is paused: Moving.\n"
+    assert user.said("resume clean") == "clean is not paused.\n"
+    assert user.bodies == [{"reason": "Moving."}, None]
+    assert user.json("pause clean")["pauses"][0]["cause"] == "operator"
+
+
+# Backfills --------------------------------------------------------------------------------------
+
+
+def test_a_backfill_of_keys_of_a_file_and_of_a_range(user: User, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("b\n\n c \na\n")
+    user.on("POST /v1/backfills", backfill())
+    said = user.said("backfill start totals --key a --request-id r --keys-file", str(file))
+    assert said == (
+        "Backfill 7 of totals is planned: 1,000 partitions.\n"
+        "'penstock backfill show 7 --wait' says how far it is.\n"
+    )
+    user.said("backfill start totals --start 0 --end 10 --step 5 --concurrency 9 --request-id r")
+    ran = user.types("backfill start totals --keys-file - --request-id r", stdin="d\ne")
+    assert ran.returncode == 0
+    assert user.bodies == [
+        {"job": "totals", "keys": ["a", "b", "c"], "request_id": "r"},
+        {"job": "totals", "start": 0, "end": 10, "step": 5, "concurrency": 9, "request_id": "r"},
+        {"job": "totals", "keys": ["d", "e"], "request_id": "r"},
+    ]
+
+
+def test_too_many_keys_are_one_sentence(user: User, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("".join(f"{number}\n" for number in range(100_001)))
+    ran = user.types("backfill start totals --keys-file", str(file))
+    assert ran.returncode == 2
+    assert "A list has 100,000 partitions at most" in ran.stderr
+
+
+@pytest.mark.parametrize("verb", ["backfill start totals --key a", "backfill show 7"])
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (backfill(planned=1000, state="done"), 0),
+        (backfill(planned=1000, state="done", dead=2), 1),
+        (backfill(planned=300, state="cancelled"), 1),
+    ],
+)
+def test_waiting_says_how_far_it_is_and_ends_as_the_backfill(
+    verb: str, end: Answer, code: int, user: User
+) -> None:
+    user.on("POST /v1/backfills", backfill())
+    steps = [backfill(planned=planned, open=100) for planned in (100, 105, 400)]
+    user.on("GET /v1/backfills/7", *steps, end)
+    ran = user.types(f"{verb} --wait")
+    assert ran.returncode == code
+    assert ran.stderr.splitlines()[:2] == [
+        "backfill 7 of totals: 0%, 0 of 1,000 ended, 100 open, 0 dead",
+        "backfill 7 of totals: 30%, 300 of 1,000 ended, 100 open, 0 dead",
+    ]
+    assert "partitions  1,000\n" in ran.stdout
+
+
+def test_waiting_for_too_long_is_a_failure(user: User) -> None:
+    user.on("GET /v1/backfills/7", backfill(planned=100, open=100))
+    ran = user.types("backfill show 7 --wait --timeout 5")
+    assert ran.returncode == 1
+    assert "The backfill 7 of totals is not over" in ran.stderr
+    assert ran.stdout == ""
+
+
+def test_backfills_are_listed_shown_and_steered(user: User) -> None:
+    some = [backfill(planned=1000, state="done", partitions=1000, dead=1)]
+    user.on("GET /v1/backfills", BackfillsAnswer(backfills=some), BackfillsAnswer(backfills=[]))
+    assert "done    totals  ranges  1,000 of 1,000  100%     0     1" in user.said("backfill list")
+    assert user.types("backfill list").stderr == "No backfills.\n"
+    user.on("GET /v1/backfills/7", backfill(planned=999, open=0))
+    assert "ended       999 (99%), of which 0 are dead\n" in user.said("backfill show 7")
+    for verb, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
+        user.on(f"POST /v1/backfills/7/{verb}", backfill(state=state, open=2))
+        said = f"Backfill 7 of totals is {state}; 2 tasks of it not over.\n"
+        assert user.said(f"backfill {verb} 7") == said
+        assert user.json(f"backfill {verb} 7")["state"] == state
+
+
+# Tasks ------------------------------------------------------------------------------------------
+
+
+def test_tasks_are_listed_by_age_with_what_is_worth_knowing(user: User) -> None:
+    later = NOW + timedelta(seconds=30)
+    tasks = [
+        summary(id=43, status="retrying", attempt=1, due_at=later, reason="Boom."),
+        summary(status="running", attempt=1, worker="w1", created_at=AN_HOUR_AGO),
+    ]
+    user.on("GET /v1/tasks", TasksAnswer(tasks=tasks, before=42))
+    ran = user.types("task list --job clean --status running --limit 2 --before 50")
+    assert ran.stdout.splitlines() == [
+        "id  status    job    partition  attempt  made        worker  note",
+        "43  retrying  clean  p           1 of 3  0 s ago             due in 30 s, after: Boom.",
+        "42  running   clean  p           1 of 3  65 min ago  w1",
+    ]
+    assert ran.stderr == "note: there are more; go on with --before 42.\n"
+    assert user.dispatcher.heard[0].query == "job=clean&status=running&limit=2&before=50"
+    user.on("GET /v1/tasks", TasksAnswer(tasks=[], before=None))
+    assert user.types("task list").stderr == "No tasks.\n"
+    assert user.types("task list --job clean").stderr == "No such tasks.\n"
+
+
+def test_a_task_is_shown_with_its_attempts_and_outputs(user: User) -> None:
+    attempts = [
+        AttemptAnswer(
+            number=1,
+            worker="w1",
+            started_at=AN_HOUR_AGO,
+            ended_at=AN_HOUR_AGO + timedelta(seconds=3),
+            outcome="failed",
+            reason="Boom.",
+            progress=None,
+            log="/logs/1",
+        ),
+        AttemptAnswer(
+            number=2,
+            worker="w2",
+            started_at=NOW,
+            ended_at=None,
+            outcome=None,
+            reason=None,
+            progress={"rows": 5},
+            log=None,
+        ),
+    ]
+    answer = TaskAnswer(
+        task=summary(status="dead", reason="Boom.\n  at line 3", settled_at=NOW),
+        payload={"partition_key": "p"},
+        attempts=attempts,
+        published=[PublishedAnswer(dataset="sales", partition_key="p", outcome="new", revision=4)],
+    )
+    user.on("GET /v1/tasks/42", answer)
+    said = user.said("task show 42")
+    assert "reason      Boom.\n            at line 3\n" in said
+    assert 'progress    {"rows": 5}\n' in said
+    assert "      1  failed   w1      65 min ago  3 s   /logs/1  Boom.\n" in said
+    assert "      2  running  w2      0 s ago     0 s\n" in said
+    assert "sales      p          new                       4\n" in said
+    assert user.json("task show 42")["task"]["settled_at"] == "2030-01-01T00:00:00Z"
+
+
+def test_tasks_are_cancelled_one_by_one(user: User) -> None:
+    asked = TaskStateAnswer(task_id=2, status="running", attempt=1, cancel_asked=True)
+    results = [
+        TaskResult(task_id=1, status=200),
+        TaskResult(task_id=2, status=200, state=asked),
+        TaskResult(task_id=3, status=409, why="over", detail="Task 3 is completed."),
+    ]
+    body = msgspec.json.encode(ResultsAnswer(results=results))
+    user.on("POST /v1/tasks/cancel", Reply(body, 207))
+    ran = user.types("task cancel 1 2 3 1 --reason Wrong.")
+    assert ran.returncode == 1
+    assert ran.stdout == "1  cancelled\n2  is running and was asked to stop\n"
+    assert ran.stderr == "penstock: Task 3 is completed.\n"
+    assert user.bodies == [{"tasks": [1, 2, 3], "reason": "Wrong."}]
+    assert len(user.json("task cancel 1 2 3", code=1)["results"]) == 3
+
+
+def test_dead_tasks_are_replayed(user: User) -> None:
+    user.on("POST /v1/tasks/replay", ResultsAnswer(results=[TaskResult(task_id=1, status=200)]))
+    assert user.said("task replay 1") == "1  queued again\n"
+    no = TaskResult(task_id=1, status=404, why="unknown", detail="There is no task 1.")
+    user.on("POST /v1/tasks/replay", problem(404, results=[no]))
+    ran = user.types("task replay 1")
+    assert (ran.returncode, ran.stderr) == (1, "penstock: There is no task 1.\n")
+
+
+# Datasets and the outbox ------------------------------------------------------------------------
+
+
+def test_datasets_and_partitions_are_listed(user: User) -> None:
+    generations = [
+        GenerationAnswer(version="g2", state="building", partitions=3, created_at=NOW),
+        GenerationAnswer(version="g1", state="current", partitions=5, created_at=AN_HOUR_AGO),
+    ]
+    found = DatasetAnswer(name="sales", uuid="u", job="clean", generations=generations)
+    user.on("GET /v1/datasets", DatasetsAnswer(datasets=[found]), DatasetsAnswer(datasets=[]))
+    assert user.said("dataset list").splitlines() == [
+        "dataset  written by  state     partitions  made        generation",
+        "sales    clean       building           3  0 s ago     g2",
+        "sales    clean       current            5  65 min ago  g1",
+    ]
+    assert "penstock dag apply FILE" in user.types("dataset list").stderr
+    partition = PartitionAnswer(
+        partition_key="",
+        start=None,
+        end=None,
+        location="s3://b/x",
+        task_id=42,
+        attempt=1,
+        revision=2,
+        published_at=NOW,
+    )
+    page = PartitionsAnswer(generation="g1", partitions=[partition], after="k")
+    user.on("GET /v1/datasets/sales/partitions", page)
+    ran = user.types("dataset partitions sales --limit 1 --after a --generation g1")
+    assert "(whole)    0 s ago           2    42  s3://b/x\n" in ran.stdout
+    assert ran.stderr == "note: there are more; go on with --after 'k'.\n"
+    assert user.dispatcher.heard[-1].query == "generation=g1&after=a&limit=1"
+
+
+def test_messages_that_could_not_be_sent_are_listed_and_tried_again(user: User) -> None:
+    row = OutboxRow(
+        id=17,
+        kind="wake",
+        target="mine:clean/normal",
+        tries=20,
+        last_error="Denied.",
+        created_at=AN_HOUR_AGO,
+        parked_at=NOW,
+    )
+    user.on("GET /v1/outbox", OutboxAnswer(parked=[row]), OutboxAnswer(parked=[]))
+    said = user.said("outbox list")
+    assert "17  wake  mine:clean/normal     20  65 min ago  Denied.\n" in said
+    assert user.types("outbox list").stdout == ""
+    user.on("POST /v1/outbox/retry", OutboxRetryAnswer(retried=1))
+    assert user.said("outbox retry 17 18 17") == "1 message of 2 will be tried again.\n"
+    assert user.bodies[-1] == {"ids": [17, 18]}
+
+
+_WITHOUT_HTTPX = """
+import sys
+sys.modules["httpx"] = None
+from penstock.cli import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("status",), 2, "pip install 'penstock[dispatcher]'"),
+        (("dag", "list"), 2, "pip install 'penstock[dispatcher]'"),
+        (("--help",), 0, ""),
+        (("backfill", "start", "--help"), 0, ""),
+    ],
+)
+def test_without_httpx_these_verbs_say_what_to_install(
+    words: tuple[str, ...], code: int, said: str
+) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_HTTPX, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == code, ran.stderr
+    assert said in ran.stderr
+    assert "Traceback" not in ran.stderr
