@@ -29,6 +29,7 @@ format: $(VENV)/dev.stamp ## Format the code
 bench: $(VENV)/dev.stamp ## Measure; prints figures, asserts none
 	@$(BIN)/python -m benchmarks.store
 	@$(BIN)/python -m benchmarks.queue
+	@$(BIN)/python -m benchmarks.dispatcher
 
 lock: $(VENV)/dev.stamp ## Resolve the dependencies anew and pin them
 	@$(BIN)/pip install --quiet uv
