@@ -25,6 +25,7 @@ from penstock.dispatcher.wire.base import Answer
 from penstock.dispatcher.wire.dags import (
     AppliedAnswer,
     BreakAnswer,
+    CutOverAnswer,
     DagProblem,
     VersionAnswer,
     VersionsAnswer,
@@ -90,6 +91,7 @@ VERBS = (
     "task replay",
     "dataset list",
     "dataset partitions",
+    "dataset cut-over",
     "outbox list",
     "outbox retry",
 )
@@ -205,6 +207,7 @@ ARGUMENTS = {
     "task cancel": "42",
     "task replay": "42",
     "dataset partitions": "sales",
+    "dataset cut-over": "sales",
     "outbox retry": "1",
 }
 
@@ -723,3 +726,18 @@ def test_without_httpx_these_verbs_say_what_to_install(
     assert ran.returncode == code, ran.stderr
     assert said in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_a_cut_over_by_hand(user: User) -> None:
+    user.on("POST /v1/datasets/sales/cut-over", CutOverAnswer(dataset="sales", generation="g-2"))
+    assert user.said("dataset cut-over sales --force") == "Readers of sales read g-2 now.\n"
+    assert user.json("dataset cut-over sales") == {"dataset": "sales", "generation": "g-2"}
+    assert user.bodies[0] == {"force": True}
+
+
+def test_a_cut_over_that_is_refused_is_a_failure(user: User) -> None:
+    user.on("POST /v1/datasets/sales/cut-over", problem(409, title="It is not over."))
+    ran = user.types("dataset cut-over sales")
+    assert ran.returncode == 1
+    assert "It is not over." in ran.stderr
+    assert len(user.dispatcher.heard) == 1

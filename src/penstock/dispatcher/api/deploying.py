@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from penstock.dispatcher.api.endpoints import Call
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.problems import conflict, unknown
 from penstock.dispatcher.dag.parsing import parse
 from penstock.dispatcher.deployment.moves import VERSIONS_MAX
-from penstock.dispatcher.deployment.values import Applied, NotApplied, Version, WhyNotApplied
-from penstock.dispatcher.wire.asking import LimitParams
+from penstock.dispatcher.deployment.values import (
+    Applied,
+    CutOver,
+    NotApplied,
+    Version,
+    WhyNotApplied,
+)
+from penstock.dispatcher.wire.asking import LimitParams, NameParams
 from penstock.dispatcher.wire.base import Answer
 from penstock.dispatcher.wire.dags import (
     AppliedAnswer,
     ApplyAsk,
     BreakAnswer,
+    CutOverAnswer,
+    CutOverAsk,
     DagAnswer,
     RollbackAsk,
     VersionAnswer,
@@ -64,6 +73,31 @@ async def rollback(parts: Parts, call: Call) -> Answer:
     if isinstance(found, NotApplied) and found.why is WhyNotApplied.UNKNOWN:
         return unknown(f"There is no version {to} of the DAG.")
     return _moved(parts, found)
+
+
+_NOT_CUT_OVER: Final = {
+    CutOver.NOTHING: "No generation of it is being built.",
+    CutOver.BACKFILL: "A backfill or rebuild of the new generation is not over.",
+    CutOver.UNCOVERED: "The new generation does not have all partitions of the current one.",
+}
+
+
+async def cut_over(parts: Parts, call: Call) -> Answer:
+    """Have readers read the generation that is being built."""
+    params: NameParams = call.params
+    ask: CutOverAsk = call.ask
+    named = await parts.views.live([params.name])
+    if params.name not in named:
+        return unknown(f"There is no dataset {params.name!r} that is written now.")
+    dataset = named[params.name][0].dataset
+    found = await parts.deployment.cut_over(dataset, force=ask.force)
+    if found in _NOT_CUT_OVER:
+        is_forcible = found is CutOver.UNCOVERED and not ask.force
+        detail = "With force they may be missing." if is_forcible else ""
+        return conflict(found.value, _NOT_CUT_OVER[found], detail=detail)
+    parts.kick()
+    (now,) = (await parts.views.live([params.name]))[params.name]
+    return CutOverAnswer(dataset=params.name, generation=now.generation)
 
 
 def _moved(parts: Parts, found: Applied | NotApplied) -> Answer:

@@ -165,6 +165,18 @@ _DAG: Final = (
     ),
 )
 
+_CUT_OVER: Final = Endpoint(
+    "POST",
+    "/v1/datasets/{name}/cut-over",
+    "Have readers read what is being built",
+    deploying.cut_over,
+    ask=dags.CutOverAsk,
+    params=asking.NameParams,
+    answer=dags.CutOverAnswer,
+    problems=(404, 409),
+    may_omit_body=True,
+)
+
 _TASKS: Final = (
     Endpoint(
         "GET",
@@ -315,7 +327,7 @@ _LOOKING: Final = (
     Endpoint("GET", "/metrics", "Figures for Prometheus", looking.metrics, answer=None),
 )
 
-PUBLIC: Final = (*_DAG, *_TASKS, *_BACKFILLS, *_STEERING, *_LOOKING)
+PUBLIC: Final = (*_DAG, _CUT_OVER, *_TASKS, *_BACKFILLS, *_STEERING, *_LOOKING)
 
 
 def internal_app(

@@ -36,6 +36,8 @@ from penstock.dispatcher.dag.names import is_name, is_operator, shown
 from penstock.dispatcher.wire.dags import (
     AppliedAnswer,
     ApplyAsk,
+    CutOverAnswer,
+    CutOverAsk,
     DagAnswer,
     RollbackAsk,
     VersionsAnswer,
@@ -327,6 +329,18 @@ class Client:
         asked = {"generation": generation, "after": after, "limit": limit}
         path = f"/v1/datasets/{_name(dataset, 'dataset')}/partitions"
         return await self._connection.get(path, PartitionsAnswer, asked=asked)
+
+    async def cut_over(self, dataset: str, *, force: bool = False) -> CutOverAnswer:
+        """Have readers read the generation that is being built.
+
+        That happens by itself when it has all partitions of the current one; with `force` they
+        may be missing.
+        """
+        path = f"/v1/datasets/{_name(dataset, 'dataset')}/cut-over"
+        # Whoever is heard a second time would be told that there is nothing to cut over.
+        return await self._connection.send(
+            path, CutOverAnswer, CutOverAsk(force=force), is_repeatable=False
+        )
 
     @overload
     async def wait(

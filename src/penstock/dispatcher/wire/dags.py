@@ -65,3 +65,17 @@ class DagAnswer(Answer):
     version: VersionAnswer
     source: str
     since: datetime
+
+
+class CutOverAsk(Ask):
+    """Have readers read the generation that is being built."""
+
+    force: bool = False
+    """Also if partitions are missing that the current generation has."""
+
+
+class CutOverAnswer(Answer):
+    """Readers read this now, of all datasets of the same job."""
+
+    dataset: str
+    generation: str

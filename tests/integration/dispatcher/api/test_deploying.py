@@ -11,7 +11,7 @@ from penstock.dispatcher.dag.runtimes import Fault
 from penstock.dispatcher.wire.dags import DagAnswer, VersionsAnswer
 from tests.integration.dispatcher.api.conftest import Perform
 from tests.integration.dispatcher.api.stage import Stage, ok, read, refused
-from tests.integration.dispatcher.test_deployment import chain
+from tests.integration.dispatcher.test_deployment import Pipeline, chain
 
 
 def test_apply_and_show(on_stage: Perform) -> None:
@@ -107,5 +107,26 @@ def test_rollback(on_stage: Perform) -> None:
         # Without a body it is the one before.
         assert ok(await stage.public.post("/v1/dag/rollback"))["version"] == 2
         assert refused(await back(version=0), 422).field == "version"
+
+    on_stage(story)
+
+
+def test_a_cut_over_by_hand(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        pipeline = Pipeline(stage.world)
+        ok(await stage.apply(chain()))
+        await pipeline.send("p")
+        await pipeline.work("a:clean")
+        path = "/v1/datasets/tidy/cut-over"
+        assert refused(await stage.public.post("/v1/datasets/nothing/cut-over"), 404).title
+        assert refused(await stage.public.post(path), 409).type == "nothing"
+        ok(await stage.apply(chain(clean="2"), force=True))
+        built = (await pipeline.generations())["clean"]
+        assert refused(await stage.public.post(path), 409).type == "backfill"
+        await pipeline.forget_rebuilds()
+        assert "force" in refused(await stage.public.post(path), 409).detail
+        answer = ok(await stage.public.post(path, json={"force": True}))
+        assert answer == {"dataset": "tidy", "generation": built}
+        assert await pipeline.states("tidy") == ["current", "retired"]
 
     on_stage(story)
