@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from penstock.dispatcher.database.local import LocalPostgres
 from penstock.kernel.clock import SystemClock
@@ -35,6 +36,9 @@ class Fleet:
     dispatchers: int
     workers: int
     postgres: LocalPostgres
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """Settings besides those that every fleet has."""
+    variables: Mapping[str, str] = field(default_factory=dict)
     live: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
     ports: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -63,6 +67,7 @@ class Fleet:
             dispatchers=self.internal_urls(),
             concurrency=4,
             stop_seconds=5,
+            **self.told,
         )
         with (self.folder / f"{name}.err").open("ab") as said:
             self.live[name] = await asyncio.create_subprocess_exec(
@@ -75,7 +80,7 @@ class Fleet:
                 stdout=said,
                 stderr=said,
                 cwd=self.folder,
-                env={**os.environ, **variables_of(settings)},
+                env={**os.environ, **self.variables, **variables_of(settings)},
                 start_new_session=True,
             )
 
@@ -108,13 +113,19 @@ class Fleet:
 
 @contextlib.asynccontextmanager
 async def fleet_of(
-    folder: Path, *, dispatchers: int, workers: int, modules: Mapping[str, str]
+    folder: Path,
+    *,
+    dispatchers: int,
+    workers: int,
+    modules: Mapping[str, str],
+    told: Mapping[str, Any] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Fleet]:
     """A fleet that runs until the block ends; `modules` are the user's, by file name."""
     for name, text in modules.items():
         (folder / name).write_text(text)
     postgres = LocalPostgres(folder / "postgres", settings={"fsync": "off"}, grace_seconds=5)
-    fleet = Fleet(folder, dispatchers, workers, postgres)
+    fleet = Fleet(folder, dispatchers, workers, postgres, told or {}, variables or {})
     async with postgres:
         for number in range(dispatchers):
             fleet.ports[f"dispatcher-{number}"] = (free_port(), free_port())
