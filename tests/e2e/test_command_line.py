@@ -118,6 +118,8 @@ def test_a_reader_that_leaves_is_no_error_worth_a_traceback() -> None:
 def test_the_demo_runs() -> None:
     ran = penstock("demo")
     assert ran.returncode == 0, ran.stderr
+    assert "60 of 60 tasks are completed, each once;" in ran.stdout
+    assert "30 of 30 partitions of the result are published, each once." in ran.stdout
     assert "320 additions were made, and the object says 320." in ran.stdout
     assert "BAD" not in ran.stdout
 

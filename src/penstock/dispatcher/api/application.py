@@ -191,7 +191,10 @@ class Application:
                 return Problem(type="unauthorized", title=title, status=401)
 
     def _note(self, scope: Scope, call: Call, status: int, took_seconds: float) -> None:
-        if not _access.isEnabledFor(logging.INFO):
+        # Workers call all the time: what went well is worth a line to nobody.
+        is_routine = self.name == "internal" and status < 400
+        level = logging.DEBUG if is_routine else logging.INFO
+        if not _access.isEnabledFor(level):
             return
         client = scope.get("client") or ("", 0)
         said = {
@@ -204,7 +207,8 @@ class Application:
             "worker": call.worker,
         }
         # The path is quoted: it may have anything in it, also ends of lines.
-        _access.info(
+        _access.log(
+            level,
             "%s %r %d in %.1f ms",
             *(scope["method"], scope["path"], status, said["took_ms"]),
             extra={"request": said},

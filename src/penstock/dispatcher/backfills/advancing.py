@@ -46,7 +46,7 @@ async def advance(connection: Connection, backfill_id: int) -> bool:
     if not held:
         return False
     (row,) = await _rows(connection, "backfill_room", backfill=backfill_id)
-    room = min(max(0, row["concurrency_max"] - row["open"]), BATCH_MAX)
+    room = _room(row["concurrency_max"], row["open"])
     if row["kind"] == Kind.REBUILD:
         is_planned, made = await _walk_events(connection, row, room=room)
     else:
@@ -58,7 +58,16 @@ async def advance(connection: Connection, backfill_id: int) -> bool:
         is_planned = row["position"] + made == row["partitions"]
     if is_planned and made == 0 and row["open"] == 0:
         await connection.execute(query("end_backfill"), {"backfill": backfill_id})
-    return not is_planned and row["open"] + made < row["concurrency_max"]
+    return room > 0 and not is_planned and row["open"] + made < row["concurrency_max"]
+
+
+def _room(concurrency_max: int, open_tasks: int) -> int:
+    """How many tasks to make now: none until a quarter of them is missing, and then many at once.
+
+    Making one whenever one ends would cost as much as running them.
+    """
+    room = max(0, concurrency_max - open_tasks)
+    return min(room, BATCH_MAX) if 4 * room >= concurrency_max else 0
 
 
 async def _walk_events(
