@@ -68,7 +68,7 @@ from penstock.kernel.service import Service, Services
 from penstock.runtimes.base import Delivery
 from penstock.runtimes.places import Places
 from penstock.runtimes.registry import Registry
-from penstock.settings import Profile, Settings, Wakeups, variables_of
+from penstock.settings import PREFIX, Profile, Settings, Wakeups, settings_file, variables_of
 from penstock.worker.client import InternalClient
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.worker import PipelineWorker
@@ -266,7 +266,13 @@ class Installation(Service):
         if not settings.postgres:
             settings = replace(settings, postgres=_postgres(settings).dsn)
             kept.append(("postgres", lambda: _postgres(self._settings)))
-        environment = {**os.environ, **variables_of(settings)}
+        # They run in another folder, whose settings are not ours.
+        file = settings_file(os.environ, Path.cwd()) or Path(os.devnull)
+        environment = {
+            **os.environ,
+            **variables_of(settings),
+            f"{PREFIX}SETTINGS": str(file.absolute()),
+        }
         for name, words in (
             ("dispatcher", ["dispatcher"]),
             ("worker", ["worker"]),

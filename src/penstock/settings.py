@@ -22,6 +22,7 @@ from penstock.kernel.errors import InvalidInput
 DEFAULT_FILE: Final = "penstock.toml"
 PREFIX: Final = "PENSTOCK_"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+_STORES: Final = frozenset({"s3", "file", "memory"})
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
@@ -101,6 +102,7 @@ class Settings:
                 f"Without a token the public listener is on loopback only, not on {self.host}.",
                 hint="Set PENSTOCK_API_TOKEN, or leave host at 127.0.0.1.",
             )
+        _check_store(self.store)
         for each in self.dispatchers:
             if urlsplit(each).scheme not in {"http", "https"}:
                 raise InvalidInput(f"dispatchers has {each!r}, which is not an http URL.")
@@ -128,7 +130,7 @@ def read_settings(
     given: Mapping[str, Any], *, environment: Mapping[str, str], folder: Path
 ) -> Told:
     """Put settings together. What is None in `given` was not given."""
-    file = _file(environment, folder)
+    file = settings_file(environment, folder)
     said = _in_file(file) if file is not None else {}
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -148,6 +150,15 @@ def read_settings(
     return Told(Settings(**values), origins)
 
 
+def settings_file(environment: Mapping[str, str], folder: Path) -> Path | None:
+    """The file that settings are read from, if there is one."""
+    named = environment.get(f"{PREFIX}SETTINGS")
+    if named:
+        return folder / named
+    default = folder / DEFAULT_FILE
+    return default if default.is_file() else None
+
+
 def variables_of(settings: Settings) -> Mapping[str, str]:
     """The settings as variables, for processes that are started with them."""
     return {
@@ -155,14 +166,6 @@ def variables_of(settings: Settings) -> Mapping[str, str]:
         for each in fields(Settings)
         if each.name != "runtimes" and _text(getattr(settings, each.name))
     }
-
-
-def _file(environment: Mapping[str, str], folder: Path) -> Path | None:
-    named = environment.get(f"{PREFIX}SETTINGS")
-    if named:
-        return folder / named
-    default = folder / DEFAULT_FILE
-    return default if default.is_file() else None
 
 
 def _in_file(file: Path) -> Mapping[str, Any]:
@@ -180,6 +183,17 @@ def _in_file(file: Path) -> Mapping[str, Any]:
                 hint=f"Settings are {', '.join(names)}.",
             )
     return said
+
+
+def _check_store(url: str) -> None:
+    scheme, separator, _ = url.partition("://")
+    if url and (not separator or scheme not in _STORES):
+        # What comes after the scheme may hold a secret, and is not repeated.
+        said = f"{scheme[:40]}://" if separator else scheme[:40]
+        raise InvalidInput(
+            f"store has {said!r}, which is not the URL of a store.",
+            hint="Write s3://BUCKET/PREFIX or file:///FOLDER.",
+        )
 
 
 def _as(name: str, found: Any, *, origin: str) -> Any:

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from penstock.kernel.clock import SystemClock
@@ -127,24 +129,26 @@ def _is_gone(up: Up, number: int) -> bool:
 
 def _run_partition(up: Up, key: str) -> None:
     """Tell of a partition and wait until all of its tasks are completed."""
-    _until(lambda: _triggered(up, key), up)
+    told = {"job": "ingest", "partition_key": key, "event_id": key}
+    _until(lambda: _asked(up, "POST", "/v1/trigger", told) is not None, up)
 
     def is_done() -> bool:
-        done = penstock(
-            "task", "list", "--limit", "1000", "--json", environment={"PENSTOCK_URL": up.url}
-        )
-        if done.returncode:
-            return False
-        mine = [each for each in json.loads(done.stdout)["tasks"] if each["partition_key"] == key]
+        found = _asked(up, "GET", "/v1/tasks?limit=1000", None)
+        tasks = found["tasks"] if found is not None else []
+        mine = [each for each in tasks if each["partition_key"] == key]
         statuses = {(each["job"], each["status"]) for each in mine}
         return statuses == {(job, "completed") for job in JOBS}
 
     _until(is_done, up)
 
 
-def _triggered(up: Up, key: str) -> bool:
-    words = ("trigger", "ingest", "--partition", key, "--event-id", key)
-    return penstock(*words, environment={"PENSTOCK_URL": up.url}).returncode == 0
+def _asked(up: Up, method: str, path: str, body: object) -> Any:
+    """What the dispatcher answers; None if none does now."""
+    try:
+        answer = httpx.request(method, up.url + path, json=body, timeout=10)
+    except httpx.TransportError:
+        return None
+    return answer.json() if answer.status_code == 200 else None
 
 
 @pytest.mark.timeout(600)

@@ -52,6 +52,8 @@ def test_a_named_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         ("dispatchers = ['ftp://x']", "not an http URL"),
         ("host = '0.0.0.0'", "on loopback only"),
         ("runtimes = 3", "runtimes cannot be 3"),
+        ("store = 'ftp://user:secret@host'", "store has 'ftp://', which is not"),
+        ("store = 'a/folder'", "store has 'a/folder', which is not"),
     ],
 )
 def test_what_cannot_be_right_is_one_sentence(tmp_path: Path, text: str, words: str) -> None:

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 
 from penstock.dispatcher.tasks.values import Fence, Status
-from tests.integration.dispatcher.model import Model, ModelTask
+from tests.integration.dispatcher.model import PAUSE_MAX, Model, ModelTask
 from tests.integration.dispatcher.world import Job, World, Worlds
 
 BASE = datetime(2030, 1, 1, tzinfo=UTC)
@@ -48,8 +48,8 @@ class Machine(RuleBasedStateMachine):
         self.stack = contextlib.AsyncExitStack()
         self.model = Model(BASE)
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(target=tasks)
+    def begin(self) -> object:
         async def enter() -> None:
             self.world = await self.stack.enter_async_context(self.worlds.world())
             self.job = await self.world.job(
@@ -59,6 +59,8 @@ class Machine(RuleBasedStateMachine):
             await self.entered()
 
         self.runner.run(enter())
+        # Something to begin with; the rest is made later, or never.
+        return multiple(*self.made("a"), *self.made("b"))
 
     async def entered(self) -> None:
         """The world is there."""
@@ -69,17 +71,24 @@ class Machine(RuleBasedStateMachine):
 
     @rule(target=tasks, key=st.sampled_from("abcd"))
     def create(self, key: str) -> object:
-        (made,) = self.runner.run(self.world.tasks.create([self.job.new(key)]))
-        assert (made is None) == (key in self.model.keys)
-        if made is None:
-            return multiple()
-        self.model.keys.add(key)
-        self.model.tasks[made] = ModelTask(self.model.now)
-        return made
+        return multiple(*self.made(key))
 
-    @rule(target=fences, fence=consumes(fences))
-    def guess(self, fence: Fence) -> object:
-        return multiple(fence, Fence(fence.task_id, fence.attempt + 1, fence.lease_token))
+    def made(self, key: str) -> list[int]:
+        """The task with this key, unless it is there already."""
+        (task_id,) = self.runner.run(self.world.tasks.create([self.job.new(key)]))
+        assert (task_id is None) == (key in self.model.keys)
+        if task_id is None:
+            return []
+        self.model.keys.add(key)
+        self.model.tasks[task_id] = ModelTask(self.model.now)
+        return [task_id]
+
+    @rule(target=fences, fence=consumes(fences), is_token=st.booleans())
+    def guess(self, fence: Fence, is_token: bool) -> object:
+        """Somebody who knows one half of a proof."""
+        task_id, attempt, token = fence.task_id, fence.attempt, fence.lease_token
+        wrong = Fence(task_id, attempt, "x") if is_token else Fence(task_id, attempt + 1, token)
+        return multiple(fence, wrong)
 
     @rule()
     def reap(self) -> None:
@@ -89,7 +98,19 @@ class Machine(RuleBasedStateMachine):
         dues = {row["id"]: row["due_at"] for row in rows}
         for each in found.reaped:
             if each.status is Status.RETRYING:
-                self.model.retry(each.task_id, dues[each.task_id])
+                self.retried(each.task_id, dues[each.task_id])
+
+    def retried(self, task_id: int, due: datetime) -> None:
+        """A retry is due when it may be; from now on at a time that no luck decides.
+
+        The same calls have to lead to the same tasks, or a failure could not be found again.
+        """
+        self.model.retry(task_id, due)
+        pinned = self.model.now + PAUSE_MAX
+        self.model.retry(task_id, pinned)
+        self.runner.run(
+            self.world.rows("UPDATE task SET due_at = %s WHERE id = %s", pinned, task_id)
+        )
 
     @rule(seconds=st.sampled_from([1, 4, 5, 10]))
     def wait(self, seconds: int) -> None:

@@ -103,7 +103,7 @@ class Lifecycle(Machine):
         if is_new and expected is Status.RETRYING:
             assert isinstance(answer, Ended)
             assert answer.due_at is not None
-            self.model.retry(fence.task_id, answer.due_at)
+            self.retried(fence.task_id, answer.due_at)
 
     @rule(task_id=Machine.tasks)
     def cancel(self, task_id: int) -> None:

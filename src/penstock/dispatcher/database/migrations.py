@@ -20,8 +20,9 @@ from typing import Final
 import psycopg
 from psycopg.rows import dict_row
 
+from penstock.dispatcher.database.pool import first_line
 from penstock.dispatcher.database.queries import migration_texts, query
-from penstock.kernel.errors import DatabaseUnavailable, MigrationRefused
+from penstock.kernel.errors import DatabaseUnavailable, InvalidInput, MigrationRefused
 
 _PATIENT: Final = {
     "application": "penstock migrations",
@@ -97,9 +98,14 @@ async def migrate(dsn: str, steps: Sequence[Migration] | None = None) -> tuple[M
         connection = await psycopg.AsyncConnection.connect(
             dsn, autocommit=True, row_factory=dict_row, connect_timeout=10
         )
+    except psycopg.ProgrammingError as error:
+        raise InvalidInput(
+            f"The address of Postgres cannot be read: {first_line(error)}.",
+            hint="Write it as postgresql://USER@HOST:PORT/DATABASE.",
+        ) from error
     except psycopg.OperationalError as error:
         raise DatabaseUnavailable(
-            f"Postgres does not answer: {error}", hint="Is it running, and reachable?"
+            f"Postgres does not answer: {first_line(error)}", hint="Is it running, and reachable?"
         ) from error
     async with connection:
         await connection.execute(query("set_up_connection"), _PATIENT)

@@ -89,7 +89,7 @@ class Database(Service):
         except psycopg.errors.DeadlockDetected:
             raise
         except (psycopg.DataError, UnicodeEncodeError) as error:
-            raise InvalidInput(f"Postgres cannot hold a value: {_first_line(error)}") from error
+            raise InvalidInput(f"Postgres cannot hold a value: {first_line(error)}") from error
         except psycopg.OperationalError as error:
             raise _unavailable(error) from error
 
@@ -119,9 +119,10 @@ class Database(Service):
 
 def _unavailable(error: psycopg.Error) -> DatabaseUnavailable:
     return DatabaseUnavailable(
-        f"Postgres does not answer: {_first_line(error)}", hint="Is it running, and reachable?"
+        f"Postgres does not answer: {first_line(error)}", hint="Is it running, and reachable?"
     )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, without what libpq adds to it."""
     return (str(error) or type(error).__name__).splitlines()[0]

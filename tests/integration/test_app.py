@@ -1,0 +1,267 @@
+"""The wiring: a whole dispatcher in this process, and settings that cannot work."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from penstock import app
+from penstock.app import Dispatcher, Installation, make_client, make_webhook_source, make_worker
+from penstock.dispatcher.client import Client
+from penstock.dispatcher.database.local import LocalPostgres
+from penstock.dispatcher.wire.work import Assignment, ClaimAsk, CompleteAsk, EndAsk, OutputAsk
+from penstock.kernel.clock import SystemClock
+from penstock.kernel.errors import InvalidInput, PenstockError
+from penstock.kernel.ports import free_port
+from penstock.settings import Settings, read_settings
+from tests.integration.dispatcher.test_deployment import chain
+from tests.integration.test_s3_local import needs_proc, processes_naming
+
+CLOCK = SystemClock()
+SECRET = "a secret of the tests"
+STOP_SECONDS_MAX = 30.0
+Found = TypeVar("Found")
+
+
+async def until(look: Callable[[], Awaitable[Found | None]]) -> Found:
+    """The first thing that is found, within a bound."""
+    async with asyncio.timeout(60):
+        while not (found := await look()):
+            await CLOCK.sleep(0.02)
+        return found
+
+
+async def stopped(dispatcher: Dispatcher) -> None:
+    async with asyncio.timeout(STOP_SECONDS_MAX):
+        await dispatcher.stop()
+
+
+async def one_task(settings: Settings) -> Assignment:
+    """Claim a task as a worker does, and complete it."""
+    async with make_client(settings, "w1") as client:
+
+        async def look() -> Assignment | None:
+            answer = await client.claim(ClaimAsk(operator="a:clean"))
+            return answer.tasks[0] if answer.tasks else None
+
+        task = await until(look)
+        made = OutputAsk(
+            dataset=task.definition["datasets"]["tidy"],
+            location="file:///x",
+            partition_key=task.payload["partition_key"],
+        )
+        end = EndAsk(
+            task_id=task.task_id,
+            attempt=task.attempt,
+            lease_token=task.lease_token,
+            outputs=[made],
+        )
+        answer = await client.complete(CompleteAsk(tasks=[end]))
+        assert [each.task_status for each in answer.results] == ["completed"]
+    return task
+
+
+@needs_proc
+@pytest.mark.usefixtures("postgres")
+def test_a_dispatcher_with_a_postgres_of_its_own(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path / "data", port=0, internal_port=0)
+
+    async def main() -> None:
+        dispatcher = Dispatcher(settings)
+        await dispatcher.start()
+        try:
+            async with httpx.AsyncClient() as http:
+                for url in (dispatcher.public_url, dispatcher.internal_url):
+                    assert (await http.get(f"{url}/readyz")).status_code == 200
+                hidden = await http.post(f"{dispatcher.public_url}/internal/task-claim", json={})
+                assert hidden.status_code == 404
+            # Whoever shares the data folder has the secret: workers need nothing else.
+            worker = replace(settings, dispatchers=(dispatcher.internal_url,))
+            async with Client(dispatcher.public_url) as client:
+                await client.apply(chain())
+                await client.trigger("feed", partition_key="p")
+                # The loops run: events become tasks without anybody's doing.
+                assert (await one_task(worker)).payload["partition_key"] == "p"
+                found = await client.partitions("tidy")
+                assert [each.partition_key for each in found.partitions] == ["p"]
+            url = dispatcher.public_url
+        finally:
+            await stopped(dispatcher)
+        # It is harmless to stop it again.
+        await stopped(dispatcher)
+        with pytest.raises(httpx.ConnectError):
+            async with httpx.AsyncClient() as http:
+                await http.get(f"{url}/healthz")
+        assert processes_naming(str(tmp_path)) == set()
+        # What was committed is there for the next.
+        async with Dispatcher(settings) as again, Client(again.public_url) as client:
+            assert (await client.dag()).version.id == 1
+
+    asyncio.run(main())
+
+
+@needs_proc
+@pytest.mark.usefixtures("postgres")
+def test_a_port_that_is_taken_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            settings = Settings(data=tmp_path / "data", port=0, internal_port=port)
+            with pytest.raises(InvalidInput, match=f"internal listener cannot have .*:{port}"):
+                async with Dispatcher(settings):
+                    pytest.fail("it has started")
+        assert processes_naming(str(tmp_path)) == set()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"worker_secret": "short"}, "secret has 16 characters"),
+        ({"runtimes": {"nonsense": {"a": 1}}}, "nonsense"),
+    ],
+)
+def test_settings_that_cannot_work_are_one_sentence(
+    postgres: LocalPostgres, tmp_path: Path, wrong: dict[str, object], words: str
+) -> None:
+    good = Settings(data=tmp_path, postgres=postgres.dsn, port=0, internal_port=0)
+
+    async def main() -> None:
+        async with Dispatcher(replace(good, **wrong)):  # type: ignore[arg-type] # names vary
+            pytest.fail("it has started")
+
+    _is_one_sentence(main, words)
+
+
+@pytest.mark.parametrize(
+    ("dsn", "words"),
+    [
+        ("nonsense", "nonsense"),
+        ("postgresql://127.0.0.1:{free}/x", "does not answer"),
+        ("{real} dbname=not_there", "not_there"),
+        ("{real} nonsense=1", "nonsense"),
+    ],
+)
+def test_a_postgres_that_cannot_be_had_is_one_sentence(
+    postgres: LocalPostgres, tmp_path: Path, dsn: str, words: str
+) -> None:
+    real = dsn.format(free=free_port(), real=make_conninfo(postgres.dsn))
+
+    async def main() -> None:
+        async with Dispatcher(Settings(data=tmp_path, postgres=real, port=0, internal_port=0)):
+            pytest.fail("it has started")
+
+    _is_one_sentence(main, words)
+
+
+def _is_one_sentence(main: Callable[[], Awaitable[None]], words: str) -> None:
+    async def run() -> None:
+        await main()
+
+    with pytest.raises(PenstockError) as raised:
+        asyncio.run(run())
+    assert words in raised.value.message
+    assert "\n" not in raised.value.message
+    assert "\n" not in raised.value.hint
+
+
+def test_a_worker_needs_a_place_for_what_it_makes(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no place for outputs"):
+        make_worker(Settings(data=tmp_path, store="memory://"))
+
+
+def test_a_worker_needs_runtimes_that_can_be_made(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="nonsense"):
+        make_worker(Settings(data=tmp_path, runtimes={"process": {"nonsense": 1}}))
+
+
+def test_a_webhook_source_tells_when_its_dispatcher_is_away(tmp_path: Path) -> None:
+    port = free_port()
+    settings = Settings(
+        data=tmp_path,
+        webhook_port=port,
+        worker_secret=SECRET,
+        dispatchers=(f"http://127.0.0.1:{free_port()}",),
+    )
+
+    async def main() -> None:
+        async with make_webhook_source(settings), httpx.AsyncClient() as http:
+            answer = await http.post(f"http://127.0.0.1:{port}/orders", json={})
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"]
+
+    asyncio.run(main())
+
+
+def test_an_installation_looks_at_its_ports_first(tmp_path: Path) -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            settings = Settings(data=tmp_path / "d", port=0, internal_port=port, webhook_port=0)
+            installation = Installation(settings, code=tmp_path)
+            assert installation.public_url.startswith("http://127.0.0.1:")
+            assert not installation.public_url.endswith((":0", f":{port}"))
+            with pytest.raises(InvalidInput, match=f"127.0.0.1:{port} cannot be had") as raised:
+                await installation.start()
+            assert "--internal-port" in raised.value.hint
+            await installation.stop()
+            assert sorted(each.name for each in (tmp_path / "d").iterdir()) == ["logs"]
+
+    asyncio.run(main())
+
+
+def test_processes_of_an_installation_have_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run in the folder of the code, and still read the settings that were read here."""
+    here, code = tmp_path / "here", tmp_path / "code"
+    for folder, text in (
+        (here, "concurrency = 7\n[runtimes.process]\nchildren_max = 3\n"),
+        (code, "api_token = 'of somebody else'\n"),
+    ):
+        folder.mkdir()
+        (folder / "penstock.toml").write_text(text)
+    monkeypatch.chdir(here)
+    made: dict[str, Settings] = {}
+
+    class Process:
+        running = True
+
+        def __init__(
+            self, command: list[str], *, environment: dict[str, str], folder: Path, **_: object
+        ) -> None:
+            told = read_settings({}, environment=environment, folder=folder)
+            made[" ".join(command[3:])] = told.settings
+
+        async def start(self) -> None: ...
+
+        async def stop(self) -> None: ...
+
+    monkeypatch.setattr(app, "Leashed", Process)
+    ports = dict.fromkeys(("port", "internal_port", "webhook_port"), 0)
+    given = {"data": here / "data", "postgres": "host=x", **ports}
+    for name in ("penstock.toml", None):
+        if name is None:
+            (here / "penstock.toml").unlink()
+        made.clear()
+        wanted = read_settings(given, environment={}, folder=here).settings
+        installation = Installation(wanted, code=code)
+
+        async def main(running: Installation = installation) -> None:
+            async with running:
+                pass
+
+        asyncio.run(main())
+        assert sorted(made) == ["dispatcher", "source cron", "source webhook", "worker"]
+        for each in made.values():
+            assert each.port != 0
+            assert replace(each, port=0, internal_port=0, webhook_port=0) == wanted
