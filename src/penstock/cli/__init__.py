@@ -35,6 +35,7 @@ from penstock.cli.trigger import trigger
 from penstock.cli.up import up
 from penstock.cli.worker import worker
 from penstock.kernel.errors import InvalidInput, PenstockError
+from penstock.kernel.signals import forget, note
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -102,8 +103,11 @@ def run(words: list[str]) -> int:
     except OSError as error:
         if debug:
             raise
-        _complain(f"The system refused: {error.strerror or error}.", "")
+        place = f" {error.filename}" if error.filename is not None else ""
+        _complain(f"The system refused{place}: {error.strerror or error}.", "")
         return EXIT_FAILED
+    finally:
+        forget()
     return code or 0
 
 
@@ -113,6 +117,8 @@ def _end_like_ctrl_c() -> list[int]:
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         ended_by.append(number)
+        # The exception may be lost, if it comes where Python ignores exceptions.
+        note(number)
         signal.raise_signal(signal.SIGINT)
 
     for number in (signal.SIGTERM, signal.SIGHUP):

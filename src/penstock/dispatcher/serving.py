@@ -4,6 +4,10 @@ Each listener is a server of uvicorn's on a socket of ours, all in the event loo
 takes no signals: who owns the process decides when to stop. `stop` takes no more connections, lets
 requests that have begun end within a bound, and interrupts the rest; a transaction that is
 interrupted is undone. Called by the wiring of the dispatcher and of webhook sources.
+
+The bounds of a body are the application's. Those of what comes before it are kept here, where
+uvicorn has none: a connection that says nothing, or never ends its headers, is closed, and so is
+one whose headers never end in size. Otherwise silent callers would hold every connection there is.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import InvalidInput
@@ -32,6 +37,8 @@ _START_LOOK_SECONDS: Final = 0.01
 _KEEP_ALIVE_SECONDS: Final = 75
 _CONNECTIONS_MAX: Final = 2000
 _GRACE_SECONDS: Final = 5
+_HEADERS_SECONDS_MAX: Final = 10.0
+_HEADERS_BYTES_MAX: Final = 64 * 2**10
 # What uvicorn takes for its own pauses, on top of the grace.
 _STOP_SECONDS_MAX: Final = _GRACE_SECONDS + 5.0
 
@@ -50,6 +57,59 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _Connection(HttpToolsProtocol):
+    """A connection whose requests have to begin in time and in size."""
+
+    _late: asyncio.TimerHandle | None = None
+    _headers_bytes: int | None = None
+    """How much of headers that have not ended was heard; None if none are awaited."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as it is there
+        super().connection_made(transport)
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._have_headers()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._headers_bytes is not None:
+            self._headers_bytes += len(data)
+        super().data_received(data)
+        # What has ended with this piece is in the hands of the application.
+        if (self._headers_bytes or 0) > _HEADERS_BYTES_MAX and not self.transport.is_closing():
+            self._have_headers()
+            self.send_400_response("The headers are too long.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_headers()
+
+    def on_headers_complete(self) -> None:
+        self._have_headers()
+        super().on_headers_complete()
+
+    def _await_headers(self) -> None:
+        self._have_headers()
+        self._headers_bytes = 0
+        self._late = self.loop.call_later(_HEADERS_SECONDS_MAX, self._give_up)
+
+    def _have_headers(self) -> None:
+        self._headers_bytes = None
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _give_up(self) -> None:
+        # There is none before the first request, whatever its type says.
+        cycle = getattr(self, "cycle", None)
+        if cycle is not None and not cycle.response_complete:
+            # An earlier request of the connection is being answered.
+            self._late = self.loop.call_later(_HEADERS_SECONDS_MAX, self._give_up)
+        elif not self.transport.is_closing():
+            self.transport.close()
 
 
 class Serving(Service):
@@ -123,7 +183,7 @@ def _bound(listener: Listener) -> socket.socket:
 def _config(app: AsgiApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=_Connection,
         ws="none",
         lifespan="off",
         interface="asgi3",

@@ -2,8 +2,9 @@
 
 A `Keeper` starts what it is given in order, looks after it, and stops it in the reverse order. One
 that has ended is started anew, with pauses that grow while it keeps ending soon after its start and
-are forgotten once it has run for a while. How the others do is not touched by that. Called by
-`penstock up`, for its processes.
+are forgotten once it has run for a while. How the others do is not touched by that: each has a
+task of its own that looks after it, and no error of one ends the others or keeps them from being
+stopped. Called by `penstock up`, for its processes.
 """
 
 from __future__ import annotations
@@ -74,9 +75,17 @@ class Keeper(Service):
                 await self._watch
             self._watch = None
         for kept in reversed(self._kept):
-            if kept.service is not None:
-                await kept.service.stop()
-                kept.service = None
+            await self._end(kept)
+
+    async def _end(self, kept: _Kept) -> None:
+        """Stop it, if it is there; an error is told and leaves the others alone."""
+        if kept.service is None:
+            return
+        try:
+            await kept.service.stop()
+        except Exception:  # noqa: BLE001 - it is told, and the others have to be stopped
+            _log.exception("%s did not stop as it should", kept.name)
+        kept.service = None
 
     async def _begin(self, kept: _Kept) -> None:
         service = kept.make()
@@ -90,10 +99,14 @@ class Keeper(Service):
         self._changed(kept.name, "started")
 
     async def _look_after(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for kept in self._kept:
+                group.create_task(self._keep(kept))
+
+    async def _keep(self, kept: _Kept) -> None:
         while True:
             await self._clock.sleep(_LOOK_SECONDS)
-            for kept in self._kept:
-                await self._look_at(kept)
+            await self._look_at(kept)
 
     async def _look_at(self, kept: _Kept) -> None:
         now = self._clock.monotonic()
@@ -105,8 +118,7 @@ class Keeper(Service):
             # It has ended. What is left of it goes before the next one comes.
             _log.warning("%s has ended; it is started again", kept.name)
             self._changed(kept.name, "ended")
-            await kept.service.stop()
-            kept.service = None
+            await self._end(kept)
             kept.due_at = now + kept.pause_seconds
             grown = max(_PAUSE_SECONDS_MIN, 2 * kept.pause_seconds)
             kept.pause_seconds = min(_PAUSE_SECONDS_MAX, grown)

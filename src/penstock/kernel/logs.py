@@ -11,9 +11,14 @@ import json
 import logging
 import time
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 _LINE: Final = "%(asctime)sZ %(levelname)s %(name)s: %(message)s"
+_COMPLAINT: Final = "penstock: "
+"""What the command line says of a failure begins so; the next step is indented below it."""
+_NOTHING: Final = "nothing."
+_TAIL_BYTES: Final = 16_384
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
@@ -59,3 +64,24 @@ def log_to_stderr(form: LogFormat = LogFormat.TEXT) -> None:
             handler.setFormatter(_JsonFormatter())
     root.addHandler(handler)
     logging.getLogger("penstock").setLevel(logging.INFO)
+
+
+def last_words(log: Path) -> tuple[str, str]:
+    """What a process that has ended said of it, and the next step: its complaint, or the last line.
+
+    Where there is no next step, it is where the log is.
+    """
+    where = f"Its log is {log}."
+    try:
+        with log.open("rb") as opened:
+            size = opened.seek(0, 2)
+            opened.seek(max(0, size - _TAIL_BYTES))
+            lines = opened.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return _NOTHING, where
+    lines = [line for line in lines if line.strip()]
+    for place in range(len(lines) - 1, -1, -1):
+        if lines[place].startswith(_COMPLAINT):
+            after = [line.strip() for line in lines[place + 1 : place + 2] if line.startswith("  ")]
+            return lines[place].removeprefix(_COMPLAINT), after[0] if after else where
+    return (lines[-1].strip() if lines else _NOTHING), where

@@ -79,7 +79,8 @@ class Work:
     config: Mapping[str, Any] = field(default_factory=dict)
     resources: Mapping[str, Any] = field(default_factory=dict)
     payload: Mapping[str, Any] = field(default_factory=dict)
-    """Why there is a task: `partition_key`, `start`, `end` or `cursor`, and more; see routing."""
+    """Why there is a task: `partition_key`, `start`, `end` or `cursor`, `payload` if something came
+    with the event, and more; see routing."""
     inputs: Mapping[str, Given] = field(default_factory=dict)
     """By the names that the job gives them."""
     outputs: Mapping[str, Place] = field(default_factory=dict)
@@ -114,6 +115,8 @@ class News:
     start: int | None = None
     end: int | None = None
     cursor: int | None = None
+    payload: Mapping[str, Any] | None = None
+    """What comes with it: a JSON object."""
 
 
 class Voice(Protocol):

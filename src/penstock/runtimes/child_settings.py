@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.kernel.errors import InvalidInput
+from penstock.kernel.shapes import wrong_shape
 from penstock.runtimes.base import Work
 from penstock.runtimes.children import Warmth
 
@@ -60,4 +61,6 @@ def read_settings(kind: type[AnySettings], said: Mapping[str, Any], *, runtime: 
     try:
         return msgspec.convert(dict(said), kind, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"The settings of the runtime {runtime} are wrong: {error}.") from error
+        field, words = wrong_shape(error)
+        whose = f"{field!r} in the settings" if field else "What the settings say"
+        raise InvalidInput(f"{whose} of the runtime {runtime} {words}.") from error

@@ -53,6 +53,10 @@ _PAUSE_SECONDS_MAX: Final = 5.0
 _RESERVE_SECONDS: Final = 2.0
 """How much of the function's time is left for AWS."""
 _BODY_BYTES_MAX: Final = 64 * 2**20
+_NOT_NOW: Final = frozenset({408, 425, 429})
+_OVER: Final = frozenset({404, 409})
+_OUTPUTS: Final = "outputs"
+"""The type of the problem that an attempt's outputs are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +173,7 @@ class Calls:
             raise DispatcherUnavailable(f"The dispatcher did not answer: {error!r}.") from error
         finally:
             connection.close()
-        if status >= 500 or status == 429 or not isinstance(answer, dict):
+        if status >= 500 or status in _NOT_NOW or not isinstance(answer, dict):
             raise DispatcherUnavailable(f"The dispatcher cannot serve now: {status}.")
         if status >= 300:
             message = str(answer.get("title") or f"The dispatcher answered {status}.")
@@ -200,11 +204,23 @@ class _Attempt:
             beating.join()
         task_id = self._work.task_id
         try:
-            status = self._calls.complete({**self._held, **end})
+            status = self._tell(end)
         except DispatcherRefused as error:
             _log.warning("the end of task %s was refused: %s", task_id, error.message)
             return {"task_id": task_id, "status": "refused", "reason": error.message}
         return {"task_id": task_id, "status": status}
+
+    def _tell(self, end: Mapping[str, Any]) -> str:
+        """Tell how the attempt has ended; as a failure, if what was made is refused."""
+        try:
+            return self._calls.complete({**self._held, **end})
+        except DispatcherRefused as error:
+            is_over = error.status in _OVER and error.kind != _OUTPUTS
+            if is_over or "failure" in end:
+                raise
+            # The attempt is still ours, and would be run again only when its lease has run out.
+            reason = f"What it made was refused: {error.message}"
+            return self._calls.complete({**self._held, "failure": {"reason": reason}})
 
     def _end(self, user_handler: Handler, context: Any) -> dict[str, Any]:
         try:

@@ -27,6 +27,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.kernel.errors import InvalidInput
+from penstock.kernel.shapes import wrong_shape
 from penstock.runtimes.base import Runtime
 from penstock.runtimes.function import function
 from penstock.runtimes.process import process
@@ -125,7 +126,8 @@ def _placement(said: Mapping[str, Any], what: str) -> Placement:
     try:
         return msgspec.convert(dict(said), Placement)
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"{what} are wrong: {error}.") from error
+        field, words = wrong_shape(error)
+        raise InvalidInput(f"{what} are wrong: {field!r} {words}.") from error
 
 
 def _third_party(points: Sequence[EntryPoint]) -> Mapping[str, Factory]:

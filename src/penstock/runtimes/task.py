@@ -22,6 +22,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote
 
@@ -123,6 +124,18 @@ class Output:
         return path_of(self.location)
 
 
+class _Known(dict[str, Named]):
+    """Inputs or outputs by name; for any other it is told which there are."""
+
+    def __init__(self, noun: str, named: Mapping[str, Named]) -> None:
+        super().__init__(named)
+        self._noun = noun
+
+    def __missing__(self, name: str) -> Named:
+        there = f"it has {', '.join(self)}" if self else "it has none"
+        raise KeyError(f"The job has no {self._noun} {name!r}; {there}.")
+
+
 class Task:
     """One attempt, as a user's function sees it."""
 
@@ -141,13 +154,14 @@ class Task:
         self.generation = work.generation
         self.config = work.config
         self.resources = work.resources
-        self.payload = work.payload
+        self.payload: Mapping[str, Any] = MappingProxyType(work.payload.get("payload") or {})
+        """What came with the event; empty if nothing did, and not to be changed."""
         self.partition_key: str | None = work.payload.get("partition_key")
         self.start: int | None = work.payload.get("start")
         self.end: int | None = work.payload.get("end")
         self.cursor: int | None = work.payload.get("cursor")
-        self.inputs = {name: _input(name, given) for name, given in work.inputs.items()}
-        self.outputs = {name: _output(name, place) for name, place in work.outputs.items()}
+        self.inputs = _Known("input", {n: _input(n, each) for n, each in work.inputs.items()})
+        self.outputs = _Known("output", {n: _output(n, each) for n, each in work.outputs.items()})
 
     @property
     def output(self) -> Output:
@@ -176,12 +190,14 @@ class Task:
         start: int | None = None,
         end: int | None = None,
         cursor: int | None = None,
+        payload: Mapping[str, Any] | None = None,
     ) -> str:
         """Tell that an output has moved on, without ending; for sources.
 
         Blocks until the dispatcher has heard it, and returns why the source is to pause; nothing
         if it may go on. An event with the id of an earlier one is that one again: by default
-        events are known by their cursor, and ones without a cursor are all new.
+        events are known by their cursor, and ones without a cursor are all new. The `payload`, a
+        JSON object of 64 KiB at most, is what the functions that follow find in `task.payload`.
         """
         name = self._named(output)
         with self._lock:
@@ -195,6 +211,7 @@ class Task:
             start=start,
             end=end,
             cursor=cursor,
+            payload=dict(payload) if payload else None,
         )
         return self._line.emit([news])
 

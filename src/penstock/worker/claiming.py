@@ -30,6 +30,7 @@ from penstock.worker.settings import WorkerSettings
 _log = logging.getLogger(__name__)
 
 _WAIT_SECONDS_MAX: Final = 60.0
+_IDLE_HELLO_SECONDS: Final = 1.0
 _UNKNOWN_CALLER: Final = frozenset({401, 403})
 
 
@@ -100,7 +101,11 @@ class Claiming:
     async def keep_greeting(self) -> None:
         """Say hello every few seconds, until stopped."""
         while not self._stopping.is_set():
-            await self._pause(self._settings.hello_seconds * self._entropy.uniform(0.8, 1.2))
+            # Who has nothing to serve yet waits for a DAG, and somebody waits for that.
+            seconds = self._settings.hello_seconds
+            if not self._appetite.operators:
+                seconds = min(seconds, _IDLE_HELLO_SECONDS)
+            await self._pause(seconds * self._entropy.uniform(0.8, 1.2))
             if self._stopping.is_set():
                 return
             try:

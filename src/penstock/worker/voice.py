@@ -100,6 +100,7 @@ class AttemptVoice:
             partition_key=news.partition_key,
             start=news.start,
             end=news.end,
+            payload=dict(news.payload) if news.payload else None,
         )
 
     async def _until_heard(self, ask: TaskEventsAsk) -> Sequence[EventResult]:

@@ -37,6 +37,8 @@ from tests.integration.dispatcher.api.stage import parts_of
 from tests.integration.dispatcher.test_deployment import Pipeline
 from tests.integration.dispatcher.world import World
 
+CLOCK = SystemClock()
+
 
 @dataclass
 class Site:
@@ -50,10 +52,11 @@ class Site:
     port: int = 0
 
     async def until(self, is_so: Callable[[], Awaitable[bool]]) -> None:
-        """Ask until something is so."""
-        for _ in range(20_000):
+        """Ask until something is so, for a minute at most."""
+        for _ in range(12_000):
             if await is_so():
                 return
+            await CLOCK.sleep(0.005)
         pytest.fail("it never came to that")
 
     async def statuses(self) -> Mapping[str, int]:

@@ -117,3 +117,56 @@ def test_a_first_start_that_fails_is_told_and_nothing_is_left() -> None:
 
     asyncio.run(main())
     assert log == ["start a", "start b", "stop b", "stop a"]
+
+
+def test_one_that_is_slow_to_start_again_keeps_the_others_from_nothing() -> None:
+    log: list[str] = []
+    alive: list[Scripted] = []
+
+    async def main(world: World) -> None:
+        clock = world.clock()
+
+        class Slow(Scripted):
+            async def start(self) -> None:
+                if any(each.name == "b" for each in alive):
+                    await clock.sleep(1000)
+                await super().start()
+
+        def make(kind: type[Scripted], name: str) -> Scripted:
+            alive.append(kind(name, log))
+            return alive[-1]
+
+        made = [("a", lambda: make(Slow, "a")), ("b", lambda: make(Scripted, "b"))]
+        async with Keeper(made, clock=clock):
+            for each in alive:
+                each.running = False
+            await clock.sleep(5)
+            assert [each.running for each in alive if each.name == "b"] == [False, True]
+
+    simulate(main, seed=1)
+
+
+def test_one_that_does_not_stop_leaves_the_others_kept_and_stopped() -> None:
+    log: list[str] = []
+    alive: list[Scripted] = []
+
+    class Stubborn(Scripted):
+        async def stop(self) -> None:
+            await super().stop()
+            raise OSError("busy")
+
+    def make(kind: type[Scripted], name: str) -> Scripted:
+        alive.append(kind(name, log))
+        return alive[-1]
+
+    async def main(world: World) -> None:
+        made = [("a", lambda: make(Scripted, "a")), ("b", lambda: make(Stubborn, "b"))]
+        async with Keeper(made, clock=world.clock()):
+            alive[1].running = False
+            await world.clock().sleep(5)
+            alive[0].running = False
+            await world.clock().sleep(5)
+            assert [each.running for each in alive[2:]] == [True, True]
+
+    simulate(main, seed=1)
+    assert log[-2:] == ["stop b", "stop a"]

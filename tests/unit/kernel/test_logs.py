@@ -7,8 +7,9 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
-from penstock.kernel.logs import LogFormat, log_to_stderr
+from penstock.kernel.logs import LogFormat, last_words, log_to_stderr
 
 
 @contextlib.contextmanager
@@ -62,3 +63,19 @@ def test_a_second_call_and_a_handler_of_somebody_else_change_nothing() -> None:
         log_to_stderr()
         log_to_stderr(LogFormat.JSON)
         assert len(logging.getLogger().handlers) == 1
+
+
+def test_the_last_words_of_a_process(tmp_path: Path) -> None:
+    log = tmp_path / "it.log"
+    where = f"Its log is {log}."
+    assert last_words(log) == ("nothing.", where)
+    log.write_text("")
+    assert last_words(log) == ("nothing.", where)
+    log.write_text("one\n\ntwo \n\n")
+    assert last_words(log) == ("two", where)
+    log.write_text("penstock: Earlier.\npenstock: No.\n  Do this.\n{}\n")
+    assert last_words(log) == ("No.", "Do this.")
+    log.write_text("penstock: No.\n{}\n")
+    assert last_words(log) == ("No.", where)
+    log.write_bytes(b"x" * 20_000 + b"\n\xff\n")
+    assert last_words(log) == ("\ufffd", where)

@@ -40,7 +40,8 @@ def test_a_handler_gets_the_event_and_an_empty_environment(
     monkeypatch.setenv("SECRET", "x")
     (tmp_path / "mine.py").write_text(HANDLER)
     file = tmp_path / "said.json"
-    task = work(operator, tmp_path, config={"file": str(file)}, timeout_seconds=30)
+    why = {"partition_key": "p", "start": 1, "end": 5, "payload": {"id": [None]}}
+    task = work(operator, tmp_path, config={"file": str(file)}, timeout_seconds=30, payload=why)
 
     async def main() -> None:
         settings = FunctionSettings(path=(str(tmp_path),), handlers=handlers)
@@ -52,7 +53,7 @@ def test_a_handler_gets_the_event_and_an_empty_environment(
     said = json.loads(file.read_text())
     assert said["environment"] == {}
     assert (said["name"], said["request"], said["has_time"]) == (operator, "7-2", True)
-    assert said["event"]["payload"] == {"partition_key": "p", "start": 1, "end": 5}
+    assert said["event"]["payload"] == why
     assert said["event"]["outputs"]["out"]["location"] == (tmp_path / "out").as_uri()
     assert said["event"]["inputs"]["raw"]["location"] is None
     assert "log" not in said["event"]

@@ -24,6 +24,16 @@ def test_it_tells_what_the_task_is_about(tmp_path: Path) -> None:
     assert task.output.path == tmp_path / "out"
 
 
+def test_what_came_with_the_event_is_there_to_be_read(tmp_path: Path) -> None:
+    assert _task(tmp_path).payload == {}
+    task = _task(tmp_path, payload={"partition_key": "p", "payload": {"id": 1, "start": 9}})
+    assert task.payload == {"id": 1, "start": 9}
+    # What comes with an event says nothing of the task itself.
+    assert (task.partition_key, task.start) == ("p", None)
+    with pytest.raises(TypeError):
+        task.payload["id"] = 2  # type: ignore[index] # that it cannot be done is the point
+
+
 def test_none_is_every_output_at_its_place_for_the_tasks_partition(tmp_path: Path) -> None:
     outputs = {name: place(name, tmp_path) for name in ("a", "b")}
     made = _task(tmp_path, outputs=outputs).made(None)
@@ -79,6 +89,14 @@ def test_events_are_known_by_their_cursor_and_else_all_new(tmp_path: Path) -> No
     assert ids[3] == "mine"
 
 
+def test_what_came_with_the_event_can_be_passed_on(tmp_path: Path) -> None:
+    line = Silence()
+    task = Task(work("mine:run", tmp_path, payload={"payload": {"id": 1}}), line=line)
+    task.emit(cursor=1, payload=task.payload)
+    task.emit(cursor=2)
+    assert [each.payload for each in line.news] == [{"id": 1}, None]
+
+
 def test_an_input_that_is_not_there_says_so(tmp_path: Path) -> None:
     given = Given(dataset="raw", generation="g", location=(tmp_path / "a b").as_uri(), revision=3)
     task = _task(tmp_path, inputs={"raw": given, "late": Given(dataset="late", generation="g")})
@@ -100,3 +118,13 @@ def test_looking_at_stopping_is_noticed(tmp_path: Path) -> None:
     seen = [stopping.is_watched, task.stopping, stopping.is_watched]
     stopping.set()
     assert [*seen, task.stopping, task.wait(60)] == [False, False, True, True, True]
+
+
+def test_an_input_or_output_that_there_is_not_tells_which_there_are(tmp_path: Path) -> None:
+    task = _task(tmp_path, outputs={name: place(name, tmp_path) for name in ("a", "b")})
+    with pytest.raises(KeyError, match=r"The job has no output 'nope'; it has a, b\."):
+        task.outputs["nope"]
+    with pytest.raises(KeyError, match=r"The job has no input 'nope'; it has raw\."):
+        task.inputs["nope"]
+    assert task.outputs.get("nope") is None
+    assert "nope" not in task.outputs

@@ -502,7 +502,9 @@ def test_events_of_running_work_are_sent_until_they_are_heard() -> None:
     said: list[str] = []
 
     async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
-        news = [News(output="out", event_id=str(n), cursor=n) for n in range(1500)]
+        news = [
+            News(output="out", event_id=str(n), cursor=n, payload={"n": n}) for n in range(1500)
+        ]
         said.append(await voice.emit(news))
         with pytest.raises(WorkFailed, match="no output of job clean"):
             await voice.emit([News(output="x", event_id="1")])
@@ -517,6 +519,7 @@ def test_events_of_running_work_are_sent_until_they_are_heard() -> None:
         asks = [ask for path, ask in bench.dispatcher.calls if path == "/v1/task/events"]
         assert [len(ask.events) for ask in asks] == [1000, 1000, 1000, 500]
         assert asks[-1].events[0].dataset == "cleaned"
+        assert asks[-1].events[0].payload == {"n": 1000}
         assert said.pop() == "Too deep."
 
     play(story, setting=waiting(1), doing=doing)
