@@ -25,9 +25,11 @@ from penstock.queue.worker import Worker
 
 if TYPE_CHECKING:
     from penstock.dispatcher.client import Client
+    from penstock.runtimes.task import DoNotRetry
 
 __all__ = [
     "Client",
+    "DoNotRetry",
     "InvalidInput",
     "NotAllSubmitted",
     "NotSettled",
@@ -50,8 +52,11 @@ __all__ = [
 ]
 
 
+_LATER = {"Client": "penstock.dispatcher.client", "DoNotRetry": "penstock.runtimes.task"}
+
+
 def __getattr__(name: str) -> object:
     # Who has a queue and no dispatcher does not wait for what only a dispatcher needs.
-    if name == "Client":
-        return import_module("penstock.dispatcher.client").Client
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +50,8 @@ from penstock.dispatcher.serving import Serving
 from penstock.dispatcher.sources.cron import CronSource
 from penstock.dispatcher.sources.monitor import SourceMonitor
 from penstock.dispatcher.sources.webhook import WebhookApp
-from penstock.dispatcher.tasks.lifecycle import BATCH_MAX, Tasks
+from penstock.dispatcher.tasks.lifecycle import Tasks
+from penstock.dispatcher.turns import reaping_turn, routing_turn
 from penstock.dispatcher.views.views import Views
 from penstock.dispatcher.wakeups.base import Heard, Listener, Sender
 from penstock.dispatcher.wakeups.bucket import (
@@ -59,10 +61,13 @@ from penstock.dispatcher.wakeups.bucket import (
     wake_up_queue,
 )
 from penstock.dispatcher.wakeups.sqs import SqsListener, SqsSender, SqsSettings
+from penstock.judging import judge
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import new_id, system_entropy
+from penstock.kernel.errors import PenstockError
 from penstock.kernel.keeping import Keepable, Keeper
 from penstock.kernel.leash import Leashed
+from penstock.kernel.logs import last_words
 from penstock.kernel.ports import check_free, free_port
 from penstock.kernel.service import Service, Services
 from penstock.runtimes.base import Delivery
@@ -74,10 +79,8 @@ from penstock.worker.settings import WorkerSettings
 from penstock.worker.worker import PipelineWorker
 
 _REAP_SECONDS: Final = 2.0
-_OUTAGE_SECONDS: Final = 15.0
-"""Without a reaper for so long, workers could not be heard either; far above the reapers' pace."""
 _WORKER_GRACE_SECONDS: Final = 15.0
-_ROUTED_MAX: Final = 2000
+_ENDINGS_MAX: Final = 2
 _TAKEN: Final = (
     "Is another 'penstock up' running? Choose other ports with --port, --internal-port and"
     " --webhook-port."
@@ -153,10 +156,10 @@ class Dispatcher(Service):
 
         relay = Relay(database, carriers=_carriers(settings, database, sender, ranges.kick, kick))
         relaying = Loop("relay", relay.turn, idle_seconds=0.5)
-        router = Loop("router", _router(routing, [relaying, ranges]), idle_seconds=0.5)
+        router = Loop("router", routing_turn(routing, [relaying, ranges]), idle_seconds=0.5)
         kicked += [router, relaying, backfiller, ranges]
         slower: list[tuple[str, Turn, float]] = [
-            ("reaper", _reaper(tasks), _REAP_SECONDS),
+            ("reaper", reaping_turn(tasks), _REAP_SECONDS),
             ("reconciler", Reconciler(database).turn, 5.0),
             ("pressure", pressures.turn, 2.0),
             ("builder", Builder(database, deployment).turn, 2.0),
@@ -226,7 +229,13 @@ class Installation(Service):
     """Everything on one data folder, as processes that are kept running."""
 
     def __init__(self, settings: Settings, *, code: Path) -> None:
-        """`code` is the folder that functions of jobs are imported from."""
+        """`code` is the folder that functions of jobs are imported from.
+
+        Settings that cannot be right are told here, before anything is started or made.
+        """
+        registry = _registry(settings)
+        judge(settings, registry)
+        self.runtimes = RegisteredRuntimes(registry)
         self._settings = replace(
             settings,
             data=settings.data.absolute(),
@@ -236,10 +245,15 @@ class Installation(Service):
         )
         self._code = code
         self._keeper: Keeper | None = None
+        self._ended: Counter[str] = Counter()
 
     @property
     def public_url(self) -> str:
         return f"http://{self._settings.host}:{self._settings.port}"
+
+    @property
+    def webhook_url(self) -> str:
+        return f"http://{self._settings.webhook_host}:{self._settings.webhook_port}"
 
     @property
     def api_token(self) -> str | None:
@@ -253,15 +267,23 @@ class Installation(Service):
         """Where the log of a process is."""
         return self._settings.data / "logs" / f"{process}.log"
 
+    def failure(self) -> PenstockError | None:
+        """What to say if a process ends again and again, by its own last words."""
+        name = next((each for each, times in self._ended.items() if times >= _ENDINGS_MAX), None)
+        if name is None:
+            return None
+        said, hint = last_words(self.log_of(name))
+        return PenstockError(f"The {name} ends when it starts. It says: {said}", hint=hint)
+
     async def start(self) -> None:
         settings = self._settings
-        (settings.data / "logs").mkdir(parents=True, exist_ok=True)
         for host, port in (
             (settings.host, settings.port),
             (settings.internal_host, settings.internal_port),
             (settings.webhook_host, settings.webhook_port),
         ):
             check_free(host, port, hint=_TAKEN)
+        (settings.data / "logs").mkdir(parents=True, exist_ok=True)
         kept: list[tuple[str, Callable[[], Keepable]]] = []
         if not settings.postgres:
             settings = replace(settings, postgres=_postgres(settings).dsn)
@@ -280,13 +302,16 @@ class Installation(Service):
             ("webhook", ["source", "webhook"]),
         ):
             kept.append((name, self._process(name, words, environment)))
-        self._keeper = Keeper(kept)
+        self._keeper = Keeper(kept, changed=self._note)
         await self._keeper.start()
 
     async def stop(self) -> None:
         if self._keeper is not None:
             await self._keeper.stop()
             self._keeper = None
+
+    def _note(self, name: str, what: str) -> None:
+        self._ended[name] += what == "ended"
 
     def _process(
         self, name: str, words: list[str], environment: dict[str, str]
@@ -369,26 +394,6 @@ def _carriers(
         database, dispatcher_url=settings.dispatcher_urls[0], aws=_aws(settings)
     )
     return {Kind.WAKE: wake, Kind.INVOKE: functions}
-
-
-def _router(routing: Routing, followers: Sequence[Loop]) -> Turn:
-    async def turn() -> float | None:
-        routed = await routing.route(limit=_ROUTED_MAX)
-        if not routed.routed and not routed.audited:
-            return None
-        for each in followers:
-            each.kick()
-        return 0.0
-
-    return turn
-
-
-def _reaper(tasks: Tasks) -> Turn:
-    async def turn() -> float | None:
-        reaping = await tasks.reap(outage_seconds=_OUTAGE_SECONDS)
-        return 0.0 if len(reaping.reaped) == BATCH_MAX else None
-
-    return turn
 
 
 def _machine() -> str:

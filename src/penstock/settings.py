@@ -9,8 +9,9 @@ command line; no other part of the pipeline reads settings of its own.
 
 from __future__ import annotations
 
+import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -21,6 +22,14 @@ from penstock.kernel.errors import InvalidInput
 
 DEFAULT_FILE: Final = "penstock.toml"
 PREFIX: Final = "PENSTOCK_"
+_OTHERS: Final = (
+    *("URL", "QUEUE", "SETTINGS"),
+    *("WORKER", "WORKER_TOKEN", "OUTPUTS", "DISPATCHER"),
+    *("WORKER_MODE", "WORKER_SHARDS", "WORKER_LEASE_TTL_SECS", "WORKER_LEASE_RENEW_SECS"),
+    *("WORKER_TASK_LEASE_SECONDS", "WORKER_STOP_SECONDS"),
+)
+"""Variables that others read: the verbs that ask, deployed functions, workers of queues."""
+_NEAR: Final = 0.75
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _STORES: Final = frozenset({"s3", "file", "memory"})
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -148,6 +157,20 @@ def read_settings(
         values[each.name] = _as(each.name, found, origin=origin)
         origins[each.name] = origin
     return Told(Settings(**values), origins)
+
+
+def misspelt(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Variables that nobody reads and that are nearly ones that are read, and those."""
+    known = {f"{PREFIX}{each.name.upper()}" for each in fields(Settings)}
+    known |= {f"{PREFIX}{each}" for each in _OTHERS}
+    for name in sorted(environment):
+        if not name.startswith(PREFIX) or name in known:
+            continue
+        # The prefix is the same in all, and would make all alike.
+        endings = {each.removeprefix(PREFIX): each for each in sorted(known)}
+        meant = difflib.get_close_matches(name.removeprefix(PREFIX), endings, n=1, cutoff=_NEAR)
+        if meant:
+            yield name, endings[meant[0]]
 
 
 def settings_file(environment: Mapping[str, str], folder: Path) -> Path | None:

@@ -19,9 +19,9 @@ from tests.architecture.source import SOURCE, Module, modules, plant
 
 SURFACE: Mapping[str, str] = {
     "penstock": (
-        "Client InvalidInput NotAllSubmitted NotSettled OutcomeUnknown PenstockError Polling Queue"
-        " QueueConfig QueueNotFound Retry Task TaskCancelled TaskContext TaskEvent TaskFailed"
-        " TaskNotFound TaskView Worker WorkerSettings"
+        "Client DoNotRetry InvalidInput NotAllSubmitted NotSettled OutcomeUnknown PenstockError"
+        " Polling Queue QueueConfig QueueNotFound Retry Task TaskCancelled TaskContext TaskEvent"
+        " TaskFailed TaskNotFound TaskView Worker WorkerSettings"
     ),
     "penstock.kernel": "",
     "penstock.store": (

@@ -209,6 +209,59 @@ def test_a_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_what_is_wrong_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("jobs:\n  a:\n    runtime: process\n    operator: nonsense\n")
+    data = ("--data", str(tmp_path / "data"))
+    done = penstock("up", str(wrong), *data)
+    assert done.returncode == 2
+    assert "wrong.yaml:4: jobs.a.operator: " in done.stderr
+    done = penstock("up", "--port", "7979", "--internal-port", "7979", *data)
+    assert (done.returncode, "port and internal_port are both 7979" in done.stderr) == (2, True)
+    done = penstock("up", "--force", *data)
+    assert (done.returncode, "--force is about FILE" in done.stderr) == (2, True)
+    assert [each.name for each in tmp_path.iterdir()] == ["wrong.yaml"]
+    ports = ("--port", "0", "--internal-port", "0", "--webhook-port", "0")
+    done = penstock("up", "--data", "/dev/null/x", *ports)
+    assert (done.returncode, "/dev/null/x" in done.stderr) == (1, True)
+    prot = {"PENSTOCK_PROT": "1"}
+    done = penstock("up", "--postgres", "no dsn", *data, environment=prot)
+    assert "Nobody reads PENSTOCK_PROT; is PENSTOCK_PORT meant?" in done.stderr
+
+
+def test_a_process_that_does_not_start_ends_up_with_its_own_sentence(tmp_path: Path) -> None:
+    ports = ("--port", "0", "--internal-port", "0", "--webhook-port", "0")
+    dsn = f"host=127.0.0.1 port={free_port()} dbname=x"
+    done = penstock("up", "--data", str(tmp_path / "data"), "--postgres", dsn, *ports, seconds=90)
+    assert done.returncode == 1
+    assert "The dispatcher ends when it starts. It says: Postgres does not answer" in done.stderr
+    assert "Is it running, and reachable?" in done.stderr
+    assert "Penstock is up" not in done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_a_file_that_would_break_work_is_refused_until_it_is_forced(tmp_path: Path) -> None:
+    with _up(tmp_path, str(EXAMPLE)) as up:
+        # A worker is there from the first moment, and so is the webhook.
+        assert json.loads(up.ask("status", "--json"))["workers"] == 1
+        assert "for webhooks at http://127.0.0.1:" in up.said.read_text()
+        up.ask("pause", "clean")
+        up.ask("trigger", "ingest", "--partition", "2026-01-01T00")
+        _until(up.tasks, up)
+    text = EXAMPLE.read_text()
+    shorter = tmp_path / "shorter.yaml"
+    shorter.write_text(text[: text.index("  clean:")])
+    ports = ("--port", "0", "--internal-port", "0", "--webhook-port", "0")
+    done = penstock("up", str(shorter), "--data", str(tmp_path / "data"), *ports, seconds=90)
+    assert done.returncode == 1, done.stderr
+    told, _, after = done.stderr.partition("Stopping ...")
+    assert "clean: 1 waiting" in told
+    assert "--force" in told
+    assert "penstock:" not in after
+    with _up(tmp_path, str(shorter), "--force") as up:
+        assert "Removed: clean, " in up.said.read_text()
+
+
 @pytest.mark.timeout(300)
 def test_what_the_page_on_pipelines_says_to_type(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "pipeline.md").read_text()

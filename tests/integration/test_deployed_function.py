@@ -50,6 +50,8 @@ class Dispatcher:
     identities: list[tuple[str | None, str | None]] = field(default_factory=list)
     ends: list[EndAsk] = field(default_factory=list)
     heartbeat: Answer = (200, ResultsAnswer(results=[TaskResult(task_id=7, status=200)]))
+    refusal: Problem | None = None
+    """The answer to an end with outputs."""
     beaten: threading.Event = field(default_factory=threading.Event)
     outage: int = 0
     """How many requests are answered by 503."""
@@ -74,6 +76,8 @@ class Dispatcher:
             case "/v1/task/complete":
                 (end,) = msgspec.json.decode(body, type=CompleteAsk).tasks
                 self.ends.append(end)
+                if self.refusal is not None and end.failure is None:
+                    return self.refusal.status, self.refusal
                 result = TaskResult(task_id=7, status=200, task_status="completed")
                 return 200, ResultsAnswer(results=[result])
         return 404, Problem(type="unknown", title="There is no such path.", status=404)
@@ -219,6 +223,24 @@ def test_an_outage_is_waited_out(dispatcher: Dispatcher) -> None:
         dispatcher.outage = 2
 
     assert dispatcher.invoke(handler)["status"] == "completed"
+
+
+@pytest.mark.parametrize(("kind", "status"), [("outputs", 409), ("too large", 413)])
+def test_outputs_that_are_refused_are_a_failure_and_no_lease_that_runs_out(
+    dispatcher: Dispatcher, kind: str, status: int
+) -> None:
+    dispatcher.refusal = Problem(type=kind, title="It may not.", status=status)
+    assert dispatcher.invoke(lambda *_: None)["status"] == "completed"
+    first, second = dispatcher.ends
+    assert (first.failure, len(first.outputs)) == (None, 1)
+    assert second.failure is not None
+    assert second.failure.reason == "What it made was refused: It may not."
+
+
+def test_an_attempt_that_is_over_is_told_of_once(dispatcher: Dispatcher) -> None:
+    dispatcher.refusal = Problem(type="stale", title="It is another's.", status=409)
+    assert dispatcher.invoke(lambda *_: None)["status"] == "refused"
+    assert len(dispatcher.ends) == 1
 
 
 def test_without_time_an_outage_is_an_error(dispatcher: Dispatcher) -> None:

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.errors import InvalidInput
-from penstock.settings import Profile, Settings, Wakeups, read_settings, variables_of
+from penstock.settings import (
+    Profile,
+    Settings,
+    Wakeups,
+    misspelt,
+    read_settings,
+    variables_of,
+)
 
 
 def told(folder: Path, text: str | None = None, **given: object) -> Settings:
@@ -84,3 +91,22 @@ def test_places_have_defaults_in_the_data_folder(tmp_path: Path) -> None:
     assert settings.store_url == (tmp_path / "store").as_uri()
     assert settings.dispatcher_urls == ("http://127.0.0.1:81",)
     assert Settings(store="s3://b/p").store_url == "s3://b/p"
+
+
+def test_a_variable_that_is_nearly_one_is_told() -> None:
+    environment = {
+        "PENSTOCK_PROT": "1",
+        "PENSTOCK_WORKER_SECERT": "x",
+        "PENSTOCK_INTERNAL_PROT": "1",
+        "PENSTOCK_URL": "x",
+        "PENSTOCK_WORKER_STOP_SECONDS": "1",
+        "PENSTOCK_PORT": "1",
+        "PENSTOCK_SOMETHING_ELSE": "1",
+        "PROT": "1",
+        "PENSTOCK_": "x",
+    }
+    assert dict(misspelt(environment)) == {
+        "PENSTOCK_PROT": "PENSTOCK_PORT",
+        "PENSTOCK_WORKER_SECERT": "PENSTOCK_WORKER_SECRET",
+        "PENSTOCK_INTERNAL_PROT": "PENSTOCK_INTERNAL_PORT",
+    }

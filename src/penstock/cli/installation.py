@@ -14,7 +14,7 @@ import click
 
 from penstock.kernel.errors import InvalidInput
 from penstock.kernel.logs import LogFormat, log_to_stderr
-from penstock.settings import Profile, Settings, Wakeups, read_settings
+from penstock.settings import Profile, Settings, Wakeups, misspelt, read_settings
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -95,6 +95,8 @@ def settings_of(given: dict[str, Any]) -> Settings:
     """The settings of a verb."""
     # An option that may be given several times is an empty tuple if it was not.
     said = {name: None if value == () else value for name, value in given.items()}
+    for name, meant in misspelt(os.environ):
+        click.echo(f"penstock: Nobody reads {name}; is {meant} meant?", err=True)
     return read_settings(said, environment=os.environ, folder=Path.cwd()).settings
 
 

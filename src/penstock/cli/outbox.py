@@ -5,7 +5,9 @@ from __future__ import annotations
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.queue.showing import complain
 from penstock.cli.telling import ago, counted, fitted, line, show_json
+from penstock.kernel.errors import PenstockError
 
 
 @click.group(
@@ -58,11 +60,28 @@ def list_(*, url: str, token: str | None, as_json: bool) -> None:
 )
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=click.IntRange(min=1))
 @on_a_dispatcher
-def retry(*, ids: tuple[int, ...], url: str, token: str | None, as_json: bool) -> None:
-    """Try messages again that are not tried any more. Those that were sent stay sent."""
+@click.pass_context
+def retry(
+    context: click.Context, *, ids: tuple[int, ...], url: str, token: str | None, as_json: bool
+) -> None:
+    """Try messages again that are not tried any more. Those that were sent stay sent.
+
+    Exit code 0: all of them. 1: one is not there, or is still tried; the others are tried again
+    all the same.
+    """
     wanted = list(dict.fromkeys(ids))
     answer, _ = asked(url, token, lambda client: client.retry_outbox(wanted))
     if as_json:
         show_json(answer)
     else:
         click.echo(f"{counted(answer.retried, 'message')} of {len(wanted):,} will be tried again.")
+    if answer.retried < len(wanted):
+        complain([_not_parked(len(wanted) - answer.retried)])
+        context.exit(1)
+
+
+def _not_parked(count: int) -> PenstockError:
+    which = "One message is" if count == 1 else f"{count:,} messages are"
+    return PenstockError(
+        f"{which} not there, or still tried.", hint="'penstock outbox list' shows what is not."
+    )

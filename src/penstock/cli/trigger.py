@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any, Final
+
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
@@ -9,6 +13,8 @@ from penstock.cli.queue.showing import notes
 from penstock.cli.telling import line, show_json
 from penstock.dispatcher.wire.events import EventResult
 from penstock.kernel.errors import InvalidInput
+
+_FILE: Final = "@"
 
 
 @click.command(
@@ -23,6 +29,11 @@ from penstock.kernel.errors import InvalidInput
 @click.option(
     "--cursor", type=int, help="Without --partition: how far it is; by default milliseconds."
 )
+@click.option(
+    "--payload",
+    metavar="JSON",
+    help="A JSON object for the functions that follow, or @FILE that has one; 64 KiB at most.",
+)
 @click.option("--event-id", metavar="ID", help="The same id again is the same event again.")
 @on_a_dispatcher
 @click.pass_context
@@ -35,6 +46,7 @@ def trigger(
     start: int | None,
     end: int | None,
     cursor: int | None,
+    payload: str | None,
     event_id: str | None,
     url: str,
     token: str | None,
@@ -49,6 +61,7 @@ def trigger(
     """
     if (job is None) == (dataset is None):
         raise InvalidInput("Name the source by its job or by --dataset, one of the two.")
+    said = _payload(payload) if payload is not None else None
     answer, _ = asked(
         url,
         token,
@@ -60,6 +73,7 @@ def trigger(
             partition_key=partition,
             start=start,
             end=end,
+            payload=said,
         ),
     )
     if as_json:
@@ -70,6 +84,31 @@ def trigger(
     paused = {line(each.paused) for each in answer.results if each.paused}
     notes([f"the source should pause: {why}" for why in sorted(paused)])
     context.exit(1 if any(each.outcome == "refused" for each in answer.results) else 0)
+
+
+def _payload(given: str) -> dict[str, Any]:
+    """The object that JSON, or a file of it, says."""
+    text = given
+    if given.startswith(_FILE):
+        path = Path(given.removeprefix(_FILE))
+        try:
+            text = path.read_text("utf-8")
+        except OSError as error:
+            raise InvalidInput(
+                f"--payload: {path} cannot be read: {error.strerror or error}."
+            ) from error
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"--payload: {path} is not text in UTF-8.") from error
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(
+            f"--payload is not JSON: {error}.",
+            hint="Put it in single quotes, as in '{\"id\": 1}', or in a file: --payload @FILE.",
+        ) from error
+    if not isinstance(found, dict):
+        raise InvalidInput("--payload is a JSON object, as in '{\"id\": 1}'.")
+    return found
 
 
 def _words(result: EventResult) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from penstock.cli.dag.applied import told
 from penstock.cli.installation import begun, set_by, wiring
+from penstock.cli.queue.showing import complain
 from penstock.dispatcher.client import Client
 from penstock.kernel.clock import SystemClock
-from penstock.kernel.errors import DispatcherUnavailable, PenstockError
+from penstock.kernel.errors import DispatcherUnavailable, InvalidInput, PenstockError
 from penstock.kernel.signals import stopped_by_signals
 
 if TYPE_CHECKING:
@@ -28,6 +31,9 @@ _LOOK_SECONDS: Final = 0.1
 @click.argument(
     "file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
+@click.option(
+    "--force", is_flag=True, help="Put FILE in force also if that makes waiting work useless."
+)
 @set_by(
     "data",
     "postgres",
@@ -40,7 +46,7 @@ _LOOK_SECONDS: Final = 0.1
     "webhook_port",
     "concurrency",
 )
-def up(*, file: Path | None, **given: Any) -> None:
+def up(*, file: Path | None, force: bool, **given: Any) -> None:
     """Run a Postgres, a dispatcher, a worker and the sources, until Ctrl-C or SIGTERM.
 
     FILE, if given, is a DAG that is put in force first. Everything that is kept is in the data
@@ -48,26 +54,38 @@ def up(*, file: Path | None, **given: Any) -> None:
     started again; whatever is killed, starting again goes on where it was.
 
     Functions of jobs are imported from the folder of FILE, or from the current directory.
+
+    Exit code 0 after a signal. 1: a process of it does not start, or FILE would break work (see
+    --force). 2: FILE or a setting is wrong; that is told before anything is started.
     """
+    if force and file is None:
+        raise click.UsageError("--force is about FILE, and there is none.")
     settings = begun(given)
     code = file.absolute().parent if file is not None else Path.cwd()
-    asyncio.run(_run(wiring().Installation(settings, code=code), file))
+    installation = wiring().Installation(settings, code=code)
+    if file is not None:
+        # Imported here: reading YAML needs a package that not every installation has.
+        reading = import_module("penstock.cli.dag.reading")
+        reading.read_dag(str(file), runtimes=installation.runtimes)
+    asyncio.run(_run(installation, file, force=force))
 
 
-async def _run(installation: Installation, file: Path | None) -> None:
+async def _run(installation: Installation, file: Path | None, *, force: bool) -> None:
     stopped = asyncio.Event()
     with stopped_by_signals(stopped.set):
         async with installation:
-            async with Client(installation.public_url, token=installation.api_token) as client:
-                await _until_ready(client, installation, stopped)
-                if file is not None and not stopped.is_set():
-                    applied = await client.apply(file)
-                    said = "is in force" if applied.is_changed else "was in force already"
-                    click.echo(f"{file} {said}, as version {applied.version}.", err=True)
+            try:
+                await _begin(installation, file, stopped, force=force)
+            except PenstockError as error:
+                # Told now: what runs may take its time to stop.
+                complain([error])
+                click.echo("Stopping ...", err=True)
+                raise click.exceptions.Exit(2 if isinstance(error, InvalidInput) else 1) from error
             if not stopped.is_set():
                 click.echo(
-                    f"Penstock is up at {installation.public_url}, with everything in"
-                    f" {installation.data}; Ctrl-C stops.",
+                    f"Penstock is up at {installation.public_url}, for webhooks at"
+                    f" {installation.webhook_url}, with everything in {installation.data};"
+                    " Ctrl-C stops.",
                     err=True,
                 )
                 await stopped.wait()
@@ -75,18 +93,42 @@ async def _run(installation: Installation, file: Path | None) -> None:
     click.echo("Stopped; 'penstock up' goes on from here.", err=True)
 
 
+async def _begin(
+    installation: Installation, file: Path | None, stopped: asyncio.Event, *, force: bool
+) -> None:
+    """Wait until everything is there, and put the DAG in force."""
+    async with Client(installation.public_url, token=installation.api_token) as client:
+        await _until_ready(client, installation, stopped)
+        if file is None or stopped.is_set():
+            return
+        applied = await client.apply(file, force=force)
+        if not applied.is_changed:
+            click.echo(f"{file} was in force already, as version {applied.version}.", err=True)
+            return
+        click.echo(f"{file} is in force, as version {applied.version}.", err=True)
+        for sentence in list(told(applied))[1:]:
+            click.echo(f"  {sentence}", err=True)
+
+
 async def _until_ready(client: Client, installation: Installation, stopped: asyncio.Event) -> None:
+    """Wait until the dispatcher answers, and until it has heard of a worker."""
     clock = SystemClock()
     deadline = clock.monotonic() + _START_SECONDS_MAX
+    process = "dispatcher"
     while not stopped.is_set():
         try:
-            await client.status()
+            if (await client.status()).workers:
+                return
         except DispatcherUnavailable:
-            if clock.monotonic() > deadline:
-                raise PenstockError(
-                    f"The dispatcher did not start in {_START_SECONDS_MAX:.0f} s.",
-                    hint=f"Its log is {installation.log_of('dispatcher')}.",
-                ) from None
-            await clock.sleep(_LOOK_SECONDS)
+            pass
         else:
-            return
+            if process == "dispatcher":
+                process, deadline = "worker", clock.monotonic() + _START_SECONDS_MAX
+        if (failure := installation.failure()) is not None:
+            raise failure
+        if clock.monotonic() > deadline:
+            raise PenstockError(
+                f"The {process} did not start in {_START_SECONDS_MAX:.0f} s.",
+                hint=f"Its log is {installation.log_of(process)}.",
+            )
+        await clock.sleep(_LOOK_SECONDS)

@@ -1,12 +1,13 @@
 """Cuts over what was built: the last step of a change of the DAG.
 
-A generation that is being built becomes the current one when its rebuild is over and it has every
-partition that the current one has; `Deployment.cut_over` decides that, under its locks. This looks
-for those that may be ready, downstream first: the earlier generation of a job is fed by the earlier
-generations of its inputs, so those are served until it is not needed any more. A job is
-therefore not cut over while a job downstream of it is being built. One that is never covered (a
-task is dead, or the change makes fewer partitions) stays as it is, visibly, until somebody replays
-the task, cancels what is in the way or forces the cut-over.
+A generation that is being built becomes the current one when its rebuild is over, and those of all
+that it is built of, and it has every partition that the current one has; `Deployment.cut_over`
+decides the last, under its locks. This looks for those that may be ready, downstream first: the
+earlier generation of a job is fed by the earlier generations of its inputs, so those are served
+until it is not needed any more. A job is therefore not cut over while a job downstream of it is
+being built. One that is never covered (a task is dead, or the change makes fewer partitions) stays
+as it is, visibly, until somebody replays the task, cancels what is in the way or forces the
+cut-over.
 
 Any number of dispatchers may look at once; a crash leaves a cut-over done or not done. Called by a
 loop in every dispatcher. What is not ready costs a look, and no lock.

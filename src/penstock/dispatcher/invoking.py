@@ -76,7 +76,7 @@ class LambdaCarrier(Service):
     async def carry(self, rows: Sequence[Row]) -> Mapping[int, str]:
         """Invoke the function of these rows' operator, once for each task that could be claimed."""
         function = function_name(rows[0].target, self._functions)
-        tasks = await self._tasks([row.body["task_id"] for row in rows])
+        tasks = await self._tasks(rows)
         wanted = [row for row in rows if row.body["task_id"] in tasks]
         if not wanted:
             return {}
@@ -94,10 +94,20 @@ class LambdaCarrier(Service):
         said = await asyncio.gather(*map(one, wanted))
         return {row.id: why for row, why in zip(wanted, said, strict=True) if why}
 
-    async def _tasks(self, task_ids: Sequence[int]) -> Mapping[int, Mapping[str, Any]]:
+    async def _tasks(self, rows: Sequence[Row]) -> Mapping[int, Mapping[str, Any]]:
+        """The tasks that could be claimed now. The rows of the others are gone with the answer.
+
+        Whatever makes those claimable may come while the function of another is being invoked, and
+        must not find that they have an invocation.
+        """
+
         async def work(connection: Connection) -> Mapping[int, Mapping[str, Any]]:
-            found = await connection.execute(query("tasks_to_invoke"), {"tasks": list(task_ids)})
-            return {row["task_id"]: row for row in await found.fetchall()}
+            asked = {"tasks": [row.body["task_id"] for row in rows]}
+            answer = await connection.execute(query("tasks_to_invoke"), asked)
+            found = {task["task_id"]: task for task in await answer.fetchall()}
+            useless = [row.id for row in rows if row.body["task_id"] not in found]
+            await connection.execute(query("drop_invocations"), {"rows": useless})
+            return found
 
         return await self._database.transact(work)
 

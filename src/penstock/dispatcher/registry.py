@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from penstock.dispatcher.dag.model import DISPATCHER_RUNTIME, Job
-from penstock.dispatcher.dag.runtimes import Fault
+from penstock.dispatcher.dag.runtimes import Fault, Partial
 from penstock.kernel.errors import InvalidInput
 from penstock.runtimes.base import Delivery
 from penstock.runtimes.registry import Placement, Registry
@@ -50,3 +50,10 @@ class RegisteredRuntimes:
     def delivery(self, runtime: str) -> Delivery:
         """How a task of a runtime reaches whatever runs it."""
         return self._registry.runtime(runtime).delivery
+
+
+class BuiltInRuntimes(RegisteredRuntimes, Partial):
+    """The runtimes that come with Penstock, as they are by default, where no settings are known."""
+
+    def __init__(self) -> None:
+        super().__init__(Registry(installed=()))

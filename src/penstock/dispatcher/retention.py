@@ -5,8 +5,8 @@ some thousand rows a transaction; between them it lets others work. Once in an h
 of any number, makes a pass. A crash ends a pass where it is, and what it has removed was useless.
 
 What is kept, however old:
-- the latest event of every partition of every generation, and the highest cursor of those without
-  partitions: what is built anew is built of these. Of earlier updates it can then not be;
+- the latest event of every partition and range of every generation, and the highest cursor of those
+  without partitions: what is built anew is built of these. Of earlier updates it can then not be;
 - an event as long as a task made of it waits, runs, or is dead and may still be replayed, or as
   long as a backfill is open that may read it;
 - a task as long as one of its events is there. Otherwise a rollback would find an event without

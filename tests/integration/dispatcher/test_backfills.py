@@ -368,11 +368,11 @@ def test_a_rebuild_takes_the_latest_event_of_each_partition(play: Play) -> None:
             generation,
         )
         seqs = await world.rows("SELECT seq FROM event WHERE dedupe LIKE 'source:%%' ORDER BY seq")
-        q, cursor, again_seq = [row["seq"] for row in seqs][1:]
+        q, again_seq, cursor = [row["seq"] for row in seqs][1:]
         assert [tuple(row.values()) for row in rows] == [
             ("q", f"event:{q}", "bulk", 1),
-            (None, f"event:{cursor}", "bulk", 1),
             ("p", f"event:{again_seq}", "bulk", 1),
+            (None, f"event:{cursor}", "bulk", 1),
         ]
         assert await look(pipeline, 1) == ("running", 3, 3, 3)
 

@@ -9,6 +9,7 @@ import pytest
 from penstock.dispatcher.building import Builder
 from penstock.dispatcher.deployment.values import CutOver
 from penstock.dispatcher.tasks.values import Completion, Output
+from penstock.dispatcher.wire.steering import BackfillAnswer, BackfillAsk
 from tests.integration.dispatcher.test_deployment import SINK, Pipeline, chain
 from tests.integration.dispatcher.world import Play, World
 
@@ -223,5 +224,107 @@ def test_a_job_that_is_added_is_built_of_what_is_there(play: Play) -> None:
         await work_all(pipeline, "r")
         await pipeline.work("a:count")
         assert await partitions(pipeline, "counts") == ["p", "q", "r"]
+
+    play(story)
+
+
+def test_readers_get_what_was_made_of_the_first_of_many_updates(play: Play) -> None:
+    """A dataset that has one partition for all is covered by the first task of a rebuild."""
+
+    def by_update(clean: str) -> str:
+        text = chain(clean=clean)
+        return text.replace("operator: a:clean", "operator: a:clean\n    execution: per_update")
+
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+
+        async def finish(operator: str, *, most: int = 1000) -> None:
+            for task in await pipeline.tasks.claim_next(operator, worker="w", limit=most):
+                (dataset,) = (
+                    task.definition["datasets"][each["name"]] for each in task.definition["outputs"]
+                )
+                output = Output(dataset=dataset, location=f"s3://b/{task.payload['cursor']}")
+                await pipeline.tasks.complete([Completion(task.fence, (output,))])
+
+        await pipeline.apply(by_update("1"))
+        for cursor in range(3):
+            await pipeline.routing.accept([await pipeline.event(f"{cursor}", cursor=cursor)])
+            await pipeline.route()
+            await finish("a:clean")
+            await finish("a:report")
+        await pipeline.apply(by_update("2"))
+        new = await pipeline.generations()
+        build = builder(pipeline)
+        await pipeline.backfills.turn()
+        for left in (2, 1):
+            await finish("a:clean", most=1)
+            await finish("a:report")
+            await build.turn()
+            assert len(await pipeline.open_tasks()) == left
+            assert await pipeline.state("daily", new["report"]) == "building"
+        await finish("a:clean")
+        await pipeline.backfills.turn()
+        # The rebuild is over, and what it has led to is not.
+        await build.turn()
+        assert await pipeline.state("daily", new["report"]) == "building"
+        await finish("a:report")
+        assert await build.turn() is None
+        assert await pipeline.state("daily", new["report"]) == "current"
+
+    play(story)
+
+
+def test_partitions_that_only_a_backfill_has_made_are_built_too(play: Play) -> None:
+    """Without them what is being built would never have all that readers have."""
+
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(chain())
+        await work_all(pipeline, "p")
+        asked = BackfillAsk(job="clean", start=10, end=30, step=10)
+        assert isinstance(await pipeline.backfills.create(asked), BackfillAnswer)
+        await pipeline.backfills.turn()
+        await pipeline.work("a:clean")
+        await pipeline.work("a:report")
+        everything = ["10-20", "20-30", "p"]
+        assert await partitions(pipeline, "tidy") == everything
+        await pipeline.apply(chain(clean="2"))
+        # What makes them again is no reason to refuse the next change.
+        await pipeline.apply(chain(clean="3"))
+        build = builder(pipeline)
+        for _ in range(6):
+            await pipeline.backfills.turn()
+            for claimed in await pipeline.tasks.claim_next("a:clean", worker="w", limit=10):
+                key = claimed.payload["partition_key"]
+                if key != "p":
+                    # Its range is known from what was made of it before.
+                    assert f"{claimed.payload['start']}-{claimed.payload['end']}" == key
+                await pipeline.finish(claimed)
+            await pipeline.work("a:report")
+            await build.turn()
+        assert await pipeline.states("tidy") == ["abandoned", "current", "retired"]
+        assert await partitions(pipeline, "tidy") == everything
+        assert await partitions(pipeline, "daily") == everything
+
+    play(story)
+
+
+def test_of_cursors_the_latest_is_enough_to_build_of(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(chain())
+        events = [await pipeline.event(f"e{n}", cursor=n) for n in range(5)]
+        await pipeline.routing.accept(events)
+        await pipeline.route()
+        for claimed in await pipeline.tasks.claim_next("a:clean", worker="w", limit=10):
+            await pipeline.tasks.complete([Completion(claimed.fence)])
+        await pipeline.apply(chain(clean="2"))
+        await pipeline.backfills.turn()
+        made = await world.rows(
+            "SELECT payload ->> 'cursor' AS cursor FROM task WHERE backfill_id IS NOT NULL"
+        )
+        assert [row["cursor"] for row in made] == ["4"]
+        (plan,) = (await pipeline.backfills.list()).backfills
+        assert (plan.partitions, plan.planned) == (1, 1)
 
     play(story)

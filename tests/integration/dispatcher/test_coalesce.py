@@ -67,6 +67,31 @@ def test_what_comes_while_a_task_waits_becomes_part_of_it(play: Play) -> None:
     play(story)
 
 
+def test_the_payload_is_that_of_the_latest(play: Play) -> None:
+    async def story(world: World) -> None:
+        async def payload() -> Any:
+            return await world.value("SELECT payload -> 'payload' FROM task ORDER BY id LIMIT 1")
+
+        pipeline = Pipeline(world)
+        await pipeline.apply(coalescing())
+        await bring(pipeline, "1", payload={"n": 1, "null": None})
+        assert await payload() == {"n": 1, "null": None}
+        await bring(pipeline, "2", payload={"n": 2})
+        assert await payload() == {"n": 2}
+        # The latest has none.
+        await bring(pipeline, "3")
+        assert await payload() is None
+        events = [
+            await pipeline.event(each, partition_key="p", payload={"n": each}) for each in "45"
+        ]
+        await pipeline.routing.accept(events)
+        await pipeline.route()
+        assert await payload() == {"n": "5"}
+        assert await tasks(world) == [("queued", 5)]
+
+    play(story)
+
+
 def test_several_in_one_turn(play: Play) -> None:
     async def story(world: World) -> None:
         pipeline = Pipeline(world)

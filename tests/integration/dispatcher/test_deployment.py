@@ -20,6 +20,7 @@ from penstock.dispatcher.deployment.values import (
     Break,
     CutOver,
     DeployedJob,
+    Foreseen,
     NotApplied,
     WhyNotApplied,
 )
@@ -167,6 +168,8 @@ class Pipeline:
                 dataset=datasets[name if isinstance(name, str) else name["name"]],
                 location="s3://b/x",
                 partition_key=task.payload["partition_key"],
+                start=task.payload.get("start"),
+                end=task.payload.get("end"),
             )
             for name in task.definition.get("outputs", [])
         )
@@ -615,6 +618,76 @@ def test_a_version_that_is_not_there(play: Play) -> None:
     play(story)
 
 
+def test_going_back_is_to_what_was_in_force_before(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        deployment = pipeline.deployment
+        assert await deployment.previous() is None
+        assert await deployment.rollback() == NotApplied(WhyNotApplied.NONE)
+        for number in ("1", "2", "3"):
+            await pipeline.apply(chain(report=number))
+            # The same again is not another time in force.
+            await pipeline.apply(chain(report=number))
+            if number == "1":
+                assert await deployment.rollback() == NotApplied(WhyNotApplied.FIRST)
+        assert await deployment.previous() == 2
+        world.later(60)
+        await deployment.rollback(1)
+        for expected in (3, 1, 3):
+            moved = await deployment.rollback()
+            assert isinstance(moved, Applied)
+            assert moved.version_id == expected
+        assert await deployment.previous() == 1
+        latest, second, first = await deployment.versions()
+        assert latest.since == first.since
+        assert latest.since is not None
+        assert second.since is not None
+        assert second.since < latest.since
+        current = await deployment.current()
+        assert current is not None
+        assert current.version.since == latest.since
+
+    play(story)
+
+
+def test_what_is_foreseen_happens_and_changes_nothing(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        deployment = pipeline.deployment
+
+        async def dump() -> Sequence[Any]:
+            asked = "SELECT version, state FROM generation ORDER BY version"
+            versions = "SELECT id, hash FROM dag_version ORDER BY id"
+            tasks = "SELECT id, status, cancel_asked FROM task ORDER BY id"
+            return [await world.rows(each) for each in (asked, versions, tasks)]
+
+        first = await deployment.foresee(parse(chain(), "dag.yaml"))
+        assert (first.version_id, first.is_changed, first.before) == (None, True, None)
+        await pipeline.apply(chain())
+        await pipeline.send("p")
+        gone = chain()[: chain().index("  clean:")]
+        before = await dump()
+        edited = await deployment.foresee(parse(chain(clean="2"), "dag.yaml"))
+        assert (edited.building, edited.breaks) == (("clean", "report"), ())
+        broken = await deployment.foresee(parse(gone, "dag.yaml"))
+        assert [(each.job, each.waiting) for each in broken.breaks] == [("clean", 1)]
+        same = await deployment.foresee(parse(chain(), "dag.yaml"))
+        assert (same.version_id, same.is_changed) == (1, False)
+        assert await dump() == before
+        applied = await pipeline.apply(chain(clean="2"))
+        assert isinstance(applied, Applied)
+        # The number was not used up.
+        assert (applied.version_id, applied.building, applied.before) == (2, edited.building, 1)
+        before = await dump()
+        back = await deployment.foresee_rollback()
+        assert isinstance(back, Foreseen)
+        assert (back.version_id, back.building, back.before) == (1, (), 2)
+        assert await deployment.foresee_rollback(9) == NotApplied(WhyNotApplied.UNKNOWN)
+        assert await dump() == before
+
+    play(story)
+
+
 def test_versions_are_listed_latest_first(play: Play) -> None:
     async def story(world: World) -> None:
         pipeline = Pipeline(world)
@@ -819,5 +892,82 @@ def test_rollback_while_events_come_and_tasks_end(play: Play) -> None:
             generation,
         )
         assert {row["part"]: row["n"] for row in found} == dict.fromkeys(names, 1)
+
+    play(story)
+
+
+def test_a_rollback_computes_again_what_a_rebuild_had_passed_by(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(chain())
+        for name in ("one", "two", "three"):
+            await pipeline.routing.accept([await pipeline.event(name, partition_key="p")])
+            await pipeline.route()
+            await pipeline.work("a:clean")
+            await pipeline.work("a:report")
+        tidy = (await pipeline.job("clean")).outputs["tidy"]
+        for config in ("2", "3"):
+            await pipeline.apply(chain(clean=config))
+            for _ in range(2):
+                await pipeline.backfills.turn()
+                await pipeline.work("a:clean")
+                await pipeline.work("a:report")
+            assert await pipeline.deployment.cut_over(tidy) is CutOver.DONE
+        # It was built of the latest, and has missed nothing since.
+        await pipeline.deployment.rollback(2)
+        assert await pipeline.route() == 0
+        await pipeline.deployment.rollback(3)
+        await pipeline.routing.accept([await pipeline.event("four", partition_key="p")])
+        await pipeline.routing.accept([await pipeline.event("five", partition_key="p")])
+        await pipeline.route()
+        await pipeline.work("a:clean")
+        await pipeline.deployment.rollback(2)
+        assert await pipeline.route() == 1
+
+    play(story)
+
+
+def test_a_job_without_outputs_that_comes_back_gets_all_that_ever_was(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(chain())
+        await pipeline.send("a", "b", "c")
+        await pipeline.work("a:clean")
+        world.later(60)
+        await pipeline.apply(chain(extra=SINK))
+        world.later(60)
+        await pipeline.deployment.rollback(1)
+        await pipeline.send("d")
+        await pipeline.work("a:clean")
+        await pipeline.deployment.rollback(2)
+        await pipeline.route()
+        mails = [task for task in await pipeline.open_tasks() if task[0] == "mail"]
+        assert mails == [("mail", "d")]
+
+    play(story)
+
+
+def test_nobody_is_told_of_tasks_that_a_higher_limit_lets_run(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+
+        def text(limit: str) -> str:
+            return chain().replace("    timeout: 1h", f"    timeout: 1h{limit}")
+
+        one, two = "\n    max_concurrency: 1", "\n    max_concurrency: 2"
+        await pipeline.apply(text(one))
+        await pipeline.send("a", "b", "c")
+        assert len(await pipeline.tasks.claim_next("a:clean", worker="w", limit=9)) == 1
+        await world.wakes()
+        await pipeline.apply(text(two))
+        assert await world.wakes() == ["a:clean/normal"]
+        await pipeline.deployment.rollback(1)
+        assert await world.wakes() == []
+        await pipeline.deployment.rollback(2)
+        assert await world.wakes() == ["a:clean/normal"]
+        await pipeline.apply(text(""))
+        assert await world.wakes() == ["a:clean/normal"]
+        await pipeline.apply(chain(timing="2h"))
+        assert await world.wakes() == []
 
     play(story)

@@ -121,15 +121,20 @@ def test_a_rule_emits_what_is_due_once(deployed: Callable[[Story], None]) -> Non
 
 def test_a_request_is_an_event_once(deployed: Callable[[Story], None]) -> None:
     async def story(made: Deployed) -> None:
-        answer = await made.request({"event_id": "x", "partition_key": "p"})
+        query = {"rawQueryString": "event_id=x&partition_key=p"}
+        answer = await made.request({"id": 1}, **query)
         assert (answer["statusCode"], answer["isBase64Encoded"]) == (202, False)
-        again = await made.request({"event_id": "x", "partition_key": "p"})
+        again = await made.request({"id": 1}, **query)
         assert again["statusCode"] == 202
-        text = base64.b64encode(b'{"event_id": "y", "partition_key": "q"}').decode()
-        encoded = await made.request(body=text, isBase64Encoded=True)
+        text = base64.b64encode(b'{"id": 2}').decode()
+        delivered = {"X-GitHub-Delivery": "y"}
+        encoded = await made.request(body=text, isBase64Encoded=True, headers=delivered)
         assert encoded["statusCode"] == 202
         assert await made.events("news") == ["x", "y"]
         assert await made.stage.route() == 2
+        tasks = await made.stage.claim("a:count", limit=9)
+        assert [each.payload["payload"] for each in tasks] == [{"id": 1}, {"id": 2}]
+        assert [each.payload.get("partition_key") for each in tasks] == ["p", None]
         assert (await made.request({}, rawPath="/other"))["statusCode"] == 404
 
     deployed(story)
@@ -138,7 +143,7 @@ def test_a_request_is_an_event_once(deployed: Callable[[Story], None]) -> None:
 def test_a_token_of_the_environment_is_asked_for(deployed: Callable[[Story], None]) -> None:
     async def story(made: Deployed) -> None:
         made.environment.setenv("PENSTOCK_API_TOKEN", "right")
-        body = {"event_id": "x", "partition_key": "p"}
+        body = {"id": 1}
         assert (await made.request(body))["statusCode"] == 401
         wrong = {"authorization": "Bearer wrong"}
         assert (await made.request(body, headers=wrong))["statusCode"] == 401

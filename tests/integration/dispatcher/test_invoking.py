@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import threading
 import zipfile
 from collections.abc import Sequence
 from typing import Any
@@ -13,13 +14,15 @@ import pytest
 
 from penstock.dispatcher.aws import Aws, aws_client
 from penstock.dispatcher.invoking import EVENT_AGE_SECONDS_MAX, LambdaCarrier
+from penstock.dispatcher.outbox.carriers import WakeCarrier
 from penstock.dispatcher.outbox.relay import Relay
 from penstock.dispatcher.outbox.values import Row
+from penstock.dispatcher.tasks.values import Claimed
 from penstock.kernel.entropy import new_id, system_entropy
 from penstock.kernel.errors import InvalidInput
 from tests.integration.aws_server import AwsServer
-from tests.integration.dispatcher.carrying import LIMITS, Still
-from tests.integration.dispatcher.world import Play, World
+from tests.integration.dispatcher.carrying import LIMITS, Still, Words
+from tests.integration.dispatcher.world import Play, World, done
 
 SOURCE = """
 import json, socket
@@ -200,5 +203,47 @@ def test_a_function_that_is_not_there(play: Play, aws_server: AwsServer) -> None
             assert "Function not found" in why
             with pytest.raises(InvalidInput, match="No function can have the name"):
                 await carrier.carry(rows("x" * 65, [task]))
+
+    play(story)
+
+
+def test_a_function_that_ends_while_others_are_invoked_leaves_the_next_waiting(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(world: World) -> None:
+        carrier, recorded = scripted(world, monkeypatch)
+        job = await world.job(runtime="lambda", max_concurrency=1)
+        first, second = await world.tasks.create([job.new("one"), job.new("two")])
+        assert first is not None
+        assert second is not None
+        found = await world.rows("SELECT id, kind, target, body, tries FROM outbox ORDER BY id")
+        begun, go_on = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def slow(**asked: Any) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            assert go_on.wait(30)
+            recorded.invoked.append(json.loads(asked["Payload"])["task_id"])
+
+        monkeypatch.setattr(recorded, "invoke", slow)
+        async with asyncio.TaskGroup() as group:
+            given = [Row(**row) for row in found]
+            carrying = group.create_task(carrier.carry(given))
+            await begun.wait()
+            # The function has begun, and is done, before its invocation is answered.
+            claimed = await world.tasks.claim(first, worker="w")
+            assert isinstance(claimed, Claimed)
+            await world.tasks.complete(done(claimed.fence))
+            assert await world.wakes() == ["operator/normal"]
+            body = {"operator": "operator", "priority": "normal"}
+            wake = WakeCarrier(Words(), invokes=world.database)
+            await wake.carry([Row(1, "wake", "operator/normal", body, 0)])
+            go_on.set()
+        assert carrying.result() == {}
+        assert recorded.invoked == [first]
+        # What the relay writes down of the rows that it gave.
+        await world.rows("DELETE FROM outbox WHERE id = ANY (%s)", [row["id"] for row in found])
+        left = await world.rows("SELECT body FROM outbox")
+        assert [row["body"] for row in left] == [{"task_id": second}]
 
     play(story)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from penstock.dispatcher.database.pool import Connection
+from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.ranges.operators import RangeOperators, run
+from penstock.dispatcher.routing.router import route_events
+from penstock.dispatcher.tasks.lifecycle import Tasks
+from penstock.dispatcher.tasks.values import Extended, Fence, Refusal
 from penstock.dispatcher.wire.steering import BackfillAsk
 from tests.integration.dispatcher.test_deployment import Pipeline
 from tests.integration.dispatcher.world import Play, World
@@ -276,3 +282,82 @@ def test_an_edit_of_ranges_is_rebuilt(play: Play) -> None:
         assert [tuple(row.values()) for row in rows] == [("0-30", 1)]
 
     play(story)
+
+
+def test_a_task_of_many_ranges_takes_the_leases_of_others_with_it(play: Play) -> None:
+    """Each batch is a transaction of its own, and who waits for the next is not given up."""
+
+    async def story(world: World) -> None:
+        ranges = await started(world)
+        for name in ("a", "b", "c"):
+            await ranges.bring(0, 60_000, name=name)
+        spans: list[int] = []
+
+        class Slow(Tasks):
+            async def heartbeat(
+                self,
+                fences: Sequence[Fence],
+                *,
+                progress: Mapping[int, Mapping[str, Any]] | None = None,
+            ) -> tuple[Extended | Refusal, ...]:
+                spans.append(len(fences))
+                world.later(40)
+                told = await super().heartbeat(fences, progress=progress)
+                assert all(isinstance(each, Extended) for each in told)
+                return told
+
+        # Reapers have been there before, so that nobody holds still.
+        await world.tasks.reap()
+        slow = Slow(world.database, route=route_events)
+        await RangeOperators(world.database, slow, name="d").turn()
+        assert spans[:2] == [2, 1]
+        assert not (await world.tasks.reap()).reaped
+        cut = "SELECT count(*) FROM task WHERE operator = 'range_split' AND status = 'completed'"
+        assert await world.value(cut) == 3
+
+    play(story)
+
+
+def test_a_long_range_makes_every_window_look_at_all_events(play: Play) -> None:
+    async def story(world: World) -> None:
+        ranges = await started(world)
+        for job in ("feed", "second"):
+            found = await ranges.job(job)
+            (dataset,) = found.outputs.values()
+            place = {"dataset": dataset, "generation": found.generation}
+            spans = [(f"{start}", start, start + 10) for start in range(0, 30_000, 10)]
+            events = [
+                await ranges.event(name, start=start, end=end, **place)
+                for name, start, end in [*spans, ("long", 0, 30_000)]
+            ]
+            await ranges.routing.accept(events)
+        days = await ranges.job("days")
+        starts = list(range(0, 1000, 10))
+
+        async def look(connection: Connection) -> int:
+            asked = {
+                "definition": days.definition_id,
+                "generation": days.generation,
+                "starts": starts,
+                "ends": [start + 20 for start in starts],
+            }
+            found = await connection.execute(
+                b"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) " + query("covered_windows"), asked
+            )
+            row = await found.fetchone()
+            assert row is not None
+            return sum(seen_events(row["QUERY PLAN"][0]["Plan"]))
+
+        # Some for each window and input: of the long one, and of those around it.
+        assert await world.database.transact(look) < len(starts) * 2 * 20
+
+    play(story)
+
+
+def seen_events(plan: dict[str, Any]) -> Iterator[int]:
+    """How many events each part of a plan has looked at."""
+    if plan.get("Relation Name") == "event":
+        rows = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)
+        yield int(rows * plan["Actual Loops"])
+    for part in plan.get("Plans", []):
+        yield from seen_events(part)

@@ -11,6 +11,7 @@ from penstock.dispatcher.tasks.values import Completion, Failure
 from penstock.kernel.errors import InvalidInput
 from tests.integration.dispatcher.test_deployment import SINK, Pipeline, chain
 from tests.integration.dispatcher.test_pressure import backfill, fill
+from tests.integration.dispatcher.test_ranges import RANGES, Ranges
 from tests.integration.dispatcher.world import Play, World
 
 DAY = 86_400.0
@@ -209,7 +210,9 @@ def test_events_that_became_part_of_a_task_keep_it(play: Play) -> None:
         await pipeline.send("a")
         await pipeline.work("a:clean")
         (other,) = await fill(pipeline, "clean", 1)
-        await world.rows("INSERT INTO coalesced VALUES (1, %s)", other)
+        await world.rows(
+            "INSERT INTO coalesced SELECT 1, job_id, generation, id FROM task WHERE id = %s", other
+        )
         (claimed,) = await pipeline.tasks.claim_next("a:clean", worker="w")
         await pipeline.tasks.complete([Completion(claimed.fence)])
         await pipeline.work("a:report")
@@ -287,5 +290,22 @@ def test_a_new_job_reads_what_was_kept(play: Play) -> None:
             " dataset_id WHERE d.name = 'tidy' ORDER BY 1"
         )
         assert [row["partition_key"] for row in rows] == ["a", "b"]
+
+    play(story)
+
+
+def test_ranges_are_forgotten_because_another_has_their_key(play: Play) -> None:
+    async def story(world: World) -> None:
+        ranges = Ranges(world)
+        await ranges.apply(RANGES)
+        for start in (0, 20):
+            await ranges.bring(start, start + 20, name="eu")
+        await ranges.operators().turn()
+        world.later(31 * DAY)
+        await whole_pass(world)
+        # The other input is late.
+        await ranges.bring(0, 40, job="second")
+        await ranges.operators().turn()
+        assert list(await ranges.published("windows")) == ["0-20", "10-30", "20-40"]
 
     play(story)

@@ -507,6 +507,25 @@ def test_of_two_tasks_for_a_partition_the_later_one_sees_what_led_to_the_earlier
     play(story)
 
 
+@pytest.mark.parametrize(("scope", "is_held"), [("all", True), ("bulk", False)])
+def test_what_a_paused_source_has_sent_waits(play: Play, scope: str, is_held: bool) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(chain())
+        await world.rows(
+            "INSERT INTO pause (job_id, cause, scope, reason)"
+            " SELECT id, 'operator', %s, 'Not now.' FROM job WHERE name = 'feed' RETURNING job_id",
+            scope,
+        )
+        await pipeline.routing.accept([await pipeline.event("a")])
+        assert await pipeline.route() == (0 if is_held else 1)
+        await world.rows("DELETE FROM pause RETURNING job_id")
+        assert await pipeline.route() == (1 if is_held else 0)
+        assert await pipeline.open_tasks() == [("clean", "a")]
+
+    play(story)
+
+
 def test_bounds(play: Play) -> None:
     async def story(world: World) -> None:
         pipeline = Pipeline(world)

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Sequence
 
 from penstock.dispatcher.deployment.values import CutOver
-from penstock.dispatcher.sources.monitor import SourceMonitor, SourceState
+from penstock.dispatcher.sources.monitor import DOUBLED, SourceMonitor, SourceState
 from penstock.dispatcher.tasks.lifecycle import Tasks
-from penstock.dispatcher.tasks.values import Claimed, Completion, Failure, NewTask
+from penstock.dispatcher.tasks.values import Claimed, Completion, Extended, Failure, NewTask
 from tests.integration.dispatcher.test_deployment import Pipeline, chain
-from tests.integration.dispatcher.world import Play, World
+from tests.integration.dispatcher.world import Play, World, failed
 
 STREAM = """
 jobs:
@@ -256,5 +256,31 @@ def test_a_new_definition_of_the_same_data_restarts_it_at_once(play: Play) -> No
         await world.tasks.fail([Failure(claimed.fence, "stopped")])
         await settle(world)
         assert (await claim(world)).heartbeat_ms == 180_000
+
+    play(story)
+
+
+def test_a_dead_source_that_is_replayed_runs_twice(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(stream())
+        await settle(world)
+        first = await claim(world)
+        await world.tasks.fail(failed(first.fence, is_retried=False))
+        await settle(world)
+        world.later(3600)
+        await world.tasks.replay([first.task_id])
+        again = await world.tasks.claim(first.task_id, worker="w")
+        assert isinstance(again, Claimed)
+        assert await open_count(world) == 2
+        await settle(world)
+        (told,) = await world.tasks.heartbeat([again.fence])
+        assert isinstance(told, Extended)
+        assert told.cancel_asked
+        await world.tasks.fail(failed(again.fence))
+        await settle(world)
+        assert await open_count(world) == 1
+        reason = await world.value("SELECT reason FROM task WHERE id = %s", first.task_id)
+        assert reason == DOUBLED
 
     play(story)

@@ -10,7 +10,7 @@ import pytest
 from penstock.dispatcher.dag.errors import DagError
 from penstock.dispatcher.dag.model import Dag
 from penstock.dispatcher.dag.parsing import parse
-from penstock.dispatcher.registry import RegisteredRuntimes
+from penstock.dispatcher.registry import BuiltInRuntimes, RegisteredRuntimes
 from penstock.runtimes.base import Delivery
 from penstock.runtimes.registry import Registry
 
@@ -71,3 +71,15 @@ def test_how_tasks_are_delivered() -> None:
     assert _runtimes().delivery("lambda") is Delivery.WAKE
     assert _runtimes(**{"lambda": {"is_invoked": True}}).delivery("lambda") is Delivery.INVOKE
     assert _runtimes().operators("process") is None
+
+
+def test_without_settings_only_what_comes_with_penstock_is_judged() -> None:
+    runtimes = BuiltInRuntimes()
+    _parse(DAG, runtimes)
+    _parse(DAG.replace("runtime: process", "runtime: process-big"), runtimes)
+    for old, new in (
+        ("mine:work", "mine"),
+        ("inputs: [ticks]", "inputs: [ticks]\n    resources: {gpu: 1}"),
+    ):
+        with pytest.raises(DagError):
+            _parse(DAG.replace(old, new), runtimes)

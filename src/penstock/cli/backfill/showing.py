@@ -20,7 +20,7 @@ def show_backfills(backfills: Iterable[BackfillAnswer], *, now: float) -> None:
             each.state,
             each.job,
             each.kind,
-            f"{ended(each):,} of {each.partitions:,}",
+            _share(each),
             percent(each),
             f"{each.open:,}",
             f"{each.dead:,}",
@@ -43,7 +43,7 @@ def show_backfill(found: BackfillAnswer, *, now: float) -> None:
             ("partitions", f"{found.partitions:,}"),
             ("planned", f"{found.planned:,} have become tasks"),
             ("open", f"{found.open:,}, at most {found.concurrency:,} at a time"),
-            ("ended", f"{ended(found):,} ({percent(found)}), of which {found.dead:,} are dead"),
+            ("ended", _ended(found)),
             ("started", ago(found.created_at, now=now)),
         ]
     )
@@ -54,9 +54,22 @@ def ended(found: BackfillAnswer) -> int:
     return max(0, found.planned - found.open)
 
 
+def _share(found: BackfillAnswer) -> str:
+    if found.partitions:
+        return f"{ended(found):,} of {found.partitions:,}"
+    return "counting" if found.state == "running" else "nothing to do"
+
+
+def _ended(found: BackfillAnswer) -> str:
+    share = f" ({percent(found)})" if percent(found) else ""
+    verb = "is" if found.dead == 1 else "are"
+    return f"{ended(found):,}{share}, of which {found.dead:,} {verb} dead"
+
+
 def percent(found: BackfillAnswer) -> str:
     if not found.partitions:
-        return "100%"
+        # A rebuild counts as it goes: before that there is nothing to have a part of.
+        return ""
     # Not rounded: what is not over is not at 100%.
     return f"{100 * ended(found) // found.partitions}%"
 
@@ -70,8 +83,9 @@ class Progress:
 
     def __call__(self, found: BackfillAnswer) -> None:
         text = (
-            f"backfill {found.id} of {found.job}: {percent(found)}, {ended(found):,} of"
-            f" {found.partitions:,} ended, {found.open:,} open, {found.dead:,} dead"
+            f"backfill {found.id} of {found.job}: {percent(found) or _share(found)},"
+            f" {ended(found):,} of {found.partitions:,} ended, {found.open:,} open,"
+            f" {found.dead:,} dead"
         )
         text += "" if found.state in ("running", "done") else f" ({found.state})"
         if self._is_terminal:

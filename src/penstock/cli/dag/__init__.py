@@ -55,8 +55,7 @@ class _Verbs(click.Group):
 def dag(context: click.Context) -> None:
     """Check, compare and deploy the YAML files of pipelines.
 
-    'check', 'show' and 'diff' read files and need no dispatcher. Whether the runtimes that a file
-    names exist is judged by 'apply' alone, for that is a matter of the dispatcher's settings.
+    'check', 'show' and 'diff' of two files need no dispatcher.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

@@ -9,6 +9,7 @@ from penstock.cli.queue.showing import complain
 from penstock.cli.telling import counted
 from penstock.dispatcher.dag.errors import DagError
 from penstock.dispatcher.dag.model import Dag
+from penstock.dispatcher.registry import BuiltInRuntimes
 from penstock.kernel.errors import InvalidInput
 
 
@@ -24,15 +25,17 @@ def check(context: click.Context, *, files: tuple[str, ...]) -> None:
     A problem is a line on standard output: FILE:LINE: FIELD: what is wrong and what to do. A file
     that cannot be read at all is a line on standard error, and the others are checked all the same.
 
-    Whether the runtimes exist is not judged.
+    Jobs of the runtimes that come with Penstock are judged as 'apply' does. Whether another runtime
+    exists is a matter of the dispatcher's settings, and is not judged here.
 
     Exit code 0: nothing is wrong. 2: something is.
     """
+    runtimes = BuiltInRuntimes()
     dags: list[Dag] = []
     problems = 0
     for file in files:
         try:
-            dags.append(read_dag(file))
+            dags.append(read_dag(file, runtimes=runtimes))
         except DagError as error:
             _show(error)
             problems += len(error.problems)

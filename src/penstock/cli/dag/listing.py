@@ -15,7 +15,10 @@ from penstock.cli.telling import ago, fitted, show_json
 )
 @on_a_dispatcher
 def list_(*, url: str, token: str | None, as_json: bool) -> None:
-    """List the versions of the DAG, the newest first, and which of them is in force."""
+    """List the versions of the DAG, the newest first, and which of them is in force.
+
+    'since' tells when each was put in force last; first by its number is not first by that.
+    """
     answer, now = asked(url, token, lambda client: client.versions())
     if as_json:
         show_json(answer)
@@ -27,9 +30,10 @@ def list_(*, url: str, token: str | None, as_json: bool) -> None:
         (
             str(each.id),
             "in force" if each.is_current else "",
+            ago(each.since, now=now),
             ago(each.created_at, now=now),
             each.hash[:12],
         )
         for each in answer.versions
     ]
-    fitted(("version", "state", "first applied", "hash"), rows, numbers=(0,))
+    fitted(("version", "state", "since", "first applied", "hash"), rows, numbers=(0,))

@@ -14,13 +14,14 @@ from penstock.dispatcher.client.files import read_text
 from penstock.dispatcher.dag.model import Dag
 from penstock.dispatcher.dag.nodes import BYTES_MAX
 from penstock.dispatcher.dag.parsing import parse
+from penstock.dispatcher.dag.runtimes import Runtimes
 
 FILE: Final = click.Path(readable=False)
 """What a verb's argument is. Only `read_dag` judges it, so that every verb says the same."""
 
 
-def read_dag(file: str) -> Dag:
-    """The DAG in a file; the runtimes that it names are not judged."""
+def read_dag(file: str, *, runtimes: Runtimes | None = None) -> Dag:
+    """The DAG in a file. Without `runtimes`, those that it names are not judged."""
     # A name that is no text in this locale could not be printed.
     where = click.format_filename(file)
-    return parse(read_text(file, where=where, bytes_max=BYTES_MAX), where)
+    return parse(read_text(file, where=where, bytes_max=BYTES_MAX), where, runtimes=runtimes)

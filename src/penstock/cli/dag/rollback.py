@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
-from penstock.cli.dag.apply import show_applied
+from penstock.cli.dag.applied import show_applied
 
 
 @click.command(
@@ -13,14 +13,18 @@ from penstock.cli.dag.apply import show_applied
     epilog="Example: penstock dag rollback 3",
 )
 @click.argument("version", metavar="[VERSION]", type=click.IntRange(min=1), required=False)
+@click.option("--dry-run", is_flag=True, help="Change nothing; tell what would happen.")
 @on_a_dispatcher
-def rollback(*, version: int | None, url: str, token: str | None, as_json: bool) -> None:
-    """Put an earlier version of the DAG in force; without VERSION, the one before the present one.
+def rollback(
+    *, version: int | None, dry_run: bool, url: str, token: str | None, as_json: bool
+) -> None:
+    """Put an earlier version of the DAG in force.
 
-    'penstock dag list' shows which there are. What waits for a generation that nobody reads any
-    more is cancelled.
+    Without VERSION it is the one that was in force before the present one, whatever its number; so
+    to roll back twice is to go there and back. 'penstock dag list' shows which there are, and when
+    each was in force last. What waits for a generation that nobody reads any more is cancelled.
 
     Exit code 0: it is in force. 1: there is no such version, or the dispatcher cannot be asked.
     """
-    answer, _ = asked(url, token, lambda client: client.rollback(version))
+    answer, _ = asked(url, token, lambda client: client.rollback(version, dry_run=dry_run))
     show_applied(answer, as_json=as_json)

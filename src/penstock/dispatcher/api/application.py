@@ -30,6 +30,7 @@ from penstock.dispatcher.api.requests import (
     Receive,
     body_of,
     credentials,
+    is_of_another_site,
     parameters,
 )
 from penstock.dispatcher.identity import Identified
@@ -50,6 +51,18 @@ _PROBLEM: Final = b"application/problem+json"
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _LEFT: Final = 499
 """What the log says of callers that have left before they could be answered."""
+_ANOTHER_SITE: Final = Problem(
+    type="forbidden",
+    title="Pages of other sites may not ask this dispatcher.",
+    status=403,
+    detail="Set PENSTOCK_API_TOKEN, and have the caller bring it.",
+)
+_NOT_OURS: Final = "PENSTOCK_WORKER_SECRET, or --data, is not that of the dispatcher."
+_MIXED_UP: Final = "There is nothing at this path of the {} listener; it is one of the {} listener."
+_PUBLIC_PORT: Final = "Its port is 7070, or what --port or PENSTOCK_PORT of the dispatcher says."
+_INTERNAL_PORT: Final = (
+    "Its port is 7071, or what --internal-port or PENSTOCK_INTERNAL_PORT of the dispatcher says."
+)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -106,7 +119,7 @@ class Application:
             is_probe = route.endpoint.is_probe
             answer = await self._within_room(route, scope, receive, call)
         else:
-            answer = _not_routed(routes, scope["method"])
+            answer = _not_routed(self.name, routes, scope["method"], scope["path"])
         status = _LEFT if answer is None else await _send(send, answer, routes)
         if not is_probe:
             self._note(scope, call, status, self._clock.monotonic() - began)
@@ -170,8 +183,12 @@ class Application:
             return Problem(type="mistake", title=title, status=500)
 
     def _unproved(self, proof: Proof, headers: Headers, call: Call) -> Problem | None:
-        if proof is Proof.NONE or (proof is Proof.API_TOKEN and self._token is None):
+        if proof is Proof.NONE:
             return None
+        if proof is Proof.API_TOKEN and self._token is None:
+            # Any page that somebody looks at can have their browser ask what is on this machine,
+            # without a question first if it sends no content type that is out of the ordinary.
+            return _ANOTHER_SITE if is_of_another_site(headers) else None
         worker, bearer = credentials(headers)
         if proof is Proof.API_TOKEN:
             assert self._token is not None, "looked at above"
@@ -185,7 +202,7 @@ class Application:
                 return None
             case Identified.WRONG:
                 title = f"The token is not the one of {worker}."
-                return Problem(type="forbidden", title=title, status=403)
+                return Problem(type="forbidden", title=title, status=403, detail=_NOT_OURS)
             case Identified.MISSING:
                 title = f"`{WORKER_HEADER}` and `Authorization: Bearer` have to say who calls."
                 return Problem(type="unauthorized", title=title, status=401)
@@ -225,8 +242,14 @@ def _compiled(path: str) -> re.Pattern[str]:
     return re.compile("".join([*pieces, re.escape(path[after:])]), re.DOTALL)
 
 
-def _not_routed(routes: Routes, method: str) -> Problem:
+def _not_routed(listener: str, routes: Routes, method: str, path: str) -> Problem:
     if not routes:
+        is_internal = path.startswith(("/internal/", "/v1/task/"))
+        is_public = path.startswith(("/v1/", "/metrics")) and not is_internal
+        if listener == "public" and is_internal:
+            return unknown(_MIXED_UP.format("public", "internal"), detail=_INTERNAL_PORT)
+        if listener == "internal" and is_public:
+            return unknown(_MIXED_UP.format("internal", "public"), detail=_PUBLIC_PORT)
         return unknown("There is nothing at this path.", detail="`/openapi.json` has all paths.")
     title = f"This path has no {method[:20]}; it has {' and '.join(routes)}."
     return Problem(type="method", title=title, status=405)
@@ -239,7 +262,7 @@ def _decode(route: _Route, body: bytes, call: Call) -> Problem | None:
     try:
         call.ask = route.decoder.decode(body)
     except msgspec.ValidationError as error:
-        return not_as_declared(error)
+        return not_as_declared(error, kind=route.endpoint.ask)
     except _UNREADABLE as error:
         return not_json(error)
     return None

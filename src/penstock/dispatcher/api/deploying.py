@@ -1,18 +1,27 @@
-"""The DAG: which is in force, which were, and how another takes its place."""
+"""The DAG: which is in force, which were, and how another takes its place.
+
+What a change does to each job is told by comparing the texts of the two versions, after the move;
+each move tells which version it has replaced, so what is told is what has happened.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 from penstock.dispatcher.api.endpoints import Call
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.problems import conflict, unknown
+from penstock.dispatcher.dag.diffing import diff
+from penstock.dispatcher.dag.errors import DagError
+from penstock.dispatcher.dag.model import Dag
 from penstock.dispatcher.dag.parsing import parse
-from penstock.dispatcher.deployment.moves import VERSIONS_MAX
 from penstock.dispatcher.deployment.values import (
     Applied,
+    Break,
     CutOver,
+    Foreseen,
     NotApplied,
     Version,
     WhyNotApplied,
@@ -23,6 +32,8 @@ from penstock.dispatcher.wire.dags import (
     AppliedAnswer,
     ApplyAsk,
     BreakAnswer,
+    ChangeAnswer,
+    ChangesAnswer,
     CutOverAnswer,
     CutOverAsk,
     DagAnswer,
@@ -45,8 +56,12 @@ async def apply(parts: Parts, call: Call) -> Answer:
     ask: ApplyAsk = call.ask
     # A large file takes seconds to read, in which workers have to be heard.
     read = await asyncio.to_thread(parse, ask.source, ask.where, runtimes=parts.runtimes)
-    found = await parts.deployment.apply(read, ask.source, force=ask.force)
-    return _moved(parts, found)
+    found: Applied | Foreseen | NotApplied
+    if ask.dry_run:
+        found = await parts.deployment.foresee(read)
+    else:
+        found = await parts.deployment.apply(read, ask.source, force=ask.force)
+    return await _moved(parts, found, read)
 
 
 async def versions(parts: Parts, call: Call) -> Answer:
@@ -59,20 +74,23 @@ async def versions(parts: Parts, call: Call) -> Answer:
 async def rollback(parts: Parts, call: Call) -> Answer:
     """Go back to an earlier version."""
     ask: RollbackAsk = call.ask
-    to = ask.version
-    if to is None:
-        known = await parts.deployment.versions(limit=VERSIONS_MAX)
-        current = next((each.id for each in known if each.is_current), None)
-        if current is None:
-            return unknown("No DAG is in force.", detail="Apply one.")
-        to = next((each.id for each in known if each.id < current), None)
-        if to is None:
-            title = f"There is no version before {current}."
-            return conflict("first version", title, detail="Name the version to go to.")
-    found = await parts.deployment.rollback(to)
-    if isinstance(found, NotApplied) and found.why is WhyNotApplied.UNKNOWN:
-        return unknown(f"There is no version {to} of the DAG.")
-    return _moved(parts, found)
+    found: Applied | Foreseen | NotApplied
+    if ask.dry_run:
+        found = await parts.deployment.foresee_rollback(ask.version)
+    else:
+        found = await parts.deployment.rollback(ask.version)
+    if isinstance(found, NotApplied):
+        match found.why:
+            case WhyNotApplied.UNKNOWN:
+                return unknown(f"There is no version {ask.version} of the DAG.")
+            case WhyNotApplied.NONE:
+                return unknown("No DAG is in force.", detail="Apply one.")
+            case WhyNotApplied.FIRST:
+                title = "No other version was in force before this one."
+                return conflict(found.why.value, title, detail="Name the version to go to.")
+            case WhyNotApplied.BREAKS:
+                pass
+    return await _moved(parts, found)
 
 
 _NOT_CUT_OVER: Final = {
@@ -93,42 +111,87 @@ async def cut_over(parts: Parts, call: Call) -> Answer:
     found = await parts.deployment.cut_over(dataset, force=ask.force)
     if found in _NOT_CUT_OVER:
         is_forcible = found is CutOver.UNCOVERED and not ask.force
-        detail = "With force they may be missing." if is_forcible else ""
+        detail = 'With "force": true they may be missing.' if is_forcible else ""
         return conflict(found.value, _NOT_CUT_OVER[found], detail=detail)
     parts.kick()
     (now,) = (await parts.views.live([params.name]))[params.name]
     return CutOverAnswer(dataset=params.name, generation=now.generation)
 
 
-def _moved(parts: Parts, found: Applied | NotApplied) -> Answer:
+async def _moved(
+    parts: Parts, found: Applied | Foreseen | NotApplied, after: Dag | None = None
+) -> Answer:
     if isinstance(found, NotApplied):
         problem = conflict(
             found.why.value,
             "The change makes work useless that waits or runs.",
-            detail="Wait for it to end, or apply with force, which cancels it.",
+            detail='Wait for it to end, or send "force": true, which cancels it.',
         )
-        problem.breaks = [
-            BreakAnswer(
-                job=each.job,
-                generation=each.generation,
-                waiting=each.waiting,
-                running=each.running,
-                backfills=each.backfills,
-            )
-            for each in found.breaks
-        ]
+        problem.breaks = _breaks(found.breaks)
         return problem
-    parts.kick()
-    return AppliedAnswer(
+    answer = AppliedAnswer(
         version=found.version_id,
         hash=found.hash,
         is_changed=found.is_changed,
         building=list(found.building),
-        cancelled=found.cancelled,
+        cancelled=0,
+        before=found.before,
     )
+    match found:
+        case Applied():
+            parts.kick()
+            answer.cancelled = found.cancelled
+        case Foreseen():
+            answer.is_dry_run = True
+            answer.breaks = _breaks(found.breaks)
+    before = await _read(parts, found.before) if found.before is not None else Dag(())
+    if after is None and found.version_id is not None:
+        after = await _read(parts, found.version_id)
+    if before is not None and after is not None:
+        answer.changes = await asyncio.to_thread(_changes, before, after)
+    return answer
+
+
+async def _read(parts: Parts, version_id: int) -> Dag | None:
+    """What a version says; None if an earlier release could read it, and this one cannot."""
+    text = await parts.deployment.source(version_id)
+    try:
+        return await asyncio.to_thread(parse, text or "", f"version {version_id}")
+    except DagError:
+        return None
+
+
+def _changes(before: Dag, after: Dag) -> ChangesAnswer:
+    found = diff(before, after)
+    return ChangesAnswer(
+        added=list(found.added),
+        removed=list(found.removed),
+        changed={
+            name: ChangeAnswer(fields=list(each.fields), keeps_generation=each.keeps_generation)
+            for name, each in found.changed.items()
+        },
+        rebuilt=list(found.rebuilt),
+    )
+
+
+def _breaks(found: Sequence[Break]) -> list[BreakAnswer]:
+    return [
+        BreakAnswer(
+            job=each.job,
+            generation=each.generation,
+            waiting=each.waiting,
+            running=each.running,
+            backfills=each.backfills,
+        )
+        for each in found
+    ]
 
 
 def _version(found: Version) -> VersionAnswer:
     return VersionAnswer(
-        id=found.id, hash=found.hash, created_at=found.created_at, is_current=found.is_current
+        id=found.id,
+        hash=found.hash,
+        created_at=found.created_at,
+        is_current=found.is_current,
+        since=found.since,
     )

@@ -51,7 +51,11 @@ async def tasks(parts: Parts, call: Call) -> Answer:
         if job_id is None:
             return unknown(f"There is no job {params.job!r}.")
     return await parts.views.tasks(
-        job_id=job_id, status=params.status, before=params.before, limit=params.limit
+        job_id=job_id,
+        status=params.status,
+        before=params.before,
+        limit=params.limit,
+        partition_key=params.partition_key,
     )
 
 

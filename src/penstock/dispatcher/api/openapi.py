@@ -24,7 +24,7 @@ _PHRASES: Final = {
     207: "Some of it is done: each task has its own answer.",
     400: "The body is not JSON.",
     401: "The caller does not say who it is.",
-    403: "The caller is not who it says to be.",
+    403: "The caller is not who it says to be, or asks for a page of another site.",
     404: "There is nothing of this name or number.",
     408: "The body did not arrive in time.",
     409: "What is there now does not allow it.",
@@ -121,7 +121,7 @@ def _problems(endpoint: Endpoint) -> set[int]:
     if endpoint.proof is Proof.WORKER:
         found |= {401, 403}
     if endpoint.proof is Proof.API_TOKEN:
-        found.add(401)
+        found |= {401, 403}
     return found
 
 

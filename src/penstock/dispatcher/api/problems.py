@@ -7,9 +7,9 @@ that say no.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Final
+from enum import StrEnum
+from typing import Final, get_args, get_type_hints
 
 import msgspec
 
@@ -20,10 +20,10 @@ from penstock.dispatcher.wire.dags import DagProblem
 from penstock.dispatcher.wire.problem import Problem
 from penstock.dispatcher.wire.work import ResultsAnswer, TaskResult, TaskStateAnswer
 from penstock.kernel.errors import DatabaseUnavailable, InvalidInput
+from penstock.kernel.shapes import wrong_shape
 
 DAG_PROBLEMS_MAX: Final = 1000
 
-_AT: Final = re.compile(r"(?s)(.*) - at `(?:key in )?(.*)`")
 _TITLES: Final = {
     Why.UNKNOWN: "There is no task {task}.",
     Why.RUNNING: "Task {task} is held by another attempt.",
@@ -59,13 +59,25 @@ def not_json(error: Exception) -> Problem:
     return Problem(type="not json", title=f"The body is not JSON: {said}.", status=400)
 
 
-def not_as_declared(error: msgspec.ValidationError, *, place: str = "") -> Problem:
-    """A body or a parameter that is not of its type."""
-    found = _AT.fullmatch(str(error))
-    said, path = (found[1], found[2]) if found else (str(error), "$")
-    field = path.removeprefix("$").removeprefix(".") or place
-    where = f" in `{field}`" if field else ""
-    return malformed(f"{said.rstrip('.')}{where}.", field=field)
+def not_as_declared(
+    error: msgspec.ValidationError, *, kind: type | None = None, place: str = ""
+) -> Problem:
+    """A body or a parameter that is not of its type, which is `kind`."""
+    named, words = wrong_shape(error)
+    if (choices := _choices(kind, named)) is not None:
+        named, words = wrong_shape(error, choices=choices)
+    field = named or place
+    return malformed(f"{f'`{field}`' if field else 'The body'} {words}.", field=field)
+
+
+def _choices(kind: type | None, field: str) -> Sequence[str] | None:
+    """The words that a field may be; None if it is not one of some."""
+    hints = {} if kind is None else get_type_hints(kind)
+    hint = hints.get(field)
+    for each in (hint, *get_args(hint)):
+        if isinstance(each, type) and issubclass(each, StrEnum):
+            return [str(word) for word in each]
+    return None
 
 
 def problem_of(error: Exception) -> Problem | None:

@@ -51,6 +51,18 @@ def credentials(headers: Headers) -> tuple[str, str]:
     return worker, bearer
 
 
+def is_of_another_site(headers: Headers) -> bool:
+    """Whether a browser asks this for a page that did not come from here."""
+    origin: bytes | None = None
+    host = b""
+    for name, value in headers:
+        if name == b"origin":
+            origin = value
+        elif name == b"host":
+            host = value
+    return origin is not None and origin.partition(b"://")[2].lower() != host.lower()
+
+
 def parameters(
     kind: type[Ask], query: bytes, *, path: Mapping[str, str], names: Collection[str]
 ) -> Ask | Problem:
@@ -73,7 +85,7 @@ def parameters(
     try:
         return msgspec.convert(found, kind, strict=False)
     except msgspec.ValidationError as error:
-        return not_as_declared(error)
+        return not_as_declared(error, kind=kind)
 
 
 async def body_of(headers: Headers, receive: Receive, limits: Limits) -> bytes | Problem | None:

@@ -116,6 +116,7 @@ async def trigger(parts: Parts, call: Call) -> Answer:
             partition_key=ask.partition_key,
             start=ask.start,
             end=ask.end,
+            payload=ask.payload,
         )
         for each in targets
         if each.dataset is not None and each.generation is not None
@@ -143,6 +144,7 @@ def _event(ask: EventAsk, dataset: str, generation: str) -> NewEvent:
         partition_key=ask.partition_key,
         start=ask.start,
         end=ask.end,
+        payload=ask.payload,
     )
 
 

@@ -10,10 +10,12 @@ made of it, by the same key, so that what was routed in the meantime is not made
 that has a later one of the same partition is passed by whether or not that is part of the rebuild:
 a later one was routed to the new generation when it came.
 
-The later task of a partition wins, so a task that is made here of an old event must not get a
-higher number than one that a publication is just making of a newer event: the publications of the
-partitions in hand are locked, and then the events looked at again. That comes before the locks of
-generations, which a publication takes after that of its partition.
+The later task of a partition wins. So one that is made here of a plan must not get a higher number
+than one that is just being routed to the job, whose event it would not see: a lock of the job. And
+one that is made of an old event must not get a higher number than one that a publication is just
+making of a newer event: the publications of the partitions in hand are locked, and then the events
+looked at again. That comes before the locks of generations, which a publication takes after that of
+its partition.
 
 Called by `penstock.dispatcher.backfills.backfills`, in a transaction. A crash leaves it undone.
 """
@@ -25,7 +27,7 @@ from typing import Any, Final
 from penstock.dispatcher.backfills.plans import Kind
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.routing.router import route_again
+from penstock.dispatcher.routing.router import route_again, share_publications
 from penstock.dispatcher.tasks.rows import announce
 
 BATCH_MAX: Final = 5_000
@@ -52,6 +54,7 @@ async def advance(connection: Connection, backfill_id: int) -> bool:
     else:
         made = min(room, row["partitions"] - row["position"])
         if made > 0:
+            await connection.execute(query("lock_reader"), {"definition": row["definition_id"]})
             asked = {"backfill": backfill_id, "count": made}
             tasks = await _rows(connection, f"make_{Kind(row['kind'])}", **asked)
             await announce(connection, [task["id"] for task in tasks])
@@ -100,15 +103,8 @@ async def _settle_publications(
     connection: Connection, asked: dict[str, Any], picked: list[dict[str, Any]]
 ) -> list[int]:
     """Wait for publications that are under way; the events that are still the latest after it."""
-    published = [event for event in picked if event["is_published"]]
-    if not published:
+    if not await share_publications(connection, picked):
         return [event["seq"] for event in picked]
-    places = {
-        "datasets": [event["dataset"] for event in published],
-        "generations": [event["generation"] for event in published],
-        "keys": [event["partition_key"] for event in published],
-    }
-    await connection.execute(query("share_publications"), places)
     among = [event["seq"] for event in picked]
     return [event["seq"] for event in await _rows(connection, "pick_rebuild", **asked, among=among)]
 

@@ -25,6 +25,7 @@ from penstock.dispatcher.dag.model import (
     AlwaysOnSource,
     CronSource,
     Dag,
+    Emits,
     Input,
     Job,
     ManualSource,
@@ -106,8 +107,7 @@ def definition_hash(job: Job) -> str:
     """What decides which data a job writes, as 64 hexadecimal digits."""
     said = plain_job(job)
     defining = {name: said[name] for name in DEFINING if name in said}
-    kind = job.source.kind.value if job.source is not None else None
-    return _hash({"job": defining, "source": kind})
+    return _hash({"job": defining, "source": _defining_source(job.source)})
 
 
 def lineage_hashes(dag: Dag) -> Mapping[str, str]:
@@ -161,8 +161,13 @@ def _retry(retry: Retry) -> Plain:
 
 def _source(source: Source | None, job: str) -> Plain | None:
     match source:
-        case CronSource(cron, zone):
-            return {"kind": "cron", "cron": cron.expression, "time_zone": zone}
+        case CronSource(cron, zone, emits, catch_up):
+            said: Plain = {"kind": "cron", "cron": cron.expression, "time_zone": zone}
+            if emits is not Emits.CURSOR:
+                said["emits"] = emits.value
+            if not catch_up:
+                said["catch_up"] = False
+            return said
         case WebhookSource(path):
             return {"kind": "webhook", **({"path": path} if path != f"/{job}" else {})}
         case ManualSource():
@@ -171,6 +176,17 @@ def _source(source: Source | None, job: str) -> Plain | None:
             return {"kind": "always_on", "drain_timeout": duration_text(drain_ms)}
         case None:
             return None
+
+
+def _defining_source(source: Source | None) -> Plain | str | None:
+    """What of a source decides which data follows from it: not when it emits, but what."""
+    match source:
+        case None:
+            return None
+        case CronSource(emits=emits) if emits is not Emits.CURSOR:
+            return {"kind": source.kind.value, "emits": emits.value}
+        case _:
+            return source.kind.value
 
 
 def _duration(milliseconds: int | None) -> str | None:

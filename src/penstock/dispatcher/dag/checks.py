@@ -24,7 +24,7 @@ from penstock.dispatcher.dag.model import (
     WebhookSource,
 )
 from penstock.dispatcher.dag.names import listed, nearest, shown
-from penstock.dispatcher.dag.runtimes import Runtimes
+from penstock.dispatcher.dag.runtimes import Partial, Runtimes
 from penstock.dispatcher.dag.units import duration_text
 
 HEARTBEAT_MS_MAX: Final = 86_400_000
@@ -173,6 +173,8 @@ def _registered(job: Job, runtimes: Runtimes) -> Iterator[Complaint]:
     reads = ("activation", "source", "runtime", "operator")
     known = sorted({*runtimes.names(), DISPATCHER_RUNTIME})
     if job.runtime not in known:
+        if isinstance(runtimes, Partial):
+            return
         message = (
             f"There is no runtime {shown(job.runtime)}; there are {listed(known)}."
             f"{_ask(job.runtime, known)} Add it to the settings, or write another."

@@ -12,16 +12,17 @@ begins with `*` means the passing of time rather than a time of day, so there no
 all counts.
 
 Pure functions, but for the machine's time zone files. A text that is no expression is a
-`ValueError`.
+`ValueError`. The times of a few days are kept, for whoever asks for the next time asks again.
 """
 
 from __future__ import annotations
 
 import zoneinfo
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 from penstock.dispatcher.dag.names import listed, shown
@@ -29,6 +30,9 @@ from penstock.dispatcher.dag.names import listed, shown
 CHARACTERS_MAX: Final = 200
 DAYS_AHEAD_MAX: Final = 41 * 366
 """No two times of an expression that has any are further apart than leap days on a weekday."""
+
+_DAYS_KEPT: Final = 64
+"""Of how many days the times are kept: a day has 1,440 at most, or 1,500 when clocks go back."""
 
 _MACROS: Final = {
     "@hourly": "0 * * * *",
@@ -54,6 +58,7 @@ _MONTHS: Final = (
     "dec",
 )
 _WEEKDAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_DAY: Final = timedelta(days=1)
 _LONGEST: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
@@ -145,22 +150,49 @@ def next_after(cron: Cron, after: datetime, *, time_zone: str) -> datetime | Non
     None only at the end of the calendar.
     """
     zone = zoneinfo.ZoneInfo(time_zone)
-    # Clocks jump by less than a day, so what is later than `after` begins no earlier than this.
-    first = after.astimezone(zone).date() - timedelta(days=1)
+    found: datetime | None = None
     try:
+        # Clocks jump by a day at most, so what is later than `after` begins no earlier than this.
+        first = after.astimezone(zone).date() - _DAY
         for ahead in range(DAYS_AHEAD_MAX):
-            day = first + timedelta(days=ahead)
-            if cron.has(day):
-                later = [time for time in _times(cron, day, zone) if time > after]
-                if later:
-                    return min(later)
+            day = first + ahead * _DAY
+            times = _times(cron, day, time_zone) if cron.has(day) else ()
+            place = bisect_right(times, after)
+            # The day after that is looked at too: where clocks are put back past midnight, its
+            # first time is earlier than the last of the day before.
+            if found is not None:
+                return min((found, *times[place : place + 1]))
+            found = times[place] if place < len(times) else None
     except OverflowError:
-        return None
-    return None
+        return found
+    return found
 
 
-def _times(cron: Cron, day: date, zone: zoneinfo.ZoneInfo) -> Iterator[datetime]:
-    """All times of a day, in UTC."""
+def previous_before(cron: Cron, before: datetime, *, time_zone: str) -> datetime | None:
+    """The last time that is earlier than `before`, as `next_after` has them."""
+    zone = zoneinfo.ZoneInfo(time_zone)
+    found: datetime | None = None
+    try:
+        last = before.astimezone(zone).date() + _DAY
+        for back in range(DAYS_AHEAD_MAX):
+            day = last - back * _DAY
+            times = _times(cron, day, time_zone) if cron.has(day) else ()
+            place = bisect_left(times, before)
+            if found is not None:
+                return max((found, *times[:place][-1:]))
+            found = times[place - 1] if place > 0 else None
+    except OverflowError:
+        return found
+    return found
+
+
+@lru_cache(maxsize=_DAYS_KEPT)
+def _times(cron: Cron, day: date, time_zone: str) -> tuple[datetime, ...]:
+    """All times of a day, in UTC and in order."""
+    return tuple(sorted(_unordered(cron, day, zoneinfo.ZoneInfo(time_zone))))
+
+
+def _unordered(cron: Cron, day: date, zone: zoneinfo.ZoneInfo) -> Iterator[datetime]:
     for hour in cron.hours:
         for minute in cron.minutes:
             local = datetime(day.year, day.month, day.day, hour, minute, tzinfo=zone)
@@ -168,7 +200,8 @@ def _times(cron: Cron, day: date, zone: zoneinfo.ZoneInfo) -> Iterator[datetime]
             if not cron.is_any_hour:
                 yield first
                 continue
-            for time in (first, local.replace(fold=1).astimezone(UTC)):
+            # One time, but two where clocks are put back.
+            for time in {first, local.replace(fold=1).astimezone(UTC)}:
                 if time.astimezone(zone).replace(tzinfo=None) == local.replace(tzinfo=None):
                     yield time
 

@@ -42,6 +42,15 @@ class SourceKind(StrEnum):
     ALWAYS_ON = "always_on"
 
 
+class Emits(StrEnum):
+    """What the events of a cron source tell of."""
+
+    CURSOR = "cursor"
+    """The time that has come."""
+    INTERVAL = "interval"
+    """The time from the one before until it: a partition with a range."""
+
+
 class Execution(StrEnum):
     """What one task of a job stands for."""
 
@@ -82,6 +91,9 @@ class CronSource:
 
     cron: Cron
     time_zone: str = "UTC"
+    emits: Emits = Emits.CURSOR
+    catch_up: bool = True
+    """Whether times that were missed are made up for, and not the latest of them alone."""
     kind: SourceKind = SourceKind.CRON
 
 

@@ -24,6 +24,10 @@ class Fault:
     """A sentence that says what is wrong and what to do."""
 
 
+class Partial:
+    """A mark of `Runtimes` that are not all that there may be: of others nothing is said."""
+
+
 class Runtimes(Protocol):
     """The runtimes that a DAG may name, besides `dispatcher`."""
 

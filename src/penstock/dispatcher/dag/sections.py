@@ -121,7 +121,7 @@ class Field:
         try:
             return parse(text)
         except ValueError as error:
-            self.wrong(f"{shown(text)} {error}.")
+            self.wrong(_ended(f"{shown(text)} {error}"))
             return None
 
     def choice(self, kind: type[Choice]) -> Choice | None:
@@ -187,7 +187,7 @@ class Field:
         try:
             value = scalar_value(self.node)
         except ValueError as error:
-            self.wrong(f"{shown(str(self.node.value))} {error}.")
+            self.wrong(_ended(f"{shown(str(self.node.value))} {error}"))
             return None
         problem = text_problem(value) if isinstance(value, str) else ""
         if problem:
@@ -303,3 +303,8 @@ def kind_of(node: yaml.Node) -> str:
     if isinstance(node, yaml.SequenceNode):
         return "a list"
     return "empty" if node.value in ("", "~", "null") else "a text"
+
+
+def _ended(sentence: str) -> str:
+    """The sentence with its end, unless it is a question that has one."""
+    return sentence if sentence.endswith("?") else f"{sentence}."

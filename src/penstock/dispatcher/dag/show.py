@@ -10,7 +10,7 @@ import yaml
 
 from penstock.dispatcher.dag.canonical import ESCAPED_IN_YAML, plain
 from penstock.dispatcher.dag.graph import Graph
-from penstock.dispatcher.dag.model import CronSource, Dag, Job, Priority, WebhookSource
+from penstock.dispatcher.dag.model import CronSource, Dag, Emits, Job, Priority, WebhookSource
 from penstock.dispatcher.dag.nodes import scalar_value
 
 
@@ -59,8 +59,9 @@ def _what(job: Job) -> str:
     match job.source:
         case None:
             return ran
-        case CronSource(cron, zone):
-            return f"cron {cron.expression} {zone}"
+        case CronSource(cron, zone, emits):
+            intervals = ", intervals" if emits is Emits.INTERVAL else ""
+            return f"cron {cron.expression} {zone}{intervals}"
         case WebhookSource(path):
             return f"webhook {path}"
         case source:

@@ -9,6 +9,7 @@ from penstock.dispatcher.dag.cron import is_time_zone, parse_cron, time_zones
 from penstock.dispatcher.dag.model import (
     AlwaysOnSource,
     CronSource,
+    Emits,
     ManualSource,
     Source,
     SourceKind,
@@ -25,6 +26,8 @@ _FIELDS: Final = {
     "kind": tuple(SourceKind),
     "cron": (SourceKind.CRON,),
     "time_zone": (SourceKind.CRON,),
+    "emits": (SourceKind.CRON,),
+    "catch_up": (SourceKind.CRON,),
     "path": (SourceKind.WEBHOOK,),
     "drain_timeout": (SourceKind.ALWAYS_ON,),
 }
@@ -66,7 +69,11 @@ def _cron(section: Section) -> CronSource | None:
         else:
             ask = named.findings.meant(text, time_zones())
             named.wrong(f"There is no time zone {shown(text)}; write one as Europe/Zurich.{ask}")
-    return None if cron is None else CronSource(cron, zone)
+    emits = section.choice("emits", Emits.CURSOR)
+    said = section.get("catch_up")
+    catch_up = said.flag() if said is not None else None
+    # What is not said, or not as it should be, is as by default.
+    return None if cron is None else CronSource(cron, zone, emits, catch_up is not False)
 
 
 def _path(text: str) -> str:

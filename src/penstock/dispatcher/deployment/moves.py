@@ -12,11 +12,12 @@ Invariants:
 - Routing holds the generation of its events FOR SHARE. Apply and rollback hold all live ones, a
   cut-over those of its job, FOR UPDATE. So an event is routed wholly before a move or after it.
 - Jobs that were removed keep their data: the current generation stays what it is.
+- Every time that a version is put in force is noted: a rollback goes back by time, not by number.
 - Nothing that waits or runs is made useless by `apply` unless it is forced. `rollback` says what
   it abandons by being a rollback.
 - What comes back has all events routed to it that it has no task for: those it has missed, and
-  those whose partitions a backfill has built. Events may therefore not be kept for longer than the
-  tasks that were made of them.
+  those whose partitions a backfill has built; of a partition the latest, if it works by partitions.
+  Events may therefore not be kept for longer than the tasks that were made of them.
 - What is new, begins to be built, or is built on, gets a rebuild in the same transaction: a plan
   for the events of its inputs up to now, if there are any. Those that come later are routed to it.
   `backfills` carries it out, and `building` cuts over.
@@ -26,36 +27,41 @@ Called by the dispatcher's API and by `building`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from penstock.dispatcher.dag.canonical import content_hash, lineage_hashes
 from penstock.dispatcher.dag.checks import HEARTBEAT_MS_MAX
 from penstock.dispatcher.dag.model import Dag
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.deployment.plan import (
-    Held,
-    Plan,
-    Standing,
-    kept_generations,
-    plan_moves,
-    served_generations,
-    writers,
+from penstock.dispatcher.deployment.intents import (
+    Intent,
+    State,
+    earlier_version,
+    fetch_row,
+    fetch_rows,
+    find_breaks,
+    foreseen,
+    foreseen_return,
+    job_limits,
+    to_earlier,
+    to_new,
 )
+from penstock.dispatcher.deployment.plan import Plan, writers
 from penstock.dispatcher.deployment.values import (
     Applied,
-    Break,
     CutOver,
     Deployed,
     DeployedJob,
+    Foreseen,
     GenerationState,
     NotApplied,
     Version,
     WhyNotApplied,
 )
 from penstock.dispatcher.deployment.writing import write_version
+from penstock.dispatcher.pressure.pressures import wake_jobs
 from penstock.kernel.errors import InvalidInput
 
 REBUILD_CONCURRENCY: Final = 500
@@ -63,14 +69,6 @@ REBUILD_CONCURRENCY: Final = 500
 LEFT: Final = "Its generation is not served any more."
 """The reason of tasks that were cancelled here. A rollback finds them by it."""
 VERSIONS_MAX: Final = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """What is in force before a move."""
-
-    standing: tuple[Standing, ...]
-    held: tuple[Held, ...]
 
 
 class Deployment:
@@ -83,29 +81,74 @@ class Deployment:
         self, dag: Dag, source_text: str, *, force: bool = False
     ) -> Applied | NotApplied:
         """Put a DAG in force. One that was in force before is gone back to."""
-        for job in dag.jobs:
-            if job.heartbeat_timeout_ms > HEARTBEAT_MS_MAX:
-                raise InvalidInput(f"The heartbeat_timeout of {job.name} is longer than a day.")
+        _check(dag)
         digest = content_hash(dag)
 
         async def work(connection: Connection) -> Applied | NotApplied:
             await connection.execute(query("take_deployment_lock"))
-            earlier = await _row(connection, "find_version", hash=digest, id=None)
+            earlier = await fetch_row(connection, "find_version", hash=digest, id=None)
             if earlier is not None:
                 return await _return_to(connection, earlier["id"], force=force)
             return await _put_in_force(connection, dag, source_text, force=force)
 
         return await self._database.transact(work)
 
-    async def rollback(self, to: int) -> Applied | NotApplied:
-        """Go back to an earlier version; what waits for abandoned generations is cancelled."""
+    async def foresee(self, dag: Dag) -> Foreseen:
+        """What `apply` would do. Nothing is changed."""
+        _check(dag)
+        digest = content_hash(dag)
+
+        async def work(connection: Connection) -> Foreseen:
+            await connection.execute(query("take_deployment_lock"))
+            earlier = await fetch_row(connection, "find_version", hash=digest, id=None)
+            if earlier is not None:
+                return await foreseen_return(connection, earlier)
+            return await foreseen(connection, await to_new(connection, dag), digest)
+
+        return await self._database.transact(work)
+
+    async def rollback(self, to: int | None = None) -> Applied | NotApplied:
+        """Go back to an earlier version; what waits for abandoned generations is cancelled.
+
+        Without a version, to the one that was in force before; so twice is there and back.
+        """
 
         async def work(connection: Connection) -> Applied | NotApplied:
             await connection.execute(query("take_deployment_lock"))
-            found = await _row(connection, "find_version", hash=None, id=to)
-            if found is None:
-                return NotApplied(WhyNotApplied.UNKNOWN)
-            return await _return_to(connection, to, force=True)
+            found = await earlier_version(connection, to)
+            if isinstance(found, NotApplied):
+                return found
+            return await _return_to(connection, found["id"], force=True)
+
+        return await self._database.transact(work)
+
+    async def foresee_rollback(self, to: int | None = None) -> Foreseen | NotApplied:
+        """What `rollback` would do. Nothing is changed."""
+
+        async def work(connection: Connection) -> Foreseen | NotApplied:
+            await connection.execute(query("take_deployment_lock"))
+            found = await earlier_version(connection, to)
+            if isinstance(found, NotApplied):
+                return found
+            return await foreseen_return(connection, found)
+
+        return await self._database.transact(work)
+
+    async def previous(self) -> int | None:
+        """The version that was in force before the one that is; None if there was none."""
+
+        async def work(connection: Connection) -> int | None:
+            row = await fetch_row(connection, "previous_version")
+            return None if row is None else row["id"]
+
+        return await self._database.transact(work)
+
+    async def source(self, version_id: int) -> str | None:
+        """The text of a version; None if there is no such version."""
+
+        async def work(connection: Connection) -> str | None:
+            row = await fetch_row(connection, "version_source", id=version_id)
+            return None if row is None else row["source"]
 
         return await self._database.transact(work)
 
@@ -125,11 +168,13 @@ class Deployment:
         """The DAG that is in force; None before the first."""
 
         async def work(connection: Connection) -> Deployed | None:
-            row = await _row(connection, "current_version")
+            row = await fetch_row(connection, "current_version")
             if row is None:
                 return None
-            version = Version(row["id"], row["hash"], row["created_at"], is_current=True)
-            jobs = await _rows(connection, "deployed_jobs", version=row["id"])
+            version = Version(
+                row["id"], row["hash"], row["created_at"], is_current=True, since=row["since"]
+            )
+            jobs = await fetch_rows(connection, "deployed_jobs", version=row["id"])
             found = tuple(DeployedJob(**each) for each in jobs)
             return Deployed(version, row["source"], row["since"], found)
 
@@ -142,69 +187,49 @@ class Deployment:
 
         async def work(connection: Connection) -> tuple[Version, ...]:
             return tuple(
-                Version(**row) for row in await _rows(connection, "dag_versions", limit=limit)
+                Version(**row) for row in await fetch_rows(connection, "dag_versions", limit=limit)
             )
 
         return await self._database.transact(work)
 
 
+def _check(dag: Dag) -> None:
+    for job in dag.jobs:
+        if job.heartbeat_timeout_ms > HEARTBEAT_MS_MAX:
+            raise InvalidInput(f"The heartbeat_timeout of {job.name} is longer than a day.")
+
+
 async def _put_in_force(
     connection: Connection, dag: Dag, source_text: str, *, force: bool
 ) -> Applied | NotApplied:
-    state = await _state(connection)
-    lineages = lineage_hashes(dag)
-    kept = kept_generations(lineages, standing=state.standing, held=state.held)
-    fresh = [name for name in lineages if name not in kept]
-    made = await _rows(connection, "new_generations", count=len(fresh))
-    new = {name: row["version"] for name, row in zip(fresh, made, strict=True)}
-    targets = {**kept, **new}
-    plan = plan_moves(targets, written=writers(dag), held=state.held)
-    if not force and (breaks := await _breaks(connection, plan, targets)):
+    intent = await to_new(connection, dag)
+    if not force and (breaks := await find_breaks(connection, intent.plan, intent.targets)):
         return NotApplied(WhyNotApplied.BREAKS, breaks)
+    lineages = lineage_hashes(dag)
     version_id = await write_version(
-        connection, dag, source_text, lineages=lineages, generations=targets
+        connection, dag, source_text, lineages=lineages, generations=intent.targets
     )
     by_dataset = {dataset: lineages[job] for dataset, job in writers(dag).items()}
-    await _move_generations(connection, state, plan, lineages=by_dataset)
-    back = sorted(set(kept.values()) - served_generations(state.standing, state.held))
-    return await _finish(connection, plan, targets, back=back, version_id=version_id)
+    await _move_generations(connection, intent.state, intent.plan, lineages=by_dataset)
+    return await _finish(connection, intent, version_id=version_id)
 
 
 async def _return_to(
     connection: Connection, version_id: int, *, force: bool
 ) -> Applied | NotApplied:
-    current = await _row(connection, "current_version")
+    current = await fetch_row(connection, "current_version")
     if current is not None and current["id"] == version_id:
-        return await _applied(connection, version_id, is_changed=False)
-    state = await _state(connection)
-    rows = await _rows(connection, "standing_jobs", version=version_id)
-    targets = {row["job"]: row["generation"] for row in rows}
-    found = await _rows(connection, "written_datasets", version=version_id)
-    written = {row["dataset"]: row["job"] for row in found}
-    plan = plan_moves(targets, written=written, held=state.held)
-    if not force and (breaks := await _breaks(connection, plan, targets)):
+        return await _applied(connection, version_id, before=version_id, is_changed=False)
+    intent = await to_earlier(connection, version_id)
+    if not force and (breaks := await find_breaks(connection, intent.plan, intent.targets)):
         return NotApplied(WhyNotApplied.BREAKS, breaks)
     await connection.execute(query("restore_version"), {"version": version_id})
-    await _move_generations(connection, state, plan, lineages={})
-    back = sorted(set(targets.values()) - served_generations(state.standing, state.held))
-    return await _finish(connection, plan, targets, back=back, version_id=version_id)
-
-
-async def _state(connection: Connection) -> _State:
-    """Lock what is live, and see what it is: a statement after the lock sees all before it."""
-    await connection.execute(query("lock_live_generations"))
-    current = await _row(connection, "current_version")
-    version_id = current["id"] if current is not None else None
-    standing = await _rows(connection, "standing_jobs", version=version_id)
-    held = await _rows(connection, "held_generations")
-    return _State(
-        tuple(Standing(**row) for row in standing),
-        tuple(Held(**{**row, "state": GenerationState(row["state"])}) for row in held),
-    )
+    await _move_generations(connection, intent.state, intent.plan, lineages={})
+    return await _finish(connection, intent, version_id=version_id)
 
 
 async def _move_generations(
-    connection: Connection, state: _State, plan: Plan, *, lineages: Mapping[str, str]
+    connection: Connection, state: State, plan: Plan, *, lineages: Mapping[str, str]
 ) -> None:
     known = {(each.dataset, each.version): each.lineage for each in state.held}
     for moves in (plan.leaving, plan.entering):
@@ -221,17 +246,11 @@ async def _move_generations(
         await connection.execute(query("move_generations"), asked)
 
 
-async def _finish(
-    connection: Connection,
-    plan: Plan,
-    targets: Mapping[str, str],
-    *,
-    back: Sequence[str],
-    version_id: int,
-) -> Applied:
+async def _finish(connection: Connection, intent: Intent, *, version_id: int) -> Applied:
     """Point at the version, end what is useless now, and have what is back catch up."""
+    state, plan, targets, back = intent.state, intent.plan, intent.targets, intent.back
     scope = {"useless": sorted(plan.useless), "jobs": sorted(targets), "reason": LEFT}
-    (row,) = await _rows(connection, "cancel_useless", **scope)
+    (row,) = await fetch_rows(connection, "cancel_useless", **scope)
     await connection.execute(query("point_at_version"), {"version": version_id})
     rebuilt = sorted(
         {
@@ -255,51 +274,48 @@ async def _finish(
             "versions": rebuilt,
             "concurrency": REBUILD_CONCURRENCY,
         }
-        await connection.execute(query("plan_rebuilds"), planned)
-    return await _applied(connection, version_id, cancelled=row["cancelled"])
+        for step in ("plan_rebuilds", "plan_leftovers"):
+            await connection.execute(query(step), planned)
+    # A limit that was raised lets tasks be claimed that nobody would be told of.
+    limits = await job_limits(connection)
+    moved = [job for job, limit in limits.items() if state.limits.get(job, limit) != limit]
+    await wake_jobs(connection, moved)
+    return await _applied(
+        connection, version_id, before=state.version_id, cancelled=row["cancelled"]
+    )
 
 
 async def _applied(
-    connection: Connection, version_id: int, *, is_changed: bool = True, cancelled: int = 0
+    connection: Connection,
+    version_id: int,
+    *,
+    before: int | None,
+    is_changed: bool = True,
+    cancelled: int = 0,
 ) -> Applied:
-    (version,) = await _rows(connection, "find_version", hash=None, id=version_id)
-    jobs = await _rows(connection, "deployed_jobs", version=version_id)
+    (version,) = await fetch_rows(connection, "find_version", hash=None, id=version_id)
+    jobs = await fetch_rows(connection, "deployed_jobs", version=version_id)
     building = tuple(each["name"] for each in jobs if each["is_building"])
-    return Applied(version_id, version["hash"], is_changed, building, cancelled)
-
-
-async def _breaks(
-    connection: Connection, plan: Plan, targets: Mapping[str, str]
-) -> tuple[Break, ...]:
-    scope = {"useless": sorted(plan.useless), "jobs": sorted(targets)}
-    return tuple(Break(**row) for row in await _rows(connection, "broken_work", **scope))
+    return Applied(version_id, version["hash"], is_changed, building, cancelled, before)
 
 
 async def _cut_over(
     connection: Connection, dataset: str, *, force: bool, version: str | None
 ) -> CutOver:
-    locked = await _rows(connection, "lock_cut_over", dataset=dataset)
+    locked = await fetch_rows(connection, "lock_cut_over", dataset=dataset)
     building = {row["dataset"]: row["version"] for row in locked if row["state"] == "building"}
     if dataset not in building or version not in (None, building[dataset]):
-        known = await _rows(connection, "is_dataset", dataset=dataset)
+        known = await fetch_rows(connection, "is_dataset", dataset=dataset)
         return CutOver.NOTHING if known else CutOver.UNKNOWN
     moving = {"datasets": sorted(building)}
     obstacles = {**moving, "versions": sorted(set(building.values()))}
-    (found,) = await _rows(connection, "cut_over_obstacles", **obstacles)
+    (found,) = await fetch_rows(connection, "cut_over_obstacles", **obstacles)
     if found["is_backfilled"]:
         return CutOver.BACKFILL
     if found["is_uncovered"] and not force:
         return CutOver.UNCOVERED
-    retired = await _rows(connection, "retire_generations", **moving)
+    retired = await fetch_rows(connection, "retire_generations", **moving)
     await connection.execute(query("promote_generations"), moving)
     left = sorted({row["version"] for row in retired})
     await connection.execute(query("cancel_waiting"), {"versions": left, "reason": LEFT})
     return CutOver.DONE
-
-
-async def _rows(connection: Connection, name: str, **asked: object) -> list[dict[str, Any]]:
-    return await (await connection.execute(query(name), asked)).fetchall()
-
-
-async def _row(connection: Connection, name: str, **asked: object) -> dict[str, Any] | None:
-    return await (await connection.execute(query(name), asked)).fetchone()

@@ -32,6 +32,8 @@ class Version:
     hash: str
     created_at: datetime
     is_current: bool
+    since: datetime | None = None
+    """When it was put in force last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,21 @@ class Applied:
     """The jobs of which readers are served an earlier generation until the cut-over."""
     cancelled: int = 0
     """How many waiting tasks were cancelled."""
+    before: int | None = None
+    """The version that was in force until then; None if this is the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What a change of the DAG would do. Nothing was changed."""
+
+    version_id: int | None
+    """None for one that was never in force, which would get a number."""
+    hash: str
+    is_changed: bool
+    building: tuple[str, ...] = ()
+    before: int | None = None
+    breaks: tuple[Break, ...] = ()
 
 
 class WhyNotApplied(StrEnum):
@@ -90,6 +107,10 @@ class WhyNotApplied(StrEnum):
     """It makes work useless that waits or runs; force does it all the same."""
     UNKNOWN = "unknown"
     """There is no such version."""
+    FIRST = "first version"
+    """No other version was in force before."""
+    NONE = "none"
+    """No version is in force."""
 
 
 @dataclass(frozen=True, slots=True)

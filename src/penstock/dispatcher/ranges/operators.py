@@ -4,22 +4,23 @@
 window that all of its inputs cover: each input by the union of the ranges that its events tell of,
 in the generation that feeds the job, and that pass the edge's filter.
 
-A task is claimed like any other, by the worker `dispatcher:{name}`, and then computed and ended in
-one transaction; what it publishes says where the range is, for there is no data. A crash in
-between is a lease that nobody renews: the reaper ends it and the next attempt does it again.
+Tasks are claimed like any other, by the worker `dispatcher:{name}`, and then computed and ended in
+one transaction, or in several if they make many ranges; what they publish says where the range is,
+for there is no data. A crash in between is a lease that nobody renews: the reaper ends it and the
+next attempt does it again.
 
 Whoever aggregates for a job holds its lock until the end of the transaction, and looks at the
 events after it, so the last of several events that complete a window sees all of them. A window is
-published by the number of the newest event in it: the same news again is one publication, and a
-partition that comes again is news. Any number of dispatchers may run this at once. Called by a loop
-in every dispatcher.
+published by the number of the newest event in it and the count of all: the same news again is one
+publication, and a partition that comes again is news. Any number of dispatchers may run this at
+once. Called by a loop in every dispatcher.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from penstock.dispatcher.dag.model import DISPATCHER_RUNTIME, PlatformOperator
@@ -56,9 +57,13 @@ class RangeOperators:
         for operator in PlatformOperator:
             claimed = await self._tasks.claim_next(operator, worker=self._worker, limit=CLAIM_MAX)
             is_more |= len(claimed) == CLAIM_MAX
-            for job in dict.fromkeys((each.job, each.generation) for each in claimed):
-                some = [each for each in claimed if (each.job, each.generation) == job]
+            left = list(claimed)
+            for some in _batches(claimed):
                 await self._database.transact(functools.partial(self._run, tasks=some))
+                left = [each for each in left if each not in some]
+                if left:
+                    # Those that wait for their turn are in good hands.
+                    await self._tasks.heartbeat([each.fence for each in left])
         return 0.0 if is_more else None
 
     async def _run(self, connection: Connection, tasks: Sequence[Claimed]) -> None:
@@ -68,6 +73,26 @@ class RangeOperators:
             if isinstance(each, Refusal):
                 # Cancelled or reaped in the meantime: nothing of it was published.
                 _log.info("task %s was not ended: %s", each.task_id, each.why)
+
+
+def _batches(tasks: Sequence[Claimed]) -> Iterator[Sequence[Claimed]]:
+    """Tasks of one job and one generation each, and no more than may make so many ranges."""
+    jobs: dict[tuple[str, str], list[Claimed]] = {}
+    for task in tasks:
+        jobs.setdefault((task.job, task.generation), []).append(task)
+    for some in jobs.values():
+        batch: list[Claimed] = []
+        count = 0
+        for task in some:
+            config = task.definition.get("config", {})
+            found = _ranges(task, operator=task.operator, config=config)
+            more = len(found) if isinstance(found, tuple) else 0
+            if batch and count + more > PIECES_MAX:
+                yield batch
+                batch, count = [], 0
+            batch.append(task)
+            count += more
+        yield batch
 
 
 async def run(connection: Connection, tasks: Sequence[Claimed]) -> list[Saying]:
@@ -133,7 +158,10 @@ async def _covered(
             "ends": [each[1] for each in wanted],
         },
     )
-    return {(row["start"], row["end"]): f"upto:{row['seq']}" for row in await found.fetchall()}
+    return {
+        (row["start"], row["end"]): f"upto:{row['seq']}:{row['count']}"
+        for row in await found.fetchall()
+    }
 
 
 def _outputs(

@@ -15,11 +15,14 @@ Invariants:
   for the same dataset's cursor, if that is the newest of its kind and was never attempted. Whoever
   is claiming it at that moment wins: then the event makes a task of its own. The table `coalesced`
   has the events that have become part of a task which another has made.
+- A task is told what came with its event: of several that have become one, with the latest.
 - Tasks of one job and partition are numbered in the order in which they are committed, so that the
   one with the highest number, whose output counts, sees what led to all others.
+- What a paused source has sent stays pending until it is resumed: no tasks are made of it.
 - Tasks, wake-ups and the mark on the event are one statement. A crash leaves an event pending,
   with no task, or routed, with all.
-- Any number of routers may run: each takes events that no other has in hand.
+- Any number of routers may run: each takes events that no other has in hand. What comes later of a
+  partition that another has in hand waits for it.
 
 Called by the dispatcher's API (`accept`), its router loop (`route`), by the completion of tasks
 (`route_events`) and by rebuilds (`route_again`), in their transactions.
@@ -35,6 +38,7 @@ from psycopg.types.json import Jsonb
 
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.payloads import payload_fault
 from penstock.dispatcher.routing.values import (
     Acceptance,
     Accepted,
@@ -76,6 +80,8 @@ class Routing:
             rows = await _rows(connection, "take_pending", limit=limit)
             if not rows:
                 return Routed(0, 0, 0)
+            # Of a publication that is routed again: see the order of tasks above.
+            await share_publications(connection, rows)
             await _share(connection, {(row["dataset"], row["generation"]) for row in rows})
             return await _route(connection, [row["seq"] for row in rows])
 
@@ -101,6 +107,22 @@ async def route_again(
     return await _route(connection, events, only=generation, backfill=backfill_id)
 
 
+async def share_publications(connection: Connection, events: Sequence[Mapping[str, Any]]) -> bool:
+    """Wait for publications under way of what these events tell of. Whether any is published.
+
+    Comes before the locks of generations, which a publication takes after that of its partition.
+    """
+    published = [event for event in events if event["is_published"]]
+    if published:
+        places = {
+            "datasets": [event["dataset"] for event in published],
+            "generations": [event["generation"] for event in published],
+            "keys": [event["partition_key"] for event in published],
+        }
+        await connection.execute(query("share_publications"), places)
+    return bool(published)
+
+
 async def _route(
     connection: Connection,
     events: Sequence[int],
@@ -109,7 +131,7 @@ async def _route(
     backfill: int | None = None,
 ) -> Routed:
     asked = {"events": list(events), "only": only, "backfill": backfill}
-    await connection.execute(query("lock_fan_in"), {"events": asked["events"]})
+    await connection.execute(query("lock_readers"), {"events": asked["events"]})
     (row,) = await _rows(connection, "route", **asked)
     return Routed(**row)
 
@@ -200,6 +222,7 @@ def _event_row(event: NewEvent, *, place: int, why_not: str | None) -> dict[str,
         "dedupe": _FROM_SOURCE + event.event_id,
         "task_id": event.task_id,
         "why_not": why_not,
+        "payload": event.payload or None,
     }
 
 
@@ -225,7 +248,8 @@ def _problem(event: NewEvent) -> str:
     ):
         if text is not None and not _is_storable(text, bytes_max=bytes_max):
             return f"{what} has 1 to {bytes_max} bytes that can be stored."
-    return ""
+    fault = payload_fault(event.payload) if event.payload else None
+    return fault.why if fault is not None else ""
 
 
 def _is_storable(text: str, *, bytes_max: int) -> bool:

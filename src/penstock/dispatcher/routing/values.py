@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,8 @@ class NewEvent:
     partition_key: str | None = None
     start: int | None = None
     end: int | None = None
+    payload: Mapping[str, Any] | None = None
+    """What comes with it: see `penstock.dispatcher.payloads`."""
     task_id: int | None = None
     """The task that sends it, if it is one."""
 

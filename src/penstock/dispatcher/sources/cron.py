@@ -4,8 +4,9 @@ A process of its own that keeps nothing: what it has emitted is what the dispatc
 the dispatcher's, carried on by the monotonic clock, so this machine's clock may be wrong by days.
 Any number may run at once: the id of an event is its time, so what two of them emit is one event.
 
-- A source that is seen for the first time begins now. One that has a cursor goes on from there, and
-  catches up with what was missed: with the latest hundred at most, and says so.
+- A source that is seen for the first time begins now. One that has emitted goes on from there, and
+  catches up with what was missed: with the latest hundred at most, and says so. One that does not
+  catch up emits the latest of them alone.
 - A source that is paused emits nothing, and catches up afterwards.
 - A crash between the sending and the next turn sends again what was sent.
 
@@ -27,7 +28,8 @@ from penstock.dispatcher.sources.schedule import (
     cron_of,
     due_times,
     events_at,
-    time_of,
+    left_off,
+    most_of,
 )
 from penstock.dispatcher.wire.events import EventsAsk, SourceAnswer
 from penstock.kernel.clock import Clock
@@ -87,7 +89,8 @@ class CronSource:
             self._held.add(source.job)
             return None
         self._held.discard(source.job)
-        look = partial(due_times, cron, after=after, until=now, time_zone=source.time_zone)
+        zone, most = source.time_zone, most_of(source)
+        look = partial(due_times, cron, after=after, until=now, time_zone=zone, most=most)
         # To look back over a long outage takes its time; nobody else should wait for it.
         due = look() if now - after <= _SHORT else await asyncio.to_thread(look)
         await self._send(source, due)
@@ -95,7 +98,7 @@ class CronSource:
         return due.following
 
     async def _send(self, source: SourceAnswer, due: Due) -> None:
-        if due.is_cut:
+        if due.is_cut and source.catch_up:
             _log.warning(
                 "%s has missed more than %d times; the earlier ones are passed over",
                 source.job,
@@ -119,4 +122,4 @@ class CronSource:
 
 
 def _beginning(source: SourceAnswer, now: datetime) -> datetime:
-    return now if source.last_cursor is None else time_of(source.last_cursor, latest=now)
+    return left_off(source, latest=now) or now

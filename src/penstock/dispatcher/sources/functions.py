@@ -20,14 +20,17 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from penstock.dispatcher.sources.client import SourceClient, why_refused
-from penstock.dispatcher.sources.receiving import Receiver, Reply, Request, problem
+from penstock.dispatcher.sources.reading import Reply, Request, problem
+from penstock.dispatcher.sources.receiving import Receiver
 from penstock.dispatcher.sources.schedule import (
     cron_of,
     due_times,
     events_at,
-    time_of,
+    left_off,
+    most_of,
 )
 from penstock.dispatcher.wire.events import EventsAsk, SourceAnswer
 from penstock.kernel.clock import Clock, SystemClock
@@ -104,9 +107,15 @@ async def _emit(connect: Connect, event: Event) -> dict[str, Any]:
 async def _send(client: SourceClient, source: SourceAnswer, until: datetime) -> int:
     """Emit what is due of a source; how many times that were."""
     after = until - RULE_LATENESS
-    if source.last_cursor is not None:
-        after = min(after, time_of(source.last_cursor, latest=until))
-    due = due_times(cron_of(source), after=after, until=until, time_zone=source.time_zone)
+    if (last := left_off(source, latest=until)) is not None:
+        after = min(after, last)
+    due = due_times(
+        cron_of(source),
+        after=after,
+        until=until,
+        time_zone=source.time_zone,
+        most=most_of(source),
+    )
     if events := events_at(source, due.times):
         answer = await client.events(EventsAsk(events=events))
         if why := why_refused(answer.results):
@@ -141,7 +150,17 @@ def _request(event: Event) -> Request | Reply:
         body = _body(event)
     except (ValueError, binascii.Error):
         return problem(400, "not JSON", "The body is not what its encoding says.")
-    return Request(str(http.get("method") or event.get("httpMethod") or "GET"), path, headers, body)
+    method = str(http.get("method") or event.get("httpMethod") or "GET")
+    return Request(method, path, headers, body, _query(event))
+
+
+def _query(event: Event) -> str:
+    """The query as it stood in the address; the first format has taken it apart."""
+    if "rawQueryString" in event:
+        return str(event["rawQueryString"] or "")
+    several = event.get("multiValueQueryStringParameters") or {}
+    single = event.get("queryStringParameters") or {}
+    return urlencode(several or single, doseq=True)
 
 
 def _body(event: Event) -> bytes:

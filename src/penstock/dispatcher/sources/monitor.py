@@ -16,8 +16,9 @@ Wanted is what the DAG in force says, and of a source that is being replaced als
 definition, until the cut-over. A changed definition ends the task of the old one first. The pause
 before a restart is the job's retry pause, and grows with each end within the last hour.
 
-Tasks are numbered, and the number is their key: any number of monitors make one next task. A crash
-leaves a task made or not made. Called by a loop of the dispatcher.
+Tasks are numbered, and the number is their key: any number of monitors make one next task. Of two
+that are open, because a dead one was replayed, the later goes on and the other is cancelled. A
+crash leaves a task made or not made. Called by a loop of the dispatcher.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from penstock.dispatcher.tasks.lifecycle import BATCH_MAX, Tasks
 from penstock.dispatcher.tasks.values import NewTask, Status
 
 KEY: Final = "source:"
+DOUBLED: Final = "A later task of this source has taken its place."
+"""The reason of tasks that somebody has replayed after the monitor had made the next one."""
 _OVER: Final = (Status.COMPLETED, Status.DEAD, Status.CANCELLED)
 
 
@@ -72,9 +75,10 @@ class SourceMonitor:
     async def turn(self) -> float | None:
         """Make the tasks that are missing, and ask those to stop that are not wanted."""
         standing, unwanted = await self._database.transact(_look)
-        stop = [row["task_id"] for row in unwanted if not row["cancel_asked"]]
-        if stop:
-            await self._tasks.cancel(stop, reason=LEFT)
+        stop = [row for row in unwanted if not row["cancel_asked"]]
+        for is_doubled, reason in ((False, LEFT), (True, DOUBLED)):
+            if some := [row["task_id"] for row in stop if row["is_doubled"] is is_doubled]:
+                await self._tasks.cancel(some, reason=reason)
         missing = [
             NewTask(
                 definition_id=row["definition_id"],

@@ -1,8 +1,9 @@
 """The webhook source: a small server that turns requests into events.
 
-A process of its own. `POST` to the path of a webhook source is an event of it; see `receiving` for
-what may be sent and what is answered. `GET /healthz` says that the process is there. Bodies are
-bounded in size and in the time that they may take. Any number may run behind a load balancer.
+A process of its own. `POST` to the path of a webhook source is an event of it; see `reading` for
+what may be sent and `receiving` for what is answered. `GET /healthz` says that the process is
+there. Bodies are bounded in size and in the time that they may take. Any number may run behind a
+load balancer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any, Final
 
 from penstock.dispatcher.api.requests import Limits, Message, Receive, body_of
 from penstock.dispatcher.sources.client import SourceClient
-from penstock.dispatcher.sources.receiving import BODY_BYTES_MAX, Receiver, Reply, Request, problem
+from penstock.dispatcher.sources.reading import BODY_BYTES_MAX, Reply, Request, problem
+from penstock.dispatcher.sources.receiving import Receiver
 from penstock.dispatcher.wire.problem import Problem
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
@@ -48,7 +50,8 @@ class WebhookApp:
             name.decode("latin-1").lower(): text.decode("utf-8", "replace")
             for name, text in scope["headers"]
         }
-        return await self._receiver.receive(Request(method, path, headers, body))
+        query = scope["query_string"].decode("latin-1")
+        return await self._receiver.receive(Request(method, path, headers, body, query))
 
 
 async def _send(send: Send, reply: Reply) -> None:

@@ -7,11 +7,9 @@ ALTER TABLE attempt ADD COLUMN log text;
 -- Which earlier versions of the DAG name a generation.
 CREATE INDEX dag_job_generation ON dag_job (generation);
 
--- Rebuilding takes the latest event of each partition; ranges are covered by events that overlap.
+-- Rebuilding takes the latest event of each partition.
 -- The partition comes first: an index that begins as the unique one does would be taken for it.
 CREATE INDEX event_partition ON event (partition_key, dataset_id, generation, seq);
-CREATE INDEX event_range ON event (dataset_id, generation, range_start)
-    WHERE range_start IS NOT NULL;
 
 -- What retention removes is found by its age; blocks of old rows are enough, and cheap to keep.
 CREATE INDEX task_settled ON task USING brin (settled_at);
@@ -107,8 +105,18 @@ CREATE TABLE coalesced (
 );
 CREATE INDEX coalesced_task ON coalesced (task_id);
 
--- The longest range of a dataset bounds where the ranges begin that overlap another.
-CREATE INDEX event_length ON event (dataset_id, generation, (range_end::numeric - range_start))
+-- How many bits the length of a range has: it is shorter than two to the power of that, which bounds
+-- where the ranges begin that overlap another.
+CREATE FUNCTION penstock_bits(range_start bigint, range_end bigint) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE
+        WHEN range_end::numeric - range_start > 9223372036854775807 THEN 64
+        ELSE length(ltrim((range_end - range_start)::bit(64)::text, '0'))
+    END
+$$;
+-- By the text of the generation, for the same reason as above: no other index begins with it.
+CREATE INDEX event_range
+    ON event ((generation::text), penstock_bits(range_start, range_end), range_start)
     WHERE range_start IS NOT NULL;
 
 -- Whether the filter of an edge lets an event pass. Its comparisons are data, and its path is made
@@ -190,3 +198,30 @@ RETURNS TABLE (job_id integer) LANGUAGE sql STABLE AS $$
         ON fed.dataset_id = edge.dataset_id AND fed.version = writer.generation
     WHERE edge.dag_version_id = named_version AND edge.job_id = reading_job
 $$;
+
+-- Which version of the DAG was in force when: what a rollback goes back to ----------------------
+
+CREATE TABLE dag_in_force (
+    seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    dag_version_id bigint NOT NULL REFERENCES dag_version,
+    since timestamptz NOT NULL DEFAULT penstock_now()
+);
+CREATE INDEX dag_in_force_version ON dag_in_force (dag_version_id, seq);
+INSERT INTO dag_in_force (dag_version_id, since) SELECT dag_version_id, since FROM dag_current;
+
+-- What comes with an event -----------------------------------------------------------------------
+
+-- A JSON object from its source; a publication has none. The bound is for what is stored, written
+-- out, which is longer than what was sent: see penstock.dispatcher.payloads.
+ALTER TABLE event ADD COLUMN payload jsonb
+    CHECK (jsonb_typeof(payload) = 'object')
+    CHECK (octet_length(payload::text) <= 131072);
+ALTER TABLE event ADD CHECK (payload IS NULL OR revision IS NULL);
+
+-- Where the last interval of a cron source ends, by which it goes on.
+CREATE INDEX event_interval ON event (dataset_id, generation, range_end)
+    WHERE range_end IS NOT NULL AND starts_with(dedupe, 'source:cron:');
+
+-- The tasks of one partition, as people look for them.
+CREATE INDEX task_partition ON task ((payload ->> 'partition_key'), id)
+    WHERE payload ->> 'partition_key' IS NOT NULL;

@@ -106,7 +106,8 @@ FOR NO KEY UPDATE SKIP LOCKED
 
 -- name: backfill_room
 -- After the lock, so that all that was made before it is counted.
-SELECT backfill.id, backfill.plan ->> 'kind' AS kind, (backfill.plan ->> 'upto')::bigint AS upto,
+SELECT backfill.id, backfill.definition_id, backfill.plan ->> 'kind' AS kind,
+       (backfill.plan ->> 'upto')::bigint AS upto,
        backfill.generation::text, backfill.partitions, backfill.position, backfill.walked,
        backfill.counted, backfill.concurrency_max,
        (SELECT count(*) FROM task
@@ -171,10 +172,11 @@ WITH plan AS MATERIALIZED (
     FROM plan
     CROSS JOIN LATERAL penstock_inputs(plan.job_id, plan.generation) AS inputs
     UNION
+    -- What the job itself has made of the partition, in whichever generation, knows its range too.
     SELECT generation.dataset_id, generation.version
     FROM plan
-    JOIN generation ON generation.version = plan.generation
-    JOIN dataset ON dataset.id = generation.dataset_id AND dataset.job_id = plan.job_id
+    JOIN dataset ON dataset.job_id = plan.job_id
+    JOIN generation ON generation.dataset_id = dataset.id
 ), partitions AS (
     SELECT plan.*, listed.position AS place, listed.partition_key, known.range_start,
            known.range_end
@@ -225,19 +227,26 @@ WITH plan AS MATERIALIZED (
     SELECT backfill.id, backfill.generation, definition.job_id, backfill.counted AS past,
            least((backfill.plan ->> 'upto')::bigint, backfill.counted + %(most)s) AS upto,
            coalesce(definition.body ->> 'execution', 'per_partition') = 'per_partition'
-               AS is_per_partition
+               AS is_per_partition,
+           definition.update_mode = 'replace' AS is_replacing
     FROM backfill
     JOIN job_definition AS definition ON definition.id = backfill.definition_id
     WHERE backfill.id = %(backfill)s
 ), inputs AS MATERIALIZED (
-    SELECT DISTINCT inputs.dataset_id, inputs.generation
+    SELECT inputs.dataset_id, inputs.generation, bool_and(inputs.filter IS NULL) AS is_whole,
+           (SELECT max(event.seq) FROM event
+            WHERE event.dataset_id = inputs.dataset_id AND event.generation = inputs.generation
+              AND event.cursor IS NOT NULL) AS newest_cursor
     FROM plan
     CROSS JOIN LATERAL penstock_inputs(plan.job_id, plan.generation) AS inputs
+    GROUP BY inputs.dataset_id, inputs.generation
 ), found AS (
     SELECT count(*)
     FROM plan
     JOIN event ON event.seq > plan.past AND event.seq <= plan.upto
-    WHERE (event.dataset_id, event.generation) IN (SELECT dataset_id, generation FROM inputs)
+    JOIN inputs ON inputs.dataset_id = event.dataset_id AND inputs.generation = event.generation
+    WHERE NOT (plan.is_per_partition AND plan.is_replacing AND inputs.is_whole
+               AND event.cursor IS NOT NULL AND event.seq < inputs.newest_cursor)
       AND NOT (plan.is_per_partition AND event.partition_key IS NOT NULL AND EXISTS (
           SELECT FROM event AS later
           WHERE later.dataset_id = event.dataset_id AND later.generation = event.generation
@@ -252,26 +261,34 @@ WHERE backfill.id = plan.id
 
 -- name: pick_rebuild
 -- The next events to make tasks of. An edge's filter decides by the key and the range alone, so of
--- events that have both in common the latest stands for all.
+-- events that have both in common the latest stands for all; so does the latest cursor, where no
+-- filter could let an earlier one pass.
 WITH plan AS MATERIALIZED (
     SELECT backfill.generation, definition.job_id, backfill.walked AS past,
            least(backfill.counted, backfill.walked + %(most)s) AS upto,
            coalesce(definition.body ->> 'execution', 'per_partition') = 'per_partition'
-               AS is_per_partition
+               AS is_per_partition,
+           definition.update_mode = 'replace' AS is_replacing
     FROM backfill
     JOIN job_definition AS definition ON definition.id = backfill.definition_id
     WHERE backfill.id = %(backfill)s
 ), inputs AS MATERIALIZED (
-    SELECT DISTINCT inputs.dataset_id, inputs.generation
+    SELECT inputs.dataset_id, inputs.generation, bool_and(inputs.filter IS NULL) AS is_whole,
+           (SELECT max(event.seq) FROM event
+            WHERE event.dataset_id = inputs.dataset_id AND event.generation = inputs.generation
+              AND event.cursor IS NOT NULL) AS newest_cursor
     FROM plan
     CROSS JOIN LATERAL penstock_inputs(plan.job_id, plan.generation) AS inputs
+    GROUP BY inputs.dataset_id, inputs.generation
 )
 SELECT event.seq, event.dataset_id::text AS dataset, event.generation::text,
        coalesce(event.partition_key, '') AS partition_key,
        event.revision IS NOT NULL AS is_published
 FROM plan
 JOIN event ON event.seq > plan.past AND event.seq <= plan.upto
-WHERE (event.dataset_id, event.generation) IN (SELECT dataset_id, generation FROM inputs)
+JOIN inputs ON inputs.dataset_id = event.dataset_id AND inputs.generation = event.generation
+WHERE NOT (plan.is_per_partition AND plan.is_replacing AND inputs.is_whole
+           AND event.cursor IS NOT NULL AND event.seq < inputs.newest_cursor)
   AND (%(among)s::bigint[] IS NULL OR event.seq = ANY (%(among)s::bigint[]))
   AND NOT (plan.is_per_partition AND event.partition_key IS NOT NULL AND EXISTS (
       SELECT FROM event AS later
@@ -281,14 +298,6 @@ WHERE (event.dataset_id, event.generation) IN (SELECT dataset_id, generation FRO
             IS NOT DISTINCT FROM (event.range_start, event.range_end)))
 ORDER BY event.seq
 LIMIT %(limit)s
-
--- name: share_publications
--- Whoever is publishing one of these is waited for, and waits for us.
-SELECT FROM publication
-WHERE (dataset_id, generation, partition_key) IN (
-    SELECT * FROM unnest(%(datasets)s::uuid[], %(generations)s::uuid[], %(keys)s::text[]))
-ORDER BY dataset_id, generation, partition_key
-FOR SHARE
 
 -- name: move_rebuild
 UPDATE backfill

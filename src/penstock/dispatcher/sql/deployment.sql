@@ -27,9 +27,15 @@ JOIN dag_version AS version ON version.id = current.dag_version_id
 SELECT id, hash FROM dag_version WHERE hash = %(hash)s::text OR id = %(id)s::bigint
 
 -- name: dag_versions
-SELECT version.id, version.hash, version.created_at, current.single IS NOT NULL AS is_current
+SELECT version.id, version.hash, version.created_at, current.single IS NOT NULL AS is_current,
+       latest.since
 FROM dag_version AS version
 LEFT JOIN dag_current AS current ON current.dag_version_id = version.id
+LEFT JOIN LATERAL (
+    SELECT since FROM dag_in_force
+    WHERE dag_in_force.dag_version_id = version.id
+    ORDER BY seq DESC LIMIT 1
+) AS latest ON true
 ORDER BY version.id DESC
 LIMIT %(limit)s
 
@@ -70,6 +76,9 @@ FROM generation
 JOIN dataset ON dataset.id = generation.dataset_id
 LEFT JOIN job ON job.id = dataset.job_id
 
+-- name: job_limits
+SELECT id, max_concurrency FROM job
+
 -- name: new_generations
 SELECT gen_random_uuid()::text AS version FROM generate_series(1, %(count)s)
 
@@ -94,6 +103,7 @@ WITH gone AS (
     JOIN job_definition AS definition ON definition.id = backfill.definition_id
     WHERE backfill.state IN ('running', 'paused')
       AND backfill.plan ->> 'kind' IS DISTINCT FROM 'rebuild'
+      AND backfill.plan ->> 'leftover' IS NULL
       AND (backfill.generation = ANY (%(useless)s::uuid[])
            OR definition.job_id IN (SELECT id FROM gone))
 )
@@ -229,81 +239,19 @@ JOIN generation ON generation.version = dag_job.generation
 WHERE dag_job.dag_version_id = %(version)s AND dataset.id = generation.dataset_id
   AND dataset.job_id IS DISTINCT FROM dag_job.job_id
 
+-- name: previous_version
+-- The one that was in force right before the one that is. Every change is to another version.
+SELECT dag_version_id AS id FROM dag_in_force ORDER BY seq DESC OFFSET 1 LIMIT 1
+
+-- name: version_source
+SELECT source FROM dag_version WHERE id = %(id)s
+
 -- name: point_at_version
+WITH noted AS (
+    INSERT INTO dag_in_force (dag_version_id) VALUES (%(version)s)
+)
 INSERT INTO dag_current (dag_version_id) VALUES (%(version)s)
 ON CONFLICT (single) DO UPDATE SET dag_version_id = excluded.dag_version_id, since = penstock_now()
-
--- name: resume_running
--- What was asked to stop because its generation had left, and still runs, may go on.
-UPDATE task
-SET cancel_asked = false, reason = NULL
-WHERE task.generation = ANY (%(versions)s::uuid[]) AND task.status = 'running'
-  AND task.cancel_asked AND task.reason = %(reason)s
-
--- name: forget_cancelled
--- What was cancelled because its generation had left can be made again of its event. After the
--- statement above, which has waited for those that were just ending.
-DELETE FROM task
-USING dag_job
-WHERE dag_job.dag_version_id = %(version)s AND dag_job.generation = ANY (%(versions)s::uuid[])
-  AND task.job_id = dag_job.job_id AND task.generation = dag_job.generation
-  AND task.status = 'cancelled' AND task.reason = %(reason)s AND task.event_seq IS NOT NULL
-
--- name: replay_events
--- Have events routed again for generations that are back: those that were not routed because their
--- own generation had left, and those of the inputs that there is no task for, by the keys that
--- routing gives. What is rebuilt gets the latter from its rebuild.
-WITH inputs AS MATERIALIZED (
-    SELECT DISTINCT edge.dataset_id, fed.version AS generation, reader.job_id,
-           reader.generation AS task_generation
-    FROM dag_job AS reader
-    JOIN edge ON edge.dag_version_id = reader.dag_version_id AND edge.job_id = reader.job_id
-    JOIN dag_job AS writer ON writer.dag_version_id = edge.dag_version_id
-    JOIN generation AS fed
-        ON fed.dataset_id = edge.dataset_id AND fed.version = writer.generation
-    WHERE reader.dag_version_id = %(version)s AND reader.generation = ANY (%(versions)s::uuid[])
-      AND reader.generation <> ALL (%(rebuilt)s::uuid[])
-)
-UPDATE event
-SET routed = 'pending', why_not = NULL
-WHERE event.routed <> 'pending' AND (
-    (event.routed = 'audited' AND event.generation = ANY (%(versions)s::uuid[]))
-    OR EXISTS (
-        SELECT
-        FROM inputs
-        WHERE inputs.dataset_id = event.dataset_id AND inputs.generation = event.generation
-          AND NOT EXISTS (
-              SELECT
-              FROM task
-              WHERE task.job_id = inputs.job_id AND task.generation = inputs.task_generation
-                AND task.dedupe_key IN (
-                    'event:' || event.seq,
-                    'task:' || event.task_id || ':' || event.partition_key))
-          AND NOT EXISTS (
-              SELECT
-              FROM coalesced
-              WHERE coalesced.event_seq = event.seq AND coalesced.job_id = inputs.job_id
-                AND coalesced.generation = inputs.task_generation)))
-
--- name: plan_rebuilds
--- What is being built is made of the events of its inputs up to now: later ones are routed to it
--- as they come. Where there are none yet, all will come by themselves. A plan is one row, however
--- many events there are.
-INSERT INTO backfill (definition_id, generation, plan, partitions, concurrency_max)
-SELECT reader.definition_id, reader.generation,
-       jsonb_build_object('kind', 'rebuild', 'upto', (SELECT max(seq) FROM event)),
-       0, %(concurrency)s
-FROM dag_job AS reader
-WHERE reader.dag_version_id = %(version)s AND reader.generation = ANY (%(versions)s::uuid[])
-  AND EXISTS (
-      SELECT
-      FROM penstock_inputs(reader.job_id, reader.generation) AS inputs
-      CROSS JOIN LATERAL (
-          SELECT FROM event
-          WHERE event.dataset_id = inputs.dataset_id AND event.generation = inputs.generation
-          LIMIT 1
-      ) AS found)
-ORDER BY reader.job_id
 
 -- name: lock_cut_over
 -- All outputs of the job that writes the dataset move together.

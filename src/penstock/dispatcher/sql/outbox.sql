@@ -190,6 +190,9 @@ SELECT (SELECT count(*) FROM made) AS made, NOT EXISTS (
            WHERE definition.operator = %(operator)s AND definition.runtime <> 'lambda')
        AS has_workers
 
+-- name: drop_invocations
+DELETE FROM outbox WHERE id = ANY (%(rows)s::bigint[]) AND kind = 'invoke'
+
 -- name: tasks_to_invoke
 -- Of these tasks those that could be claimed now. The others need no invocation: they are over, or
 -- whatever makes them claimable (their time, the end of a pause, room) brings the next one.

@@ -7,36 +7,52 @@ FROM job_definition
 WHERE id = %(definition)s
 
 -- name: covered_windows
--- The windows that the ranges of every input cover, and the newest event of those that overlap it.
--- No range is longer than the longest, so ranges that begin earlier than that cannot overlap.
+-- The windows that the ranges of every input cover, and the news in each: the newest event of those
+-- that overlap it, and how many they are. The number alone would not tell an event that was numbered
+-- earlier and committed later. Ranges are looked for by how many bits their length has, so that one
+-- that is very long does not make all others be looked at.
 WITH inputs AS MATERIALIZED (
-    SELECT inputs.input, inputs.dataset_id, inputs.generation, inputs.filter, longest.length
+    SELECT inputs.input, inputs.dataset_id, inputs.generation, inputs.filter, sizes.bits
     FROM job_definition AS definition
     CROSS JOIN LATERAL penstock_inputs(definition.job_id, %(generation)s::uuid) AS inputs
     CROSS JOIN LATERAL (
-        SELECT max(event.range_end::numeric - event.range_start) AS length
-        FROM event
-        WHERE event.dataset_id = inputs.dataset_id AND event.generation = inputs.generation
-          AND event.range_start IS NOT NULL
-    ) AS longest
+        SELECT array_agg(size.bits) AS bits
+        FROM generate_series(1, 64) AS size(bits)
+        CROSS JOIN LATERAL (
+            SELECT FROM event
+            WHERE event.generation::text = inputs.generation::text
+              AND event.range_start IS NOT NULL
+              AND penstock_bits(event.range_start, event.range_end) = size.bits
+            LIMIT 1
+        ) AS one
+    ) AS sizes
     WHERE definition.id = %(definition)s
 ), wanted AS (
     SELECT * FROM unnest(%(starts)s::bigint[], %(ends)s::bigint[]) AS wanted("start", "end")
 )
-SELECT wanted."start", wanted."end", max(spans.seq) AS seq
+SELECT wanted."start", wanted."end", max(spans.seq) AS seq, sum(spans.count)::bigint AS count
 FROM wanted
 CROSS JOIN inputs
 CROSS JOIN LATERAL (
-    SELECT range_agg(int8range(event.range_start, event.range_end)) AS covered,
-           max(event.seq) AS seq
-    FROM event
-    WHERE event.dataset_id = inputs.dataset_id AND event.generation = inputs.generation
-      AND event.range_start IS NOT NULL AND event.range_start < wanted."end"
-      AND event.range_start >= greatest(
-          -9223372036854775808, wanted."start" - inputs.length)::bigint
-      AND event.range_end > wanted."start"
-      AND (inputs.filter IS NULL OR penstock_passes(
-          inputs.filter, event.partition_key, event.range_start, event.range_end, event.cursor))
+    SELECT range_agg(int8range(found.range_start, found.range_end)) AS covered,
+           max(found.seq) AS seq, count(*) AS count
+    FROM unnest(inputs.bits) AS size(bits)
+    CROSS JOIN LATERAL (
+        SELECT event.seq, event.range_start, event.range_end
+        FROM event
+        WHERE event.dataset_id = inputs.dataset_id
+          AND event.generation::text = inputs.generation::text
+          AND event.range_start IS NOT NULL
+          AND penstock_bits(event.range_start, event.range_end) = size.bits
+          AND event.range_start < wanted."end"
+          AND event.range_start >= greatest(
+              -9223372036854775808, wanted."start" - power(2::numeric, size.bits))::bigint
+          AND event.range_end > wanted."start"
+          AND (inputs.filter IS NULL OR penstock_passes(
+              inputs.filter, event.partition_key, event.range_start, event.range_end,
+              event.cursor))
+        OFFSET 0
+    ) AS found
 ) AS spans
 GROUP BY wanted."start", wanted."end"
 HAVING coalesce(bool_and(spans.covered @> int8range(wanted."start", wanted."end")), false)

@@ -2,7 +2,7 @@
 -- rows in the order of their numbers, and says how far it came.
 
 -- name: forget_events
--- Not what is the latest of its partition, or the highest cursor: whatever is built anew begins
+-- Not what is the latest of its partition and range, or the highest cursor: whatever is built anew begins
 -- there. Not what a backfill may still read, or a task that is not over.
 WITH looked_at AS MATERIALIZED (
     SELECT event.*
@@ -21,6 +21,8 @@ WITH looked_at AS MATERIALIZED (
           FROM event AS newer
           WHERE newer.dataset_id = old.dataset_id AND newer.generation = old.generation
             AND newer.partition_key = old.partition_key AND newer.seq > old.seq
+            AND (newer.range_start, newer.range_end)
+                IS NOT DISTINCT FROM (old.range_start, old.range_end)
           UNION ALL
           SELECT
           FROM event AS newer

@@ -1,6 +1,6 @@
 -- Events and the tasks that they become, for penstock.dispatcher.routing.
--- Locks are taken in this order: events, then generations by their keys, then those of fan-in. Every
--- statement that decides by a generation's state comes after its lock.
+-- Locks are taken in this order: events, publications, generations by their keys, then those of the
+-- jobs that read. Every statement that decides by a generation's state comes after its lock.
 
 -- name: share_generations
 -- Whoever changes the DAG or cuts over waits for us, or we for them, and then see what they did.
@@ -10,62 +10,21 @@ WHERE (dataset_id, version) IN (
 ORDER BY dataset_id, version
 FOR SHARE
 
--- name: judge_datasets
--- What is known of the datasets that events tell of, and who has paused their sources.
-SELECT asked.dataset_id::text AS dataset, asked.generation::text,
-       CASE
-           WHEN generation.version IS NULL THEN 'This generation is not known.'
-           WHEN generation.state NOT IN ('building', 'current')
-               THEN 'This generation is ' || generation.state || '.'
-           WHEN NOT EXISTS (
-               SELECT
-               FROM dag_current
-               JOIN dag_job USING (dag_version_id)
-               WHERE dag_job.job_id = dataset.job_id)
-               THEN 'No job of the DAG writes this dataset.'
-       END AS why_not,
-       (SELECT string_agg(pause.reason, ' ' ORDER BY pause.cause)
-        FROM dag_current
-        JOIN dag_job USING (dag_version_id)
-        JOIN job_definition AS definition ON definition.id = dag_job.definition_id
-        JOIN pause ON pause.job_id = dag_job.job_id
-        WHERE dag_job.job_id = dataset.job_id
-          AND (pause.scope = 'all' OR definition.priority = 'bulk')) AS paused
-FROM (
-    SELECT DISTINCT *
-    FROM unnest(%(datasets)s::uuid[], %(generations)s::uuid[]) AS asked(dataset_id, generation)
-) AS asked
-JOIN dataset ON dataset.id = asked.dataset_id
-LEFT JOIN generation
-    ON generation.dataset_id = asked.dataset_id AND generation.version = asked.generation
-
--- name: keep_events
--- In the order of the unique key, so that two who bring the same events never wait in a circle.
-INSERT INTO event (
-    dataset_id, generation, cursor, partition_key, range_start, range_end, dedupe, task_id, routed,
-    why_not)
-SELECT asked.dataset_id, asked.generation, asked.cursor, asked.partition_key, asked.range_start,
-       asked.range_end, asked.dedupe, asked.task_id,
-       CASE WHEN asked.why_not IS NULL THEN 'pending' ELSE 'audited' END, asked.why_not
-FROM jsonb_to_recordset(%(events)s) AS asked(
-    place integer, dataset_id uuid, generation uuid, cursor bigint, partition_key text,
-    range_start bigint, range_end bigint, dedupe text, task_id bigint, why_not text)
-ORDER BY asked.dataset_id, asked.generation, asked.dedupe, asked.place
-ON CONFLICT (dataset_id, generation, dedupe) DO NOTHING
-RETURNING seq
-
--- name: find_events
-SELECT asked.place, event.seq
-FROM unnest(
-    %(places)s::integer[], %(datasets)s::uuid[], %(generations)s::uuid[], %(dedupes)s::text[])
-    AS asked(place, dataset_id, generation, dedupe)
-JOIN event USING (dataset_id, generation, dedupe)
-
 -- name: take_pending
--- What another router has in hand is passed by.
-SELECT seq, dataset_id::text AS dataset, generation::text
+-- What another router has in hand is passed by, and so is what a paused source has sent: no tasks
+-- are made of that until it is resumed.
+SELECT seq, dataset_id::text AS dataset, generation::text,
+       coalesce(partition_key, '') AS partition_key, revision IS NOT NULL AS is_published
 FROM event
-WHERE routed = 'pending'
+WHERE routed = 'pending' AND (revision IS NOT NULL OR dataset_id NOT IN (
+    SELECT dataset.id
+    FROM pause
+    JOIN dataset ON dataset.job_id = pause.job_id
+    JOIN dag_job ON dag_job.job_id = pause.job_id
+        AND dag_job.dag_version_id = (SELECT dag_version_id FROM dag_current)
+    JOIN job_definition AS definition ON definition.id = dag_job.definition_id
+    WHERE definition.body ->> 'activation' = 'source'
+      AND (pause.scope = 'all' OR definition.priority = 'bulk')))
 ORDER BY seq
 LIMIT %(limit)s
 FOR NO KEY UPDATE SKIP LOCKED
@@ -75,24 +34,56 @@ SELECT DISTINCT dataset_id::text AS dataset, generation::text
 FROM event
 WHERE seq = ANY (%(events)s::bigint[])
 
--- name: lock_fan_in
+-- name: lock_readers
 -- Of two tasks for one partition the later one counts, so the later one has to see what led to the
--- earlier. Where a job reads one dataset it does: the publications come one after the other. Where
--- it reads several, the numbers of tasks must be given in the order in which their transactions are
--- committed: one after the other by these locks, 64 of them a job.
-SELECT pg_advisory_xact_lock(1885697107, places.place)
+-- earlier: their numbers must be given in the order in which their transactions are committed.
+-- Where a job reads one dataset, the publications come one after the other. Where it reads several,
+-- and for what sources send, the transactions do, by locks of which a job has 64. And a job's
+-- backfills wait for all who route to it, and they for the backfill: the first lock, which all but
+-- the backfill share. That holds also for what is read until the cut-over, as it was defined.
+SELECT CASE WHEN places.is_shared
+            THEN pg_advisory_xact_lock_shared(1885697108, places.place)
+            ELSE pg_advisory_xact_lock(1885697107, places.place) END
 FROM (
-    SELECT DISTINCT edge.job_id * 64 + (hashtext(coalesce(event.partition_key, '')) & 63) AS place
-    FROM event
-    JOIN edge ON edge.dataset_id = event.dataset_id
-        AND edge.dag_version_id = (SELECT dag_version_id FROM dag_current)
-    WHERE event.seq = ANY (%(events)s::bigint[]) AND EXISTS (
-        SELECT FROM edge AS other
-        WHERE other.dag_version_id = edge.dag_version_id AND other.job_id = edge.job_id
-          AND other.dataset_id <> edge.dataset_id)
-    ORDER BY place
+    WITH versions AS MATERIALIZED (
+        SELECT dag_version_id FROM dag_current
+        UNION
+        SELECT max(dag_job.dag_version_id)
+        FROM generation AS next
+        JOIN generation AS served
+            ON served.dataset_id = next.dataset_id AND served.state = 'current'
+        JOIN dag_job ON dag_job.generation = served.version
+        WHERE next.state = 'building'
+        GROUP BY dag_job.generation
+    ), reached AS MATERIALIZED (
+        SELECT DISTINCT edge.job_id, hashtext(coalesce(event.partition_key, '')) & 63 AS place,
+               event.revision IS NULL OR EXISTS (
+                   SELECT FROM edge AS other
+                   WHERE other.dag_version_id = edge.dag_version_id AND other.job_id = edge.job_id
+                     AND other.dataset_id <> edge.dataset_id) AS is_ordered
+        FROM event
+        JOIN edge ON edge.dataset_id = event.dataset_id
+            AND edge.dag_version_id IN (SELECT dag_version_id FROM versions)
+        WHERE event.seq = ANY (%(events)s::bigint[])
+    )
+    SELECT DISTINCT true AS is_shared, job_id AS place FROM reached
+    UNION ALL
+    SELECT DISTINCT false, job_id * 64 + place FROM reached WHERE is_ordered
+    ORDER BY is_shared DESC, place
     OFFSET 0
 ) AS places
+
+-- name: lock_reader
+-- Of one job, by a backfill that makes tasks for it: see above.
+SELECT pg_advisory_xact_lock(1885697108, job_id) FROM job_definition WHERE id = %(definition)s
+
+-- name: share_publications
+-- Whoever is publishing one of these is waited for, and waits for us.
+SELECT FROM publication
+WHERE (dataset_id, generation, partition_key) IN (
+    SELECT * FROM unnest(%(datasets)s::uuid[], %(generations)s::uuid[], %(keys)s::text[]))
+ORDER BY dataset_id, generation, partition_key
+FOR SHARE
 
 -- name: route
 -- Events to tasks and wake-ups, and what was done written to the events: all that routing is. With
@@ -162,6 +153,17 @@ WITH in_force AS MATERIALIZED (
     JOIN fed ON fed.dag_version_id = live.dag_version_id AND fed.dataset_id = edge.dataset_id
     JOIN job_definition AS definition ON definition.id = live.definition_id
     WHERE %(only)s::uuid IS NULL OR live.generation = %(only)s
+), in_hand AS MATERIALIZED (
+    -- What another router has taken of what sources have sent: what comes later of the same partition
+    -- waits, for its task has to have the higher number.
+    SELECT dataset_id, generation, coalesce(partition_key, '') AS partition_key, min(seq) AS seq
+    FROM event
+    WHERE routed = 'pending' AND revision IS NULL AND %(only)s::uuid IS NULL
+      AND seq < (
+          SELECT max(asked.seq) FROM event AS asked
+          WHERE asked.seq = ANY (%(events)s::bigint[]) AND asked.revision IS NULL)
+      AND seq <> ALL (%(events)s::bigint[])
+    GROUP BY dataset_id, generation, coalesce(partition_key, '')
 ), judged AS MATERIALIZED (
     SELECT event.*,
            CASE
@@ -177,6 +179,11 @@ WITH in_force AS MATERIALIZED (
         ON generation.dataset_id = event.dataset_id AND generation.version = event.generation
     WHERE event.seq = ANY (%(events)s::bigint[])
       AND (event.routed = 'pending' OR %(only)s::uuid IS NOT NULL)
+      AND NOT (event.revision IS NULL AND EXISTS (
+          SELECT FROM in_hand
+          WHERE in_hand.dataset_id = event.dataset_id AND in_hand.generation = event.generation
+            AND in_hand.partition_key = coalesce(event.partition_key, '')
+            AND in_hand.seq < event.seq))
 ), matched AS MATERIALIZED (
     SELECT judged.seq, edges.job_id, edges.task_generation, edges.definition_id, edges.operator,
            CASE WHEN %(only)s::uuid IS NULL THEN edges.priority ELSE 'bulk' END AS priority,
@@ -194,7 +201,9 @@ WITH in_force AS MATERIALIZED (
                'inputs', jsonb_agg(edges.input ORDER BY edges.input),
                'partition_key', judged.partition_key, 'start', judged.range_start,
                'end', judged.range_end, 'cursor', judged.cursor, 'revision', judged.revision
-           )) AS payload,
+           -- What came with the event is the user's: nulls in it stay.
+           )) || CASE WHEN judged.payload IS NULL THEN '{}'
+                      ELSE jsonb_build_object('payload', judged.payload) END AS payload,
            CASE
                WHEN NOT edges.is_coalescing THEN NULL
                WHEN judged.partition_key IS NOT NULL THEN 'partition:' || judged.partition_key
@@ -206,6 +215,7 @@ WITH in_force AS MATERIALIZED (
         edges.filter, judged.partition_key, judged.range_start, judged.range_end, judged.cursor))
     GROUP BY judged.seq, judged.dataset_id, judged.generation, judged.partition_key,
              judged.range_start, judged.range_end, judged.cursor, judged.revision, judged.task_id,
+             judged.payload,
              edges.job_id, edges.task_generation, edges.definition_id, edges.operator,
              edges.priority, edges.max_attempts, edges.is_per_partition, edges.is_coalescing
 ), gathered AS MATERIALIZED (
@@ -263,21 +273,26 @@ WITH in_force AS MATERIALIZED (
         id, job_id, definition_id, generation, dedupe_key, operator, priority, payload,
         attempt_limit, due_at, event_seq, backfill_id, coalesce_key)
     OVERRIDING SYSTEM VALUE
-    SELECT coalesce(new_id, nextval('task_id_seq')), job_id, definition_id, task_generation,
-           dedupe_key, operator, priority, payload, max_attempts, penstock_now(), seq,
-           %(backfill)s::bigint, coalesce_key
+    SELECT id, job_id, definition_id, task_generation, dedupe_key, operator, priority, payload,
+           max_attempts, penstock_now(), seq, %(backfill)s::bigint, coalesce_key
     FROM (
-        SELECT NULL::bigint AS new_id, job_id, definition_id, task_generation, dedupe_key,
-               operator, priority, payload, max_attempts, seq, coalesce_key
-        FROM matched
-        WHERE coalesce_key IS NULL OR %(only)s::uuid IS NOT NULL
-        UNION ALL
-        SELECT new_id, job_id, definition_id, task_generation, dedupe_key, operator, priority,
-               payload || jsonb_build_object('inputs', penstock_union(inputs, '[]')),
-               max_attempts, seq, coalesce_key
-        FROM chosen
-        WHERE NOT is_extended
-    ) AS wanted
+        -- Numbered in the order of the events: of two cursors the later one counts.
+        SELECT coalesce(wanted.new_id, nextval('task_id_seq')) AS id, wanted.*
+        FROM (
+            SELECT NULL::bigint AS new_id, job_id, definition_id, task_generation, dedupe_key,
+                   operator, priority, payload, max_attempts, seq, coalesce_key
+            FROM matched
+            WHERE coalesce_key IS NULL OR %(only)s::uuid IS NOT NULL
+            UNION ALL
+            SELECT new_id, job_id, definition_id, task_generation, dedupe_key, operator, priority,
+                   payload || jsonb_build_object('inputs', penstock_union(inputs, '[]')),
+                   max_attempts, seq, coalesce_key
+            FROM chosen
+            WHERE NOT is_extended
+            ORDER BY seq
+        ) AS wanted
+        OFFSET 0
+    ) AS numbered
     ORDER BY job_id, task_generation, dedupe_key, seq
     ON CONFLICT (job_id, generation, dedupe_key) DO NOTHING
     RETURNING id, definition_id, operator, priority

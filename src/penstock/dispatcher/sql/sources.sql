@@ -42,11 +42,20 @@ CROSS JOIN LATERAL (
 ORDER BY job.name, wanted.generation
 
 -- name: unwanted_sources
--- What still waits or runs for a source that should not, or not as it was defined.
+-- What still waits or runs for a source that should not, or not as it was defined, or beside a later
+-- task: one that was dead, and that somebody has replayed.
 SELECT job.name AS job, task.generation::text, task.id AS task_id, task.attempt, task.reason,
-       task.cancel_asked
+       task.cancel_asked, later.is_doubled
 FROM task
 JOIN job ON job.id = task.job_id
+CROSS JOIN LATERAL (
+    SELECT EXISTS (
+        SELECT
+        FROM task AS newer
+        WHERE newer.job_id = task.job_id AND newer.id > task.id
+          AND newer.generation = task.generation AND starts_with(newer.dedupe_key, 'source:')
+    ) AS is_doubled
+) AS later
 WHERE task.generation IN (
         SELECT dag_job.generation
         FROM dag_job
@@ -54,10 +63,10 @@ WHERE task.generation IN (
         WHERE definition.body -> 'source' ->> 'kind' = 'always_on')
   AND task.status IN ('queued', 'retrying', 'running')
   AND starts_with(task.dedupe_key, 'source:')
-  AND NOT EXISTS (
+  AND (later.is_doubled OR NOT EXISTS (
       SELECT
       FROM penstock_sources_wanted() AS wanted
       WHERE wanted.job_id = task.job_id AND wanted.generation = task.generation
-        AND wanted.definition_id = task.definition_id)
+        AND wanted.definition_id = task.definition_id))
 ORDER BY task.id
 LIMIT %(limit)s

@@ -97,6 +97,20 @@ SELECT job.name AS job, definition.body -> 'source' AS source,
             LIMIT 1
         ) AS highest
         WHERE dataset.job_id = job.id) AS last_cursor,
+       -- Of intervals, where the last one ends: what else was told of the source is none of them.
+       (SELECT max(latest.range_end)
+        FROM dataset
+        JOIN generation ON generation.dataset_id = dataset.id
+        CROSS JOIN LATERAL (
+            SELECT event.range_end
+            FROM event
+            WHERE event.dataset_id = dataset.id AND event.generation = generation.version
+              AND event.range_end IS NOT NULL AND starts_with(event.dedupe, 'source:cron:')
+            ORDER BY event.range_end DESC
+            LIMIT 1
+        ) AS latest
+        WHERE dataset.job_id = job.id AND definition.body -> 'source' ->> 'kind' = 'cron')
+           AS last_end,
        (SELECT string_agg(pause.reason, ' ' ORDER BY pause.cause)
         FROM pause
         WHERE pause.job_id = job.id
@@ -204,6 +218,19 @@ FROM found
 JOIN task ON task.id = found.id
 JOIN job ON job.id = task.job_id
 ORDER BY task.id DESC
+
+-- name: list_tasks_of_partition
+SELECT task.id, job.name AS job, task.operator, task.generation::text, task.status,
+       task.priority, task.attempt, task.attempt_limit,
+       task.payload ->> 'partition_key' AS partition_key, task.worker, task.reason,
+       task.created_at, task.due_at, task.settled_at
+FROM task
+JOIN job ON job.id = task.job_id
+WHERE task.payload ->> 'partition_key' = %(partition)s AND task.id < %(before)s
+  AND (%(status)s::text IS NULL OR task.status = %(status)s)
+  AND (%(job)s::integer IS NULL OR task.job_id = %(job)s)
+ORDER BY task.id DESC
+LIMIT %(limit)s
 
 -- name: one_task
 SELECT task.id, job.name AS job, task.operator, task.generation::text, task.status,

@@ -246,7 +246,7 @@ def _text_problem(output: Output) -> str:
         ):
             return f"{what} has 1 to {bytes_max} bytes that can be stored."
     numbers = (output.start, output.end, output.cursor)
-    if any(number is not None and abs(number) >= 2**63 for number in numbers):
+    if any(number is not None and not -(2**63) <= number < 2**63 for number in numbers):
         return "A range or a cursor is a number of 64 bits."
     return ""
 

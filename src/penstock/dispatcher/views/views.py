@@ -111,12 +111,25 @@ class Views:
         return [PauseAnswer(**row) for row in await self._ask("job_pauses", job=job)]
 
     async def tasks(
-        self, *, job_id: int | None, status: str | None, before: int | None, limit: int
+        self,
+        *,
+        job_id: int | None,
+        status: str | None,
+        before: int | None,
+        limit: int,
+        partition_key: str | None = None,
     ) -> TasksAnswer:
         """Tasks, the latest first."""
-        rows = await self._ask(
-            "list_tasks", job=job_id, status=status, before=before or _ID_MAX, limit=limit + 1
-        )
+        asked: dict[str, object] = {
+            "job": job_id,
+            "status": status,
+            "before": before or _ID_MAX,
+            "limit": limit + 1,
+        }
+        if partition_key is None:
+            rows = await self._ask("list_tasks", **asked)
+        else:
+            rows = await self._ask("list_tasks_of_partition", **asked, partition=partition_key)
         tasks = [TaskSummary(**row) for row in rows[:limit]]
         return TasksAnswer(tasks=tasks, before=tasks[-1].id if len(rows) > limit else None)
 
@@ -173,8 +186,11 @@ def _source(row: Row) -> SourceAnswer:
         datasets=row["datasets"],
         cron=source.get("cron"),
         time_zone=source.get("time_zone", "UTC"),
+        emits=source.get("emits", "cursor"),
+        catch_up=source.get("catch_up", True),
         path=source.get("path", path),
         last_cursor=row["last_cursor"],
+        last_end=row["last_end"],
         paused=row["paused"],
     )
 

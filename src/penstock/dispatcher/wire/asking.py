@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from penstock.dispatcher.wire.base import Ask, Name, TaskNumber, Uuid
+from penstock.dispatcher.wire.base import HELD, Ask, Name, TaskNumber, Uuid
 
 Page = Annotated[int, Meta(ge=1, le=1000)]
 
@@ -38,6 +38,7 @@ class NameParams(Ask):
 class TasksParams(Ask):
     job: Name | None = None
     status: TaskStatus | None = None
+    partition_key: Annotated[str, Meta(min_length=1, max_length=500, pattern=HELD)] | None = None
     limit: Page = 100
     before: TaskNumber | None = None
     """Only tasks with a lower number."""

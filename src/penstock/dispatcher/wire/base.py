@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -13,13 +13,15 @@ WORKER_HEADER = "X-Penstock-Worker"
 TaskNumber = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 AttemptNumber = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 # Postgres has no NUL. Keys and ids are judged one by one, where each has its own answer.
-_HELD: Final = r"^[^\u0000]*$"
+HELD: Final = r"^[^\u0000]*$"
 
-LeaseToken = Annotated[str, Meta(min_length=1, max_length=100, pattern=_HELD)]
+LeaseToken = Annotated[str, Meta(min_length=1, max_length=100, pattern=HELD)]
 Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=_HELD)]
+Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=HELD)]
 PartitionKey = Annotated[str, Meta(min_length=1, max_length=500)]
 EventId = Annotated[str, Meta(min_length=1, max_length=900)]
+Payload = dict[str, Any]
+"""What comes with an event; its bounds are those of `dispatcher.payloads`."""
 Uuid = Annotated[str, Meta(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$", max_length=36)]
 
 

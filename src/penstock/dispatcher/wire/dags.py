@@ -16,11 +16,15 @@ class ApplyAsk(Ask):
     where: Annotated[str, Meta(max_length=1000)] = "dag.yaml"
     """The name of the file, for messages."""
     force: bool = False
+    dry_run: bool = False
+    """Change nothing, and tell what would happen."""
 
 
 class RollbackAsk(Ask):
     version: TaskNumber | None = None
-    """None is the one before the one that is in force."""
+    """None is the one that was in force before."""
+    dry_run: bool = False
+    """Change nothing, and tell what would happen."""
 
 
 class DagProblem(Answer):
@@ -39,13 +43,40 @@ class BreakAnswer(Answer):
     backfills: int
 
 
+class ChangeAnswer(Answer):
+    """What is different in a job."""
+
+    fields: list[str]
+    keeps_generation: bool
+    """Whether its data stays as it is."""
+
+
+class ChangesAnswer(Answer):
+    """What becomes of the jobs, by name, compared with what was in force."""
+
+    added: list[str]
+    removed: list[str]
+    changed: dict[str, ChangeAnswer]
+    rebuilt: list[str]
+    """Not changed themselves, but something upstream of them was."""
+
+
 class AppliedAnswer(Answer):
-    version: int
+    version: int | None
+    """None, with `dry_run`, for one that would be new."""
     hash: str
     is_changed: bool
     building: list[str]
     """The jobs of which an earlier generation is served until the new one is built."""
     cancelled: int
+    before: int | None = None
+    """The version that was in force until then."""
+    changes: ChangesAnswer | None = None
+    """None if this release cannot read what was in force."""
+    is_dry_run: bool = False
+    """Nothing was changed; this is what would have happened."""
+    breaks: list[BreakAnswer] = []
+    """With `dry_run`: the work that would become useless, for which `force` is needed."""
 
 
 class VersionAnswer(Answer):
@@ -53,6 +84,8 @@ class VersionAnswer(Answer):
     hash: str
     created_at: datetime
     is_current: bool
+    since: datetime | None = None
+    """When it was put in force last."""
 
 
 class VersionsAnswer(Answer):

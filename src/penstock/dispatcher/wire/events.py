@@ -16,6 +16,7 @@ from penstock.dispatcher.wire.base import (
     Name,
     Number,
     PartitionKey,
+    Payload,
     TaskNumber,
     Uuid,
 )
@@ -33,6 +34,9 @@ class EventAsk(Ask):
     partition_key: PartitionKey | None = None
     start: Number | None = None
     end: Number | None = None
+    payload: Payload | None = None
+    """What the jobs that read the dataset are told with it. Of an event that is known already it
+    is not looked at."""
 
 
 class EventsAsk(Ask):
@@ -74,9 +78,15 @@ class SourceAnswer(Answer):
     """The uuids of its outputs, by name."""
     cron: str | None = None
     time_zone: str = "UTC"
+    emits: str = "cursor"
+    """Of cron sources: `cursor`, or `interval` for the time since the one before."""
+    catch_up: bool = True
+    """Of cron sources: whether times that were missed are made up for."""
     path: str | None = None
     last_cursor: int | None = None
     """The highest cursor of its events so far."""
+    last_end: int | None = None
+    """Of cron sources that emit intervals: the end of the last one."""
     paused: str | None = None
 
 

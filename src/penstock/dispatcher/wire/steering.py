@@ -14,6 +14,7 @@ from penstock.dispatcher.wire.base import (
     Name,
     Number,
     PartitionKey,
+    Payload,
     TaskNumber,
 )
 from penstock.dispatcher.wire.events import EventResult
@@ -32,6 +33,8 @@ class TriggerAsk(Ask):
     partition_key: PartitionKey | None = None
     start: Number | None = None
     end: Number | None = None
+    payload: Payload | None = None
+    """What the jobs that read it are told with it."""
 
 
 class TriggerAnswer(Answer):

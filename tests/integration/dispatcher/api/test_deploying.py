@@ -103,10 +103,51 @@ def test_rollback(on_stage: Perform) -> None:
         await stage.apply(chain(timing="3h"))
         assert refused(await back(version=4), 404).title == "There is no version 4 of the DAG."
         assert ok(await back(version=1))["version"] == 1
-        ok(await back(version=3))
-        # Without a body it is the one before.
-        assert ok(await stage.public.post("/v1/dag/rollback"))["version"] == 2
+        # Without a body it is what was in force before.
+        foreseen = ok(await back(dry_run=True))
+        assert (foreseen["is_dry_run"], foreseen["version"]) == (True, 3)
+        moved = ok(await stage.public.post("/v1/dag/rollback"))
+        assert (moved["version"], moved["before"], moved["is_dry_run"]) == (3, 1, False)
+        changed = {"clean": {"fields": ["timeout"], "keeps_generation": True}}
+        assert moved["changes"]["changed"] == foreseen["changes"]["changed"] == changed
+        assert ok(await back())["version"] == 1
         assert refused(await back(version=0), 422).field == "version"
+
+    on_stage(story)
+
+
+def test_what_an_apply_did_is_told_by_job(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        changes = ok(await stage.apply(chain()))["changes"]
+        assert changes["added"] == ["clean", "feed", "report"]
+        same = ok(await stage.apply(chain()))["changes"]
+        assert same == {"added": [], "removed": [], "changed": {}, "rebuilt": []}
+        kicks = len(stage.kicks)
+        dry = ok(await stage.apply(chain(clean="2"), dry_run=True))
+        assert len(stage.kicks) == kicks
+        assert (dry["version"], dry["is_dry_run"], dry["breaks"]) == (None, True, [])
+        applied = ok(await stage.apply(chain(clean="2")))
+        assert dry["changes"] == applied["changes"]
+        assert applied["changes"]["rebuilt"] == ["report"]
+        assert applied["changes"]["changed"] == {
+            "clean": {"fields": ["config"], "keeps_generation": False}
+        }
+        # What this release cannot read is not compared.
+        await stage.world.rows("UPDATE dag_version SET source = 'x' RETURNING id")
+        assert ok(await stage.apply(chain()))["changes"] is None
+
+    on_stage(story)
+
+
+def test_a_dry_run_tells_what_would_break(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.apply()
+        await stage.trigger("p")
+        gone = "\n".join(chain().split("\n")[:6])
+        dry = ok(await stage.apply(gone, dry_run=True))
+        assert [(each["job"], each["waiting"]) for each in dry["breaks"]] == [("clean", 1)]
+        assert dry["changes"]["removed"] == ["clean", "report"]
+        assert await stage.world.value("SELECT count(*) FROM dag_version") == 1
 
     on_stage(story)
 

@@ -39,6 +39,36 @@ def test_nothing_public_is_on_the_internal_listener(on_stage: Perform) -> None:
     on_stage(story)
 
 
+def test_a_path_of_the_other_listener_says_which(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        mixed = refused(await stage.internal.get("/v1/status"), 404)
+        assert "public listener" in mixed.title
+        assert "7070" in mixed.detail
+        for path in ("/internal/hello", "/v1/task/complete"):
+            mixed = refused(await stage.public.post(path, json={}), 404)
+            assert "internal listener" in mixed.title
+            assert "7071" in mixed.detail
+        for side in (stage.public, stage.internal):
+            assert "/openapi.json" in refused(await side.get("/nope"), 404).detail
+
+    on_stage(story)
+
+
+def test_no_words_of_a_library_are_told(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        asked = {"job": "feed", "partition_key": ""}
+        problem = refused(await stage.public.post("/v1/trigger", json=asked), 422)
+        assert problem.title == "`partition_key` has to have 1 character at least."
+        problem = refused(await stage.public.get("/v1/tasks?status=nope"), 422)
+        assert problem.title.startswith("`status` has to be one of queued, running, ")
+        problem = refused(await stage.public.get("/v1/tasks?limit=many"), 422)
+        assert problem.title == "`limit` has to be a whole number, not a text."
+        problem = refused(await stage.public.post("/v1/dag", json=[]), 422)
+        assert problem.title == "The body has to be an object, not a list."
+
+    on_stage(story)
+
+
 def test_the_token_of_the_public_side(on_stage: Perform) -> None:
     async def story(stage: Stage) -> None:
         for each in PUBLIC:

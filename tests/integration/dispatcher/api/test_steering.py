@@ -91,13 +91,32 @@ def test_lists_of_tasks(on_stage: Perform) -> None:
         assert await ids(status="dead") == ([], None)
         assert len((await ids(job="report"))[0]) == 1
         refused(await stage.public.get("/v1/tasks?job=nobody"), 404)
+        of_p, _ = await ids(partition_key="p")
+        assert len(of_p) == 2
+        assert await ids(partition_key="p", limit=1) == (of_p[:1], of_p[0])
+        assert await ids(partition_key="p", before=of_p[0]) == (of_p[1:], None)
+        assert await ids(partition_key="p", status="completed") == ([done.task_id], None)
+        assert await ids(partition_key="p", job="clean") == ([done.task_id], None)
+        assert await ids(partition_key="nope") == ([], None)
 
     on_stage(story)
 
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=0", "limit=1001", "status=lost", "before=0", "before=x", "job=", "what=1", "limit="],
+    [
+        *(
+            "limit=0",
+            "limit=1001",
+            "status=lost",
+            "before=0",
+            "before=x",
+            "job=",
+            "what=1",
+            "limit=",
+        ),
+        *("partition_key=", "partition_key=%00"),
+    ],
 )
 def test_lists_that_make_no_sense(on_stage: Perform, query: str) -> None:
     async def story(stage: Stage) -> None:

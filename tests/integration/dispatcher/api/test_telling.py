@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.wire.events import SourcesAnswer
+from penstock.dispatcher.payloads import PAYLOAD_BYTES_MAX
+from penstock.dispatcher.wire.events import SourceAnswer, SourcesAnswer
 from tests.integration.dispatcher.api.conftest import Perform
-from tests.integration.dispatcher.api.stage import Stage, held, ok, read, refused
+from tests.integration.dispatcher.api.stage import Stage, held, ok, output, read, refused
 from tests.integration.dispatcher.test_deployment import chain
 
 NOWHERE = "00000000-0000-0000-0000-000000000000"
@@ -24,6 +25,14 @@ jobs:
     operator: a:listen
     outputs: [heard]
   read: {runtime: process, operator: "a:read", inputs: [ticks, hooks, heard], outputs: [all]}
+"""
+
+INTERVALS = """
+jobs:
+  tick:
+    activation: source
+    source: {kind: cron, cron: "5 * * * *", emits: interval, catch_up: false}
+    outputs: [ticks]
 """
 
 
@@ -143,6 +152,115 @@ def test_the_sources_of_the_dag(on_stage: Perform) -> None:
         await tell(stage, *news, {"event_id": "k", "dataset": "hooks", "partition_key": "k"})
         hook, listen, tick = (await sources()).sources
         assert (tick.last_cursor, hook.last_cursor) == (11, None)
+        assert (tick.emits, tick.catch_up, tick.last_end) == ("cursor", True, None)
+
+    on_stage(story)
+
+
+def test_a_source_of_intervals(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        async def tick() -> SourceAnswer:
+            answer = await stage.internal.get("/internal/sources", headers=stage.identity())
+            (found,) = read(answer, SourcesAnswer).sources
+            return found
+
+        def interval(event_id: str, start: int, end: int) -> dict[str, Any]:
+            range_ = {"partition_key": event_id, "start": start, "end": end}
+            return {"event_id": event_id, "dataset": "ticks", **range_}
+
+        await stage.apply(INTERVALS)
+        found = await tick()
+        assert (found.emits, found.catch_up, found.last_end) == ("interval", False, None)
+        await tell(stage, interval("cron:1", 0, 10), interval("cron:2", 10, 20))
+        # What somebody has told by hand is no time of the source. One that is late is not the last.
+        await tell(stage, interval("by hand", 20, 99), interval("cron:0", -10, 0))
+        assert (await tick()).last_end == 20
+        assert (await tick()).last_cursor is None
+
+    on_stage(story)
+
+
+PAYLOAD = {"id": 1, "more": {"is": None, "list": [None, 1.5, "é", 10**30]}, "payload": {}}
+
+
+def test_what_comes_with_an_event_reaches_its_tasks(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.apply()
+        results = await tell(
+            stage,
+            {"event_id": "1", "dataset": "raw", "partition_key": "p", "payload": PAYLOAD},
+            {"event_id": "1", "dataset": "raw", "partition_key": "p", "payload": {"other": 1}},
+            {"event_id": "2", "dataset": "raw", "partition_key": "q"},
+            {"event_id": "3", "dataset": "raw", "partition_key": "r", "payload": {}},
+        )
+        assert [each["outcome"] for each in results] == ["new", "duplicate", "new", "new"]
+        asked = {"job": "feed", "partition_key": "s", "payload": {"by": "hand"}}
+        ok(await stage.public.post("/v1/trigger", json=asked))
+        await stage.route()
+        first, *others = await stage.claim(limit=9)
+        assert first.payload["payload"] == PAYLOAD
+        assert [each.payload.get("payload") for each in others] == [None, None, {"by": "hand"}]
+        shown = ok(await stage.public.get(f"/v1/tasks/{first.task_id}"))
+        assert shown["payload"]["payload"] == PAYLOAD
+        # What is published has none: the next job is told by the data.
+        ok(await stage.complete({**held(first), "outputs": [output(first)]}))
+        (report,) = await stage.claim("a:report")
+        assert (report.payload["partition_key"], "payload" in report.payload) == ("p", False)
+        # A running task may say something with its own events.
+        own = {"event_id": "x", "dataset": "tidy", "partition_key": "x", "payload": {"a": 1}}
+        ask = {**held(others[0]), "events": [own]}
+        ok(await stage.internal.post("/v1/task/events", json=ask))
+        await stage.route()
+        (report,) = await stage.claim("a:report")
+        assert report.payload["payload"] == {"a": 1}
+
+    on_stage(story)
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        ({"a": "x" * 66_000}, "has 65,536 bytes at most"),
+        ({"a": "\0"}, "no NUL character"),
+        ({"a": 10**400}, "320 digits"),
+    ],
+)
+def test_a_payload_that_cannot_be_kept(
+    on_stage: Perform, payload: dict[str, Any], why: str
+) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.apply()
+        event = {"event_id": "1", "dataset": "raw", "cursor": 1}
+        good, bad = await tell(stage, {**event, "event_id": "2"}, {**event, "payload": payload})
+        assert (good["outcome"], bad["outcome"]) == ("new", "refused")
+        assert why in bad["why"]
+        asked = {"job": "feed", "payload": payload}
+        assert why in refused(await stage.public.post("/v1/trigger", json=asked), 422).title
+        not_an_object = {"job": "feed", "payload": [1]}
+        found = refused(await stage.public.post("/v1/trigger", json=not_an_object), 422)
+        assert found.field == "payload"
+
+    on_stage(story)
+
+
+def test_the_largest_payload_that_is_allowed_is_stored(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.apply()
+        # As many commas as there can be, which are stored with a space each, and long numbers.
+        room = PAYLOAD_BYTES_MAX - len('{"a":[]}')
+        short: list[float] = [1] * ((room + 1) // 2)
+        long = [1e-300] * (room // 303)
+        for number, value in enumerate((short, long)):
+            event = {"event_id": str(number), "dataset": "raw", "partition_key": "p"}
+            (result,) = await tell(stage, {**event, "payload": {"a": value}})
+            assert result["outcome"] == "new", result
+            (result,) = await tell(
+                stage, {**event, "event_id": "x", "payload": {"a": value, "more": [*value][:9]}}
+            )
+            assert result["outcome"] == "refused"
+        await stage.route()
+        found = [each.payload["payload"]["a"] for each in await stage.claim(limit=9)]
+        assert found == [short, long]
 
     on_stage(story)
 

@@ -218,7 +218,9 @@ def test_who_calls_has_to_say_so(on_stage: Perform, path: str) -> None:
         good = stage.identity("w1")
         assert refused(await call({}), 401).type == "unauthorized"
         assert refused(await call({WORKER_HEADER: "w1"}), 401).type == "unauthorized"
-        assert refused(await call({**good, WORKER_HEADER: "w2"}), 403).type == "forbidden"
+        another = refused(await call({**good, WORKER_HEADER: "w2"}), 403)
+        assert another.type == "forbidden"
+        assert "PENSTOCK_WORKER_SECRET, or --data, is not that" in another.detail
         # What is wrong with the body is told to those who may know.
         assert (await call(good)).status_code in (200, 422)
         assert await stage.world.value("SELECT count(*) FROM worker") == 0

@@ -117,9 +117,9 @@ def test_a_body_that_is_not_json(body: bytes) -> None:
     [
         (b'{"items": [{"number": 1}, {"number": 0}]}', "items[1].number"),
         (b'{"items": [{"number": "1"}]}', "items[0].number"),
-        (b'{"items": [{}]}', "items[0]"),
+        (b'{"items": [{}]}', "items[0].number"),
         (b'{"items": {}}', "items"),
-        (b'{"itmes": []}', ""),
+        (b'{"itmes": []}', "itmes"),
         (b"[]", ""),
     ],
 )
@@ -311,3 +311,24 @@ def test_other_protocols_are_a_mistake() -> None:
 
     with pytest.raises(ValueError, match="websocket"):
         asyncio.run(app({"type": "websocket"}, nothing, nothing))
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (None, 200),
+        ("http://127.0.0.1:7070", 200),
+        ("https://evil.example", 403),
+        ("http://127.0.0.1:8080", 403),
+        ("null", 403),
+        ("", 403),
+    ],
+)
+def test_a_page_of_another_site_cannot_steer_a_dispatcher_without_a_token(
+    origin: str | None, status: int
+) -> None:
+    call = Caller(application(post("/echo", proof=Proof.API_TOKEN)))
+    headers = [("host", "127.0.0.1:7070"), ("content-type", "text/plain")]
+    if origin is not None:
+        headers.append(("origin", origin))
+    assert said(call("POST", "/echo", b"{}", headers=headers)).status == status

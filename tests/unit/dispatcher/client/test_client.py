@@ -99,6 +99,13 @@ REQUESTS: list[tuple[str, Call, str, Any, Step]] = [
         TRIGGERED,
     ),
     (
+        "POST /v1/trigger",
+        lambda c: c.trigger("ingest", event_id="e", payload={"id": [1, None]}),
+        "",
+        {"job": "ingest", "event_id": "e", "payload": {"id": [1, None]}},
+        TRIGGERED,
+    ),
+    (
         "POST /v1/backfills",
         lambda c: c.backfill("totals", keys=("a", "b"), request_id="r", concurrency=5),
         "",
@@ -245,7 +252,7 @@ def test_what_a_dag_would_break_is_listed_with_the_way_to_do_it_all_the_same() -
         ask(Scripted().on("POST /v1/dag", refused), lambda c: c.apply(TEXT))
     assert (caught.value.status, caught.value.kind) == (409, "breaks")
     assert caught.value.message == (
-        "It would break work.\n  clean: 1,200 waiting, 3 running, 1 backfills"
+        "It would break work.\n  clean: 1,200 waiting, 3 running, 1 backfill"
     )
     assert "--force" in caught.value.hint
 
@@ -457,6 +464,8 @@ def test_secrets_are_not_repeated(url: str, token: str | None, said: str) -> Non
         lambda c: c.partitions("x?y"),
         lambda c: c.limit_operator("a b", 1),
         lambda c: c.trigger("\udcff"),
+        lambda c: c.trigger("ingest", payload={"a": object()}),
+        lambda c: c.trigger("ingest", payload={"a": "x" * 70_000}),
         lambda c: c.tasks(job="\udcff"),
         lambda c: c.wait(task=1, backfill=1),
         lambda c: c.wait(timeout_seconds=float("nan")),
@@ -530,3 +539,18 @@ def test_without_httpx_everything_else_works_and_this_says_what_to_install() -> 
 def test_the_queue_is_imported_without_the_client() -> None:
     program = "import sys, penstock; sys.exit('penstock.dispatcher.client' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "url", ["foo", "", "localhost:7070", "ftp://x", "http://", "http://[", None]
+)
+def test_what_is_no_url_is_told_when_the_client_is_made(url: Any) -> None:
+    with pytest.raises(InvalidInput, match="not the URL of a dispatcher"):
+        Client(url)
+
+
+def test_one_task_may_be_named_alone() -> None:
+    for verb, call in (("replay", lambda c: c.replay(7)), ("cancel", lambda c: c.cancel(7))):
+        scripted = Scripted().on(f"POST /v1/tasks/{verb}", ResultsAnswer(results=[]))
+        ask(scripted, call)
+        assert scripted.heard[0].body == {"tasks": [7]}

@@ -15,6 +15,7 @@ from penstock.dispatcher.dag.model import (
     AlwaysOnSource,
     CronSource,
     Dag,
+    Emits,
     Execution,
     Input,
     Job,
@@ -88,7 +89,13 @@ CRONS = st.sampled_from(
 def _sources(draw: st.DrawFn, name: str) -> Job:
     source: Source = draw(
         st.one_of(
-            st.builds(CronSource, CRONS, st.sampled_from(["UTC", "Europe/Zurich"])),
+            st.builds(
+                CronSource,
+                CRONS,
+                st.sampled_from(["UTC", "Europe/Zurich"]),
+                st.sampled_from(Emits),
+                st.booleans(),
+            ),
             st.sampled_from([WebhookSource(f"/{name}"), WebhookSource(f"/x/{name}")]),
             st.just(ManualSource()),
             st.builds(AlwaysOnSource, st.integers(0, 10**7)),

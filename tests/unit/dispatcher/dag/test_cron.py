@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.dispatcher.dag.cron import is_time_zone, next_after, parse_cron
+from penstock.dispatcher.dag.cron import (
+    _times,
+    is_time_zone,
+    next_after,
+    parse_cron,
+    previous_before,
+)
 
 
 def test_fields_are_lists_of_ranges_with_steps() -> None:
@@ -177,6 +183,48 @@ def test_nothing_is_passed_over(expression: str, zone: str, naive: datetime) -> 
     between = after + (coming - after) / 2
     assert next_after(cron, between, time_zone=zone) == coming
     assert next_after(cron, coming - timedelta(seconds=1), time_zone=zone) == coming
+    # And backwards it is the same.
+    past = previous_before(cron, coming, time_zone=zone)
+    assert past is not None
+    assert past <= after
+    assert next_after(cron, past, time_zone=zone) == coming
+    assert previous_before(cron, coming + timedelta(seconds=1), time_zone=zone) == coming
+
+
+def test_clocks_that_are_put_back_past_midnight() -> None:
+    # At one minute past midnight it became one minute past eleven of the day before.
+    zone, cron = "America/St_Johns", parse_cron("*/30 * * * *")
+    time = datetime(2010, 11, 7, 1, 45, tzinfo=UTC)
+    first = time - timedelta(minutes=15)
+    times: list[datetime] = []
+    for _ in range(5):
+        coming = next_after(cron, time, time_zone=zone)
+        assert coming is not None
+        assert [previous_before(cron, coming, time_zone=zone)] == (times or [first])[-1:]
+        times.append(coming)
+        time = coming
+    assert [f"{each.astimezone(ZoneInfo(zone)):%d %H:%M %Z}" for each in times] == [
+        "06 23:30 NDT",
+        "07 00:00 NDT",
+        "06 23:30 NST",
+        "07 00:00 NST",
+        "07 00:30 NST",
+    ]
+
+
+def test_the_calendar_begins() -> None:
+    begin = datetime(1, 1, 1, 0, 0, tzinfo=UTC)
+    assert previous_before(parse_cron("@daily"), begin, time_zone="UTC") is None
+
+
+def test_a_day_is_looked_at_once_however_many_times_it_has() -> None:
+    cron, time = parse_cron("* * * * *"), datetime(2031, 5, 6, 7, 8, tzinfo=UTC)
+    before = _times.cache_info().misses
+    for _ in range(500):
+        coming = next_after(cron, time, time_zone="Asia/Tokyo")
+        assert coming == time + timedelta(minutes=1)
+        time = coming
+    assert _times.cache_info().misses - before <= 4
 
 
 def test_time_zones_are_known_by_name_and_no_file_is() -> None:

@@ -59,9 +59,22 @@ def test_how_a_job_is_run_rebuilds_nothing(old: str, new: str, field: str) -> No
 
 
 def test_a_schedule_rebuilds_nothing() -> None:
-    found = diff(EXAMPLE, _edited(("cron: 5 *", "cron: 6 *")))
-    assert found.changed == {"hourly": Change(("source",), keeps_generation=True)}
-    assert found.new_generations() == frozenset()
+    for new in (
+        "cron: 6 *",
+        "time_zone: Europe/Zurich\n      cron: 0 *",
+        "catch_up: false\n      cron: 0 *",
+    ):
+        found = diff(EXAMPLE, _edited(("cron: 0 *", new)))
+        assert found.changed == {"hourly": Change(("source",), keeps_generation=True)}
+        assert found.new_generations() == frozenset()
+
+
+def test_what_a_schedule_emits_rebuilds_all_that_follows() -> None:
+    cursors = _edited(("      emits: interval\n", ""))
+    for found in (diff(EXAMPLE, cursors), diff(cursors, EXAMPLE)):
+        assert found.changed == {"hourly": Change(("source",), keeps_generation=False)}
+        assert found.rebuilt == ("clean", "days", "fetch", "report")
+    assert diff(cursors, _edited(("emits: interval", "emits: cursor"))).is_empty
 
 
 @pytest.mark.parametrize(
@@ -120,10 +133,14 @@ def test_an_input_that_comes_from_another_job_is_another_input() -> None:
 def test_the_hashes_stay_from_release_to_release() -> None:
     # They decide whether data is rebuilt: a change of them here rebuilds everybody's.
     assert definition_hash(EXAMPLE.job("report")) == (
-        "f33e051235e8a6f72b292f1f5031edf382c52ba10b5ec2073a001df39e5b114b"
+        "b79620ac89c331f52b691cefe26991e22f2df729d90bc26af5a4983c260cbb78"
     )
     assert lineage_hash(EXAMPLE, "report") == (
-        "5128b445cff91fb41f9cdfb3866bbb6119a909d24780649afd8ccf70d6bb2399"
+        "7b2676f8ce4bd27c668c502fa1d4d46fa8e6155ec11c85b3e69a3c3694d395e9"
+    )
+    # As it was before there were intervals.
+    assert lineage_hash(_edited(("      emits: interval\n", "")), "report") == (
+        "45ff0dbe5f62ae39106d4d2b26f77ce7e3d44e17818e5cb804b0b2fb8a99e795"
     )
 
 

@@ -47,8 +47,8 @@ def test_the_example() -> None:
     assert graph.upstream("days") == {"hourly", "fetch", "clean"}
     assert graph.downstream("clean") == {"days", "report"}
     assert graph.upstream("hourly") == frozenset()
-    assert graph.feeders["report"] == ("clean", "days")
-    assert graph.readers["clean"] == ("days", "report")
+    assert graph.feeders["report"] == ("days",)
+    assert graph.readers["clean"] == ("days",)
     assert graph.writers["daily_report"] == "report"
 
 
@@ -131,13 +131,18 @@ def test_a_long_chain_is_no_deeper_than_a_short_one() -> None:
 
 def test_it_is_shown_as_a_tree() -> None:
     assert show(EXAMPLE) == (
-        "hourly              cron 5 * * * * America/New_York; writes ticks\n"
+        "hourly              cron 0 * * * * UTC, intervals; writes ticks\n"
         "└─ fetch            process flights.fetch:departures; writes departures; bulk\n"
         "   └─ clean         process flights.clean:clean; writes flights\n"
         "      └─ days       dispatcher range_aggregate; writes full_days\n"
-        "         └─ report  process flights.report:daily; reads clean, days;"
-        " writes daily_report\n"
+        "         └─ report  process flights.report:daily; writes daily_report\n"
     )
+
+
+def test_who_reads_several_is_shown_once_and_says_so() -> None:
+    lines = show(_wired({"a": "", "b": "a", "c": "ab"})).splitlines()
+    assert [line.split() for line in lines][2][:2] == ["└─", "c"]
+    assert "reads a, b" in lines[2]
 
 
 def test_branches_of_a_tree() -> None:

@@ -276,7 +276,7 @@ _JOBS = [
     ),
     (
         "a: {runtime: process, operator: f, inputs: {from: nix, where: strat > 1}}",
-        "6 jobs.a.inputs.from: no dataset\n 6 jobs.a.inputs.where: did you mean start?",
+        "6 jobs.a.inputs.from: no dataset\n 6 jobs.a.inputs.where: ; did you mean start?",
     ),
     (
         "a: {runtime: process, operator: f, inputs: raw, outputs: [raw]}",
@@ -393,6 +393,22 @@ _JOBS = [
     (
         "a: {activation: source, outputs: a, source: {kind: cron, cron: 0 0 1 1 1, time_zone: XX}}",
         "6 jobs.a.source.time_zone: There is no time zone 'XX'; write one as Europe/Zurich.",
+    ),
+    (
+        "a: {activation: source, outputs: a, source: {kind: cron, cron: 0 0 1 1 1, emits: day}}",
+        "6 jobs.a.source.emits: 'day' is not known; write cursor or interval.",
+    ),
+    (
+        "a: {activation: source, outputs: a, source: {kind: cron, cron: 0 0 1 1 1, catch_up: 2}}",
+        "6 jobs.a.source.catch_up: '2' is neither true nor false",
+    ),
+    (
+        "a: {activation: source, outputs: a, source: {kind: manual, emits: interval}}",
+        "6 jobs.a.source.emits: It is for cron sources, and this one is manual; take it out.",
+    ),
+    (
+        "a: {activation: source, outputs: a, source: {kind: webhook, catch_up: true}}",
+        "6 jobs.a.source.catch_up: It is for cron sources, and this one is webhook; take it out.",
     ),
     (
         "a: {activation: source, source: {kind: manual, path: /x, cron: 0 0 * * *}, outputs: a}",

@@ -134,6 +134,35 @@ def test_of_many_that_were_missed_the_latest(caplog: pytest.LogCaptureFixture) -
     assert "hourly has missed more than 100 times" in caplog.text
 
 
+def test_intervals_go_on_from_the_end_of_the_last() -> None:
+    end = milliseconds(BEGIN) // 1000
+    source, dispatcher = made(cron_source(emits="interval", last_end=end - 2 * 3600))
+    turns(source, dispatcher)
+    assert dispatcher.ids == hours(-1, 0)
+    assert [(each.start, each.end) for each in dispatcher.kept] == [
+        (end - 7200, end - 3600),
+        (end - 3600, end),
+    ]
+    turns(source, dispatcher, advance=HOUR)
+    assert dispatcher.kept[-1].partition_key == "2030-01-01T00:00Z"
+    # One that has only ever emitted cursors begins now.
+    source, dispatcher = made(cron_source(emits="interval", last_cursor=milliseconds(BEGIN) - 9**9))
+    turns(source, dispatcher)
+    assert dispatcher.ids == []
+
+
+def test_without_catching_up_it_is_the_latest_alone(caplog: pytest.LogCaptureFixture) -> None:
+    last = milliseconds(BEGIN - timedelta(hours=3))
+    source, dispatcher = made(cron_source(last_cursor=last, catch_up=False))
+    turns(source, dispatcher)
+    assert dispatcher.ids == hours(0)
+    turns(source, dispatcher, advance=HOUR)
+    assert dispatcher.ids == hours(0, 1)
+    turns(source, dispatcher, advance=5 * HOUR)
+    assert dispatcher.ids == hours(0, 1, 6)
+    assert caplog.text == ""
+
+
 def test_a_pause_is_kept_and_made_up_for() -> None:
     source, dispatcher = made(cron_source(paused="The queue is full."))
     turns(source, dispatcher)

@@ -8,6 +8,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 
 from penstock.dispatcher.sources.client import SourceClient
 from penstock.dispatcher.sources.functions import cron_handler, webhook_handler
-from penstock.dispatcher.sources.receiving import BODY_BYTES_MAX, Receiver, Request
+from penstock.dispatcher.sources.reading import BODY_BYTES_MAX, ID_HEADERS, Request
+from penstock.dispatcher.sources.receiving import Receiver
 from penstock.dispatcher.sources.schedule import milliseconds
 from penstock.dispatcher.sources.webhook import WebhookApp
 from penstock.kernel.entropy import seeded_entropy
@@ -74,11 +76,10 @@ def ask(
 
 def test_a_request_is_an_event_of_every_dataset() -> None:
     dispatcher = made(datasets={"b": "2", "a": "1"})
-    body = {"event_id": "x", "partition_key": "2030", "start": 1, "end": 2}
-    answer = ask(dispatcher, json=body)
+    answer = ask(dispatcher, "/orders?event_id=x&partition_key=2030&start=1&end=2", json={"id": 1})
     assert answer.status_code == 202
     assert answer.headers["content-type"] == "application/json"
-    assert answer.json()["event_id"] == "x"
+    assert (answer.json()["event_id"], answer.json()["is_id_made"]) == ("x", False)
     assert [each["outcome"] for each in answer.json()["results"]] == ["new", "new"]
     assert answer.json()["paused"] is None
     assert "retry-after" not in answer.headers
@@ -86,6 +87,7 @@ def test_a_request_is_an_event_of_every_dataset() -> None:
     assert (one.dataset, one.event_id, one.partition_key) == ("a", "x", "2030")
     assert (one.start, one.end, one.cursor) == (1, 2, None)
     assert two.dataset == "b"
+    assert one.payload == two.payload == {"id": 1}
 
 
 def test_a_request_without_anything_has_an_id_and_the_time() -> None:
@@ -93,8 +95,10 @@ def test_a_request_without_anything_has_an_id_and_the_time() -> None:
     answer = ask(dispatcher)
     (event,) = dispatcher.kept
     assert event.event_id == answer.json()["event_id"]
+    assert answer.json()["is_id_made"] is True
     assert len(event.event_id) == 24
     assert event.cursor == milliseconds(BEGIN)
+    assert event.payload is None
 
 
 def test_the_same_key_is_the_same_event() -> None:
@@ -103,10 +107,59 @@ def test_the_same_key_is_the_same_event() -> None:
         answer = ask(dispatcher, headers={"Idempotency-Key": "order-7"})
         assert answer.json()["results"][0]["outcome"] == outcome
     assert dispatcher.ids == ["order-7"]
-    same = ask(dispatcher, headers={"Idempotency-Key": "order-7"}, json={"event_id": "order-7"})
-    assert same.status_code == 202
-    other = ask(dispatcher, headers={"Idempotency-Key": "order-7"}, json={"event_id": "8"})
-    assert (other.status_code, other.json()["field"]) == (422, "event_id")
+
+
+def test_the_first_header_that_names_an_event_does_and_the_query_before_all() -> None:
+    headers = {name: f"by {name}" for name in ID_HEADERS}
+    for name in ID_HEADERS:
+        dispatcher = made()
+        answer = ask(dispatcher, headers=headers)
+        assert dispatcher.ids == [f"by {name}"] == [answer.json()["event_id"]]
+        assert answer.json()["is_id_made"] is False
+        del headers[name]
+    dispatcher = made()
+    ask(dispatcher, "/orders?event_id=mine", headers={"X-GitHub-Delivery": "theirs"})
+    assert dispatcher.ids == ["mine"]
+    # One that is empty is none.
+    ask(dispatcher, headers={"Idempotency-Key": " ", "X-Request-Id": "r"})
+    assert dispatcher.ids == ["mine", "r"]
+
+
+FORM = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize(
+    ("content", "content_type", "payload"),
+    [
+        (b'{"id": 1}', FORM, {"id": 1}),
+        (b' {"id": null, "more": [{}]} ', None, {"id": None, "more": [{}]}),
+        # No field of a body steers anything.
+        (b'{"partition_key": 5, "event_id": "x"}', None, {"partition_key": 5, "event_id": "x"}),
+        (b"", "application/json", None),
+        (b" \n", None, None),
+        (b"{}", None, {}),
+        (b"a=1&b=2", FORM, {"body": "a=1&b=2", "content_type": FORM}),
+        ("é\n".encode(), None, {"body": "é\n", "content_type": ""}),
+        (b"{", "text/plain", {"body": "{", "content_type": "text/plain"}),
+        (b"[1]", "application/json", {"body": "[1]", "content_type": "application/json"}),
+        (
+            b"\xff\x00",
+            "image/png",
+            {"body": "/wA=", "content_type": "image/png", "encoding": "base64"},
+        ),
+        (b"a\0", "", {"body": "YQA=", "content_type": "", "encoding": "base64"}),
+    ],
+)
+def test_the_body_is_the_payload(
+    content: bytes, content_type: str | None, payload: dict[str, Any] | None
+) -> None:
+    dispatcher = made()
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    answer = ask(dispatcher, content=content, headers=headers)
+    assert answer.status_code == 202, answer.text
+    (event,) = dispatcher.kept
+    assert event.payload == payload
+    assert (event.partition_key, event.event_id) == (None, answer.json()["event_id"])
 
 
 def test_a_source_that_is_paused_is_told_so() -> None:
@@ -119,35 +172,76 @@ def test_a_source_that_is_paused_is_told_so() -> None:
     assert len(dispatcher.kept) == 1
 
 
+JSON = {"Content-Type": "application/json; charset=utf-8"}
+
+
 @pytest.mark.parametrize(
-    ("content", "status", "field"),
+    ("content", "status"),
     [
-        (b"{", 400, ""),
-        (b"\xff", 400, ""),
-        (b'{"partition_key": "\\ud800"}', 400, ""),
-        (b"[1]", 422, ""),
-        (b'{"cursor": "x"}', 422, "cursor"),
-        (b'{"cursor": 9223372036854775808}', 422, "cursor"),
-        (b'{"partition_key": ""}', 422, "partition_key"),
-        (b'{"other": 1}', 422, ""),
-        (b" " * (BODY_BYTES_MAX + 1), 413, ""),
-        (b"[" * 20_000, 422, ""),
+        (b"{", 400),
+        (b"\xff", 400),
+        (b'{"a": "\\ud800"}', 400),
+        (b'{"a": "\\u0000"}', 422),
+        (b'{"a\\u0000": 1}', 422),
+        (b'{"a": ' + b"[" * 70 + b"]" * 70 + b"}", 422),
+        (b'{"a": ' + b"[" * 20_000 + b"]" * 20_000 + b"}", 422),
+        (b'{"a": ' + b"9" * 400 + b"}", 422),
+        (b" " * (BODY_BYTES_MAX + 1), 413),
+        (b'{"a": [' + b",".join([b"1e300"] * 300) + b"]}", 413),
     ],
 )
-def test_a_body_that_makes_no_sense(content: bytes, status: int, field: str) -> None:
+def test_a_body_that_makes_no_sense(content: bytes, status: int) -> None:
     dispatcher = made()
-    answer = ask(dispatcher, content=content)
+    answer = ask(dispatcher, content=content, headers=JSON)
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/problem+json"
-    problem = answer.json()
-    assert (problem["status"], problem["field"]) == (status, field)
+    assert answer.json()["status"] == status
     assert dispatcher.kept == []
+
+
+def test_a_body_that_is_too_large_as_json() -> None:
+    dispatcher = made()
+    # It would be longer in base64, and with its ends of lines escaped.
+    for content in (b"\xff" * 50_000, b"\n" * 40_000 + b"x"):
+        answer = ask(dispatcher, content=content)
+        assert (answer.status_code, "goes into a file" in answer.json()["title"]) == (413, True)
+    assert ask(dispatcher, content=b"x" * 65_000).status_code == 202
+    assert len(dispatcher.kept) == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("other=1", "other"),
+        ("cursor=1&id=7", "id"),
+        ("payload=%7B%7D", "payload"),
+        ("cursor=x", "cursor"),
+        ("cursor=9223372036854775808", "cursor"),
+        ("start=1.5", "start"),
+        ("partition_key=", "partition_key"),
+        ("partition_key=a&partition_key=a", "partition_key"),
+        (f"event_id={'x' * 901}", "event_id"),
+        ("partition_key=%ff", ""),
+        ("&".join(f"p{n}" for n in range(200)), ""),
+    ],
+)
+def test_a_query_that_makes_no_sense(query: str, field: str) -> None:
+    dispatcher = made()
+    answer = ask(dispatcher, f"/orders?{query}")
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
+    assert field in answer.json()["title"]
+    assert dispatcher.kept == []
+
+
+def test_a_header_that_is_too_long_for_an_id() -> None:
+    answer = ask(made(), headers={"Webhook-Id": "x" * 901})
+    assert (answer.status_code, answer.json()["field"]) == (422, "Webhook-Id")
 
 
 def test_what_the_dispatcher_refuses() -> None:
     dispatcher = made()
     dispatcher.refused = "An event has a cursor or a partition, and not both."
-    answer = ask(dispatcher, json={"cursor": 1, "partition_key": "x"})
+    answer = ask(dispatcher, "/orders?cursor=1&partition_key=x")
     assert answer.status_code == 422
     assert answer.json()["detail"] == dispatcher.refused
 
@@ -227,25 +321,26 @@ def test_time_goes_on_between_looks() -> None:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.binary(max_size=200)
     | st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),
-        lambda inner: (
-            st.lists(inner)
-            | st.dictionaries(
-                st.sampled_from(["event_id", "cursor", "partition_key", "start", "end"])
-                | st.text(),
-                inner,
-            )
-        ),
-    ).map(lambda value: json.dumps(value).encode())
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    ).map(lambda value: json.dumps(value).encode()),
+    st.text(max_size=30)
+    | st.lists(
+        st.tuples(
+            st.sampled_from(["event_id", "cursor", "partition_key", "start", "end"]),
+            st.text(max_size=5) | st.integers().map(str),
+        )
+    ).map(urlencode),
+    st.dictionaries(st.sampled_from(["content-type", "x-request-id"]), st.text(max_size=20)),
 )
-def test_whatever_comes_is_answered(content: bytes) -> None:
+def test_whatever_comes_is_answered(content: bytes, query: str, headers: dict[str, str]) -> None:
     receiver = Receiver(made(), clock=HandClock(), entropy=seeded_entropy(1))
-    reply = asyncio.run(receiver.receive(Request("POST", "/orders", {}, content)))
-    assert reply.status in (202, 400, 422)
+    asked = Request("POST", "/orders", headers, content, query)
+    assert asyncio.run(receiver.receive(asked)).status in (202, 400, 422)
 
 
 # The same as functions ---------------------------------------------------------------------------
@@ -264,19 +359,23 @@ def connecting(
 FUNCTION_URL = {
     "version": "2.0",
     "rawPath": "/orders",
+    "rawQueryString": "partition_key=p%26q&start=1&end=2",
     "headers": {"idempotency-key": "k"},
     "requestContext": {"http": {"method": "POST"}, "stage": "$default"},
-    "body": '{"partition_key": "p"}',
+    "body": '{"id": 1}',
     "isBase64Encoded": False,
 }
 GATEWAY = {
     "path": "/orders",
     "httpMethod": "POST",
     "headers": {"Idempotency-Key": "k"},
+    "queryStringParameters": {"partition_key": "p&q", "start": "1", "end": "2"},
+    "multiValueQueryStringParameters": {"partition_key": ["p&q"], "start": ["1"], "end": ["2"]},
     "requestContext": {"stage": "prod"},
-    "body": base64.b64encode(b'{"partition_key": "p"}').decode(),
+    "body": base64.b64encode(b'{"id": 1}').decode(),
     "isBase64Encoded": True,
 }
+BALANCED = {**GATEWAY, "multiValueQueryStringParameters": None}
 STAGED = {
     **FUNCTION_URL,
     "rawPath": "/prod/orders",
@@ -284,7 +383,7 @@ STAGED = {
 }
 
 
-@pytest.mark.parametrize("event", [FUNCTION_URL, GATEWAY, STAGED])
+@pytest.mark.parametrize("event", [FUNCTION_URL, GATEWAY, BALANCED, STAGED])
 def test_a_webhook_function(event: dict[str, Any]) -> None:
     dispatcher = made()
     handler = webhook_handler(connecting(dispatcher), entropy=seeded_entropy(1))
@@ -294,7 +393,8 @@ def test_a_webhook_function(event: dict[str, Any]) -> None:
         told = json.loads(answer["body"])
         assert (told["event_id"], told["results"][0]["outcome"]) == ("k", outcome)
     (kept,) = dispatcher.kept
-    assert (kept.event_id, kept.partition_key) == ("k", "p")
+    assert (kept.event_id, kept.partition_key, kept.start, kept.end) == ("k", "p&q", 1, 2)
+    assert kept.payload == {"id": 1}
 
 
 def test_a_webhook_function_that_is_asked_nonsense() -> None:
@@ -304,6 +404,11 @@ def test_a_webhook_function_that_is_asked_nonsense() -> None:
     assert handler({}, None)["statusCode"] == 404
     assert handler({**GATEWAY, "body": "!"}, None)["statusCode"] == 400
     assert handler({**GATEWAY, "body": None}, None)["statusCode"] == 202
+    assert handler({**FUNCTION_URL, "rawQueryString": "x=1"}, None)["statusCode"] == 422
+    twice = {"multiValueQueryStringParameters": {"cursor": ["1", "2"]}}
+    assert handler({**GATEWAY, **twice}, None)["statusCode"] == 422
+    no_query = {"rawQueryString": None}
+    assert handler({**FUNCTION_URL, **no_query}, None)["statusCode"] == 202
 
 
 def test_a_cron_function() -> None:
@@ -333,6 +438,24 @@ def test_a_cron_function_catches_up_and_holds() -> None:
     dispatcher.refused = "no"
     with pytest.raises(InvalidInput, match="Events of hourly were refused: no"):
         handler({"time": "2030-01-01T00:00:00Z"}, None)
+
+
+def test_a_cron_function_of_intervals() -> None:
+    hour = 3600
+    end = milliseconds(BEGIN) // 1000
+    source = cron_source(emits="interval", last_end=end - 2 * hour)
+    dispatcher = ScriptedDispatcher([source])
+    handler = cron_handler(connecting(dispatcher))
+    event = {"time": "2030-01-01T00:00:00Z"}
+    assert handler(event, None) == {"sent": {"hourly": 2}}
+    assert [(each.partition_key, each.start, each.end) for each in dispatcher.kept] == [
+        ("2029-12-31T22:00Z", end - 2 * hour, end - hour),
+        ("2029-12-31T23:00Z", end - hour, end),
+    ]
+    dispatcher.sources_ = [cron_source(emits="interval", last_end=0, catch_up=False)]
+    dispatcher.kept.clear()
+    assert handler(event, None) == {"sent": {"hourly": 1}}
+    assert [each.end for each in dispatcher.kept] == [end]
 
 
 @pytest.mark.parametrize("event", [{}, {"time": 1}, {"time": "x"}, {"time": "0001-01-01T00:00Z"}])

@@ -1,0 +1,147 @@
+-- What a change of the DAG brings back or begins to build, for penstock.dispatcher.deployment: after
+-- the locks and moves of deployment.sql, in the same transaction.
+
+-- name: resume_running
+-- What was asked to stop because its generation had left, and still runs, may go on.
+UPDATE task
+SET cancel_asked = false, reason = NULL
+WHERE task.generation = ANY (%(versions)s::uuid[]) AND task.status = 'running'
+  AND task.cancel_asked AND task.reason = %(reason)s
+
+-- name: forget_cancelled
+-- What was cancelled because its generation had left can be made again of its event. After the
+-- statement above, which has waited for those that were just ending.
+DELETE FROM task
+USING dag_job
+WHERE dag_job.dag_version_id = %(version)s AND dag_job.generation = ANY (%(versions)s::uuid[])
+  AND task.job_id = dag_job.job_id AND task.generation = dag_job.generation
+  AND task.status = 'cancelled' AND task.reason = %(reason)s AND task.event_seq IS NOT NULL
+
+-- name: replay_events
+-- Have events routed again for generations that are back: those that were not routed because their
+-- own generation had left, and those of the inputs that there is no task for, by the keys that
+-- routing gives. What is rebuilt gets the latter from its rebuild. As there, of a partition that
+-- came more than once the latest event is enough, if the job works by partitions. What has no output
+-- was never built of what was there before it, and is not now.
+WITH inputs AS MATERIALIZED (
+    SELECT DISTINCT edge.dataset_id, fed.version AS generation, reader.job_id,
+           reader.generation AS task_generation,
+           coalesce(definition.body ->> 'execution', 'per_partition') = 'per_partition'
+               AS is_per_partition,
+           CASE
+               WHEN EXISTS (SELECT FROM generation WHERE version = reader.generation)
+               THEN '-infinity'
+               ELSE (
+                   SELECT min(dag_version.created_at)
+                   FROM dag_job AS named
+                   JOIN dag_version ON dag_version.id = named.dag_version_id
+                   WHERE named.generation = reader.generation)
+           END AS since
+    FROM dag_job AS reader
+    JOIN job_definition AS definition ON definition.id = reader.definition_id
+    JOIN edge ON edge.dag_version_id = reader.dag_version_id AND edge.job_id = reader.job_id
+    JOIN dag_job AS writer ON writer.dag_version_id = edge.dag_version_id
+    JOIN generation AS fed
+        ON fed.dataset_id = edge.dataset_id AND fed.version = writer.generation
+    WHERE reader.dag_version_id = %(version)s AND reader.generation = ANY (%(versions)s::uuid[])
+      AND reader.generation <> ALL (%(rebuilt)s::uuid[])
+), missed AS MATERIALIZED (
+    -- OFFSET 0: a task is looked up for each event, however few of both the planner expects.
+    SELECT event.seq, event.dataset_id, event.generation, event.partition_key, event.range_start,
+           event.range_end, inputs.is_per_partition
+    FROM event
+    JOIN inputs USING (dataset_id, generation)
+    WHERE event.routed <> 'pending' AND event.received_at >= inputs.since
+      AND NOT EXISTS (
+          SELECT
+          FROM task
+          WHERE task.job_id = inputs.job_id AND task.generation = inputs.task_generation
+            AND task.dedupe_key IN (
+                'event:' || event.seq,
+                'task:' || event.task_id || ':' || event.partition_key)
+          OFFSET 0)
+      AND NOT EXISTS (
+          SELECT
+          FROM coalesced
+          WHERE coalesced.event_seq = event.seq AND coalesced.job_id = inputs.job_id
+            AND coalesced.generation = inputs.task_generation
+          OFFSET 0)
+), wanted AS MATERIALIZED (
+    -- After the above, which leaves few: each of these is looked up.
+    SELECT missed.seq
+    FROM missed
+    WHERE NOT (missed.is_per_partition AND missed.partition_key IS NOT NULL AND EXISTS (
+        SELECT FROM event AS later
+        WHERE later.dataset_id = missed.dataset_id AND later.generation = missed.generation
+          AND later.partition_key = missed.partition_key AND later.seq > missed.seq
+          AND (later.range_start, later.range_end)
+              IS NOT DISTINCT FROM (missed.range_start, missed.range_end)
+        OFFSET 0))
+)
+UPDATE event
+SET routed = 'pending', why_not = NULL
+WHERE event.routed <> 'pending' AND (
+    (event.routed = 'audited' AND event.generation = ANY (%(versions)s::uuid[]))
+    OR event.seq IN (SELECT seq FROM wanted))
+
+-- name: plan_rebuilds
+-- What is being built is made of the events of its inputs up to now: later ones are routed to it
+-- as they come. Where there are none yet, all will come by themselves. A plan is one row, however
+-- many events there are.
+INSERT INTO backfill (definition_id, generation, plan, partitions, concurrency_max)
+SELECT reader.definition_id, reader.generation,
+       jsonb_build_object('kind', 'rebuild', 'upto', (SELECT max(seq) FROM event)),
+       0, %(concurrency)s
+FROM dag_job AS reader
+WHERE reader.dag_version_id = %(version)s AND reader.generation = ANY (%(versions)s::uuid[])
+  AND EXISTS (
+      SELECT
+      FROM penstock_inputs(reader.job_id, reader.generation) AS inputs
+      CROSS JOIN LATERAL (
+          SELECT FROM event
+          WHERE event.dataset_id = inputs.dataset_id AND event.generation = inputs.generation
+          LIMIT 1
+      ) AS found)
+ORDER BY reader.job_id
+
+-- name: plan_leftovers
+-- Partitions that somebody's backfill has made and no input ever told of are made again as well: no
+-- rebuild finds them, and without them what is being built would never cover what readers have.
+WITH replaced AS MATERIALIZED (
+    SELECT reader.job_id, reader.definition_id, reader.generation, old.dataset_id, old.version
+    FROM dag_job AS reader
+    JOIN generation AS next ON next.version = reader.generation AND next.state = 'building'
+    JOIN generation AS old ON old.dataset_id = next.dataset_id AND old.state = 'current'
+    WHERE reader.dag_version_id = %(version)s AND reader.generation = ANY (%(versions)s::uuid[])
+), told AS MATERIALIZED (
+    SELECT named.job_id, named.version, inputs.dataset_id, inputs.generation
+    FROM (SELECT DISTINCT job_id, version FROM replaced) AS named
+    CROSS JOIN LATERAL penstock_inputs(named.job_id, named.version) AS inputs
+), keys AS MATERIALIZED (
+    SELECT DISTINCT replaced.definition_id, replaced.generation, publication.partition_key
+    FROM replaced
+    JOIN publication ON publication.dataset_id = replaced.dataset_id
+        AND publication.generation = replaced.version
+    JOIN task ON task.id = publication.task_id
+    JOIN backfill ON backfill.id = task.backfill_id
+        AND backfill.plan ->> 'kind' IN ('ranges', 'keys')
+    WHERE publication.partition_key <> '' AND NOT EXISTS (
+        SELECT
+        FROM told
+        JOIN event ON event.partition_key = publication.partition_key
+            AND event.dataset_id = told.dataset_id AND event.generation = told.generation
+        WHERE told.job_id = replaced.job_id AND told.version = replaced.version)
+), plans AS (
+    INSERT INTO backfill (definition_id, generation, plan, partitions, concurrency_max)
+    SELECT definition_id, generation, '{"kind": "keys", "leftover": true}', count(*),
+           %(concurrency)s
+    FROM keys
+    GROUP BY definition_id, generation
+    RETURNING id, generation
+)
+INSERT INTO backfill_key (backfill_id, position, partition_key)
+SELECT plans.id,
+       row_number() OVER (PARTITION BY plans.id ORDER BY keys.partition_key) - 1,
+       keys.partition_key
+FROM keys
+JOIN plans USING (generation)
