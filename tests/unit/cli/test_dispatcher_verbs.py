@@ -26,6 +26,7 @@ from penstock.dispatcher.wire.dags import (
     AppliedAnswer,
     BreakAnswer,
     CutOverAnswer,
+    DagAnswer,
     DagProblem,
     VersionAnswer,
     VersionsAnswer,
@@ -87,6 +88,7 @@ VERBS = (
     "backfill cancel",
     "task list",
     "task show",
+    "task logs",
     "task cancel",
     "task replay",
     "dataset list",
@@ -204,6 +206,7 @@ ARGUMENTS = {
     "backfill resume": "7",
     "backfill cancel": "7",
     "task show": "42",
+    "task logs": "42",
     "task cancel": "42",
     "task replay": "42",
     "dataset partitions": "sales",
@@ -253,6 +256,9 @@ def test_a_token_that_is_missing_is_a_failure_with_the_next_step(user: User) -> 
         ("trigger", "Name the source by its job or by --dataset"),
         ("trigger ingest --dataset hours", "Name the source by its job or by --dataset"),
         ("trigger ingest --start x", "'x' is not a valid integer"),
+        ("trigger ingest --payload {", "--payload is not JSON"),
+        ("trigger ingest --payload [1]", "--payload is a JSON object"),
+        ("trigger ingest --payload @missing", "missing cannot be read: No such file"),
         ("backfill start totals", "Which partitions?"),
         ("backfill start totals --key a --start 1", "Which partitions?"),
         ("backfill start totals --start 1 --end 2", "A range needs all three"),
@@ -263,7 +269,11 @@ def test_a_token_that_is_missing_is_a_failure_with_the_next_step(user: User) -> 
         ("backfill show 0", "0 is not in the range"),
         ("task list --status done", "'done' is not one of 'queued'"),
         ("task list --limit 0", "'--limit'"),
-        ("task cancel", "Missing argument 'ID...'"),
+        ("task cancel", "Give the numbers of tasks, or --job"),
+        ("task cancel 1 --job clean", "Give the numbers of tasks, or --job"),
+        ("task replay 1 --partition p", "are about the tasks of --job"),
+        ("task replay --job clean --status queued", "'queued' is not 'dead'"),
+        ("task logs 1 --follow --json", "give one of them"),
         ("task cancel 1 x", "'x' is not a valid integer"),
         ("task show -- -1", "-1 is not in the range"),
         ("pause a/b", "'a/b' is not the name of a job."),
@@ -338,20 +348,20 @@ def test_a_dag_that_breaks_work_is_a_failure_with_the_list(user: User, tmp_path:
     assert ran.stderr == (
         "penstock: It breaks work:\n"
         "  clean: 2 waiting, 1 running, 0 backfills\n"
-        "  To do it all the same: --force, or force=True.\n"
+        "  Wait for it to end, or cancel it with --force, or force=True.\n"
     )
 
 
 def test_versions_are_listed_and_rolled_back(user: User) -> None:
     versions = [
-        VersionAnswer(id=2, hash="b" * 64, created_at=NOW, is_current=True),
-        VersionAnswer(id=1, hash="a" * 64, created_at=AN_HOUR_AGO, is_current=False),
+        VersionAnswer(id=2, hash="b" * 64, created_at=NOW, is_current=False, since=NOW),
+        VersionAnswer(id=1, hash="a" * 64, created_at=AN_HOUR_AGO, is_current=True, since=NOW),
     ]
     user.on("GET /v1/dag/versions", VersionsAnswer(versions=versions), VersionsAnswer(versions=[]))
     assert user.said("dag list").splitlines() == [
-        "version  state     first applied  hash",
-        "      2  in force  0 s ago        bbbbbbbbbbbb",
-        "      1            65 min ago     aaaaaaaaaaaa",
+        "version  state     since    first applied  hash",
+        "      2            0 s ago  0 s ago        bbbbbbbbbbbb",
+        "      1  in force  0 s ago  65 min ago     aaaaaaaaaaaa",
     ]
     ran = user.types("dag list")
     assert (ran.returncode, ran.stdout) == (0, "")
@@ -359,7 +369,85 @@ def test_versions_are_listed_and_rolled_back(user: User) -> None:
     user.on("POST /v1/dag/rollback", _applied(version=1))
     assert "Version 1 is in force" in user.said("dag rollback 1")
     user.said("dag rollback")
-    assert user.bodies[-2:] == [{"version": 1}, {}]
+    user.said("dag rollback --dry-run")
+    assert user.bodies[-3:] == [{"version": 1}, {}, {"dry_run": True}]
+
+
+CHANGES = {
+    "added": ["extra"],
+    "removed": ["mail", "old"],
+    "changed": {
+        "clean": {"fields": ["config", "inputs"], "keeps_generation": False},
+        "sink": {"fields": ["config"], "keeps_generation": False},
+        "tick": {"fields": ["timeout"], "keeps_generation": True},
+    },
+    "rebuilt": ["totals"],
+}
+
+
+def test_apply_and_rollback_say_what_becomes_of_each_job(user: User, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("jobs: {}")
+    answer = _applied(building=["clean", "totals"], changes=CHANGES)
+    user.on("POST /v1/dag", answer).on("POST /v1/dag/rollback", answer)
+    said = (
+        "Version 3 is in force (aaaaaaaaaaaa).\n"
+        "Added: extra.\n"
+        "Changed: clean (config, inputs; built anew), sink (config), tick (timeout; keeps its data)"
+        ".\n"
+        "Removed: mail, old; what they have made stays.\n"
+        "Built anew, and served as before until then: clean, totals.\n"
+    )
+    assert user.said("dag apply", str(file)) == said
+    assert user.said("dag rollback") == said
+    assert user.json("dag apply", str(file))["changes"] == CHANGES
+
+
+def test_a_dry_run_says_what_would_happen_and_what_it_would_break(
+    user: User, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("jobs: {}")
+    broken = {"job": "clean", "generation": "g", "waiting": 2, "running": 0, "backfills": 1}
+    answer = _applied(version=None, is_dry_run=True, breaks=[broken])
+    user.on("POST /v1/dag", answer)
+    assert user.said("dag apply --dry-run", str(file), code=1) == (
+        "Nothing was changed. This would put a new version in force (aaaaaaaaaaaa).\n"
+        "It would make work useless that waits or runs, and needs --force:\n"
+        "  clean: 2 waiting, 0 running, 1 backfill\n"
+    )
+    assert user.bodies == [{"source": "jobs: {}", "where": str(file), "dry_run": True}]
+    assert user.json("dag apply --dry-run --force", str(file))["breaks"] == [broken]
+    harmless = _applied(version=2, is_dry_run=True)
+    user.dispatcher = Scripted()
+    user.on("POST /v1/dag", harmless)
+    assert "This would put version 2 in force" in user.said("dag apply --dry-run", str(file))
+
+
+def test_one_file_is_compared_with_what_is_in_force(user: User, tmp_path: Path) -> None:
+    small = (
+        "jobs:\n  tick:\n    activation: source\n    source: {kind: manual}\n    outputs: [ticks]\n"
+    )
+    file = tmp_path / "mine.yaml"
+    file.write_text(small)
+    version = VersionAnswer(id=2, hash="b" * 64, created_at=NOW, is_current=True)
+    in_force = small.replace("  tick:", "  tock:")
+    user.on(
+        "GET /v1/dag",
+        DagAnswer(version=version, source=small, since=NOW),
+        DagAnswer(version=version, source=in_force, since=NOW),
+        problem(404, title="No DAG is in force."),
+        Reply(b"", 500),
+    )
+    assert user.said("dag diff", str(file)).endswith("The file says what is in force.\n")
+    assert user.json("dag diff", str(file), code=1)["removed"] == ["tock"]
+    assert user.json("dag diff", str(file), code=1)["added"] == ["tick"]
+    assert user.types("dag diff", str(file)).returncode == 2
+    assert len(user.bodies) == 4
+    assert "Both files say the same." in user.said("dag diff", str(file), str(file))
+    assert len(user.bodies) == 4
+    three = user.types("dag diff", str(file), str(file), str(file))
+    assert (three.returncode, "not 3" in three.stderr) == (2, True)
 
 
 # Events, jobs, everything -----------------------------------------------------------------------
@@ -397,6 +485,21 @@ def test_trigger_says_what_became_of_the_event(
         {"job": "ingest", "event_id": "e", "partition_key": "p", "start": 1, "end": 2}
     ]
     assert user.json("trigger --dataset hours", code=code)["event_id"] == "e"
+
+
+def test_trigger_has_a_payload_of_its_words_or_of_a_file(
+    user: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = EventResult(outcome="new", seq=1)
+    user.on("POST /v1/trigger", TriggerAnswer(event_id="e", results=[result]))
+    (tmp_path / "news.json").write_text('{"id": [1, null]}')
+    for given in ('{"id":[1,null]}', "@news.json"):
+        assert user.types(f"trigger ingest --event-id e --payload {given}").returncode == 0
+    (tmp_path / "large.json").write_text(json.dumps({"a": "x" * 70_000}))
+    ran = user.types("trigger ingest --payload @large.json")
+    assert (ran.returncode, "has 65,536 bytes at most" in ran.stderr) == (2, True)
+    assert user.bodies == [{"job": "ingest", "event_id": "e", "payload": {"id": [1, None]}}] * 2
 
 
 def test_status_is_one_page(user: User) -> None:
@@ -643,6 +746,132 @@ def test_dead_tasks_are_replayed(user: User) -> None:
     assert (ran.returncode, ran.stderr) == (1, "penstock: There is no task 1.\n")
 
 
+def _tasks(*ids: int, before: int | None = None) -> TasksAnswer:
+    return TasksAnswer(tasks=[summary(id=each) for each in ids], before=before)
+
+
+def _done(*ids: int) -> ResultsAnswer:
+    return ResultsAnswer(results=[TaskResult(task_id=each, status=200) for each in ids])
+
+
+def test_all_dead_tasks_of_a_job_are_replayed_in_pages_after_a_yes(user: User) -> None:
+    user.on("GET /v1/tasks", _tasks(5, 4, before=4), _tasks(3))
+    user.on("POST /v1/tasks/replay", _done(5, 4, 3))
+    ran = user.types("task replay --job clean --status dead")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "3 tasks of clean will be queued again." in ran.stderr
+    assert "--yes" in ran.stderr
+    asked = [each.query for each in user.dispatcher.heard]
+    assert asked == [
+        "job=clean&status=dead&limit=1000",
+        "job=clean&status=dead&limit=1000&before=4",
+    ]
+    user.on("GET /v1/tasks", _tasks(5, 4, before=4), _tasks(3))
+    assert user.said("task replay --job clean --yes") == "3 tasks queued again.\n"
+    assert user.bodies[-1] == {"tasks": [5, 4, 3]}
+    user.on("GET /v1/tasks", _tasks())
+    assert user.said("task replay --job clean") == "0 tasks queued again.\n"
+
+
+def test_all_open_tasks_of_a_job_are_cancelled(user: User) -> None:
+    user.on("GET /v1/tasks", _tasks(9), _tasks(), _tasks(8, 7))
+    asked = TaskStateAnswer(task_id=9, status="running", attempt=1, cancel_asked=True)
+    results = [
+        TaskResult(task_id=9, status=200, state=asked),
+        TaskResult(task_id=8, status=200),
+        *(
+            TaskResult(task_id=each, status=409, why="over", detail=f"Task {each} is over.")
+            for each in range(12)
+        ),
+    ]
+    user.on("POST /v1/tasks/cancel", ResultsAnswer(results=results))
+    ran = user.types("task cancel --job clean --partition p --yes")
+    assert ran.returncode == 1
+    assert ran.stdout == "1 task cancelled.\n1 task runs, asked to stop.\n"
+    assert ran.stderr.count("is over.") == 10
+    assert "and 2 more like these." in ran.stderr
+    statuses = [each.query for each in user.dispatcher.heard[:3]]
+    assert [each.split("&")[1] for each in statuses] == [
+        *("status=running", "status=retrying", "status=queued"),
+    ]
+    assert all("partition_key=p" in each for each in statuses)
+    assert user.bodies[-1] == {"tasks": [9, 8, 7]}
+
+
+def _attempt(number: int, *, is_over: bool = True, log: str | None = None) -> AttemptAnswer:
+    return AttemptAnswer(
+        number=number,
+        worker="w1",
+        started_at=AN_HOUR_AGO,
+        ended_at=NOW if is_over else None,
+        outcome="completed" if is_over else None,
+        reason=None,
+        progress=None,
+        log=log,
+    )
+
+
+def _had(*attempts: AttemptAnswer) -> TaskAnswer:
+    return TaskAnswer(task=summary(), payload={}, attempts=list(attempts), published=[])
+
+
+def test_the_log_of_an_attempt_is_printed_if_it_is_here(user: User, tmp_path: Path) -> None:
+    first, second = tmp_path / "1.log", tmp_path / "2.log"
+    first.write_bytes(b"first \xff\n")
+    second.write_text("zweiter ö\n")
+    both = _had(_attempt(1, log=str(first)), _attempt(2, log=str(second)))
+    user.on("GET /v1/tasks/42", both)
+    assert user.said("task logs 42") == "zweiter ö\n"
+    assert user.said("task logs 42 --attempt 1") == "first \ufffd\n"
+    assert user.said("task logs 42 --follow") == "zweiter ö\n"
+    found = user.json("task logs 42")
+    assert (found["attempt"], found["log"], found["text"]) == (2, str(second), "zweiter ö\n")
+    ran = user.types("task logs 42 --attempt 3")
+    assert (ran.returncode, "it has 1, 2" in ran.stderr) == (1, True)
+    second.unlink()
+    ran = user.types("task logs 42")
+    assert ran.returncode == 1
+    assert f"has its log on the machine of worker w1: {second}." in ran.stderr
+
+
+def test_the_log_of_what_runs_is_looked_for_in_the_data_folder(user: User, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "logs"
+    folder.mkdir(parents=True)
+    log = folder / "42-1.log"
+    log.write_text("one\n")
+    user.on("GET /v1/tasks/42", _had(_attempt(1, is_over=False)))
+    data = ("--data", str(tmp_path / "data"))
+    assert user.said("task logs 42", *data) == "one\n"
+    environment = {"PENSTOCK_DATA": str(tmp_path / "data")}
+    assert user.types("task logs 42", environment=environment).stdout == "one\n"
+    ran = user.types("task logs 42", "--data", str(tmp_path / "other"))
+    assert (ran.returncode, "its log is on the machine of worker w1" in ran.stderr) == (1, True)
+    user.on("GET /v1/tasks/42", _had())
+    ran = user.types("task logs 42", *data)
+    assert (ran.returncode, "no attempt yet; it is queued" in ran.stderr) == (1, True)
+
+
+def test_a_log_is_followed_until_its_attempt_has_ended(user: User, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "logs"
+    folder.mkdir(parents=True)
+    log = folder / "42-1.log"
+    log.write_bytes(b"eins " + b"\xc3")
+    running, over = _attempt(1, is_over=False), _attempt(1)
+    user.on("GET /v1/tasks/42", _had(running), _had(running), _had(over))
+
+    class Writing(_Hurried):
+        """While somebody waits, the attempt prints."""
+
+        async def sleep(self, seconds: float) -> None:
+            with log.open("ab") as opened:
+                opened.write(b"\xb6" if not self._slept else b" end\n")
+            await super().sleep(seconds)
+
+    with mock.patch("penstock.cli.task.logs.SystemClock", Writing):
+        said = user.said("task logs 42 --follow", "--data", str(tmp_path / "data"))
+    assert said == "eins ö end\n"
+
+
 # Datasets and the outbox ------------------------------------------------------------------------
 
 
@@ -692,8 +921,11 @@ def test_messages_that_could_not_be_sent_are_listed_and_tried_again(user: User) 
     assert "17  wake  mine:clean/normal     20  65 min ago  Denied.\n" in said
     assert user.types("outbox list").stdout == ""
     user.on("POST /v1/outbox/retry", OutboxRetryAnswer(retried=1))
-    assert user.said("outbox retry 17 18 17") == "1 message of 2 will be tried again.\n"
+    ran = user.types("outbox retry 17 18 17")
+    assert (ran.returncode, ran.stdout) == (1, "1 message of 2 will be tried again.\n")
+    assert "One message is not there, or still tried." in ran.stderr
     assert user.bodies[-1] == {"ids": [17, 18]}
+    assert user.said("outbox retry 17") == "1 message of 1 will be tried again.\n"
 
 
 _WITHOUT_HTTPX = """

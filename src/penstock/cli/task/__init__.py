@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from penstock.cli.task.listing import list_
+from penstock.cli.task.logs import logs
 from penstock.cli.task.show import show
 from penstock.cli.task.steer import cancel, replay
 
@@ -24,5 +25,5 @@ def task(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for verb in (list_, show, cancel, replay):
+for verb in (list_, show, logs, cancel, replay):
     task.add_command(verb)

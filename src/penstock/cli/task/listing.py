@@ -1,4 +1,4 @@
-"""`penstock task list`: tasks by job and status."""
+"""`penstock task list`: tasks by job, status and partition."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ STATUSES: Final = tuple(each.value for each in TaskStatus)
 
 @click.command(
     "list",
-    short_help="List tasks by job and status.",
+    short_help="List tasks by job, status and partition.",
     epilog="Example: penstock task list --job clean --status dead",
 )
 @click.option("--job", metavar="NAME", help="Only of this job.")
 @click.option("--status", type=click.Choice(STATUSES), help="Only these.")
+@click.option("--partition", metavar="KEY", help="Only of this partition.")
 @click.option(
     "--limit",
     type=click.IntRange(1, 1000),
@@ -35,6 +36,7 @@ def list_(
     *,
     job: str | None,
     status: str | None,
+    partition: str | None,
     limit: int,
     before: int | None,
     url: str,
@@ -45,7 +47,9 @@ def list_(
     answer, now = asked(
         url,
         token,
-        lambda client: client.tasks(job=job, status=status, limit=limit, before=before),
+        lambda client: client.tasks(
+            job=job, status=status, partition_key=partition, limit=limit, before=before
+        ),
     )
     if as_json:
         show_json(answer)
@@ -54,7 +58,8 @@ def list_(
         heads = ("id", "status", "job", "partition", "attempt", "made", "worker", "note")
         fitted(heads, [_row(each, now=now) for each in answer.tasks], numbers=(0, 4))
     else:
-        click.echo("No such tasks." if job or status or before else "No tasks.", err=True)
+        is_some = job or status or partition or before
+        click.echo("No such tasks." if is_some else "No tasks.", err=True)
     if answer.before is not None:
         notes([f"there are more; go on with --before {answer.before}."])
 

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, overload
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, Final, Self, overload
 
 from penstock.dispatcher.client.files import dag_source
-from penstock.dispatcher.client.opening import connect
+from penstock.dispatcher.client.opening import checked_url, connect
 from penstock.dispatcher.client.waiting import (
     WAIT_SECONDS,
     Idle,
@@ -32,12 +31,11 @@ from penstock.dispatcher.client.waiting import (
     task_is_over,
     task_left,
 )
-from penstock.dispatcher.dag.names import is_name, is_operator, shown
+from penstock.dispatcher.client.watching import Watching
+from penstock.dispatcher.payloads import payload_fault
 from penstock.dispatcher.wire.dags import (
     AppliedAnswer,
     ApplyAsk,
-    CutOverAnswer,
-    CutOverAsk,
     DagAnswer,
     RollbackAsk,
     VersionsAnswer,
@@ -46,17 +44,6 @@ from penstock.dispatcher.wire.steering import (
     BackfillAnswer,
     BackfillAsk,
     BackfillsAnswer,
-    DatasetsAnswer,
-    JobPausesAnswer,
-    OperatorLimitAnswer,
-    OperatorLimitAsk,
-    OperatorsAnswer,
-    OutboxAnswer,
-    OutboxRetryAnswer,
-    OutboxRetryAsk,
-    PartitionsAnswer,
-    PauseAsk,
-    PressuresAnswer,
     StatusAnswer,
     TaskAnswer,
     TaskIdsAsk,
@@ -79,7 +66,7 @@ _IDS_MAX: Final = 1000
 _WHERE_MAX: Final = 1000
 
 
-class Client:
+class Client(Watching):
     """A dispatcher, for people and their programs. Use it as an async context manager."""
 
     def __init__(
@@ -91,7 +78,7 @@ class Client:
         entropy: Entropy | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._url = url
+        self._url = checked_url(url)
         self._token = token
         self._clock = clock or SystemClock()
         self._entropy = entropy or system_entropy()
@@ -130,16 +117,18 @@ class Client:
         source: str | os.PathLike[str],
         *,
         force: bool = False,
+        dry_run: bool = False,
         where: str | None = None,
     ) -> AppliedAnswer:
         """Put a DAG in force: a file by its name, or YAML text, which has more than one line.
 
         `where` is what messages call it. Raises `DagError` with all that is wrong with it, and
         `DispatcherRefused` of the kind `breaks` if work that waits or runs would become useless,
-        unless `force`.
+        unless `force`. With `dry_run` nothing is changed: the answer has what would happen, and
+        what it would break.
         """
         text, name = await asyncio.to_thread(dag_source, source, where)
-        ask = ApplyAsk(source=text, where=name[-_WHERE_MAX:], force=force)
+        ask = ApplyAsk(source=text, where=name[-_WHERE_MAX:], force=force, dry_run=dry_run)
         return await self._connection.send("/v1/dag", AppliedAnswer, ask, where=name)
 
     async def dag(self) -> DagAnswer:
@@ -150,11 +139,13 @@ class Client:
         """The versions of the DAG, the newest first."""
         return await self._connection.get("/v1/dag/versions", VersionsAnswer)
 
-    async def rollback(self, version: int | None = None) -> AppliedAnswer:
-        """Put an earlier version in force, by default the one before that which is in force."""
-        ask = RollbackAsk(version=version)
-        # To go one back twice is to go two back.
-        is_repeatable = version is not None
+    async def rollback(self, version: int | None = None, *, dry_run: bool = False) -> AppliedAnswer:
+        """Put an earlier version in force, by default the one that was in force before this one.
+
+        So without a version, twice is there and back.
+        """
+        ask = RollbackAsk(version=version, dry_run=dry_run)
+        is_repeatable = version is not None or dry_run
         return await self._connection.send(
             "/v1/dag/rollback", AppliedAnswer, ask, is_repeatable=is_repeatable
         )
@@ -171,12 +162,17 @@ class Client:
         partition_key: str | None = None,
         start: int | None = None,
         end: int | None = None,
+        payload: Mapping[str, Any] | None = None,
     ) -> TriggerAnswer:
         """Tell that a source has something new, by its job or by one of its datasets.
 
         The same `event_id` again is the same event again. Without a partition and a cursor, the
-        cursor is the database's time.
+        cursor is the database's time. The `payload`, a JSON object of 64 KiB at most, is what the
+        functions that follow find in `task.payload`.
         """
+        fault = payload_fault(payload) if payload else None
+        if fault is not None:
+            raise InvalidInput(fault.why)
         ask = TriggerAsk(
             job=job,
             dataset=dataset,
@@ -185,6 +181,7 @@ class Client:
             partition_key=partition_key,
             start=start,
             end=end,
+            payload=dict(payload) if payload else None,
         )
         return await self._connection.send("/v1/trigger", TriggerAnswer, ask)
 
@@ -238,29 +235,37 @@ class Client:
         *,
         job: str | None = None,
         status: str | None = None,
+        partition_key: str | None = None,
         limit: int | None = None,
         before: int | None = None,
     ) -> TasksAnswer:
         """Tasks, the newest first; `before` is the answer's, for the next page."""
-        asked = {"job": job, "status": status, "limit": limit, "before": before}
+        asked = {
+            "job": job,
+            "status": status,
+            "partition_key": partition_key,
+            "limit": limit,
+            "before": before,
+        }
         return await self._connection.get("/v1/tasks", TasksAnswer, asked=asked)
 
     async def task(self, id: int) -> TaskAnswer:
         """Everything about one task."""
         return await self._connection.get(f"/v1/tasks/{id}", TaskAnswer)
 
-    async def cancel(self, ids: Sequence[int], *, reason: str | None = None) -> ResultsAnswer:
+    async def cancel(self, ids: int | Sequence[int], *, reason: str | None = None) -> ResultsAnswer:
         """Cancel tasks that wait, and ask those that run to stop. Each has its own answer."""
         return await self._each("cancel", ids, reason=reason, is_repeatable=True)
 
-    async def replay(self, ids: Sequence[int]) -> ResultsAnswer:
+    async def replay(self, ids: int | Sequence[int]) -> ResultsAnswer:
         """Queue dead tasks again. Each has its own answer."""
         # A task that was just replayed is not dead, and would be refused.
         return await self._each("replay", ids, reason=None, is_repeatable=False)
 
     async def _each(
-        self, verb: str, ids: Sequence[int], *, reason: str | None, is_repeatable: bool
+        self, verb: str, ids: int | Sequence[int], *, reason: str | None, is_repeatable: bool
     ) -> ResultsAnswer:
+        ids = [ids] if isinstance(ids, int) else ids
         results: list[TaskResult] = []
         for first in range(0, len(ids), _IDS_MAX):
             ask = TaskIdsAsk(tasks=list(ids[first : first + _IDS_MAX]))
@@ -271,76 +276,7 @@ class Client:
             )
         return ResultsAnswer(results=results)
 
-    # Watching and steering ------------------------------------------------------------------
-
-    async def status(self) -> StatusAnswer:
-        """Everything on one page."""
-        return await self._connection.get("/v1/status", StatusAnswer)
-
-    async def pressure(self) -> PressuresAnswer:
-        """The queues that have limits, and what is paused because of them."""
-        return await self._connection.get("/v1/pressure", PressuresAnswer)
-
-    async def pause(self, job: str, *, reason: str | None = None) -> JobPausesAnswer:
-        """Start nothing of a job until it is resumed; what runs goes on."""
-        ask = PauseAsk() if reason is None else PauseAsk(reason=reason)
-        path = f"/v1/jobs/{_name(job, 'job')}/pause"
-        return await self._connection.send(path, JobPausesAnswer, ask)
-
-    async def resume(self, job: str) -> JobPausesAnswer:
-        """Take back what `pause` did; a pause because of pressure stays."""
-        path = f"/v1/jobs/{_name(job, 'job')}/resume"
-        return await self._connection.send(path, JobPausesAnswer)
-
-    async def operators(self) -> OperatorsAnswer:
-        """What runs and waits of each operator, for autoscalers."""
-        return await self._connection.get("/v1/operators", OperatorsAnswer)
-
-    async def limit_operator(self, operator: str, in_flight_max: int | None) -> OperatorLimitAnswer:
-        """How many tasks of an operator may run at a time; None is as many as there are."""
-        if not is_operator(operator):
-            raise InvalidInput(f"{shown(operator)} is not the name of an operator.")
-        ask = OperatorLimitAsk(in_flight_max=in_flight_max)
-        path = f"/v1/operators/{operator}"
-        return await self._connection.send(path, OperatorLimitAnswer, ask, method="PUT")
-
-    async def outbox(self) -> OutboxAnswer:
-        """The messages that could not be sent, and are not tried any more."""
-        return await self._connection.get("/v1/outbox", OutboxAnswer)
-
-    async def retry_outbox(self, ids: Sequence[int]) -> OutboxRetryAnswer:
-        """Try messages again that are not tried any more."""
-        ask = OutboxRetryAsk(ids=list(ids))
-        return await self._connection.send("/v1/outbox/retry", OutboxRetryAnswer, ask)
-
-    async def datasets(self) -> DatasetsAnswer:
-        """Datasets and their generations."""
-        return await self._connection.get("/v1/datasets", DatasetsAnswer)
-
-    async def partitions(
-        self,
-        dataset: str,
-        *,
-        generation: str | None = None,
-        after: str | None = None,
-        limit: int | None = None,
-    ) -> PartitionsAnswer:
-        """What is published of a dataset, by default of its current generation."""
-        asked = {"generation": generation, "after": after, "limit": limit}
-        path = f"/v1/datasets/{_name(dataset, 'dataset')}/partitions"
-        return await self._connection.get(path, PartitionsAnswer, asked=asked)
-
-    async def cut_over(self, dataset: str, *, force: bool = False) -> CutOverAnswer:
-        """Have readers read the generation that is being built.
-
-        That happens by itself when it has all partitions of the current one; with `force` they
-        may be missing.
-        """
-        path = f"/v1/datasets/{_name(dataset, 'dataset')}/cut-over"
-        # Whoever is heard a second time would be told that there is nothing to cut over.
-        return await self._connection.send(
-            path, CutOverAnswer, CutOverAsk(force=force), is_repeatable=False
-        )
+    # Waiting --------------------------------------------------------------------------------
 
     @overload
     async def wait(
@@ -386,10 +322,3 @@ class Client:
         return await Wait(self.status, Idle(), idle_left).run(
             clock=clock, entropy=entropy, timeout_seconds=timeout_seconds
         )
-
-
-def _name(word: str, noun: str) -> str:
-    """A name as a part of a path."""
-    if not is_name(word):
-        raise InvalidInput(f"{shown(word)} is not the name of a {noun}.")
-    return quote(word, safe="")

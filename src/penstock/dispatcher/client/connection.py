@@ -306,17 +306,19 @@ def _sentence(problem: Problem) -> str:
     field = f" (in {problem.field})" if problem.field and problem.field not in problem.title else ""
     lines = [
         f"{each.job}: {each.waiting:,} waiting, {each.running:,} running,"
-        f" {each.backfills:,} backfills"
+        f" {each.backfills:,} backfill{'' if each.backfills == 1 else 's'}"
         for each in problem.breaks
     ]
     return "\n  ".join([f"{problem.title}{field}", *lines])
 
 
 def _next_step(problem: Problem) -> str:
+    if problem.breaks:
+        return "Wait for it to end, or cancel it with --force, or force=True."
+    if problem.type == "uncovered" and problem.detail:
+        return "With --force, or force=True, they may be missing."
     if problem.detail:
         return problem.detail
     if problem.status == HTTPStatus.UNAUTHORIZED:
         return "Give the token of the API: --token, PENSTOCK_API_TOKEN or Client(token=…)."
-    if problem.breaks:
-        return "To do it all the same: --force, or force=True."
     return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
@@ -13,6 +14,20 @@ if TYPE_CHECKING:
     import httpx
 
     from penstock.dispatcher.client.connection import Connection
+
+
+def checked_url(url: str) -> str:
+    """The URL, if it may be that of a dispatcher; the connection looks closer."""
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except (ValueError, TypeError, AttributeError):
+        is_url = False
+    if not is_url:
+        raise InvalidInput(
+            f"{url!r} is not the URL of a dispatcher.", hint="For example: http://127.0.0.1:7070"
+        )
+    return url
 
 
 def connect(
