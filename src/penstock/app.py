@@ -1,8 +1,7 @@
 """From settings to objects: the only place that knows which part is given to which.
 
-Built here: a dispatcher, a pipeline worker, sources, and a whole installation on one data folder
-(`penstock up`), which is all of those and their database as processes that are kept running. Each
-is started in the order of need and stopped in the reverse. Called by the command line.
+Built here: a dispatcher, a pipeline worker, and sources. Each is started in the order of need and
+stopped in the reverse. Called by the command line; `installation` runs all of them as processes.
 
 A data folder holds `postgres/`, `store/`, `logs/` and `worker.secret`. Killing any process of an
 installation, or all of them, leaves what Postgres and the bucket hold; starting again goes on.
@@ -12,12 +11,8 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from penstock.dispatcher.api.parts import Parts
@@ -61,30 +56,19 @@ from penstock.dispatcher.wakeups.bucket import (
     wake_up_queue,
 )
 from penstock.dispatcher.wakeups.sqs import SqsListener, SqsSender, SqsSettings
-from penstock.judging import judge
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import new_id, system_entropy
-from penstock.kernel.errors import PenstockError
-from penstock.kernel.keeping import Keepable, Keeper
-from penstock.kernel.leash import Leashed
-from penstock.kernel.logs import last_words
-from penstock.kernel.ports import check_free, free_port
 from penstock.kernel.service import Service, Services
 from penstock.runtimes.base import Delivery
 from penstock.runtimes.places import Places
 from penstock.runtimes.registry import Registry
-from penstock.settings import PREFIX, Profile, Settings, Wakeups, settings_file, variables_of
+from penstock.settings import Profile, Settings, Wakeups
 from penstock.worker.client import InternalClient
+from penstock.worker.pruning import LogPruning
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.worker import PipelineWorker
 
 _REAP_SECONDS: Final = 2.0
-_WORKER_GRACE_SECONDS: Final = 15.0
-_ENDINGS_MAX: Final = 2
-_TAKEN: Final = (
-    "Is another 'penstock up' running? Choose other ports with --port, --internal-port and"
-    " --webhook-port."
-)
 
 
 class Dispatcher(Service):
@@ -113,7 +97,7 @@ class Dispatcher(Service):
         settings.data.mkdir(parents=True, exist_ok=True)
         dsn = settings.postgres
         if not dsn:
-            postgres = _postgres(settings)
+            postgres = make_postgres(settings)
             await self._stack.enter_async_context(postgres)
             dsn = postgres.dsn
         await migrate(dsn)
@@ -180,7 +164,7 @@ class Dispatcher(Service):
             outbox=Outbox(database),
             views=Views(database),
             identities=_identities(settings),
-            runtimes=RegisteredRuntimes(_registry(settings)),
+            runtimes=RegisteredRuntimes(make_registry(settings)),
             api_token=settings.api_token or None,
             kick=kick,
         )
@@ -190,7 +174,7 @@ class Dispatcher(Service):
 def make_worker(settings: Settings, *, name: str | None = None) -> PipelineWorker:
     """A worker of all runtimes that are not somebody else's."""
     settings.data.mkdir(parents=True, exist_ok=True)
-    registry = _registry(settings)
+    registry = make_registry(settings)
     made = {each: registry.runtime(each) for each in registry.names()}
     runtimes = {each: made[each] for each in made if made[each].delivery is Delivery.WAKE}
     known = name or f"{_machine()}-{os.getpid()}"
@@ -203,6 +187,14 @@ def make_worker(settings: Settings, *, name: str | None = None) -> PipelineWorke
             concurrency=settings.concurrency, stop_seconds=settings.stop_seconds
         ),
     )
+
+
+def make_log_pruning(settings: Settings) -> Service:
+    """What removes the logs of a worker's attempts when they are old."""
+    pruning = LogPruning(
+        settings.data.absolute() / "logs", days=settings.retention_days, clock=SystemClock()
+    )
+    return Loop("log pruning", pruning.turn, idle_seconds=3600.0)
 
 
 def make_cron_source(settings: Settings) -> Service:
@@ -225,110 +217,8 @@ def make_webhook_source(settings: Settings) -> Service:
     return Services([client, Serving([listening])])
 
 
-class Installation(Service):
-    """Everything on one data folder, as processes that are kept running."""
-
-    def __init__(self, settings: Settings, *, code: Path) -> None:
-        """`code` is the folder that functions of jobs are imported from.
-
-        Settings that cannot be right are told here, before anything is started or made.
-        """
-        registry = _registry(settings)
-        judge(settings, registry)
-        self.runtimes = RegisteredRuntimes(registry)
-        self._settings = replace(
-            settings,
-            data=settings.data.absolute(),
-            port=settings.port or free_port(),
-            internal_port=settings.internal_port or free_port(),
-            webhook_port=settings.webhook_port or free_port(),
-        )
-        self._code = code
-        self._keeper: Keeper | None = None
-        self._ended: Counter[str] = Counter()
-
-    @property
-    def public_url(self) -> str:
-        return f"http://{self._settings.host}:{self._settings.port}"
-
-    @property
-    def webhook_url(self) -> str:
-        return f"http://{self._settings.webhook_host}:{self._settings.webhook_port}"
-
-    @property
-    def api_token(self) -> str | None:
-        return self._settings.api_token or None
-
-    @property
-    def data(self) -> Path:
-        return self._settings.data
-
-    def log_of(self, process: str) -> Path:
-        """Where the log of a process is."""
-        return self._settings.data / "logs" / f"{process}.log"
-
-    def failure(self) -> PenstockError | None:
-        """What to say if a process ends again and again, by its own last words."""
-        name = next((each for each, times in self._ended.items() if times >= _ENDINGS_MAX), None)
-        if name is None:
-            return None
-        said, hint = last_words(self.log_of(name))
-        return PenstockError(f"The {name} ends when it starts. It says: {said}", hint=hint)
-
-    async def start(self) -> None:
-        settings = self._settings
-        for host, port in (
-            (settings.host, settings.port),
-            (settings.internal_host, settings.internal_port),
-            (settings.webhook_host, settings.webhook_port),
-        ):
-            check_free(host, port, hint=_TAKEN)
-        (settings.data / "logs").mkdir(parents=True, exist_ok=True)
-        kept: list[tuple[str, Callable[[], Keepable]]] = []
-        if not settings.postgres:
-            settings = replace(settings, postgres=_postgres(settings).dsn)
-            kept.append(("postgres", lambda: _postgres(self._settings)))
-        # They run in another folder, whose settings are not ours.
-        file = settings_file(os.environ, Path.cwd()) or Path(os.devnull)
-        environment = {
-            **os.environ,
-            **variables_of(settings),
-            f"{PREFIX}SETTINGS": str(file.absolute()),
-        }
-        for name, words in (
-            ("dispatcher", ["dispatcher"]),
-            ("worker", ["worker"]),
-            ("cron", ["source", "cron"]),
-            ("webhook", ["source", "webhook"]),
-        ):
-            kept.append((name, self._process(name, words, environment)))
-        self._keeper = Keeper(kept, changed=self._note)
-        await self._keeper.start()
-
-    async def stop(self) -> None:
-        if self._keeper is not None:
-            await self._keeper.stop()
-            self._keeper = None
-
-    def _note(self, name: str, what: str) -> None:
-        self._ended[name] += what == "ended"
-
-    def _process(
-        self, name: str, words: list[str], environment: dict[str, str]
-    ) -> Callable[[], Keepable]:
-        """What makes one of our own processes, which ends with this one."""
-        grace_seconds = self._settings.stop_seconds + _WORKER_GRACE_SECONDS
-        command = [sys.executable, "-m", "penstock", *words]
-        return lambda: Leashed(
-            command,
-            log=self.log_of(name),
-            environment=environment,
-            folder=self._code,
-            grace_seconds=grace_seconds,
-        )
-
-
-def _postgres(settings: Settings) -> LocalPostgres:
+def make_postgres(settings: Settings) -> LocalPostgres:
+    """The Postgres of the data folder."""
     return LocalPostgres(settings.data / "postgres")
 
 
@@ -347,7 +237,8 @@ def make_client(settings: Settings, name: str) -> InternalClient:
     )
 
 
-def _registry(settings: Settings) -> Registry:
+def make_registry(settings: Settings) -> Registry:
+    """The runtimes there are."""
     said: dict[str, dict[str, Any]] = {
         name: dict(table) for name, table in settings.runtimes.items()
     }

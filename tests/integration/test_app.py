@@ -13,11 +13,12 @@ import httpx
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from penstock import app
-from penstock.app import Dispatcher, Installation, make_client, make_webhook_source, make_worker
+from penstock import installation as installations
+from penstock.app import Dispatcher, make_client, make_webhook_source, make_worker
 from penstock.dispatcher.client import Client
 from penstock.dispatcher.database.local import LocalPostgres
 from penstock.dispatcher.wire.work import Assignment, ClaimAsk, CompleteAsk, EndAsk, OutputAsk
+from penstock.installation import Installation
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.kernel.ports import free_port
@@ -246,7 +247,7 @@ def test_processes_of_an_installation_have_its_settings(
 
         async def stop(self) -> None: ...
 
-    monkeypatch.setattr(app, "Leashed", Process)
+    monkeypatch.setattr(installations, "Leashed", Process)
     ports = dict.fromkeys(("port", "internal_port", "webhook_port"), 0)
     given = {"data": here / "data", "postgres": "host=x", **ports}
     for name in ("penstock.toml", None):

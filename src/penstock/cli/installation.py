@@ -100,10 +100,10 @@ def settings_of(given: dict[str, Any]) -> Settings:
     return read_settings(said, environment=os.environ, folder=Path.cwd()).settings
 
 
-def wiring() -> ModuleType:
-    """`penstock.app`, imported when it is needed: it takes its time, and not all have its parts."""
+def wiring(module: str = "penstock.app") -> ModuleType:
+    """The wiring, imported when it is needed: it takes its time, and not all have its parts."""
     try:
-        return import_module("penstock.app")
+        return import_module(module)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("penstock"):
             raise

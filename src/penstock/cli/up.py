@@ -18,7 +18,7 @@ from penstock.kernel.errors import DispatcherUnavailable, InvalidInput, Penstock
 from penstock.kernel.signals import stopped_by_signals
 
 if TYPE_CHECKING:
-    from penstock.app import Installation
+    from penstock.installation import Installation
 
 _START_SECONDS_MAX: Final = 60.0
 _LOOK_SECONDS: Final = 0.1
@@ -62,7 +62,7 @@ def up(*, file: Path | None, force: bool, **given: Any) -> None:
         raise click.UsageError("--force is about FILE, and there is none.")
     settings = begun(given)
     code = file.absolute().parent if file is not None else Path.cwd()
-    installation = wiring().Installation(settings, code=code)
+    installation = wiring("penstock.installation").Installation(settings, code=code)
     if file is not None:
         # Imported here: reading YAML needs a package that not every installation has.
         reading = import_module("penstock.cli.dag.reading")

@@ -41,5 +41,6 @@ async def _run(name: str | None, settings: Settings) -> None:
     made = wiring().make_worker(settings, name=name)
     click.echo(f"Working for {', '.join(settings.dispatcher_urls)}; Ctrl-C stops.", err=True)
     with stopped_by_signals(made.stop):
-        await made.run()
+        async with wiring().make_log_pruning(settings):
+            await made.run()
     click.echo("Stopped; nothing is held any more.", err=True)

@@ -51,7 +51,7 @@ async def show_pipeline(folder: Path) -> None:
     settings = Settings(data=folder / "pipeline", port=0, internal_port=0, webhook_port=0)
     # That processes end and are started again is told here, and not by the log.
     logging.getLogger("penstock").addHandler(logging.NullHandler())
-    installation = wiring().Installation(settings, code=folder)
+    installation = wiring("penstock.installation").Installation(settings, code=folder)
     async with installation, Client(installation.public_url) as client:
         await _until_ready(client, clock)
         await client.apply(folder / "demo.yaml")

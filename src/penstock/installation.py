@@ -1,0 +1,137 @@
+"""Everything on one data folder, as processes that are kept running: what `penstock up` is.
+
+A Postgres unless there is another, a dispatcher, a worker, and the processes of cron and webhook
+sources. Each is on a leash, so that none outlives this process, and is started again when it ends.
+Called by the command line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from penstock.app import make_postgres, make_registry
+from penstock.dispatcher.registry import RegisteredRuntimes
+from penstock.judging import judge
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.keeping import Keepable, Keeper
+from penstock.kernel.leash import Leashed
+from penstock.kernel.logs import last_words
+from penstock.kernel.ports import check_free, free_port
+from penstock.kernel.service import Service
+from penstock.settings import PREFIX, Settings, settings_file, variables_of
+
+_WORKER_GRACE_SECONDS: Final = 15.0
+_ENDINGS_MAX: Final = 2
+_TAKEN: Final = (
+    "Is another 'penstock up' running? Choose other ports with --port, --internal-port and"
+    " --webhook-port."
+)
+
+
+class Installation(Service):
+    """Everything on one data folder, as processes that are kept running."""
+
+    def __init__(self, settings: Settings, *, code: Path) -> None:
+        """`code` is the folder that functions of jobs are imported from.
+
+        Settings that cannot be right are told here, before anything is started or made.
+        """
+        registry = make_registry(settings)
+        judge(settings, registry)
+        self.runtimes = RegisteredRuntimes(registry)
+        self._settings = replace(
+            settings,
+            data=settings.data.absolute(),
+            port=settings.port or free_port(),
+            internal_port=settings.internal_port or free_port(),
+            webhook_port=settings.webhook_port or free_port(),
+        )
+        self._code = code
+        self._keeper: Keeper | None = None
+        self._ended: Counter[str] = Counter()
+
+    @property
+    def public_url(self) -> str:
+        return f"http://{self._settings.host}:{self._settings.port}"
+
+    @property
+    def webhook_url(self) -> str:
+        return f"http://{self._settings.webhook_host}:{self._settings.webhook_port}"
+
+    @property
+    def api_token(self) -> str | None:
+        return self._settings.api_token or None
+
+    @property
+    def data(self) -> Path:
+        return self._settings.data
+
+    def log_of(self, process: str) -> Path:
+        """Where the log of a process is."""
+        return self._settings.data / "logs" / f"{process}.log"
+
+    def failure(self) -> PenstockError | None:
+        """What to say if a process ends again and again, by its own last words."""
+        name = next((each for each, times in self._ended.items() if times >= _ENDINGS_MAX), None)
+        if name is None:
+            return None
+        said, hint = last_words(self.log_of(name))
+        return PenstockError(f"The {name} ends when it starts. It says: {said}", hint=hint)
+
+    async def start(self) -> None:
+        settings = self._settings
+        for host, port in (
+            (settings.host, settings.port),
+            (settings.internal_host, settings.internal_port),
+            (settings.webhook_host, settings.webhook_port),
+        ):
+            check_free(host, port, hint=_TAKEN)
+        (settings.data / "logs").mkdir(parents=True, exist_ok=True)
+        kept: list[tuple[str, Callable[[], Keepable]]] = []
+        if not settings.postgres:
+            settings = replace(settings, postgres=make_postgres(settings).dsn)
+            kept.append(("postgres", lambda: make_postgres(self._settings)))
+        # They run in another folder, whose settings are not ours.
+        file = settings_file(os.environ, Path.cwd()) or Path(os.devnull)
+        environment = {
+            **os.environ,
+            **variables_of(settings),
+            f"{PREFIX}SETTINGS": str(file.absolute()),
+        }
+        for name, words in (
+            ("dispatcher", ["dispatcher"]),
+            ("worker", ["worker"]),
+            ("cron", ["source", "cron"]),
+            ("webhook", ["source", "webhook"]),
+        ):
+            kept.append((name, self._process(name, words, environment)))
+        self._keeper = Keeper(kept, changed=self._note)
+        await self._keeper.start()
+
+    async def stop(self) -> None:
+        if self._keeper is not None:
+            await self._keeper.stop()
+            self._keeper = None
+
+    def _note(self, name: str, what: str) -> None:
+        self._ended[name] += what == "ended"
+
+    def _process(
+        self, name: str, words: list[str], environment: dict[str, str]
+    ) -> Callable[[], Keepable]:
+        """What makes one of our own processes, which ends with this one."""
+        grace_seconds = self._settings.stop_seconds + _WORKER_GRACE_SECONDS
+        command = [sys.executable, "-m", "penstock", *words]
+        return lambda: Leashed(
+            command,
+            log=self.log_of(name),
+            environment=environment,
+            folder=self._code,
+            grace_seconds=grace_seconds,
+        )
