@@ -23,6 +23,7 @@ from penstock.cli.dataset import dataset
 from penstock.cli.demo import demo
 from penstock.cli.dispatcher import dispatcher
 from penstock.cli.doctor import doctor
+from penstock.cli.operator import operator
 from penstock.cli.outbox import outbox
 from penstock.cli.pause import pause, resume
 from penstock.cli.pressure import pressure
@@ -69,7 +70,7 @@ cli.add_command(sim)
 for verb in (up, dispatcher, worker, source):
     cli.add_command(verb)
 # These talk to a dispatcher.
-for verb in (trigger, status, backfill, task, dataset, pressure, pause, resume, outbox):
+for verb in (trigger, status, backfill, task, dataset, pressure, pause, resume, operator, outbox):
     cli.add_command(verb)
 
 

@@ -39,6 +39,9 @@ from penstock.dispatcher.wire.steering import (
     DatasetsAnswer,
     GenerationAnswer,
     JobPausesAnswer,
+    OperatorLimitAnswer,
+    OperatorLoad,
+    OperatorsAnswer,
     OutboxAnswer,
     OutboxRetryAnswer,
     OutboxRow,
@@ -94,6 +97,8 @@ VERBS = (
     "dataset list",
     "dataset partitions",
     "dataset cut-over",
+    "operator list",
+    "operator limit",
     "outbox list",
     "outbox retry",
 )
@@ -211,6 +216,7 @@ ARGUMENTS = {
     "task replay": "42",
     "dataset partitions": "sales",
     "dataset cut-over": "sales",
+    "operator limit": "m:f 3",
     "outbox retry": "1",
 }
 
@@ -973,3 +979,25 @@ def test_a_cut_over_that_is_refused_is_a_failure(user: User) -> None:
     assert ran.returncode == 1
     assert "It is not over." in ran.stderr
     assert len(user.dispatcher.heard) == 1
+
+
+def test_operators_and_their_limits(user: User) -> None:
+    load = OperatorLoad(name="m:f", in_flight=2, in_flight_max=3, waiting=1500, desired=3)
+    user.on("GET /v1/operators", OperatorsAnswer(operators=[load]))
+    assert user.said("operator list").splitlines()[1].split() == ["m:f", "2", "3", "1,500", "3"]
+    assert user.json("operator list")["operators"][0]["desired"] == 3
+    user.on("PUT /v1/operators/m:f", OperatorLimitAnswer(name="m:f", in_flight_max=3))
+    assert user.said("operator limit m:f 3") == "At most 3 tasks of m:f run at a time.\n"
+    user.on("PUT /v1/operators/m:f", OperatorLimitAnswer(name="m:f", in_flight_max=None))
+    assert user.said("operator limit m:f --none") == "m:f has no limit.\n"
+    assert [each for each in user.bodies if each] == [
+        {"in_flight_max": 3},
+        {"in_flight_max": None},
+    ]
+
+
+@pytest.mark.parametrize("line", ["operator limit m:f", "operator limit m:f 3 --none"])
+def test_a_limit_is_a_number_or_none(line: str, user: User) -> None:
+    ran = user.types(line)
+    assert ran.returncode == 2
+    assert "Give a number, or --none" in ran.stderr
