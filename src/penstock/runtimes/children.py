@@ -19,13 +19,13 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.kernel.errors import PenstockError, WorkFailed
 from penstock.kernel.service import Service
-from penstock.runtimes.base import Made, Voice
+from penstock.runtimes.base import Made, Runtime, Voice
 from penstock.runtimes.frames import (
     Begin,
     Done,
@@ -208,3 +208,26 @@ class _Conversation:
             return Heard(number=emit.number, paused=await self._voice.emit(emit.news))
         except PenstockError as error:
             return Heard(number=emit.number, error=error.message or "The events were not taken.")
+
+
+class ChildRuntime(Runtime):
+    """A runtime whose work is users' own code in child processes."""
+
+    def __init__(
+        self, command: Sequence[str], *, environment: Mapping[str, str], warmth: Warmth
+    ) -> None:
+        self._children = Children(command, environment=environment, warmth=warmth)
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The child processes there are."""
+        return self._children.pids
+
+    async def start(self) -> None:
+        await self._children.start()
+
+    async def stop(self) -> None:
+        await self._children.stop()
+
+    def operators(self) -> Collection[str] | None:
+        return None

@@ -12,16 +12,16 @@ wake-up like any other. The operator is then the handler itself, `module.functio
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes import deployed
-from penstock.runtimes.base import Delivery, Fault, Made, Runtime, Voice, Work
+from penstock.runtimes.base import Delivery, Fault, Made, Voice, Work
 from penstock.runtimes.child_settings import ChildSettings, read_settings
-from penstock.runtimes.children import Children
+from penstock.runtimes.children import ChildRuntime
 from penstock.runtimes.frames import Begin, Style
 from penstock.runtimes.references import Reference, handler_reference
 from penstock.runtimes.resources import resource_faults
@@ -39,7 +39,7 @@ class FunctionSettings(ChildSettings, frozen=True, kw_only=True):
     """The handlers of operators that are names of functions."""
 
 
-class Function(Runtime):
+class Function(ChildRuntime):
     """Runs a handler for each task, or leaves that to AWS."""
 
     name = "lambda"
@@ -47,26 +47,12 @@ class Function(Runtime):
     def __init__(self, settings: FunctionSettings | None = None) -> None:
         self._settings = settings if settings is not None else FunctionSettings()
         self.delivery = Delivery.INVOKE if self._settings.is_invoked else Delivery.WAKE
-        self._children = Children(
+        super().__init__(
             self._settings.child_command(),
             # The child empties it before the handler is imported; it has to find us until then.
             environment=self._settings.search_path(os.environ.get("PYTHONPATH", "")),
             warmth=self._settings.warmth(),
         )
-
-    @property
-    def pids(self) -> Sequence[int]:
-        """The child processes there are."""
-        return self._children.pids
-
-    async def start(self) -> None:
-        await self._children.start()
-
-    async def stop(self) -> None:
-        await self._children.stop()
-
-    def operators(self) -> Collection[str] | None:
-        return None
 
     def faults(
         self, operator: str, *, config: Mapping[str, Any], resources: Mapping[str, Any]

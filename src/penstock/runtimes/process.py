@@ -10,13 +10,13 @@ worker, less what is Penstock's own (`PENSTOCK_…`): a user's code needs no sec
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.base import Fault, Made, Runtime, Voice, Work
+from penstock.runtimes.base import Fault, Made, Voice, Work
 from penstock.runtimes.child_settings import ChildSettings, read_settings
-from penstock.runtimes.children import Children
+from penstock.runtimes.children import ChildRuntime
 from penstock.runtimes.frames import Begin, Style
 from penstock.runtimes.references import (
     FUNCTION_FORM,
@@ -29,7 +29,7 @@ from penstock.runtimes.resources import resource_faults
 _OURS: Final = "PENSTOCK_"
 
 
-class Process(Runtime):
+class Process(ChildRuntime):
     """Runs `module:function` for each task."""
 
     name = "process"
@@ -37,25 +37,11 @@ class Process(Runtime):
     def __init__(self, settings: ChildSettings | None = None) -> None:
         self._settings = settings if settings is not None else ChildSettings()
         self._installed = installed_operators()
-        self._children = Children(
+        super().__init__(
             self._settings.child_command(),
             environment=_environment(os.environ, self._settings),
             warmth=self._settings.warmth(),
         )
-
-    @property
-    def pids(self) -> Sequence[int]:
-        """The child processes there are."""
-        return self._children.pids
-
-    async def start(self) -> None:
-        await self._children.start()
-
-    async def stop(self) -> None:
-        await self._children.stop()
-
-    def operators(self) -> Collection[str] | None:
-        return None
 
     def faults(
         self, operator: str, *, config: Mapping[str, Any], resources: Mapping[str, Any]
