@@ -30,14 +30,15 @@ bench: $(VENV)/dev.stamp ## Measure; prints figures, asserts none
 	@$(BIN)/python -m benchmarks.store
 	@$(BIN)/python -m benchmarks.queue
 	@$(BIN)/python -m benchmarks.dispatcher
+	@$(BIN)/python -m benchmarks.pipeline
 
+EVERY := --extra local --extra dispatcher --extra spark --extra demo
+COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
+  --python-version 3.11 $(EVERY)
 lock: $(VENV)/dev.stamp ## Resolve the dependencies anew and pin them
 	@$(BIN)/pip install --quiet uv
-	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
-	  --python-version 3.11 --extra local --extra dispatcher -o requirements/run.txt pyproject.toml
-	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
-	  --python-version 3.11 --extra local --extra dispatcher --extra aws --group dev -c requirements/run.txt \
-	  -o requirements/dev.txt pyproject.toml
+	@$(COMPILE) --extra aws --group dev -o requirements/dev.txt pyproject.toml
+	@$(COMPILE) -c requirements/dev.txt -o requirements/run.txt pyproject.toml
 	@! grep -nE '://|--(extra-)?index|--find-links' requirements/*.txt
 
 clean: ## Remove the virtual environment and caches

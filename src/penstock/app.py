@@ -9,10 +9,12 @@ installation, or all of them, leaves what Postgres and the bucket hold; starting
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from importlib.util import find_spec
 from typing import Any, Final
 
 from penstock.dispatcher.api.parts import Parts
@@ -25,6 +27,8 @@ from penstock.dispatcher.dag.model import PlatformOperator
 from penstock.dispatcher.database.local import LocalPostgres
 from penstock.dispatcher.database.migrations import migrate
 from penstock.dispatcher.database.pool import Database
+from penstock.dispatcher.datasets.keeping import Keeping
+from penstock.dispatcher.datasets.sweeping import Sweeping
 from penstock.dispatcher.deployment.moves import Deployment
 from penstock.dispatcher.identity import Identities, secret_of
 from penstock.dispatcher.invoking import LambdaCarrier
@@ -32,6 +36,7 @@ from penstock.dispatcher.looping import Loop, Turn
 from penstock.dispatcher.metrics.reading import Metrics
 from penstock.dispatcher.outbox.carriers import InvokeAsWake, WakeCarrier
 from penstock.dispatcher.outbox.outbox import Outbox
+from penstock.dispatcher.outbox.projecting import ProjectCarrier
 from penstock.dispatcher.outbox.reconciler import Reconciler
 from penstock.dispatcher.outbox.relay import Relay
 from penstock.dispatcher.outbox.values import Carrier, Kind
@@ -62,11 +67,16 @@ from penstock.kernel.service import Service, Services
 from penstock.runtimes.base import Delivery
 from penstock.runtimes.places import Places
 from penstock.runtimes.registry import Registry
+from penstock.runtimes.spark.runtime import SparkRuntime
 from penstock.settings import Profile, Settings, Wakeups
+from penstock.store.base import ObjectStore
+from penstock.store.opening import open_store
 from penstock.worker.client import InternalClient
 from penstock.worker.pruning import LogPruning
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.worker import PipelineWorker
+
+_log = logging.getLogger(__name__)
 
 _REAP_SECONDS: Final = 2.0
 
@@ -103,9 +113,11 @@ class Dispatcher(Service):
         await migrate(dsn)
         database = Database(dsn, connections_max=settings.connections)
         await self._stack.enter_async_context(database)
+        store = await open_store(settings.store_url)
+        self._stack.push_async_callback(store.close)
         sender = _sender(settings)
         await self._stack.enter_async_context(sender)
-        parts, loops = self._parts(database, sender)
+        parts, loops = self._parts(database, store, sender)
         await self._stack.enter_async_context(loops)
         self._serving = Serving(
             [
@@ -120,9 +132,12 @@ class Dispatcher(Service):
     async def stop(self) -> None:
         await self._stack.aclose()
 
-    def _parts(self, database: Database, sender: Sender) -> tuple[Parts, Services]:
+    def _parts(
+        self, database: Database, store: ObjectStore, sender: Sender
+    ) -> tuple[Parts, Services]:
         """What answers requests, and what goes on beside them."""
         settings = self._settings
+        sweeping = Sweeping(database, store, grace_seconds=settings.sweep_hours * 3600)
         tasks = Tasks(database, route=route_events)
         routing, deployment = Routing(database), Deployment(database)
         backfills, pressures = Backfills(database), Pressures(database)
@@ -138,21 +153,15 @@ class Dispatcher(Service):
             for each in kicked:
                 each.kick()
 
-        relay = Relay(database, carriers=_carriers(settings, database, sender, ranges.kick, kick))
+        carriers = _carriers(settings, database, sender, ranges.kick, kick)
+        carriers[Kind.PROJECT] = ProjectCarrier(database, store)
+        relay = Relay(database, carriers=carriers)
         relaying = Loop("relay", relay.turn, idle_seconds=0.5)
         router = Loop("router", routing_turn(routing, [relaying, ranges]), idle_seconds=0.5)
         kicked += [router, relaying, backfiller, ranges]
-        slower: list[tuple[str, Turn, float]] = [
-            ("reaper", reaping_turn(tasks), _REAP_SECONDS),
-            ("reconciler", Reconciler(database).turn, 5.0),
-            ("pressure", pressures.turn, 2.0),
-            ("builder", Builder(database, deployment).turn, 2.0),
-            ("source monitor", SourceMonitor(database, tasks).turn, 2.0),
-            ("retention", Retention(database, days=settings.retention_days).turn, 60.0),
-        ]
-        if settings.profile is Profile.AWS:
-            slower.append(("cloudwatch", CloudWatch(database, aws=_aws(settings)).turn, 60.0))
-        loops = [Loop(name, turn, idle_seconds=seconds) for name, turn, seconds in slower]
+        turns = _turns(settings, database, tasks=tasks, deployment=deployment, pressures=pressures)
+        turns.append(("sweeping", sweeping.turn, 60.0))
+        loops = [Loop(name, turn, idle_seconds=seconds) for name, turn, seconds in turns]
         parts = Parts(
             database=database,
             tasks=tasks,
@@ -167,8 +176,33 @@ class Dispatcher(Service):
             runtimes=RegisteredRuntimes(make_registry(settings)),
             api_token=settings.api_token or None,
             kick=kick,
+            sweeping=sweeping,
         )
         return parts, Services([relay, relaying, router, ranges, backfiller, *loops])
+
+
+def _turns(
+    settings: Settings,
+    database: Database,
+    *,
+    tasks: Tasks,
+    deployment: Deployment,
+    pressures: Pressures,
+) -> list[tuple[str, Turn, float]]:
+    """What every dispatcher looks after by itself: what it is called, and how often it is done."""
+    keeping = Keeping(database, grace_seconds=settings.sweep_hours * 3600)
+    turns: list[tuple[str, Turn, float]] = [
+        ("reaper", reaping_turn(tasks), _REAP_SECONDS),
+        ("reconciler", Reconciler(database).turn, 5.0),
+        ("pressure", pressures.turn, 2.0),
+        ("builder", Builder(database, deployment).turn, 2.0),
+        ("source monitor", SourceMonitor(database, tasks).turn, 2.0),
+        ("retention", Retention(database, days=settings.retention_days).turn, 60.0),
+        ("keeping", keeping.turn, 60.0),
+    ]
+    if settings.profile is Profile.AWS:
+        turns.append(("cloudwatch", CloudWatch(database, aws=_aws(settings)).turn, 60.0))
+    return turns
 
 
 def make_worker(settings: Settings, *, name: str | None = None) -> PipelineWorker:
@@ -177,6 +211,11 @@ def make_worker(settings: Settings, *, name: str | None = None) -> PipelineWorke
     registry = make_registry(settings)
     made = {each: registry.runtime(each) for each in registry.names()}
     runtimes = {each: made[each] for each in made if made[each].delivery is Delivery.WAKE}
+    if find_spec("pyspark") is None:
+        _log.info("no Spark jobs are run here: pyspark is not installed ('penstock[spark]')")
+        runtimes = {
+            name: each for name, each in runtimes.items() if not isinstance(each, SparkRuntime)
+        }
     known = name or f"{_machine()}-{os.getpid()}"
     return PipelineWorker(
         make_client(settings, known),
@@ -244,6 +283,15 @@ def make_registry(settings: Settings) -> Registry:
     }
     if settings.profile is Profile.AWS:
         said["lambda"] = {"is_invoked": True, **said.get("lambda", {})}
+    said.setdefault("spark", {})
+    for name, table in said.items():
+        if table.get("uses", name) == "spark":
+            said[name] = {
+                "master": settings.spark,
+                "data": str(settings.data.absolute()),
+                "store_url": settings.store_url,
+                **table,
+            }
     return Registry(said)
 
 

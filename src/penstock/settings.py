@@ -10,6 +10,7 @@ command line; no other part of the pipeline reads settings of its own.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -32,6 +33,17 @@ _OTHERS: Final = (
 _NEAR: Final = 0.75
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _STORES: Final = frozenset({"s3", "file", "memory"})
+_BOUNDS: Final = {
+    "port": (0, 65_535),
+    "internal_port": (0, 65_535),
+    "webhook_port": (0, 65_535),
+    "concurrency": (1, 1000),
+    "connections": (2, 1000),
+    "retention_days": (0.01, 36_500),
+    "sweep_hours": (0.001, 87_600),
+    "stop_seconds": (0, 86_400),
+}
+_SPARK: Final = re.compile(r"local(\[.+\])?$|(spark|sc|k8s)://.+|yarn$")
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
@@ -89,29 +101,30 @@ class Settings:
     """How long tasks and events are kept after they are over."""
     concurrency: int = 4
     """How many tasks a worker runs at a time."""
+    spark: str = "local[*]"
+    """Where Spark jobs run: local[*] or another master of Spark's, or sc://HOST for Connect."""
+    sweep_hours: float = 24.0
+    """How long files are kept that no reader can find any more."""
     runtimes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Settings of runtimes, by their names; a table in the file."""
     stop_seconds: float = 30.0
     """How long a worker that is asked to stop lets its tasks run."""
 
     def __post_init__(self) -> None:
-        for name in ("port", "internal_port", "webhook_port"):
-            if not 0 <= getattr(self, name) <= 65_535:
-                raise InvalidInput(f"{name} must be between 0 and 65535.")
-        if not 1 <= self.concurrency <= 1000:
-            raise InvalidInput("concurrency must be between 1 and 1000.")
-        if not 2 <= self.connections <= 1000:
-            raise InvalidInput("connections must be between 2 and 1000.")
-        if not 0.01 <= self.retention_days <= 36_500:
-            raise InvalidInput("retention_days must be between 0.01 and 36500.")
-        if not 0 <= self.stop_seconds <= 86_400:
-            raise InvalidInput("stop_seconds must be between 0 and 86400.")
+        for name, (least, most) in _BOUNDS.items():
+            if not least <= getattr(self, name) <= most:
+                raise InvalidInput(f"{name} must be between {least:g} and {most:g}.")
         if self.host not in _LOOPBACK and not self.api_token:
             raise InvalidInput(
                 f"Without a token the public listener is on loopback only, not on {self.host}.",
                 hint="Set PENSTOCK_API_TOKEN, or leave host at 127.0.0.1.",
             )
         _check_store(self.store)
+        if not _SPARK.match(self.spark):
+            raise InvalidInput(
+                f"spark has {self.spark[:100]!r}, which is not where Spark could run.",
+                hint="Write local[*], spark://HOST:7077, yarn, k8s://… or sc://HOST.",
+            )
         for each in self.dispatchers:
             if urlsplit(each).scheme not in {"http", "https"}:
                 raise InvalidInput(f"dispatchers has {each!r}, which is not an http URL.")

@@ -20,6 +20,7 @@ from penstock.testing.runtime_contract import (
     plain_work,
     run_check,
 )
+from tests.contract import spark_standin
 
 
 @dataclass
@@ -51,7 +52,21 @@ def function() -> Bench:
     )
 
 
-RUNTIMES: dict[str, Callable[[], Bench]] = {"process": process, "lambda": function}
+def spark() -> Bench:
+    return ChildBench(
+        spark_standin.runtime(),
+        "tests.contract.spark_standin:runtime",
+        "spark.python",
+        # It sends no events; and what a transform starts ends with the host, not with the task.
+        frozenset(Deed) - {Deed.TELLS, Deed.DRAINS, Deed.SPAWNS, Deed.LEAVES_BEHIND},
+    )
+
+
+RUNTIMES: dict[str, Callable[[], Bench]] = {
+    "process": process,
+    "lambda": function,
+    "spark": spark,
+}
 
 
 @pytest.mark.parametrize(

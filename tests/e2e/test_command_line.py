@@ -115,8 +115,8 @@ def test_a_reader_that_leaves_is_no_error_worth_a_traceback() -> None:
     assert "Traceback" not in ran.stderr
 
 
-def test_the_demo_runs() -> None:
-    ran = penstock("demo")
+def test_the_demo_of_the_queue_runs() -> None:
+    ran = penstock("demo", "queue")
     assert ran.returncode == 0, ran.stderr
     assert "60 of 60 tasks are completed, each once;" in ran.stdout
     assert "30 of 30 partitions of the result are published, each once." in ran.stdout
@@ -149,9 +149,12 @@ def test_a_signal_ends_doctor_cleanly(number: signal.Signals, tmp_path: Path) ->
     assert [path.name for path in (tmp_path / "bucket").iterdir()] == [".penstock"]
 
 
+@pytest.mark.parametrize("words", [("demo",), ("demo", "queue")], ids=" ".join)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_nothing_of_the_demo(number: signal.Signals, tmp_path: Path) -> None:
-    running = _started("demo", environment={"TMPDIR": str(tmp_path)})
+def test_a_signal_leaves_nothing_of_a_demo(
+    words: tuple[str, ...], number: signal.Signals, tmp_path: Path
+) -> None:
+    running = _started(*words, environment={"TMPDIR": str(tmp_path)})
     os.killpg(running.pid, number)
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 128 + number

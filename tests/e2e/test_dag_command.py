@@ -249,6 +249,63 @@ def test_show_draws_the_tree_and_says_what_each_job_reads() -> None:
     assert version.startswith("version ")
 
 
+SPARK = (
+    SMALL
+    + """\
+  more:
+    activation: source
+    source: {kind: manual}
+    outputs: [more]
+  join:
+    runtime: spark
+    operator: spark.sql
+    config: {sql_file: sql/join.sql}
+    when: all
+    inputs:
+      - ticks
+      - more
+      - {from: more, as: planes, trigger: false, read: all}
+    outputs: [{name: joined, keep: {partitions: 30, age: 2d}}]
+"""
+)
+
+
+def test_show_says_how_inputs_are_read(user: User) -> None:
+    (user.folder / "sql").mkdir()
+    user.file("sql/join.sql", "SELECT * FROM ticks\n")
+    ran = user.dag("show", user.file("spark.yaml", SPARK))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    lines = [" ".join(line.split()) for line in ran.stdout.splitlines()]
+    assert "job reads written by as where how" in lines
+    assert "join ticks tick waited for" in lines
+    assert "join more more planes makes nothing run, all partitions" in lines
+
+
+def test_a_query_in_a_file_is_part_of_the_dag(user: User) -> None:
+    (user.folder / "sql").mkdir()
+    file = user.file("spark.yaml", SPARK)
+    ran = user.dag("check", file)
+    assert ran.returncode == 2
+    assert ran.stdout == (
+        f"{file}:17: jobs.join.config.sql_file: There is no file 'sql/join.sql' in the folder of"
+        " the DAG.\n"
+    )
+    user.file("sql/join.sql", "SELECT * FROM ticks\n")
+    assert user.dag("check", file).returncode == 0
+    told = user.json("show", file)
+    assert told["jobs"]["join"]["config"] == {
+        "sql": "SELECT * FROM ticks\n",
+        "sql_file": "sql/join.sql",
+    }
+    # The definition is a DAG file too, which needs no other file.
+    (user.folder / "stored").mkdir()
+    stored = user.file("stored/spark.json", json.dumps(told))
+    assert user.dag("diff", stored, file).returncode == 0
+    user.file("sql/join.sql", "SELECT 2\n")
+    edited = user.json("diff", stored, file, code=1)
+    assert edited["changed"] == {"join": {"fields": ["config"], "keeps_generation": False}}
+
+
 def test_show_leaves_the_table_out_where_nothing_is_read(user: User) -> None:
     source = SMALL.partition("  work:")[0]
     tree, version = user.dag("show", user.file("source.yaml", source)).stdout.split("\n\n")

@@ -29,6 +29,7 @@ from penstock.dispatcher.wire.work import (
     EndAsk,
     HeartbeatAsk,
     InputAnswer,
+    PartAnswer,
     ResultsAnswer,
     TaskResult,
 )
@@ -114,7 +115,15 @@ def _assignment() -> Assignment:
             "datasets": {"sales": UUID},
         },
         payload={"partition_key": "p", "start": 1, "end": 5},
-        inputs={"raw": InputAnswer(dataset="raw", uuid=UUID, generation="g", location="s3://b/k")},
+        inputs={
+            "raw": InputAnswer(
+                dataset="raw",
+                uuid=UUID,
+                generation="g",
+                location="s3://b/k",
+                parts=[PartAnswer(location="s3://b/k", partition_key="p", rows=3)],
+            )
+        },
     )
 
 
@@ -158,7 +167,10 @@ def test_it_claims_runs_heartbeats_and_completes(dispatcher: Dispatcher) -> None
     assert dispatcher.identities == [("function:clean", "Bearer token")]
     (event,) = events
     assert (event["config"], event["attempt"]) == ({"colour": "red"}, 2)
-    assert event["inputs"]["raw"]["location"] == "s3://b/k"
+    raw = event["inputs"]["raw"]
+    assert raw["location"] == "s3://b/k"
+    (part,) = raw["parts"]
+    assert (part["location"], part["partition_key"], part["rows"]) == ("s3://b/k", "p", 3)
     (end,) = dispatcher.ends
     (output,) = end.outputs
     assert (output.dataset, output.partition_key, output.start, output.end) == (UUID, "p", 1, 5)
@@ -225,7 +237,9 @@ def test_an_outage_is_waited_out(dispatcher: Dispatcher) -> None:
     assert dispatcher.invoke(handler)["status"] == "completed"
 
 
-@pytest.mark.parametrize(("kind", "status"), [("outputs", 409), ("too large", 413)])
+@pytest.mark.parametrize(
+    ("kind", "status"), [("outputs", 409), ("schema", 409), ("too large", 413)]
+)
 def test_outputs_that_are_refused_are_a_failure_and_no_lease_that_runs_out(
     dispatcher: Dispatcher, kind: str, status: int
 ) -> None:
@@ -235,6 +249,8 @@ def test_outputs_that_are_refused_are_a_failure_and_no_lease_that_runs_out(
     assert (first.failure, len(first.outputs)) == (None, 1)
     assert second.failure is not None
     assert second.failure.reason == "What it made was refused: It may not."
+    # With the same columns, another attempt would be refused just so.
+    assert second.failure.is_retried == (kind != "schema")
 
 
 def test_an_attempt_that_is_over_is_told_of_once(dispatcher: Dispatcher) -> None:

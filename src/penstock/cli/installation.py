@@ -65,6 +65,11 @@ _OPTIONS: Final = {
     "concurrency": click.option(
         "--concurrency", type=click.IntRange(1, 1000), help="Tasks at a time.  [default: 4]"
     ),
+    "spark": click.option(
+        "--spark",
+        metavar="MASTER",
+        help="spark://HOST:7077 or sc://HOST, instead of Spark on this machine.",
+    ),
     "log_format": click.option(
         "--log-format",
         type=click.Choice([str(each) for each in LogFormat]),

@@ -45,6 +45,7 @@ _LOOK_SECONDS: Final = 0.1
     "internal_port",
     "webhook_port",
     "concurrency",
+    "spark",
 )
 def up(*, file: Path | None, force: bool, **given: Any) -> None:
     """Run a Postgres, a dispatcher, a worker and the sources, until Ctrl-C or SIGTERM.

@@ -21,6 +21,8 @@ PenstockError
 │   ├── TaskCancelled       it was cancelled
 │   └── NotSettled          it has not ended yet; also a TimeoutError
 ├── WorkFailed              a runtime ran the work of a task, and it failed
+├── SchemaRefused           what was made does not fit the schema of its dataset
+├── Damaged                 a file of a dataset is not what its manifest says
 ├── DispatcherError         a request to a dispatcher did not do what was asked
 │   ├── DispatcherUnavailable   no answer, or not now: whether it was done is not known
 │   └── DispatcherRefused   it answered no, and says why
@@ -143,6 +145,22 @@ class WorkFailed(PenstockError):
     def __init__(self, message: str, *, is_retried: bool = True, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.is_retried = is_retried
+
+
+class SchemaRefused(PenstockError):
+    """What was made does not fit the schema of its dataset. `column` is the one that does not."""
+
+    def __init__(self, message: str, *, hint: str = "", column: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.column = column
+
+
+class Damaged(PenstockError):
+    """A file of a dataset is not what its manifest says. Another try would find the same."""
+
+    def __init__(self, message: str, *, hint: str = "", location: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.location = location
 
 
 class DispatcherError(PenstockError):

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from penstock.datasets.schema import Column
 from penstock.kernel.service import Service
 
 
@@ -47,6 +48,23 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Something that is published: a partition, or one of several that were appended to it."""
+
+    location: str
+    partition_key: str | None = None
+    """None for a dataset without partitions."""
+    start: int | None = None
+    end: int | None = None
+    revision: int | None = None
+    append_key: str | None = None
+    manifest: str | None = None
+    """The SHA-256 of its manifest; None for what has none."""
+    rows: int | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
     """An input of a task: what is published of it for the task's partition, if anything is."""
 
@@ -55,6 +73,13 @@ class Given:
     generation: str
     location: str | None = None
     revision: int | None = None
+    has_data: bool = True
+    """Whether there can be something to read: not of sources that only tell, and not of ranges."""
+    parts: tuple[Part, ...] = ()
+    """All that there is to read: one partition, or those within the task's range, or all of them;
+    and of partitions that are appended to, everything that was. In the order of partitions, then
+    of publication. `location` is that of the only one; of a partition that is appended to, that
+    of the last; None where parts of several partitions are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +113,26 @@ class Work:
     grace_seconds: float = 10.0
     timeout_seconds: float | None = None
     """How long the caller will let it run; told to the work, and kept by the caller."""
+    batch: str = ""
+    """Work with the same batch was claimed together, to be run as one job where a runtime can."""
+    batch_size: int = 1
+    scratch: str = ""
+    """Where this attempt, and no other, may write what is not to be published; a URL."""
     log: str = ""
     """The file that what the work prints is appended to; empty for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a manifest says of something that was made, for whoever does not read manifests."""
+
+    manifest: str
+    """The SHA-256 of `manifest.json`, in hexadecimal digits."""
+    files: int
+    rows: int
+    bytes: int
+    columns: tuple[Column, ...] = ()
+    """Its schema; empty if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +146,15 @@ class Made:
     end: int | None = None
     cursor: int | None = None
     append_key: str | None = None
+    facts: Facts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """What work has made, and what it took: figures by name, kept with the attempt."""
+
+    made: tuple[Made, ...]
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +188,8 @@ class Runtime(Service):
 
     name: str
     delivery: Delivery = Delivery.WAKE
+    joins_batches: bool = True
+    """Whether work of one batch is run as one. Where it is not, nothing is claimed in batches."""
 
     @abstractmethod
     def operators(self) -> Collection[str] | None:
@@ -148,5 +202,13 @@ class Runtime(Service):
         """What is wrong with a job, as far as that can be told without running anything."""
 
     @abstractmethod
-    async def run(self, work: Work, voice: Voice) -> tuple[Made, ...]:
-        """Run the work and return what it has made."""
+    async def run(self, work: Work, voice: Voice) -> Finished:
+        """Run the work and return what it has made.
+
+        Work of one batch is given to it at once, each by a call of its own, and may be run
+        together. Each call ends by itself, and cancelling one never costs the others anything.
+        """
+
+    def expect(self) -> None:
+        """There will be work: called, any number of times, when its operators are served."""
+        return

@@ -25,7 +25,7 @@ from typing import Final
 
 from penstock.kernel.errors import PenstockError, WorkFailed
 from penstock.kernel.service import Service
-from penstock.runtimes.base import Made, Runtime, Voice
+from penstock.runtimes.base import Finished, Runtime, Voice
 from penstock.runtimes.frames import (
     Begin,
     Done,
@@ -36,6 +36,7 @@ from penstock.runtimes.frames import (
     Progress,
     Stale,
     Stop,
+    from_child,
 )
 from penstock.runtimes.guard import Guard
 from penstock.runtimes.offspring import Offspring
@@ -56,7 +57,7 @@ class Warmth:
 @dataclass(slots=True)
 class _Idle:
     operator: str
-    child: Offspring
+    child: Offspring[FromChild]
     timer: asyncio.TimerHandle = field(repr=False)
 
 
@@ -71,7 +72,7 @@ class Children(Service):
         self._warmth = warmth
         self._guard = Guard()
         self._idle: deque[_Idle] = deque()
-        self._all: set[Offspring] = set()
+        self._all: set[Offspring[FromChild]] = set()
         self._is_stopped = False
 
     async def start(self) -> None:
@@ -92,7 +93,7 @@ class Children(Service):
         """The children there are, idle and busy."""
         return tuple(child.pid for child in self._all if not child.ended.is_set())
 
-    async def run(self, begin: Begin, voice: Voice) -> tuple[Made, ...]:
+    async def run(self, begin: Begin, voice: Voice) -> Finished:
         """Run a task in a child, and return what it has made."""
         for number in range(_STALE_MAX):
             # Where one child is stale the other warm ones are too: each finds out by itself.
@@ -102,11 +103,11 @@ class Children(Service):
             if isinstance(ended, Failed):
                 raise WorkFailed(ended.reason, is_retried=ended.is_retried)
             if isinstance(ended, Done):
-                return tuple(ended.made)
+                return Finished(made=tuple(ended.made))
         raise WorkFailed("The code of the function changes all the time.")
 
     async def _run_in(
-        self, child: Offspring, begin: Begin, voice: Voice
+        self, child: Offspring[FromChild], begin: Begin, voice: Voice
     ) -> Done | Failed | Stale | None:
         """Run a task in this child, which is gone or idle afterwards."""
         conversation = _Conversation(child, voice)
@@ -127,7 +128,7 @@ class Children(Service):
             await self._put_back(begin.work.operator, child, is_kept=is_kept)
 
     async def _let_end(
-        self, conversation: _Conversation, child: Offspring, grace_seconds: float
+        self, conversation: _Conversation, child: Offspring[FromChild], grace_seconds: float
     ) -> None:
         """Ask a child to end, and listen to it until it has, or has had its time."""
         try:
@@ -138,7 +139,7 @@ class Children(Service):
         except (TimeoutError, WorkFailed):
             pass
 
-    async def _put_back(self, operator: str, child: Offspring, *, is_kept: bool) -> None:
+    async def _put_back(self, operator: str, child: Offspring[FromChild], *, is_kept: bool) -> None:
         is_worn = child.tasks_begun >= self._warmth.tasks_max or child.ended.is_set()
         if not is_kept or is_worn or self._is_stopped:
             try:
@@ -152,7 +153,7 @@ class Children(Service):
         if len(self._idle) > self._warmth.idle_max:
             self._let_go(self._idle[0].child)
 
-    def _warm(self, operator: str) -> Offspring | None:
+    def _warm(self, operator: str) -> Offspring[FromChild] | None:
         """The child of this operator that was busy last."""
         for idle in reversed(self._idle):
             if idle.operator == operator:
@@ -161,7 +162,7 @@ class Children(Service):
                 return idle.child if not idle.child.ended.is_set() else self._warm(operator)
         return None
 
-    def _let_go(self, child: Offspring) -> None:
+    def _let_go(self, child: Offspring[FromChild]) -> None:
         """End an idle child; it is gone soon after."""
         for idle in list(self._idle):
             if idle.child is child:
@@ -169,12 +170,12 @@ class Children(Service):
                 idle.timer.cancel()
         child.send_signal(signal.SIGKILL)
 
-    async def _new(self) -> Offspring:
+    async def _new(self) -> Offspring[FromChild]:
         if self._is_stopped:
             raise WorkFailed("The runtime was stopped.")
         self._all = {child for child in self._all if not child.is_closed}
         child = await Offspring.born(
-            self._command, environment=self._environment, guard=self._guard
+            self._command, environment=self._environment, guard=self._guard, decoder=from_child
         )
         self._all.add(child)
         return child
@@ -183,7 +184,7 @@ class Children(Service):
 class _Conversation:
     """What is said while a task runs. It may be cancelled and taken up again: nothing is lost."""
 
-    def __init__(self, child: Offspring, voice: Voice) -> None:
+    def __init__(self, child: Offspring[FromChild], voice: Voice) -> None:
         self._child = child
         self._voice = voice
         self._unanswered: FromChild | None = None
@@ -212,6 +213,8 @@ class _Conversation:
 
 class ChildRuntime(Runtime):
     """A runtime whose work is users' own code in child processes."""
+
+    joins_batches = False
 
     def __init__(
         self, command: Sequence[str], *, environment: Mapping[str, str], warmth: Warmth

@@ -34,13 +34,14 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from penstock.datasets.layout import attempt_name
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, system_entropy
 from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, InvalidInput
-from penstock.runtimes.base import Given, Made, Place, Work
+from penstock.runtimes.base import Given, Made, Part, Place, Work
 from penstock.runtimes.calling import told
 from penstock.runtimes.lambdas import event_of
-from penstock.runtimes.places import Places, attempt_id
+from penstock.runtimes.places import Places
 from penstock.runtimes.task import Stopped, Task, make_folders
 
 Handler = Callable[[Any, Any], Any]
@@ -49,14 +50,16 @@ _log = logging.getLogger(__name__)
 
 _REQUEST_SECONDS: Final = 10.0
 _CLAIM_SECONDS: Final = 30.0
+_PART: Final = frozenset(Part.__slots__)
 _PAUSE_SECONDS_MAX: Final = 5.0
 _RESERVE_SECONDS: Final = 2.0
 """How much of the function's time is left for AWS."""
 _BODY_BYTES_MAX: Final = 64 * 2**20
 _NOT_NOW: Final = frozenset({408, 425, 429})
 _OVER: Final = frozenset({404, 409})
-_OUTPUTS: Final = "outputs"
-"""The type of the problem that an attempt's outputs are."""
+_SCHEMA: Final = "schema"
+_OUTPUTS: Final = frozenset({"outputs", _SCHEMA})
+"""The types of the problems that an attempt's outputs are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +191,10 @@ class _Attempt:
         self._calls = calls
         self._held = {name: assignment[name] for name in ("task_id", "attempt", "lease_token")}
         self._pause_seconds = assignment["heartbeat_seconds"] / 3
-        self._work = work_of(assignment, Places(us.outputs), attempt_id=attempt_id(us.entropy))
+        name = attempt_name(
+            us.entropy, task_id=assignment["task_id"], attempt=assignment["attempt"]
+        )
+        self._work = work_of(assignment, Places(us.outputs), attempt_id=name)
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._thread_id: int | None = None
@@ -215,12 +221,15 @@ class _Attempt:
         try:
             return self._calls.complete({**self._held, **end})
         except DispatcherRefused as error:
-            is_over = error.status in _OVER and error.kind != _OUTPUTS
+            is_over = error.status in _OVER and error.kind not in _OUTPUTS
             if is_over or "failure" in end:
                 raise
             # The attempt is still ours, and would be run again only when its lease has run out.
-            reason = f"What it made was refused: {error.message}"
-            return self._calls.complete({**self._held, "failure": {"reason": reason}})
+            failure = {
+                "reason": f"What it made was refused: {error.message}",
+                "is_retried": error.kind != _SCHEMA,
+            }
+            return self._calls.complete({**self._held, "failure": failure})
 
     def _end(self, user_handler: Handler, context: Any) -> dict[str, Any]:
         try:
@@ -278,17 +287,24 @@ def work_of(assignment: Mapping[str, Any], places: Places, *, attempt_id: str) -
         config=definition.get("config") or {},
         resources=definition.get("resources") or {},
         payload=payload,
-        inputs={
-            name: Given(
-                dataset=each["dataset"],
-                generation=each["generation"],
-                location=each.get("location"),
-                revision=each.get("revision"),
-            )
-            for name, each in (assignment.get("inputs") or {}).items()
-        },
+        inputs={name: _given(each) for name, each in (assignment.get("inputs") or {}).items()},
         outputs=outputs,
         timeout_seconds=assignment.get("timeout_seconds"),
+        scratch=places.scratch(attempt_id),
+    )
+
+
+def _given(answer: Mapping[str, Any]) -> Given:
+    # What a later dispatcher says of a part beyond what is known here is left out.
+    return Given(
+        dataset=answer["dataset"],
+        generation=answer["generation"],
+        location=answer.get("location"),
+        revision=answer.get("revision"),
+        parts=tuple(
+            Part(**{name: value for name, value in each.items() if name in _PART})
+            for each in answer.get("parts") or ()
+        ),
     )
 
 

@@ -9,7 +9,7 @@ length and as many bytes of JSON. Whatever does not read so is a broken child.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -80,14 +80,12 @@ class Stale(msgspec.Struct, tag="stale"):
 ToChild = Begin | Stop | Heard
 FromChild = Progress | Emit | Done | Failed | Stale
 
-Frame = TypeVar("Frame")
-
 _encoder: Final = msgspec.json.Encoder()
 to_child: Final = msgspec.json.Decoder(ToChild)
 from_child: Final = msgspec.json.Decoder(FromChild)
 
 
-def framed(frame: ToChild | FromChild) -> bytes:
+def framed(frame: msgspec.Struct) -> bytes:
     """The frame as it is sent."""
     body = _encoder.encode(frame)
     if len(body) > FRAME_BYTES_MAX:

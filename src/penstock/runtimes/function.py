@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes import deployed
-from penstock.runtimes.base import Delivery, Fault, Made, Voice, Work
+from penstock.runtimes.base import Delivery, Fault, Finished, Voice, Work
 from penstock.runtimes.child_settings import ChildSettings, read_settings
 from penstock.runtimes.children import ChildRuntime
 from penstock.runtimes.frames import Begin, Style
@@ -68,7 +68,7 @@ class Function(ChildRuntime):
             yield Fault("operator", message)
         yield from resource_faults(resources, runtime=self.name)
 
-    async def run(self, work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def run(self, work: Work, voice: Voice) -> Finished:
         if self._settings.is_invoked:
             raise WorkFailed(
                 "Functions run at AWS here, and not in workers; take lambda out of the runtimes"

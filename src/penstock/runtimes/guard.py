@@ -6,7 +6,9 @@ So one guard a runtime, this file run as a script, is told the number of every p
 pipe that nobody else holds. When the pipe closes, it kills them all, and ends.
 
 A group is named before anything of the user runs in it, and taken back before its number is free
-for others. A guard that is itself killed is replaced when the next group is named.
+for others. What is in the session of its leader, though it has a group of its own (the Python
+workers of Spark do), is ended too, where the kernel tells (`/proc`). A guard that is itself killed
+is replaced when the next group is named.
 """
 
 from __future__ import annotations
@@ -17,9 +19,13 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 _END_SECONDS: Final = 5.0
+_PROCESSES: Final = Path("/proc")
+_LOOKS_MAX: Final = 10
+"""How often a session is looked at: what is killed may have made a process meanwhile."""
 
 
 class Guard:
@@ -95,6 +101,44 @@ def main() -> None:
     for group in groups:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
+        kill_session(group)
+
+
+def kill_session(leader: int, *, but: int = 0) -> None:
+    """Kill what is left of a session, except for one process.
+
+    Its leader is one of ours, which has not been waited for: its number is not a stranger's.
+    """
+    for _ in range(_LOOKS_MAX):
+        members = [member for member in session_members(leader) if member != but]
+        for member in members:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(member, signal.SIGKILL)
+        if not members:
+            return
+
+
+def session_members(leader: int) -> list[int]:
+    """The processes of a session, without those that have ended; none where nobody tells."""
+    try:
+        there = [int(each.name) for each in _PROCESSES.iterdir() if each.name.isdigit()]
+    except OSError:
+        return []
+    return [process for process in there if _is_living_member(process, leader)]
+
+
+def _is_living_member(process: int, leader: int) -> bool:
+    try:
+        # The name of the program may hold anything; what follows its last bracket may not.
+        state, _, _, session = (
+            (_PROCESSES / str(process) / "stat")
+            .read_text(encoding="utf-8", errors="replace")
+            .rpartition(")")[2]
+            .split()[:4]
+        )
+    except (OSError, ValueError):
+        return False
+    return state not in "ZX" and int(session) == leader
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
 """One child process as its runtime sees it: started, spoken to, signalled, and never left behind.
 
 A child is the head of its own process group. A thread waits for its end, and then kills whatever
-is left of the group, before the number of the child is free for others; so no signal of ours can
-reach a stranger. `ended` is set when the child is gone and its group has been killed.
+is left of the group, and of the session that it began, before the number of the child is free for
+others; so no signal of ours can reach a stranger. `ended` is set when the child is gone and its
+group has been killed.
+
+What a child says is read by the decoder of its kind: `frames.from_child` for children that run
+users' code, that of `penstock.runtimes.spark.frames` for hosts of Spark.
 
 The child is made by the thread of the event loop, because the kernel of Linux ends it with that
 thread (`penstock.kernel.parents`).
@@ -18,13 +22,13 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Final, Self
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from penstock.kernel.errors import InvalidInput, WorkFailed
-from penstock.runtimes.frames import FromChild, ToChild, Unframing, framed, from_child
-from penstock.runtimes.guard import Guard
+from penstock.runtimes.frames import Unframing, framed
+from penstock.runtimes.guard import Guard, kill_session
 
 _READ_BYTES: Final = 65_536
 _LAST_WORDS_SECONDS: Final = 0.1
@@ -33,12 +37,22 @@ _END_SECONDS: Final = 5.0
 _CANCELS_MAX: Final = 100
 
 
-class Offspring:
+Heard = TypeVar("Heard")
+"""What a child may say: a union of frames."""
+
+
+class Offspring(Generic[Heard]):
     """A child process, and the socket to it."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], guard: Guard, loop: asyncio.AbstractEventLoop
+        self,
+        process: subprocess.Popen[bytes],
+        guard: Guard,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        decoder: msgspec.json.Decoder[Heard],
     ) -> None:
+        self._decoder = decoder
         self._process = process
         self._guard = guard
         self._loop = loop
@@ -53,8 +67,13 @@ class Offspring:
 
     @classmethod
     async def born(
-        cls, command: Sequence[str], *, environment: Mapping[str, str], guard: Guard
-    ) -> Self:
+        cls,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        guard: Guard,
+        decoder: msgspec.json.Decoder[Heard],
+    ) -> Offspring[Heard]:
         """Start a child. The number of this process is added to the command."""
         ours, theirs = socket.socketpair()
         try:
@@ -65,7 +84,7 @@ class Offspring:
             raise WorkFailed(
                 f"No child process can be started: {error.strerror or error} ({command[0]})."
             ) from error
-        child = cls(process, guard, asyncio.get_running_loop())
+        child = cls(process, guard, asyncio.get_running_loop(), decoder=decoder)
         try:
             child._reader, child._writer = await asyncio.open_unix_connection(sock=ours)
         except BaseException:
@@ -79,15 +98,20 @@ class Offspring:
         """The number of the process, and of its group."""
         return self._process.pid
 
-    async def say(self, frame: ToChild) -> None:
-        """Say something; whether the child has heard it shows in what it says."""
+    def tell(self, frame: msgspec.Struct) -> None:
+        """Say something, without waiting until there is room for it."""
         assert self._writer is not None
         self._writer.write(framed(frame))
+
+    async def say(self, frame: msgspec.Struct) -> None:
+        """Say something; whether the child has heard it shows in what it says."""
+        assert self._writer is not None
+        self.tell(frame)
         # The end of a child shows when it is listened to.
         with suppress(ConnectionError):
             await self._writer.drain()
 
-    async def hear(self) -> FromChild | None:
+    async def hear(self) -> Heard | None:
         """The next thing that the child says; None if it is gone. Cancelling loses nothing."""
         assert self._reader is not None
         try:
@@ -96,7 +120,7 @@ class Offspring:
                 if not more:
                     return None
                 self._unframing.feed(more)
-            heard: FromChild = from_child.decode(body)
+            heard = self._decoder.decode(body)
         except ConnectionError:
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError, InvalidInput) as error:
@@ -134,26 +158,23 @@ class Offspring:
         if cancelled is not None:
             raise cancelled
 
-    async def why_ended(self) -> str:
+    async def why_ended(self, who: str = "The child process of the task") -> str:
         """How a child that is gone has ended, for people."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_SECONDS):
                 await self.ended.wait()
         code = self._process.returncode
         if code is None:
-            return "The child process of the task closed its connection."
+            return f"{who} closed its connection."
         if code >= 0:
-            return (
-                f"The child process of the task ended with exit code {code} before the function"
-                " had returned."
-            )
+            return f"{who} ended with exit code {code} before the function had returned."
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         hint = (
             "; if nobody did that, the machine was probably short of memory"
             if -code == signal.SIGKILL
             else ""
         )
-        return f"The child process of the task was killed by {name}{hint}."
+        return f"{who} was killed by {name}{hint}."
 
     def _wait(self) -> None:
         if hasattr(os, "waitid"):
@@ -163,6 +184,7 @@ class Offspring:
             self._process.wait()
         with self._lock:
             self._kill_group(signal.SIGKILL)
+            kill_session(self._process.pid)
             self._guard.forget(self._process.pid)
             self._process.wait()
             self._is_reaped = True

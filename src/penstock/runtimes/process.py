@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.base import Fault, Made, Voice, Work
+from penstock.runtimes.base import Fault, Finished, Voice, Work
 from penstock.runtimes.child_settings import ChildSettings, read_settings
 from penstock.runtimes.children import ChildRuntime
 from penstock.runtimes.frames import Begin, Style
@@ -52,7 +52,7 @@ class Process(ChildRuntime):
             yield Fault("operator", message)
         yield from resource_faults(resources, runtime=self.name)
 
-    async def run(self, work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def run(self, work: Work, voice: Voice) -> Finished:
         wanted = self._function(work.operator)
         if wanted is None:
             raise WorkFailed(

@@ -1,8 +1,8 @@
 """Which runtimes there are, and what jobs get of them that say nothing else.
 
-Settings map the name of a runtime to what it should be. `process` and `lambda` are always there;
-others come from installed packages, by the entry point group `penstock.runtimes`: an object that
-makes a `Runtime` of its settings.
+Settings map the name of a runtime to what it should be. `process`, `lambda` and `spark` are always
+there; others come from installed packages, by the entry point group `penstock.runtimes`: an object
+that makes a `Runtime` of its settings.
 
     {
         "process": {"path": ["jobs"], "resources": {"memory": "2GiB"}},
@@ -31,6 +31,7 @@ from penstock.kernel.shapes import wrong_shape
 from penstock.runtimes.base import Runtime
 from penstock.runtimes.function import function
 from penstock.runtimes.process import process
+from penstock.runtimes.spark.runtime import spark
 
 Factory = Callable[[Mapping[str, Any]], Runtime]
 
@@ -38,7 +39,7 @@ GROUP: Final = "penstock.runtimes"
 DISPATCHER: Final = "dispatcher"
 PLACING: Final = ("image", "command", "queue")
 """What a runtime's settings, or a job's resources, say about workers."""
-_BUILT_IN: Final[Mapping[str, Factory]] = {"process": process, "lambda": function}
+_BUILT_IN: Final[Mapping[str, Factory]] = {"process": process, "lambda": function, "spark": spark}
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):

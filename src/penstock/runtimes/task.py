@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote
 
 from penstock.kernel.errors import InvalidInput
-from penstock.runtimes.base import Given, Made, News, Place, Work
+from penstock.runtimes.base import Given, Made, News, Part, Place, Work
 
 Named = TypeVar("Named")
 
@@ -93,15 +93,28 @@ class Input:
     generation: str
     location: str | None
     revision: int | None
+    parts: tuple[Part, ...] = ()
+    """All that there is to read: several, if the task reads a range or all partitions, or if the
+    partition was appended to. See `penstock.runtimes.base.Given`."""
 
     @property
     def is_there(self) -> bool:
         """Whether anything is published."""
-        return self.location is not None
+        return self.location is not None or bool(self.parts)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All parts as folders or files of this machine."""
+        return tuple(path_of(each.location) for each in self.parts)
 
     @property
     def path(self) -> Path:
         """The location as a folder or file of this machine."""
+        if self.location is None and self.parts:
+            raise ValueError(
+                f"The input {self.name} has {len(self.parts)} parts for this task; read all of"
+                " them, by paths."
+            )
         if self.location is None:
             raise FileNotFoundError(
                 f"Nothing is published of the input {self.name} for this partition yet;"
@@ -295,7 +308,7 @@ def make_folders(work: Work) -> None:
 
 
 def _input(name: str, given: Given) -> Input:
-    return Input(name, given.dataset, given.generation, given.location, given.revision)
+    return Input(name, given.dataset, given.generation, given.location, given.revision, given.parts)
 
 
 def _output(name: str, place: Place) -> Output:

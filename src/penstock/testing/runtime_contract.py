@@ -29,7 +29,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.base import Made, News, Place, Runtime, Work
+from penstock.runtimes.base import Finished, Made, News, Place, Runtime, Work
 
 BEGUN: Final = "begun\n"
 PRINTED: Final = "printed\n"
@@ -180,7 +180,7 @@ class Trial:
         made = self.bench.work(deed, pipe=self.watch.path, folder=folder)
         return replace(made, grace_seconds=grace_seconds)
 
-    async def run(self, deed: Deed, **more: Any) -> tuple[Made, ...]:
+    async def run(self, deed: Deed, **more: Any) -> Finished:
         return await self.bench.runtime.run(self.work(deed, **more), Ear())
 
 
@@ -191,8 +191,11 @@ async def what_was_made_comes_back(trial: Trial) -> None:
     work = trial.work(Deed.MAKES)
     location = work.outputs["out"].location
     for attempt in (1, 2):
-        made = await trial.bench.runtime.run(replace(work, attempt=attempt), Ear())
-        assert made == (Made(output="out", location=location, partition_key="p", start=1, end=2),)
+        finished = await trial.bench.runtime.run(replace(work, attempt=attempt), Ear())
+        made = Made(output="out", location=location, partition_key="p", start=1, end=2)
+        # What a manifest says of it is the runtime's own.
+        assert tuple(replace(each, facts=None) for each in finished.made) == (made,)
+        assert msgspec.json.decode(msgspec.json.encode(finished.metrics)) == finished.metrics
     assert (trial.folder / "makes" / "out" / "made.txt").read_text() == "made"
 
 
@@ -210,7 +213,7 @@ async def a_crash_is_a_failure_and_costs_nobody_else_anything(trial: Trial) -> N
     failure = await _failure(trial, Deed.CRASHES)
     assert failure.is_retried
     assert "7" in failure.message
-    assert await trial.run(Deed.MAKES)
+    assert (await trial.run(Deed.MAKES)).made
 
 
 async def what_is_printed_is_in_the_log_of_its_task(trial: Trial) -> None:
@@ -239,7 +242,7 @@ async def several_run_at_once_and_cancelling_ends_each(trial: Trial) -> None:
     assert all(each.cancelled() for each in running)
     # It is over when `run` is, and not a moment later.
     assert trial.watch.is_gone()
-    assert await trial.run(Deed.MAKES)
+    assert (await trial.run(Deed.MAKES)).made
 
 
 async def what_will_not_stop_is_stopped(trial: Trial) -> None:
@@ -312,7 +315,7 @@ async def nothing_outlives_a_process_that_is_killed(trial: Trial) -> None:
 
 async def many_small_ones_in_a_row(trial: Trial) -> None:
     for number in range(200):
-        assert await trial.run(Deed.MAKES, name=str(number % 10))
+        assert (await trial.run(Deed.MAKES, name=str(number % 10))).made
 
 
 NEEDS: Final[Mapping[Check, Deed]] = {

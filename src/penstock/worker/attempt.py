@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from penstock.dispatcher.wire.work import Assignment, EndAsk, HeldAsk
 from penstock.kernel.errors import PenstockError, WorkFailed
-from penstock.runtimes.base import Made, Runtime, Voice, Work
+from penstock.runtimes.base import Finished, Runtime, Voice, Work
 from penstock.worker import orders
 
 _log = logging.getLogger(__name__)
@@ -49,13 +49,15 @@ class Attempt:
 
     def __init__(self, assignment: Assignment) -> None:
         self.assignment = assignment
+        self.place = assignment.batch or f"{assignment.task_id}-{assignment.attempt}"
+        """What it takes of the worker's room; attempts of a batch share one place."""
         self.progress: dict[str, Any] | None = None
         """The last word that was not passed on."""
         self.is_over = False
         """Whether the work has ended, and only the end has to be told."""
         self._why: Interruption | None = None
         self._interrupted = asyncio.Event()
-        self._running: asyncio.Task[tuple[Made, ...]] | None = None
+        self._running: asyncio.Task[Finished] | None = None
 
     @property
     def task_id(self) -> int:
@@ -67,7 +69,7 @@ class Attempt:
         return self._why is Interruption.LOST
 
     @property
-    def released(self) -> asyncio.Task[tuple[Made, ...]] | None:
+    def released(self) -> asyncio.Task[Finished] | None:
         """The work, if it runs although its end was told."""
         return self._running if self._running is not None and not self._running.done() else None
 
@@ -103,7 +105,7 @@ class Attempt:
         self.is_over = True
         return None if self.is_lost else self._end(work)
 
-    async def _wait(self, running: asyncio.Task[tuple[Made, ...]], work: Work) -> None:
+    async def _wait(self, running: asyncio.Task[Finished], work: Work) -> None:
         """Until the work has ended, or does not let go."""
         has_limit = not orders.is_always_on(self.assignment)
         await _first(
@@ -122,14 +124,14 @@ class Attempt:
 
     def _end(self, work: Work) -> EndAsk:
         try:
-            made = self._made()
-            return orders.succeeded(work, made, lease_token=self.assignment.lease_token)
+            finished = self._finished()
+            return orders.succeeded(work, finished, lease_token=self.assignment.lease_token)
         except WorkFailed as error:
             said = f"{error.message} {error.hint}".strip()
             return self.failure(said, is_retried=error.is_retried, log=work.log)
 
-    def _made(self) -> tuple[Made, ...]:
-        """What the work has made; `WorkFailed` in every other case."""
+    def _finished(self) -> Finished:
+        """What became of the work; `WorkFailed` if it was not ended by itself, and well."""
         if self._running is None or not self._running.done() or self._running.cancelled():
             raise WorkFailed(self._reason())
         error = self._running.exception()
@@ -154,16 +156,25 @@ class Attempt:
             case Interruption.LOST | None:
                 return "Its runtime gave it up."
 
-    def failure(self, reason: str, *, is_retried: bool = True, log: str = "") -> EndAsk:
+    def failure(
+        self,
+        reason: str,
+        *,
+        is_retried: bool = True,
+        log: str = "",
+        metrics: dict[str, Any] | None = None,
+    ) -> EndAsk:
         """The end of this attempt as a failure."""
-        return orders.failed(self.assignment, reason, is_retried=is_retried, log=log)
+        return orders.failed(
+            self.assignment, reason, is_retried=is_retried, log=log, metrics=metrics
+        )
 
     def __str__(self) -> str:
         return f"task {self.task_id} attempt {self.assignment.attempt} of {self.assignment.job}"
 
 
 async def _first(
-    running: asyncio.Task[tuple[Made, ...]], event: asyncio.Event, seconds: float | None
+    running: asyncio.Task[Finished], event: asyncio.Event, seconds: float | None
 ) -> None:
     """Wait for the first of the two, or for so long."""
     waiting = asyncio.get_running_loop().create_task(event.wait())

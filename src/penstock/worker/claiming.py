@@ -1,9 +1,10 @@
 """Asks the dispatcher what to serve, and for work when there is room and a reason to.
 
-One claim is under way at a time, for as many tasks as there are free places: what becomes free
-meanwhile goes into the next. A worker that is nearly full waits a moment before it claims, so that
-short tasks are claimed several at once. A worker without room for a while stops listening and sends
-the wake-ups that it has heard away, so that they reach one that has some.
+One claim is under way at a time, for as many tasks as there are free places, and what becomes free
+meanwhile goes into the next. It may bring more tasks, in batches that take one place each. A worker
+that is nearly full waits a moment before it claims, so that short tasks are claimed several at
+once. A worker without room for a while stops listening and sends the wake-ups that it has heard
+away, so that they reach one that has some.
 
 Called by `penstock.worker.worker`. A claim whose answer is lost is a lease that runs out.
 """
@@ -12,15 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
 from penstock.dispatcher.wakeups.base import Channel
-from penstock.dispatcher.wire.work import ClaimAsk, HelloAsk
+from penstock.dispatcher.wire.work import ClaimAsk, HelloAsk, OperatorAnswer
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import DispatcherError, DispatcherRefused, DispatcherUnavailable
+from penstock.runtimes.base import Runtime
 from penstock.worker.appetite import Appetite, Asking
 from penstock.worker.backoff import Backoff
 from penstock.worker.client import InternalClient
@@ -35,12 +37,17 @@ _UNKNOWN_CALLER: Final = frozenset({401, 403})
 
 
 class Claiming:
-    """What this worker serves, and its claims. `listen_to` is the listener's."""
+    """What this worker serves, and its claims.
+
+    `listen_to` is the listener's. The runtimes are told to expect work when a dispatcher has named
+    operators of theirs, and asked whether they join batches.
+    """
 
     def __init__(
         self,
         client: InternalClient,
         hello: HelloAsk,
+        runtimes: Mapping[str, Runtime],
         *,
         settings: WorkerSettings,
         clock: Clock,
@@ -53,6 +60,9 @@ class Claiming:
         self._clock = clock
         self._entropy = entropy
         self._listen_to = listen_to
+        self._runtimes = runtimes
+        self._joined: frozenset[str] = frozenset()
+        """The operators whose tasks may come in batches."""
         self._appetite = Appetite(look_seconds=settings.look_seconds, clock=clock, entropy=entropy)
         self._claims = Backoff(entropy, most_seconds=5.0)
         self._hellos = Backoff(entropy, most_seconds=settings.hello_seconds)
@@ -136,6 +146,7 @@ class Claiming:
 
     async def _say_hello(self) -> None:
         answer = await self._client.hello(self._hello)
+        self._prepare(answer.operators)
         names = list(dict.fromkeys(each.name for each in answer.operators))
         if self._appetite.serve(names):
             _log.info("serving %s", ", ".join(names) or "nothing yet")
@@ -143,10 +154,23 @@ class Claiming:
                 self._listen_to(names)
             self._news.set()
 
+    def _prepare(self, operators: Sequence[OperatorAnswer]) -> None:
+        """Have the runtimes be ready for what is served."""
+        alone: set[str] = set()
+        for name in {each.runtime for each in operators}:
+            runtime = self._runtimes.get(name)
+            if runtime is not None:
+                runtime.expect()
+            if runtime is None or not runtime.joins_batches:
+                alone |= {each.name for each in operators if each.runtime == name}
+        self._joined = frozenset({each.name for each in operators} - alone)
+
     async def _ask(self, asking: Asking, hands: Hands) -> None:
         limit = max(1, hands.room)
+        is_joined = asking.operator in self._joined
+        ask = ClaimAsk(operator=asking.operator, limit=limit, in_batches=is_joined)
         try:
-            answer = await self._client.claim(ClaimAsk(operator=asking.operator, limit=limit))
+            answer = await self._client.claim(ask)
         except DispatcherRefused as error:
             if error.status in _UNKNOWN_CALLER:
                 await self._not_answered(asking, error)
@@ -162,8 +186,7 @@ class Claiming:
         else:
             if self._claims.succeeded():
                 _log.info("claims are answered again")
-            for assignment in answer.tasks:
-                hands.begin(assignment)
+            hands.begin(answer.tasks)
             self._appetite.answered(asking, is_more=len(answer.tasks) >= limit)
 
     async def _not_answered(self, asking: Asking, error: DispatcherError) -> None:

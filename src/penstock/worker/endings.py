@@ -10,6 +10,7 @@ answers the same words with the same answer, so a lost answer costs a repeat.
 | taken | the attempt is done |
 | refused: not the current attempt, or over | nothing is published; the attempt is done |
 | refused for its outputs | the attempt is still ours: its end is told as a failure instead |
+| refused for their schema | the same, and it is not retried: another attempt would make the same |
 | the whole call is refused | its ends are told one by one; one that is refused alone is a failure |
 | none | again after a pause; after each failure with fewer ends, so that none spoils the others |
 
@@ -192,18 +193,25 @@ class Endings:
                 )
             self._done(attempt)
             return []
+        if result.why == Why.SCHEMA:
+            return self._as_failure(ending, result.detail or result.why, is_retried=False)
         if result.why == Why.OUTPUTS or result.status not in {404, 409}:
             return self._as_failure(ending, result.detail or result.why)
         _log.warning("%s publishes nothing: it is not ours any more (%s)", attempt, result.why)
         self._done(attempt)
         return []
 
-    def _as_failure(self, ending: _Ending, told: str) -> list[_Ending]:
+    def _as_failure(self, ending: _Ending, told: str, *, is_retried: bool = True) -> list[_Ending]:
         if ending.ask.failure is not None:
             _log.error("%s: its failure is not accepted: %s", ending.attempt, told)
             self._done(ending.attempt)
             return []
-        ask = ending.attempt.failure(f"What it made was refused: {told}", log=ending.ask.log or "")
+        ask = ending.attempt.failure(
+            f"What it made was refused: {told}",
+            is_retried=is_retried,
+            log=ending.ask.log or "",
+            metrics=ending.ask.metrics,
+        )
         return [_Ending(ending.attempt, ask, len(msgspec.json.encode(ask)), ending.is_alone)]
 
     def _note_empty(self) -> None:

@@ -1,9 +1,11 @@
 """What runs here: attempts from their assignment until nothing is left to tell of them.
 
-An attempt takes one of `concurrency` places while it runs. It is kept alive by heartbeats from its
-assignment until its end is answered. If the dispatcher hands out a task that an earlier attempt of
-it still runs here, that one is over: it is interrupted and nothing is told of it, so no call ever
-names a task twice. While ends are not answered there is no room: more work would only pile up.
+An attempt takes one of `concurrency` places while it runs; those of a batch, which were claimed to
+be run as one, share a place, which is free when the last of them has ended. An attempt is kept
+alive by heartbeats from its assignment until its end is answered. If the dispatcher hands out a
+task that an earlier attempt of it still runs here, that one is over: it is interrupted and nothing
+is told of it, so no call ever names a task twice. While ends are not answered there is no room:
+more work would only pile up.
 
 Called by `penstock.worker.worker` and `claiming`, from the event loop.
 """
@@ -12,15 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from penstock.datasets.layout import attempt_name
 from penstock.dispatcher.wire.work import Assignment, EndAsk
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import Runtime
-from penstock.runtimes.places import Places, attempt_id
+from penstock.runtimes.places import Places
 from penstock.worker import orders
 from penstock.worker.attempt import Attempt, Interruption
 from penstock.worker.client import InternalClient
@@ -66,6 +70,8 @@ class Hands:
             is_idle=lambda: not self._running,
         )
         self._running: set[Attempt] = set()
+        self._taken: Counter[str] = Counter()
+        """The places that are taken, and by how many attempts."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -73,18 +79,23 @@ class Hands:
 
     @property
     def room(self) -> int:
-        """How many attempts may begin."""
+        """How many attempts or batches may begin."""
         if self.endings.is_failing or len(self.endings) >= _UNTOLD_MAX:
             return 0
-        return self._settings.concurrency - len(self._running)
+        return self._settings.concurrency - len(self._taken)
 
     @property
     def count(self) -> int:
         """How many attempts run."""
         return len(self._running)
 
-    def begin(self, assignment: Assignment) -> None:
-        """Run an attempt; a worker that stops gives it back instead."""
+    def begin(self, assignments: Sequence[Assignment]) -> None:
+        """Run what one claim has brought; a worker that stops gives it back instead."""
+        sizes = Counter(each.batch for each in assignments if each.batch)
+        for each in assignments:
+            self._begin(each, batch_size=sizes.get(each.batch, 1))
+
+    def _begin(self, assignment: Assignment, *, batch_size: int) -> None:
         attempt = Attempt(assignment)
         before = self.heartbeats.hold(attempt)
         if before is not None:
@@ -94,8 +105,10 @@ class Hands:
         if self._is_stopping:
             attempt.interrupt(Interruption.STOPPED)
         self._running.add(attempt)
+        self._taken[attempt.place] += 1
         self._idle.clear()
-        task = asyncio.get_running_loop().create_task(self._attend(attempt))
+        attending = self._attend(attempt, batch_size=batch_size)
+        task = asyncio.get_running_loop().create_task(attending)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -123,10 +136,10 @@ class Hands:
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=self._settings.grace_seconds)
 
-    async def _attend(self, attempt: Attempt) -> None:
+    async def _attend(self, attempt: Attempt, *, batch_size: int) -> None:
         try:
             try:
-                end = await self._run(attempt)
+                end = await self._run(attempt, batch_size=batch_size)
             except Exception as error:  # noqa: BLE001 - one attempt never ends the worker
                 _log.exception("%s failed in the worker", attempt)
                 end = attempt.failure(f"The worker failed: {type(error).__name__}: {error}")
@@ -141,7 +154,7 @@ class Hands:
         finally:
             self._leave(attempt)
 
-    async def _run(self, attempt: Attempt) -> EndAsk | None:
+    async def _run(self, attempt: Attempt, *, batch_size: int) -> EndAsk | None:
         assignment = attempt.assignment
         runtime = self._runtimes.get(assignment.runtime)
         if runtime is None:
@@ -150,11 +163,15 @@ class Hands:
             work = orders.work_of(
                 assignment,
                 self._places,
-                attempt_id=attempt_id(self._entropy),
+                attempt_id=attempt_name(
+                    self._entropy, task_id=assignment.task_id, attempt=assignment.attempt
+                ),
                 grace_seconds=self._settings.grace_seconds,
+                batch_size=batch_size,
             )
         except WorkFailed as error:
-            return attempt.failure(error.message, is_retried=error.is_retried)
+            said = f"{error.message} {error.hint}".strip()
+            return attempt.failure(said, is_retried=error.is_retried)
         voice = AttemptVoice(attempt, work, self._client, clock=self._clock, entropy=self._entropy)
         return await attempt.run(runtime, work, voice)
 
@@ -163,6 +180,10 @@ class Hands:
         if attempt not in self._running:
             return
         self._running.discard(attempt)
+        self._taken[attempt.place] -= 1
+        if self._taken[attempt.place] > 0:
+            return
+        del self._taken[attempt.place]
         if not self._running:
             self._idle.set()
         self._freed("")

@@ -7,19 +7,29 @@ here is valid by the rules of the wire, so that no task can spoil a call that is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from penstock.dispatcher.dag.units import duration_ms
-from penstock.dispatcher.wire.work import Assignment, EndAsk, FailureAsk, OutputAsk
+from penstock.dispatcher.wire.work import (
+    Assignment,
+    ColumnAsk,
+    EndAsk,
+    FactsAsk,
+    FailureAsk,
+    InputAnswer,
+    OutputAsk,
+)
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.base import Given, Made, Place, Work
+from penstock.runtimes.base import Facts, Finished, Given, Made, Part, Place, Work
 from penstock.runtimes.places import Places
 
 _REASON_CHARACTERS_MAX: Final = 10_000
 _OUTPUTS_MAX: Final = 10_000
+_PARTS_MAX: Final = 10_000
+_METRICS_BYTES_MAX: Final = 8_000
 _LOG_CHARACTERS_MAX: Final = 1000
 _ALWAYS_ON: Final = "always_on"
 _ENDS: Final = msgspec.json.Decoder(EndAsk)
@@ -32,7 +42,12 @@ def is_always_on(assignment: Assignment) -> bool:
 
 
 def work_of(
-    assignment: Assignment, places: Places, *, attempt_id: str, grace_seconds: float
+    assignment: Assignment,
+    places: Places,
+    *,
+    attempt_id: str,
+    grace_seconds: float,
+    batch_size: int = 1,
 ) -> Work:
     """An assignment as a runtime is given it."""
     definition = assignment.definition
@@ -45,25 +60,20 @@ def work_of(
         config=_mapping(definition, "config"),
         resources=_mapping(definition, "resources"),
         payload=assignment.payload,
-        inputs={
-            name: Given(
-                dataset=each.dataset,
-                generation=each.generation,
-                location=each.location,
-                revision=each.revision,
-            )
-            for name, each in assignment.inputs.items()
-        },
+        inputs={name: _given(name, each) for name, each in assignment.inputs.items()},
         outputs=_outputs(assignment, places, attempt_id=attempt_id),
         grace_seconds=_grace_seconds(assignment, otherwise=grace_seconds),
         timeout_seconds=None if is_always_on(assignment) else assignment.timeout_seconds,
+        batch=assignment.batch,
+        batch_size=batch_size,
+        scratch=places.scratch(attempt_id),
         log=places.log(task_id=assignment.task_id, attempt=assignment.attempt),
     )
 
 
-def succeeded(work: Work, made: Iterable[Made], *, lease_token: str) -> EndAsk:
-    """The end of an attempt that has made these."""
-    outputs = [_output(work, each) for each in made]
+def succeeded(work: Work, finished: Finished, *, lease_token: str) -> EndAsk:
+    """The end of an attempt that has finished so."""
+    outputs = [_output(work, each) for each in finished.made]
     if len(outputs) > _OUTPUTS_MAX:
         raise WorkFailed(
             f"The work has made {len(outputs):,} outputs; a task may have {_OUTPUTS_MAX:,}."
@@ -74,6 +84,7 @@ def succeeded(work: Work, made: Iterable[Made], *, lease_token: str) -> EndAsk:
         lease_token=lease_token,
         outputs=outputs,
         log=_log(work),
+        metrics=_metrics(finished),
     )
     try:
         # msgspec checks the bounds of what it reads, not of what is made in code.
@@ -83,7 +94,12 @@ def succeeded(work: Work, made: Iterable[Made], *, lease_token: str) -> EndAsk:
 
 
 def failed(
-    assignment: Assignment, reason: str, *, is_retried: bool = True, log: str = ""
+    assignment: Assignment,
+    reason: str,
+    *,
+    is_retried: bool = True,
+    log: str = "",
+    metrics: dict[str, Any] | None = None,
 ) -> EndAsk:
     """The end of an attempt that has failed."""
     told = reason.encode("utf-8", "replace").decode()[:_REASON_CHARACTERS_MAX]
@@ -93,6 +109,37 @@ def failed(
         lease_token=assignment.lease_token,
         failure=FailureAsk(reason=told, is_retried=is_retried),
         log=log if 0 < len(log) <= _LOG_CHARACTERS_MAX else None,
+        metrics=metrics,
+    )
+
+
+def _given(name: str, answer: InputAnswer) -> Given:
+    if len(answer.parts) > _PARTS_MAX:
+        raise WorkFailed(
+            f"The input {name} has more than {_PARTS_MAX:,} parts for this task.",
+            is_retried=False,
+            hint="Read fewer partitions at a time, or compact the dataset before.",
+        )
+    return Given(
+        dataset=answer.dataset,
+        generation=answer.generation,
+        location=answer.location,
+        revision=answer.revision,
+        has_data=answer.has_data,
+        parts=tuple(
+            Part(
+                location=each.location,
+                partition_key=each.partition_key,
+                start=each.start,
+                end=each.end,
+                revision=each.revision,
+                append_key=each.append_key,
+                manifest=each.manifest,
+                rows=each.rows,
+                bytes=each.bytes,
+            )
+            for each in answer.parts
+        ),
     )
 
 
@@ -135,7 +182,35 @@ def _output(work: Work, made: Made) -> OutputAsk:
         end=made.end,
         cursor=made.cursor,
         append_key=made.append_key,
+        facts=None if made.facts is None else _facts(made.facts),
     )
+
+
+def _facts(facts: Facts) -> FactsAsk:
+    return FactsAsk(
+        manifest=facts.manifest,
+        files=facts.files,
+        rows=facts.rows,
+        bytes=facts.bytes,
+        columns=[
+            ColumnAsk(name=each.name, type=each.type, is_nullable=each.is_nullable)
+            for each in facts.columns
+        ],
+    )
+
+
+def _metrics(finished: Finished) -> dict[str, Any] | None:
+    """What the attempt took. Figures that cannot be told never cost what was made."""
+    if not finished.metrics:
+        return None
+    try:
+        encoded = msgspec.json.encode(finished.metrics)
+        if len(encoded) <= _METRICS_BYTES_MAX:
+            return msgspec.json.decode(encoded, type=dict[str, Any])
+        why = f"They have {len(encoded):,} bytes; {_METRICS_BYTES_MAX:,} are allowed."
+    except (msgspec.MsgspecError, UnicodeError, TypeError, ValueError, OverflowError) as error:
+        why = f"They are no JSON: {error}."
+    return {"omitted": why}
 
 
 def _mapping(definition: Mapping[str, Any], name: str) -> Mapping[str, Any]:

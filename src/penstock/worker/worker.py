@@ -77,6 +77,7 @@ class PipelineWorker:
                 concurrency=self.settings.concurrency,
                 about=_about() if about is None else about,
             ),
+            runtimes,
             settings=self.settings,
             clock=clock,
             entropy=entropy,

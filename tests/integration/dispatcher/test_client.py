@@ -108,6 +108,17 @@ def test_a_dag_from_nothing_to_its_rollback(worlds: Worlds, tmp_path: Path) -> N
         assert (await client.dag()).source == chain()
         with pytest.raises(DagError, match=r"mine\.yaml:2: jbos"):
             await client.apply(chain().replace("jobs:", "jbos:"), where="mine.yaml")
+        query = "    runtime: spark\n    operator: spark.sql\n    config: {sql_file: q.sql}\n"
+        sql = chain() + "  q:\n" + query + "    inputs: [tidy]\n    outputs: [q]\n"
+        file.write_text(sql)
+        with pytest.raises(DagError, match=r"config\.sql_file: There is no file 'q\.sql' in the"):
+            await client.apply(file, dry_run=True)
+        with pytest.raises(DagError, match="did not come with the DAG"):
+            await client.apply(sql, dry_run=True)
+        (tmp_path / "q.sql").write_text("SELECT 1")
+        foreseen = await client.apply(file, dry_run=True)
+        same = await client.apply(sql, files={"q.sql": "SELECT 1"}, dry_run=True)
+        assert foreseen.hash == same.hash != first.hash
 
         await site.trigger("p")
         await site.work("a:clean")

@@ -22,7 +22,7 @@ OTHER = """
 
 def coalescing(*, clean: str = "1", inputs: str = "[raw]") -> str:
     text = chain(clean=clean, extra=OTHER)
-    return text.replace("    timeout: 1h\n", "    timeout: 1h\n    coalesce: true\n").replace(
+    return text.replace("    timeout: 1h\n", "    timeout: 1h\n    merge_updates: true\n").replace(
         "inputs: [raw]", f"inputs: {inputs}"
     )
 

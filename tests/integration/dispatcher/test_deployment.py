@@ -201,7 +201,7 @@ def test_a_first_version_is_current_at_once(play: Play) -> None:
         assert (applied.is_changed, applied.building, applied.cancelled) == (True, (), 0)
         deployed = await pipeline.deployment.current()
         assert deployed is not None
-        assert (deployed.source, deployed.version.hash) == (text, applied.hash)
+        assert (deployed.text.source, deployed.version.hash) == (text, applied.hash)
         assert [job.name for job in deployed.jobs] == ["clean", "feed", "report"]
         assert [list(job.outputs) for job in deployed.jobs] == [["tidy"], ["raw"], ["daily"]]
         assert await pipeline.states("tidy") == ["current"]

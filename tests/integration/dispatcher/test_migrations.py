@@ -39,6 +39,28 @@ def test_every_earlier_version_is_brought_forward(worlds: Worlds, version: int) 
     asyncio.run(check())
 
 
+def test_what_was_called_coalesce_is_called_merge_updates(worlds: Worlds) -> None:
+    async def check() -> None:
+        dsn = await worlds.empty()
+        await migrate(dsn, migrations()[:3])
+        bodies = ('{"coalesce": true, "x": 1}', '{"x": 2}', '{"coalesce": false}')
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(b"INSERT INTO job (name) VALUES ('j')")
+            for body in bodies:
+                connection.execute(
+                    b"INSERT INTO job_definition (job_id, hash, body, runtime, operator, priority,"
+                    b" update_mode, max_attempts, timeout_ms, heartbeat_ms, retry_first_ms,"
+                    b" retry_max_ms, retry_backoff) VALUES"
+                    b" (1, %s, %s, 'process', 'o', 'normal', 'replace', 1, 1, 1, 1, 1, 1)",
+                    [body, body],
+                )
+        await migrate(dsn)
+        found = read(dsn, "SELECT body FROM job_definition ORDER BY id")
+        assert found == [({"merge_updates": True, "x": 1},), ({"x": 2},), ({},)]
+
+    asyncio.run(check())
+
+
 def test_many_at_once_apply_each_step_once(worlds: Worlds) -> None:
     async def check() -> None:
         dsn = await worlds.empty()

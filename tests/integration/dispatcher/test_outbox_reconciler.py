@@ -158,6 +158,8 @@ def test_an_operator_of_workers_and_functions(play: Play) -> None:
 def test_a_function_that_never_claimed_is_invoked_again(play: Play) -> None:
     async def story(world: World) -> None:
         tasks = await functions(world, 1)
+        # What these carriers do not know, and would park.
+        await world.rows("DELETE FROM outbox WHERE kind = 'project'")
         script, clock = Script(), Still()
         waking = WakeCarrier(Words(), invokes=world.database)
         carriers: dict[str, Carrier] = {"wake": waking, "invoke": script}

@@ -77,7 +77,7 @@ class Ranges(Pipeline):
     async def published(self, dataset: str) -> dict[str, int]:
         """Partition and revision."""
         rows = await self.world.rows(
-            "SELECT partition_key, revision, location FROM publication JOIN dataset"
+            "SELECT partition_key, publication.revision, location FROM publication JOIN dataset"
             " ON dataset.id = dataset_id WHERE name = %s ORDER BY range_start",
             dataset,
         )
@@ -103,6 +103,50 @@ def test_a_range_is_cut(play: Play) -> None:
         assert await ranges.published("cuts") == {"5-10": 2, "10-20": 2, "20-25": 2}
         workers = await world.rows("SELECT DISTINCT worker FROM attempt")
         assert [row["worker"] for row in workers] == ["dispatcher:d"]
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("size", "key"), [("day", "2013-01-31"), ("week", "2013-W05"), ("month", "2013-01")]
+)
+def test_a_window_is_a_part_of_the_calendar(play: Play, size: str, key: str) -> None:
+    async def story(world: World) -> None:
+        ranges = Ranges(world)
+        day = 86_400
+        first = 1_356_998_400
+        await ranges.apply(RANGES.replace("size: 20, step: 10", f"size: {size}"))
+        for job in ("feed", "second"):
+            # Half a day is missing until the end, on the last of January.
+            await ranges.bring(first - 40 * day, first + 30 * day, job=job)
+            await ranges.bring(first + 31 * day, first + 60 * day, job=job)
+        await ranges.operators().turn()
+        before = await ranges.published("windows")
+        assert key not in before
+        for job in ("feed", "second"):
+            await ranges.bring(first + 30 * day, first + 31 * day, job=job)
+        await ranges.operators().turn()
+        after = await ranges.published("windows")
+        assert {each for each in after if before.get(each) != after[each]} == {key}
+        (row,) = await world.rows(
+            "SELECT payload FROM task WHERE payload ->> 'partition_key' = %s"
+            " AND operator = 'a:report'",
+            key,
+        )
+        assert row["payload"]["start"] < row["payload"]["end"]
+
+    play(story)
+
+
+def test_a_range_outside_of_the_calendar_is_refused(play: Play) -> None:
+    async def story(world: World) -> None:
+        ranges = Ranges(world)
+        await ranges.apply(RANGES.replace("size: 20, step: 10", "size: year"))
+        # Milliseconds, by mistake.
+        await ranges.bring(1_356_998_400_000, 1_356_998_401_000, job="second")
+        await ranges.operators().turn()
+        reason = await world.value("SELECT reason FROM task WHERE status = 'dead'")
+        assert "is not in seconds since 1970, or outside of the calendar" in reason
 
     play(story)
 

@@ -247,7 +247,9 @@ def test_a_function_is_invoked_for_each_task(play: Play) -> None:
         pipeline = Pipeline(world)
         await pipeline.apply(FEED + reader("x", runtime="lambda"))
         await pipeline.send("p", "q")
-        rows = await world.rows("SELECT kind, target, body FROM outbox ORDER BY id")
+        rows = await world.rows(
+            "SELECT kind, target, body FROM outbox WHERE kind <> 'project' ORDER BY id"
+        )
         ids = await world.rows("SELECT id AS task_id FROM task ORDER BY id")
         assert [row["body"] for row in rows] == ids
         assert {(row["kind"], row["target"]) for row in rows} == {("invoke", "a:x")}

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from penstock.dispatcher.tasks.values import Fence
-from penstock.runtimes.base import Fault, Made, Runtime, Voice, Work
+from penstock.runtimes.base import Fault, Finished, Made, Runtime, Voice, Work
 from penstock.runtimes.process import process
 from tests.integration.dispatcher.world import failed
 from tests.integration.worker.site import Site, play
@@ -76,7 +76,7 @@ class Waiting(Runtime):
     ) -> Iterable[Fault]:
         return ()
 
-    async def run(self, work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def run(self, work: Work, voice: Voice) -> Finished:
         self.running.append(work)
         voice.progress({"step": 1})
         try:
@@ -87,10 +87,11 @@ class Waiting(Runtime):
         finally:
             self.running.remove(work)
         key = work.payload.get("partition_key")
-        return tuple(
+        made = tuple(
             Made(output=name, location=place.location, partition_key=key)
             for name, place in work.outputs.items()
         )
+        return Finished(made=made)
 
 
 def file_of(location: str) -> Path:

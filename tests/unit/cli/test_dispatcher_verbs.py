@@ -95,7 +95,12 @@ VERBS = (
     "task cancel",
     "task replay",
     "dataset list",
+    "dataset show",
     "dataset partitions",
+    "dataset files",
+    "dataset preview",
+    "dataset verify",
+    "dataset sweep",
     "dataset cut-over",
     "operator list",
     "operator limit",
@@ -214,7 +219,11 @@ ARGUMENTS = {
     "task logs": "42",
     "task cancel": "42",
     "task replay": "42",
+    "dataset show": "sales",
     "dataset partitions": "sales",
+    "dataset files": "sales",
+    "dataset preview": "sales",
+    "dataset verify": "sales",
     "dataset cut-over": "sales",
     "operator limit": "m:f 3",
     "outbox retry": "1",
@@ -698,6 +707,7 @@ def test_a_task_is_shown_with_its_attempts_and_outputs(user: User) -> None:
             reason="Boom.",
             progress=None,
             log="/logs/1",
+            metrics={"rows_in": 1234, "read_bytes": 2048},
         ),
         AttemptAnswer(
             number=2,
@@ -723,6 +733,7 @@ def test_a_task_is_shown_with_its_attempts_and_outputs(user: User) -> None:
     assert "      1  failed   w1      65 min ago  3 s   /logs/1  Boom.\n" in said
     assert "      2  running  w2      0 s ago     0 s\n" in said
     assert "sales      p          new                       4\n" in said
+    assert "attempt 1      took\nrows_in       1,234\nread_bytes  2.0 KiB\n" in said
     assert user.json("task show 42")["task"]["settled_at"] == "2030-01-01T00:00:00Z"
 
 
@@ -903,11 +914,15 @@ def test_datasets_and_partitions_are_listed(user: User) -> None:
         attempt=1,
         revision=2,
         published_at=NOW,
+        files=1,
+        rows=2000,
+        bytes=3072,
     )
     page = PartitionsAnswer(generation="g1", partitions=[partition], after="k")
     user.on("GET /v1/datasets/sales/partitions", page)
     ran = user.types("dataset partitions sales --limit 1 --after a --generation g1")
-    assert "(whole)    0 s ago           2    42  s3://b/x\n" in ran.stdout
+    row = "(whole)    0 s ago           2  2,000  3.0 KiB      1    42  s3://b/x\n"
+    assert row in ran.stdout
     assert ran.stderr == "note: there are more; go on with --after 'k'.\n"
     assert user.dispatcher.heard[-1].query == "generation=g1&after=a&limit=1"
 

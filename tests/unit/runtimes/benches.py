@@ -48,4 +48,4 @@ def place(name: str, folder: Path) -> Place:
 
 
 async def run(runtime: Process, task: Work) -> tuple[Made, ...]:
-    return await runtime.run(task, Ear())
+    return (await runtime.run(task, Ear())).made

@@ -46,7 +46,7 @@ def test_a_handler_gets_the_event_and_an_empty_environment(
     async def main() -> None:
         settings = FunctionSettings(path=(str(tmp_path),), handlers=handlers)
         async with Function(settings) as runtime:
-            (made,) = await runtime.run(task, Ear())
+            (made,) = (await runtime.run(task, Ear())).made
         assert (made.output, made.partition_key) == ("out", "p")
 
     asyncio.run(main())

@@ -126,7 +126,7 @@ def test_async_functions_run_too(user: User) -> None:
     async def main() -> None:
         ear = Ear(pause="full")
         async with user.process() as runtime:
-            (made,) = await runtime.run(user.work(), ear)
+            (made,) = (await runtime.run(user.work(), ear)).made
         assert made.location == "full"
         assert [each.cursor for each in ear.news] == [3]
 

@@ -31,15 +31,15 @@ def _point(name: str, what: str) -> EntryPoint:
     return EntryPoint(name, f"{__name__}:{what}", GROUP)
 
 
-def test_two_are_always_there() -> None:
+def test_three_are_always_there() -> None:
     registry = Registry(installed=[])
-    assert registry.names() == ("lambda", "process")
+    assert registry.names() == ("lambda", "process", "spark")
     assert registry.runtime("process") is registry.runtime("process")
 
 
 def test_packages_bring_others() -> None:
     registry = Registry({"mine": {"colour": "red"}}, installed=[_point("mine", "Mine")])
-    assert registry.names() == ("lambda", "mine", "process")
+    assert registry.names() == ("lambda", "mine", "process", "spark")
     made = registry.runtime("mine")
     assert isinstance(made, Mine)
     assert made.said == {"colour": "red"}
@@ -75,7 +75,7 @@ def test_a_job_overrides_what_a_runtime_has() -> None:
     ("settings", "sentence"),
     [
         ({"dispatcher": {}}, "part of the platform"),
-        ({"spark": {}}, "would use 'spark', which is not there; there are lambda, process"),
+        ({"flink": {}}, "would use 'flink', which is not there; there are lambda, process, spark"),
         ({"mine": {"uses": "lambda"}}, "lambda has no other names"),
         ({"process": {"image": 3}}, r"The settings of the runtime process are wrong: .*image"),
     ],

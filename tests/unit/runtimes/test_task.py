@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.errors import InvalidInput
-from penstock.runtimes.base import Given, Made
+from penstock.runtimes.base import Given, Made, Part
 from penstock.runtimes.task import Silence, Stopping, Task, path_of
 from tests.unit.runtimes.benches import place, work
 
@@ -105,6 +105,17 @@ def test_an_input_that_is_not_there_says_so(tmp_path: Path) -> None:
     assert not task.inputs["late"].is_there
     with pytest.raises(FileNotFoundError, match="Nothing is published of the input late"):
         _ = task.inputs["late"].path
+
+
+def test_an_input_of_several_parts_is_read_by_its_paths(tmp_path: Path) -> None:
+    parts = tuple(Part(location=(tmp_path / name).as_uri()) for name in "ab")
+    given = Given(dataset="raw", generation="g", parts=parts)
+    raw = _task(tmp_path, inputs={"raw": given}).inputs["raw"]
+    assert raw.is_there
+    assert raw.parts == parts
+    assert raw.paths == (tmp_path / "a", tmp_path / "b")
+    with pytest.raises(ValueError, match="The input raw has 2 parts for this task; read all"):
+        _ = raw.path
 
 
 def test_a_location_elsewhere_is_no_path() -> None:

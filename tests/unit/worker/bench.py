@@ -13,7 +13,7 @@ import httpx
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.identity import Identity
 from penstock.dispatcher.wakeups.base import Channel, Heard, Listener
-from penstock.runtimes.base import Fault, Made, Runtime, Voice, Work
+from penstock.runtimes.base import Fault, Finished, Made, Runtime, Voice, Work
 from penstock.runtimes.places import Places
 from penstock.testing.virtual import VirtualClock, World, simulate
 from penstock.worker.client import InternalClient
@@ -37,6 +37,8 @@ class ScriptedRuntime(Runtime):
         self.cancelled: list[int] = []
         self.is_started = False
         self.is_stubborn = False
+        self.expected = 0
+        self.metrics: Mapping[str, Any] = {}
 
     async def start(self) -> None:
         self.is_started = True
@@ -53,13 +55,18 @@ class ScriptedRuntime(Runtime):
     ) -> Iterable[Fault]:
         return ()
 
-    async def run(self, work: Work, voice: Voice) -> tuple[Made, ...]:
+    def expect(self) -> None:
+        assert self.is_started
+        self.expected += 1
+
+    async def run(self, work: Work, voice: Voice) -> Finished:
         assert self.is_started
         self.works.append(work)
         self.running[id(work)] = work
         self.most_at_once = max(self.most_at_once, len(self.running))
         try:
-            return await self.doing(work, voice)
+            made = await self.doing(work, voice)
+            return Finished(made=made, metrics=self.metrics)
         except asyncio.CancelledError:
             self.cancelled.append(work.task_id)
             raise

@@ -66,6 +66,9 @@ class Task:
     """The ends that were taken: never more than one an attempt."""
     progress: list[dict[str, Any]] = field(default_factory=list)
     bad_outputs: bool = False
+    bad_schema: bool = False
+    batch: str = ""
+    """Claimed together with those of the same batch, as one."""
 
     @property
     def reason(self) -> str:
@@ -172,7 +175,9 @@ class Dispatcher:
             for task in self.tasks.values()
             if task.operator == ask.operator and task.status in {"queued", "retrying"}
         ]
-        return 200, ClaimAnswer(tasks=[self._begun(task) for task in waiting[: ask.limit]])
+        places = list(dict.fromkeys(task.batch or str(task.id) for task in waiting))[: ask.limit]
+        taken = [task for task in waiting if (task.batch or str(task.id)) in places]
+        return 200, ClaimAnswer(tasks=[self._begun(task) for task in taken])
 
     def _begun(self, task: Task) -> Assignment:
         task.status = "running"
@@ -191,6 +196,7 @@ class Dispatcher:
             generation=GENERATION,
             definition=task.definition,
             payload=task.payload,
+            batch=task.batch,
         )
 
     def _heartbeat(self, ask: HeartbeatAsk) -> tuple[int, Answer]:
@@ -221,6 +227,9 @@ class Dispatcher:
         if task.bad_outputs and ask.failure is None:
             told = "Dataset x has the same output twice."
             return TaskResult(task_id=task.id, status=409, why="outputs", detail=told)
+        if task.bad_schema and ask.failure is None:
+            told = "The column 'delay' is string here, and bigint in what is published."
+            return TaskResult(task_id=task.id, status=409, why="schema", detail=told)
         task.ended.append(ask)
         if task.cancel_asked:
             task.status = "cancelled"

@@ -254,7 +254,7 @@ def test_an_end_that_waits_is_dropped_when_its_task_comes_back() -> None:
         bench.dispatcher.problems[COMPLETE] = Problem(type="x", title="Not now.", status=503)
         await bench.until(lambda: bench.dispatcher.paths()[COMPLETE] == 5)
         await bench.clock.sleep(0.5)
-        bench.worker._hands.begin(bench.dispatcher._begun(task))
+        bench.worker._hands.begin([bench.dispatcher._begun(task)])
         del bench.dispatcher.problems[COMPLETE]
         told = len(bench.dispatcher.calls)
         await bench.until(lambda: task.status == "completed", seconds=30)

@@ -10,10 +10,19 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from penstock.dispatcher.wire.work import Assignment, EndAsk, InputAnswer
+from penstock.datasets.schema import Column
+from penstock.dispatcher.wire.work import (
+    Assignment,
+    ColumnAsk,
+    EndAsk,
+    FactsAsk,
+    InputAnswer,
+    PartAnswer,
+)
 from penstock.kernel.errors import InvalidInput, WorkFailed
-from penstock.runtimes.base import Given, Made, Place
+from penstock.runtimes.base import Facts, Finished, Given, Made, Part, Place
 from penstock.runtimes.places import Places
 from penstock.worker.orders import failed, is_always_on, succeeded, work_of
 from penstock.worker.settings import WorkerSettings
@@ -62,6 +71,106 @@ def test_an_assignment_as_work() -> None:
         ),
     }
     assert work.log == "/logs/7-2.log"
+    assert work.scratch == "s3://bucket/data/scratch/ID"
+    assert (work.batch, work.batch_size) == ("", 1)
+
+
+def test_an_assignment_of_a_batch() -> None:
+    given_out = structs.replace(assignment(), batch="7-2")
+    work = work_of(given_out, PLACES, attempt_id="ID", grace_seconds=3, batch_size=5)
+    assert (work.batch, work.batch_size) == ("7-2", 5)
+
+
+def with_parts(count: int) -> Assignment:
+    parts = [
+        PartAnswer(
+            location=f"s3://{number}",
+            partition_key="p",
+            start=1,
+            end=2,
+            revision=3,
+            append_key=str(number),
+            manifest="a" * 64,
+            rows=4,
+            bytes=5,
+        )
+        for number in range(count)
+    ]
+    raw = InputAnswer(dataset="r", uuid=DATASET, generation="g", parts=parts)
+    return structs.replace(assignment(), inputs={"raw": raw})
+
+
+def test_all_parts_of_an_input_are_given() -> None:
+    work = work_of(with_parts(2), PLACES, attempt_id="ID", grace_seconds=3)
+    first, second = work.inputs["raw"].parts
+    assert first == Part(
+        location="s3://0",
+        partition_key="p",
+        start=1,
+        end=2,
+        revision=3,
+        append_key="0",
+        manifest="a" * 64,
+        rows=4,
+        bytes=5,
+    )
+    assert second.location == "s3://1"
+
+
+def test_more_parts_than_a_task_may_read() -> None:
+    work_of(with_parts(10_000), PLACES, attempt_id="ID", grace_seconds=3)
+    with pytest.raises(WorkFailed, match=r"The input raw has more than 10,000 parts") as caught:
+        work_of(with_parts(10_001), PLACES, attempt_id="ID", grace_seconds=3)
+    assert not caught.value.is_retried
+
+
+def test_what_a_manifest_says_is_told() -> None:
+    definition = {"outputs": [{"name": "tidy"}], "datasets": {"tidy": DATASET}}
+    work = work_of(assignment(definition), PLACES, attempt_id="ID", grace_seconds=3)
+    facts = Facts(
+        manifest="b" * 64, files=1, rows=2, bytes=3, columns=(Column("day", "date", False),)
+    )
+    made = Made(output="tidy", location="x", facts=facts)
+    end = succeeded(work, Finished(made=(made,), metrics={"rows": 2}), lease_token="token")
+    (output,) = end.outputs
+    assert output.facts == FactsAsk(
+        manifest="b" * 64,
+        files=1,
+        rows=2,
+        bytes=3,
+        columns=[ColumnAsk(name="day", type="date", is_nullable=False)],
+    )
+    assert end.metrics == {"rows": 2}
+
+
+def test_a_manifest_that_cannot_be_is_a_failure() -> None:
+    definition = {"outputs": [{"name": "tidy"}], "datasets": {"tidy": DATASET}}
+    work = work_of(assignment(definition), PLACES, attempt_id="ID", grace_seconds=3)
+    facts = Facts(manifest="no digest", files=1, rows=2, bytes=3)
+    made = Made(output="tidy", location="x", facts=facts)
+    with pytest.raises(WorkFailed, match="cannot be published"):
+        succeeded(work, Finished(made=(made,)), lease_token="token")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({}, None),
+        ({"phases": {"read_seconds": 0.5}}, {"phases": {"read_seconds": 0.5}}),
+        ({"text": "x" * 8_000}, {"omitted": "They have 8,011 bytes; 8,000 are allowed."}),
+    ],
+)
+def test_figures_are_told_within_bounds(metrics: dict[str, Any], told: object) -> None:
+    work = work_of(assignment(), PLACES, attempt_id="ID", grace_seconds=3)
+    end = succeeded(work, Finished(made=(), metrics=metrics), lease_token="token")
+    assert end.metrics == told
+
+
+def test_figures_that_are_no_json_cost_nothing_else() -> None:
+    work = work_of(assignment(), PLACES, attempt_id="ID", grace_seconds=3)
+    end = succeeded(work, Finished(made=(), metrics={"x": object()}), lease_token="token")
+    assert end.failure is None
+    assert str((end.metrics or {})["omitted"]).startswith("They are no JSON")
 
 
 def test_a_job_without_anything() -> None:
@@ -117,7 +226,7 @@ def test_no_task_can_spoil_a_call(made: list[Made]) -> None:
     definition = {"outputs": [{"name": "tidy"}], "datasets": {"tidy": DATASET}}
     work = work_of(assignment(definition), PLACES, attempt_id="ID", grace_seconds=3)
     try:
-        end = succeeded(work, made, lease_token="token")
+        end = succeeded(work, Finished(made=tuple(made)), lease_token="token")
     except WorkFailed:
         return
     # What the dispatcher reads is what was meant, and is within its bounds.
@@ -128,8 +237,9 @@ def test_no_task_can_spoil_a_call(made: list[Made]) -> None:
 def test_more_outputs_than_a_task_may_have() -> None:
     definition = {"outputs": [{"name": "tidy"}], "datasets": {"tidy": DATASET}}
     work = work_of(assignment(definition), PLACES, attempt_id="ID", grace_seconds=3)
+    finished = Finished(made=(Made(output="tidy", location="x"),) * 10_001)
     with pytest.raises(WorkFailed, match=r"10,001 outputs; a task may have 10,000\."):
-        succeeded(work, [Made(output="tidy", location="x")] * 10_001, lease_token="token")
+        succeeded(work, finished, lease_token="token")
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=50))

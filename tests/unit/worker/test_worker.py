@@ -41,10 +41,11 @@ def test_what_waits_is_claimed_run_and_published_at_the_place_of_the_attempt() -
         (output,) = end.outputs
         assert (output.dataset, output.partition_key) == (DATASET, "a/b")
         folder = f"file:///data/datasets/cleaned/{GENERATION}/a~2Fb/"
-        assert output.location.startswith(folder)
-        assert len(output.location) == len(folder) + 24
+        assert output.location.startswith(f"{folder}1-1-")
+        assert len(output.location) == len(folder) + len("1-1-") + 24
         (work,) = bench.runtime.works
         assert (work.task_id, work.attempt, work.config) == (1, 1, {"x": 1})
+        assert work.scratch == f"file:///data/scratch/{output.location.removeprefix(folder)}"
         assert bench.dispatcher.worker() == "worker-1"
         assert bench.dispatcher.headers["authorization"] == "Bearer secret"
 

@@ -18,7 +18,7 @@ from penstock.dispatcher.dag.diffing import diff as compared
 from penstock.dispatcher.dag.graph import Graph
 from penstock.dispatcher.dag.model import Dag
 from penstock.dispatcher.dag.names import listed
-from penstock.dispatcher.dag.parsing import parse
+from penstock.dispatcher.dag.parsing import parse_stored
 from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, InvalidInput
 
 Causes = Mapping[str, tuple[str, ...]]
@@ -100,7 +100,7 @@ def _in_force(url: str, token: str | None) -> Dag:
     except DispatcherUnavailable as error:
         # Not a failure with exit code 1, which would tell of differences.
         raise InvalidInput(error.message, hint=error.hint) from error
-    return parse(answer.source, f"version {answer.version.id}")
+    return parse_stored(answer.source, f"version {answer.version.id}", files=answer.files)
 
 
 def _show(found: Diff, causes: Causes, *, is_in_force: bool) -> None:

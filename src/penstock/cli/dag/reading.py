@@ -1,16 +1,19 @@
 """From the name of a file to its DAG, or to one sentence that says why there is none.
 
 Whatever is wrong with a file is an `InvalidInput`: what it says is a `DagError`, which has lines,
-and everything else is said by `penstock.dispatcher.client.files`.
+and everything else is said by `penstock.dispatcher.client.files`. The files that a DAG names are
+read with it.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import click
 
 from penstock.dispatcher.client.files import read_text
+from penstock.dispatcher.client.named import named_files
 from penstock.dispatcher.dag.model import Dag
 from penstock.dispatcher.dag.nodes import BYTES_MAX
 from penstock.dispatcher.dag.parsing import parse
@@ -24,4 +27,5 @@ def read_dag(file: str, *, runtimes: Runtimes | None = None) -> Dag:
     """The DAG in a file. Without `runtimes`, those that it names are not judged."""
     # A name that is no text in this locale could not be printed.
     where = click.format_filename(file)
-    return parse(read_text(file, where=where, bytes_max=BYTES_MAX), where, runtimes=runtimes)
+    text = read_text(file, where=where, bytes_max=BYTES_MAX)
+    return parse(text, where, runtimes=runtimes, files=named_files(text, Path(file).parent))

@@ -12,7 +12,7 @@ from penstock.cli.queue.showing import table
 from penstock.dispatcher.dag.canonical import canonical, content_hash
 from penstock.dispatcher.dag.filters import where_text
 from penstock.dispatcher.dag.graph import Graph
-from penstock.dispatcher.dag.model import Dag
+from penstock.dispatcher.dag.model import Dag, Input, Job, Reads, When
 from penstock.dispatcher.dag.show import show as tree
 
 
@@ -40,7 +40,10 @@ def show(*, file: str, as_json: bool) -> None:
     click.echo(tree(found))
     rows = list(_inputs(found))
     if rows:
-        table(("job", "reads", "written by", "as", "where"), rows)
+        # What most DAGs have nothing of would only make the others hard to read.
+        columns = ("job", "reads", "written by", "as", "where", "how")
+        width = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
+        table(columns[:width], [row[:width] for row in rows])
         click.echo()
     click.echo(f"version {content_hash(found)}")
 
@@ -52,4 +55,16 @@ def _inputs(dag: Dag) -> Iterator[tuple[str, ...]]:
         for each in jobs[name].inputs:
             alias = each.name if each.name != each.dataset else ""
             where = where_text(each.where) if each.where is not None else ""
-            yield name, each.dataset, graph.writers[each.dataset], alias, where
+            how = _how(jobs[name], each)
+            yield name, each.dataset, graph.writers[each.dataset], alias, where, how
+
+
+def _how(job: Job, edge: Input) -> str:
+    said = []
+    if not edge.is_trigger:
+        said.append("makes nothing run")
+    elif job.when is When.ALL:
+        said.append("waited for")
+    if edge.reads is Reads.ALL:
+        said.append("all partitions")
+    return ", ".join(said)

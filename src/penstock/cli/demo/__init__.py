@@ -1,48 +1,59 @@
-"""`penstock demo`: what there is to see, on a store in a temporary folder."""
+"""`penstock demo`: what there is to see, on a data folder that is gone afterwards.
+
+By itself it runs the pipeline of examples/flights on Spark, `queue` shows the pieces below it.
+
+| module | owns |
+|---|---|
+| `flights` | the story: an installation, the pipeline, what it says |
+| `running` | one run of the pipeline, from its first event to its last partition |
+| `display` | the picture of how far it is |
+| `chaos` | what is killed on the way, and when |
+| `result` | what is published: sums of files, the table |
+| `finding` | what the data says |
+| `pieces`, `pipeline`, `store`, `queue`, `proof` | `penstock demo queue` |
+"""
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
 from pathlib import Path
 
 import click
 
-from penstock.cli.demo.pipeline import show_pipeline
-from penstock.cli.demo.proof import show_price, show_worlds
-from penstock.cli.demo.queue import show_queue
-from penstock.cli.demo.store import show_lost_answers, show_trust
+from penstock.cli.demo.flights import show_flights
+from penstock.cli.demo.pieces import show_pieces
 
 
-@click.command(epilog="Example: penstock demo")
-def demo() -> None:
-    """Show what Penstock can do, on embedded defaults. Takes a minute."""
-    with tempfile.TemporaryDirectory(prefix="penstock-demo-") as name, asyncio.Runner() as runner:
-        # Everything that has to be cleaned up is there before the first word.
-        runner.get_loop()
-        click.secho(
-            "Penstock, so far: pipelines on a Postgres and a bucket, and the bucket's own queue.",
-            bold=True,
-        )
-        folder = Path(name)
-        url = f"file://{folder}/bucket"
-        _title(1, "A pipeline, and a worker and a database that die (penstock up)")
-        runner.run(show_pipeline(folder))
-        _title(2, f"Can this store be trusted? (penstock doctor {url})")
-        runner.run(show_trust(url))
-        _title(3, "One object, many writers, and a third of the requests go wrong")
-        runner.run(show_lost_answers(url))
-        _title(4, "A queue in that folder, and a worker that dies")
-        runner.run(show_queue(url, folder))
-    _title(5, "The same in simulated worlds, where everything goes wrong (penstock sim)")
-    show_worlds()
-    _title(6, "What it costs on S3, by the real code in virtual time (penstock cost)")
-    show_price()
-    click.echo(
-        "\nGo on with docs/pipeline.md and docs/queue.md: five minutes each, from nothing to\n"
-        "something of your own; or with your own bucket: penstock doctor s3://BUCKET/PREFIX"
-    )
+@click.group(invoke_without_command=True, epilog="Example: penstock demo --chaos")
+@click.option(
+    "--days", type=click.IntRange(1, 365), default=31, show_default=True, help="How many days."
+)
+@click.option(
+    "--chaos",
+    is_flag=True,
+    help="Run it again, kill a worker and the dispatcher, and compare the results.",
+)
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep everything in this folder.  [default: a temporary one]",
+)
+@click.pass_context
+def demo(context: click.Context, *, days: int, chaos: bool, data: Path | None) -> None:
+    """Run a pipeline on Spark, from the flights that left New York in 2013 to a report.
+
+    It brings all that it needs: a Postgres, a dispatcher, a worker, Spark and the data. A month
+    takes about a minute. 'penstock demo queue' shows what lies below: tasks without Spark, the
+    store, the bucket's own queue, simulated worlds, the price.
+
+    Exit code 0: the pipeline is done, and with --chaos both results are the same. 1: not.
+    """
+    if context.invoked_subcommand is None:
+        show_flights(days=days, chaos=chaos, data=data)
 
 
-def _title(number: int, text: str) -> None:
-    click.secho(f"\n{number}. {text}", bold=True)
+@demo.command(
+    short_help="Show the queue and the store below it.", epilog="Example: penstock demo queue"
+)
+def queue() -> None:
+    """Show what the pipeline stands on, on embedded defaults. Takes a minute."""
+    show_pieces()

@@ -8,6 +8,7 @@ import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
 from penstock.cli.queue.showing import compact, fields, length, status
+from penstock.cli.task.figures import figures, progress_line
 from penstock.cli.telling import ago, fitted, line, show_json
 from penstock.dispatcher.wire.steering import AttemptAnswer, TaskAnswer
 
@@ -19,7 +20,9 @@ from penstock.dispatcher.wire.steering import AttemptAnswer, TaskAnswer
 @click.argument("id", metavar="ID", type=click.IntRange(min=1))
 @on_a_dispatcher
 def show(*, id: int, url: str, token: str | None, as_json: bool) -> None:
-    """Show where a task is, what it was given, its attempts, and what it has published."""
+    """Show where a task is, what it was given, its attempts, what the last of them took, and what
+    it has published.
+    """
     answer, now = asked(url, token, lambda client: client.task(id))
     if as_json:
         show_json(answer)
@@ -30,6 +33,9 @@ def show(*, id: int, url: str, token: str | None, as_json: bool) -> None:
         heads = ("attempt", "status", "worker", "started", "took", "log", "reason")
         rows = [_attempt(each, now=now) for each in answer.attempts]
         fitted(heads, rows, numbers=(0,))
+    for each in [each for each in answer.attempts if each.metrics][:1]:
+        click.echo()
+        fitted((f"attempt {each.number}", "took"), figures(each.metrics or {}), numbers=(1,))
     if answer.published:
         click.echo()
         rows = [
@@ -62,7 +68,7 @@ def _rows(answer: TaskAnswer, *, now: float) -> Iterator[tuple[str, str]]:
         yield "due", ago(task.due_at, now=now)
     running = [each.progress for each in answer.attempts if each.ended_at is None and each.progress]
     for said in running:
-        yield "progress", compact(said)
+        yield "progress", progress_line(said)
     yield "payload", compact(answer.payload)
 
 

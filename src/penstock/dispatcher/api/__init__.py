@@ -10,7 +10,7 @@
 | `parts` | what handlers work with |
 | `gathering` | calls that come at the same time, made as one |
 | `table` | all endpoints, and the two applications: `internal_app`, `public_app` |
-| `working`, `telling`, `deploying`, `steering`, `looking` | the handlers |
+| `working`, `telling`, `deploying`, `steering`, `looking`, `datasets` | the handlers |
 
 Handlers have no state and hold no locks: each decodes, calls one operation of a part, and says what
 came of it. The internal listener is for workers and sources; nothing of it is on the public one.

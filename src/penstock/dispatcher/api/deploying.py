@@ -16,7 +16,7 @@ from penstock.dispatcher.api.problems import conflict, unknown
 from penstock.dispatcher.dag.diffing import diff
 from penstock.dispatcher.dag.errors import DagError
 from penstock.dispatcher.dag.model import Dag
-from penstock.dispatcher.dag.parsing import parse
+from penstock.dispatcher.dag.parsing import parse, parse_stored
 from penstock.dispatcher.deployment.values import (
     Applied,
     Break,
@@ -48,14 +48,21 @@ async def dag(parts: Parts, _: Call) -> Answer:
     found = await parts.deployment.current()
     if found is None:
         return unknown("No DAG is in force.", detail="Apply one.")
-    return DagAnswer(version=_version(found.version), source=found.source, since=found.since)
+    return DagAnswer(
+        version=_version(found.version),
+        source=found.text.source,
+        since=found.since,
+        files=dict(found.text.files),
+    )
 
 
 async def apply(parts: Parts, call: Call) -> Answer:
     """Put a DAG in force."""
     ask: ApplyAsk = call.ask
     # A large file takes seconds to read, in which workers have to be heard.
-    read = await asyncio.to_thread(parse, ask.source, ask.where, runtimes=parts.runtimes)
+    read = await asyncio.to_thread(
+        parse, ask.source, ask.where, runtimes=parts.runtimes, files=ask.files
+    )
     found: Applied | Foreseen | NotApplied
     if ask.dry_run:
         found = await parts.deployment.foresee(read)
@@ -154,9 +161,13 @@ async def _moved(
 
 async def _read(parts: Parts, version_id: int) -> Dag | None:
     """What a version says; None if an earlier release could read it, and this one cannot."""
-    text = await parts.deployment.source(version_id)
+    text = await parts.deployment.text(version_id)
+    if text is None:
+        return None
     try:
-        return await asyncio.to_thread(parse, text or "", f"version {version_id}")
+        return await asyncio.to_thread(
+            parse_stored, text.source, f"version {version_id}", files=text.files
+        )
     except DagError:
         return None
 

@@ -13,6 +13,7 @@ from penstock.dispatcher.api.gathering import Gathering
 from penstock.dispatcher.backfills.backfills import Backfills
 from penstock.dispatcher.dag.runtimes import Runtimes
 from penstock.dispatcher.database.pool import Database
+from penstock.dispatcher.datasets.sweeping import Sweeping
 from penstock.dispatcher.deployment.moves import Deployment
 from penstock.dispatcher.identity import Identities
 from penstock.dispatcher.metrics.reading import Metrics
@@ -21,6 +22,7 @@ from penstock.dispatcher.pressure.pressures import Pressures
 from penstock.dispatcher.routing.router import Routing
 from penstock.dispatcher.tasks.lifecycle import BATCH_MAX, Tasks
 from penstock.dispatcher.tasks.values import Completion, Ended, Failure, Refusal
+from penstock.dispatcher.views.datasets import DatasetViews
 from penstock.dispatcher.views.views import Views
 from penstock.kernel.entropy import Entropy, system_entropy
 
@@ -47,11 +49,15 @@ class Parts:
     """None judges no runtimes when a DAG is applied."""
     api_token: str | None = None
     """What callers of the public side have to show; None is nothing."""
+    sweeping: Sweeping | None = None
+    """What sweeps the store; None where there is none to be reached."""
     kick: Callable[[], None] = no_kick
     entropy: Entropy = field(default_factory=system_entropy)
     end: Gathering[Completion | Failure, Ended | Refusal] = field(init=False)
     """Ends attempts: those of calls that come at the same time in one transaction."""
+    datasets: DatasetViews = field(init=False)
 
     def __post_init__(self) -> None:
         end = Gathering(self.tasks.end, key=lambda said: said.fence.task_id, items_max=BATCH_MAX)
         object.__setattr__(self, "end", end)
+        object.__setattr__(self, "datasets", DatasetViews(self.database))

@@ -34,6 +34,7 @@ _TITLES: Final = {
     Why.STALE: "This is not the current attempt of task {task}.",
     Why.DIFFERENT: "This attempt of task {task} has ended with something else.",
     Why.OUTPUTS: "Task {task} may not publish these outputs.",
+    Why.SCHEMA: "What task {task} has made has columns that its dataset cannot take.",
     Why.NOT_DEAD: "Task {task} is {status}, and only dead tasks are replayed.",
 }
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.dispatcher.api import deploying, looking, steering, telling, working
+from penstock.dispatcher.api import datasets, deploying, looking, steering, telling, working
 from penstock.dispatcher.api.application import Application
 from penstock.dispatcher.api.endpoints import Call, Endpoint, Proof, Reply
 from penstock.dispatcher.api.openapi import document
@@ -327,7 +327,7 @@ _LOOKING: Final = (
     Endpoint("GET", "/metrics", "Figures for Prometheus", looking.metrics, answer=None),
 )
 
-PUBLIC: Final = (*_DAG, _CUT_OVER, *_TASKS, *_BACKFILLS, *_STEERING, *_LOOKING)
+PUBLIC: Final = (*_DAG, _CUT_OVER, *_TASKS, *_BACKFILLS, *_STEERING, *_LOOKING, *datasets.ENDPOINTS)
 
 
 def internal_app(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.datasets.schema import Column
 from penstock.dispatcher.api.endpoints import Call, Reply
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.problems import (
@@ -35,12 +36,14 @@ from penstock.dispatcher.wire.work import (
     ClaimAsk,
     CompleteAsk,
     EndAsk,
+    FactsAsk,
     HeartbeatAsk,
     HelloAsk,
     InputAnswer,
     PublishedAnswer,
     TaskResult,
 )
+from penstock.runtimes.base import Facts
 
 
 async def hello(parts: Parts, call: Call) -> Answer:
@@ -55,8 +58,9 @@ async def claim(parts: Parts, call: Call) -> Answer:
     if (ask.task_id is None) == (ask.operator is None):
         return malformed("A claim names a task or an operator, and not both.", field="task_id")
     if ask.task_id is not None:
-        if ask.job is not None or ask.limit != 1:
-            return malformed("`job` and `limit` are for claims of an operator.", field="task_id")
+        if ask.job is not None or ask.limit != 1 or ask.in_batches:
+            told = "`job`, `limit` and `in_batches` are for claims of an operator."
+            return malformed(told, field="task_id")
         found = await parts.tasks.claim(ask.task_id, worker=call.worker)
         if isinstance(found, Refusal):
             return refusal_problem(found)
@@ -68,7 +72,11 @@ async def claim(parts: Parts, call: Call) -> Answer:
         if job_id is None:
             return unknown(f"There is no job {ask.job!r}.")
     claimed = await parts.tasks.claim_next(
-        ask.operator, worker=call.worker, limit=ask.limit, job_id=job_id
+        ask.operator,
+        worker=call.worker,
+        limit=ask.limit,
+        job_id=job_id,
+        in_batches=ask.in_batches,
     )
     return ClaimAnswer(tasks=[_assignment(each) for each in claimed])
 
@@ -111,13 +119,15 @@ def _assignment(claimed: Claimed) -> Assignment:
         definition=dict(claimed.definition),
         payload=dict(claimed.payload),
         inputs=msgspec.convert(claimed.inputs, dict[str, InputAnswer]),
+        batch=claimed.batch,
     )
 
 
 def _saying(ask: EndAsk) -> Completion | Failure:
     fence = Fence(ask.task_id, ask.attempt, ask.lease_token)
     if ask.failure is not None:
-        return Failure(fence, ask.failure.reason, ask.failure.is_retried, ask.log)
+        failure = ask.failure
+        return Failure(fence, failure.reason, failure.is_retried, ask.log, ask.metrics)
     outputs = tuple(
         Output(
             dataset=each.dataset,
@@ -127,10 +137,21 @@ def _saying(ask: EndAsk) -> Completion | Failure:
             end=each.end,
             cursor=each.cursor,
             append_key=each.append_key,
+            facts=None if each.facts is None else _facts(each.facts),
         )
         for each in ask.outputs
     )
-    return Completion(fence, outputs, ask.log)
+    return Completion(fence, outputs, ask.log, ask.metrics)
+
+
+def _facts(ask: FactsAsk) -> Facts:
+    return Facts(
+        manifest=ask.manifest,
+        files=ask.files,
+        rows=ask.rows,
+        bytes=ask.bytes,
+        columns=tuple(Column(each.name, each.type, each.is_nullable) for each in ask.columns),
+    )
 
 
 def _beat(found: Extended | Refusal) -> TaskResult:

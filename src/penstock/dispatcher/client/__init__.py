@@ -6,7 +6,7 @@
 | `connection` | HTTP: what is repeated, and which error an answer is; the only importer of httpx |
 | `opening` | the way to it, and what is said without httpx |
 | `waiting` | asking again until something is over |
-| `files` | the text of a DAG file |
+| `sending`, `files`, `named` | the text of a DAG file, and of the files that it names |
 
 `Client` is `penstock.Client`. It can be imported where httpx is not installed, and says so when it
 is opened.

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, overload
 
-from penstock.dispatcher.client.files import dag_source
 from penstock.dispatcher.client.opening import checked_url, connect
+from penstock.dispatcher.client.sending import dag_source
 from penstock.dispatcher.client.waiting import (
     WAIT_SECONDS,
     Idle,
@@ -119,17 +119,25 @@ class Client(Watching):
         force: bool = False,
         dry_run: bool = False,
         where: str | None = None,
+        files: Mapping[str, str] | None = None,
     ) -> AppliedAnswer:
         """Put a DAG in force: a file by its name, or YAML text, which has more than one line.
 
-        `where` is what messages call it. Raises `DagError` with all that is wrong with it, and
-        `DispatcherRefused` of the kind `breaks` if work that waits or runs would become useless,
-        unless `force`. With `dry_run` nothing is changed: the answer has what would happen, and
-        what it would break.
+        The files that it names are read with it, from its folder; those that a text names are given
+        as `files`, by their names. `where` is what messages call it. Raises `DagError` with all
+        that is wrong with it, and `DispatcherRefused` of the kind `breaks` if work that waits or
+        runs would become useless, unless `force`. With `dry_run` nothing is changed: the answer has
+        what would happen, and what it would break.
         """
-        text, name = await asyncio.to_thread(dag_source, source, where)
-        ask = ApplyAsk(source=text, where=name[-_WHERE_MAX:], force=force, dry_run=dry_run)
-        return await self._connection.send("/v1/dag", AppliedAnswer, ask, where=name)
+        read = await asyncio.to_thread(dag_source, source, where)
+        ask = ApplyAsk(
+            source=read.text,
+            where=read.where[-_WHERE_MAX:],
+            files={**read.files, **(files or {})},
+            force=force,
+            dry_run=dry_run,
+        )
+        return await self._connection.send("/v1/dag", AppliedAnswer, ask, where=read.where)
 
     async def dag(self) -> DagAnswer:
         """The DAG in force, with its text."""

@@ -1,32 +1,26 @@
 """From the name of a file to its text, or to one sentence that says why there is none.
 
 At most so many bytes and one are read, so a device or a pipe that never ends does no harm. Called
-by the client and by the verbs of `penstock dag`.
+by `sending` and `named`, and by the verbs of `penstock dag`.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
 
 from penstock.kernel.errors import InvalidInput
 
-SOURCE_BYTES_MAX: Final = 2_000_000
-"""What fits into a request; the dispatcher may allow less, and says so."""
 
-
-def dag_source(source: str | os.PathLike[str], where: str | None) -> tuple[str, str]:
-    """The text of a DAG, and what to call it: a file by its name, or YAML of several lines."""
-    if isinstance(source, str) and "\n" in source:
-        return source, where or "dag.yaml"
-    name = where or str(Path(source))
-    return read_text(source, where=name, bytes_max=SOURCE_BYTES_MAX), name
-
-
-def read_text(file: str | os.PathLike[str], *, where: str, bytes_max: int) -> str:
-    """The text of a file, which errors call `where`."""
+def read_text(
+    file: str | os.PathLike[str], *, where: str, bytes_max: int, too_large: str = ""
+) -> str:
+    """The text of a file, which errors call `where`; `too_large` is said if it is."""
     body = _read(file, where=where, bytes_max=bytes_max)
+    if len(body) > bytes_max:
+        raise InvalidInput(
+            too_large or f"{where!r} is larger than {bytes_max:,} bytes; make several DAGs of it."
+        )
     try:
         return body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -39,7 +33,7 @@ def read_text(file: str | os.PathLike[str], *, where: str, bytes_max: int) -> st
 def _read(file: str | os.PathLike[str], *, where: str, bytes_max: int) -> bytes:
     try:
         with Path(file).open("rb") as opened:
-            body = opened.read(bytes_max + 1)
+            return opened.read(bytes_max + 1)
     except FileNotFoundError as error:
         raise InvalidInput(f"There is no file {where!r}.") from error
     except IsADirectoryError as error:
@@ -48,8 +42,3 @@ def _read(file: str | os.PathLike[str], *, where: str, bytes_max: int) -> bytes:
         raise InvalidInput(f"{where!r} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
         raise InvalidInput(f"{where!r} is not the name of a file.") from error
-    if len(body) > bytes_max:
-        raise InvalidInput(
-            f"{where!r} is larger than {bytes_max:,} bytes; make several DAGs of it."
-        )
-    return body

@@ -8,6 +8,12 @@ from urllib.parse import quote
 
 from penstock.dispatcher.dag.names import is_name, is_operator, shown
 from penstock.dispatcher.wire.dags import CutOverAnswer, CutOverAsk
+from penstock.dispatcher.wire.datasets import (
+    DatasetDetail,
+    SnapshotAnswer,
+    SweepAnswer,
+    SweepAsk,
+)
 from penstock.dispatcher.wire.steering import (
     DatasetsAnswer,
     JobPausesAnswer,
@@ -91,6 +97,37 @@ class Watching:
         asked = {"generation": generation, "after": after, "limit": limit}
         path = f"/v1/datasets/{_name(dataset, 'dataset')}/partitions"
         return await self._connection.get(path, PartitionsAnswer, asked=asked)
+
+    async def dataset(self, dataset: str) -> DatasetDetail:
+        """Everything about one dataset: its generations, their columns and how much they hold."""
+        path = f"/v1/datasets/{_name(dataset, 'dataset')}"
+        return await self._connection.get(path, DatasetDetail)
+
+    async def snapshot(
+        self, dataset: str, *, generation: str | None = None, partition_key: str | None = None
+    ) -> SnapshotAnswer:
+        """All that is published of a dataset at one moment, or of one partition of it.
+
+        The files stay for at least as long as the dispatcher keeps what nobody needs any more.
+        """
+        asked = {"generation": generation, "partition_key": partition_key}
+        path = f"/v1/datasets/{_name(dataset, 'dataset')}/snapshot"
+        return await self._connection.get(path, SnapshotAnswer, asked=asked)
+
+    async def sweep(
+        self,
+        dataset: str | None = None,
+        *,
+        grace_seconds: float | None = None,
+        dry_run: bool = False,
+    ) -> SweepAnswer:
+        """Remove files that nobody can be reading any more, for a while; ask until it is over.
+
+        With `dry_run` nothing is removed; the answer has what would be.
+        """
+        ask = SweepAsk(grace_seconds=grace_seconds, dry_run=dry_run)
+        path = "/v1/sweep" if dataset is None else f"/v1/datasets/{_name(dataset, 'dataset')}/sweep"
+        return await self._connection.send(path, SweepAnswer, ask)
 
     async def cut_over(self, dataset: str, *, force: bool = False) -> CutOverAnswer:
         """Have readers read the generation that is being built.

@@ -7,6 +7,7 @@
 | `nodes`, `sections` | YAML within bounds; reading fields, and noting problems with their lines |
 | `jobs`, `edges`, `sources` | which fields there are, and how each becomes a value |
 | `names`, `units`, `filters`, `cron` | the small languages inside of fields |
+| `files` | queries that stand in files beside the DAG |
 | `checks`, `runtimes` | the rules between fields and jobs, and what a registry of runtimes tells |
 | `graph` | `Graph`: order, upstream and downstream, cycles |
 | `canonical`, `diffing` | the form that is stored, its hashes, and what an edit rebuilds |

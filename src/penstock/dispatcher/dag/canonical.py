@@ -17,19 +17,23 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from penstock.dispatcher.dag.filters import where_text
 from penstock.dispatcher.dag.graph import Graph
 from penstock.dispatcher.dag.model import (
+    SQL_OPERATOR,
     AlwaysOnSource,
     CronSource,
     Dag,
     Emits,
     Input,
     Job,
+    Keep,
     ManualSource,
     Output,
+    Reads,
     Retry,
     Source,
     WebhookSource,
@@ -37,8 +41,8 @@ from penstock.dispatcher.dag.model import (
 from penstock.dispatcher.dag.units import duration_text
 
 DEFINING: Final = (
-    *("activation", "runtime", "operator", "config", "inputs", "outputs", "execution", "update"),
-    "unique_key",
+    *("activation", "runtime", "operator", "config", "inputs", "outputs", "execution", "when"),
+    *("update", "unique_key"),
 )
 """The fields, as in YAML, that decide which data a job writes."""
 
@@ -66,6 +70,7 @@ def plain_job(job: Job) -> Plain:
         "inputs": [_input(each) for each in job.inputs],
         "outputs": [_output(each) for each in job.outputs],
         "execution": job.execution.value,
+        "when": job.when.value,
         "update": job.update.value,
         "unique_key": list(job.unique_key),
         "priority": job.priority.value,
@@ -79,6 +84,7 @@ def plain_job(job: Job) -> Plain:
         "heartbeat_timeout": duration_text(job.heartbeat_timeout_ms),
         "max_attempts": job.max_attempts,
         "retry": _retry(job.retry),
+        "merge_updates": job.merge_updates,
         "coalesce": job.coalesce,
         "resources": job.resources,
     }
@@ -105,9 +111,18 @@ def content_hash(dag: Dag) -> str:
 
 def definition_hash(job: Job) -> str:
     """What decides which data a job writes, as 64 hexadecimal digits."""
-    said = plain_job(job)
+    said = plain_job(_bare(job))
     defining = {name: said[name] for name in DEFINING if name in said}
     return _hash({"job": defining, "source": _defining_source(job.source)})
+
+
+def _bare(job: Job) -> Job:
+    """A job without what changes none of its data: how much is kept, what a file is called."""
+    outputs = tuple(replace(each, keep=None) for each in job.outputs)
+    config = job.config
+    if job.operator == SQL_OPERATOR and "sql" in config:
+        config = {name: value for name, value in config.items() if name != "sql_file"}
+    return replace(job, outputs=outputs, config=config)
 
 
 def lineage_hashes(dag: Dag) -> Mapping[str, str]:
@@ -142,13 +157,29 @@ def _input(edge: Input) -> Plain:
         said["as"] = edge.name
     if edge.where is not None:
         said["where"] = where_text(edge.where)
+    if not edge.is_trigger:
+        said["trigger"] = False
+    if edge.reads is not Reads.PARTITION:
+        said["read"] = edge.reads.value
     return said
 
 
 def _output(output: Output) -> Plain:
-    if output.name == output.dataset:
-        return {"name": output.name}
-    return {"name": output.name, "dataset": output.dataset}
+    said: Plain = {"name": output.name}
+    if output.name != output.dataset:
+        said["dataset"] = output.dataset
+    if output.keep is not None:
+        said["keep"] = _keep(output.keep)
+    return said
+
+
+def _keep(keep: Keep) -> Plain:
+    said = {
+        "partitions": keep.partitions,
+        "age": _duration(keep.age_ms),
+        "generations": keep.generations,
+    }
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _retry(retry: Retry) -> Plain:

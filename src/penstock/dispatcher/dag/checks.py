@@ -19,9 +19,11 @@ from penstock.dispatcher.dag.model import (
     Job,
     PlatformOperator,
     Priority,
+    Reads,
     SourceKind,
     Update,
     WebhookSource,
+    When,
 )
 from penstock.dispatcher.dag.names import listed, nearest, shown
 from penstock.dispatcher.dag.runtimes import Partial, Runtimes
@@ -29,6 +31,7 @@ from penstock.dispatcher.dag.units import duration_text
 
 HEARTBEAT_MS_MAX: Final = 86_400_000
 """A worker that may be silent for longer than a day would leave its task alone for as long."""
+_SEVERAL: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ def complaints(dag: Dag, runtimes: Runtimes | None) -> Iterator[Complaint]:
     """Everything that is wrong with a DAG; without runtimes their names are not judged."""
     for job in dag.jobs:
         yield from _activation(job)
+        yield from _inputs(job)
         yield from _outputs(job)
         yield from _thresholds(job)
         if job.runs:
@@ -84,7 +88,36 @@ def _activation(job: Job) -> Iterator[Complaint]:
         yield Complaint(job.name, "outputs", message, reads)
 
 
+def _inputs(job: Job) -> Iterator[Complaint]:
+    triggers = [each for each in job.inputs if each.is_trigger]
+    if job.inputs and not triggers:
+        message = (
+            "Nothing makes the job run, for all of its inputs have trigger: false; take that out of"
+            " one of them."
+        )
+        yield Complaint(job.name, "inputs", message, ("inputs",))
+    elif job.when is When.ALL and len(triggers) < _SEVERAL and job.runtime != DISPATCHER_RUNTIME:
+        message = (
+            "when: all waits for several inputs, and one input alone makes this job run;"
+            " take it out."
+        )
+        yield Complaint(job.name, "when", message, ("inputs", "when"))
+    for each in job.inputs:
+        if each.where is not None and not each.is_trigger:
+            message = (
+                f"A filter says which events make the job run, and with trigger: false those of"
+                f" {each.name} make none; take one of the two out."
+            )
+            yield Complaint(job.name, "inputs", message, ("inputs",))
+
+
 def _outputs(job: Job) -> Iterator[Complaint]:
+    if not job.runs and any(each.keep is not None for each in job.outputs):
+        message = (
+            "A source that only emits events has no data to keep; write `keep` where the data is"
+            " made."
+        )
+        yield Complaint(job.name, "outputs", message, ("outputs", "activation", "source"))
     reads = ("update", "unique_key")
     if job.update is Update.APPEND and not job.unique_key:
         message = (
@@ -167,6 +200,27 @@ def _platform(job: Job) -> Iterator[Complaint]:
     if len(job.outputs) != 1:
         message = f"{job.operator} has one output, not {len(job.outputs)}."
         yield Complaint(job.name, "outputs", message, (*reads, "outputs"))
+    yield from _of_ranges(job, reads)
+
+
+def _of_ranges(job: Job, reads: tuple[str, ...]) -> Iterator[Complaint]:
+    """What has no meaning for ranges, which are told and never read."""
+    if any(not each.is_trigger or each.reads is Reads.ALL for each in job.inputs):
+        message = (
+            f"{job.operator} goes by the events of its inputs and reads no data;"
+            " take `trigger` and `read` out."
+        )
+        yield Complaint(job.name, "inputs", message, (*reads, "inputs"))
+    if any(each.keep is not None for each in job.outputs):
+        message = "A range has no data of its own; write `keep` where the data is made."
+        yield Complaint(job.name, "outputs", message, (*reads, "outputs"))
+    if job.when is When.ALL:
+        waits = "waits for all of its inputs anyway" if len(job.inputs) > 1 else "has one input"
+        message = f"{job.operator} {waits}; take it out."
+        yield Complaint(job.name, "when", message, (*reads, "inputs", "when"))
+    if job.coalesce > 1:
+        message = f"{job.operator} runs inside the dispatcher, one task by itself; take it out."
+        yield Complaint(job.name, "coalesce", message, (*reads, "coalesce"))
 
 
 def _registered(job: Job, runtimes: Runtimes) -> Iterator[Complaint]:

@@ -8,15 +8,19 @@ the inputs are looked up in it, as `job.output` or by the name of the dataset.
 from __future__ import annotations
 
 from penstock.dispatcher.dag.filters import parse_where
-from penstock.dispatcher.dag.model import Input, Output
+from penstock.dispatcher.dag.model import Input, Keep, Output, Reads
 from penstock.dispatcher.dag.names import NAME_CHARACTERS_MAX, is_name, listed, shown
 from penstock.dispatcher.dag.sections import Field, Findings
+from penstock.dispatcher.dag.units import age_ms, bounded, count, duration_text
 
 EDGES_MAX = 100
 """How many inputs, and how many outputs, a job may have."""
 
-_OUTPUT_FIELDS = ("name", "dataset")
-_INPUT_FIELDS = ("from", "as", "where")
+_OUTPUT_FIELDS = ("name", "dataset", "keep")
+_INPUT_FIELDS = ("from", "as", "where", "trigger", "read")
+_KEEP_FIELDS = ("partitions", "age", "generations")
+_COUNT_FROM_1 = bounded(count, least=1, show=str)
+_AGE = bounded(age_ms, least=60_000, show=duration_text)
 _NAMING = f"is not a name; use a-z, 0-9, _ and -, at most {NAME_CHARACTERS_MAX} characters"
 
 
@@ -39,6 +43,7 @@ class Catalog:
     def add(self, job: str, outputs: Field | None) -> tuple[Output, ...]:
         """The outputs of a job, by name; they are known to the inputs of all jobs from now on."""
         found = self._outputs.setdefault(job, {})
+        read: dict[str, Output] = {}
         for item in outputs.items(most=EDGES_MAX) if outputs is not None else ():
             output = _read_output(item)
             if output is None:
@@ -57,7 +62,8 @@ class Catalog:
                 self._writers[output.dataset] = job
                 self._places[output.dataset] = item.path
             found.setdefault(output.name, output.dataset)
-        return tuple(Output(each, dataset) for each, dataset in sorted(found.items()))
+            read.setdefault(output.name, output)
+        return tuple(read[each] for each in sorted(read))
 
     def dataset(self, reference: Field) -> str | None:
         """The dataset that a reference means; None, with a problem noted, if there is none."""
@@ -110,7 +116,23 @@ def _read_output(item: Field) -> Output | None:
     text = named.read(name) if named is not None else None
     if text is None:
         return None
-    return Output(text, section.read("dataset", name, text))
+    kept = section.get("keep")
+    keep = _read_keep(kept) if kept is not None else None
+    return Output(text, section.read("dataset", name, text), keep)
+
+
+def _read_keep(field: Field) -> Keep | None:
+    section = field.section(_KEEP_FIELDS)
+    keep = Keep(
+        partitions=section.read("partitions", _COUNT_FROM_1, None),
+        age_ms=section.read("age", _AGE, None),
+        generations=section.read("generations", _COUNT_FROM_1, None),
+    )
+    if keep != Keep():
+        return keep
+    if field.is_mapping and not field.findings.is_broken(field.path):
+        field.wrong("It bounds nothing; write partitions: 100, age: 90d or generations: 3.")
+    return None
 
 
 def read_inputs(inputs: Field | None, catalog: Catalog) -> tuple[Input, ...]:
@@ -140,4 +162,9 @@ def _read_input(item: Field, catalog: Catalog) -> Input | None:
     # Everything is looked at, also when one part is wrong.
     filtered = where.read(parse_where) if where is not None else None
     alias = called.read(name) if called is not None else None
-    return None if dataset is None else Input(alias or dataset, dataset, filtered)
+    trigger = section.get("trigger")
+    is_trigger = trigger is None or trigger.flag() is not False
+    reads = section.choice("read", Reads.PARTITION)
+    if dataset is None:
+        return None
+    return Input(alias or dataset, dataset, filtered, is_trigger, reads)

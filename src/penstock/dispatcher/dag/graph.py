@@ -14,16 +14,25 @@ from penstock.dispatcher.dag.model import Dag
 
 
 class Graph:
-    """The edges between the jobs of a DAG. Only `order` needs a DAG without cycles."""
+    """The edges between the jobs of a DAG. Only `order` needs a DAG without cycles.
 
-    def __init__(self, dag: Dag) -> None:
+    With `by_triggers`, an input that makes nothing run is no edge.
+    """
+
+    def __init__(self, dag: Dag, *, by_triggers: bool = False) -> None:
         self.writers: Mapping[str, str] = {
             output.dataset: job.name for job in dag.jobs for output in job.outputs
         }
         """The job that writes each dataset."""
         self.feeders: Mapping[str, tuple[str, ...]] = {
             job.name: tuple(
-                sorted({self.writers[i.dataset] for i in job.inputs if i.dataset in self.writers})
+                sorted(
+                    {
+                        self.writers[each.dataset]
+                        for each in job.inputs
+                        if each.dataset in self.writers and (each.is_trigger or not by_triggers)
+                    }
+                )
             )
             for job in dag.jobs
         }

@@ -7,13 +7,16 @@ Rules between fields and between jobs are in `checks`. Defaults are those of `mo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Final, TypeVar
+from collections.abc import Mapping
+from typing import Final
 
 from penstock.dispatcher.dag.edges import Catalog, name, read_inputs
+from penstock.dispatcher.dag.files import Files, inlined
 from penstock.dispatcher.dag.model import (
     DISPATCHER_RUNTIME,
+    SQL_OPERATOR,
     Activation,
+    Calendar,
     Job,
     Json,
     Output,
@@ -24,11 +27,12 @@ from penstock.dispatcher.dag.model import (
 from penstock.dispatcher.dag.names import OPERATOR_CHARACTERS_MAX, is_operator
 from penstock.dispatcher.dag.sections import Section
 from penstock.dispatcher.dag.sources import read_source
-from penstock.dispatcher.dag.units import count, duration_ms, duration_text
+from penstock.dispatcher.dag.units import bounded, count, duration_ms, duration_text
 
 UNIQUE_KEY_MAX: Final = 32
 COLUMN_CHARACTERS_MAX: Final = 128
 ATTEMPTS_MAX: Final = 100
+COALESCE_MAX: Final = 1000
 BACKOFF_MAX: Final = 100.0
 
 _EVERY_JOB: Final = ("activation", "source", "inputs", "outputs", "priority")
@@ -37,8 +41,9 @@ _WHAT_RUNS: Final = (
     *("heartbeat_timeout", "retry"),
 )
 _WHAT_IS_QUEUED: Final = (
-    *("execution", "coalesce", "mode", "max_queue_depth", "resume_queue_depth", "max_queue_age"),
-    *("resume_queue_age", "max_concurrency", "timeout", "max_attempts"),
+    *("execution", "when", "merge_updates", "coalesce", "mode"),
+    *("max_queue_depth", "resume_queue_depth", "max_queue_age", "resume_queue_age"),
+    *("max_concurrency", "timeout", "max_attempts"),
 )
 JOB_FIELDS: Final = (*_EVERY_JOB, *_WHAT_RUNS, *_WHAT_IS_QUEUED)
 _RETRY_FIELDS: Final = ("first", "max", "backoff")
@@ -47,24 +52,31 @@ _RANGE_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     PlatformOperator.RANGE_SPLIT: ("size",),
 }
 
-Number = TypeVar("Number", int, float)
 
-
-def read_job(job: str, section: Section, *, outputs: tuple[Output, ...], catalog: Catalog) -> Job:
+def read_job(
+    job: str,
+    section: Section,
+    *,
+    outputs: tuple[Output, ...],
+    catalog: Catalog,
+    files: Files | None = None,
+) -> Job:
     """The job that a section describes, with defaults where the section is wrong."""
     default = Job(name=job)
     source = section.get("source")
     operator = section.read("operator", _operator, "")
     runtime = section.read("runtime", name, "")
+    merge_updates, coalesce = _merging(section)
     return Job(
         name=job,
         activation=section.choice("activation", default.activation),
         runtime=runtime,
         operator=operator,
-        config=_config(section, runtime=runtime, operator=operator),
+        config=_config(section, runtime=runtime, operator=operator, files=files),
         inputs=read_inputs(section.get("inputs"), catalog),
         outputs=outputs,
         execution=section.choice("execution", default.execution),
+        when=section.choice("when", default.when),
         update=section.choice("update", default.update),
         unique_key=_unique_key(section),
         source=read_source(source, job=job) if source is not None else None,
@@ -81,7 +93,8 @@ def read_job(job: str, section: Section, *, outputs: tuple[Output, ...], catalog
         ),
         max_attempts=section.read("max_attempts", _ATTEMPTS, default.max_attempts),
         retry=_retry(section),
-        coalesce=_flag(section, "coalesce"),
+        merge_updates=merge_updates,
+        coalesce=coalesce,
         resources=_resources(section),
     )
 
@@ -111,39 +124,38 @@ def _operator(text: str) -> str:
     return text
 
 
-def _bounded(
-    parse: Callable[[str], Number],
-    *,
-    least: Number,
-    most: Number | None = None,
-    show: Callable[[Number], str],
-) -> Callable[[str], Number]:
-    def bounded(text: str) -> Number:
-        value = parse(text)
-        if value < least:
-            raise ValueError(f"is too small; write at least {show(least)}")
-        if most is not None and value > most:
-            raise ValueError(f"is too large; write at most {show(most)}")
-        return value
-
-    return bounded
-
-
 def _decimal(text: str) -> float:
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text):
         raise ValueError("is not a number; write it as 2 or 1.5")
     return float(text)
 
 
-_COUNT_FROM_1 = _bounded(count, least=1, show=str)
-_DURATION_FROM_1S = _bounded(duration_ms, least=1000, show=duration_text)
-_ATTEMPTS = _bounded(count, least=1, most=ATTEMPTS_MAX, show=str)
-_BACKOFF = _bounded(_decimal, least=1.0, most=BACKOFF_MAX, show="{:g}".format)
+_COUNT_FROM_1 = bounded(count, least=1, show=str)
+_DURATION_FROM_1S = bounded(duration_ms, least=1000, show=duration_text)
+_COALESCE = bounded(count, least=1, most=COALESCE_MAX, show=str)
+_ATTEMPTS = bounded(count, least=1, most=ATTEMPTS_MAX, show=str)
+_BACKOFF = bounded(_decimal, least=1.0, most=BACKOFF_MAX, show="{:g}".format)
 
 
-def _flag(section: Section, field: str) -> bool:
-    given = section.get(field)
-    return given is not None and given.flag() is True
+def _merging(section: Section) -> tuple[bool, int]:
+    """`merge_updates` and `coalesce`, which had the meaning of the first before there was both."""
+    merging, given = section.get("merge_updates"), section.get("coalesce")
+    is_merging = merging is not None and merging.flag() is True
+    if given is None:
+        return is_merging, Job(name="").coalesce
+    is_old = given.is_plain and given.text() in ("true", "false")
+    if is_old and section.findings.is_stored:
+        return is_merging or given.flag() is True, Job(name="").coalesce
+    return is_merging, section.read("coalesce", _coalesced, Job(name="").coalesce)
+
+
+def _coalesced(text: str) -> int:
+    if text in ("true", "false"):
+        raise ValueError(
+            "is not a count: `coalesce` is how many tasks run as one, as in 50; that updates of a"
+            f" task that waits become part of it is merge_updates: {text} now"
+        )
+    return _COALESCE(text)
 
 
 def _retry(section: Section) -> Retry:
@@ -179,26 +191,47 @@ def _column(text: str) -> str:
     return text
 
 
-def _config(section: Section, *, runtime: str, operator: str) -> Mapping[str, Json]:
+def _config(
+    section: Section, *, runtime: str, operator: str, files: Files | None
+) -> Mapping[str, Json]:
     """The operator's own settings; those of platform operators are known, and read as counts."""
     if runtime != DISPATCHER_RUNTIME or operator not in _RANGE_FIELDS:
-        return section.mapping("config")
+        config: Mapping[str, Json] = section.mapping("config")
+        if operator == SQL_OPERATOR and not section.findings.is_broken(f"{section.path}.config"):
+            config, problem = inlined(config, files)
+            if problem:
+                section.note("config.sql_file", problem)
+        return config
     given = section.need("config", "write how long the ranges are, as in config: {size: 10k}")
     if given is None:
         return {}
     inner = given.section(_RANGE_FIELDS[operator])
     sized = inner.need("size", "write how long the ranges are, as in size: 10k")
-    size = sized.read(_COUNT_FROM_1) if sized is not None else None
+    if operator == PlatformOperator.RANGE_SPLIT:
+        size = sized.read(_COUNT_FROM_1) if sized is not None else None
+        return {} if size is None else {"size": size}
+    long = sized.read(_size) if sized is not None else None
+    if isinstance(long, Calendar):
+        if inner.get("step") is not None:
+            inner.note("step", "Parts of the calendar lie end to end; take it out.")
+        return {"size": long.value}
+    size = long
     if size is None:
         return {}
-    if operator == PlatformOperator.RANGE_SPLIT:
-        return {"size": size}
     step = inner.read("step", _COUNT_FROM_1, size)
     if step > size:
         inner.note(
             "step", f"A step of {step} leaves gaps between ranges of {size}; make it smaller."
         )
     return {"size": size, "step": step}
+
+
+def _size(text: str) -> int | Calendar:
+    if text in list(Calendar):
+        return Calendar(text)
+    if text[:1].isdigit():
+        return _COUNT_FROM_1(text)
+    raise ValueError("is neither a count nor day, week, month or year; write one, as in 10k")
 
 
 def _resources(section: Section) -> Mapping[str, Json]:

@@ -24,6 +24,8 @@ Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 DISPATCHER_RUNTIME: Final = "dispatcher"
 """The runtime inside the dispatcher itself, for platform operators only."""
+SQL_OPERATOR: Final = "spark.sql"
+"""The operator whose text may stand in a file of its own: see `files`."""
 
 
 class Activation(StrEnum):
@@ -70,6 +72,33 @@ class Priority(StrEnum):
 
     NORMAL = "normal"
     BULK = "bulk"
+
+
+class When(StrEnum):
+    """How many of the inputs that make a job run have to be there for a partition."""
+
+    ANY = "any"
+    """Each of them makes a task, whatever the others have."""
+    ALL = "all"
+    """Only what all of them have something for becomes a task."""
+
+
+class Reads(StrEnum):
+    """What a task reads of an input."""
+
+    PARTITION = "partition"
+    """What belongs to the task's own partition or range."""
+    ALL = "all"
+    """Every partition that there is."""
+
+
+class Calendar(StrEnum):
+    """A length of ranges that is no number: parts of the calendar, in UTC."""
+
+    DAY = "day"
+    WEEK = "week"
+    MONTH = "month"
+    YEAR = "year"
 
 
 class Mode(StrEnum):
@@ -132,6 +161,21 @@ class Input:
     """What the operator calls it; the dataset's name unless the file says otherwise."""
     dataset: str
     where: Where | None = None
+    is_trigger: bool = True
+    """Whether its events make the job run; if not, it is only read."""
+    reads: Reads = Reads.PARTITION
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How much of a dataset is kept; None is no bound."""
+
+    partitions: int | None = None
+    """Of the current generation: those of the highest ranges, or that were published last."""
+    age_ms: int | None = None
+    """How long ago a partition may have been published, or a generation have been left."""
+    generations: int | None = None
+    """How many there are with the current one; what is being built is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +184,7 @@ class Output:
 
     name: str
     dataset: str
+    keep: Keep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +198,13 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class RangeAggregate:
-    """Emits a range of `size` when all inputs cover it; such ranges begin every `step`."""
+    """Emits a range of `size` when all inputs cover it; such ranges begin every `step`.
 
-    size: int
-    step: int
+    Those of a calendar lie end to end and have no step.
+    """
+
+    size: int | Calendar
+    step: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +227,7 @@ class Job:
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
     execution: Execution = Execution.PER_PARTITION
+    when: When = When.ANY
     update: Update = Update.REPLACE
     unique_key: tuple[str, ...] = ()
     source: Source | None = None
@@ -194,7 +243,10 @@ class Job:
     heartbeat_timeout_ms: int = 60_000
     max_attempts: int = 3
     retry: Retry = Retry()
-    coalesce: bool = False
+    merge_updates: bool = False
+    """Whether updates that come while a task for them waits become part of that task."""
+    coalesce: int = 1
+    """How many waiting tasks may be claimed together and run as one."""
     resources: Mapping[str, Json] = field(default_factory=dict)
 
     @property
@@ -223,6 +275,8 @@ class Job:
             return None
         size, step = self.config.get("size"), self.config.get("step")
         if self.operator == PlatformOperator.RANGE_AGGREGATE:
+            if isinstance(size, str) and size in list(Calendar):
+                return RangeAggregate(Calendar(size), None)
             if isinstance(size, int) and isinstance(step, int):
                 return RangeAggregate(size, step)
         elif self.operator == PlatformOperator.RANGE_SPLIT and isinstance(size, int):

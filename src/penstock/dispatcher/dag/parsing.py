@@ -14,6 +14,7 @@ from penstock.dispatcher.dag.canonical import canonical, plain
 from penstock.dispatcher.dag.checks import complaints
 from penstock.dispatcher.dag.edges import Catalog, name
 from penstock.dispatcher.dag.errors import DagError, Problem
+from penstock.dispatcher.dag.files import Files
 from penstock.dispatcher.dag.jobs import JOB_FIELDS, note_misplaced, read_job
 from penstock.dispatcher.dag.model import Dag, Job
 from penstock.dispatcher.dag.names import shown
@@ -24,22 +25,38 @@ from penstock.dispatcher.dag.sections import Field, Findings, Section
 JOBS_MAX: Final = 1000
 
 
-def parse(text: str, where: str, *, runtimes: Runtimes | None = None) -> Dag:
+def parse(
+    text: str, where: str, *, runtimes: Runtimes | None = None, files: Files | None = None
+) -> Dag:
     """The DAG that a text describes; `where` names the file in errors.
 
-    Without `runtimes` it is not judged whether the runtimes exist and what they accept.
+    Without `runtimes` it is not judged whether the runtimes exist and what they accept. `files` are
+    the texts that `files.references` says it needs.
     """
+    return _parse(text, where, runtimes, files, Findings())
+
+
+def parse_stored(text: str, where: str, *, files: Files | None = None) -> Dag:
+    """The DAG of a version that was in force, also if an earlier release has read it.
+
+    What has a new name since then is read by its old one.
+    """
+    return _parse(text, where, None, files, Findings(is_stored=True))
+
+
+def _parse(
+    text: str, where: str, runtimes: Runtimes | None, files: Files | None, findings: Findings
+) -> Dag:
     try:
         tree = compose(text)
     except UnreadableYaml as error:
         problem = Problem(error.line, error.column, "", error.message)
         raise DagError([problem], where=where) from error
-    findings = Findings()
     jobs: tuple[Job, ...] = ()
     if tree is None:
         findings.add("", "It is empty; write `jobs:` and a job below it.")
     else:
-        jobs = _read_jobs(Field(tree, "", findings))
+        jobs = _read_jobs(Field(tree, "", findings), files)
     dag = Dag(jobs)
     _note_complaints(dag, runtimes, findings)
     if not findings.problems:
@@ -63,7 +80,7 @@ def _nodes(value: object) -> int:
     return 1 + sum(map(_nodes, value)) if isinstance(value, list) else 1
 
 
-def _read_jobs(root: Field) -> tuple[Job, ...]:
+def _read_jobs(root: Field, files: Files | None) -> tuple[Job, ...]:
     top = root.section(("jobs",))
     field = top.need("jobs", "write `jobs:` and a job below it")
     if field is None:
@@ -88,7 +105,7 @@ def _read_jobs(root: Field) -> tuple[Job, ...]:
     outputs = {job: catalog.add(job, one.get("outputs")) for job, one in sections.items()}
     jobs = []
     for job, section in sorted(sections.items()):
-        found = read_job(job, section, outputs=outputs[job], catalog=catalog)
+        found = read_job(job, section, outputs=outputs[job], catalog=catalog, files=files)
         note_misplaced(found, section)
         jobs.append(found)
     return tuple(jobs)

@@ -32,7 +32,9 @@ Choice = TypeVar("Choice", bound=StrEnum)
 class Findings:
     """The problems of one file, and the places of its fields."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_stored: bool = False) -> None:
+        self.is_stored = is_stored
+        """Whether it is a version that was in force: what was right then is right now."""
         self.problems: list[Problem] = []
         self._places: dict[str, tuple[int, int]] = {}
         self._broken: set[str] = set()
@@ -259,6 +261,11 @@ class Section:
     def path(self) -> str:
         """The path of the section itself."""
         return self._field.path
+
+    @property
+    def findings(self) -> Findings:
+        """Where its problems are noted."""
+        return self._field.findings
 
     def get(self, name: str) -> Field | None:
         """A field, if it is given."""

@@ -9,10 +9,13 @@ into a problem.
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 DURATION_MS_MAX: Final = 366 * 86_400_000
 """A year, the longest time that anything in a DAG may take."""
+AGE_MS_MAX: Final = 36_525 * 86_400_000
+"""A century, the longest time that anything may be kept."""
 COUNT_MAX: Final = 10**12
 
 DURATION_HOW: Final = "write a number with a unit, as in 500ms, 30s, 5m, 2h or 1h30m"
@@ -24,9 +27,46 @@ _DURATION = re.compile(r"(?:[0-9]{1,15}(?:\.[0-9]{1,6})?(?:ms|[dhms])){1,5}")
 _COUNT = re.compile(r"([0-9]{1,15}|[0-9]{1,3}(?:_[0-9]{3}){1,5})([kM]?)")
 _SCALES: Final = {"": 1, "k": 1000, "M": 1_000_000}
 
+Number = TypeVar("Number", int, float)
+
+
+def bounded(
+    parse: Callable[[str], Number],
+    *,
+    least: Number,
+    most: Number | None = None,
+    show: Callable[[Number], str],
+) -> Callable[[str], Number]:
+    """The same, for numbers within bounds."""
+
+    def parse_bounded(text: str) -> Number:
+        value = parse(text)
+        if value < least:
+            raise ValueError(f"is too small; write at least {show(least)}")
+        if most is not None and value > most:
+            raise ValueError(f"is too large; write at most {show(most)}")
+        return value
+
+    return parse_bounded
+
 
 def duration_ms(text: str) -> int:
     """The milliseconds of a duration; the units go from large to small, each once."""
+    total = _milliseconds(text)
+    if total > DURATION_MS_MAX:
+        raise ValueError("is longer than a year; write a shorter one")
+    return total
+
+
+def age_ms(text: str) -> int:
+    """The milliseconds of a duration for which something is kept."""
+    total = _milliseconds(text)
+    if total > AGE_MS_MAX:
+        raise ValueError("is longer than a century; write a shorter one")
+    return total
+
+
+def _milliseconds(text: str) -> int:
     if not _DURATION.fullmatch(text):
         raise ValueError(f"is not a duration; {DURATION_HOW}")
     units = list(_UNITS_MS)
@@ -39,8 +79,6 @@ def duration_ms(text: str) -> int:
         if rest:
             raise ValueError("is finer than a millisecond; write whole milliseconds")
         total += scaled
-    if total > DURATION_MS_MAX:
-        raise ValueError("is longer than a year; write a shorter one")
     return total
 
 

@@ -58,6 +58,7 @@ from penstock.dispatcher.deployment.values import (
     GenerationState,
     NotApplied,
     Version,
+    VersionText,
     WhyNotApplied,
 )
 from penstock.dispatcher.deployment.writing import write_version
@@ -143,12 +144,12 @@ class Deployment:
 
         return await self._database.transact(work)
 
-    async def source(self, version_id: int) -> str | None:
+    async def text(self, version_id: int) -> VersionText | None:
         """The text of a version; None if there is no such version."""
 
-        async def work(connection: Connection) -> str | None:
+        async def work(connection: Connection) -> VersionText | None:
             row = await fetch_row(connection, "version_source", id=version_id)
-            return None if row is None else row["source"]
+            return None if row is None else VersionText(**row)
 
         return await self._database.transact(work)
 
@@ -176,7 +177,8 @@ class Deployment:
             )
             jobs = await fetch_rows(connection, "deployed_jobs", version=row["id"])
             found = tuple(DeployedJob(**each) for each in jobs)
-            return Deployed(version, row["source"], row["since"], found)
+            text = VersionText(row["source"], row["files"])
+            return Deployed(version, text, row["since"], found)
 
         return await self._database.transact(work)
 

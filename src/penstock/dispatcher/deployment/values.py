@@ -37,6 +37,14 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionText:
+    """What was applied as a version: the DAG, and the files that it names, by their names."""
+
+    source: str
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class DeployedJob:
     """A job of the DAG that is in force."""
 
@@ -55,7 +63,7 @@ class Deployed:
     """The DAG that is in force."""
 
     version: Version
-    source: str
+    text: VersionText
     since: datetime
     jobs: tuple[DeployedJob, ...]
 

@@ -15,6 +15,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from penstock.dispatcher.dag.canonical import content_hash, encoded, plain_job
+from penstock.dispatcher.dag.files import texts
 from penstock.dispatcher.dag.model import Dag, Job, RangeAggregate, Update
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
@@ -37,7 +38,7 @@ async def write_version(
     written = writers(dag)
     datasets = {"datasets": list(written), "writers": list(written.values())}
     await connection.execute(query("write_datasets"), datasets)
-    asked = {"hash": content_hash(dag), "source": source_text}
+    asked = {"hash": content_hash(dag), "source": source_text, "files": Jsonb(texts(dag))}
     row = await (await connection.execute(query("write_version"), asked)).fetchone()
     assert row is not None, "an insert returns its row"
     version: int = row["id"]
@@ -54,6 +55,8 @@ async def write_version(
             "dataset": each.dataset,
             "input": each.name,
             "filter": stored_filter(each.where) if each.where is not None else None,
+            "is_trigger": each.is_trigger,
+            "reads": each.reads.value,
         }
         for job in dag.jobs
         for each in job.inputs

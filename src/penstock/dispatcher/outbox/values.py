@@ -15,6 +15,9 @@ class Kind(StrEnum):
     """An operator has work: the body says `operator` and `priority`."""
     INVOKE = "invoke"
     """A function is to be invoked for the task `task_id` of the body."""
+    PROJECT = "project"
+    """What has moved of the `dataset` of the body, in its `generation` if there is one, is to be
+    written for readers without Postgres."""
 
 
 @dataclass(frozen=True, slots=True)

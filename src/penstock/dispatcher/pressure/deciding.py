@@ -47,7 +47,8 @@ def depth_counted_max(job: Job) -> int:
 
 def decide(dag: Dag, measures: Mapping[str, Measure], before: Mapping[str, State]) -> Decision:
     """What is so now. Jobs without a measure have empty queues; those without a state are calm."""
-    graph = Graph(dag)
+    # What is only read fills no queue: pausing it would help nobody.
+    graph = Graph(dag, by_triggers=True)
     bulk = {
         job.name
         for job in dag.jobs

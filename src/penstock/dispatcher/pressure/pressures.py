@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.dispatcher.dag.model import Dag
-from penstock.dispatcher.dag.parsing import parse
+from penstock.dispatcher.dag.parsing import parse_stored
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.pressure.deciding import decide, depth_counted_max, has_limits
@@ -95,7 +95,9 @@ class Pressures:
             return None
         if self._known is None or self._known.version_id != row["id"]:
             # A large DAG takes its time to read; nobody else should wait for it.
-            dag = await asyncio.to_thread(parse, row["source"], "the DAG in force")
+            dag = await asyncio.to_thread(
+                parse_stored, row["source"], "the DAG in force", files=row["files"]
+            )
             self._known = _InForce(row["id"], dag)
         return self._known
 

@@ -1,1 +1,4 @@
-"""The runtime `dispatcher`: `operators` runs what the platform has, `cutting` knows the ranges."""
+"""The runtime `dispatcher`: `operators` runs what the platform has, `cutting` knows the ranges.
+
+`calendars` knows those that are days, weeks, months and years.
+"""

@@ -2,7 +2,8 @@
 
 `range_split` cuts the range of an event at the multiples of its size. `range_aggregate` emits every
 window that all of its inputs cover: each input by the union of the ranges that its events tell of,
-in the generation that feeds the job, and that pass the edge's filter.
+in the generation that feeds the job, and that pass the edge's filter. A window is of a fixed size,
+or a part of the calendar, by whose name its partition is called.
 
 Tasks are claimed like any other, by the worker `dispatcher:{name}`, and then computed and ended in
 one transaction, or in several if they make many ranges; what they publish says where the range is,
@@ -23,9 +24,10 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from penstock.dispatcher.dag.model import DISPATCHER_RUNTIME, PlatformOperator
+from penstock.dispatcher.dag.model import DISPATCHER_RUNTIME, Calendar, PlatformOperator
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.ranges.calendars import FIRST, LAST, calendar_key, calendar_windows
 from penstock.dispatcher.ranges.cutting import PIECES_MAX, Range, key, pieces, windows
 from penstock.dispatcher.routing.router import route_events
 from penstock.dispatcher.tasks.ending import Route, end
@@ -128,8 +130,16 @@ def _ranges(task: Claimed, *, operator: str, config: Mapping[str, Any]) -> tuple
     start, stop = task.payload.get("start"), task.payload.get("end")
     if start is None or stop is None:
         return f"{operator} works on ranges, and what came has none; send a start and an end."
+    calendar = _calendar(config)
     if operator == PlatformOperator.RANGE_SPLIT:
         found = pieces(start, stop, size=config["size"])
+    elif calendar is not None:
+        if start < FIRST or stop > LAST:
+            return (
+                f"The range {start}-{stop} is not in seconds since 1970, or outside of the"
+                f" calendar; {operator} by the {calendar} needs both ends in the years 1 to 9998."
+            )
+        found = calendar_windows(start, stop, size=calendar)
     else:
         found = windows(start, stop, size=config["size"], step=config["step"])
     if found is None:
@@ -139,6 +149,11 @@ def _ranges(task: Claimed, *, operator: str, config: Mapping[str, Any]) -> tuple
         )
     lowest, highest = _NUMBERS
     return tuple(each for each in found if lowest <= each[0] and each[1] <= highest)
+
+
+def _calendar(config: Mapping[str, Any]) -> Calendar | None:
+    """The part of the calendar that ranges are; None if their size is a number."""
+    return Calendar(config["size"]) if isinstance(config.get("size"), str) else None
 
 
 async def _covered(
@@ -170,15 +185,20 @@ def _outputs(
     (output,) = task.definition["outputs"]
     name = output.get("dataset", output["name"])
     dataset = task.definition["datasets"][name]
+    calendar = _calendar(task.definition.get("config", {}))
+    named = {
+        each: key(each) if calendar is None else calendar_key(each[0], size=calendar)
+        for each in ranges
+        if each in marks
+    }
     return tuple(
         Output(
             dataset=dataset,
-            location=f"range:{key(each)}",
-            partition_key=key(each),
+            location=f"range:{partition}",
+            partition_key=partition,
             start=each[0],
             end=each[1],
             append_key=marks[each],
         )
-        for each in ranges
-        if each in marks
+        for each, partition in named.items()
     )

@@ -11,10 +11,14 @@ Invariants:
   replaced. With `per_update` each event is a task. With `per_partition` what one task has published
   of one partition, in several datasets, is one task; else each event is one, for a partition that
   comes again is news.
-- Of a job that coalesces, an event becomes part of the task that waits for the same partition, or
-  for the same dataset's cursor, if that is the newest of its kind and was never attempted. Whoever
-  is claiming it at that moment wins: then the event makes a task of its own. The table `coalesced`
-  has the events that have become part of a task which another has made.
+- Only inputs that trigger count; what is only read makes no task. A job with `when: all` gets its
+  task when all of those have something for the partition, or for all partitions: the last to be
+  routed makes it, and every one after that makes another. What has no partition counts for all of
+  them, and the first of it makes the tasks of all partitions that have waited for it.
+- Of a job that merges updates, an event becomes part of the task that waits for the same
+  partition, or for the same dataset's cursor, if that is the newest of its kind and was never
+  attempted. Whoever is claiming it at that moment wins: then the event makes a task of its own.
+  The table `coalesced` has the events that have become part of a task which another has made.
 - A task is told what came with its event: of several that have become one, with the latest.
 - Tasks of one job and partition are numbered in the order in which they are committed, so that the
   one with the highest number, whose output counts, sees what led to all others.

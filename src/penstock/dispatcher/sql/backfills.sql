@@ -122,7 +122,7 @@ WITH plan AS MATERIALIZED (
            definition.id AS definition_id, definition.operator, definition.max_attempts,
            (backfill.plan ->> 'start')::numeric AS first, (backfill.plan ->> 'end')::numeric AS last,
            (backfill.plan ->> 'step')::numeric AS step,
-           coalesce(definition.body ->> 'coalesce', 'false') = 'true' AS is_coalescing,
+           coalesce(definition.body ->> 'merge_updates', 'false') = 'true' AS is_merging,
            (SELECT coalesce(jsonb_agg(name ORDER BY name), '[]')
             FROM (
                 SELECT coalesce(said ->> 'as', said ->> 'from') AS name
@@ -147,7 +147,7 @@ SELECT job_id, definition_id, generation, 'backfill:' || id || ':' || place, ope
            'backfill', id, 'inputs', inputs, 'partition_key', from_number || '-' || to_number,
            'start', from_number, 'end', to_number),
        max_attempts, penstock_now(), id,
-       CASE WHEN is_coalescing THEN 'partition:' || from_number || '-' || to_number END
+       CASE WHEN is_merging THEN 'partition:' || from_number || '-' || to_number END
 FROM partitions
 ORDER BY place
 ON CONFLICT (job_id, generation, dedupe_key) DO NOTHING
@@ -158,7 +158,7 @@ RETURNING id
 WITH plan AS MATERIALIZED (
     SELECT backfill.id, backfill.position, backfill.generation, definition.job_id,
            definition.id AS definition_id, definition.operator, definition.max_attempts,
-           coalesce(definition.body ->> 'coalesce', 'false') = 'true' AS is_coalescing,
+           coalesce(definition.body ->> 'merge_updates', 'false') = 'true' AS is_merging,
            (SELECT coalesce(jsonb_agg(name ORDER BY name), '[]')
             FROM (
                 SELECT coalesce(said ->> 'as', said ->> 'from') AS name
@@ -210,7 +210,7 @@ SELECT job_id, definition_id, generation, 'backfill:' || id || ':' || place, ope
            'backfill', id, 'inputs', inputs, 'partition_key', partition_key,
            'start', range_start, 'end', range_end)),
        max_attempts, penstock_now(), id,
-       CASE WHEN is_coalescing THEN 'partition:' || partition_key END
+       CASE WHEN is_merging THEN 'partition:' || partition_key END
 FROM partitions
 ORDER BY place
 ON CONFLICT (job_id, generation, dedupe_key) DO NOTHING
@@ -239,6 +239,7 @@ WITH plan AS MATERIALIZED (
               AND event.cursor IS NOT NULL) AS newest_cursor
     FROM plan
     CROSS JOIN LATERAL penstock_inputs(plan.job_id, plan.generation) AS inputs
+    WHERE inputs.is_trigger
     GROUP BY inputs.dataset_id, inputs.generation
 ), found AS (
     SELECT count(*)
@@ -279,6 +280,7 @@ WITH plan AS MATERIALIZED (
               AND event.cursor IS NOT NULL) AS newest_cursor
     FROM plan
     CROSS JOIN LATERAL penstock_inputs(plan.job_id, plan.generation) AS inputs
+    WHERE inputs.is_trigger
     GROUP BY inputs.dataset_id, inputs.generation
 )
 SELECT event.seq, event.dataset_id::text AS dataset, event.generation::text,

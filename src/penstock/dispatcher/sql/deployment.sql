@@ -19,7 +19,7 @@ ORDER BY dataset_id, version
 FOR UPDATE
 
 -- name: current_version
-SELECT version.id, version.hash, version.created_at, version.source, current.since
+SELECT version.id, version.hash, version.created_at, version.source, version.files, current.since
 FROM dag_current AS current
 JOIN dag_version AS version ON version.id = current.dag_version_id
 
@@ -175,7 +175,7 @@ ON CONFLICT (name) DO UPDATE SET job_id = excluded.job_id
 WHERE dataset.job_id IS DISTINCT FROM excluded.job_id
 
 -- name: write_version
-INSERT INTO dag_version (hash, source) VALUES (%(hash)s, %(source)s) RETURNING id
+INSERT INTO dag_version (hash, source, files) VALUES (%(hash)s, %(source)s, %(files)s) RETURNING id
 
 -- name: write_definitions
 -- The datasets that a job reads and writes are added by their uuids: workers need those.
@@ -206,9 +206,10 @@ JOIN job_definition AS definition
     ON definition.job_id = job.id AND definition.hash = asked.hash
 
 -- name: write_edges
-INSERT INTO edge (dag_version_id, dataset_id, job_id, input, filter)
-SELECT %(version)s, dataset.id, job.id, asked.input, asked.filter
-FROM jsonb_to_recordset(%(edges)s) AS asked(job text, dataset text, input text, filter jsonb)
+INSERT INTO edge (dag_version_id, dataset_id, job_id, input, filter, is_trigger, reads)
+SELECT %(version)s, dataset.id, job.id, asked.input, asked.filter, asked.is_trigger, asked.reads
+FROM jsonb_to_recordset(%(edges)s) AS asked(
+    job text, dataset text, input text, filter jsonb, is_trigger boolean, reads text)
 JOIN job ON job.name = asked.job
 JOIN dataset ON dataset.name = asked.dataset
 
@@ -244,7 +245,7 @@ WHERE dag_job.dag_version_id = %(version)s AND dataset.id = generation.dataset_i
 SELECT dag_version_id AS id FROM dag_in_force ORDER BY seq DESC OFFSET 1 LIMIT 1
 
 -- name: version_source
-SELECT source FROM dag_version WHERE id = %(id)s
+SELECT source, files FROM dag_version WHERE id = %(id)s
 
 -- name: point_at_version
 WITH noted AS (

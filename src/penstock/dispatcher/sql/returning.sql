@@ -28,6 +28,7 @@ WITH inputs AS MATERIALIZED (
            reader.generation AS task_generation,
            coalesce(definition.body ->> 'execution', 'per_partition') = 'per_partition'
                AS is_per_partition,
+           coalesce(definition.body ->> 'when', 'any') = 'all' AS is_all,
            CASE
                WHEN EXISTS (SELECT FROM generation WHERE version = reader.generation)
                THEN '-infinity'
@@ -40,6 +41,7 @@ WITH inputs AS MATERIALIZED (
     FROM dag_job AS reader
     JOIN job_definition AS definition ON definition.id = reader.definition_id
     JOIN edge ON edge.dag_version_id = reader.dag_version_id AND edge.job_id = reader.job_id
+        AND edge.is_trigger
     JOIN dag_job AS writer ON writer.dag_version_id = edge.dag_version_id
     JOIN generation AS fed
         ON fed.dataset_id = edge.dataset_id AND fed.version = writer.generation
@@ -66,6 +68,14 @@ WITH inputs AS MATERIALIZED (
           WHERE coalesced.event_seq = event.seq AND coalesced.job_id = inputs.job_id
             AND coalesced.generation = inputs.task_generation
           OFFSET 0)
+      -- Where one task waits for all inputs, it is that of whichever came last.
+      AND NOT (inputs.is_all AND EXISTS (
+          SELECT
+          FROM task
+          WHERE task.payload ->> 'partition_key' = event.partition_key
+            AND task.job_id = inputs.job_id AND task.generation = inputs.task_generation
+            AND task.event_seq > event.seq
+          OFFSET 0))
 ), wanted AS MATERIALIZED (
     -- After the above, which leaves few: each of these is looked up.
     SELECT missed.seq
@@ -101,15 +111,18 @@ WHERE reader.dag_version_id = %(version)s AND reader.generation = ANY (%(version
           SELECT FROM event
           WHERE event.dataset_id = inputs.dataset_id AND event.generation = inputs.generation
           LIMIT 1
-      ) AS found)
+      ) AS found
+      WHERE inputs.is_trigger)
 ORDER BY reader.job_id
 
 -- name: plan_leftovers
 -- Partitions that somebody's backfill has made and no input ever told of are made again as well: no
 -- rebuild finds them, and without them what is being built would never cover what readers have.
 WITH replaced AS MATERIALIZED (
-    SELECT reader.job_id, reader.definition_id, reader.generation, old.dataset_id, old.version
+    SELECT reader.job_id, reader.definition_id, reader.generation, old.dataset_id, old.version,
+           coalesce(definition.body ->> 'when', 'any') = 'all' AS is_all
     FROM dag_job AS reader
+    JOIN job_definition AS definition ON definition.id = reader.definition_id
     JOIN generation AS next ON next.version = reader.generation AND next.state = 'building'
     JOIN generation AS old ON old.dataset_id = next.dataset_id AND old.state = 'current'
     WHERE reader.dag_version_id = %(version)s AND reader.generation = ANY (%(versions)s::uuid[])
@@ -117,6 +130,7 @@ WITH replaced AS MATERIALIZED (
     SELECT named.job_id, named.version, inputs.dataset_id, inputs.generation
     FROM (SELECT DISTINCT job_id, version FROM replaced) AS named
     CROSS JOIN LATERAL penstock_inputs(named.job_id, named.version) AS inputs
+    WHERE inputs.is_trigger
 ), keys AS MATERIALIZED (
     SELECT DISTINCT replaced.definition_id, replaced.generation, publication.partition_key
     FROM replaced
@@ -125,12 +139,27 @@ WITH replaced AS MATERIALIZED (
     JOIN task ON task.id = publication.task_id
     JOIN backfill ON backfill.id = task.backfill_id
         AND backfill.plan ->> 'kind' IN ('ranges', 'keys')
-    WHERE publication.partition_key <> '' AND NOT EXISTS (
-        SELECT
-        FROM told
-        JOIN event ON event.partition_key = publication.partition_key
-            AND event.dataset_id = told.dataset_id AND event.generation = told.generation
-        WHERE told.job_id = replaced.job_id AND told.version = replaced.version)
+    WHERE publication.partition_key <> '' AND (
+        NOT EXISTS (
+            SELECT
+            FROM told
+            JOIN event ON event.partition_key = publication.partition_key
+                AND event.dataset_id = told.dataset_id AND event.generation = told.generation
+            WHERE told.job_id = replaced.job_id AND told.version = replaced.version)
+        -- Of a job that waits for all of its inputs, a rebuild makes what all of them told of.
+        OR replaced.is_all AND EXISTS (
+            SELECT
+            FROM told
+            WHERE told.job_id = replaced.job_id AND told.version = replaced.version
+              AND NOT EXISTS (
+                  SELECT FROM event
+                  WHERE event.partition_key = publication.partition_key
+                    AND event.dataset_id = told.dataset_id AND event.generation = told.generation)
+              AND NOT EXISTS (
+                  SELECT FROM event
+                  WHERE event.partition_key IS NULL
+                    AND event.dataset_id = told.dataset_id
+                    AND event.generation = told.generation)))
 ), plans AS (
     INSERT INTO backfill (definition_id, generation, plan, partitions, concurrency_max)
     SELECT definition_id, generation, '{"kind": "keys", "leftover": true}', count(*),

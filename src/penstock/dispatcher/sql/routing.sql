@@ -1,14 +1,5 @@
--- Events and the tasks that they become, for penstock.dispatcher.routing.
--- Locks are taken in this order: events, publications, generations by their keys, then those of the
--- jobs that read. Every statement that decides by a generation's state comes after its lock.
-
--- name: share_generations
--- Whoever changes the DAG or cuts over waits for us, or we for them, and then see what they did.
-SELECT FROM generation
-WHERE (dataset_id, version) IN (
-    SELECT * FROM unnest(%(datasets)s::uuid[], %(generations)s::uuid[]))
-ORDER BY dataset_id, version
-FOR SHARE
+-- Events and the tasks that they become, for penstock.dispatcher.routing. The locks that come before
+-- are in routing_order.sql.
 
 -- name: take_pending
 -- What another router has in hand is passed by, and so is what a paused source has sent: no tasks
@@ -33,57 +24,6 @@ FOR NO KEY UPDATE SKIP LOCKED
 SELECT DISTINCT dataset_id::text AS dataset, generation::text
 FROM event
 WHERE seq = ANY (%(events)s::bigint[])
-
--- name: lock_readers
--- Of two tasks for one partition the later one counts, so the later one has to see what led to the
--- earlier: their numbers must be given in the order in which their transactions are committed.
--- Where a job reads one dataset, the publications come one after the other. Where it reads several,
--- and for what sources send, the transactions do, by locks of which a job has 64. And a job's
--- backfills wait for all who route to it, and they for the backfill: the first lock, which all but
--- the backfill share. That holds also for what is read until the cut-over, as it was defined.
-SELECT CASE WHEN places.is_shared
-            THEN pg_advisory_xact_lock_shared(1885697108, places.place)
-            ELSE pg_advisory_xact_lock(1885697107, places.place) END
-FROM (
-    WITH versions AS MATERIALIZED (
-        SELECT dag_version_id FROM dag_current
-        UNION
-        SELECT max(dag_job.dag_version_id)
-        FROM generation AS next
-        JOIN generation AS served
-            ON served.dataset_id = next.dataset_id AND served.state = 'current'
-        JOIN dag_job ON dag_job.generation = served.version
-        WHERE next.state = 'building'
-        GROUP BY dag_job.generation
-    ), reached AS MATERIALIZED (
-        SELECT DISTINCT edge.job_id, hashtext(coalesce(event.partition_key, '')) & 63 AS place,
-               event.revision IS NULL OR EXISTS (
-                   SELECT FROM edge AS other
-                   WHERE other.dag_version_id = edge.dag_version_id AND other.job_id = edge.job_id
-                     AND other.dataset_id <> edge.dataset_id) AS is_ordered
-        FROM event
-        JOIN edge ON edge.dataset_id = event.dataset_id
-            AND edge.dag_version_id IN (SELECT dag_version_id FROM versions)
-        WHERE event.seq = ANY (%(events)s::bigint[])
-    )
-    SELECT DISTINCT true AS is_shared, job_id AS place FROM reached
-    UNION ALL
-    SELECT DISTINCT false, job_id * 64 + place FROM reached WHERE is_ordered
-    ORDER BY is_shared DESC, place
-    OFFSET 0
-) AS places
-
--- name: lock_reader
--- Of one job, by a backfill that makes tasks for it: see above.
-SELECT pg_advisory_xact_lock(1885697108, job_id) FROM job_definition WHERE id = %(definition)s
-
--- name: share_publications
--- Whoever is publishing one of these is waited for, and waits for us.
-SELECT FROM publication
-WHERE (dataset_id, generation, partition_key) IN (
-    SELECT * FROM unnest(%(datasets)s::uuid[], %(generations)s::uuid[], %(keys)s::text[]))
-ORDER BY dataset_id, generation, partition_key
-FOR SHARE
 
 -- name: route
 -- Events to tasks and wake-ups, and what was done written to the events: all that routing is. With
@@ -142,12 +82,15 @@ WITH in_force AS MATERIALIZED (
            definition.operator, definition.priority, definition.runtime, definition.max_attempts,
            coalesce(definition.body ->> 'execution', 'per_partition') = 'per_partition'
                AS is_per_partition,
-           coalesce(definition.body ->> 'coalesce', 'false') = 'true' AS is_coalescing
+           coalesce(definition.body ->> 'merge_updates', 'false') = 'true' AS is_merging,
+           coalesce(definition.body ->> 'when', 'any') = 'all' AS is_all
     FROM live
     CROSS JOIN LATERAL (
         SELECT edge.dataset_id, edge.input, edge.filter
         FROM edge
         WHERE edge.dag_version_id = live.dag_version_id AND edge.job_id = live.job_id
+          -- What is only read makes nothing run.
+          AND edge.is_trigger
         OFFSET 0
     ) AS edge
     JOIN fed ON fed.dag_version_id = live.dag_version_id AND fed.dataset_id = edge.dataset_id
@@ -184,6 +127,106 @@ WITH in_force AS MATERIALIZED (
           WHERE in_hand.dataset_id = event.dataset_id AND in_hand.generation = event.generation
             AND in_hand.partition_key = coalesce(event.partition_key, '')
             AND in_hand.seq < event.seq))
+), arrived AS MATERIALIZED (
+    -- What has come for jobs that wait for all of their inputs: a partition, or the whole.
+    SELECT DISTINCT judged.seq, judged.dataset_id, judged.generation, judged.partition_key,
+           edges.job_id, edges.task_generation, edges.is_per_partition
+    FROM judged
+    JOIN edges USING (dataset_id, generation)
+    WHERE edges.is_all AND judged.reason IS NULL AND (edges.filter IS NULL OR penstock_passes(
+        edges.filter, judged.partition_key, judged.range_start, judged.range_end, judged.cursor))
+), opening AS MATERIALIZED (
+    -- The first of an input that has come without a partition.
+    SELECT arrived.*
+    FROM arrived
+    WHERE arrived.partition_key IS NULL AND %(only)s::uuid IS NULL AND NOT EXISTS (
+        SELECT FROM event AS earlier
+        WHERE earlier.dataset_id = arrived.dataset_id AND earlier.generation = arrived.generation
+          AND earlier.partition_key IS NULL
+          AND (earlier.routed = 'routed' OR earlier.seq < arrived.seq
+               AND earlier.seq IN (SELECT seq FROM judged WHERE reason IS NULL)))
+), freed AS MATERIALIZED (
+    -- It lets all partitions go on that have waited for it, each by its latest event. A rebuild
+    -- comes by those anyway.
+    SELECT DISTINCT ON (opening.job_id, opening.task_generation, there.partition_key)
+           opening.seq AS upto, opening.job_id, opening.task_generation, there.seq,
+           there.partition_key
+    FROM opening
+    JOIN edges AS other
+        ON other.job_id = opening.job_id AND other.task_generation = opening.task_generation
+        AND other.dataset_id <> opening.dataset_id
+    JOIN event AS there
+        ON there.dataset_id = other.dataset_id AND there.generation = other.generation
+        AND there.partition_key IS NOT NULL
+    WHERE (there.routed = 'routed' OR there.seq < opening.seq
+           AND there.seq IN (SELECT seq FROM judged WHERE reason IS NULL))
+      AND (other.filter IS NULL OR penstock_passes(
+          other.filter, there.partition_key, there.range_start, there.range_end, there.cursor))
+      AND NOT EXISTS (
+          SELECT FROM event AS own
+          WHERE own.dataset_id = opening.dataset_id AND own.generation = opening.generation
+            AND own.partition_key = there.partition_key AND own.routed = 'routed')
+    ORDER BY opening.job_id, opening.task_generation, there.partition_key, there.seq DESC
+), complete AS MATERIALIZED (
+    -- Those of both for which every input has something: the partition or the whole. What is not
+    -- routed yet does not count, so the last that is routed, and it alone, finds all others; the
+    -- locks above see to that.
+    SELECT wanted.seq, wanted.job_id, wanted.task_generation, wanted.is_freed
+    FROM (
+        SELECT seq, seq AS upto, partition_key, job_id, task_generation, false AS is_freed FROM arrived
+        UNION ALL
+        SELECT seq, upto, partition_key, job_id, task_generation, true FROM freed
+    ) AS wanted
+    WHERE NOT EXISTS (
+        SELECT
+        FROM edges AS other
+        WHERE other.job_id = wanted.job_id AND other.task_generation = wanted.task_generation
+          AND NOT EXISTS (
+              SELECT FROM event AS there
+              WHERE there.dataset_id = other.dataset_id AND there.generation = other.generation
+                AND there.partition_key = wanted.partition_key
+                AND (there.routed = 'routed' OR there.seq <= wanted.upto
+                     AND there.seq IN (SELECT seq FROM judged WHERE reason IS NULL))
+                AND (other.filter IS NULL OR penstock_passes(
+                    other.filter, there.partition_key, there.range_start, there.range_end,
+                    there.cursor))
+              OFFSET 0)
+          AND NOT EXISTS (
+              SELECT FROM event AS there
+              WHERE there.dataset_id = other.dataset_id AND there.generation = other.generation
+                AND there.partition_key IS NULL
+                AND (there.routed = 'routed' OR there.seq <= wanted.upto
+                     AND there.seq IN (SELECT seq FROM judged WHERE reason IS NULL))
+                AND (other.filter IS NULL OR penstock_passes(
+                    other.filter, NULL, NULL, NULL, there.cursor))
+              OFFSET 0)
+        OFFSET 0)
+      -- A rebuild comes by each input's latest event, of which the last is enough.
+      AND NOT (%(only)s::uuid IS NOT NULL AND EXISTS (
+          SELECT
+          FROM arrived
+          JOIN edges AS other
+              ON other.job_id = arrived.job_id AND other.task_generation = arrived.task_generation
+          JOIN event AS later
+              ON later.dataset_id = other.dataset_id AND later.generation = other.generation
+              AND later.partition_key = arrived.partition_key AND later.seq > arrived.seq
+              AND later.routed = 'routed'
+          WHERE arrived.seq = wanted.seq AND arrived.job_id = wanted.job_id
+            AND arrived.task_generation = wanted.task_generation AND arrived.is_per_partition
+            AND other.dataset_id <> arrived.dataset_id
+            AND (other.filter IS NULL OR penstock_passes(
+                other.filter, later.partition_key, later.range_start, later.range_end,
+                later.cursor))))
+), told AS MATERIALIZED (
+    -- What is to become tasks, and of which job alone, if not of all that read it.
+    SELECT judged.*, NULL::integer AS freed_job, NULL::uuid AS freed_generation
+    FROM judged
+    WHERE judged.reason IS NULL
+    UNION ALL
+    SELECT event.*, NULL, complete.job_id, complete.task_generation
+    FROM complete
+    JOIN event ON event.seq = complete.seq
+    WHERE complete.is_freed
 ), matched AS MATERIALIZED (
     SELECT judged.seq, edges.job_id, edges.task_generation, edges.definition_id, edges.operator,
            CASE WHEN %(only)s::uuid IS NULL THEN edges.priority ELSE 'bulk' END AS priority,
@@ -205,19 +248,27 @@ WITH in_force AS MATERIALIZED (
            )) || CASE WHEN judged.payload IS NULL THEN '{}'
                       ELSE jsonb_build_object('payload', judged.payload) END AS payload,
            CASE
-               WHEN NOT edges.is_coalescing THEN NULL
+               WHEN NOT edges.is_merging THEN NULL
                WHEN judged.partition_key IS NOT NULL THEN 'partition:' || judged.partition_key
                ELSE 'cursor:' || judged.dataset_id
            END AS coalesce_key
-    FROM judged
+    FROM told AS judged
     JOIN edges USING (dataset_id, generation)
-    WHERE judged.reason IS NULL AND (edges.filter IS NULL OR penstock_passes(
+    WHERE (edges.filter IS NULL OR penstock_passes(
         edges.filter, judged.partition_key, judged.range_start, judged.range_end, judged.cursor))
+      AND CASE
+          WHEN judged.freed_job IS NOT NULL
+          THEN (edges.job_id, edges.task_generation) = (judged.freed_job, judged.freed_generation)
+          WHEN edges.is_all
+          THEN (judged.seq, edges.job_id, edges.task_generation) IN (
+              SELECT seq, job_id, task_generation FROM complete WHERE NOT is_freed)
+          ELSE true
+      END
     GROUP BY judged.seq, judged.dataset_id, judged.generation, judged.partition_key,
              judged.range_start, judged.range_end, judged.cursor, judged.revision, judged.task_id,
              judged.payload,
              edges.job_id, edges.task_generation, edges.definition_id, edges.operator,
-             edges.priority, edges.max_attempts, edges.is_per_partition, edges.is_coalescing
+             edges.priority, edges.max_attempts, edges.is_per_partition, edges.is_merging
 ), gathered AS MATERIALIZED (
     -- The updates of one partition that may become one task, but none that have been part of one.
     SELECT job_id, task_generation, definition_id, operator, priority, max_attempts, coalesce_key,

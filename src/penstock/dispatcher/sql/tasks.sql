@@ -94,7 +94,10 @@ SELECT operator FROM task WHERE id = %(task)s
 -- name: pick_next
 -- Oldest first, the job with the oldest first. The outer limit stops the inner selects, so that no
 -- more rows are locked than are taken.
-SELECT found.id
+SELECT found.id, found.job_id, found.definition_id, found.generation::text, found.partition_key,
+       found.is_fresh,
+       (SELECT definition.batch_max FROM job_definition AS definition
+        WHERE definition.id = found.definition_id) AS batch_max
 FROM (
     SELECT claimable.job_id, claimable.room
     FROM penstock_claimable(%(operator)s, %(priority)s) AS claimable
@@ -102,7 +105,8 @@ FROM (
     ORDER BY claimable.due_at, claimable.job_id
 ) AS jobs
 CROSS JOIN LATERAL (
-    SELECT task.id
+    SELECT task.id, task.job_id, task.definition_id, task.generation,
+           task.payload ->> 'partition_key' AS partition_key, task.attempt = 0 AS is_fresh
     FROM task
     WHERE task.operator = %(operator)s AND task.job_id = jobs.job_id
       AND task.priority = %(priority)s AND task.status IN ('queued', 'retrying')
@@ -112,6 +116,24 @@ CROSS JOIN LATERAL (
     FOR NO KEY UPDATE SKIP LOCKED
 ) AS found
 LIMIT least(%(limit)s, penstock_room(%(operator)s))
+
+-- name: pick_more
+-- More of what was picked, to be run as one with it: partitions of the same definition and
+-- generation that no attempt has had. What is picked is not begun, and so not counted as running.
+SELECT task.id, task.payload ->> 'partition_key' AS partition_key
+FROM task
+WHERE task.operator = %(operator)s AND task.job_id = %(job)s
+  AND task.priority = %(priority)s AND task.status = 'queued'
+  AND task.due_at <= penstock_now()
+  AND task.definition_id = %(definition)s AND task.generation = %(generation)s::uuid
+  AND task.attempt = 0
+  AND task.payload ->> 'partition_key' <> ALL (%(keys)s::text[])
+ORDER BY task.due_at, task.id
+LIMIT greatest(0, least(
+    %(limit)s,
+    penstock_job_room(%(job)s) - %(picked_of_job)s,
+    penstock_room(%(operator)s) - %(picked)s))
+FOR NO KEY UPDATE SKIP LOCKED
 
 -- name: pick_task
 -- Waits for whoever has it in hand, and then sees what they have made of it.
@@ -147,7 +169,9 @@ WITH claimed AS (
     -- What a generation of a job reads, and by which generations it is fed: those of the newest
     -- version of the DAG that names it.
     SELECT named.job_id, named.generation, edge.input, edge.dataset_id, dataset.name AS dataset,
-           fed.version
+           fed.version, edge.reads, everything.location, everything.revision, everything.parts,
+           -- Sources that run nothing, and ranges, tell of something and have no data.
+           writing.runtime NOT IN ('', 'dispatcher') AS has_data
     FROM (SELECT DISTINCT job_id, generation FROM claimed) AS named
     CROSS JOIN LATERAL (
         SELECT max(dag_job.dag_version_id) AS dag_version_id
@@ -159,6 +183,11 @@ WITH claimed AS (
     JOIN generation AS fed ON fed.dataset_id = edge.dataset_id
     JOIN dag_job AS writer
         ON writer.dag_version_id = newest.dag_version_id AND writer.generation = fed.version
+    JOIN job_definition AS writing ON writing.id = writer.definition_id
+    -- What is the same for all tasks is looked up once.
+    CROSS JOIN LATERAL penstock_parts(
+        edge.dataset_id, fed.version, nullif(edge.reads, 'partition'), NULL, NULL, NULL)
+        AS everything
 )
 SELECT claimed.id AS task_id, claimed.attempt, claimed.lease_token, claimed.lease_expires_at,
        claimed.heartbeat_ms, claimed.timeout_ms, claimed.payload, claimed.body AS definition,
@@ -166,20 +195,15 @@ SELECT claimed.id AS task_id, claimed.attempt, claimed.lease_token, claimed.leas
        (SELECT coalesce(
             jsonb_object_agg(reading.input, jsonb_build_object(
                 'dataset', reading.dataset, 'uuid', reading.dataset_id,
-                'generation', reading.version, 'location', found.location,
-                'revision', found.revision)), '{}')
+                'generation', reading.version, 'has_data', reading.has_data,
+                'location', coalesce(found.location, reading.location),
+                'revision', coalesce(found.revision, reading.revision),
+                'parts', coalesce(found.parts, reading.parts, '[]'))), '{}')
         FROM reading
-        LEFT JOIN LATERAL (
-            -- Of a dataset without partitions, every partition of its readers reads the whole.
-            SELECT publication.location, publication.revision
-            FROM publication
-            WHERE publication.dataset_id = reading.dataset_id
-              AND publication.generation = reading.version
-              AND publication.partition_key
-                  IN ('', coalesce(claimed.payload ->> 'partition_key', ''))
-            ORDER BY publication.partition_key DESC
-            LIMIT 1
-        ) AS found ON true
+        CROSS JOIN LATERAL penstock_parts(
+            reading.dataset_id, reading.version, nullif(reading.reads, 'all'),
+            claimed.payload ->> 'partition_key', (claimed.payload ->> 'start')::bigint,
+            (claimed.payload ->> 'end')::bigint) AS found
         WHERE reading.job_id = claimed.job_id AND reading.generation = claimed.generation
        ) AS inputs
 FROM claimed

@@ -1,5 +1,63 @@
 -- The end of attempts and what follows from it, for penstock.dispatcher.tasks.ending and reaping.
 
+-- name: hold_outputs
+-- What datasets have of columns so far, for the tasks that say to have written them. Until the end
+-- of the transaction nobody removes partitions of these generations: the number is ours alone,
+-- "pent". Read without a lock on the columns: they only grow, and what they allow they go on to.
+SELECT held.dataset, held.generation, held.tasks, generation_schema.columns,
+       pg_advisory_xact_lock_shared(1885695604, hashtext(held.generation))
+FROM (
+    SELECT generation.dataset_id::text AS dataset, generation.version::text AS generation,
+           array_agg(DISTINCT task.id) AS tasks
+    FROM unnest(%(output_tasks)s::bigint[], %(output_datasets)s::uuid[])
+        AS asked(task_id, dataset_id)
+    JOIN task ON task.id = asked.task_id
+    JOIN dataset ON dataset.id = asked.dataset_id AND dataset.job_id = task.job_id
+    JOIN generation
+        ON generation.dataset_id = dataset.id AND generation.version = task.generation
+    GROUP BY generation.dataset_id, generation.version
+    OFFSET 0
+) AS held
+LEFT JOIN generation_schema
+    ON generation_schema.dataset_id = held.dataset::uuid
+    AND generation_schema.version = held.generation::uuid
+
+-- name: hold_attempts
+-- Those of these that may still end, until the end of the transaction.
+SELECT task.id AS task_id
+FROM task
+JOIN unnest(%(tasks)s::bigint[], %(attempts)s::integer[], %(tokens)s::text[])
+    AS asked(task_id, attempt, lease_token)
+    ON task.id = asked.task_id AND task.attempt = asked.attempt
+    AND task.lease_token = asked.lease_token
+WHERE task.status = 'running' AND NOT task.cancel_asked
+ORDER BY task.id
+FOR NO KEY UPDATE OF task
+
+-- name: make_schemas
+INSERT INTO generation_schema (dataset_id, version, columns)
+SELECT dataset_id, version, '[]'
+FROM unnest(%(datasets)s::uuid[], %(generations)s::uuid[]) AS asked(dataset_id, version)
+ORDER BY dataset_id, version
+ON CONFLICT DO NOTHING
+
+-- name: lock_schemas
+SELECT dataset_id::text AS dataset, version::text AS generation, columns
+FROM generation_schema
+WHERE (dataset_id, version) IN (
+    SELECT * FROM unnest(%(datasets)s::uuid[], %(generations)s::uuid[]))
+ORDER BY dataset_id, version
+FOR NO KEY UPDATE
+
+-- name: grow_schemas
+-- For rows that this transaction has locked.
+UPDATE generation_schema
+SET columns = asked.columns, changed_at = penstock_now()
+FROM unnest(%(datasets)s::uuid[], %(generations)s::uuid[], %(columns)s::jsonb[])
+    AS asked(dataset_id, version, columns)
+WHERE generation_schema.dataset_id = asked.dataset_id
+  AND generation_schema.version = asked.version
+
 -- name: misplaced_outputs
 -- Outputs that the job of the task does not write, or not in the task's generation.
 SELECT asked.task_id, asked.dataset_id::text AS dataset
@@ -69,11 +127,11 @@ RETURNING task.id AS task_id, task.attempt, task.status,
 -- name: close_attempts
 UPDATE attempt
 SET ended_at = penstock_now(), outcome = asked.outcome, reason = asked.reason, said = asked.said,
-    answer = asked.answer, log = asked.log
+    answer = asked.answer, log = asked.log, metrics = asked.metrics
 FROM unnest(
     %(tasks)s::bigint[], %(attempts)s::integer[], %(outcomes)s::text[], %(reasons)s::text[],
-    %(said)s::text[], %(answers)s::jsonb[], %(logs)s::text[])
-    AS asked(task_id, number, outcome, reason, said, answer, log)
+    %(said)s::text[], %(answers)s::jsonb[], %(logs)s::text[], %(metrics)s::jsonb[])
+    AS asked(task_id, number, outcome, reason, said, answer, log, metrics)
 WHERE attempt.task_id = asked.task_id AND attempt.number = asked.number
   AND attempt.ended_at IS NULL
 
@@ -87,18 +145,21 @@ WHERE attempt.said IS NOT NULL
 
 -- name: publish
 -- Moves partitions to what completed tasks have made, and makes events of what has moved. To
--- replace, only a later task than the one that is there; to append, only with a new key.
+-- replace, only a later task than the one that is there, or was until it was removed; to append, only
+-- with a new key. Of a partition that is appended to, the publication has the place of the latest
+-- part and the sums of all.
 WITH asked AS MATERIALIZED (
     SELECT *
     FROM jsonb_to_recordset(%(outputs)s) AS asked(
         task_id bigint, place integer, attempt integer, dataset_id uuid, generation uuid,
         mode text, partition_key text, range_start bigint, range_end bigint, cursor bigint,
-        append_key text, location text)
+        append_key text, location text, files bigint, rows bigint, bytes bigint, manifest text)
 ), parts AS (
     INSERT INTO appended (
-        dataset_id, generation, partition_key, append_key, task_id, attempt, location)
+        dataset_id, generation, partition_key, append_key, task_id, attempt, location, files, rows,
+        bytes, manifest)
     SELECT dataset_id, generation, coalesce(partition_key, ''), append_key, task_id, attempt,
-           location
+           location, files, rows, bytes, manifest
     FROM asked
     WHERE mode = 'append'
     ORDER BY dataset_id, generation, partition_key, append_key, task_id
@@ -106,7 +167,17 @@ WITH asked AS MATERIALIZED (
     RETURNING dataset_id, generation, partition_key, append_key, task_id
 ), heads AS (
     -- Two tasks of one call may have made the same partition: the later one counts.
-    SELECT DISTINCT ON (dataset_id, generation, coalesce(partition_key, '')) asked.*
+    -- A sum of what is not all known is not known either.
+    SELECT DISTINCT ON (dataset_id, generation, coalesce(partition_key, '')) asked.*,
+           CASE WHEN mode = 'replace' THEN files
+                WHEN count(files) OVER same = count(*) OVER same THEN sum(files) OVER same
+           END AS all_files,
+           CASE WHEN mode = 'replace' THEN rows
+                WHEN count(rows) OVER same = count(*) OVER same THEN sum(rows) OVER same
+           END AS all_rows,
+           CASE WHEN mode = 'replace' THEN bytes
+                WHEN count(bytes) OVER same = count(*) OVER same THEN sum(bytes) OVER same
+           END AS all_bytes
     FROM asked
     WHERE mode = 'replace' OR EXISTS (
         SELECT FROM parts
@@ -114,20 +185,32 @@ WITH asked AS MATERIALIZED (
                parts.task_id)
             = (asked.dataset_id, asked.generation, coalesce(asked.partition_key, ''),
                asked.append_key, asked.task_id))
+    WINDOW same AS (PARTITION BY dataset_id, generation, coalesce(partition_key, ''))
     ORDER BY dataset_id, generation, coalesce(partition_key, ''), task_id DESC
 ), moved AS (
     INSERT INTO publication AS held (
         dataset_id, generation, partition_key, range_start, range_end, mode, task_id, attempt,
-        location)
-    SELECT dataset_id, generation, coalesce(partition_key, ''), range_start, range_end, mode,
-           task_id, attempt, location
+        location, files, rows, bytes, manifest, revision)
+    SELECT heads.dataset_id, heads.generation, coalesce(heads.partition_key, ''),
+           heads.range_start, heads.range_end, heads.mode, heads.task_id, heads.attempt,
+           heads.location, heads.all_files, heads.all_rows, heads.all_bytes, heads.manifest,
+           coalesce(removed.revision, 0) + 1
     FROM heads
-    ORDER BY dataset_id, generation, coalesce(partition_key, '')
+    LEFT JOIN removed ON (removed.dataset_id, removed.generation, removed.partition_key)
+        = (heads.dataset_id, heads.generation, coalesce(heads.partition_key, ''))
+    WHERE heads.mode = 'append' OR removed.task_id IS NULL OR removed.task_id < heads.task_id
+    ORDER BY heads.dataset_id, heads.generation, coalesce(heads.partition_key, '')
     ON CONFLICT (dataset_id, generation, partition_key) DO UPDATE
     SET range_start = excluded.range_start, range_end = excluded.range_end, mode = excluded.mode,
         task_id = greatest(held.task_id, excluded.task_id), attempt = excluded.attempt,
-        location = excluded.location, revision = held.revision + 1,
-        published_at = excluded.published_at
+        location = excluded.location, manifest = excluded.manifest,
+        files = CASE WHEN excluded.mode = 'append' THEN held.files + excluded.files
+                     ELSE excluded.files END,
+        rows = CASE WHEN excluded.mode = 'append' THEN held.rows + excluded.rows
+                    ELSE excluded.rows END,
+        bytes = CASE WHEN excluded.mode = 'append' THEN held.bytes + excluded.bytes
+                     ELSE excluded.bytes END,
+        revision = held.revision + 1, published_at = excluded.published_at
     WHERE held.task_id < excluded.task_id OR excluded.mode = 'append'
     RETURNING dataset_id, generation, partition_key, task_id, revision
 ), judged AS MATERIALIZED (

@@ -242,7 +242,7 @@ JOIN job ON job.id = task.job_id
 WHERE task.id = %(task)s
 
 -- name: attempts_of_task
-SELECT number, worker, started_at, ended_at, outcome, reason, progress, log,
+SELECT number, worker, started_at, ended_at, outcome, reason, progress, log, metrics,
        CASE WHEN outcome = 'completed' THEN answer -> 'published' END AS published
 FROM attempt
 WHERE task_id = %(task)s
@@ -298,7 +298,7 @@ WHERE dataset.name = %(name)s
 
 -- name: list_partitions
 SELECT partition_key, range_start AS start, range_end AS end, location, task_id, attempt, revision,
-       published_at
+       published_at, files, rows, bytes
 FROM publication
 WHERE dataset_id = %(dataset)s::uuid AND generation = %(generation)s::uuid
   AND (%(after)s::text IS NULL OR partition_key > %(after)s)

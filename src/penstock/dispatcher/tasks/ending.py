@@ -3,7 +3,9 @@
 One transaction ends the attempts, publishes what they have made, writes the events, has them routed
 and writes the wake-ups. Of several attempts in one call, each has its own answer: one that is
 refused changes nothing and costs the others nothing. The order of locks is tasks by id, then
-partitions by name. Called by `penstock.dispatcher.tasks.lifecycle`, which opens the transaction.
+schemas, then partitions by name. What has moved is told to readers without Postgres by the relay:
+triggers of the schema put it into the outbox, in the same transaction.
+Called by `penstock.dispatcher.tasks.lifecycle`, which opens the transaction.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 import msgspec
@@ -26,8 +28,10 @@ from penstock.dispatcher.tasks.rows import (
     fence_arrays,
     refusal,
     storable,
+    storable_json,
     task_states,
 )
+from penstock.dispatcher.tasks.schemas import output_arrays, refuse_misfits
 from penstock.dispatcher.tasks.values import (
     Completion,
     Ended,
@@ -41,6 +45,7 @@ from penstock.dispatcher.tasks.values import (
     Status,
     Why,
 )
+from penstock.runtimes.base import Facts
 
 Route = Callable[[Connection, Sequence[int]], Awaitable[None]]
 """Called with the numbers of new events, in the transaction that made them."""
@@ -57,8 +62,15 @@ async def end(
     connection: Connection, sayings: Sequence[Saying], *, route: Route
 ) -> tuple[Ended | Refusal, ...]:
     """End attempts as their workers say, and answer each in its place."""
-    refused = {each.fence.task_id: told for each in sayings if (told := _outputs_problem(each))}
-    allowed = [each for each in sayings if each.fence.task_id not in refused]
+    refused = {
+        each.fence.task_id: (Why.OUTPUTS, told)
+        for each in sayings
+        if (told := _outputs_problem(each))
+    }
+    sound = [each for each in sayings if each.fence.task_id not in refused]
+    misfits = await refuse_misfits(connection, _completions(sound))
+    refused |= {task_id: (Why.SCHEMA, told) for task_id, told in misfits.items()}
+    allowed = [each for each in sound if each.fence.task_id not in misfits]
     rows = await _end_tasks(connection, allowed)
     published = await _publish(connection, allowed, rows)
     ended = {
@@ -100,6 +112,7 @@ async def reap(connection: Connection, *, limit: int, outage_seconds: float) -> 
             "said": [None for _ in rows],
             "answers": [None for _ in rows],
             "logs": [None for _ in rows],
+            "metrics": [None for _ in rows],
         }
         await connection.execute(query("close_attempts"), closing)
         await announce(connection, closing["tasks"])
@@ -122,7 +135,7 @@ async def _end_tasks(
         "succeeded": [isinstance(each, Completion) for each in sayings],
         "retried": [isinstance(each, Failure) and each.is_retried for each in sayings],
         "reasons": [_reason(each) for each in sayings],
-        **_output_arrays(sayings),
+        **output_arrays(_completions(sayings)),
     }
     found = await connection.execute(query("end_tasks"), asked)
     return {row["task_id"]: row for row in await found.fetchall()}
@@ -169,12 +182,13 @@ async def _close(
         "said": [_digest(each) for each in sayings],
         "answers": [Jsonb(msgspec.to_builtins(each)) for each in answers],
         "logs": [each.log and storable(each.log) for each in sayings],
+        "metrics": [storable_json(each.metrics) if each.metrics else None for each in sayings],
     }
     await connection.execute(query("close_attempts"), asked)
 
 
 async def _answer_again(
-    connection: Connection, sayings: Sequence[Saying], refused: Mapping[int, str]
+    connection: Connection, sayings: Sequence[Saying], refused: Mapping[int, tuple[Why, str]]
 ) -> Mapping[int, Ended | Refusal]:
     """What to tell those whose attempt was not ended now."""
     if not sayings:
@@ -183,16 +197,13 @@ async def _answer_again(
         query("earlier_answers"), fence_arrays(each.fence for each in sayings)
     )
     earlier = {row["task_id"]: row for row in await found.fetchall()}
-    sound = [each for each in sayings if each.fence.task_id not in refused]
-    found = await connection.execute(query("misplaced_outputs"), _output_arrays(sound))
-    misplaced = {row["task_id"]: row["dataset"] for row in await found.fetchall()}
-    refused = {
-        **refused,
-        **{
-            task: f"Dataset {name} is not an output of this task."
-            for task, name in misplaced.items()
-        },
+    sound = [each for each in _completions(sayings) if each.fence.task_id not in refused]
+    found = await connection.execute(query("misplaced_outputs"), output_arrays(sound))
+    misplaced = {
+        row["task_id"]: (Why.OUTPUTS, f"Dataset {row['dataset']} is not an output of this task.")
+        for row in await found.fetchall()
     }
+    refused = {**refused, **misplaced}
     states = await task_states(connection, [each.fence.task_id for each in sayings])
     answers: dict[int, Ended | Refusal] = {}
     for each in sayings:
@@ -203,7 +214,8 @@ async def _answer_again(
         elif before is not None and row is not None:
             answers[task_id] = Refusal(task_id, Why.DIFFERENT, row.state)
         elif task_id in refused and row is not None:
-            answers[task_id] = Refusal(task_id, Why.OUTPUTS, row.state, refused[task_id])
+            why, told = refused[task_id]
+            answers[task_id] = Refusal(task_id, why, row.state, told)
         else:
             answers[task_id] = refusal(task_id, row)
     return answers
@@ -251,18 +263,8 @@ def _text_problem(output: Output) -> str:
     return ""
 
 
-def _output_arrays(sayings: Sequence[Saying]) -> Mapping[str, Sequence[Any]]:
-    """Which datasets the tasks say to have written."""
-    said = [
-        (each.fence.task_id, output.dataset)
-        for each in sayings
-        if isinstance(each, Completion)
-        for output in each.outputs
-    ]
-    return {
-        "output_tasks": [task_id for task_id, _ in said],
-        "output_datasets": [dataset for _, dataset in said],
-    }
+def _completions(sayings: Iterable[Saying]) -> list[Completion]:
+    return [each for each in sayings if isinstance(each, Completion)]
 
 
 def _output_row(output: Output, *, place: int, row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -279,6 +281,18 @@ def _output_row(output: Output, *, place: int, row: Mapping[str, Any]) -> Mappin
         "cursor": output.cursor,
         "append_key": output.append_key or f"task:{row['task_id']}",
         "location": output.location,
+        **_facts(output.facts),
+    }
+
+
+def _facts(facts: Facts | None) -> Mapping[str, Any]:
+    if facts is None:
+        return {}
+    return {
+        "files": facts.files,
+        "rows": facts.rows,
+        "bytes": facts.bytes,
+        "manifest": facts.manifest,
     }
 
 
@@ -294,8 +308,17 @@ def _reason(saying: Saying) -> str | None:
 
 def _digest(saying: Saying) -> str:
     """What tells one saying of an attempt from another."""
-    body = asdict(saying)
-    # Where the log is says nothing of what the attempt has done.
-    del body["fence"], body["log"]
-    # In ASCII, so that no text is too strange to be told from another.
+    if isinstance(saying, Completion):
+        body: Mapping[str, Any] = {"outputs": [_words(each) for each in saying.outputs]}
+    else:
+        body = {"reason": saying.reason, "is_retried": saying.is_retried}
+    # In ASCII, so that no text is too strange to be told from another. Where the log is, and what
+    # it took, say nothing of what the attempt has done.
     return hashlib.sha256(json.dumps([type(saying).__name__, body]).encode()).hexdigest()
+
+
+def _words(output: Output) -> Mapping[str, Any]:
+    words = asdict(replace(output, facts=None))
+    # The sum of its manifest stands for all that it says. What has none is as it always was.
+    del words["facts"]
+    return words if output.facts is None else {**words, "manifest": output.facts.manifest}

@@ -35,6 +35,7 @@ from psycopg.types.json import Jsonb
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.tasks.batches import Claiming, Picked, batch_names, filled
 from penstock.dispatcher.tasks.ending import Route, end, no_route, reap
 from penstock.dispatcher.tasks.rows import (
     Row,
@@ -96,7 +97,7 @@ class Tasks:
             await connection.execute(query("lock_limits"), {"operator": row["operator"]})
             found = await connection.execute(query("pick_task"), {"task": task_id})
             if await found.fetchone() is not None:
-                (claimed,) = await _begin(connection, [task_id], worker=_checked(worker))
+                (claimed,) = await _begin(connection, [[task_id]], worker=_checked(worker))
                 return claimed
             states = await task_states(connection, [task_id])
             return refusal(task_id, states.get(task_id), claiming=True)
@@ -104,23 +105,40 @@ class Tasks:
         return await self._database.transact(work)
 
     async def claim_next(
-        self, operator: str, *, worker: str, limit: int = 1, job_id: int | None = None
+        self,
+        operator: str,
+        *,
+        worker: str,
+        limit: int = 1,
+        job_id: int | None = None,
+        in_batches: bool = False,
     ) -> tuple[Claimed, ...]:
-        """Begin attempts of the next tasks of an operator, normal ones first, the oldest first."""
+        """Begin attempts of the next tasks of an operator, normal ones first, the oldest first.
+
+        `limit` is how many places there are. A batch takes one, so `in_batches` there may be more
+        tasks than that; see `penstock.dispatcher.tasks.batches`.
+        """
         if not 1 <= limit <= BATCH_MAX:
             raise InvalidInput(f"A claim takes 1 to {BATCH_MAX} tasks, not {limit}.")
 
         async def work(connection: Connection) -> tuple[Claimed, ...]:
             claimed: list[Claimed] = []
+            places = limit
             await connection.execute(query("lock_limits"), {"operator": operator})
             for tier in _TIERS:
+                most = BATCH_MAX - len(claimed)
                 asked = {"operator": operator, "priority": tier.value, "job": job_id}
                 found = await connection.execute(
-                    query("pick_next"), {**asked, "limit": limit - len(claimed)}
+                    query("pick_next"), {**asked, "limit": min(places, most)}
                 )
-                picked = [row["id"] for row in await found.fetchall()]
-                claimed += await _begin(connection, picked, worker=_checked(worker))
-                if len(claimed) == limit:
+                picked = [Picked(**row) for row in await found.fetchall()]
+                batches: Sequence[Sequence[int]] = [[each.id] for each in picked]
+                if in_batches:
+                    claiming = Claiming(operator=operator, priority=tier, tasks_max=most)
+                    batches = await filled(connection, picked, claiming)
+                claimed += await _begin(connection, batches, worker=_checked(worker))
+                places -= len(batches)
+                if places <= 0 or len(claimed) >= BATCH_MAX:
                     break
             if claimed:
                 await connection.execute(query("wake_remainder"), {"operator": operator})
@@ -228,13 +246,15 @@ async def create_tasks(connection: Connection, new: Sequence[NewTask]) -> tuple[
 
 
 async def _begin(
-    connection: Connection, task_ids: Sequence[int], *, worker: str
+    connection: Connection, batches: Sequence[Sequence[int]], *, worker: str
 ) -> tuple[Claimed, ...]:
-    if not task_ids:
+    if not batches:
         return ()
-    asked = {"tasks": list(task_ids), "worker": worker}
+    asked = {"tasks": [each for batch in batches for each in batch], "worker": worker}
     found = await connection.execute(query("begin_attempts"), asked)
-    return tuple(Claimed(**row) for row in await found.fetchall())
+    rows = await found.fetchall()
+    names = batch_names(batches, {row["task_id"]: row["attempt"] for row in rows})
+    return tuple(Claimed(**row, batch=names.get(row["task_id"], "")) for row in rows)
 
 
 async def _note_progress(

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from penstock.dispatcher.dag.model import Priority
+from penstock.runtimes.base import Facts
 
 
 class Status(StrEnum):
@@ -45,6 +46,8 @@ class Why(StrEnum):
     """This attempt has ended, with something else than what the caller says now."""
     OUTPUTS = "outputs"
     """The outputs are not ones that this task may publish."""
+    SCHEMA = "schema"
+    """The columns of an output are not ones that its dataset can take."""
     NOT_DEAD = "not dead"
     """Replay: it is not dead."""
 
@@ -117,7 +120,10 @@ class Claimed:
     payload: Mapping[str, Any]
     inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What it reads, by the names of the inputs: `dataset`, `uuid`, `generation` and, if something
-    is published for the task's partition, `location` and `revision`."""
+    is published for the task, `location` and `revision` of the only part or the first, and all
+    `parts`; see `penstock.runtimes.base.Given`."""
+    batch: str = ""
+    """Attempts of one claim with the same batch are to be run as one; empty for one by itself."""
 
     @property
     def fence(self) -> Fence:
@@ -150,6 +156,8 @@ class Output:
     cursor: int | None = None
     append_key: str | None = None
     """What makes it unique, if the job appends; None is the task itself."""
+    facts: Facts | None = None
+    """What its manifest says; None for what has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +168,8 @@ class Completion:
     outputs: tuple[Output, ...] = ()
     log: str | None = None
     """Where the log of the attempt is."""
+    metrics: Mapping[str, Any] | None = None
+    """What the attempt took, for people to see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +180,7 @@ class Failure:
     reason: str
     is_retried: bool = True
     log: str | None = None
+    metrics: Mapping[str, Any] | None = None
 
 
 class Publishing(StrEnum):

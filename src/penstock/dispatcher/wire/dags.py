@@ -9,12 +9,17 @@ from msgspec import Meta
 
 from penstock.dispatcher.wire.base import Answer, Ask, TaskNumber
 
+FileName = Annotated[str, Meta(min_length=1, max_length=1000)]
+FileText = Annotated[str, Meta(max_length=1_000_000)]
+
 
 class ApplyAsk(Ask):
     source: Annotated[str, Meta(max_length=2_000_000)]
     """The text of the YAML file."""
     where: Annotated[str, Meta(max_length=1000)] = "dag.yaml"
     """The name of the file, for messages."""
+    files: Annotated[dict[FileName, FileText], Meta(max_length=1000)] = {}
+    """The texts of the files that the DAG names, as `sql_file`, by the names that it gives them."""
     force: bool = False
     dry_run: bool = False
     """Change nothing, and tell what would happen."""
@@ -98,6 +103,8 @@ class DagAnswer(Answer):
     version: VersionAnswer
     source: str
     since: datetime
+    files: dict[str, str] = {}
+    """The texts of the files that it names."""
 
 
 class CutOverAsk(Ask):

@@ -143,6 +143,8 @@ class AttemptAnswer(Answer):
     reason: str | None
     progress: dict[str, Any] | None
     log: str | None
+    metrics: dict[str, Any] | None = None
+    """What it took, if it has ended and said so: figures by name."""
 
 
 class TaskAnswer(Answer):
@@ -226,6 +228,10 @@ class PartitionAnswer(Answer):
     attempt: int
     revision: int
     published_at: datetime
+    files: int | None = None
+    rows: int | None = None
+    bytes: int | None = None
+    """What manifests say, together, of all that was appended; null where one does not."""
 
 
 class PartitionsAnswer(Answer):

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from penstock.dispatcher.wire.base import (
+    HELD,
     Answer,
     Ask,
     AttemptNumber,
@@ -50,6 +51,22 @@ class ClaimAsk(Ask):
     limit: Annotated[int, Meta(ge=1, le=1000)] = 1
     job: Name | None = None
     """Only of this job."""
+    in_batches: bool = False
+    """Whether tasks of jobs that coalesce may come in batches, so more of them than `limit`."""
+
+
+class PartAnswer(Answer, omit_defaults=True):
+    """Something that is published: see `runtimes.base.Part`."""
+
+    location: str
+    partition_key: str | None = None
+    start: int | None = None
+    end: int | None = None
+    revision: int | None = None
+    append_key: str | None = None
+    manifest: str | None = None
+    rows: int | None = None
+    bytes: int | None = None
 
 
 class InputAnswer(Answer):
@@ -60,6 +77,9 @@ class InputAnswer(Answer):
     generation: str
     location: str | None = None
     revision: int | None = None
+    parts: list[PartAnswer] = []
+    has_data: bool = True
+    """Whether there can be something to read: not of sources that only tell, and not of ranges."""
 
 
 class Assignment(Answer):
@@ -79,6 +99,8 @@ class Assignment(Answer):
     """The job as the DAG has it, and `datasets`: the uuids of what it reads and writes, by name."""
     payload: dict[str, Any]
     inputs: dict[str, InputAnswer] = {}
+    batch: str = ""
+    """Assignments of one claim with the same batch are to be run as one, and take one place."""
 
 
 class ClaimAnswer(Answer):
@@ -100,6 +122,24 @@ class HeartbeatAsk(Ask):
     tasks: Annotated[list[HeldAsk], Meta(min_length=1, max_length=1000)]
 
 
+class ColumnAsk(Ask):
+    """A column of what was made; see `penstock.datasets.schema`."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=1000, pattern=HELD)]
+    type: Annotated[str, Meta(min_length=1, max_length=10_000, pattern=HELD)]
+    is_nullable: bool = True
+
+
+class FactsAsk(Ask):
+    """What a manifest says: see `runtimes.base.Facts`."""
+
+    manifest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    files: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    rows: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    bytes: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    columns: Annotated[list[ColumnAsk], Meta(max_length=10_000)] = []
+
+
 class OutputAsk(Ask):
     """Something that was made, to be published. `dataset` is a uuid."""
 
@@ -110,6 +150,7 @@ class OutputAsk(Ask):
     end: Number | None = None
     cursor: Number | None = None
     append_key: Annotated[str, Meta(min_length=1, max_length=1000)] | None = None
+    facts: FactsAsk | None = None
 
 
 class FailureAsk(Ask):
@@ -129,6 +170,8 @@ class EndAsk(Ask):
     failure: FailureAsk | None = None
     log: Annotated[str, Meta(max_length=1000)] | None = None
     """Where the log of the attempt is."""
+    metrics: dict[str, Any] | None = None
+    """What the attempt took: figures by name, for people to see."""
 
 
 class CompleteAsk(Ask):

@@ -40,6 +40,11 @@ class Keyring:
         self._found: Credentials | None = None
         self._found_at = 0.0
 
+    @property
+    def given(self) -> Credentials | None:
+        """What it was given; None if it asks the chain."""
+        return self._given
+
     async def credentials(self, clock: Clock, *, seconds: float) -> Credentials:
         """The credentials, looked for no longer than this."""
         if self._given is not None:

@@ -37,7 +37,8 @@ _PORTS_APART: Final = 10_000
 class LocalS3(Service):
     """A SeaweedFS server with one bucket. Use `url` and `credentials` once it is started.
 
-    By itself it takes 15 seconds to stop; after `grace_seconds` it is killed.
+    By itself it takes 15 seconds to stop; after `grace_seconds` it is killed. Started again, it has
+    the address that it had: clients only see that it was away.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class LocalS3(Service):
         entropy = entropy or system_entropy()
         self.credentials = Credentials(new_id(entropy, characters=16), new_id(entropy))
         self.endpoint = ""
+        self._ports: list[int] = []
         self._server: Leashed | None = None
 
     @property
@@ -75,9 +77,11 @@ class LocalS3(Service):
         identities.unlink(missing_ok=True)
         identities.touch(mode=0o600)
         identities.write_text(json.dumps(self._identities()))
-        with _free_ports(4) as ports:
-            command = _command(data, identities, ports)
-        self.endpoint = f"http://127.0.0.1:{ports[0]}"
+        if not self._ports:
+            with _free_ports(4) as ports:
+                self._ports = ports
+        command = _command(data, identities, self._ports)
+        self.endpoint = f"http://127.0.0.1:{self._ports[0]}"
         self._server = Leashed(command, log=self.log, grace_seconds=self._grace_seconds)
         await self._server.start()
         await self._wait_for_bucket()

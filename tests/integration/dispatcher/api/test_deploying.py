@@ -45,6 +45,43 @@ def test_a_dag_that_is_wrong(on_stage: Perform) -> None:
     on_stage(story)
 
 
+SQL = """
+jobs:
+  feed: {activation: source, source: {kind: manual}, outputs: [raw]}
+  clean:
+    runtime: spark
+    operator: spark.sql
+    config: {sql_file: clean.sql}
+    inputs: [raw]
+    outputs: [tidy]
+"""
+
+
+def test_files_come_with_the_dag(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        problem = refused(await stage.apply(SQL), 422)
+        (found,) = problem.problems
+        assert (found.line, found.field) == (7, "jobs.clean.config.sql_file")
+        assert found.message.startswith("The text of 'clean.sql' did not come with the DAG")
+        files = {"clean.sql": "SELECT 1", "unused.sql": "SELECT 2"}
+        assert ok(await stage.apply(SQL, files=files))["version"] == 1
+        shown = read(await stage.public.get("/v1/dag"), DagAnswer)
+        assert (shown.source, shown.files) == (SQL, {"clean.sql": "SELECT 1"})
+        assert ok(await stage.apply(SQL, files=files))["is_changed"] is False
+        edited = ok(await stage.apply(SQL, files={"clean.sql": "SELECT 3"}))
+        assert edited["changes"]["changed"]["clean"]["fields"] == ["config"]
+        body = await stage.world.value(
+            "SELECT body -> 'config' FROM job_definition ORDER BY id DESC LIMIT 1"
+        )
+        assert body == {"sql": "SELECT 3", "sql_file": "clean.sql"}
+        back = ok(await stage.public.post("/v1/dag/rollback", json={}))
+        assert back["changes"]["changed"]["clean"]["fields"] == ["config"]
+        # What measures queues reads the version that is in force, with its files.
+        await stage.parts.pressures.turn()
+
+    on_stage(story)
+
+
 @pytest.mark.parametrize("source", ["", "jobs: {}", "[", "\x00", "a: &a [*a]", "jobs: 1", "\ufeff"])
 def test_a_text_that_is_no_dag(on_stage: Perform, source: str) -> None:
     async def story(stage: Stage) -> None:

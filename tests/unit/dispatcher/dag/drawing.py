@@ -19,13 +19,16 @@ from penstock.dispatcher.dag.model import (
     Execution,
     Input,
     Job,
+    Keep,
     ManualSource,
     Output,
     Priority,
+    Reads,
     Retry,
     Source,
     Update,
     WebhookSource,
+    When,
 )
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
@@ -85,6 +88,14 @@ CRONS = st.sampled_from(
 ).map(parse_cron)
 
 
+KEEPS = st.none() | st.builds(
+    Keep,
+    partitions=st.none() | st.integers(1, 10**6),
+    age_ms=st.none() | st.integers(60_000, 10**12),
+    generations=st.integers(1, 100),
+)
+
+
 @st.composite
 def _sources(draw: st.DrawFn, name: str) -> Job:
     source: Source = draw(
@@ -110,7 +121,13 @@ def _sources(draw: st.DrawFn, name: str) -> Job:
 @st.composite
 def _reactive(draw: st.DrawFn, name: str, datasets: list[str]) -> Job:
     edges = draw(st.dictionaries(NAMES, st.sampled_from(datasets), min_size=1, max_size=3))
-    inputs = [Input(each, edges[each], draw(st.none() | WHERES)) for each in sorted(edges)]
+    inputs = [
+        Input(each, edges[each], draw(st.none() | WHERES), reads=draw(st.sampled_from(Reads)))
+        for each in sorted(edges)
+    ]
+    if draw(st.booleans()):
+        inputs.append(Input("zz-read", edges[min(edges)], is_trigger=False))
+    triggers = sum(each.is_trigger for each in inputs)
     depth, age = draw(st.none() | st.integers(1, 10**6)), draw(st.none() | MILLISECONDS)
     first = draw(st.integers(0, 10**6))
     update = draw(st.sampled_from(Update))
@@ -120,8 +137,9 @@ def _reactive(draw: st.DrawFn, name: str, datasets: list[str]) -> Job:
         runtime=draw(NAMES.filter(lambda text: text != "dispatcher")),
         operator=draw(OPERATORS),
         config=draw(CONFIGS),
-        inputs=tuple(inputs),
+        inputs=tuple(sorted(inputs, key=lambda each: each.name)),
         execution=draw(st.sampled_from(Execution)),
+        when=draw(st.sampled_from(When)) if triggers > 1 else When.ANY,
         update=update,
         unique_key=draw(columns) if update is Update.APPEND else (),
         max_queue_depth=depth,
@@ -133,7 +151,8 @@ def _reactive(draw: st.DrawFn, name: str, datasets: list[str]) -> Job:
         heartbeat_timeout_ms=draw(st.integers(1000, HEARTBEAT_MS_MAX)),
         max_attempts=draw(st.integers(1, 100)),
         retry=Retry(first, first + draw(st.integers(0, 10**6)), draw(st.sampled_from([1.0, 2.5]))),
-        coalesce=draw(st.booleans()),
+        merge_updates=draw(st.booleans()),
+        coalesce=draw(st.integers(1, 1000)),
         resources=draw(st.dictionaries(KEYS, SCALARS, max_size=2)),
     )
 
@@ -150,8 +169,9 @@ def dags(draw: st.DrawFn, *, most: int = 5) -> Dag:
         least = 1 if is_source else 0
         called = draw(st.lists(NAMES, min_size=least, max_size=2, unique=True))
         same = len(called) == 1 and called[0] not in datasets and draw(st.booleans())
+        kept = KEEPS if job.runs else st.none()
         outputs = [
-            Output(each, each if same else f"d{number}-{place}")
+            Output(each, each if same else f"d{number}-{place}", draw(kept))
             for place, each in enumerate(sorted(called))
         ]
         if any(output.dataset in datasets for output in outputs):

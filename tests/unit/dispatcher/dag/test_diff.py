@@ -48,6 +48,9 @@ def test_nothing_changed() -> None:
         ("max_attempts: 5", "max_attempts: 6", "max_attempts"),
         ("{first: 5s,", "{first: 6s,", "retry"),
         ("max_concurrency: 4", "max_concurrency: 5", "max_concurrency"),
+        ("max_concurrency: 4", "max_concurrency: 4\n    coalesce: 50", "coalesce"),
+        ("max_concurrency: 4", "max_concurrency: 4\n    merge_updates: true", "merge_updates"),
+        ("[departures]", "[{name: departures, keep: {partitions: 7, age: 730d}}]", "outputs"),
     ],
 )
 def test_how_a_job_is_run_rebuilds_nothing(old: str, new: str, field: str) -> None:
@@ -83,6 +86,8 @@ def test_what_a_schedule_emits_rebuilds_all_that_follows() -> None:
         ("flights.clean:clean", "flights.clean:clean2", "operator"),
         ("[fetch.departures]", "[{from: departures, where: start > 1}]", "inputs"),
         ("[fetch.departures]", "[{from: departures, as: rows}]", "inputs"),
+        ("[fetch.departures]", "[{from: departures, read: all}]", "inputs"),
+        ("[fetch.departures]", "[departures, {from: ticks, trigger: false}]", "inputs"),
         (
             "    max_queue_age: 30m",
             "    max_queue_age: 30m\n    execution: per_update",
@@ -100,8 +105,9 @@ def test_what_a_job_writes_rebuilds_it_and_all_downstream(old: str, new: str, fi
 
 
 def test_a_job_that_is_changed_and_whose_upstream_is_changed() -> None:
-    found = diff(EXAMPLE, _edited(("clean:clean", "clean:new"), ("coalesce: true", "timeout: 5m")))
-    assert found.changed["report"] == Change(("coalesce", "timeout"), keeps_generation=False)
+    edits = (("clean:clean", "clean:new"), ("merge_updates: true", "timeout: 5m"))
+    found = diff(EXAMPLE, _edited(*edits))
+    assert found.changed["report"] == Change(("merge_updates", "timeout"), keeps_generation=False)
 
 
 def test_numbers_and_booleans_are_different() -> None:

@@ -145,8 +145,19 @@ _FIELDS = [
     ("update: upsert", "11 jobs.a.update: 'upsert' is not known; write replace or append."),
     ("priority: high", "11 jobs.a.priority: 'high' is not known; write normal or bulk."),
     ("mode: drop", "11 jobs.a.mode: 'drop' is not known; write pause."),
-    ("coalesce: yes", "11 jobs.a.coalesce: 'yes' is neither true nor false; write one of them."),
-    ("coalesce: 'true'", "11 jobs.a.coalesce: 'true' is neither true nor false"),
+    (
+        "merge_updates: yes",
+        "11 jobs.a.merge_updates: 'yes' is neither true nor false; write one of them.",
+    ),
+    ("merge_updates: 'true'", "11 jobs.a.merge_updates: 'true' is neither true nor false"),
+    ("coalesce: many", "11 jobs.a.coalesce: 'many' is not a count; write a whole number"),
+    ("coalesce: 0", "11 jobs.a.coalesce: '0' is too small; write at least 1."),
+    ("coalesce: 1001", "11 jobs.a.coalesce: '1001' is too large; write at most 1000."),
+    ("coalesce: true", "11 jobs.a.coalesce: of it is merge_updates: true now."),
+    ("coalesce: false", "11 jobs.a.coalesce: of it is merge_updates: false now."),
+    ("coalesce:", "11 jobs.a.coalesce: It is empty; write a text."),
+    ("when: both", "11 jobs.a.when: 'both' is not known; write any or all."),
+    ("when: all", "11 jobs.a.when: when: all waits for several inputs, and one input alone makes"),
     ("timeout: 30", "11 jobs.a.timeout: '30' is not a duration; write a number with a unit"),
     ("timeout: 5 minutes", "11 jobs.a.timeout: '5 minutes' is not a duration"),
     ("timeout: 30s5m", "11 jobs.a.timeout: has its units in the wrong order"),
@@ -434,6 +445,105 @@ _JOBS = [
             " runtime: process, operator: f}"
         ),
         "6 jobs.a.source.drain_timeout: '5' is not a duration",
+    ),
+    (
+        "a: {runtime: process, operator: f, inputs: [{from: raw, trigger: no}]}",
+        "6 jobs.a.inputs[0].trigger: 'no' is neither true nor false",
+    ),
+    (
+        "a: {runtime: process, operator: f, inputs: [{from: raw, read: some}]}",
+        "6 jobs.a.inputs[0].read: 'some' is not known; write partition or all.",
+    ),
+    (
+        "a: {runtime: process, operator: f, inputs: [{from: raw, trigger: false}]}",
+        "6 jobs.a.inputs: Nothing makes the job run, for all of its inputs have trigger: false",
+    ),
+    (
+        (
+            "a: {runtime: process, operator: f,"
+            " inputs: [raw, {from: raw, as: x, trigger: false, where: start > 1}]}"
+        ),
+        "6 jobs.a.inputs: with trigger: false those of x make none; take one of the two out.",
+    ),
+    (
+        (
+            "a: {runtime: process, operator: f, when: all,"
+            " inputs: [raw, {from: raw, as: x, trigger: false}]}"
+        ),
+        "6 jobs.a.when: when: all waits for several inputs, and one input alone makes",
+    ),
+    (
+        "a: {runtime: process, operator: f, inputs: raw, outputs: [{name: a, keep: 5}]}",
+        "6 jobs.a.outputs[0].keep: It is a text; write fields",
+    ),
+    (
+        "a: {runtime: process, operator: f, inputs: raw, outputs: [{name: a, keep: {}}]}",
+        "6 jobs.a.outputs[0].keep: It bounds nothing; write partitions: 100, age: 90d or",
+    ),
+    (
+        (
+            "a: {runtime: process, operator: f, inputs: raw, outputs: [{name: a,"
+            " keep: {partitions: 0, age: 5s, generation: 1}}]}"
+        ),
+        (
+            "6 jobs.a.outputs[0].keep.partitions: '0' is too small; write at least 1.\n"
+            "6 jobs.a.outputs[0].keep.age: '5s' is too small; write at least 1m.\n"
+            "6 jobs.a.outputs[0].keep.generation: Did you mean generations?"
+        ),
+    ),
+    (
+        "a: {runtime: process, operator: f, inputs: raw, outputs: {name: a, keep: {age: 40000d}}}",
+        "6 jobs.a.outputs.keep.age: '40000d' is longer than a century; write a shorter one.",
+    ),
+    (
+        "a: {activation: source, source: {kind: manual}, outputs: {name: a, keep: {age: 1d}}}",
+        "6 jobs.a.outputs: A source that only emits events has no data to keep",
+    ),
+    (
+        "a: {activation: source, source: {kind: manual}, outputs: a, when: all, coalesce: 2}",
+        "6 jobs.a.when: runs nothing; take `when` out\n 6 jobs.a.coalesce: take `coalesce` out",
+    ),
+    (
+        (
+            "a: {runtime: dispatcher, operator: range_aggregate, outputs: a, when: all,"
+            " config: {size: day}, inputs: [raw, {from: raw, as: x}], coalesce: 3}"
+        ),
+        (
+            "6 jobs.a.when: range_aggregate waits for all of its inputs anyway; take it out.\n"
+            "6 jobs.a.coalesce: range_aggregate runs inside the dispatcher"
+        ),
+    ),
+    (
+        (
+            "a: {runtime: dispatcher, operator: range_aggregate, config: {size: day},"
+            " inputs: [raw, {from: raw, as: x, read: all}],"
+            " outputs: {name: a, keep: {age: 1d}}}"
+        ),
+        (
+            "6 jobs.a.inputs: range_aggregate goes by the events of its inputs and reads no data\n"
+            "6 jobs.a.outputs: A range has no data of its own; write `keep` where the data is made."
+        ),
+    ),
+    (
+        (
+            "a: {runtime: dispatcher, operator: range_aggregate, inputs: raw, outputs: a,"
+            " config: {size: month, step: 5}}"
+        ),
+        "6 jobs.a.config.step: Parts of the calendar lie end to end; take it out.",
+    ),
+    (
+        (
+            "a: {runtime: dispatcher, operator: range_aggregate, inputs: raw, outputs: a,"
+            " config: {size: decade}}"
+        ),
+        "6 jobs.a.config.size: 'decade' is neither a count nor day, week, month or year",
+    ),
+    (
+        (
+            "a: {runtime: dispatcher, operator: range_split, inputs: raw, outputs: a,"
+            " config: {size: month}}"
+        ),
+        "6 jobs.a.config.size: 'month' is not a count; write a whole number",
     ),
     (
         "a: {runtime: process, operator: f, inputs: a, outputs: a}",

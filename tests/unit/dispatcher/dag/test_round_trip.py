@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.dispatcher.dag.canonical import canonical, content_hash
 from penstock.dispatcher.dag.errors import DagError
 from penstock.dispatcher.dag.model import Dag
-from penstock.dispatcher.dag.parsing import parse
+from penstock.dispatcher.dag.parsing import parse, parse_stored
 from penstock.dispatcher.dag.show import render
 from tests.unit.dispatcher.dag.drawing import dags
 
@@ -72,15 +72,35 @@ def test_the_example_says_the_same_in_other_words() -> None:
 def test_the_hash_of_a_version_stays_from_release_to_release() -> None:
     # Stored versions are compared by it. Change it only with a migration of those.
     assert content_hash(parse(EXAMPLE, "example.yaml")) == (
-        "66cb75997f42036c0634e0372856dc5d887eb358a4ce7eab6fdd8fac178c841c"
+        "0e59dee7abe04100fd99fead737fcdf2a33d473980eb13f26ccbdad0ba997a1f"
     )
 
 
 def test_what_is_new_has_changed_no_hash_of_a_version_without_it() -> None:
-    before = EXAMPLE.replace("      emits: interval\n", "")
+    # The example as it could be written before there were intervals, and with them.
+    unmerged = EXAMPLE.replace("    merge_updates: true\n", "")
+    before = unmerged.replace("      emits: interval\n", "")
     assert content_hash(parse(before, "before.yaml")) == (
-        "1607d2cfc084e19753311e15d95774f1ecc72fb03c6a6278a5c2b4cce166f0af"
+        "e26e21e66450ecd3a312b7b86ecd578cacede380c6e3fda13f4472f89c3e29cb"
     )
+    assert content_hash(parse(unmerged, "unmerged.yaml")) == (
+        "0314e8b48b115719fd982e16f9d1f74ab32d4632285161432d4fe686da651ff1"
+    )
+
+
+def test_a_stored_version_is_read_by_the_names_of_its_time() -> None:
+    old = EXAMPLE.replace("merge_updates: true", "coalesce: true")
+    assert parse_stored(old, "version 3") == parse(EXAMPLE, "example.yaml")
+    assert parse_stored(EXAMPLE, "version 4") == parse(EXAMPLE, "example.yaml")
+    assert (
+        not parse_stored(old.replace("coalesce: true", "coalesce: false"), "3")
+        .job("report")
+        .merge_updates
+    )
+    with pytest.raises(DagError, match="merge_updates: true now"):
+        parse(old, "example.yaml")
+    with pytest.raises(DagError, match="'yes' is not a count"):
+        parse_stored(old.replace("coalesce: true", "coalesce: yes"), "version 3")
 
 
 def test_the_documentation_has_the_example() -> None:
@@ -218,7 +238,12 @@ def test_a_damaged_example_is_a_dag_or_a_dag_error(place: int, cut: int, put: st
         lambda inner: (
             st.lists(inner, max_size=3)
             | st.dictionaries(
-                st.sampled_from(["kind", "cron", "from", "as", "where", "name", "size", "first"]),
+                st.sampled_from(
+                    [
+                        *("kind", "cron", "from", "as", "where", "name", "size", "first", "sql"),
+                        *("trigger", "read", "keep", "partitions", "age", "sql_file"),
+                    ]
+                ),
                 inner,
                 max_size=3,
             )
@@ -229,7 +254,8 @@ def test_a_damaged_example_is_a_dag_or_a_dag_error(place: int, cut: int, put: st
         [
             *("activation", "source", "inputs", "outputs", "priority", "runtime", "operator"),
             *("config", "resources", "update", "unique_key", "heartbeat_timeout", "retry"),
-            *("execution", "coalesce", "mode", "max_queue_depth", "max_queue_age", "timeout"),
+            *("execution", "when", "merge_updates", "coalesce", "mode", "max_queue_depth"),
+            *("max_queue_age", "timeout"),
         ]
     ),
     st.sampled_from(["hourly", "fetch", "days"]),

@@ -195,6 +195,21 @@ def test_all_edges_are_followed(
             assert {each for each in feeders if is_bulk(dag.job(each), measures)} <= by_this
 
 
+def test_what_is_only_read_is_not_paused() -> None:
+    text = """
+jobs:
+  s: {activation: source, source: {kind: manual}, outputs: [raw]}
+  t: {activation: source, source: {kind: manual}, outputs: [planes]}
+  a:
+    runtime: process
+    operator: f
+    inputs: [raw, {from: planes, trigger: false}]
+    max_queue_depth: 5
+"""
+    decision = decide(parse(text, "dag.yaml"), {"a": Measure(100, 0.0)}, {})
+    assert {each.job for each in decision.pauses} == {"s"}
+
+
 @given(situations())
 def test_bulk_goes_first(situation: tuple[Dag, dict[str, Measure], dict[str, State]]) -> None:
     dag, measures, _ = situation

@@ -1,0 +1,68 @@
+"""The other side of `benchmarks.pipeline`: the same work in bare PySpark, in a process of its own.
+
+    python -m benchmarks.bare flights --days 365 --to FOLDER --conf '{…}'
+    python -m benchmarks.bare tpch --folders '{"lineitem": FOLDER, …}' --to FOLDER --conf '{…}'
+
+The session is started and has run something before anything is timed. Seconds are printed as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SQL = Path(__file__).resolve().parent / "tpch"
+sys.path.insert(0, str(ROOT / "examples" / "flights"))
+
+
+def flights(session: Any, options: argparse.Namespace) -> dict[str, float]:
+    """The pipeline of the demo, as its plain script has it."""
+    plain = import_module("plain")
+    began = time.monotonic()
+    plain.compute(session, plain.days_of(options.days), options.to)
+    return {"flights": time.monotonic() - began}
+
+
+def tpch(session: Any, options: argparse.Namespace) -> dict[str, float]:
+    """Queries of TPC-H, each written to a file, as often as it is asked; the last time counts."""
+    for name, folder in json.loads(options.folders).items():
+        session.read.parquet(folder).createOrReplaceTempView(name)
+    took: dict[str, float] = {}
+    for turn in range(options.turns):
+        for query in sorted(SQL.glob("q*.sql")):
+            began = time.monotonic()
+            session.sql(query.read_text()).write.parquet(f"{options.to}/{turn}/{query.stem}")
+            took[query.stem] = time.monotonic() - began
+    return took
+
+
+def main() -> None:
+    """Start a session, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("what", choices=("flights", "tpch"))
+    parser.add_argument("--days", type=int, default=365)
+    parser.add_argument("--folders", default="{}", help="of tables, as JSON")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--to", type=Path, required=True)
+    parser.add_argument("--conf", default="{}", help="settings of Spark, as JSON")
+    options = parser.parse_args()
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - so that --help needs no Spark
+
+    builder = SparkSession.builder.master("local[*]")
+    for name, value in json.loads(options.conf).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.range(1000).selectExpr("sum(id)").collect()
+    measured = {"flights": flights, "tpch": tpch}[options.what](session, options)
+    session.stop()
+    print(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    main()

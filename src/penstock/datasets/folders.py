@@ -1,0 +1,129 @@
+"""The `file://` side of `penstock.datasets.transfer`: plain files, a key is a path.
+
+A file appears whole, by a rename, and is on the disk when a call returns, unless syncing is off.
+Below the root of a `file://` store these files are objects of that store like any other.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from penstock.kernel.errors import NotFound, Refused, Unavailable
+
+_CHUNK_BYTES: Final = 1024 * 1024
+
+Chunk = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A file below a location; the name is relative to it."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The folders of this machine."""
+
+    is_synced: bool = True
+
+    def chunks(self, key: str) -> Iterator[Chunk]:
+        with _explained(key), Path(key).open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+
+    def send(self, path: Path, key: str) -> None:
+        def copy(file: BinaryIO) -> None:
+            with path.open("rb") as source:
+                shutil.copyfileobj(source, file, _CHUNK_BYTES)
+
+        self._put(key, copy)
+
+    def write(self, key: str, body: bytes) -> None:
+        def fill(file: BinaryIO) -> None:
+            file.write(body)
+
+        self._put(key, fill)
+
+    def settle(self, key: str) -> None:
+        if self.is_synced:
+            with _explained(key):
+                _sync(Path(key))
+                _sync(Path(key).parent)
+
+    def list(self, key: str) -> Iterator[Listed]:
+        base = Path(key)
+        for folder, folders, names in os.walk(base):
+            folders.sort()
+            for name in sorted(names):
+                path = Path(folder, name)
+                # What vanishes between the look and the question was not there.
+                with suppress(FileNotFoundError):
+                    yield Listed(path.relative_to(base).as_posix(), path.stat().st_size)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            with _explained(key), suppress(FileNotFoundError):
+                Path(key).unlink()
+
+    def clear(self, key: str) -> None:
+        with _explained(key), suppress(FileNotFoundError):
+            shutil.rmtree(key)
+
+    def open(self, key: str) -> BinaryIO:
+        with _explained(key):
+            return Path(key).open("rb")
+
+    def _put(self, key: str, fill: Callable[[BinaryIO], None]) -> None:
+        to = Path(key)
+        with _explained(key):
+            to.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=to.parent, prefix=".")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    fill(file)
+                    file.flush()
+                    # Others read it too, such as a Spark that runs as another user.
+                    os.fchmod(file.fileno(), 0o644)
+                    if self.is_synced:
+                        os.fsync(file.fileno())
+                Path(name).replace(to)
+            finally:
+                with suppress(FileNotFoundError):
+                    Path(name).unlink()
+            if self.is_synced:
+                _sync(to.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _explained(key: str) -> Iterator[None]:
+    """Errors of the file system as ours."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFound(f"There is no file {key}.", key=key) from error
+    except PermissionError as error:
+        raise Refused(
+            f"{key} may not be used: {error.strerror}.",
+            key=key,
+            hint="Check who owns the folder.",
+        ) from error
+    except OSError as error:
+        raise Unavailable(f"{key} cannot be used: {error.strerror or error}.", key=key) from error

@@ -1,0 +1,121 @@
+"""The names of everything that datasets are made of, in a bucket or a folder alike.
+
+    datasets/{dataset}/current.json                                       the current generation
+    datasets/{dataset}/{generation}/{partition}/current.json              what is published of it
+    datasets/{dataset}/{generation}/{partition}/{attempt}/manifest.json   what an attempt has made
+    datasets/{dataset}/{generation}/{partition}/{attempt}/part-*.parquet
+    scratch/{attempt}/…                                                   what it needed on the way
+
+Keys are relative to the root of the store. An attempt is `{task}-{attempt}-{random}`: the numbers
+tell a sweeper whose folder it is, and the random part keeps what a zombie of an earlier life of the
+database might still write away from where a later attempt writes.
+
+Names and keys of partitions are any text, so they are written with letters, digits, `_`, `-`, `=`
+and dots, and every other byte as `~` and two hexadecimal digits. Two texts never share a name; one
+that is too long for the name of a file is cut and has a digest instead. Names are the same in a
+URL, in a bucket and in a folder. Pure; used by workers, by the relay and by the sweeper.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.kernel.entropy import Entropy, new_id
+
+DATASETS: Final = "datasets/"
+"""The prefix of all datasets."""
+SCRATCH: Final = "scratch/"
+"""The prefix of what attempts do not publish."""
+MANIFEST: Final = "manifest.json"
+CURRENT: Final = "current.json"
+WHOLE: Final = "~all"
+"""Stands where there is no partition. No key is written so: what follows a `~` is upper case."""
+
+_PLAIN: Final = re.compile(rb"[A-Za-z0-9_=-]")
+_CHARACTERS_MAX: Final = 150
+_KEPT: Final = 100
+_RANDOM_CHARACTERS: Final = 24
+_ATTEMPT: Final = re.compile(
+    rf"([1-9][0-9]{{0,18}})-([1-9][0-9]{{0,9}})-[0-9a-z]{{{_RANDOM_CHARACTERS}}}"
+)
+# As in the generated columns `place` of 0004_datasets.sql. The form of the attempt's name is part
+# of it: a root may itself have a folder that is called `datasets`, and so may be a dataset.
+_PLACE: Final = re.compile(
+    rf"/datasets/([^/]+/[^/]+/[^/]+/[0-9]+-[0-9]+-[0-9a-z]{{{_RANDOM_CHARACTERS}}})(?:/|\Z)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOf:
+    """Whose folder it is."""
+
+    task_id: int
+    attempt: int
+
+
+def part(text: str) -> str:
+    """A text as one part of a path, different for different texts."""
+    written = "".join(
+        chr(byte) if _is_plain(byte, place) else f"~{byte:02X}"
+        for place, byte in enumerate(text.encode("utf-8", "surrogatepass"))
+    )
+    if len(written) <= _CHARACTERS_MAX:
+        return written
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{written[:_KEPT]}~~{digest[:32]}"
+
+
+def partition_part(partition_key: str | None) -> str:
+    """A partition as one part of a path; None and the empty text are the whole dataset."""
+    return part(partition_key) if partition_key else WHOLE
+
+
+def attempt_name(entropy: Entropy, *, task_id: int, attempt: int) -> str:
+    """The name of an attempt's folders, which no other attempt has."""
+    return f"{task_id}-{attempt}-{new_id(entropy, characters=_RANDOM_CHARACTERS)}"
+
+
+def attempt_of(name: str) -> AttemptOf | None:
+    """Which attempt a folder of this name is of; None for a name that is not ours."""
+    found = _ATTEMPT.fullmatch(name)
+    return None if found is None else AttemptOf(int(found[1]), int(found[2]))
+
+
+def attempt_prefix(
+    dataset: str, *, generation: str, partition_key: str | None, attempt: str
+) -> str:
+    """The key of an attempt's folder, without a slash at its end."""
+    folders = (part(dataset), part(generation), partition_part(partition_key), attempt)
+    return DATASETS + "/".join(folders)
+
+
+def scratch_prefix(attempt: str) -> str:
+    """The key of an attempt's scratch folder, without a slash at its end."""
+    return SCRATCH + attempt
+
+
+def partition_current_key(dataset: str, *, generation: str, partition_key: str | None) -> str:
+    """The key of what readers without Postgres are told of a partition."""
+    return f"{DATASETS}{part(dataset)}/{part(generation)}/{partition_part(partition_key)}/{CURRENT}"
+
+
+def dataset_current_key(dataset: str) -> str:
+    """The key of what readers without Postgres are told of a dataset."""
+    return f"{DATASETS}{part(dataset)}/{CURRENT}"
+
+
+def place_of(location: str) -> str | None:
+    """`dataset/generation/partition/attempt` of a location, however its root is spelt.
+
+    None for a location that is not below the folder of an attempt.
+    """
+    found = _PLACE.search(location)
+    return None if found is None else found[1]
+
+
+def _is_plain(byte: int, place: int) -> bool:
+    # A dot that leads would make a hidden file, or the folder above.
+    return _PLAIN.fullmatch(bytes((byte,))) is not None or (byte == ord(".") and place > 0)

@@ -1,0 +1,104 @@
+"""What an attempt has made of one partition: `manifest.json`, written last into its own folder.
+
+A manifest names the files, with their sizes and SHA-256 sums, the columns, and what was read to
+make them, by the sums of their manifests. It never changes once it is written. Readers read what a
+manifest names and nothing else, so a folder without one holds nothing, and files beside those that
+are named do not exist. An empty partition is a manifest with columns and without files.
+
+Nothing in it depends on when or where it was made: equal work has equal files, and two manifests of
+it differ in the task's number, the attempt and the locations of what was read. Its own sum is
+what the dispatcher publishes. Pure; written by runtimes, read by everyone who reads datasets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Final
+
+import msgspec
+from msgspec import Meta
+
+from penstock.datasets.schema import Column
+from penstock.kernel import wire
+
+# One part of a path: what a manifest names lies in its own folder.
+FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_=~@-][A-Za-z0-9_.=~@-]{0,254}\Z")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+BYTES_MAX: Final = 64 * 1024 * 1024
+"""The largest manifest that is read: some hundred thousand files."""
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of a manifest, in the folder of the manifest."""
+
+    name: FileName
+    rows: Count
+    bytes: Count
+    sha256: Sha256
+
+
+class ManifestInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that was read. `manifest` is the sum of its manifest, if it has one."""
+
+    input: str
+    """The job's name for it."""
+    dataset: str
+    generation: str
+    location: str
+    partition_key: str | None = None
+    revision: int | None = None
+    manifest: Sha256 | None = None
+
+
+class Manifest(wire.Document, frozen=True, kw_only=True):
+    """What was made of one partition."""
+
+    kind: ClassVar[str] = "manifest"
+
+    dataset: str
+    generation: str
+    job: str
+    task_id: int
+    attempt: int
+    partition_key: str | None = None
+    start: int | None = None
+    end: int | None = None
+    rows: Count
+    bytes: Count
+    columns: tuple[Column, ...] = ()
+    files: tuple[File, ...] = ()
+    inputs: tuple[ManifestInput, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """How much some files are together."""
+
+    files: int
+    rows: int
+    bytes: int
+
+
+def sums(files: Iterable[File]) -> Sums:
+    """How much these files are together."""
+    every = tuple(files)
+    return Sums(len(every), sum(each.rows for each in every), sum(each.bytes for each in every))
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The manifest as it is stored: the same bytes for the same manifest."""
+    return wire.encode(manifest)
+
+
+def decode(body: bytes, *, where: str = "The manifest") -> Manifest:
+    """The manifest in `body`. Raises `NotOurs` or `NewerFormat`; `where` names it in errors."""
+    return wire.decode(Manifest, body, where=where)
+
+
+def digest(body: bytes) -> str:
+    """The SHA-256 of a manifest as it is stored: what is published of it."""
+    return hashlib.sha256(body).hexdigest()

@@ -1,0 +1,132 @@
+"""What people ask of datasets as files: everything about one, snapshots, and to sweep.
+
+The handlers, and their part of the table of the public listener.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.datasets.sweeping import Swept
+from penstock.dispatcher.api.endpoints import Call, Endpoint
+from penstock.dispatcher.api.parts import Parts
+from penstock.dispatcher.api.problems import conflict, unknown
+from penstock.dispatcher.wire.asking import NameParams
+from penstock.dispatcher.wire.base import Answer
+from penstock.dispatcher.wire.datasets import (
+    SNAPSHOT_PARTS_MAX,
+    DatasetDetail,
+    SnapshotAnswer,
+    SnapshotParams,
+    SweepAnswer,
+    SweepAsk,
+)
+from penstock.kernel.errors import StoreError
+
+_SWEEP_SECONDS_MAX: Final = 60.0
+
+
+async def show(parts: Parts, call: Call) -> Answer:
+    """Everything about one dataset."""
+    params: NameParams = call.params
+    found = await parts.datasets.show(params.name)
+    return found if found is not None else unknown(f"There is no dataset {params.name!r}.")
+
+
+async def snapshot(parts: Parts, call: Call) -> Answer:
+    """All that is published of a generation, of one moment."""
+    params: SnapshotParams = call.params
+    found = await parts.datasets.snapshot(
+        params.name, generation=params.generation, partition_key=params.partition_key
+    )
+    if found is None:
+        which = f"has no generation {params.generation}" if params.generation else "is not there"
+        return unknown(f"The dataset {params.name!r} {which}.")
+    if params.partition_key is not None and not found.parts:
+        title = f"The dataset {params.name!r} has no partition {params.partition_key!r}."
+        return unknown(title)
+    if len(found.parts) > SNAPSHOT_PARTS_MAX:
+        title = f"The dataset {params.name!r} has more than {SNAPSHOT_PARTS_MAX:,} parts."
+        return conflict("too many", title, detail="Ask for its partitions one by one.")
+    return found
+
+
+async def sweep_dataset(parts: Parts, call: Call) -> Answer:
+    """Remove what nobody can be reading of one dataset."""
+    params: NameParams = call.params
+    if not await parts.datasets.exists(params.name):
+        return unknown(f"There is no dataset {params.name!r}.")
+    return await _sweep(parts, call, params.name)
+
+
+async def sweep(parts: Parts, call: Call) -> Answer:
+    """Remove what nobody can be reading."""
+    return await _sweep(parts, call, None)
+
+
+async def _sweep(parts: Parts, call: Call, name: str | None) -> Answer:
+    ask: SweepAsk = call.ask
+    if parts.sweeping is None:
+        return conflict("no store", "This dispatcher has no store to sweep.")
+    try:
+        swept = await parts.sweeping.sweep(
+            name, grace_seconds=ask.grace_seconds, dry_run=ask.dry_run
+        )
+    except StoreError as error:
+        return conflict("store", error.message, detail=error.hint)
+    return _answer(swept)
+
+
+def _answer(swept: Swept) -> SweepAnswer:
+    return SweepAnswer(
+        attempts=swept.attempts,
+        files=swept.files,
+        bytes=swept.bytes,
+        left=swept.left,
+        is_over=swept.is_round_over,
+    )
+
+
+ENDPOINTS: Final = (
+    Endpoint(
+        "GET",
+        "/v1/datasets/{name}",
+        "Everything about one dataset",
+        show,
+        params=NameParams,
+        answer=DatasetDetail,
+        problems=(404,),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/datasets/{name}/snapshot",
+        "All that is published of a dataset at one moment",
+        snapshot,
+        params=SnapshotParams,
+        answer=SnapshotAnswer,
+        problems=(404, 409),
+    ),
+    *(
+        Endpoint(
+            "POST",
+            path,
+            summary,
+            handler,
+            ask=SweepAsk,
+            params=params,
+            answer=SweepAnswer,
+            problems=(404, 409) if params is not None else (409,),
+            may_omit_body=True,
+            request_seconds_max=_SWEEP_SECONDS_MAX,
+        )
+        for path, summary, handler, params in (
+            ("/v1/sweep", "Remove files that nobody can be reading", sweep, None),
+            (
+                "/v1/datasets/{name}/sweep",
+                "Remove those of one dataset",
+                sweep_dataset,
+                NameParams,
+            ),
+        )
+    ),
+)

@@ -1,0 +1,50 @@
+"""From what somebody wants to apply to what is sent: the text of a DAG, and of the files it names.
+
+A DAG is a file by its name, or a text, which has no folder and so no files. Called by `Client`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from penstock.dispatcher.client.files import read_text
+from penstock.kernel.errors import InvalidInput
+
+SOURCE_BYTES_MAX: Final = 2_000_000
+"""What fits into a request; the dispatcher may allow less, and says so."""
+_FIELD: Final = "sql_file"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A DAG as it is sent: its text, what to call it, and the files that it names."""
+
+    text: str
+    where: str
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def dag_source(source: str | os.PathLike[str], where: str | None) -> Source:
+    """A DAG: a file by its name, or YAML of several lines."""
+    if isinstance(source, str) and "\n" in source:
+        return Source(source, where or "dag.yaml")
+    name = where or str(Path(source))
+    text = read_text(source, where=name, bytes_max=SOURCE_BYTES_MAX)
+    if _FIELD not in text:
+        # To find files that are named needs PyYAML, which not every client has.
+        return Source(text, name)
+    try:
+        named = import_module("penstock.dispatcher.client.named")
+    except ModuleNotFoundError as error:
+        if error.name != "yaml":
+            raise
+        raise InvalidInput(
+            "Reading a DAG that names files needs PyYAML, which is not installed.",
+            hint="Install it with: pip install 'penstock[dispatcher]'",
+        ) from error
+    return Source(text, name, named.checked_files(text, Path(source).parent, where=name))

@@ -1,0 +1,124 @@
+"""Sweeps what attempts have left behind: round after round, and when somebody asks for it.
+
+One dispatcher, of any number, begins a round when the last began long enough ago, and goes through
+the whole store bit by bit; a crash ends the round where it is, and the next finds the rest. What
+may be removed is the book's to say, see `book`, and how it is removed the sweeper's, see
+`penstock.datasets.sweeping`. Somebody who asks has their own round, of one dataset or of all, which
+goes on with each request until it is over; it is forgotten with the process.
+
+Called by a loop of the dispatcher (`turn`) and by its API (`sweep`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from penstock.datasets.sweeping import Sweeper, Swept
+from penstock.dispatcher.database.pool import Connection, Database
+from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.datasets.book import PostgresBook
+from penstock.dispatcher.metrics.reading import take_turn
+from penstock.kernel.clock import Clock, SystemClock
+from penstock.kernel.errors import InvalidInput
+from penstock.store.base import ObjectStore, Version, Wrapper
+
+_log = logging.getLogger(__name__)
+
+GRACE_SECONDS: Final = 86_400.0
+ROUND_SECONDS: Final = 3600.0
+ASKED_SECONDS: Final = 15.0
+"""How long one request goes on with its round."""
+_BETWEEN_SECONDS: Final = 0.05
+_ASKED_MAX: Final = 100
+_DEPARTED_DAYS: Final = 30.0
+_ROWS_MAX: Final = 5000
+_TURN: Final = "sweep"
+
+
+class _Spared(Wrapper):
+    """A store of which nothing is removed."""
+
+    async def delete(self, key: str, *, version: Version | None = None) -> None:
+        del key, version
+
+
+class Sweeping:
+    """The rounds of one dispatcher."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: ObjectStore,
+        *,
+        grace_seconds: float = GRACE_SECONDS,
+        round_seconds: float = ROUND_SECONDS,
+        clock: Clock | None = None,
+    ) -> None:
+        self._database = database
+        self._store = store
+        self._grace_seconds = grace_seconds
+        self._round_seconds = round_seconds
+        self._clock = clock or SystemClock()
+        self._round: Sweeper | None = None
+        """The round that is under way."""
+        self._swept = Swept()
+        self._asked: dict[tuple[str | None, float, bool], Sweeper] = {}
+        self._asking = asyncio.Lock()
+
+    async def turn(self) -> float | None:
+        """Go on with a round, or begin one; the seconds until the next turn."""
+        if self._round is None:
+            if not await take_turn(self._database, _TURN, seconds=self._round_seconds):
+                return self._round_seconds / 4
+            self._round = self._sweeper(None, self._grace_seconds, self._store)
+            self._swept = Swept()
+        self._swept += await self._round.turn()
+        if not self._swept.is_round_over:
+            return _BETWEEN_SECONDS
+        self._round = None
+        if self._swept.files:
+            what = "swept %d attempts: %d files, %d bytes"
+            _log.info(what, self._swept.attempts, self._swept.files, self._swept.bytes)
+        await self._forget_departed()
+        return self._round_seconds
+
+    async def sweep(
+        self,
+        dataset: str | None = None,
+        *,
+        grace_seconds: float | None = None,
+        dry_run: bool = False,
+    ) -> Swept:
+        """Go on with the round that was asked for, for a while; see `is_round_over`.
+
+        With `dry_run` nothing is removed, and what would be is told.
+        """
+        grace = self._grace_seconds if grace_seconds is None else grace_seconds
+        async with self._asking:
+            if len(self._asked) >= _ASKED_MAX:
+                raise InvalidInput("Too many other sweeps are under way; let them end first.")
+            asked = (dataset, grace, dry_run)
+            store = _Spared(self._store) if dry_run else self._store
+            sweeper = self._asked.setdefault(asked, self._sweeper(dataset, grace, store))
+            ends_at = self._clock.monotonic() + ASKED_SECONDS
+            swept = Swept()
+            while not swept.is_round_over:
+                swept += await sweeper.turn()
+                if self._clock.monotonic() >= ends_at:
+                    break
+            if swept.is_round_over:
+                del self._asked[asked]
+            return swept
+
+    def _sweeper(self, dataset: str | None, grace_seconds: float, store: ObjectStore) -> Sweeper:
+        book = PostgresBook(self._database, grace_seconds=grace_seconds)
+        return Sweeper(store, book, grace_seconds=grace_seconds, dataset=dataset)
+
+    async def _forget_departed(self) -> None:
+        async def work(connection: Connection) -> None:
+            asked = {"days": _DEPARTED_DAYS, "limit": _ROWS_MAX}
+            await connection.execute(query("forget_departed"), asked)
+
+        await self._database.transact(work)

@@ -1,0 +1,81 @@
+"""Parts of the calendar as ranges: days, ISO weeks, months and years, in UTC. Pure.
+
+A range is in seconds since 1970, and goes up to, but without, its end. The parts of a calendar lie
+end to end, so that every instant is in exactly one. Time is counted without leap seconds, as Unix
+does. The years are 1 to 9998, so that the end of each has a date; what lies outside has no parts.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from typing import Final
+
+from penstock.dispatcher.dag.model import Calendar
+from penstock.dispatcher.ranges.cutting import PIECES_MAX, Range
+
+_DAY_SECONDS: Final = 86_400
+_EPOCH: Final = date(1970, 1, 1).toordinal()
+FIRST: Final = (date(1, 1, 1).toordinal() - _EPOCH) * _DAY_SECONDS
+LAST: Final = (date(9999, 1, 1).toordinal() - _EPOCH) * _DAY_SECONDS
+
+
+def calendar_windows(start: int, end: int, *, size: Calendar) -> tuple[Range, ...] | None:
+    """The parts that overlap the range; None if they are too many, or not all in the calendar."""
+    if start < FIRST or end > LAST:
+        return None
+    begin = _begin(_date(start), size)
+    found: list[Range] = []
+    for _ in range(PIECES_MAX + 1):
+        if _seconds(begin) >= end:
+            return tuple(found)
+        following = _following(begin, size)
+        found.append((_seconds(begin), _seconds(following)))
+        begin = following
+    return None
+
+
+def calendar_key(start: int, *, size: Calendar) -> str:
+    """The name of the partition that begins here: 2013-01-01, 2013-W05, 2013-01 or 2013."""
+    day = _date(start)
+    match size:
+        case Calendar.DAY:
+            return f"{day.year:04}-{day.month:02}-{day.day:02}"
+        case Calendar.WEEK:
+            named = day.isocalendar()
+            return f"{named.year:04}-W{named.week:02}"
+        case Calendar.MONTH:
+            return f"{day.year:04}-{day.month:02}"
+        case Calendar.YEAR:
+            return f"{day.year:04}"
+
+
+def _begin(day: date, size: Calendar) -> date:
+    match size:
+        case Calendar.DAY:
+            return day
+        case Calendar.WEEK:
+            return day - timedelta(days=day.weekday())
+        case Calendar.MONTH:
+            return day.replace(day=1)
+        case Calendar.YEAR:
+            return day.replace(month=1, day=1)
+
+
+def _following(begin: date, size: Calendar) -> date:
+    match size:
+        case Calendar.DAY:
+            return begin + timedelta(days=1)
+        case Calendar.WEEK:
+            return begin + timedelta(days=7)
+        case Calendar.MONTH:
+            return (begin + timedelta(days=31)).replace(day=1)
+        case Calendar.YEAR:
+            return begin.replace(year=begin.year + 1)
+
+
+def _date(seconds: int) -> date:
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)).date()
+
+
+def _seconds(day: date) -> int:
+    return (day.toordinal() - _EPOCH) * _DAY_SECONDS

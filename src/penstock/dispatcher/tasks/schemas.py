@@ -1,0 +1,161 @@
+"""Whether what attempts have made fits the schemas of their datasets, which only grow.
+
+All partitions of a generation share a schema; the rules are `penstock.datasets.schema`'s. Mostly
+nothing changes, and that is seen without a lock, for what a schema allows once it allows for ever.
+Where one has to grow, the attempts are locked, then the schemas, and what is grown is grown in the
+order of the tasks: each of them fits all of its outputs, or is refused and changes nothing, and its
+neighbours go on. The order of locks is tasks by id, then schemas, then partitions by name.
+
+Called by `penstock.dispatcher.tasks.ending`, in its transaction and before it ends anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from penstock.datasets.schema import Column, evolve
+from penstock.dispatcher.database.pool import Connection
+from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.tasks.rows import fence_arrays, storable
+from penstock.dispatcher.tasks.values import Completion, Output
+from penstock.kernel.errors import SchemaRefused
+
+Columns = tuple[Column, ...]
+Place = tuple[str, str]
+"""A dataset and its generation."""
+
+
+async def refuse_misfits(
+    connection: Connection, completions: Sequence[Completion]
+) -> Mapping[int, str]:
+    """Grow the schemas as these need it; returns why, by task, for those that do not fit.
+
+    Until the end of the transaction nobody removes partitions of what they have written.
+    """
+    said = output_arrays(completions)
+    if not said["output_tasks"]:
+        return {}
+    held = await (await connection.execute(query("hold_outputs"), said)).fetchall()
+    places = {
+        (task_id, row["dataset"]): (row["dataset"], row["generation"])
+        for row in held
+        for task_id in row["tasks"]
+    }
+    schemas = {(row["dataset"], row["generation"]): _columns(row["columns"]) for row in held}
+    unfit = [each for each in completions if not _fits(each, places, schemas)]
+    return await _grow(connection, unfit, places) if unfit else {}
+
+
+def output_arrays(completions: Iterable[Completion]) -> Mapping[str, Sequence[Any]]:
+    """Which datasets the tasks say to have written."""
+    said = [(each.fence.task_id, output.dataset) for each in completions for output in each.outputs]
+    return {
+        "output_tasks": [task_id for task_id, _ in said],
+        "output_datasets": [dataset for _, dataset in said],
+    }
+
+
+def _fits(
+    completion: Completion,
+    places: Mapping[tuple[int, str], Place],
+    schemas: Mapping[Place, Columns],
+) -> bool:
+    """Whether nothing has to change for these outputs. What is misplaced is not judged here."""
+    for output, place in _placed(completion, places):
+        new, held = _said(output), schemas[place]
+        # Mostly they are the very same.
+        if not new or new == held:
+            continue
+        try:
+            grown = evolve(held, new)
+        except SchemaRefused:
+            return False
+        if grown != held:
+            return False
+    return True
+
+
+async def _grow(
+    connection: Connection,
+    completions: Sequence[Completion],
+    places: Mapping[tuple[int, str], Place],
+) -> Mapping[int, str]:
+    """The same under locks, by those whose attempts are current and whose outputs are theirs."""
+    fences = fence_arrays(each.fence for each in completions)
+    found = await connection.execute(query("hold_attempts"), fences)
+    current = {row["task_id"] for row in await found.fetchall()}
+    found = await connection.execute(query("misplaced_outputs"), output_arrays(completions))
+    current -= {row["task_id"] for row in await found.fetchall()}
+    asking = sorted(
+        (each for each in completions if each.fence.task_id in current),
+        key=lambda each: each.fence.task_id,
+    )
+    wanted = sorted({place for each in asking for _, place in _placed(each, places)})
+    if not wanted:
+        return {}
+    named = {
+        "datasets": [dataset for dataset, _ in wanted],
+        "generations": [generation for _, generation in wanted],
+    }
+    await connection.execute(query("make_schemas"), named)
+    rows = await (await connection.execute(query("lock_schemas"), named)).fetchall()
+    before = {(row["dataset"], row["generation"]): _columns(row["columns"]) for row in rows}
+    after, refused = _grown(asking, places, before)
+    changed = sorted(place for place in after if after[place] != before[place])
+    if changed:
+        asked = {
+            "datasets": [dataset for dataset, _ in changed],
+            "generations": [generation for _, generation in changed],
+            "columns": [Jsonb([_plain(each) for each in after[place]]) for place in changed],
+        }
+        await connection.execute(query("grow_schemas"), asked)
+    return refused
+
+
+def _grown(
+    completions: Iterable[Completion],
+    places: Mapping[tuple[int, str], Place],
+    schemas: Mapping[Place, Columns],
+) -> tuple[Mapping[Place, Columns], Mapping[int, str]]:
+    """What schemas become, and who is refused. One who is refused grows nothing."""
+    grown, refused = dict(schemas), dict[int, str]()
+    for completion in completions:
+        own = dict(grown)
+        try:
+            for output, place in _placed(completion, places):
+                own[place] = evolve(own[place], _said(output))
+        except SchemaRefused as error:
+            refused[completion.fence.task_id] = f"{error.message} {error.hint}".strip()
+        else:
+            grown = own
+    return grown, refused
+
+
+def _placed(
+    completion: Completion, places: Mapping[tuple[int, str], Place]
+) -> Iterable[tuple[Output, Place]]:
+    for output in completion.outputs:
+        place = places.get((completion.fence.task_id, output.dataset))
+        if place is not None:
+            yield output, place
+
+
+def _said(output: Output) -> Columns:
+    """The columns of an output, as Postgres can hold them."""
+    columns = () if output.facts is None else output.facts.columns
+    return tuple(
+        Column(storable(each.name), storable(each.type), each.is_nullable) for each in columns
+    )
+
+
+def _columns(plain: Sequence[Mapping[str, Any]] | None) -> Columns:
+    return tuple(
+        Column(each["name"], each["type"], each.get("is_nullable", True)) for each in plain or ()
+    )
+
+
+def _plain(column: Column) -> Mapping[str, Any]:
+    return {"name": column.name, "type": column.type, "is_nullable": column.is_nullable}

@@ -1,0 +1,1 @@
+"""How data gets into Spark and out of it: one interface, and a way for each kind of place."""

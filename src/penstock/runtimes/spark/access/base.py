@@ -1,0 +1,128 @@
+"""What a way of access is. `choosing` takes one for where data lies and where Spark runs.
+
+An access makes a DataFrame of files that are named, each with its sum, and brings the rows of a
+DataFrame into files below a location that only this attempt writes to. It says which files those
+are: the ones that Spark's own commit has left there, or that its tasks have reported. It writes no
+manifest, and publishes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+from urllib.parse import quote
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from penstock.datasets.manifest import File
+from penstock.datasets.schema import Column
+from penstock.datasets.snapshot import DataFile
+from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.spark.columns import ddl
+from penstock.runtimes.spark.configs import PARTITION
+
+_PATH: Final = "_penstock_path"
+_WILD: Final = re.compile(r"[\[\]{}*?\\]")
+"""What is a pattern to Spark, and may be in the name of somebody's folder."""
+_KEPT: Final = "/~!$&'()*+,;=:@-._"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """Some files. With a tag, each of their rows has it in the column `_partition`."""
+
+    files: Sequence[DataFile]
+    tag: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where rows go."""
+
+    location: str
+    staging: str
+    """A location that only this attempt writes to, for what is on its way."""
+    file_bytes: int
+
+
+class Access(Protocol):
+    """A way of access. Its methods may be called from several threads at once."""
+
+    name: str
+    """In a few words, for the log."""
+
+    def frame(
+        self,
+        session: Any,
+        slices: Sequence[Slice],
+        columns: Sequence[Column] | None,
+        held: ExitStack,
+    ) -> DataFrame:
+        """The rows of these files. What has to stay while they are read is put into `held`."""
+        ...
+
+    def write(self, frame: DataFrame, target: Target) -> tuple[File, ...]:
+        """Write all rows of a frame; returns the files, without empty ones."""
+        ...
+
+    def wrote(self, location: str, file: File) -> None:
+        """A file was written there by this process, which knows its sum."""
+        ...
+
+
+def nothing_inside(session: Any, columns: Sequence[Column] | None, *, is_tagged: bool) -> DataFrame:
+    """A frame without rows."""
+    if columns is None:
+        raise WorkFailed(
+            "An input has neither a manifest nor a Parquet file, so nobody knows its columns.",
+            is_retried=False,
+        )
+    frame: DataFrame = session.createDataFrame([], ddl(columns))
+    return frame.withColumn(PARTITION, F.lit("")) if is_tagged else frame
+
+
+def read_paths(
+    session: Any,
+    paths: Sequence[tuple[str, str | None]],
+    columns: Sequence[Column] | None,
+) -> DataFrame:
+    """Files that Spark reads by itself, each with its tag."""
+    # Otherwise a folder that is called `day=1` would be a column.
+    reader = session.read.option("recursiveFileLookup", "true")
+    if columns is None:
+        reader = reader.option("mergeSchema", "true")
+    else:
+        reader = reader.schema(ddl(columns))
+    frame: DataFrame = reader.parquet(*(_WILD.sub(r"\\\g<0>", path) for path, _ in paths))
+    tags = {tag for _, tag in paths}
+    if tags == {None}:
+        return frame
+    if len(tags) == 1:
+        return frame.withColumn(PARTITION, F.lit(tags.pop()))
+    spelt = [(how, tag) for path, tag in paths for how in _spellings(path)]
+    table = session.createDataFrame(spelt, f"{_PATH} string, _tag string")
+    joined = frame.select("*", F.col("_metadata.file_path").alias(_PATH)).join(
+        F.broadcast(table), _PATH, "left"
+    )
+    # A path that is spelt in a way that nobody thought of must not cost a row.
+    unknown = F.raise_error(F.concat(F.lit("no partition is known for "), F.col(_PATH)))
+    tagged = joined.withColumn(PARTITION, F.coalesce(F.col("_tag"), unknown.cast("string")))
+    return tagged.drop(_PATH, "_tag")
+
+
+def _spellings(path: str) -> set[str]:
+    """How Spark may write the path of a file: versions differ."""
+    scheme, _, rest = path.partition(":")
+    plain = rest if not rest.startswith("///") else rest[2:]
+    escaped = {quote(plain, safe=_KEPT), _escaped(plain), plain}
+    heads = ("file:", "file://") if scheme == "file" else (f"{scheme}:",)
+    return {head + each for head in heads for each in escaped}
+
+
+def _escaped(plain: str) -> str:
+    """As Java does it: what is not ASCII stays."""
+    return "".join(each if ord(each) > 127 else quote(each, safe=_KEPT) for each in plain)

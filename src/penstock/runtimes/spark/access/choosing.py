@@ -1,0 +1,67 @@
+"""Which way of access fits: by where the data lies, where Spark runs, and what it has."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.datasets.cache import Cache
+from penstock.datasets.transfer import Transfer
+from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.spark.access.base import Access
+from penstock.runtimes.spark.access.fetched import Fetched
+from penstock.runtimes.spark.access.native import Native
+from penstock.runtimes.spark.access.remote import Remote, S3a
+from penstock.runtimes.spark.settings import SparkSettings
+
+_log = logging.getLogger(__name__)
+_S3A: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+
+
+class Accesses:
+    """The ways of access of one host, each made when it is needed first, and said in the log."""
+
+    def __init__(self, settings: SparkSettings, transfer: Transfer, session: Any) -> None:
+        self._settings = settings
+        self._transfer = transfer
+        self._session = session
+        self._made: dict[str, Access] = {}
+        self._lock = threading.Lock()
+
+    def to(self, location: str) -> Access:
+        """The way to this location."""
+        scheme = location.partition(":")[0]
+        with self._lock:
+            if scheme not in self._made:
+                made = self._choose(scheme, location)
+                _log.info("data at %s:// is reached through %s", scheme, made.name)
+                self._made[scheme] = made
+            return self._made[scheme]
+
+    def _choose(self, scheme: str, location: str) -> Access:
+        if scheme == "file":
+            return Native(self._transfer)
+        if scheme != "s3":
+            raise WorkFailed(
+                f"Spark jobs read and write file:// and s3://, and not {location!r}.",
+                is_retried=False,
+            )
+        if self._settings.is_local:
+            folder = Path(self._settings.data) / "spark"
+            cache = Cache(
+                folder / "cache", self._transfer, bytes_max=self._settings.cache_bytes_max
+            )
+            return Fetched(self._transfer, cache, folder=folder / "out")
+        return S3a(self._transfer) if _has_s3a(self._session) else Remote(self._transfer)
+
+
+def _has_s3a(session: Any) -> bool:
+    """Whether the driver has Hadoop's S3A. Of a Connect server nobody can ask that."""
+    jvm = getattr(session, "_jvm", None)
+    if jvm is None:
+        return False
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    path = _S3A.replace(".", "/") + ".class"
+    return loader is not None and loader.getResource(path) is not None

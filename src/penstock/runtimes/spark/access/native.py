@@ -1,0 +1,114 @@
+"""Files of a folder that Spark and this process both see: `file://`, read and written by Spark.
+
+The sum of a file is verified once while this process lives: what was verified, or written here, is
+remembered by its size and the time it was changed.
+
+Spark's writer commits into a folder of the attempt's own; what it has left there is then renamed to
+where it belongs. A crash leaves that folder, which is swept with the attempt.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+
+from penstock.datasets.manifest import File
+from penstock.datasets.schema import Column
+from penstock.datasets.snapshot import DataFile
+from penstock.datasets.transfer import Transfer
+from penstock.kernel.errors import Damaged
+from penstock.runtimes.spark.access.base import Slice, Target, nothing_inside, read_paths
+from penstock.runtimes.spark.access.folders import left_by_spark
+from penstock.runtimes.task import path_of
+
+_REMEMBERED_MAX: Final = 100_000
+_AT_ONCE: Final = 4
+
+
+class Native:
+    """Spark reads and writes the files itself."""
+
+    name = "paths that Spark opens itself"
+
+    def __init__(self, transfer: Transfer) -> None:
+        self._transfer = transfer
+        self._verified: OrderedDict[tuple[str, int, int], str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def frame(
+        self,
+        session: Any,
+        slices: Sequence[Slice],
+        columns: Sequence[Column] | None,
+        held: ExitStack,
+    ) -> DataFrame:
+        del held  # what is published stays while a task that was given it runs
+        self._verify([each for some in slices for each in some.files])
+        paths = [
+            (f"file://{path_of(each.location)}", some.tag) for some in slices for each in some.files
+        ]
+        if not paths:
+            is_tagged = any(some.tag is not None for some in slices)
+            return nothing_inside(session, columns, is_tagged=is_tagged)
+        return read_paths(session, paths, columns)
+
+    def write(self, frame: DataFrame, target: Target) -> tuple[File, ...]:
+        folder = path_of(target.staging) / "spark"
+        frame.write.mode("overwrite").parquet(f"file://{folder}")
+        home = path_of(target.location)
+        home.mkdir(parents=True, exist_ok=True)
+        made = []
+        for number, (path, rows) in enumerate(left_by_spark(folder)):
+            name = f"part-{number:05}.parquet"
+            path.replace(home / name)
+            sent = self._transfer.sum(f"{target.location}/{name}")
+            file = File(name=name, rows=rows, bytes=sent.bytes, sha256=sent.sha256)
+            self.wrote(f"{target.location}/{name}", file)
+            made.append(file)
+        shutil.rmtree(folder, ignore_errors=True)
+        return tuple(made)
+
+    def wrote(self, location: str, file: File) -> None:
+        path = path_of(location)
+        with self._lock:
+            self._verified[_stamp(path)] = file.sha256
+            while len(self._verified) > _REMEMBERED_MAX:
+                self._verified.popitem(last=False)
+
+    def _verify(self, files: Iterable[DataFile]) -> None:
+        todo = [each for each in files if each.sha256 is not None and not self._is_known(each)]
+        if len(todo) == 1:
+            self._look(todo[0])
+        elif todo:
+            with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-verify") as pool:
+                for _ in pool.map(self._look, todo):
+                    pass
+
+    def _is_known(self, file: DataFile) -> bool:
+        try:
+            stamp = _stamp(path_of(file.location))
+        except OSError:
+            return False
+        with self._lock:
+            return self._verified.get(stamp) == file.sha256
+
+    def _look(self, file: DataFile) -> None:
+        assert file.sha256 is not None
+        sent = self._transfer.verify(file.location, sha256=file.sha256)
+        if sent.bytes != file.bytes:
+            raise Damaged(f"{file.location} has another size than its manifest says.")
+        found = File(name="-", rows=0, bytes=sent.bytes, sha256=sent.sha256)
+        self.wrote(file.location, found)
+
+
+def _stamp(path: Path) -> tuple[str, int, int]:
+    found = path.stat()
+    return str(path), found.st_size, found.st_mtime_ns

@@ -1,0 +1,146 @@
+"""A bucket and a cluster whose executors share no disk with us: they read and write it themselves.
+
+Reading is a Python data source (`source`). Writing is a map over Arrow batches: each Spark task
+writes Parquet to a temporary file, sends it under a name that no other task has, and reports it. A
+file counts only if the task that reported it succeeded: what a failed or a second attempt of a task
+has sent lies there and is not named. Executors need Penstock and its requirements for Spark.
+
+`S3a` reads through Hadoop's own `s3a://` where the cluster has it, and writes like the other: what
+S3A renames at its commit is neither quick nor reported. It cannot verify sums: it reads parts of
+files. `penstock dataset verify` does.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import parquet
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+
+from penstock.datasets.manifest import File
+from penstock.datasets.schema import Column
+from penstock.datasets.transfer import Transfer
+from penstock.kernel.entropy import new_id, system_entropy
+from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.spark.access.base import Slice, Target, nothing_inside, read_paths
+from penstock.runtimes.spark.access.source import TaggedFile, source_of
+from penstock.runtimes.spark.columns import ddl
+from penstock.runtimes.spark.configs import PARTITION
+
+_REPORT: Final = "name string, rows bigint, bytes bigint, sha256 string"
+
+
+class Remote:
+    """Executors read and write the bucket."""
+
+    name = "a data source that executors fetch files with, and an Arrow map that writes them"
+
+    def __init__(self, transfer: Transfer) -> None:
+        self._transfer = transfer
+
+    def frame(
+        self,
+        session: Any,
+        slices: Sequence[Slice],
+        columns: Sequence[Column] | None,
+        held: ExitStack,
+    ) -> DataFrame:
+        del held
+        files = [TaggedFile(each, some.tag) for some in slices for each in some.files]
+        is_tagged = any(some.tag is not None for some in slices)
+        if not files:
+            return nothing_inside(session, columns, is_tagged=is_tagged)
+        if columns is None:
+            raise WorkFailed(
+                "An input has no manifest, so nobody knows its columns here: on a cluster without"
+                " s3a, inputs have to be made by Penstock's Spark jobs.",
+                is_retried=False,
+            )
+        name = f"penstock_{new_id(system_entropy(), characters=12)}"
+        session.dataSource.register(source_of(name, self._transfer, files))
+        tag = [Column(PARTITION, "string")] if is_tagged else []
+        frame: DataFrame = session.read.format(name).schema(ddl([*columns, *tag])).load()
+        return frame
+
+    def write(self, frame: DataFrame, target: Target) -> tuple[File, ...]:
+        reported = frame.mapInArrow(_Writing(self._transfer, target), _REPORT).collect()
+        made = (
+            File(name=each.name, rows=each.rows, bytes=each.bytes, sha256=each.sha256)
+            for each in reported
+        )
+        return tuple(sorted(made, key=lambda each: each.name))
+
+    def wrote(self, location: str, file: File) -> None:
+        del location, file  # executors fetch it like any other
+
+
+class S3a(Remote):
+    """Executors read the bucket by themselves."""
+
+    name = "s3a:// for reading, and an Arrow map that writes"
+
+    def frame(
+        self,
+        session: Any,
+        slices: Sequence[Slice],
+        columns: Sequence[Column] | None,
+        held: ExitStack,
+    ) -> DataFrame:
+        del held
+        paths = [
+            (re.sub("^s3://", "s3a://", each.location), some.tag)
+            for some in slices
+            for each in some.files
+        ]
+        if not paths:
+            is_tagged = any(some.tag is not None for some in slices)
+            return nothing_inside(session, columns, is_tagged=is_tagged)
+        return read_paths(session, paths, columns)
+
+
+class _Writing:
+    """What a Spark task does to write its rows. Travels to executors."""
+
+    def __init__(self, transfer: Transfer, target: Target) -> None:
+        self._transfer = transfer
+        self._target = target
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        stem = f"part-{context.partitionId():05}-{context.taskAttemptId()}"
+        number, writer, path = 0, None, Path()
+        with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+            for batch in batches:
+                if not batch.num_rows:
+                    continue
+                if writer is None:
+                    path = Path(folder, f"{stem}-{number:03}.parquet")
+                    writer = parquet.ParquetWriter(path, batch.schema)
+                    number += 1
+                writer.write_batch(batch)
+                if path.stat().st_size >= self._target.file_bytes:
+                    yield self._sent(path, writer)
+                    writer = None
+            if writer is not None:
+                yield self._sent(path, writer)
+
+    def _sent(self, path: Path, writer: Any) -> pa.RecordBatch:
+        writer.close()
+        rows = parquet.read_metadata(path).num_rows
+        sent = self._transfer.send(path, f"{self._target.location}/{path.name}")
+        path.unlink()
+        report = {
+            "name": [path.name],
+            "rows": [rows],
+            "bytes": [sent.bytes],
+            "sha256": [sent.sha256],
+        }
+        return pa.RecordBatch.from_pydict(report)

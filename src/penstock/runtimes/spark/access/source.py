@@ -1,0 +1,137 @@
+"""A Python data source for files of a bucket, and the filters that reach it. Runs on executors.
+
+Each file is one partition: it is fetched to a temporary file, its sum is verified, and the columns
+that are wanted are read in batches. Filters that Spark pushes skip row groups and rows; Spark
+applies them again, so here they are only an economy. Classes are made for one read and travel by
+value with what they need, so that no key of a bucket is ever part of a plan that people look at.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import dataset as arrow_dataset
+from pyspark.sql import datasource, types
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from penstock.datasets.snapshot import DataFile
+from penstock.datasets.transfer import Transfer
+from penstock.runtimes.spark.configs import PARTITION
+
+_ROWS_MAX: Final = 50_000
+_PUSHED: Final[Mapping[type[Any], Callable[[Any, Any], Any]]] = {
+    datasource.EqualTo: lambda field, value: field == value,
+    datasource.GreaterThan: lambda field, value: field > value,
+    datasource.GreaterThanOrEqual: lambda field, value: field >= value,
+    datasource.LessThan: lambda field, value: field < value,
+    datasource.LessThanOrEqual: lambda field, value: field <= value,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedFile:
+    """A file, and what its rows have in the column `_partition`."""
+
+    file: DataFile
+    tag: str | None
+
+
+class FilePartition(datasource.InputPartition):
+    """The file of one task."""
+
+    def __init__(self, tagged: TaggedFile) -> None:
+        self.value = tagged
+
+
+class FileReader(datasource.DataSourceReader):
+    """Reads files with a schema: columns that a file lacks are null."""
+
+    def __init__(
+        self, transfer: Transfer, files: Sequence[TaggedFile], schema: types.StructType
+    ) -> None:
+        self._transfer = transfer
+        self._files = tuple(files)
+        self._schema = schema
+        self._filters: list[tuple[type[Any], str, Any]] = []
+
+    def pushFilters(  # noqa: N802 - the name is Spark's
+        self, filters: list[datasource.Filter]
+    ) -> Iterable[datasource.Filter]:
+        for each in filters:
+            attribute: tuple[str, ...] = getattr(each, "attribute", ())
+            value = getattr(each, "value", None)
+            if type(each) in _PUSHED and len(attribute) == 1 and attribute[0] != PARTITION:
+                self._filters.append((type(each), attribute[0], value))
+            # Spark applies them all the same.
+            yield each
+
+    def partitions(self) -> Sequence[datasource.InputPartition]:
+        return [FilePartition(each) for each in self._files]
+
+    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, FilePartition)
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        yield from read_file(self._transfer, partition.value, schema, self._filters)
+
+
+def read_file(
+    transfer: Transfer,
+    tagged: TaggedFile,
+    schema: pa.Schema,
+    filters: Sequence[tuple[type[Any], str, Any]] = (),
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a file in batches, as the schema says."""
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        path = Path(folder, "file.parquet")
+        transfer.fetch(tagged.file.location, path, sha256=tagged.file.sha256)
+        held = arrow_dataset.dataset(str(path), format="parquet")
+        names = [name for name in schema.names if name in held.schema.names]
+        scanner = held.scanner(
+            columns=names, filter=_expression(filters, names), batch_size=_ROWS_MAX
+        )
+        for batch in scanner.to_batches():
+            if batch.num_rows:
+                yield _fitted(batch, schema, tagged.tag)
+
+
+def source_of(
+    name: str, transfer: Transfer, files: Sequence[TaggedFile]
+) -> type[datasource.DataSource]:
+    """A data source of this name that has these files."""
+
+    class Files(datasource.DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+        def reader(self, schema: types.StructType) -> datasource.DataSourceReader:
+            return FileReader(transfer, files, schema)
+
+    return Files
+
+
+def _expression(filters: Sequence[tuple[type[Any], str, Any]], names: Sequence[str]) -> Any:
+    found = None
+    for kind, name, value in filters:
+        if name in names:
+            one = _PUSHED[kind](arrow_dataset.field(name), pa.scalar(value))
+            found = one if found is None else found & one
+    return found
+
+
+def _fitted(batch: pa.RecordBatch, schema: pa.Schema, tag: str | None) -> pa.RecordBatch:
+    """A batch with just the columns of a schema."""
+    columns = []
+    for field in schema:
+        if field.name == PARTITION and tag is not None:
+            columns.append(pa.array([tag] * batch.num_rows, field.type))
+        elif field.name in batch.schema.names:
+            columns.append(batch.column(field.name).cast(field.type))
+        else:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

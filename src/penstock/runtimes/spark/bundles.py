@@ -1,0 +1,121 @@
+"""Work on its way to a host: tickets, and the bundles that they travel in. Imports no Spark.
+
+A *ticket* is one call of `run`: its work, its voice, and how it ends. A *bundle* is what one host
+runs as one: a ticket, or those of a batch. Bundles are *gathering* until all tickets of the batch
+have come or a moment has passed, then *waiting* for a place, *running* in a host, and *over*. A
+ticket that is dropped leaves a bundle that is not running yet; in one that runs it stays, unwanted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.base import Finished, Voice, Work
+
+GATHER_SECONDS: Final = 0.05
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """One call of `run`."""
+
+    work: Work
+    voice: Voice
+    end: asyncio.Future[Finished]
+    """Cancelled if nobody waits for it any more."""
+
+    def finish(self, finished: Finished) -> None:
+        if not self.end.done():
+            self.end.set_result(finished)
+
+    def fail(self, reason: str, *, is_retried: bool = True) -> None:
+        if not self.end.done():
+            self.end.set_exception(WorkFailed(reason, is_retried=is_retried))
+
+    def tell(self, said: Mapping[str, Any]) -> None:
+        if not self.end.done():
+            self.voice.progress(said)
+
+
+@dataclass(eq=False, slots=True)
+class Bundle:
+    """Tickets that are run as one, by the id of their task."""
+
+    number: int
+    expected: int
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Nothing of it runs any more."""
+    is_stuck: bool = False
+    """It was asked to end, and has not."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for something of it."""
+        return any(not ticket.end.done() for ticket in self.tickets.values())
+
+    def fail(self, reason: str, *, is_retried: bool = True) -> None:
+        """End whatever of it has not ended."""
+        for ticket in self.tickets.values():
+            ticket.fail(reason, is_retried=is_retried)
+
+
+class Gathering:
+    """Puts tickets of one batch into one bundle."""
+
+    def __init__(self, whole: Callable[[Bundle], None]) -> None:
+        """`whole` is given every bundle that is to be run."""
+        self._whole = whole
+        self._bundles: dict[str, tuple[Bundle, asyncio.TimerHandle]] = {}
+        self._number = 0
+
+    def add(self, ticket: Ticket) -> Bundle:
+        """The bundle that the ticket is in."""
+        batch, task_id = ticket.work.batch, ticket.work.task_id
+        if not batch or ticket.work.batch_size < 2:
+            bundle = self._new(1)
+            bundle.tickets[task_id] = ticket
+            self._whole(bundle)
+            return bundle
+        if batch in self._bundles and task_id in self._bundles[batch][0].tickets:
+            self._close(batch)
+        if batch not in self._bundles:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(GATHER_SECONDS, self._close, batch)
+            self._bundles[batch] = (self._new(ticket.work.batch_size), timer)
+        bundle, _ = self._bundles[batch]
+        bundle.tickets[task_id] = ticket
+        if len(bundle.tickets) >= bundle.expected:
+            self._close(batch)
+        return bundle
+
+    def drop(self, ticket: Ticket) -> bool:
+        """Take a ticket out, if it is in a bundle that is still gathering."""
+        batch, task_id = ticket.work.batch, ticket.work.task_id
+        bundle = self._bundles[batch][0] if batch in self._bundles else None
+        if bundle is None or bundle.tickets.get(task_id) is not ticket:
+            return False
+        del bundle.tickets[task_id]
+        bundle.expected -= 1
+        if len(bundle.tickets) >= bundle.expected:
+            self._close(batch)
+        return True
+
+    def close(self) -> None:
+        """Gather no longer."""
+        for batch in tuple(self._bundles):
+            self._close(batch)
+
+    def _new(self, expected: int) -> Bundle:
+        self._number += 1
+        return Bundle(self._number, expected)
+
+    def _close(self, batch: str) -> None:
+        bundle, timer = self._bundles.pop(batch)
+        timer.cancel()
+        if bundle.tickets:
+            self._whole(bundle)

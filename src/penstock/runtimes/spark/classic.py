@@ -1,0 +1,223 @@
+"""Sessions of a JVM that this process starts: local masters and clusters. Imports PySpark.
+
+The JVM is a child in the process group of the host, so it ends with it. It is started by PySpark's
+own launcher, with its output in the log of the host. All sessions share one SparkContext; each
+thread of ours has a thread in the JVM (pinned threads), which is what groups, pools and the task in
+lines of the log hang on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.spark.archive import archive_of
+from penstock.runtimes.spark.conf import classic_conf, environment, java_options, log_config
+from penstock.runtimes.spark.java import find_java, packaged_java, spark_home_of
+from penstock.runtimes.spark.metrics import metrics_of, progress_of
+from penstock.runtimes.spark.sessions import Group
+from penstock.runtimes.spark.settings import SparkSettings
+
+_log = logging.getLogger(__name__)
+
+_JOBS_MAX: Final = 100
+_STAGES_MAX: Final = 300
+"""How much of a task's Spark jobs is looked at."""
+_BUS_MS: Final = 500
+_OUT_OF_MEMORY_CODE: Final = 3
+_END_SECONDS: Final = 1.0
+_STOP_SECONDS: Final = 4.0
+
+
+class ClassicSessions:
+    """Sessions of one SparkContext."""
+
+    def __init__(self, settings: SparkSettings, folder: Path, ended: Callable[[str], None]) -> None:
+        """Start the JVM. `ended` is told when it has ended unasked, and why."""
+        self._settings = settings
+        self._ended = ended
+        self._is_stopped = False
+        self._is_started = False
+        java = find_java(settings.java, os.environ, packaged=packaged_java())
+        self.java = java.version
+        self.archive = archive_of(settings, java)
+        self._gateway, conf = self._launch(settings, folder, spark_home_of(java, _kept(settings)))
+        self._process: subprocess.Popen[bytes] = self._gateway.proc
+        self.jvm = self._process.pid
+        threading.Thread(target=self._watch, name="penstock-jvm", daemon=True).start()
+        context = SparkContext(conf=conf, gateway=self._gateway)
+        self._context = context
+        self._spark_context = context._jsc.sc()  # noqa: SLF001 - PySpark has no other way
+        self._mapper = _mapper(context)
+        self._store = self._spark_context.statusStore()
+        self._tracker = self._spark_context.statusTracker()
+        # A name in the JVM costs a call for each of its parts, so these are looked up once.
+        jvm: Any = context._jvm  # noqa: SLF001 - PySpark has no other way
+        self._mdc = jvm.org.slf4j.MDC
+        self._arrays = jvm.java.util.Arrays
+        self.spark = context.version
+        self.base = SparkSession(context)
+        self._untouched: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self._thread = threading.local()
+        self._is_started = True
+
+    def fresh(self) -> Any:
+        session = self.base.newSession()
+        self._untouched[session] = _settings_of(session)
+        return session
+
+    def enter(self, session: Any, group: Group) -> None:
+        del session  # all have one context
+        context = self._context
+        if not getattr(self._thread, "has_pool", False):
+            context.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
+            self._thread.has_pool = True
+        context.setJobGroup(group.name, group.title, interruptOnCancel=True)
+        context.setLocalProperty("mdc.penstock", group.tasks)
+        self._mdc.put("mdc.penstock", group.tasks)
+
+    def leave(self, session: Any) -> bool:
+        try:
+            self._mdc.clear()
+            session._jsparkSession.sessionState().catalog().clearTempTables()  # noqa: SLF001
+            return bool(_settings_of(session).equals(self._untouched[session]))
+        except (Py4JError, OSError, KeyError):
+            return False
+
+    def cancel(self, group: str) -> None:
+        self._spark_context.cancelJobGroupAndFutureJobs(group)
+
+    def progress(self, groups: Sequence[str]) -> Mapping[str, int]:
+        return progress_of(self._jobs(groups))
+
+    def metrics(self, groups: Sequence[str]) -> Mapping[str, Any]:
+        with suppress(Py4JError):
+            # What has ended is known a moment later; in vain is no harm.
+            self._spark_context.listenerBus().waitUntilEmpty(_BUS_MS)
+        jobs = self._jobs(groups)
+        stages = dict.fromkeys(stage for job in jobs for stage in job["stageIds"])
+        get = self._store.lastStageAttempt
+        found = (self._read(get, stage) for stage in list(stages)[:_STAGES_MAX])
+        return metrics_of(len(jobs), [stage for stage in found if stage is not None])
+
+    def why_dead(self) -> str:
+        try:
+            if not self._spark_context.isStopped():
+                return ""
+        except (Py4JError, OSError):
+            return self._why_ended()
+        return "The session of Spark was stopped while the task ran; nothing may call its stop()."
+
+    def stop(self, seconds: float = _STOP_SECONDS) -> None:
+        """End the session, and the JVM if that takes no longer than this."""
+        self._is_stopped = True
+        with suppress(Exception):
+            self.base.stop()
+        with suppress(Exception):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait(seconds)
+
+    def _launch(
+        self, settings: SparkSettings, folder: Path, java_home: Path
+    ) -> tuple[Any, SparkConf]:
+        config = folder / "log4j2.properties"
+        config.write_text(log_config())
+        archive = str(self.archive.path) if self.archive.is_there else ""
+        options = java_options(settings, log_config=str(config), archive=archive)
+        said = os.environ.get("SPARK_SUBMIT_OPTS", "")
+        # A space in the path of a folder is the reason for quotes, which Spark's launcher knows.
+        os.environ["SPARK_SUBMIT_OPTS"] = " ".join([*map(shlex.quote, options), said]).strip()
+        os.environ["JAVA_HOME"] = str(java_home)
+        os.environ.update(environment(settings, folder=str(folder)))
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        conf = SparkConf(loadDefaults=False)
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        conf.setAll(list(classic_conf(settings, folder=str(folder), cores=cores).items()))
+        try:
+            launch: Any = launch_gateway
+            return launch(conf, {"stdout": sys.__stderr__, "stderr": sys.__stderr__}), conf
+        except Exception as error:
+            self.archive.forget()
+            raise WorkFailed(
+                f"The JVM of Spark did not start ({error}); its log says why."
+            ) from error
+
+    def _watch(self) -> None:
+        self._process.wait()
+        if not self._is_started:
+            # It may have been the archive; without it, the next one shows.
+            self.archive.forget()
+        if not self._is_stopped:
+            self._ended(self._why_ended())
+
+    def _why_ended(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+        code = self._process.returncode
+        if code is None:
+            return "The JVM of Spark does not answer any more."
+        if code == _OUT_OF_MEMORY_CODE:
+            return (
+                f"The JVM of Spark ran out of memory: its heap is {self._settings.driver_memory};"
+                " give it more by driver_memory, or run fewer tasks side by side."
+            )
+        if code < 0:
+            return (
+                f"The JVM of Spark was killed by signal {-code}; if nobody did that, the machine"
+                " was probably short of memory."
+            )
+        return f"The JVM of Spark ended with exit code {code}; its log says why."
+
+    def _jobs(self, groups: Sequence[str]) -> list[dict[str, Any]]:
+        """Jobs of these groups, as far as Spark remembers them."""
+        found: list[dict[str, Any]] = []
+        for group in groups:
+            said = self._arrays.toString(self._tracker.getJobIdsForGroup(group))
+            for number in sorted(json.loads(said))[: _JOBS_MAX - len(found)]:
+                job = self._read(self._store.job, number)
+                if job is not None:
+                    found.append(job)
+        return found
+
+    def _read(self, get: Callable[[int], Any], number: int) -> dict[str, Any] | None:
+        """Something of the store, in one call; None if it is there no more, or not yet."""
+        try:
+            said: dict[str, Any] = json.loads(self._mapper.writeValueAsString(get(number)))
+        except Py4JError:
+            return None
+        return said
+
+
+def _settings_of(session: Any) -> Any:
+    return session._jsparkSession.sessionState().conf().getAllConfs()  # noqa: SLF001
+
+
+def _mapper(context: SparkContext) -> Any:
+    """Turns Spark's own values to JSON, so that each costs one call."""
+    jvm = context._jvm  # noqa: SLF001 - PySpark has no other way
+    assert jvm is not None
+    mapper = jvm.com.fasterxml.jackson.databind.ObjectMapper()
+    mapper.registerModule(jvm.com.fasterxml.jackson.module.scala.DefaultScalaModule())
+    return mapper
+
+
+def _kept(settings: SparkSettings) -> Path:
+    return Path(settings.data) / "spark"

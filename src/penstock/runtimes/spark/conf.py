@@ -1,0 +1,108 @@
+"""What Spark is told when a session is made, as far as the user's own `conf` says nothing. Pure.
+
+On a local master, driver and executor are one JVM that only this machine can reach, partitions are
+few, and small ones are joined, because tasks of Penstock run side by side already. Elsewhere the
+cluster's own settings hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+from penstock.runtimes.spark.settings import SparkSettings
+
+LOOPBACK: Final = "127.0.0.1"
+_LOOPBACKS: Final = frozenset({LOOPBACK, "localhost", "::1"})
+_EVERYWHERE: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # For the data source that reads buckets; without it, a filter that is offered is an error.
+    "spark.sql.python.filterPushdown.enabled": "true",
+}
+_CLASSIC: Final = {
+    "spark.app.name": "penstock",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Every thread that runs tasks has a pool of its own, and all get their share.
+    "spark.scheduler.mode": "FAIR",
+    # What Spark remembers of plans is never looked at, and its memory is ours.
+    "spark.sql.ui.retainedExecutions": "20",
+}
+_SHUFFLES_MIN: Final = 4
+
+
+def classic_conf(settings: SparkSettings, *, folder: str, cores: int) -> Mapping[str, str]:
+    """For a session of a JVM that the host starts. `folder` is the host's own."""
+    said = {
+        **_EVERYWHERE,
+        **_CLASSIC,
+        "spark.master": settings.master,
+        "spark.driver.memory": settings.driver_memory,
+        "spark.sql.warehouse.dir": f"{folder}/warehouse",
+    }
+    if settings.is_local:
+        said |= {
+            "spark.sql.shuffle.partitions": str(max(_SHUFFLES_MIN, 2 * cores)),
+            # Files are named one by one: a Spark job that looks for them finds nothing more.
+            "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+            "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+            "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m",
+        }
+    if settings.is_local or _is_near(settings.master):
+        said |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+    return {**said, **settings.conf}
+
+
+def environment(settings: SparkSettings, *, folder: str) -> Mapping[str, str]:
+    """What the JVM gets in its environment, because Spark warns of it anywhere else."""
+    said = {}
+    if settings.is_local:
+        said["SPARK_LOCAL_IP"] = LOOPBACK
+        if "spark.local.dir" not in settings.conf:
+            said["SPARK_LOCAL_DIRS"] = f"{folder}/local"
+    return said
+
+
+def connect_conf(settings: SparkSettings) -> Mapping[str, str]:
+    """For a session of a Connect server."""
+    return {**_EVERYWHERE, **settings.conf}
+
+
+def java_options(settings: SparkSettings, *, log_config: str, archive: str) -> tuple[str, ...]:
+    """Flags of the JVM: a JVM that is out of memory ends, and says so by its exit code.
+
+    One that went on would fail tasks in ways that tell nobody anything.
+    """
+    options = ["-XX:+ExitOnOutOfMemoryError", f"-Dlog4j2.configurationFile=file:{log_config}"]
+    if settings.tiny:
+        options.append("-XX:TieredStopAtLevel=1")
+    if archive:
+        # Where it does not fit, the JVM says so, and starts without.
+        options += ["-Xshare:auto", f"-XX:SharedArchiveFile={archive}"]
+    return tuple(options)
+
+
+def log_config() -> str:
+    """The JVM's log: warnings and errors, with the task that a line is about."""
+    return """\
+rootLogger.level = warn
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = \\
+  %d{yyyy-MM-dd'T'HH:mm:ss}{UTC}Z %p %c{1}: %notEmpty{[%X{mdc.penstock}] }%m%n%ex
+# Each thread has a pool of its own, which nobody has to configure; and no Hadoop is missed.
+logger.pools.name = org.apache.spark.scheduler.FairSchedulableBuilder
+logger.pools.level = error
+logger.native.name = org.apache.hadoop.util.NativeCodeLoader
+logger.native.level = error
+"""
+
+
+def _is_near(master: str) -> bool:
+    """Whether a cluster is on this machine, and listens to nobody else."""
+    return urlsplit(master.partition(",")[0]).hostname in _LOOPBACKS

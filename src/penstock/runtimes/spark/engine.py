@@ -1,0 +1,305 @@
+"""Runs Spark jobs: reads what a task is given, runs its operator, checks and writes what comes out.
+
+A task goes through four phases: `reading` (manifests, files, sums, the plan), `running` (Spark
+computes; what is small leaves through Arrow), `checking` (expectations), `writing` (files, and the
+manifest last). Until its manifest is written there is nothing, and nobody reads it before the
+dispatcher has published it: a crash, or an attempt that was given up, leaves files that are swept.
+
+A batch runs as few Spark jobs as its tasks allow (`batching`). If such a job fails, its tasks run
+one by one within the same attempts, each with an outcome of its own. Tasks that are dropped on the
+way are not written.
+
+Called by the host, in several threads at once, each with a session of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any, Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from penstock.datasets.manifest import File
+from penstock.datasets.snapshot import DataFile
+from penstock.datasets.transfer import Transfer
+from penstock.kernel.clock import Clock, SystemClock
+from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.base import Finished, Made, Work
+from penstock.runtimes.spark.access.base import Slice
+from penstock.runtimes.spark.access.choosing import Accesses
+from penstock.runtimes.spark.batching import MEMBER, bundles, split, united
+from penstock.runtimes.spark.configs import PARTITION, JobConfig, read_config
+from penstock.runtimes.spark.errors import failed, in_field, is_too_large
+from penstock.runtimes.spark.expectations import check_frame, checked_table, with_checks
+from penstock.runtimes.spark.operators.plans import Member, Plans, is_wise
+from penstock.runtimes.spark.operators.transforms import Transforms
+from penstock.runtimes.spark.phases import Phases
+from penstock.runtimes.spark.reading import Reader, needed
+from penstock.runtimes.spark.settings import SparkSettings
+from penstock.runtimes.spark.telling import Ended, Telling
+from penstock.runtimes.spark.writing import Shape, Writer, shape_of
+
+_log = logging.getLogger(__name__)
+
+_WRITES_AT_ONCE: Final = 4
+
+
+class Engine:
+    """The engine of one host."""
+
+    def __init__(
+        self, settings: SparkSettings, session: Any, *, clock: Clock | None = None
+    ) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        transfer = Transfer(settings.store_url)
+        self._accesses = Accesses(settings, transfer, session)
+        self._reader = Reader(transfer)
+        self._writer = Writer(transfer, target_file_bytes=settings.target_file_bytes)
+        self._transforms = Transforms()
+
+    def run(self, session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
+        """Run these, which are of one job and generation; how each ended, by task id."""
+        ended: dict[int, Ended] = {}
+        members: list[Member] = []
+        tell.phase("reading")
+        self._reader.prepare(works)
+        for work in works:
+            try:
+                members.append(self._member(work))
+            except Exception as error:  # noqa: BLE001 - it is told as the task's failure
+                ended[work.task_id] = failed(error)
+        for bundle in self._bundles(members):
+            ended |= self._together(session, bundle, tell)
+        return ended
+
+    def _member(self, work: Work) -> Member:
+        config = read_config(work.operator, work.config)
+        member = Member(work=work, config=config, inputs=self._reader.inputs(work))
+        if config.operator not in ("spark.python", "spark.sql"):
+            needed(member.inputs.values(), work)
+        return member
+
+    def _bundles(self, members: Sequence[Member]) -> list[list[Member]]:
+        # A Connect server looks views up when a query runs, so one name means one thing there.
+        is_apart = self._settings.is_connect and not all(is_wise(each.config) for each in members)
+        bytes_max = -1 if is_apart else self._settings.arrow_bytes_max
+        return bundles(members, bytes_max=bytes_max)
+
+    def _together(
+        self, session: Any, members: Sequence[Member], tell: Telling
+    ) -> Mapping[int, Ended]:
+        """Run tasks as one job, and if that fails one by one."""
+        wanted = [each for each in members if not tell.is_dropped(each.work.task_id)]
+        if len(wanted) > 1:
+            tell.begin([each.work.task_id for each in wanted])
+            try:
+                with ExitStack() as held:
+                    return self._batch(session, wanted, tell, held)
+            except Exception as error:  # noqa: BLE001 - whose failure it is, is found below
+                said = failed(error, wanted[0].config)
+                _log.warning(
+                    "a batch of %s tasks of %s runs one by one, because it failed: %s",
+                    len(wanted),
+                    wanted[0].work.job,
+                    said.reason,
+                )
+        ended: dict[int, Ended] = {}
+        for each in wanted:
+            if not tell.is_dropped(each.work.task_id):
+                tell.begin([each.work.task_id])
+                ended[each.work.task_id] = self._alone(session, each, tell)
+        return ended
+
+    def _alone(self, session: Any, member: Member, tell: Telling) -> Ended:
+        try:
+            with ExitStack() as held:
+                return self._single(session, member, tell, held)
+        except Exception as error:  # noqa: BLE001 - it is told as the task's failure
+            return failed(error, member.config)
+
+    def _single(self, session: Any, member: Member, tell: Telling, held: ExitStack) -> Finished:
+        phases = Phases(tell, self._clock)
+        phases.enter("reading")
+        plans = Plans(session, self._accesses, self._transforms, held)
+        made: list[Made] = []
+        for output, frame in plans.one(member).items():
+            result = frame
+            if member.config.partition_wise:
+                result = _of_partitions(frame).drop(PARTITION)
+            shape = shape_of(result, member.config)
+            phases.enter("running")
+            files = self._files(session, member, output, frame=result, shape=shape, phases=phases)
+            if output and not tell.is_dropped(member.work.task_id):
+                phases.enter("writing")
+                made.append(self._writer.manifest(member, output, shape.columns, files))
+        return _finished(member, made, phases.seconds())
+
+    def _files(
+        self,
+        session: Any,
+        member: Member,
+        output: str,
+        *,
+        frame: DataFrame,
+        shape: Shape,
+        phases: Phases,
+    ) -> tuple[File, ...]:
+        """Compute, check and write one output of one task."""
+        config = member.config
+        if not output:
+            phases.enter("checking")
+            _explained_check(frame, config, output=output)
+            return ()
+        if shape.is_for_arrow and member.bytes_in <= self._settings.arrow_bytes_max:
+            try:
+                table = _collected(frame, config)
+            except Exception as error:
+                if not is_too_large(error):
+                    raise
+                _log.info("the result of task %s is too large for Arrow", member.work.task_id)
+            else:
+                if config.expect:
+                    phases.enter("checking")
+                table = checked_table(table, config.expect, output=output)
+                phases.enter("writing")
+                return self._write_table(member, output, table, shape)
+        location = member.work.outputs[output].location
+        access = self._accesses.to(location)
+        files = self._writer.frame(frame, shape, member, output, access)
+        if config.expect:
+            phases.enter("checking")
+            again = [_data_file(location, each) for each in files]
+            with ExitStack() as held:
+                slices = [Slice(files=again)]
+                written = access.frame(session, slices, shape.columns, held)
+                _explained_check(written, config, output=output)
+        return files
+
+    def _write_table(
+        self, member: Member, output: str, table: Any, shape: Shape
+    ) -> tuple[File, ...]:
+        if not output:
+            return ()
+        location = member.work.outputs[output].location
+        access = self._accesses.to(location)
+        file_bytes = self._writer.file_bytes(member.config)
+        return self._writer.table(table, shape, location, access, file_bytes=file_bytes)
+
+    def _batch(
+        self, session: Any, members: Sequence[Member], tell: Telling, held: ExitStack
+    ) -> Mapping[int, Ended]:
+        """Run tasks as one job. Raises if the job fails; a task of which only the rows are not as
+        expected fails alone."""
+        config = members[0].config
+        phases = Phases(tell, self._clock)
+        phases.enter("reading")
+        plans = Plans(session, self._accesses, self._transforms, held)
+        if is_wise(config) and all(each.key for each in members):
+            column, tags = PARTITION, [each.key for each in members]
+            frames = {name: _of_partitions(each) for name, each in plans.many(members).items()}
+        else:
+            column, tags = MEMBER, [str(place) for place in range(len(members))]
+            frames = _united(members, [plans.one(each) for each in members])
+        phases.enter("running")
+        tables: dict[str, tuple[Shape, Mapping[str, Any]]] = {}
+        for output, frame in frames.items():
+            shape = shape_of(frame, config, without=(column, PARTITION))
+            if not shape.is_for_arrow:
+                raise WorkFailed("The result has types that do not leave Spark through Arrow.")
+            tables[output] = shape, split(_collected(frame, config), column, tags)
+        phases.enter("writing")
+        seconds = {**phases.seconds(), "batched": len(members)}
+
+        def end(place: int) -> Ended:
+            parts = {name: (shape, some[tags[place]]) for name, (shape, some) in tables.items()}
+            return self._end(members[place], parts, seconds)
+
+        kept = [
+            place for place, each in enumerate(members) if not tell.is_dropped(each.work.task_id)
+        ]
+        with ThreadPoolExecutor(_WRITES_AT_ONCE, thread_name_prefix="penstock-write") as pool:
+            return {
+                members[place].work.task_id: each
+                for place, each in zip(kept, pool.map(end, kept), strict=True)
+            }
+
+    def _end(
+        self, member: Member, tables: Mapping[str, tuple[Shape, Any]], seconds: Mapping[str, Any]
+    ) -> Ended:
+        """Check and write what a batch has made for one task."""
+        try:
+            made: list[Made] = []
+            for output, (shape, table) in tables.items():
+                rows = checked_table(table, member.config.expect, output=output)
+                files = self._write_table(member, output, rows, shape)
+                if output:
+                    made.append(self._writer.manifest(member, output, shape.columns, files))
+            return _finished(member, made, seconds)
+        except Exception as error:  # noqa: BLE001 - it is told as the task's failure
+            return failed(error, member.config)
+
+
+def _united(
+    members: Sequence[Member], outputs: Sequence[Mapping[str, DataFrame]]
+) -> dict[str, DataFrame]:
+    is_python = members[0].config.operator == "spark.python"
+    is_tagged = members[0].config.partition_wise
+    return {
+        name: united(
+            [
+                _of_partitions(each[name]).drop(PARTITION) if is_tagged else each[name]
+                for each in outputs
+            ],
+            is_checked=is_python,
+        )
+        for name in outputs[0]
+    }
+
+
+def _of_partitions(frame: DataFrame) -> DataFrame:
+    if PARTITION not in frame.columns:
+        raise WorkFailed(
+            f"The job is partition_wise, and its result has no column {PARTITION}: take it along"
+            " from the input, and group by it.",
+            is_retried=False,
+        )
+    return frame
+
+
+def _collected(frame: DataFrame, config: JobConfig) -> Any:
+    try:
+        checked = with_checks(frame, config.expect)
+    except PySparkException as error:
+        raise in_field(error, "config.expect") from error
+    return checked.toArrow()
+
+
+def _explained_check(frame: DataFrame, config: JobConfig, *, output: str) -> None:
+    try:
+        check_frame(frame, config.expect, output=output)
+    except PySparkException as error:
+        raise in_field(error, "config.expect") from error
+
+
+def _data_file(location: str, file: File) -> DataFile:
+    return DataFile(
+        location=f"{location}/{file.name}", bytes=file.bytes, rows=file.rows, sha256=file.sha256
+    )
+
+
+def _finished(member: Member, made: Sequence[Made], seconds: Mapping[str, Any]) -> Finished:
+    facts = [each.facts for each in made if each.facts is not None]
+    metrics = {
+        "rows_in": member.rows_in,
+        "bytes_in": member.bytes_in,
+        "rows_out": sum(each.rows for each in facts),
+        "bytes_out": sum(each.bytes for each in facts),
+        "files_out": sum(each.files for each in facts),
+        **seconds,
+    }
+    return Finished(made=tuple(made), metrics=metrics)

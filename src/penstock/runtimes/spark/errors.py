@@ -1,0 +1,178 @@
+"""Why a Spark task failed, in a sentence that people read, and whether another attempt may help.
+
+Spark's errors have a condition (`UNRESOLVED_COLUMN`) and an SQLSTATE, whose class says whose fault
+it is: 42 is the query's, 22 that of the data, and both fail the same way again. Everything else may
+be the fault of a machine. The line of a SQL text is in Spark's message, that of a Python module in
+the traceback. What users' code raises is told as the runtime `process` does, and retried.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import py4j
+import pyspark
+from pyspark.errors import PySparkException
+
+from penstock.kernel.errors import Damaged, PenstockError, StoreError, WorkFailed
+from penstock.runtimes.spark.configs import JobConfig
+from penstock.runtimes.spark.telling import Failed
+from penstock.runtimes.task import DoNotRetry
+
+_REASON_CHARACTERS_MAX: Final = 4_000
+_TRACE_LINES_MAX: Final = 12
+_HOPELESS: Final = ("0A", "21", "22", "42", "44", "54", "P0")
+"""Classes of SQLSTATE that say that another attempt fails just so."""
+_LINE: Final = re.compile(r"\(?line (\d+),? pos (\d+)\)?")
+_STATE: Final = re.compile(r"[.;]?\s*SQLSTATE: ([0-9A-Z]{5})")
+_CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s*")
+_ABORTED: Final = re.compile(
+    r"Job aborted due to stage failure: .*?most recent failure: ", re.DOTALL
+)
+_TOO_LARGE: Final = "spark.driver.maxResultSize"
+_PYTHON: Final = "PYTHON_EXCEPTION"
+_INTERNAL: Final = (
+    str(Path(__file__).parents[2]),
+    str(Path(pyspark.__file__).parent),
+    str(Path(py4j.__file__).parent),
+    str(Path(importlib.__file__).parent),
+    "<frozen ",
+)
+"""Where frames begin that are not the user's."""
+
+
+def failed(error: BaseException, config: JobConfig | None = None) -> Failed:
+    """How an attempt failed."""
+    match error:
+        case WorkFailed():
+            return Failed(reason=_text(_whole(error)), is_retried=error.is_retried)
+        case Damaged():
+            return Failed(reason=_text(_whole(error)), is_retried=False)
+        case StoreError() | PenstockError():
+            return Failed(reason=_text(_whole(error)))
+        case PySparkException():
+            return _spark(error, config)
+    if type(error).__module__.startswith("py4j"):
+        return Failed(reason=_text(_java(error)))
+    said = "".join(traceback.format_exception_only(error)).strip()
+    trace = "".join(traceback.format_list(list(_frames(error)))).splitlines()
+    lines = [said, *trace[-_TRACE_LINES_MAX:]]
+    return Failed(reason=_text("\n".join(lines)), is_retried=not isinstance(error, DoNotRetry))
+
+
+def is_too_large(error: BaseException) -> bool:
+    """Whether a result did not fit into the driver."""
+    return _TOO_LARGE in str(error)
+
+
+def in_field(error: PySparkException, field: str) -> WorkFailed:
+    """An error in a piece of SQL that stands in a field of the config."""
+    is_retried = not _is_hopeless(error, str(error))
+    return WorkFailed(f"{field}: {_sentence(str(error))}", is_retried=is_retried)
+
+
+def relation_not_found(error: PySparkException) -> str:
+    """The table or view that a query names and that is not there, if that is what is wrong."""
+    if _condition(error) != "TABLE_OR_VIEW_NOT_FOUND":
+        return ""
+    said = error.getMessageParameters() or {}
+    return said.get("relationName", "").strip("`").lower()
+
+
+def _spark(error: PySparkException, config: JobConfig | None) -> Failed:
+    whole = str(error)
+    if _condition(error) == _PYTHON or "Traceback (most recent call last)" in whole:
+        return Failed(reason=_text(_python(whole)))
+    sentence = _sentence(whole)
+    where = _where(error, whole, config)
+    reason = f"{where}: {sentence}" if where else sentence
+    return Failed(reason=_text(reason), is_retried=not _is_hopeless(error, whole))
+
+
+def _condition(error: PySparkException) -> str:
+    try:
+        return error.getCondition() or ""
+    except Exception:  # noqa: BLE001 - it asks a JVM that may be gone
+        return ""
+
+
+def _is_hopeless(error: PySparkException, whole: str) -> bool:
+    if _condition(error).startswith("FAILED_READ_FILE"):
+        return False
+    found = _STATE.findall(whole)
+    try:
+        state = error.getSqlState() or (found[-1] if found else "")
+    except Exception:  # noqa: BLE001 - it asks a JVM that may be gone
+        state = found[-1] if found else ""
+    return state[:2] in _HOPELESS
+
+
+def _where(error: PySparkException, whole: str, config: JobConfig | None) -> str:
+    """The file and the line: of the SQL text, or of the user's module."""
+    if config is not None and config.sql:
+        found = _LINE.search(whole)
+        name = config.sql_file or "config.sql"
+        if found is None:
+            return name
+        line = int(found[1])
+        lines = config.sql.splitlines()
+        shown = f" ({lines[line - 1].strip()})" if 0 < line <= len(lines) else ""
+        return f"{name}, line {line}{shown}"
+    frames = list(_frames(error))
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+
+
+def _sentence(whole: str) -> str:
+    """What Spark says, without its plan, its trace and its codes; the condition comes last."""
+    said = _ABORTED.sub("", whole.strip())
+    condition = _CONDITION.search(said)
+    start = condition.end() if condition else 0
+    state = _STATE.search(said, start)
+    if state is not None:
+        said = said[start : state.start()]
+    else:
+        said = re.split(r"\n\s*at |\n== |\nDriver stacktrace|\n\n", said[start:])[0]
+    said = " ".join(said.split()).rstrip(". ")
+    return f"{said}. [{condition[1]}]" if condition else f"{said}."
+
+
+def _python(whole: str) -> str:
+    """What users' code raised on an executor: the error first, then where."""
+    _, _, trace = whole.partition("Traceback (most recent call last):")
+    trace = re.split(r"\n\s*SQLSTATE: |\n\tat ", trace)[0]
+    lines = [line for line in trace.splitlines() if line.strip()]
+    if not lines:
+        return _sentence(whole)
+    kept = [line for line in lines[:-1] if not _is_marks(line)]
+    return "\n".join([lines[-1].strip(), *kept[-_TRACE_LINES_MAX:]])
+
+
+def _java(error: BaseException) -> str:
+    """An error of the JVM that Spark has no words for."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = next((line for line in lines if not line.startswith("An error occurred")), "")
+    return f"Spark failed: {said.removeprefix(': ') or type(error).__name__}"
+
+
+def _frames(error: BaseException) -> Iterator[traceback.FrameSummary]:
+    """The frames of the user."""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not frame.filename.startswith(_INTERNAL):
+            yield frame
+
+
+def _is_marks(line: str) -> bool:
+    return not line.strip().strip("^~")
+
+
+def _whole(error: PenstockError) -> str:
+    return f"{error.message} {error.hint}".strip()
+
+
+def _text(said: str) -> str:
+    return said[:_REASON_CHARACTERS_MAX].encode("utf-8", "backslashreplace").decode()

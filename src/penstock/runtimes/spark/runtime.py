@@ -1,0 +1,128 @@
+"""The runtime `spark`: work on a warm session of Spark, in a process beside the worker's.
+
+The worker imports no Spark: its event loop sends heartbeats whatever Spark and users' code do. What
+runs, runs in a *host* (`hosts` decides in which); what a batch is becomes one run there. How a job
+is judged (`faults`) needs neither Spark nor Java, so a dispatcher can do it that has none.
+
+Of the promise that nothing of cancelled work runs on, one case is left: the code of a user that
+does not let go of its thread, in a host that others use too. `run` ends then after the grace, the
+Spark jobs of that work are cancelled, what it writes is in a folder that nobody reads, and the
+thread ends with its host, as soon as the others in it have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from penstock.kernel.clock import Clock
+from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.base import Fault, Finished, Runtime, Voice, Work
+from penstock.runtimes.spark.bundles import Gathering, Ticket
+from penstock.runtimes.spark.configs import OPERATORS, config_faults
+from penstock.runtimes.spark.hosts import STOPPED, Hosts
+from penstock.runtimes.spark.places import temporary_data
+from penstock.runtimes.spark.settings import SparkSettings, read_spark_settings
+
+ENGINE: Final = "penstock.runtimes.spark.engine:Engine"
+
+
+class SparkRuntime(Runtime):
+    """Runs jobs on Spark."""
+
+    name = "spark"
+
+    def __init__(
+        self,
+        settings: SparkSettings | None = None,
+        *,
+        engine: str = ENGINE,
+        clock: Clock | None = None,
+    ) -> None:
+        """`engine` is what runs work in the host; another one is for tests."""
+        self._settings = settings if settings is not None else SparkSettings()
+        self._engine = engine
+        self._clock = clock
+        self._hosts: Hosts | None = None
+        self._gathering: Gathering | None = None
+        self._temporary = ""
+
+    @property
+    def hosts(self) -> Hosts | None:
+        """The hosts, from `start` to `stop`."""
+        return self._hosts
+
+    @property
+    def data(self) -> str:
+        """The data folder that is in use."""
+        return self._temporary or self._settings.data
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The host processes there are."""
+        return self._hosts.pids if self._hosts is not None else ()
+
+    @property
+    def jvms(self) -> tuple[int, ...]:
+        """The JVMs of hosts that are ready."""
+        return self._hosts.jvms if self._hosts is not None else ()
+
+    async def start(self) -> None:
+        settings = self._settings
+        if not settings.data:
+            self._temporary = await asyncio.to_thread(temporary_data)
+            # What is thrown away with this runtime is made for nothing.
+            settings = msgspec.structs.replace(settings, data=self._temporary, archive=False)
+        self._hosts = Hosts(settings, engine=self._engine, clock=self._clock)
+        self._gathering = Gathering(self._hosts.submit)
+        await self._hosts.start()
+
+    async def stop(self) -> None:
+        hosts, self._hosts = self._hosts, None
+        if hosts is not None:
+            assert self._gathering is not None
+            self._gathering.close()
+            await hosts.stop()
+        if self._temporary:
+            await asyncio.to_thread(shutil.rmtree, self._temporary, ignore_errors=True)
+            self._temporary = ""
+
+    def expect(self) -> None:
+        if self._hosts is not None:
+            self._hosts.expect()
+
+    def operators(self) -> Collection[str]:
+        return OPERATORS
+
+    def faults(
+        self, operator: str, *, config: Mapping[str, Any], resources: Mapping[str, Any]
+    ) -> Iterator[Fault]:
+        yield from config_faults(operator, config)
+        for name in resources:
+            message = (
+                f"The runtime {self.name} gives tasks no {name} of their own: they share a session,"
+                " whose memory is `driver_memory` in the settings of the runtime."
+            )
+            yield Fault(f"resources.{name}", message)
+
+    async def run(self, work: Work, voice: Voice) -> Finished:
+        hosts, gathering = self._hosts, self._gathering
+        if hosts is None or gathering is None:
+            raise WorkFailed(STOPPED)
+        ticket = Ticket(work, voice, asyncio.get_running_loop().create_future())
+        bundle = gathering.add(ticket)
+        try:
+            return await ticket.end
+        except asyncio.CancelledError:
+            if not gathering.drop(ticket):
+                await hosts.drop(bundle, ticket)
+            raise
+
+
+def spark(settings: Mapping[str, Any]) -> SparkRuntime:
+    """The runtime of these settings."""
+    return SparkRuntime(read_spark_settings(settings, runtime=SparkRuntime.name))

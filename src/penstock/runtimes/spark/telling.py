@@ -1,0 +1,59 @@
+"""What the host and the engine say to each other while work runs. Imports no Spark.
+
+The host gives the engine a thread, a session and some work, which is one task or a batch of them;
+the engine returns how each of them ended. Meanwhile it asks and tells by a `Telling`: which tasks
+are still wanted, which ones the Spark jobs that it starts now are for, and what it is doing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.runtimes.base import Finished, Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """How work ended that failed: a sentence for people, and whether another attempt may help."""
+
+    reason: str
+    is_retried: bool = True
+
+
+Ended = Finished | Failed
+
+
+class Telling(Protocol):
+    """The host, as the engine sees it. Its methods may be called from the engine's thread only."""
+
+    def is_dropped(self, task_id: int) -> bool:
+        """Whether nobody wants this task any more. It is not written then."""
+        ...
+
+    def begin(self, task_ids: Collection[int]) -> None:
+        """From here on Spark jobs are for these tasks, until the next call.
+
+        If all of them are dropped, then or later, their Spark jobs are interrupted; what others
+        do never touches them. At first they are for all the tasks of the call.
+        """
+        ...
+
+    def phase(self, name: str) -> None:
+        """What is being done now, in a word: `reading`, `running`, `checking`, `writing`."""
+        ...
+
+
+class Running(Protocol):
+    """The engine, as the host sees it: `penstock.runtimes.spark.engine.Engine`.
+
+    Made once a host, with `Engine(settings, session)`. `run` is called by several threads at once.
+    """
+
+    def run(self, session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
+        """Run these, which are of one job and generation; returns how each ended, by task id.
+
+        What it does not return, or raises, is the failure of the tasks concerned.
+        """
+        ...

@@ -1,0 +1,328 @@
+"""The proof: workers, their JVMs, a dispatcher and the S3 server, killed at random with `kill -9`.
+
+The same partitions are computed in several rounds, by a chain of Spark jobs; what is in them
+depends on the number in their keys, not on the round. Nobody disturbs the first round. In the
+others a seeded plan kills processes on the way, and starts them again. In the end every partition
+of every round is published once, by the one task that completed; its files have the checksums of
+the first round; and after a sweep the bucket holds the folders that publications name, and no
+others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from penstock.datasets.layout import attempt_of, place_of
+from penstock.datasets.snapshot import Contents, files, read, verify
+from penstock.datasets.transfer import Transfer
+from penstock.dispatcher.client import Client
+from penstock.dispatcher.wire.datasets import SnapshotPart
+from penstock.kernel.entropy import Entropy, seeded_entropy
+from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, PenstockError
+from penstock.store.s3.local import LocalS3
+from tests.e2e.fleet import CLOCK
+from tests.e2e.spark_fleet import SparkFleet, Victim, patiently, spark_fleet_of
+
+_log = logging.getLogger(__name__)
+_log.setLevel(logging.INFO)
+
+SEED = int(os.environ.get("PENSTOCK_PROOF_SEED", "1"))
+PARTITIONS = int(os.environ.get("PENSTOCK_PROOF_PARTITIONS", "40"))
+ROUNDS = int(os.environ.get("PENSTOCK_PROOF_ROUNDS", "2"))
+KILLS = max(len(Victim), PARTITIONS // 20)
+"""In a round."""
+ROUND_SECONDS_MAX = 240.0 + 3 * PARTITIONS
+SWEEPS_MAX = 30
+DATASETS = ("readings", "totals", "peaks")
+
+SPARK = """
+driver_memory = "1g"
+parallel = 2
+archive = false
+conf = {"spark.sql.shuffle.partitions" = "2"}
+"""
+DAG = """
+jobs:
+  ingest:
+    activation: source
+    source: {kind: manual}
+    outputs: [days]
+  measure:
+    runtime: spark
+    operator: spark.sql
+    config:
+      # One day in ten has no readings.
+      sql: >
+        SELECT CAST(id AS INT) AS number,
+               'sensor-' || pmod(xxhash64(id, day), 7) AS sensor,
+               pmod(xxhash64(day, id), 10000) AS value
+        FROM (SELECT id, CAST(substring(:partition_key, 4) AS INT) AS day FROM range(2000))
+        WHERE day % 10 <> 3
+      sort_by: [number]
+    inputs: [ingest.days]
+    outputs: [readings]
+    coalesce: 8
+    heartbeat_timeout: 5s
+    max_attempts: 50
+    retry: {first: 100ms, max: 1s, backoff: 2}
+  add_up:
+    runtime: spark
+    operator: spark.sql
+    config:
+      sql: SELECT sensor, count(*) AS readings, sum(value) AS total FROM readings GROUP BY sensor
+      sort_by: [sensor]
+    inputs: [measure.readings]
+    outputs: [totals]
+    heartbeat_timeout: 5s
+    max_attempts: 50
+    retry: {first: 100ms, max: 1s, backoff: 2}
+  find_peaks:
+    runtime: spark
+    operator: spark.sql
+    config:
+      sql: >
+        SELECT _partition, sensor, readings.number, readings.value
+        FROM readings JOIN totals USING (_partition, sensor)
+        WHERE readings.value * totals.readings > totals.total * 1.9
+      partition_wise: true
+      sort_by: [number]
+    inputs:
+      - add_up.totals
+      - {from: measure.readings, trigger: false}
+    outputs: [peaks]
+    coalesce: 20
+    heartbeat_timeout: 5s
+    max_attempts: 50
+    retry: {first: 100ms, max: 1s, backoff: 2}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The partitions of one round."""
+
+    number: int
+
+    def key(self, day: int) -> str:
+        return f"{self.number:02d}-{day:04d}"
+
+    def all_keys(self) -> list[str]:
+        return [self.key(day) for day in range(PARTITIONS)]
+
+    async def send(self, client: Client) -> None:
+        for key in self.all_keys():
+            tell = partial(client.trigger, "ingest", event_id=key, partition_key=key)
+            await patiently(tell)
+
+    async def done(self, fleet: SparkFleet) -> float:
+        """Which share of its tasks is completed."""
+        (found,) = await fleet.rows(
+            """
+            SELECT count(*) FILTER (WHERE status = 'completed') AS completed,
+                   count(*) FILTER (WHERE status IN ('dead', 'cancelled')) AS lost
+            FROM task WHERE starts_with(payload ->> 'partition_key', %s)
+            """,
+            f"{self.number:02d}-",
+        )
+        assert not found["lost"], await _lost(fleet)
+        return float(found["completed"]) / (len(DATASETS) * PARTITIONS)
+
+    async def until(self, fleet: SparkFleet, share: float) -> None:
+        """Wait until so much of it is done."""
+        began = CLOCK.monotonic()
+        while (done := await self.done(fleet)) < share:
+            left = f"seed {SEED}, round {self.number}: {done:.0%} of {share:.0%} is done"
+            assert CLOCK.monotonic() - began < ROUND_SECONDS_MAX, left
+            await CLOCK.sleep(0.1)
+
+
+async def _lost(fleet: SparkFleet) -> str:
+    rows = await fleet.rows(
+        """
+        SELECT DISTINCT attempt.reason FROM attempt JOIN task ON task.id = attempt.task_id
+        WHERE task.status IN ('dead', 'cancelled') LIMIT 5
+        """
+    )
+    return f"seed {SEED}: a task has no attempts left: {[each['reason'] for each in rows]}"
+
+
+async def _rage(fleet: SparkFleet, this: Round, entropy: Entropy) -> Counter[str]:
+    """Kill everything at least once, each when some random share of the round is done."""
+    victims: list[Victim] = []
+    while len(victims) < KILLS:
+        victims += sorted(Victim, key=lambda _: entropy.random())
+    shares = sorted(entropy.uniform(0.0, 0.9) for _ in victims)
+    kills: Counter[str] = Counter()
+    async with fleet.client() as client:
+        for victim, share in zip(victims, shares, strict=True):
+            await this.until(fleet, share)
+            await CLOCK.sleep(entropy.uniform(0.0, 1.0))
+            done = await this.done(fleet)
+            killed = await fleet.kill(victim, entropy)
+            kills[killed] += 1
+            _log.info("round %d: %s killed at %d %%", this.number, killed, 100 * done)
+            # What sweeps in the middle of all that takes nothing that anybody needs. It is refused
+            # while the bucket is away.
+            with suppress(DispatcherUnavailable, DispatcherRefused):
+                await client.sweep(grace_seconds=0)
+    return kills
+
+
+async def _checksums(fleet: SparkFleet, client: Client, this: Round) -> dict[str, object]:
+    """What is published in a round, by dataset and day; the files are what their manifests say."""
+    found: dict[str, object] = {}
+    for dataset in DATASETS:
+        snapshot = await client.snapshot(dataset)
+        parts = [
+            each
+            for each in snapshot.parts
+            if (each.partition_key or "").startswith(f"{this.number:02d}-")
+        ]
+        contents = await asyncio.to_thread(_verified, parts, fleet.transfer)
+        assert [each.partition_key for each in parts] == this.all_keys(), dataset
+        assert {each.revision for each in parts} == {1}, dataset
+        for part, held in zip(parts, contents, strict=True):
+            day = (part.partition_key or "").partition("-")[2]
+            found[f"{dataset}/{day}"] = [(each.rows, each.sha256) for each in held.files]
+    return found
+
+
+def _verified(parts: Sequence[SnapshotPart], transfer: Transfer) -> Sequence[Contents]:
+    contents = read(parts, transfer)
+    assert not list(verify(files(contents), transfer))
+    return contents
+
+
+async def _check_once(fleet: SparkFleet) -> None:
+    """Every task was made once and has completed once, and that is what is published."""
+    tasks = await fleet.rows(
+        """
+        SELECT job.name AS job, task.payload ->> 'partition_key' AS key,
+               array_agg(attempt.number) FILTER (WHERE attempt.outcome = 'completed') AS completed,
+               array_agg(DISTINCT publication.attempt) AS published
+        FROM task
+        JOIN job ON job.id = task.job_id
+        JOIN attempt ON attempt.task_id = task.id
+        LEFT JOIN publication ON publication.task_id = task.id
+        GROUP BY task.id, job.name
+        """
+    )
+    made = Counter((each["job"], each["key"]) for each in tasks)
+    assert made == Counter(
+        (job, key)
+        for number in range(ROUNDS + 1)
+        for key in Round(number).all_keys()
+        for job in ("measure", "add_up", "find_peaks")
+    )
+    for each in tasks:
+        assert len(each["completed"]) == 1, each
+        assert each["published"] == each["completed"], each
+
+
+async def _check_swept(fleet: SparkFleet, client: Client) -> int:
+    """Sweep; returns how many attempts were swept. Then only what is published is there."""
+    published: set[str] = set()
+    for dataset in DATASETS:
+        snapshot = await client.snapshot(dataset)
+        published |= {place_of(each.location) or "" for each in snapshot.parts}
+    swept, there = 0, {""}
+    for _ in range(SWEEPS_MAX):
+        try:
+            swept += (await client.sweep(grace_seconds=0)).attempts
+        except DispatcherRefused as error:
+            raise AssertionError(error.message) from error
+        there = await asyncio.to_thread(lambda: set(_folders(fleet)))
+        if there == published:
+            break
+        # The clock of the bucket is only good to a second.
+        await CLOCK.sleep(1.0)
+    assert there == published, f"seed {SEED}: {sorted(there ^ published)[:10]}"
+    return swept
+
+
+def _folders(fleet: SparkFleet) -> Iterator[str]:
+    """The folders of attempts in the bucket."""
+    for each in fleet.transfer.list(f"{fleet.bucket}/datasets"):
+        parts = each.name.split("/")
+        if len(parts) > 4 and attempt_of(parts[3]) is not None:
+            yield "/".join(parts[:4])
+    for each in fleet.transfer.list(f"{fleet.bucket}/scratch"):
+        yield f"scratch/{each.name.partition('/')[0]}"
+
+
+async def _settled(fleet: SparkFleet) -> None:
+    """Wait until nothing is left to be told, to readers without Postgres either."""
+    began = CLOCK.monotonic()
+    while True:
+        (left,) = await fleet.rows(
+            """
+            SELECT (SELECT count(*) FROM outbox) AS outbox,
+                   (SELECT count(*) FROM publication
+                    WHERE projected < revision AND NOT starts_with(location, 'range:')) AS untold
+            """
+        )
+        if not any(left.values()):
+            return
+        assert CLOCK.monotonic() - began < 120, f"seed {SEED}: {left}"
+        await CLOCK.sleep(0.25)
+
+
+async def _proof(fleet: SparkFleet) -> None:
+    async with fleet.client() as client:
+        await patiently(lambda: client.apply(DAG))
+        calm = Round(0)
+        began = CLOCK.monotonic()
+        await calm.send(client)
+        await calm.until(fleet, 1.0)
+        _log.info("seed %d: undisturbed in %.1f s", SEED, CLOCK.monotonic() - began)
+        expected = await _checksums(fleet, client, calm)
+        # There is something to compare, and nothing in some.
+        assert expected["readings/0003"] == []
+        assert expected["readings/0000"]
+        kills: Counter[str] = Counter()
+        for number in range(1, ROUNDS + 1):
+            this = Round(number)
+            entropy = seeded_entropy(f"{SEED} round {number}")
+            async with asyncio.TaskGroup() as group:
+                rage = group.create_task(_rage(fleet, this, entropy))
+                await this.send(client)
+            kills += rage.result()
+            await this.until(fleet, 1.0)
+            assert await _checksums(fleet, client, this) == expected, f"seed {SEED}, round {number}"
+        await _settled(fleet)
+        await _check_once(fleet)
+        swept = await _check_swept(fleet, client)
+        await _check_once(fleet)
+    _log.info("seed %d: killed %s, ended by themselves %s", SEED, dict(kills), dict(fleet.ended))
+    _log.info("seed %d: %d swept, %.0f s", SEED, swept, CLOCK.monotonic() - began)
+
+
+@pytest.mark.timeout(int((ROUNDS + 1) * ROUND_SECONDS_MAX + 300))
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks at /proc")
+def test_partitions_are_published_once_whatever_is_killed(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = LocalS3(tmp_path / "s3", grace_seconds=1)
+        try:
+            await server.start()
+        except PenstockError as error:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(f"no S3 server: {error.message} {error.hint}")
+        try:
+            async with spark_fleet_of(tmp_path, server, workers=2, spark=SPARK) as fleet:
+                await _proof(fleet)
+                await fleet.stop()
+        finally:
+            await server.stop()
+
+    asyncio.run(main())

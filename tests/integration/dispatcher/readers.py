@@ -1,0 +1,128 @@
+"""What stories about files share: attempts' folders, a store, and readers without Postgres."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.datasets.layout import attempt_name, attempt_prefix
+from penstock.datasets.projection import CurrentPartition, read_dataset, read_partition
+from penstock.datasets.schema import Column
+from penstock.dispatcher.datasets.sweeping import Sweeping
+from penstock.dispatcher.outbox.projecting import ProjectCarrier
+from penstock.dispatcher.outbox.relay import Limits, Relay
+from penstock.dispatcher.tasks.values import Claimed, Ended, Output, Refusal
+from penstock.kernel.entropy import system_entropy
+from penstock.runtimes.base import Facts
+from penstock.store.memory import MemoryBucket, MemoryStore
+from tests.integration.dispatcher.carrying import Still
+from tests.integration.dispatcher.world import Job, World, done
+
+ROOT = "s3://bucket/root"
+LIMITS = Limits(pace_seconds=0, first_ms=1000)
+
+
+def columns(*names: str, **types: str) -> tuple[Column, ...]:
+    """Columns that may be null: by default numbers."""
+    return tuple(Column(name, types.get(name, "bigint")) for name in names)
+
+
+def facts(*, rows: int = 1, manifest: str = "a", of: tuple[Column, ...] = ()) -> Facts:
+    return Facts(manifest=manifest * 64, files=1, rows=rows, bytes=rows * 10, columns=of)
+
+
+@dataclass
+class Moved(Still):
+    """A clock that a test moves, for a store that lets others run."""
+
+    async def sleep(self, seconds: float) -> None:
+        assert seconds == 0, "nothing here waits"
+
+
+@dataclass
+class Library:
+    """A world, a store, and what carries the one into the other."""
+
+    world: World
+    clock: Still = field(default_factory=Moved)
+
+    def __post_init__(self) -> None:
+        self.bucket = MemoryBucket(self.clock)
+        self.store = MemoryStore(self.bucket, clock=self.clock)
+        self.relay = self.another()
+
+    def another(self) -> Relay:
+        carrier = ProjectCarrier(self.world.database, self.store, clock=self.clock)
+        return Relay(
+            self.world.database, carriers={"project": carrier}, limits=LIMITS, clock=self.clock
+        )
+
+    def sweeping(self, *, grace_seconds: float = 100.0) -> Sweeping:
+        return Sweeping(
+            self.world.database, self.store, grace_seconds=grace_seconds, clock=self.clock
+        )
+
+    def later(self, seconds: float) -> None:
+        """Let time pass, for the database and the store."""
+        self.world.later(seconds)
+        self.clock.now += seconds
+
+    async def carry(self) -> None:
+        """Have everything written that is to be."""
+        for _ in range(10):
+            await self.relay.turn()
+        assert await self.world.value("SELECT count(*) FROM outbox WHERE kind = 'project'") == 0
+
+    async def written(
+        self, claimed: Claimed, *, dataset: str = "job", partition: str | None = "p"
+    ) -> str:
+        """A file in the folder of an attempt; returns where the folder is."""
+        name = attempt_name(system_entropy(), task_id=claimed.task_id, attempt=claimed.attempt)
+        prefix = attempt_prefix(
+            dataset, generation=claimed.generation, partition_key=partition, attempt=name
+        )
+        await self.store.put(f"{prefix}/part-0.parquet", b"rows")
+        await self.store.put(f"scratch/{name}/spill", b"rest")
+        return f"{ROOT}/{prefix}"
+
+    async def publish(
+        self, job: Job, claimed: Claimed, *, partition: str | None = "p", **fields: object
+    ) -> str:
+        """Write and complete; returns the location."""
+        location = await self.written(claimed, partition=partition)
+        output = job.output(partition, location, **fields)
+        (found,) = await self.world.tasks.complete(done(claimed.fence, output))
+        assert isinstance(found, Ended)
+        return location
+
+    async def publish_row(self, job: Job, claimed: Claimed) -> None:
+        """Complete with something that has no folder."""
+        await self.world.tasks.complete(done(claimed.fence, job.output()))
+
+    async def seen(self, job: Job, *, partition: str | None = "p") -> CurrentPartition | None:
+        """What a reader of the bucket is told of a partition."""
+        return await read_partition(
+            self.store, "job", generation=job.generation, partition_key=partition
+        )
+
+    async def locations(self, job: Job, *, partition: str | None = "p") -> list[str]:
+        found = await self.seen(job, partition=partition)
+        return [] if found is None else [each.location for each in found.parts]
+
+    async def current(self) -> tuple[str, int] | None:
+        found = await read_dataset(self.store, "job")
+        return None if found is None else (found.generation, found.revision)
+
+    def files(self, location: str) -> list[str]:
+        """What is left of an attempt's folder and of its scratch."""
+        prefix = location.removeprefix(f"{ROOT}/")
+        scratch = f"scratch/{prefix.rpartition('/')[2]}"
+        return [key for key in self.bucket.objects if key.startswith((f"{prefix}/", f"{scratch}/"))]
+
+    async def has(self, locations: Sequence[str]) -> list[bool]:
+        return [bool(self.files(each)) for each in locations]
+
+
+async def completed(world: World, claimed: Claimed, *outputs: Output) -> Ended | Refusal:
+    (found,) = await world.tasks.complete(done(claimed.fence, *outputs))
+    return found

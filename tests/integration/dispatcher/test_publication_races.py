@@ -1,0 +1,318 @@
+"""The publication row by two real connections, interleaved, and what readers see of it.
+
+One call is held open while the other arrives, as in `test_races`; it is kept or undone. Whatever
+the order, a partition goes to the later task, a part is appended once, a generation has one schema,
+and `current.json` ends with what the database says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock.datasets.projection import read_dataset
+from penstock.dispatcher.deployment.values import CutOver
+from penstock.dispatcher.tasks.values import (
+    Completion,
+    Ended,
+    Fence,
+    Output,
+    Publishing,
+    Refusal,
+    Status,
+    Why,
+)
+from tests.integration.dispatcher.readers import Library, columns, facts
+from tests.integration.dispatcher.test_deployment import Pipeline, chain
+from tests.integration.dispatcher.test_races import second_after_first
+from tests.integration.dispatcher.world import Play, World, done
+
+
+def became(answer: object) -> Publishing:
+    assert isinstance(answer, Ended)
+    (one,) = answer.published
+    return one.outcome
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("is_in_order", [True, False])
+def test_two_replace_one_partition(play: Play, is_in_order: bool, is_kept: bool) -> None:
+    async def story(world: World) -> None:
+        library, job = Library(world), await world.job()
+        early, late = [await job.claimed(key) for key in "ab"]
+        first, second = (early, late) if is_in_order else (late, early)
+        places = {each.task_id: await library.written(each) for each in (first, second)}
+        (answer,) = await second_after_first(
+            world,
+            lambda other: other.complete(done(first.fence, job.output("p", places[first.task_id]))),
+            world.tasks.complete(done(second.fence, job.output("p", places[second.task_id]))),
+            is_kept=is_kept,
+        )
+        wins = second if is_in_order or not is_kept else first
+        expected = Publishing.PUBLISHED if wins is second else Publishing.SUPERSEDED
+        assert became(answer) is expected
+        row = await world.rows("SELECT task_id, location, revision FROM publication")
+        revision = 2 if is_in_order and is_kept else 1
+        assert [tuple(each.values()) for each in row] == [
+            (wins.task_id, places[wins.task_id], revision)
+        ]
+        left = await world.rows("SELECT place FROM departed")
+        gone = [places[early.task_id]] if is_in_order and is_kept else []
+        assert [each["place"] for each in left] == [
+            each.partition("/datasets/")[2] for each in gone
+        ]
+        await library.carry()
+        assert await library.locations(job) == [places[wins.task_id]]
+
+    play(story)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("is_same_key", [True, False])
+def test_two_append_to_one_partition(play: Play, is_same_key: bool, is_kept: bool) -> None:
+    async def story(world: World) -> None:
+        library, job = Library(world), await world.job(update_mode="append")
+        early, late = [await job.claimed(key) for key in "ab"]
+
+        def output(number: int) -> Output:
+            key = "same" if is_same_key else None
+            return job.output("p", f"s3://b/{number}", append_key=key, facts=facts(rows=5))
+
+        (answer,) = await second_after_first(
+            world,
+            lambda other: other.complete(done(late.fence, output(2))),
+            world.tasks.complete(done(early.fence, output(1))),
+            is_kept=is_kept,
+        )
+        is_double = is_same_key and is_kept
+        assert became(answer) is (Publishing.DUPLICATE if is_double else Publishing.PUBLISHED)
+        parts = 1 if is_double or not is_kept else 2
+        (row,) = await world.rows("SELECT revision, rows FROM publication")
+        assert (row["revision"], row["rows"]) == (parts, parts * 5)
+        await library.carry()
+        assert len(await library.locations(job)) == parts
+
+    play(story)
+
+
+def test_a_completion_that_is_sent_again_while_it_is_under_way(play: Play) -> None:
+    async def story(world: World) -> None:
+        library, job = Library(world), await world.job()
+        claimed = await job.claimed()
+        output = job.output(facts=facts(of=columns("a")))
+        told: list[object] = []
+
+        async def first(other: Any) -> None:
+            told.extend(await other.complete(done(claimed.fence, output)))
+
+        again = await second_after_first(
+            world, first, world.tasks.complete(done(claimed.fence, output))
+        )
+        assert list(again) == told
+        assert await world.value("SELECT revision FROM publication") == 1
+        assert await world.value("SELECT count(*) FROM event") == 1
+        await library.carry()
+        seen = await library.seen(job)
+        assert seen is not None
+        assert seen.revision == 1
+        # Long afterwards, when others have published, it changes nothing either.
+        later = await job.claimed("later")
+        await world.tasks.complete(done(later.fence, job.output("p", "s3://later")))
+        assert await world.tasks.complete(done(claimed.fence, output)) == tuple(told)
+        await library.carry()
+        assert await library.locations(job) == ["s3://later"]
+
+    play(story)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_two_grow_one_schema(play: Play, is_kept: bool) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        base = await job.claimed("base")
+        of = columns("a")
+        await world.tasks.complete(done(base.fence, job.output("z", facts=facts(of=of))))
+        one, two, three = [await job.claimed(key) for key in "abc"]
+        with_number = job.output("p", facts=facts(of=columns("a", "b")))
+        with_text = job.output("q", facts=facts(of=columns("a", "b", b="string")))
+        as_ever = job.output("r", facts=facts(of=of))
+        async with asyncio.TaskGroup() as group, world.unfinished(is_kept=is_kept) as other:
+            await other.complete(done(one.fence, with_number))
+            # Who needs nothing new does not wait.
+            (free,) = await world.tasks.complete(done(three.fence, as_ever))
+            assert became(free) is Publishing.PUBLISHED
+            waiting = group.create_task(world.tasks.complete(done(two.fence, with_text)))
+            await world.until_waiting()
+        (answer,) = waiting.result()
+        if is_kept:
+            assert isinstance(answer, Refusal)
+            assert answer.why is Why.SCHEMA
+            assert answer.state is not None
+            assert answer.state.status is Status.RUNNING
+        else:
+            assert became(answer) is Publishing.PUBLISHED
+        found = await world.value("SELECT columns FROM generation_schema")
+        assert [(each["name"], each["type"]) for each in found] == [
+            ("a", "bigint"),
+            ("b", "bigint" if is_kept else "string"),
+        ]
+
+    play(story)
+
+
+def test_two_publish_the_first_of_a_generation(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        one, two = [await job.claimed(key) for key in "ab"]
+        (answer,) = await second_after_first(
+            world,
+            lambda other: other.complete(
+                done(one.fence, job.output("p", facts=facts(of=columns("a"))))
+            ),
+            world.tasks.complete(done(two.fence, job.output("q", facts=facts(of=columns("b"))))),
+        )
+        assert became(answer) is Publishing.PUBLISHED
+        found = await world.value("SELECT columns FROM generation_schema")
+        assert [each["name"] for each in found] == ["a", "b"]
+
+    play(story)
+
+
+def output_of(pipeline_task: Any, location: str) -> Output:
+    (name,) = [
+        each if isinstance(each, str) else each["name"]
+        for each in pipeline_task.definition["outputs"]
+    ]
+    return Output(
+        dataset=pipeline_task.definition["datasets"][name],
+        location=location,
+        partition_key=pipeline_task.payload["partition_key"],
+    )
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_cut_over_while_one_publishes(play: Play, is_new: bool) -> None:
+    """A completion of either generation is wholly before a cut-over, or after it."""
+
+    async def story(world: World) -> None:
+        library, pipeline = Library(world), Pipeline(world)
+        await pipeline.apply(chain())
+        before = (await pipeline.generations())["report"]
+        await pipeline.send("a")
+        await pipeline.work("a:clean")
+        (old,) = await pipeline.tasks.claim_next("a:report", worker="w")
+        await pipeline.apply(chain(report="2"), force=True)
+        after = (await pipeline.generations())["report"]
+        await pipeline.backfills.turn()
+        (new,) = await pipeline.tasks.claim_next("a:report", worker="w")
+        assert (old.generation, new.generation) == (before, after)
+        await world.rows("UPDATE backfill SET state = 'cancelled'")
+        await library.carry()
+        daily = await world.value("SELECT id::text FROM dataset WHERE name = 'daily'")
+        late = new if is_new else old
+        async with asyncio.TaskGroup() as group, world.unfinished() as other:
+            (answer,) = await other.complete(
+                [Completion(late.fence, (output_of(late, "s3://b/new"),))]
+            )
+            assert isinstance(answer, Ended)
+            moving = group.create_task(pipeline.deployment.cut_over(daily, force=True))
+            await world.until_waiting()
+        found = moving.result()
+        if is_new:
+            assert found is CutOver.DONE
+        else:
+            # The task of the rebuild has not ended.
+            assert found is CutOver.BACKFILL
+            await world.tasks.complete([Completion(new.fence, (output_of(new, "s3://b/2"),))])
+            assert await pipeline.deployment.cut_over(daily, force=True) is CutOver.DONE
+        await library.carry()
+        seen = await read_dataset(library.store, "daily")
+        assert seen is not None
+        assert (seen.generation, seen.revision) == (after, 3)
+        rows = await world.rows(
+            "SELECT generation::text, revision, projected FROM publication"
+            " WHERE dataset_id = %s ORDER BY 1",
+            daily,
+        )
+        assert all(row["revision"] == row["projected"] == 1 for row in rows)
+        assert {row["generation"] for row in rows} == ({after} if is_new else {before, after})
+
+    play(story)
+
+
+def test_one_who_publishes_after_the_cut_over_reaches_its_own_generation(play: Play) -> None:
+    async def story(world: World) -> None:
+        library, pipeline = Library(world), Pipeline(world)
+        await pipeline.apply(chain())
+        before = (await pipeline.generations())["report"]
+        await pipeline.send("a")
+        await pipeline.work("a:clean")
+        (old,) = await pipeline.tasks.claim_next("a:report", worker="w")
+        await pipeline.apply(chain(report="2"), force=True)
+        await pipeline.forget_rebuilds()
+        daily = await world.value("SELECT id::text FROM dataset WHERE name = 'daily'")
+        assert await pipeline.deployment.cut_over(daily, force=True) is CutOver.DONE
+        await library.carry()
+        await world.tasks.complete([Completion(old.fence, (output_of(old, "s3://b/old"),))])
+        await library.carry()
+        seen = await read_dataset(library.store, "daily")
+        assert seen is not None
+        assert seen.generation != before
+        rows = await world.rows(
+            "SELECT generation::text FROM publication WHERE dataset_id = %s", daily
+        )
+        assert [row["generation"] for row in rows] == [before]
+        # Back again, with a revision that is higher than any before.
+        first = await pipeline.deployment.versions()
+        await pipeline.deployment.rollback(first[-1].id)
+        await library.carry()
+        back = await read_dataset(library.store, "daily")
+        assert back is not None
+        assert back.generation == before
+        assert back.revision > seen.revision
+
+    play(story)
+
+
+def test_two_relays_and_one_who_publishes(play: Play) -> None:
+    async def story(world: World) -> None:
+        library, job = Library(world), await world.job()
+        other = library.another()
+        locations = []
+        for number in range(6):
+            claimed = await job.claimed(str(number))
+            locations.append(await library.publish(job, claimed))
+            # The one takes the word, the other finds what the next has brought.
+            await asyncio.gather(library.relay.turn(), other.turn())
+            seen = await library.seen(job)
+            assert seen is not None
+            assert (seen.revision, seen.parts[0].location) == (number + 1, locations[-1])
+        await library.carry()
+        unconfirmed = "SELECT count(*) FROM departed WHERE confirmed_at IS NULL"
+        assert await world.value(unconfirmed) == 0
+        assert await world.value("SELECT count(*) FROM departed") == 5
+
+    play(story)
+
+
+def test_a_zombie_of_another_attempt_publishes_nothing(play: Play) -> None:
+    async def story(world: World) -> None:
+        library, job = Library(world), await world.job()
+        await world.tasks.reap()
+        first = await job.claimed()
+        ghost = await library.written(first)
+        world.later(11)
+        await world.tasks.reap()
+        world.later(11)
+        second = await world.tasks.claim(first.task_id, worker="other")
+        assert not isinstance(second, Refusal)
+        good = await library.publish(job, second)
+        for fence in (first.fence, Fence(first.task_id, 2, first.lease_token)):
+            (answer,) = await world.tasks.complete(done(fence, job.output("p", ghost)))
+            assert isinstance(answer, Refusal)
+        await library.carry()
+        assert await library.locations(job) == [good]
+
+    play(story)

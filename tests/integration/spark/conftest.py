@@ -1,0 +1,49 @@
+"""One JVM for all tests of the engine, in this process, and a bench for each of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.kernel.errors import PenstockError
+from penstock.runtimes.spark.classic import ClassicSessions
+from tests.integration.spark.bench import Bench, settings_of
+
+CONF = {"spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"}
+
+
+@pytest.fixture(scope="session")
+def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The sessions of one SparkContext. Without Java tests are skipped, and fail in CI."""
+    folder = tmp_path_factory.mktemp("spark")
+    before = dict(os.environ)
+    ended: list[str] = []
+    try:
+        sessions = ClassicSessions(
+            settings_of(folder, conf=CONF, archive=False, driver_memory="1g"), folder, ended.append
+        )
+    except PenstockError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no Spark: {error.message} {error.hint}")
+    yield sessions
+    sessions.stop()
+    os.environ.clear()
+    os.environ.update(before)
+    assert not ended
+
+
+@pytest.fixture
+def spark(jvm: Any) -> Any:
+    """A session of its own."""
+    return jvm.fresh()
+
+
+@pytest.fixture
+def bench(spark: Any, tmp_path: Path) -> Bench:
+    """An engine over a folder, in whose name is what may be in one."""
+    return Bench(spark, tmp_path / "root [x] {y}? a=1 ü%", tmp_path)

@@ -1,0 +1,95 @@
+"""How the columns of a dataset may change."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.datasets.schema import Column, digest, evolve
+from penstock.kernel.errors import SchemaRefused
+
+ID = Column("id", "bigint", is_nullable=False)
+NAME = Column("name", "string")
+HELD = (ID, NAME)
+
+
+@pytest.mark.parametrize(
+    ("new", "after"),
+    [
+        (HELD, HELD),
+        ((NAME, ID), HELD),
+        ((ID,), HELD),
+        ((), HELD),
+        ((ID, NAME, Column("x", "int")), (*HELD, Column("x", "int"))),
+        ((Column("x", "int"), ID), (*HELD, Column("x", "int"))),
+        ((Column("id", "bigint"), NAME), (Column("id", "bigint"), NAME)),
+        ((ID, Column("name", "string", is_nullable=False)), HELD),
+    ],
+)
+def test_what_is_taken(new: tuple[Column, ...], after: tuple[Column, ...]) -> None:
+    assert evolve(HELD, new) == after
+
+
+def test_the_first_publication_says_what_there_is() -> None:
+    assert evolve((), HELD) == HELD
+    assert evolve((), ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("held", "new", "column", "words"),
+    [
+        (HELD, (NAME,), "id", ("'id' (bigint) is missing",)),
+        (HELD, (ID, Column("name", "int")), "name", ("'name'", "int here", "string in what")),
+        (HELD, (Column("id", "int", False), NAME), "id", ("int here", "bigint in what")),
+        (HELD, (*HELD, Column("x", "int", False)), "x", ("'x' (int) is new",)),
+        (HELD, (*HELD, Column("Name", "string")), "Name", ("'Name' and 'name'", "case")),
+        (HELD, (ID, Column("NAME", "string")), "NAME", ("'NAME' and 'name'", "case")),
+        ((), (ID, ID), "id", ("'id' is there twice",)),
+        ((), (ID, Column("ID", "bigint")), "ID", ("'ID' and 'id'",)),
+    ],
+)
+def test_what_is_refused(
+    held: tuple[Column, ...], new: tuple[Column, ...], column: str, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(SchemaRefused) as caught:
+        evolve(held, new)
+    assert caught.value.column == column
+    assert caught.value.hint
+    for each in words:
+        assert each in caught.value.message
+
+
+COLUMNS = st.lists(
+    st.builds(Column, st.sampled_from("abcdef"), st.sampled_from(("int", "string")), st.booleans()),
+    unique_by=lambda column: column.name,
+    max_size=5,
+)
+
+
+@given(st.lists(COLUMNS, max_size=6))
+def test_a_schema_only_grows_and_every_publication_fits_it(rounds: list[list[Column]]) -> None:
+    held: tuple[Column, ...] = ()
+    taken: list[list[Column]] = []
+    for new in rounds:
+        try:
+            after = evolve(held, new)
+        except SchemaRefused:
+            continue
+        assert [each.name for each in after][: len(held)] == [each.name for each in held]
+        taken.append(new)
+        held = after
+    by_name = {each.name: each for each in held}
+    for new in filter(None, taken):
+        for each in new:
+            assert by_name[each.name].type == each.type
+            assert by_name[each.name].is_nullable or not each.is_nullable
+        missing = by_name.keys() - {each.name for each in new}
+        assert all(by_name[name].is_nullable for name in missing)
+        assert evolve(held, new) == held
+
+
+def test_the_digest_is_of_the_columns_in_any_order() -> None:
+    assert digest(HELD) == digest(reversed(HELD))
+    assert digest(HELD) != digest((ID,))
+    assert digest((NAME,)) != digest((Column("name", "string", is_nullable=False),))

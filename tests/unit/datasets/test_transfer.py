@@ -1,0 +1,126 @@
+"""Files to and from folders; buckets are in tests/integration/test_transfer.py."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.datasets.transfer import Sent, Transfer
+from penstock.kernel.errors import Damaged, InvalidInput, NotFound, Refused
+from penstock.store.s3.signing import Credentials
+
+BODY = bytes(range(256)) * 20_000
+SUM = hashlib.sha256(BODY).hexdigest()
+SENT = Sent(len(BODY), SUM)
+
+
+@pytest.fixture
+def transfer() -> Transfer:
+    return Transfer("file:///unused?fsync=off")
+
+
+def test_a_file_goes_there_and_back(tmp_path: Path, transfer: Transfer) -> None:
+    source, back = tmp_path / "source", tmp_path / "here" / "back"
+    source.write_bytes(BODY)
+    location = f"{tmp_path.as_uri()}/a%20b/c/part.parquet"
+    assert transfer.send(source, location) == SENT
+    assert (tmp_path / "a b" / "c" / "part.parquet").read_bytes() == BODY
+    assert transfer.fetch(location, back, sha256=SUM) == SENT
+    assert back.read_bytes() == BODY
+    assert transfer.sum(location) == SENT
+    assert transfer.verify(location, sha256=SUM) == SENT
+    assert transfer.read_bytes(location) == BODY
+    with transfer.open(location) as file:
+        file.seek(1000)
+        assert file.read(10) == BODY[1000:1010]
+
+
+def test_a_damaged_file_is_told_and_leaves_nothing(tmp_path: Path, transfer: Transfer) -> None:
+    location = f"{tmp_path.as_uri()}/x"
+    transfer.write_bytes(location, b"other")
+    reads: tuple[Callable[[], Sent], ...] = (
+        lambda: transfer.fetch(location, tmp_path / "to" / "x", sha256=SUM),
+        lambda: transfer.verify(location, sha256=SUM),
+    )
+    for read in reads:
+        with pytest.raises(Damaged) as caught:
+            read()
+        assert caught.value.location == location
+        assert location in caught.value.message
+        assert SUM in caught.value.message
+    assert list((tmp_path / "to").iterdir()) == []
+
+
+def test_a_failed_fetch_leaves_what_was_there(tmp_path: Path, transfer: Transfer) -> None:
+    here = tmp_path / "to" / "x"
+    here.parent.mkdir()
+    here.write_bytes(b"before")
+    with pytest.raises(NotFound):
+        transfer.fetch(f"{tmp_path.as_uri()}/none", here)
+    transfer.write_bytes(f"{tmp_path.as_uri()}/x", b"other")
+    with pytest.raises(Damaged):
+        transfer.fetch(f"{tmp_path.as_uri()}/x", here, sha256=SUM)
+    assert [path.name for path in here.parent.iterdir()] == ["x"]
+    assert here.read_bytes() == b"before"
+
+
+def test_what_is_missing_is_told(tmp_path: Path, transfer: Transfer) -> None:
+    location = f"{tmp_path.as_uri()}/none"
+    for read in (transfer.read_bytes, transfer.sum, transfer.open):
+        with pytest.raises(NotFound):
+            read(location)
+    with pytest.raises(Damaged, match="is not there"):
+        transfer.verify(location, sha256=SUM)
+    assert list(transfer.list(location)) == []
+    transfer.delete([location])
+    transfer.clear(location)
+
+
+def test_lists_deletes_and_clears(tmp_path: Path, transfer: Transfer) -> None:
+    base = tmp_path.as_uri()
+    for name in ("a/2", "a/1", "a/deep/er", "b/1"):
+        transfer.write_bytes(f"{base}/{name}", name.encode())
+    listed = [(each.name, each.bytes) for each in transfer.list(f"{base}/a")]
+    assert listed == [("1", 3), ("2", 3), ("deep/er", 9)]
+    transfer.delete([f"{base}/a/1", f"{base}/b/1"])
+    assert [each.name for each in transfer.list(base)] == ["a/2", "a/deep/er"]
+    transfer.clear(f"{base}/a")
+    assert list(transfer.list(base)) == []
+
+
+def test_writing_replaces_and_leaves_no_temporary_file(tmp_path: Path) -> None:
+    transfer = Transfer("s3://bucket?region=x")
+    location = f"{tmp_path.as_uri()}/x"
+    transfer.write_bytes(location, b"one")
+    assert transfer.write_bytes(location, b"two").bytes == 3
+    assert transfer.read_bytes(location) == b"two"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_folder_in_the_way_is_explained(tmp_path: Path, transfer: Transfer) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises((Refused, NotFound)):
+        transfer.read_bytes(f"{tmp_path.as_uri()}/file/below")
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["", "/x", "http://a/b", "s3://", "file://host/x", "s3://b/k?versionId=1", "file:///a#b"],
+)
+def test_what_is_no_location_is_refused(location: str, transfer: Transfer) -> None:
+    with pytest.raises(InvalidInput):
+        transfer.read_bytes(location)
+
+
+def test_it_travels_and_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "quite-secret")
+    monkeypatch.setenv("UNRELATED", "not-taken")
+    transfer = Transfer("s3://bucket", Credentials("key", "more-secret"))
+    assert pickle.loads(pickle.dumps(transfer)) == transfer
+    assert transfer.environment["AWS_SECRET_ACCESS_KEY"] == "quite-secret"
+    assert "UNRELATED" not in transfer.environment
+    assert "secret" not in repr(transfer)

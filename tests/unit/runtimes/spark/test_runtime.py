@@ -1,0 +1,196 @@
+"""The runtime and the life of its hosts, with hosts that have no Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.kernel.clock import SystemClock
+from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.base import Finished, Work
+from penstock.runtimes.spark.runtime import SparkRuntime, spark
+from penstock.runtimes.spark.settings import SparkSettings
+from penstock.testing.runtime_contract import Ear
+from tests.integration.spark.trial import cancelled, until, until_gone
+
+ENGINE = "tests.unit.runtimes.spark.engine:Engine"
+
+
+@dataclass
+class Hasty(SystemClock):
+    """A clock whose pauses are remembered, and over at once."""
+
+    paused: list[float] = field(default_factory=list)
+
+    async def sleep(self, seconds: float) -> None:
+        self.paused.append(seconds)
+
+
+def _work(task_id: int, do: str = "", **more: Any) -> Work:
+    batch = {name: more.pop(name) for name in ("batch", "batch_size") if name in more}
+    return Work(
+        task_id=task_id,
+        attempt=1,
+        job="job",
+        operator="spark.sql",
+        generation="first",
+        config={"do": do, **more},
+        **batch,
+    )
+
+
+async def _run(runtime: SparkRuntime, work: Work) -> Finished:
+    async with asyncio.timeout(60):
+        return await runtime.run(work, Ear())
+
+
+def test_no_more_run_at_a_time_than_the_settings_say() -> None:
+    async def test() -> None:
+        async with SparkRuntime(SparkSettings(parallel=2), engine=ENGINE) as runtime:
+            async with asyncio.TaskGroup() as group:
+                works = [_work(number, "crowd") for number in range(5)]
+                running = [group.create_task(_run(runtime, work)) for work in works]
+            assert max(each.result().metrics["at_once"] for each in running) == 2
+            assert len({each.result().metrics["pid"] for each in running}) == 1
+
+    asyncio.run(test())
+
+
+def test_a_host_is_replaced_after_its_tasks() -> None:
+    async def test() -> None:
+        settings = SparkSettings(recycle_tasks=2)
+        async with SparkRuntime(settings, engine=ENGINE) as runtime:
+            pids = [(await _run(runtime, _work(number))).metrics["pid"] for number in range(4)]
+            assert pids[0] == pids[1] != pids[2] == pids[3]
+            await until_gone(pids[0])
+
+    asyncio.run(test())
+
+
+def test_a_host_that_is_too_large_is_replaced() -> None:
+    async def test() -> None:
+        async with SparkRuntime(SparkSettings(recycle_bytes=2**40), engine=ENGINE) as runtime:
+            first = (await _run(runtime, _work(1))).metrics["pid"]
+            assert runtime.hosts is not None
+            [host] = runtime.hosts.hosts
+            host.resident_bytes = 2**40
+            assert (await _run(runtime, _work(2))).metrics["pid"] == first
+            assert (await _run(runtime, _work(3))).metrics["pid"] != first
+
+    asyncio.run(test())
+
+
+def test_a_session_that_does_not_start_is_one_sentence_and_tried_again_with_pauses() -> None:
+    async def test() -> None:
+        clock = Hasty()
+        settings = SparkSettings(master="nowhere")
+        async with SparkRuntime(settings, engine=ENGINE, clock=clock) as runtime:
+            for _ in range(3):
+                with pytest.raises(WorkFailed) as caught:
+                    await _run(runtime, _work(1))
+                assert caught.value.message == "Spark needs Java. Install one."
+                assert caught.value.is_retried
+        assert clock.paused == [0.0, 0.5, 1.0]
+
+    asyncio.run(test())
+
+
+def test_what_waits_is_dropped_where_it_waits(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with SparkRuntime(SparkSettings(parallel=1), engine=ENGINE) as runtime:
+            folder = str(tmp_path)
+            async with asyncio.TaskGroup() as group:
+                first = group.create_task(_run(runtime, _work(1, "hold", folder=folder)))
+                await until(tmp_path / "begun-1")
+                second = group.create_task(_run(runtime, _work(2, "hold", folder=folder)))
+                third = group.create_task(_run(runtime, _work(3, "hold", folder=folder)))
+                await asyncio.wait([second], timeout=0)
+                await cancelled(second)
+                (tmp_path / "go").touch()
+                await asyncio.wait([first, third])
+        assert not (tmp_path / "begun-2").exists()
+        assert (tmp_path / "begun-3").exists()
+
+    asyncio.run(test())
+
+
+def test_a_batch_is_one_run_and_what_is_too_large_to_say_fails_alone() -> None:
+    async def test() -> None:
+        async with SparkRuntime(engine=ENGINE) as runtime:
+            works = [
+                _work(number, batch="b", batch_size=3, text="x" * size)
+                for number, size in enumerate((1, 17 * 2**20, 1))
+            ]
+            async with asyncio.TaskGroup() as group:
+                running = [group.create_task(_ended(runtime, work)) for work in works]
+            first, large, last = (each.result() for each in running)
+        assert isinstance(first, Finished)
+        assert isinstance(last, Finished)
+        assert first.metrics["of"] == last.metrics["of"] == 2
+        assert first.metrics["shared_by"] == 2
+        assert isinstance(large, WorkFailed)
+        assert not large.is_retried
+        assert "bytes are too many to say at once" in large.message
+
+    asyncio.run(test())
+
+
+async def _ended(runtime: SparkRuntime, work: Work) -> Finished | WorkFailed:
+    try:
+        return await _run(runtime, work)
+    except WorkFailed as error:
+        return error
+
+
+def test_a_host_is_made_when_work_is_expected_and_gone_with_its_folders(tmp_path: Path) -> None:
+    async def test() -> None:
+        runtime = SparkRuntime(SparkSettings(data=str(tmp_path)), engine=ENGINE)
+        async with runtime:
+            runtime.expect()
+            runtime.expect()
+            finished = await _run(runtime, _work(1))
+            assert list(runtime.pids) == [finished.metrics["pid"]]
+        assert not runtime.pids
+        await until_gone(finished.metrics["pid"])
+        assert not list((tmp_path / "spark" / "hosts").iterdir())
+        with pytest.raises(WorkFailed, match="The runtime was stopped"):
+            await _run(runtime, _work(2))
+
+    asyncio.run(test())
+
+
+def test_a_runtime_without_a_data_folder_leaves_none_behind() -> None:
+    async def test() -> None:
+        async with SparkRuntime(engine=ENGINE) as runtime:
+            await _run(runtime, _work(1))
+            folders.append(Path(runtime.data))
+            assert await asyncio.to_thread(folders[0].is_dir)
+
+    folders: list[Path] = []
+    asyncio.run(test())
+    assert not folders[0].exists()
+
+
+def test_jobs_are_judged_without_spark() -> None:
+    said = (
+        "import sys\n"
+        "from penstock.runtimes.registry import Registry\n"
+        "faults = Registry().runtime('spark').faults('spark.sql', config={}, resources={})\n"
+        "assert list(faults)\n"
+        "assert not {'pyspark', 'py4j', 'pandas', 'pyarrow'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", said], check=True)
+
+
+def test_a_task_has_no_memory_of_its_own() -> None:
+    runtime = spark({"driver_memory": "4g"})
+    faults = runtime.faults("spark.sql", config={"sql": "SELECT 1"}, resources={"memory": "2GiB"})
+    [fault] = faults
+    assert fault.field == "resources.memory"
+    assert "driver_memory" in fault.message

@@ -1,0 +1,82 @@
+"""The settings of the runtime spark, and what Spark is told because of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.kernel.errors import InvalidInput
+from penstock.runtimes.spark.conf import (
+    classic_conf,
+    connect_conf,
+    environment,
+    java_options,
+)
+from penstock.runtimes.spark.settings import SparkSettings, heap_bytes, read_spark_settings
+
+
+def test_sizes_are_read_as_people_write_them() -> None:
+    settings = read_spark_settings({"cache_bytes_max": "2GiB", "arrow_bytes_max": "0"})
+    assert (settings.cache_bytes_max, settings.arrow_bytes_max) == (2 * 2**30, 0)
+    assert heap_bytes("600m") == 600 * 2**20
+    assert read_spark_settings({"driver_memory": "3g"}).resident_bytes_max == 5 * 2**30
+    assert read_spark_settings({"recycle_bytes": "1GiB"}).resident_bytes_max == 2**30
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"master": ""}, "'master' in the settings of the runtime spark is empty."),
+        ({"cache_bytes_max": "much"}, "'cache_bytes_max' in the settings of the runtime spark"),
+        ({"driver_memory": "2GiB"}, "'driver_memory' in the settings"),
+        ({"paralel": 3}, "paralel"),
+        ({"parallel": 0}, "'parallel' in the settings"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(said: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_spark_settings(said)
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("master", "is_local", "is_connect", "is_loopback"),
+    [
+        ("local[*]", True, False, True),
+        ("spark://somewhere:7077", False, False, False),
+        ("spark://127.0.0.1:7077", False, False, True),
+        ("k8s://https://somewhere", False, False, False),
+        ("sc://somewhere", False, True, False),
+    ],
+)
+def test_only_a_master_on_this_machine_is_told_to_stay_there(
+    master: str, is_local: bool, is_connect: bool, is_loopback: bool
+) -> None:
+    settings = SparkSettings(master=master)
+    assert (settings.is_local, settings.is_connect) == (is_local, is_connect)
+    said = classic_conf(settings, folder="/data/host", cores=2)
+    assert (said.get("spark.driver.host") == "127.0.0.1") is is_loopback
+    assert ("spark.sql.shuffle.partitions" in said) is is_local
+    assert ("SPARK_LOCAL_DIRS" in environment(settings, folder="/data/host")) is is_local
+
+
+def test_the_users_own_conf_wins() -> None:
+    settings = SparkSettings(
+        conf={"spark.sql.session.timeZone": "Asia/Tokyo", "spark.local.dir": "/mnt"}
+    )
+    assert classic_conf(settings, folder="/f", cores=2)["spark.sql.session.timeZone"] == (
+        "Asia/Tokyo"
+    )
+    assert connect_conf(settings)["spark.sql.session.timeZone"] == "Asia/Tokyo"
+    assert "SPARK_LOCAL_DIRS" not in environment(settings, folder="/f")
+    assert connect_conf(SparkSettings())["spark.sql.session.timeZone"] == "UTC"
+
+
+def test_the_jvm_ends_when_it_is_out_of_memory_and_tiny_tasks_have_their_own_flag() -> None:
+    plain = java_options(SparkSettings(), log_config="/f/log4j2", archive="")
+    assert "-XX:+ExitOnOutOfMemoryError" in plain
+    assert not [option for option in plain if "Tiered" in option or "Shared" in option]
+    tiny = java_options(SparkSettings(tiny=True), log_config="/f/log4j2", archive="/a.jsa")
+    assert "-XX:TieredStopAtLevel=1" in tiny
+    assert "-XX:SharedArchiveFile=/a.jsa" in tiny
