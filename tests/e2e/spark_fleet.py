@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -31,7 +31,10 @@ from tests.e2e.fleet import CLOCK, Fleet, fleet_of, until
 Answer = TypeVar("Answer")
 
 PATIENCE_SECONDS_MAX = 120.0
+START_SECONDS_MAX = 60.0
 STARTS_MAX = 5
+ENDS_MAX = 20
+"""How often a process may end by itself."""
 HOST = "penstock.runtimes.spark.host"
 """The module of the process that a worker's Spark runs below."""
 
@@ -41,7 +44,6 @@ class Victim(StrEnum):
 
     WORKER = "worker"
     JVM = "jvm"
-    HOST = "host"
     DISPATCHER = "dispatcher"
     S3 = "s3"
 
@@ -80,10 +82,24 @@ class SparkFleet:
         match victim:
             case Victim.WORKER | Victim.DISPATCHER:
                 return await self._kill_process(f"{victim}-", entropy)
-            case Victim.JVM | Victim.HOST:
-                return await self._kill_spark(victim, entropy)
+            case Victim.JVM:
+                return await self._kill_jvm(entropy)
             case Victim.S3:
                 return await self._kill_server(entropy)
+
+    async def freeze(self, entropy: Entropy, *, seconds: float) -> None:
+        """Have a worker, its Spark and all below them stand still, and then go on as if nothing
+        had been: what it has in hand is somebody else's by then."""
+        names = [each for each in self.fleet.live if each.startswith("worker-")]
+        if not names:
+            return
+        worker = self.fleet.live[entropy.choice(names)].pid
+        every = [worker, *below(worker)]
+        _signal(every, signal.SIGSTOP)
+        try:
+            await CLOCK.sleep(seconds)
+        finally:
+            _signal(every, signal.SIGCONT)
 
     async def _kill_process(self, prefix: str, entropy: Entropy) -> str:
         names = [each for each in self.fleet.names() if each.startswith(prefix)]
@@ -97,21 +113,12 @@ class SparkFleet:
         await self.fleet.start(name)
         return name
 
-    async def _kill_spark(self, victim: Victim, entropy: Entropy) -> str:
-        """Of whichever worker; the worker makes a new one by itself."""
-
-        def found() -> list[int]:
-            hosts, jvms = self.spark_processes()
-            return jvms if victim is Victim.JVM else hosts
-
-        # One that was just killed may be on its way.
-        with contextlib.suppress(AssertionError):
-            await until(found, seconds=20)
-        if not (there := found()):
-            return f"{victim} (was gone)"
+    async def _kill_jvm(self, entropy: Entropy) -> str:
+        """Of whichever worker, which makes a new one by itself."""
+        await until(self.jvms, seconds=START_SECONDS_MAX)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(entropy.choice(there), signal.SIGKILL)
-        return str(victim)
+            os.kill(entropy.choice(self.jvms()), signal.SIGKILL)
+        return str(Victim.JVM)
 
     async def _kill_server(self, entropy: Entropy) -> str:
         (number,) = [
@@ -138,22 +145,16 @@ class SparkFleet:
             else:
                 return
 
-    def spark_processes(self) -> tuple[list[int], list[int]]:
-        """The hosts of all workers, and the JVMs below those."""
-        hosts: list[int] = []
-        jvms: list[int] = []
+    def jvms(self) -> list[int]:
+        """The JVMs of all workers, each below the host of its worker."""
+        found: set[int] = set()
         for name, process in tuple(self.fleet.live.items()):
-            if not name.startswith("worker-"):
-                continue
-            for number, words in below(process.pid).items():
-                if HOST in words:
-                    hosts.append(number)
-                    jvms += [
-                        each
-                        for each, theirs in below(number).items()
-                        if Path(theirs[0]).name == "java"
-                    ]
-        return sorted(hosts), sorted(jvms)
+            if name.startswith("worker-"):
+                hosts = (number for number, words in below(process.pid).items() if HOST in words)
+                for host in hosts:
+                    each = below(host).items()
+                    found |= {number for number, words in each if Path(words[0]).name == "java"}
+        return sorted(found)
 
     async def keep(self) -> None:
         """Start again what has ended by itself; until it is cancelled."""
@@ -163,7 +164,8 @@ class SparkFleet:
                 for name, process in tuple(self.fleet.live.items()):
                     if process.returncode is not None:
                         del self.fleet.live[name]
-                        self.ended[name.partition("-")[0]] += 1
+                        self.ended[name] += 1
+                        assert self.ended[name] <= ENDS_MAX, self.fleet.said(name)
                         await self.fleet.start(name)
 
     async def stop(self) -> None:
@@ -210,6 +212,12 @@ async def patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
         except DispatcherUnavailable:
             assert CLOCK.monotonic() - began < PATIENCE_SECONDS_MAX, "no dispatcher answers"
             await CLOCK.sleep(0.2)
+
+
+def _signal(numbers: Iterable[int], signal_number: signal.Signals) -> None:
+    for number in numbers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal_number)
 
 
 def below(number: int) -> Mapping[int, list[str]]:

@@ -2,10 +2,13 @@
 
 The same partitions are computed in several rounds, by a chain of Spark jobs; what is in them
 depends on the number in their keys, not on the round. Nobody disturbs the first round. In the
-others a seeded plan kills processes on the way, and starts them again. In the end every partition
-of every round is published once, by the one task that completed; its files have the checksums of
-the first round; and after a sweep the bucket holds the folders that publications name, and no
-others.
+others a seeded plan kills processes on the way, and starts them again; and one worker stands still
+until its tasks are those of others, and comes back. In the end every partition of every round is
+published once, by the one task that completed; its files have the checksums of the first round;
+and after a sweep the bucket holds the folders that publications name, and no others.
+
+The first job runs in batches and leaves Spark through Arrow, the second runs partition by partition
+and is written by Spark itself, the third has one plan for many partitions.
 """
 
 from __future__ import annotations
@@ -43,12 +46,16 @@ KILLS = max(len(Victim), PARTITIONS // 20)
 """In a round."""
 ROUND_SECONDS_MAX = 240.0 + 3 * PARTITIONS
 SWEEPS_MAX = 30
-DATASETS = ("readings", "totals", "peaks")
+FROZEN_SECONDS = 8.0
+"""Longer than the jobs' heartbeat_timeout."""
+DATASETS = ("readings", "totals", "ranking")
 
 SPARK = """
 driver_memory = "1g"
 parallel = 2
+tiny = true
 archive = false
+arrow_bytes_max = "8KiB"
 conf = {"spark.sql.shuffle.partitions" = "2"}
 """
 DAG = """
@@ -86,20 +93,19 @@ jobs:
     heartbeat_timeout: 5s
     max_attempts: 50
     retry: {first: 100ms, max: 1s, backoff: 2}
-  find_peaks:
+  rank:
     runtime: spark
     operator: spark.sql
     config:
       sql: >
-        SELECT _partition, sensor, readings.number, readings.value
-        FROM readings JOIN totals USING (_partition, sensor)
-        WHERE readings.value * totals.readings > totals.total * 1.9
+        SELECT _partition, sensor, total,
+               rank() OVER (PARTITION BY _partition ORDER BY total DESC) AS place
+        FROM totals
+        WHERE readings > 250
       partition_wise: true
-      sort_by: [number]
-    inputs:
-      - add_up.totals
-      - {from: measure.readings, trigger: false}
-    outputs: [peaks]
+      sort_by: [sensor]
+    inputs: [add_up.totals]
+    outputs: [ranking]
     coalesce: 20
     heartbeat_timeout: 5s
     max_attempts: 50
@@ -156,17 +162,20 @@ async def _lost(fleet: SparkFleet) -> str:
     return f"seed {SEED}: a task has no attempts left: {[each['reason'] for each in rows]}"
 
 
-async def _rage(fleet: SparkFleet, this: Round, entropy: Entropy) -> Counter[str]:
-    """Kill everything at least once, each when some random share of the round is done."""
+async def _rage(fleet: SparkFleet, this: Round, entropy: Entropy) -> tuple[Counter[str], int]:
+    """Kill everything at least once, each when some random share of the round is done.
+
+    Returns how often what was killed, and how many attempts were swept meanwhile.
+    """
     victims: list[Victim] = []
     while len(victims) < KILLS:
         victims += sorted(Victim, key=lambda _: entropy.random())
     shares = sorted(entropy.uniform(0.0, 0.9) for _ in victims)
-    kills: Counter[str] = Counter()
+    kills, swept = Counter[str](), 0
     async with fleet.client() as client:
         for victim, share in zip(victims, shares, strict=True):
             await this.until(fleet, share)
-            await CLOCK.sleep(entropy.uniform(0.0, 1.0))
+            await CLOCK.sleep(entropy.uniform(0.0, 0.5))
             done = await this.done(fleet)
             killed = await fleet.kill(victim, entropy)
             kills[killed] += 1
@@ -174,8 +183,8 @@ async def _rage(fleet: SparkFleet, this: Round, entropy: Entropy) -> Counter[str
             # What sweeps in the middle of all that takes nothing that anybody needs. It is refused
             # while the bucket is away.
             with suppress(DispatcherUnavailable, DispatcherRefused):
-                await client.sweep(grace_seconds=0)
-    return kills
+                swept += (await client.sweep(grace_seconds=0)).attempts
+    return kills, swept
 
 
 async def _checksums(fleet: SparkFleet, client: Client, this: Round) -> dict[str, object]:
@@ -222,7 +231,7 @@ async def _check_once(fleet: SparkFleet) -> None:
         (job, key)
         for number in range(ROUNDS + 1)
         for key in Round(number).all_keys()
-        for job in ("measure", "add_up", "find_peaks")
+        for job in ("measure", "add_up", "rank")
     )
     for each in tasks:
         assert len(each["completed"]) == 1, each
@@ -289,19 +298,22 @@ async def _proof(fleet: SparkFleet) -> None:
         # There is something to compare, and nothing in some.
         assert expected["readings/0003"] == []
         assert expected["readings/0000"]
-        kills: Counter[str] = Counter()
+        kills, swept = Counter[str](), 0
         for number in range(1, ROUNDS + 1):
             this = Round(number)
             entropy = seeded_entropy(f"{SEED} round {number}")
             async with asyncio.TaskGroup() as group:
                 rage = group.create_task(_rage(fleet, this, entropy))
+                frozen = seeded_entropy(f"{SEED} frozen {number}")
+                group.create_task(fleet.freeze(frozen, seconds=FROZEN_SECONDS))
                 await this.send(client)
-            kills += rage.result()
+            killed, gone = rage.result()
+            kills, swept = kills + killed, swept + gone
             await this.until(fleet, 1.0)
             assert await _checksums(fleet, client, this) == expected, f"seed {SEED}, round {number}"
         await _settled(fleet)
         await _check_once(fleet)
-        swept = await _check_swept(fleet, client)
+        swept += await _check_swept(fleet, client)
         await _check_once(fleet)
     _log.info("seed %d: killed %s, ended by themselves %s", SEED, dict(kills), dict(fleet.ended))
     _log.info("seed %d: %d swept, %.0f s", SEED, swept, CLOCK.monotonic() - began)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from penstock.dispatcher.datasets.keeping import PASS_SECONDS, Keeping
-from penstock.dispatcher.tasks.values import Completion, Ended, Output, Publishing
+from penstock.dispatcher.tasks.values import Completion, Ended, NewTask, Output, Publishing
 from tests.integration.dispatcher.readers import Library
 from tests.integration.dispatcher.test_deployment import Pipeline, chain
 from tests.integration.dispatcher.world import Play, World
@@ -166,6 +166,35 @@ def test_what_a_task_or_a_backfill_reads_stays(play: Play) -> None:
     play(story)
 
 
+@pytest.mark.parametrize("reads", ["partition", "all"])
+def test_what_is_read_as_part_of_a_range_or_of_all_stays(play: Play, reads: str) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(kept("partitions: 1"))
+        for start in (0, 10, 20, 30):
+            event = await pipeline.event(str(start), start=start, end=start + 10)
+            await pipeline.routing.accept([event])
+        await pipeline.route()
+        await run_all(pipeline)
+        report = await pipeline.job("report")
+        await world.rows("UPDATE edge SET reads = %s", reads)
+        wide = NewTask(
+            definition_id=report.definition_id,
+            generation=report.generation,
+            dedupe_key="wide",
+            payload={"partition_key": "10-30", "start": 10, "end": 30},
+        )
+        await pipeline.tasks.create([wide])
+        await keep_all(world)
+        kept_so_far = ["0", "10", "20", "30"] if reads == "all" else ["10", "20", "30"]
+        assert await published(world) == kept_so_far
+        await pipeline.work("a:report")
+        await keep_all(world)
+        assert await published(world) == ["30"]
+
+    play(story)
+
+
 def test_a_late_task_does_not_bring_back_what_was_dropped(play: Play) -> None:
     async def story(world: World) -> None:
         pipeline = Pipeline(world)
@@ -296,6 +325,7 @@ def test_nothing_is_dropped_while_readers_are_not_told(play: Play) -> None:
         library, pipeline = Library(world), Pipeline(world)
         await pipeline.apply(kept("generations: 1, age: 1d"))
         await send(pipeline, "a")
+        await library.carry()
         await pipeline.apply(kept("generations: 1, age: 1d", clean="2", report="2"), force=True)
         await pipeline.forget_rebuilds()
         for dataset in ("daily", "tidy"):

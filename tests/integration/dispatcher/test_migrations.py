@@ -61,6 +61,39 @@ def test_what_was_called_coalesce_is_called_merge_updates(worlds: Worlds) -> Non
     asyncio.run(check())
 
 
+def test_readers_are_told_of_what_was_published_before(worlds: Worlds) -> None:
+    async def check() -> None:
+        dsn = await worlds.empty()
+        await migrate(dsn, migrations()[:3])
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            for name, location in (("files", "s3://b/x"), ("ranges", "range:0-1"), ("none", "")):
+                connection.execute(b"INSERT INTO dataset (name) VALUES (%s)", [name])
+                connection.execute(
+                    b"INSERT INTO generation SELECT id, gen_random_uuid(), 'current', 'x'"
+                    b" FROM dataset WHERE name = %s",
+                    [name],
+                )
+                if location:
+                    connection.execute(
+                        b"INSERT INTO publication (dataset_id, generation, partition_key, mode,"
+                        b" task_id, attempt, location) SELECT dataset_id, version, 'p', 'replace',"
+                        b" 1, 1, %s FROM generation JOIN dataset ON dataset.id = dataset_id"
+                        b" WHERE name = %s",
+                        [location, name],
+                    )
+        await migrate(dsn)
+        words = "SELECT split_part(target, '/', 1), body ? 'generation' FROM outbox ORDER BY 1, 2"
+        assert read(dsn, words) == [
+            ("files", False),
+            ("files", True),
+            ("none", False),
+            ("ranges", False),
+        ]
+        assert read(dsn, "SELECT DISTINCT revision FROM dataset") == [(1,)]
+
+    asyncio.run(check())
+
+
 def test_many_at_once_apply_each_step_once(worlds: Worlds) -> None:
     async def check() -> None:
         dsn = await worlds.empty()

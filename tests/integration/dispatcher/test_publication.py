@@ -9,6 +9,7 @@ import pytest
 
 from penstock.datasets.projection import CurrentPartition
 from penstock.datasets.schema import Column
+from penstock.dispatcher.outbox import projecting
 from penstock.dispatcher.tasks.values import (
     Claimed,
     Completion,
@@ -347,5 +348,42 @@ def test_a_publication_may_only_be_noted_as_written(play: Play) -> None:
         ):
             with pytest.raises(psycopg.errors.CheckViolation):
                 await world.rows(f"UPDATE publication SET {wrong}")
+
+    play(story)
+
+
+def test_what_is_too_much_for_one_delivery_comes_with_the_next(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(projecting, "PAGE", 2)
+    monkeypatch.setattr(projecting, "PAGES_MAX", 1)
+
+    async def story(world: World) -> None:
+        library, job = Library(world), await world.job()
+        claimed = await job.claimed()
+        keys = [str(number) for number in range(7)]
+        await completed(world, claimed, *(job.output(key) for key in keys))
+        await library.relay.turn()
+        # The generation is not named before all of it is written.
+        assert await library.current() is None
+        await library.carry()
+        assert await library.current() == (job.generation, 1)
+        assert all([await library.locations(job, partition=key) for key in keys])
+
+    play(story)
+
+
+def test_an_object_that_is_not_ours_holds_back_no_other(play: Play) -> None:
+    async def story(world: World) -> None:
+        library, job = Library(world), await world.job()
+        await library.carry()
+        await library.store.put(f"datasets/job/{job.generation}/p/current.json", b"{}")
+        claimed = await job.claimed()
+        await completed(world, claimed, job.output("p"), job.output("q"))
+        await library.relay.turn()
+        assert await library.locations(job, partition="q") == ["s3://b/x"]
+        assert (await publication(world))["projected"] == 0
+        said = await world.value("SELECT last_error FROM outbox WHERE kind = 'project'")
+        assert "current.json" in said
 
     play(story)

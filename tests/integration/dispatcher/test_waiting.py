@@ -150,6 +150,54 @@ def test_what_does_not_pass_is_not_there(play: Play) -> None:
     play(story)
 
 
+def test_the_whole_that_does_not_pass_frees_nothing_and_bars_nothing(play: Play) -> None:
+    async def story(world: World) -> None:
+        waiting = Waiting(world)
+        await waiting.apply(dag(inputs="[raw, {from: planes, where: 'cursor >= 10'}]"))
+        assert await waiting.bring(("feed", "a")) == []
+        for cursor in (5, 12, 13):
+            await waiting.routing.accept([await waiting.new("third", None, cursor=cursor)])
+            await waiting.route()
+            made = [("join", "a")] if cursor > 10 else []
+            assert await waiting.open_tasks() == made
+
+    play(story)
+
+
+def test_a_partition_that_does_not_pass_waits_for_the_whole(play: Play) -> None:
+    async def story(world: World) -> None:
+        waiting = Waiting(world)
+        inputs = "[raw, {from: planes, where: 'partition_key glob \"x*\" or cursor >= 0'}]"
+        await waiting.apply(dag(inputs=inputs))
+        assert await waiting.bring(("feed", "a"), ("third", "a")) == []
+        assert await waiting.bring(("third", None)) == ["a"]
+
+    play(story)
+
+
+@pytest.mark.parametrize("order", [("second", "third"), ("third", "second")])
+def test_two_that_are_whole_come_at_once_and_last(play: Play, order: tuple[str, str]) -> None:
+    async def story(world: World) -> None:
+        waiting = Waiting(world)
+        await waiting.apply(dag())
+        assert await waiting.bring(("feed", "a"), ("feed", "b")) == []
+        found = await waiting.bring(*((job, None) for job in order))
+        assert sorted(str(each) for each in found) == ["a", "b"]
+
+    play(story)
+
+
+def test_a_partition_and_then_the_whole_at_once_are_one_task(play: Play) -> None:
+    async def story(world: World) -> None:
+        waiting = Waiting(world)
+        await waiting.apply(dag(inputs="[raw, planes]"))
+        assert await waiting.bring(("feed", "a"), ("feed", "b")) == []
+        found = await waiting.bring(("third", "a"), ("third", None))
+        assert sorted(str(each) for each in found) == ["a", "b"]
+
+    play(story)
+
+
 def test_what_a_paused_source_has_sent_is_not_there_yet(play: Play) -> None:
     async def story(world: World) -> None:
         waiting = Waiting(world)

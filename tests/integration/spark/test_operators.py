@@ -239,8 +239,11 @@ def test_what_is_not_as_expected_is_not_published(
 @pytest.mark.parametrize("arrow_bytes_max", [2**26, 0])
 def test_equal_work_has_equal_bytes(spark: Any, tmp_path: Path, arrow_bytes_max: int) -> None:
     bench = Bench(spark, tmp_path / "root", tmp_path, arrow_bytes_max=arrow_bytes_max)
-    rows = {"k": [each % 7 for each in range(5000)], "v": [float(each) for each in range(5000)]}
-    turned = {name: list(reversed(values)) for name, values in rows.items()}
+    rows: dict[str, list[Any]] = {
+        "k": [each % 7 for each in range(5000)],
+        "v": [float(each) for each in range(5000)],
+    }
+    turned = {name: values[::-1] for name, values in rows.items()}
     config = {"sql": "SELECT * FROM raw DISTRIBUTE BY v", "sort_by": ["k"]}
     sums = set()
     for each in (rows, turned):
@@ -249,14 +252,15 @@ def test_equal_work_has_equal_bytes(spark: Any, tmp_path: Path, arrow_bytes_max:
     assert len(sums) == 1
 
 
-def test_others_read_what_a_manifest_names(bench: Bench) -> None:
+def test_others_read_what_a_manifest_names(spark: Any, tmp_path: Path) -> None:
+    bench = Bench(spark, tmp_path / "root", tmp_path)
     made = bench.made(
         bench.work("compact", {"sort_by": ["distance"]}, inputs={"in": [bench.publish(FLIGHTS)]})
     )
     names = [f"{made.location}/{each.name}" for each in bench.manifest(made).files]
     paths = [str(path_of(each)) for each in names]
-    (total,) = duckdb.sql("SELECT sum(distance) FROM read_parquet($1)", params=[paths]).fetchall()
-    assert total == (1000,)
+    query = "SELECT sum(distance) FROM read_parquet($1)"
+    assert duckdb.execute(query, [paths]).fetchall() == [(1000,)]
     assert pd.read_parquet(paths).carrier.tolist() == FLIGHTS["carrier"]
     assert bench.session.read.parquet(*names).count() == 4
 

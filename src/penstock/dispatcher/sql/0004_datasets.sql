@@ -250,22 +250,34 @@ $$;
 CREATE TRIGGER publication_came AFTER INSERT ON publication
     REFERENCING NEW TABLE AS came FOR EACH STATEMENT EXECUTE FUNCTION publication_came();
 
+-- Old and new rows are brought together by grouping, never by a join: its plan is made for the few
+-- rows of the first call and kept for the many of a later one.
 CREATE FUNCTION publication_moved() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    -- What was only noted as written has its revision still.
-    IF NOT EXISTS (
-        SELECT FROM old_rows JOIN new_rows USING (dataset_id, generation, partition_key)
-        WHERE old_rows.revision < new_rows.revision) THEN
+    -- What was only noted as written has its revision still, and revisions only grow.
+    IF (SELECT sum(revision) FROM old_rows) IS NOT DISTINCT FROM (
+        SELECT sum(revision) FROM new_rows) THEN
         RETURN NULL;
     END IF;
     INSERT INTO departed (place, dataset_id, generation, partition_key, revision)
-    SELECT old_rows.place, dataset_id, generation, partition_key, new_rows.revision
-    FROM old_rows
-    JOIN new_rows USING (dataset_id, generation, partition_key)
-    -- What was appended stays.
-    WHERE old_rows.mode = 'replace' AND old_rows.place IS NOT NULL
-      AND old_rows.place IS DISTINCT FROM new_rows.place
-    ORDER BY old_rows.place, dataset_id, generation, partition_key
+    SELECT moved.left_place, moved.dataset_id, moved.generation, moved.partition_key,
+           moved.revision
+    FROM (
+        SELECT dataset_id, generation, partition_key, max(left_place) AS left_place,
+               max(new_place) AS new_place, max(revision) AS revision
+        FROM (
+            -- What was appended stays.
+            SELECT dataset_id, generation, partition_key, revision, NULL AS new_place,
+                   CASE WHEN mode = 'replace' THEN place END AS left_place
+            FROM old_rows
+            UNION ALL
+            SELECT dataset_id, generation, partition_key, revision, place, NULL
+            FROM new_rows
+        ) AS sides
+        GROUP BY dataset_id, generation, partition_key
+    ) AS moved
+    WHERE moved.left_place IS NOT NULL AND moved.left_place IS DISTINCT FROM moved.new_place
+    ORDER BY 1, 2, 3, 4
     ON CONFLICT (place, dataset_id, generation, partition_key) DO UPDATE
     SET revision = excluded.revision, left_at = excluded.left_at, confirmed_at = NULL;
     PERFORM penstock_project(array_agg(dataset_id), array_agg(generation))
@@ -327,8 +339,7 @@ CREATE TRIGGER publication_left AFTER DELETE ON publication
 -- The current generation of a dataset is another, or there is none any more.
 CREATE FUNCTION penstock_moved(moved uuid[]) RETURNS void LANGUAGE sql AS $$
     UPDATE dataset SET revision = revision + 1 WHERE id = ANY (moved);
-    SELECT penstock_project(moved, array_fill(NULL::uuid, ARRAY[cardinality(moved)]))
-    WHERE cardinality(moved) > 0;
+    SELECT penstock_project(moved, array_fill(NULL::uuid, ARRAY[cardinality(moved)]));
 $$;
 
 CREATE FUNCTION generation_came() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -354,6 +365,19 @@ $$;
 CREATE TRIGGER generation_moved AFTER UPDATE ON generation
     REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION generation_moved();
+
+-- What was published before readers were told of it.
+UPDATE dataset
+SET revision = 1
+WHERE EXISTS (
+    SELECT FROM generation
+    WHERE generation.dataset_id = dataset.id AND generation.state = 'current');
+SELECT penstock_project(array_agg(id), array_agg(NULL::uuid)) FROM dataset WHERE revision > 0
+HAVING count(*) > 0;
+SELECT penstock_project(array_agg(dataset_id), array_agg(generation))
+FROM (SELECT DISTINCT dataset_id, generation FROM publication
+      WHERE NOT starts_with(location, 'range:')) AS published
+HAVING count(*) > 0;
 
 -- Whether somebody may still read a folder that was published once: `current.json` may name it, or
 -- has lately, or an attempt runs that could have been given it. A transaction that publishes may

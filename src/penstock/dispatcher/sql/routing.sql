@@ -130,21 +130,27 @@ WITH in_force AS MATERIALIZED (
 ), arrived AS MATERIALIZED (
     -- What has come for jobs that wait for all of their inputs: a partition, or the whole.
     SELECT DISTINCT judged.seq, judged.dataset_id, judged.generation, judged.partition_key,
-           edges.job_id, edges.task_generation, edges.is_per_partition
+           judged.cursor, edges.job_id, edges.task_generation, edges.is_per_partition
     FROM judged
     JOIN edges USING (dataset_id, generation)
     WHERE edges.is_all AND judged.reason IS NULL AND (edges.filter IS NULL OR penstock_passes(
         edges.filter, judged.partition_key, judged.range_start, judged.range_end, judged.cursor))
 ), opening AS MATERIALIZED (
-    -- The first of an input that has come without a partition.
-    SELECT arrived.*
+    -- The first that an input lets pass of what has come without a partition.
+    SELECT arrived.*, edges.filter
     FROM arrived
-    WHERE arrived.partition_key IS NULL AND %(only)s::uuid IS NULL AND NOT EXISTS (
-        SELECT FROM event AS earlier
-        WHERE earlier.dataset_id = arrived.dataset_id AND earlier.generation = arrived.generation
-          AND earlier.partition_key IS NULL
-          AND (earlier.routed = 'routed' OR earlier.seq < arrived.seq
-               AND earlier.seq IN (SELECT seq FROM judged WHERE reason IS NULL)))
+    JOIN edges USING (dataset_id, generation, job_id, task_generation)
+    WHERE arrived.partition_key IS NULL AND %(only)s::uuid IS NULL
+      AND (edges.filter IS NULL OR penstock_passes(
+          edges.filter, NULL, NULL, NULL, arrived.cursor))
+      AND NOT EXISTS (
+          SELECT FROM event AS earlier
+          WHERE earlier.dataset_id = arrived.dataset_id
+            AND earlier.generation = arrived.generation AND earlier.partition_key IS NULL
+            AND (earlier.routed = 'routed' OR earlier.seq < arrived.seq
+                 AND earlier.seq IN (SELECT seq FROM judged WHERE reason IS NULL))
+            AND (edges.filter IS NULL OR penstock_passes(
+                edges.filter, NULL, NULL, NULL, earlier.cursor)))
 ), freed AS MATERIALIZED (
     -- It lets all partitions go on that have waited for it, each by its latest event. A rebuild
     -- comes by those anyway.
@@ -165,8 +171,14 @@ WITH in_force AS MATERIALIZED (
       AND NOT EXISTS (
           SELECT FROM event AS own
           WHERE own.dataset_id = opening.dataset_id AND own.generation = opening.generation
-            AND own.partition_key = there.partition_key AND own.routed = 'routed')
-    ORDER BY opening.job_id, opening.task_generation, there.partition_key, there.seq DESC
+            AND own.partition_key = there.partition_key
+            AND (own.routed = 'routed' OR own.seq < opening.seq
+                 AND own.seq IN (SELECT seq FROM judged WHERE reason IS NULL))
+            AND (opening.filter IS NULL OR penstock_passes(
+                opening.filter, own.partition_key, own.range_start, own.range_end, own.cursor)))
+    -- Of several that have come at once, by the last of them.
+    ORDER BY opening.job_id, opening.task_generation, there.partition_key, there.seq DESC,
+             opening.seq DESC
 ), complete AS MATERIALIZED (
     -- Those of both for which every input has something: the partition or the whole. What is not
     -- routed yet does not count, so the last that is routed, and it alone, finds all others; the

@@ -23,14 +23,15 @@ LEFT JOIN generation_schema
     AND generation_schema.version = held.generation::uuid
 
 -- name: hold_attempts
--- Those of these that may still end, until the end of the transaction.
-SELECT task.id AS task_id
+-- Those of these that may still end, until the end of the transaction. Also those that were asked to
+-- stop: nobody takes that back meanwhile.
+SELECT task.id AS task_id, task.cancel_asked
 FROM task
 JOIN unnest(%(tasks)s::bigint[], %(attempts)s::integer[], %(tokens)s::text[])
     AS asked(task_id, attempt, lease_token)
     ON task.id = asked.task_id AND task.attempt = asked.attempt
     AND task.lease_token = asked.lease_token
-WHERE task.status = 'running' AND NOT task.cancel_asked
+WHERE task.status = 'running'
 ORDER BY task.id
 FOR NO KEY UPDATE OF task
 

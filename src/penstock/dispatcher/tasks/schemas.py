@@ -86,7 +86,8 @@ async def _grow(
     """The same under locks, by those whose attempts are current and whose outputs are theirs."""
     fences = fence_arrays(each.fence for each in completions)
     found = await connection.execute(query("hold_attempts"), fences)
-    current = {row["task_id"] for row in await found.fetchall()}
+    # What was asked to stop publishes nothing.
+    current = {row["task_id"] for row in await found.fetchall() if not row["cancel_asked"]}
     found = await connection.execute(query("misplaced_outputs"), output_arrays(completions))
     current -= {row["task_id"] for row in await found.fetchall()}
     asking = sorted(

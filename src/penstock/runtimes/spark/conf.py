@@ -18,6 +18,8 @@ _LOOPBACKS: Final = frozenset({LOOPBACK, "localhost", "::1"})
 _EVERYWHERE: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Spark's own default is a form of times that others take for times without a zone.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # For the data source that reads buckets; without it, a filter that is offered is an error.
     "spark.sql.python.filterPushdown.enabled": "true",
 }

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from penstock.datasets.manifest import File
 from penstock.datasets.snapshot import DataFile
@@ -130,7 +131,7 @@ class Engine:
         for output, frame in plans.one(member).items():
             result = frame
             if member.config.partition_wise:
-                result = _of_partitions(frame).drop(PARTITION)
+                result = _of_one(_of_partitions(frame), member.key)
             shape = shape_of(result, member.config)
             phases.enter("running")
             files = self._files(session, member, output, frame=result, shape=shape, phases=phases)
@@ -252,8 +253,8 @@ def _united(
     return {
         name: united(
             [
-                _of_partitions(each[name]).drop(PARTITION) if is_tagged else each[name]
-                for each in outputs
+                _of_one(_of_partitions(each[name]), member.key) if is_tagged else each[name]
+                for member, each in zip(members, outputs, strict=True)
             ],
             is_checked=is_python,
         )
@@ -269,6 +270,17 @@ def _of_partitions(frame: DataFrame) -> DataFrame:
             is_retried=False,
         )
     return frame
+
+
+def _of_one(frame: DataFrame, key: str) -> DataFrame:
+    """The rows without their partition, which has to be this one."""
+    column = F.col(PARTITION)
+    said = F.concat(
+        F.lit(f"The result has rows whose {PARTITION} is '"),
+        F.coalesce(column.cast("string"), F.lit("null")),
+        F.lit("', which is none of the partitions that were to be made"),
+    )
+    return frame.where(F.assert_true(column.eqNullSafe(key), said).isNull()).drop(PARTITION)
 
 
 def _collected(frame: DataFrame, config: JobConfig) -> Any:

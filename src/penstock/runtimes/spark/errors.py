@@ -35,6 +35,7 @@ _ABORTED: Final = re.compile(
     r"Job aborted due to stage failure: .*?most recent failure: ", re.DOTALL
 )
 _TOO_LARGE: Final = "spark.driver.maxResultSize"
+_OURS: Final = f"{PenstockError.__module__}."
 _PYTHON: Final = "PYTHON_EXCEPTION"
 _INTERNAL: Final = (
     str(Path(__file__).parents[2]),
@@ -87,7 +88,12 @@ def relation_not_found(error: PySparkException) -> str:
 def _spark(error: PySparkException, config: JobConfig | None) -> Failed:
     whole = str(error)
     if _condition(error) == _PYTHON or "Traceback (most recent call last)" in whole:
-        return Failed(reason=_text(_python(whole)))
+        said = _python(whole)
+        if said.startswith(_OURS):
+            # Ours, from an executor: the sentence is enough.
+            name, _, sentence = said.splitlines()[0].removeprefix(_OURS).partition(": ")
+            return Failed(reason=_text(sentence), is_retried=name != Damaged.__name__)
+        return Failed(reason=_text(said))
     sentence = _sentence(whole)
     where = _where(error, whole, config)
     reason = f"{where}: {sentence}" if where else sentence

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
@@ -104,7 +105,9 @@ def read_paths(
     if len(tags) == 1:
         return frame.withColumn(PARTITION, F.lit(tags.pop()))
     spelt = [(how, tag) for path, tag in paths for how in _spellings(path)]
-    table = session.createDataFrame(spelt, f"{_PATH} string, _tag string")
+    # Through Arrow: rows of Python would need a Python worker beside Spark, and a job of its own.
+    how_spelt, tagged_as = (pa.array(each, pa.string()) for each in zip(*spelt, strict=True))
+    table = session.createDataFrame(pa.table({_PATH: how_spelt, "_tag": tagged_as}))
     joined = frame.select("*", F.col("_metadata.file_path").alias(_PATH)).join(
         F.broadcast(table), _PATH, "left"
     )

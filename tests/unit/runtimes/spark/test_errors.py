@@ -1,0 +1,92 @@
+"""Spark's errors as sentences: the real texts of Spark, without a session."""
+
+from __future__ import annotations
+
+import pytest
+from py4j.protocol import Py4JNetworkError
+from pyspark.errors import PySparkException
+
+from penstock.kernel.errors import Damaged, Unavailable, WorkFailed
+from penstock.runtimes.spark.configs import JobConfig
+from penstock.runtimes.spark.errors import failed, is_too_large
+
+SQL = JobConfig(operator="spark.sql", sql="SELECT a,\n  b\nFROM raw", sql_file="clean.sql")
+
+
+SYNTAX = """
+[PARSE_SYNTAX_ERROR] Syntax error at or near 'id'. SQLSTATE: 42601 (line 2, pos 5)
+
+== SQL ==
+SELECT id
+-----^^^
+"""
+COLUMN = """[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `b` cannot be resolved.\
+ Did you mean one of the following? [`a`]. SQLSTATE: 42703; line 2 pos 2;
+'Project [id#0L]
++- Range (0, 10)
+"""
+LOST = """Job aborted due to stage failure: Task 0 in stage 2.0 failed 1 times, most recent\
+ failure: Lost task 0.0: ExecutorLostFailure (executor 1 exited)
+Driver stacktrace:
+"""
+BOOM = "[USER_RAISED_EXCEPTION] boom SQLSTATE: P0001"
+NO_COLUMN = """clean.sql, line 2 (b): A column with name `b` cannot be resolved.\
+ Did you mean one of the following? [`a`]. [UNRESOLVED_COLUMN.WITH_SUGGESTION]"""
+NO_SYNTAX = "clean.sql, line 2 (b): Syntax error at or near 'id'. [PARSE_SYNTAX_ERROR]"
+
+
+class Said(PySparkException):
+    """An error with just these words, and neither a condition nor a state of its own."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(words)
+        self._words = words
+
+    def __str__(self) -> str:
+        return self._words
+
+
+@pytest.mark.parametrize(
+    ("words", "reason", "is_retried"),
+    [
+        (SYNTAX, NO_SYNTAX, False),
+        (COLUMN, NO_COLUMN, False),
+        (BOOM, "clean.sql: boom. [USER_RAISED_EXCEPTION]", False),
+        (LOST, "clean.sql: Lost task 0.0: ExecutorLostFailure (executor 1 exited).", True),
+    ],
+)
+def test_sparks_words_become_a_sentence(words: str, reason: str, is_retried: bool) -> None:
+    found = failed(Said(words), SQL)
+    assert found.reason == reason
+    assert found.is_retried is is_retried
+
+
+def test_what_python_raised_on_an_executor_comes_first() -> None:
+    words = (
+        "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+        '  File "/home/x1.py", line 30, in bad\n    raise ValueError("oh no")\n'
+        "    ^^^^^^^^^^^\nValueError: oh no\n SQLSTATE: 38000"
+    )
+    found = failed(Said(words))
+    assert found.reason.splitlines() == [
+        "ValueError: oh no",
+        '  File "/home/x1.py", line 30, in bad',
+        '    raise ValueError("oh no")',
+    ]
+    assert found.is_retried
+
+
+def test_our_own_errors_keep_their_words() -> None:
+    assert failed(WorkFailed("No.", is_retried=False)).is_retried is False
+    damaged = failed(Damaged("Broken.", location="x", hint="Make it again."))
+    assert (damaged.reason, damaged.is_retried) == ("Broken. Make it again.", False)
+    assert failed(Unavailable("Away.")).is_retried
+    assert failed(Py4JNetworkError("Answer from Java side is empty")).reason == (
+        "Spark failed: Answer from Java side is empty"
+    )
+
+
+def test_a_result_that_does_not_fit_is_known() -> None:
+    words = "Total size of serialized results is bigger than spark.driver.maxResultSize (1.0 GiB)"
+    assert is_too_large(Said(words))
+    assert not is_too_large(Said("other"))
