@@ -52,11 +52,15 @@ def days_of(count):
     return [str(FIRST_DAY + timedelta(days=each)) for each in range(count)]
 
 
-def compute(session, days, folder):
-    """Compute every dataset of these days and keep it below the folder, a folder each."""
+def compute_references(session, folder):
+    """Keep the small tables below the folder, a folder each."""
     for name, table in flights.references().items():
         session.createDataFrame(table).write.parquet(f"{folder}/{name}")
         session.read.parquet(f"{folder}/{name}").createOrReplaceTempView(name)
+
+
+def compute_days(session, days, folder):
+    """Compute every dataset of these days and keep it below the folder, a folder each."""
     for name in ("flights", "weather"):
         tables = [flights.labelled(flights.recorded(name, day), day) for day in days]
         _keep(session, session.createDataFrame(pa.concat_tables(tables)), f"raw_{name}", folder)
@@ -107,7 +111,8 @@ def main():
     words.add_argument("--to", type=Path, required=True, metavar="FOLDER")
     asked = words.parse_args()
     session = open_session()
-    compute(session, days_of(asked.days), asked.to)
+    compute_references(session, asked.to)
+    compute_days(session, days_of(asked.days), asked.to)
     for folder in sorted(asked.to.iterdir()):
         print(f"{folder.name:<16} {session.read.parquet(str(folder)).count():>8} rows")
     session.stop()

@@ -24,7 +24,13 @@ from penstock.kernel.leash import Leashed
 from penstock.kernel.logs import last_words
 from penstock.kernel.ports import check_free, free_port
 from penstock.kernel.service import Service
-from penstock.settings import PREFIX, Settings, settings_file, variables_of
+from penstock.settings import (
+    PREFIX,
+    Settings,
+    settings_file,
+    variables_of,
+    without_settings,
+)
 
 _WORKER_GRACE_SECONDS: Final = 15.0
 _ENDINGS_MAX: Final = 2
@@ -37,8 +43,9 @@ _TAKEN: Final = (
 class Installation(Service):
     """Everything on one data folder, as processes that are kept running."""
 
-    def __init__(self, settings: Settings, *, code: Path) -> None:
-        """`code` is the folder that functions of jobs are imported from.
+    def __init__(self, settings: Settings, *, code: Path, file: Path | None = None) -> None:
+        """`code` is the folder that functions of jobs are imported from; `file` has the settings
+        of runtimes, and is the settings file of this process if nothing is said.
 
         Settings that cannot be right are told here, before anything is started or made.
         """
@@ -53,6 +60,7 @@ class Installation(Service):
             webhook_port=settings.webhook_port or free_port(),
         )
         self._code = code
+        self._file = file
         self._keeper: Keeper | None = None
         self._ended: Counter[str] = Counter()
 
@@ -98,9 +106,10 @@ class Installation(Service):
             settings = replace(settings, postgres=make_postgres(settings).dsn)
             kept.append(("postgres", lambda: make_postgres(self._settings)))
         # They run in another folder, whose settings are not ours.
-        file = settings_file(os.environ, Path.cwd()) or Path(os.devnull)
+        file = self._file or settings_file(os.environ, Path.cwd()) or Path(os.devnull)
         environment = {
-            **os.environ,
+            # What a variable says is in the settings, or is not meant for this installation.
+            **without_settings(os.environ),
             **variables_of(settings),
             f"{PREFIX}SETTINGS": str(file.absolute()),
         }

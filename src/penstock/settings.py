@@ -204,6 +204,12 @@ def variables_of(settings: Settings) -> Mapping[str, str]:
     }
 
 
+def without_settings(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables that are no settings."""
+    known = {f"{PREFIX}{each.name.upper()}" for each in fields(Settings)}
+    return {name: value for name, value in environment.items() if name not in known}
+
+
 def _in_file(file: Path) -> Mapping[str, Any]:
     try:
         said = tomllib.loads(file.read_text("utf-8"))

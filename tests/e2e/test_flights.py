@@ -27,8 +27,12 @@ MADE_FROM = {"carrier_report": "carrier_months", "airport_report": "airport_mont
 
 def _run_pipeline(folder: Path) -> Run:
     display = Display(stages_of(DAYS), is_live=False)
-    pipeline = Pipeline(folder, pipeline_folder(), clock=SystemClock())
-    return asyncio.run(pipeline.run(DAYS, display))
+
+    async def main() -> Run:
+        async with Pipeline(folder, pipeline_folder(), clock=SystemClock()) as pipeline:
+            return await pipeline.run(DAYS, display)
+
+    return asyncio.run(main())
 
 
 def _run_plain(folder: Path) -> None:

@@ -170,7 +170,7 @@ async def _rage(fleet: SparkFleet, this: Round, entropy: Entropy) -> tuple[Count
     victims: list[Victim] = []
     while len(victims) < KILLS:
         victims += sorted(Victim, key=lambda _: entropy.random())
-    shares = sorted(entropy.uniform(0.0, 0.9) for _ in victims)
+    shares = sorted(entropy.uniform(0.0, 0.8) for _ in victims)
     kills, swept = Counter[str](), 0
     async with fleet.client() as client:
         for victim, share in zip(victims, shares, strict=True):

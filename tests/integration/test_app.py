@@ -223,7 +223,9 @@ def test_an_installation_looks_at_its_ports_first(tmp_path: Path) -> None:
 def test_processes_of_an_installation_have_its_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They run in the folder of the code, and still read the settings that were read here."""
+    """They run in the folder of the code, and still read the settings that were read here, and
+    nothing that was not."""
+    monkeypatch.setenv("PENSTOCK_DISPATCHERS", "http://another.installation:7071")
     here, code = tmp_path / "here", tmp_path / "code"
     for folder, text in (
         (here, "concurrency = 7\n[runtimes.process]\nidle_max = 3\n"),
@@ -250,19 +252,22 @@ def test_processes_of_an_installation_have_its_settings(
     monkeypatch.setattr(installations, "Leashed", Process)
     ports = dict.fromkeys(("port", "internal_port", "webhook_port"), 0)
     given = {"data": here / "data", "postgres": "host=x", **ports}
+
+    async def run(installation: Installation) -> None:
+        made.clear()
+        async with installation:
+            pass
+
+    wanted = read_settings(given, environment={}, folder=here).settings
     for name in ("penstock.toml", None):
         if name is None:
             (here / "penstock.toml").unlink()
-        made.clear()
-        wanted = read_settings(given, environment={}, folder=here).settings
-        installation = Installation(wanted, code=code)
-
-        async def main(running: Installation = installation) -> None:
-            async with running:
-                pass
-
-        asyncio.run(main())
+            wanted = read_settings(given, environment={}, folder=here).settings
+        asyncio.run(run(Installation(wanted, code=code)))
         assert sorted(made) == ["dispatcher", "source cron", "source webhook", "worker"]
         for each in made.values():
             assert each.port != 0
             assert replace(each, port=0, internal_port=0, webhook_port=0) == wanted
+    (tmp_path / "other.toml").write_text("[runtimes.process]\nidle_max = 5\n")
+    asyncio.run(run(Installation(wanted, code=code, file=tmp_path / "other.toml")))
+    assert made["worker"].runtimes == {"process": {"idle_max": 5}}

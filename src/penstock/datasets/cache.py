@@ -14,6 +14,9 @@ died is not locked any more, and whoever finds it so removes it. Room is made be
 removing what was used longest ago and is not pinned. If what is pinned is more than the bound, the
 bound is passed, rather than that work could not be done, and kept again by the next who comes.
 
+A file without a sum may be another tomorrow, in the same place and of the same size. Each holder
+fetches it anew, and it goes with the holder.
+
 Called by runtimes that read through local files. Blocks; for any number of threads and processes.
 """
 
@@ -26,7 +29,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 from typing import Final
@@ -42,18 +45,19 @@ _LEFTOVER_SECONDS: Final = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A file that is needed. Without a sum it is known by its location, and not verified."""
+    """A file that is needed. Without a sum it is not verified, and is its holder's alone."""
 
     location: str
     bytes: int
     sha256: str | None = None
+    holder: str = ""
 
     @property
     def name(self) -> str:
         """Its name in the cache."""
         if self.sha256 is not None:
             return self.sha256 + _SUFFIX
-        known = hashlib.sha256(f"{self.bytes} {self.location}".encode()).hexdigest()
+        known = hashlib.sha256(f"{self.holder} {self.bytes} {self.location}".encode()).hexdigest()
         return f"unverified-{known}{_SUFFIX}"
 
 
@@ -78,12 +82,19 @@ class Cache:
 
         Raises `Damaged` if a file is not what its sum says, and what `Transfer.fetch` raises.
         """
-        with self._pinned(wanted):
-            missing = self._missing(wanted)
-            if missing:
-                self._make_room(sum(each.bytes for each in missing))
-                self._fetch(missing)
-            yield [self._files / each.name for each in wanted]
+        holder = new_id(self._entropy)
+        mine = [each if each.sha256 else replace(each, holder=holder) for each in wanted]
+        with self._pinned(mine):
+            try:
+                missing = self._missing(mine)
+                if missing:
+                    self._make_room(sum(each.bytes for each in missing))
+                    self._fetch(missing)
+                yield [self._files / each.name for each in mine]
+            finally:
+                for each in mine:
+                    if not each.sha256:
+                        (self._files / each.name).unlink(missing_ok=True)
 
     def _missing(self, wanted: Iterable[Wanted]) -> list[Wanted]:
         """Those that have to be fetched; the others have been used now."""

@@ -86,7 +86,7 @@ class Folder:
     def _put(self, key: str, fill: Callable[[BinaryIO], None]) -> None:
         to = Path(key)
         with _explained(key):
-            to.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(to.parent, is_synced=self.is_synced)
             handle, name = tempfile.mkstemp(dir=to.parent, prefix=".")
             try:
                 with os.fdopen(handle, "wb") as file:
@@ -102,6 +102,16 @@ class Folder:
                     Path(name).unlink()
             if self.is_synced:
                 _sync(to.parent)
+
+
+def make_folder(path: Path, *, is_synced: bool) -> None:
+    """Make a folder and those above it; synced, what is in them is found after a power cut too."""
+    if path.is_dir():
+        return
+    make_folder(path.parent, is_synced=is_synced)
+    path.mkdir(exist_ok=True)
+    if is_synced:
+        _sync(path.parent)
 
 
 def _sync(path: Path) -> None:

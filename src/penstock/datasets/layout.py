@@ -41,11 +41,14 @@ _RANDOM_CHARACTERS: Final = 24
 _ATTEMPT: Final = re.compile(
     rf"([1-9][0-9]{{0,18}})-([1-9][0-9]{{0,9}})-[0-9a-z]{{{_RANDOM_CHARACTERS}}}"
 )
-# As in the generated columns `place` of 0004_datasets.sql. The form of the attempt's name is part
+# As in the function `penstock_place` of 0004_datasets.sql. The form of the attempt's name is part
 # of it: a root may itself have a folder that is called `datasets`, and so may be a dataset.
 _PLACE: Final = re.compile(
     rf"/datasets/([^/]+/[^/]+/[^/]+/[0-9]+-[0-9]+-[0-9a-z]{{{_RANDOM_CHARACTERS}}})(?:/|\Z)"
 )
+# Of what stands in our names, what some who write URLs escape: `Path.as_uri` the one, others the
+# other. It means the same.
+_ESCAPED: Final = re.compile("%3[Dd]|%7[Ee]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +111,12 @@ def dataset_current_key(dataset: str) -> str:
 
 
 def place_of(location: str) -> str | None:
-    """`dataset/generation/partition/attempt` of a location, however its root is spelt.
+    """`dataset/generation/partition/attempt` of a location, however it is spelt.
 
     None for a location that is not below the folder of an attempt.
     """
-    found = _PLACE.search(location)
+    plain = _ESCAPED.sub(lambda found: "=" if found[0][1] == "3" else "~", location)
+    found = _PLACE.search(plain)
     return None if found is None else found[1]
 
 

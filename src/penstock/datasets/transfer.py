@@ -182,7 +182,7 @@ class Transfer:
         if parts.query or parts.fragment:
             raise InvalidInput(f"{location!r} is no location of a file: it has a '?' or a '#'.")
         if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
-            return Folder(is_synced=self._is_synced()), unquote(parts.path)
+            return Folder(is_synced=self.is_synced), unquote(parts.path)
         if parts.scheme == "s3" and parts.netloc:
             return self._bucket(parts.netloc), parts.path.lstrip("/")
         raise InvalidInput(
@@ -190,7 +190,9 @@ class Transfer:
             hint="A location is s3://BUCKET/KEY or file:///PATH.",
         )
 
-    def _is_synced(self) -> bool:
+    @property
+    def is_synced(self) -> bool:
+        """Whether what is written to folders survives a power cut."""
         parts = urlsplit(self.store_url)
         return parts.scheme != "file" or dict(parse_qsl(parts.query)).get("fsync") != "off"
 

@@ -15,8 +15,9 @@ object's: it goes when the object is deleted, and a document of the same key sta
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Collection, Mapping
-from typing import ClassVar, Final, Self, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 import msgspec
 
@@ -28,6 +29,8 @@ WRITERS_MAX: Final = 32
 _NAME = r"([a-z-]{1,64})/([1-9][0-9]{0,8})"
 _HEADER = re.compile(rb'\{"penstock":"%s"[,}]' % _NAME.encode())
 _encoder = msgspec.json.Encoder()
+_decoders: dict[type[Document], msgspec.json.Decoder[Any]] = {}
+_making = threading.Lock()
 
 # What msgspec raises for bytes that are not JSON of the type: nesting that is too deep and text
 # that is not UTF-8 are not among its own errors.
@@ -85,7 +88,7 @@ def decode(kind: type[AnyDocument], body: bytes, *, where: str) -> AnyDocument:
             hint="Upgrade Penstock here, or finish the upgrade of the process that wrote it.",
         )
     try:
-        return msgspec.json.decode(body, type=kind)
+        return _decoder(kind).decode(body)
     except _UNREADABLE as error:
         raise NotOurs(f"{where} is damaged: {error}.") from error
 
@@ -106,6 +109,16 @@ def took_effect(*, sent: bytes, found: bytes) -> bool | None:
     return _remembers(theirs, writer, (write,))
 
 
+def _decoder(kind: type[AnyDocument]) -> msgspec.json.Decoder[AnyDocument]:
+    """What reads documents of this kind. Made by one thread: msgspec looks at a type when it meets
+    it first, and two threads that do so at the same moment crash the process."""
+    found = _decoders.get(kind)
+    if found is None:
+        with _making:
+            found = _decoders[kind] = msgspec.json.Decoder(kind)
+    return found
+
+
 def _remembers(history: Mapping[str, str], writer: str, writes: Collection[str]) -> bool | None:
     if writer in history:
         return history[writer] in writes
@@ -121,13 +134,17 @@ class _Writes(msgspec.Struct):
     writes: dict[str, str] = {}
 
 
+_header_decoder = msgspec.json.Decoder(_Header)
+_writes_decoder = msgspec.json.Decoder(_Writes)
+
+
 def _header(body: bytes, *, where: str) -> tuple[str, int]:
     quick = _HEADER.match(body)
     if quick:
         return quick[1].decode(), int(quick[2])
     # Somebody else's tool may have written the fields in another order.
     try:
-        name = re.fullmatch(_NAME, msgspec.json.decode(body, type=_Header).penstock)
+        name = re.fullmatch(_NAME, _header_decoder.decode(body).penstock)
     except _UNREADABLE:
         name = None
     if name is None:
@@ -140,6 +157,6 @@ def _header(body: bytes, *, where: str) -> tuple[str, int]:
 
 def _writes(body: bytes) -> dict[str, str]:
     try:
-        return msgspec.json.decode(body, type=_Writes).writes
+        return _writes_decoder.decode(body).writes
     except _UNREADABLE:
         return {}

@@ -219,6 +219,35 @@ def test_a_late_task_does_not_bring_back_what_was_dropped(play: Play) -> None:
     play(story)
 
 
+def test_a_late_part_does_not_bring_back_what_was_dropped(play: Play) -> None:
+    """Of a partition that is appended to, readers would find that part alone."""
+
+    async def story(world: World) -> None:
+        library, job = Library(world), await world.job(update_mode="append")
+        late, early, last = [await job.claimed(key) for key in ("late", "early", "last")]
+        for claimed in (early, last):
+            await library.publish(job, claimed)
+        await world.rows("DELETE FROM publication")
+        location = await library.written(late)
+        said = [Completion(late.fence, (job.output("p", location),))]
+        (answer,) = await world.tasks.complete(said)
+        assert isinstance(answer, Ended)
+        assert answer.published[0].outcome is Publishing.SUPERSEDED
+        assert answer.published[0].event_seq is None
+        assert await world.tasks.complete(said) == (answer,)
+        for table in ("publication", "appended"):
+            assert await world.value(f"SELECT count(*) FROM {table}") == 0
+        await library.carry()
+        assert await library.locations(job) == []
+        # What is made of it from now on is a partition again, with all that is appended to it.
+        again = [await library.publish(job, await job.claimed(key)) for key in "ab"]
+        await library.carry()
+        assert await library.locations(job) == again
+        assert await world.value("SELECT revision FROM publication") == 5
+
+    play(story)
+
+
 def test_who_publishes_while_partitions_are_dropped_waits(play: Play) -> None:
     async def story(world: World) -> None:
         pipeline = Pipeline(world)

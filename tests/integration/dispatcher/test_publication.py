@@ -10,6 +10,7 @@ import pytest
 from penstock.datasets.projection import CurrentPartition
 from penstock.datasets.schema import Column
 from penstock.dispatcher.outbox import projecting
+from penstock.dispatcher.outbox.reconciler import PARKED_SECONDS, Reconciler
 from penstock.dispatcher.tasks.values import (
     Claimed,
     Completion,
@@ -76,6 +77,31 @@ def test_what_manifests_say_is_kept_and_summed_of_what_is_appended(play: Play) -
         await completed(world, await log.claimed("d"), log.output("q"))
         await completed(world, await log.claimed("e"), last)
         assert (await publication(world, partition="q"))["rows"] is None
+
+    play(story)
+
+
+@pytest.mark.parametrize("update_mode", ["replace", "append"])
+def test_one_task_replaces_a_partition_once(play: Play, update_mode: str) -> None:
+    """Of two that it replaces a partition with, one would be lost, whatever they are called."""
+
+    async def story(world: World) -> None:
+        job = await world.job(update_mode=update_mode)
+        one, neighbour = await job.claimed("one"), await job.claimed("neighbour")
+        outputs = [job.output("p", f"s3://b/{key}", append_key=key) for key in "ab"]
+        said = [*done(one.fence, *outputs), *done(neighbour.fence, job.output("q"))]
+        answer, other = await world.tasks.complete(said)
+        assert isinstance(other, Ended)
+        if update_mode == "append":
+            assert isinstance(answer, Ended)
+            assert await world.value("SELECT count(*) FROM appended WHERE partition_key = 'p'") == 2
+            return
+        assert isinstance(answer, Refusal)
+        assert answer.why is Why.OUTPUTS
+        assert "the same partition twice" in answer.detail
+        assert answer.state is not None
+        assert answer.state.status is Status.RUNNING
+        assert await world.value("SELECT count(*) FROM publication") == 1
 
     play(story)
 
@@ -284,6 +310,39 @@ def test_a_store_that_fails_costs_a_row_its_time(play: Play) -> None:
         library.later(10)
         await library.carry()
         assert (await publication(world))["projected"] == 1
+
+    play(story)
+
+
+def test_a_store_that_was_away_for_long_is_told_all_the_same(play: Play) -> None:
+    async def story(world: World) -> None:
+        library, job = Library(world), await world.job()
+        location = await library.publish(job, await job.claimed("a"))
+        put, reconciler = library.store.put, Reconciler(world.database)
+
+        async def away(*args: object, **named: object) -> object:
+            raise Unavailable("The store is not there.")
+
+        library.store.put = away  # type: ignore[assignment,method-assign]  # the store of the test
+        parked = "SELECT count(*) FROM outbox WHERE parked_at IS NOT NULL"
+        for _ in range(13):
+            await library.relay.turn()
+            library.later(61)
+        assert await world.value(parked) == 2
+        library.later(PARKED_SECONDS)
+        await reconciler.turn()
+        assert await world.value(parked) == 0
+        # It is one try, and shown as parked again.
+        await library.relay.turn()
+        assert await world.value(parked) == 2
+        await reconciler.turn()
+        assert await world.value(parked) == 2, "not at once"
+        library.store.put = put  # type: ignore[method-assign]  # as it was
+        library.later(PARKED_SECONDS + 61)
+        await reconciler.turn()
+        await library.carry()
+        assert await library.locations(job) == [location]
+        assert await library.current() == (job.generation, 1)
 
     play(story)
 

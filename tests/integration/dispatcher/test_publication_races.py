@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 
 from penstock.datasets.projection import read_dataset
+from penstock.dispatcher.database.pool import Connection
+from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.deployment.values import CutOver
+from penstock.dispatcher.tasks.ending import end, no_route
+from penstock.dispatcher.tasks.schemas import refuse_misfits
 from penstock.dispatcher.tasks.values import (
     Completion,
     Ended,
@@ -158,6 +162,35 @@ def test_two_grow_one_schema(play: Play, is_kept: bool) -> None:
             ("a", "bigint"),
             ("b", "bigint" if is_kept else "string"),
         ]
+
+    play(story)
+
+
+def test_one_that_was_asked_to_stop_is_not_let_go_on_between_schema_and_end(play: Play) -> None:
+    """A rollback takes the cancellation back, while what it has made was judged as cancelled."""
+
+    async def story(world: World) -> None:
+        job = await world.job()
+        base, late = await job.claimed("base"), await job.claimed("late")
+        of = columns("a")
+        await world.tasks.complete(done(base.fence, job.output("z", facts=facts(of=of))))
+        await world.rows(
+            "UPDATE task SET cancel_asked = true, reason = 'Left.' WHERE id = %s", late.task_id
+        )
+        said = done(late.fence, job.output("q", facts=facts(of=columns("a", a="string"))))
+        back = {"versions": [job.generation], "reason": "Left."}
+
+        async def go_on(connection: Connection) -> int:
+            return (await connection.execute(query("resume_running"), back)).rowcount
+
+        async with asyncio.TaskGroup() as group, world.database.transaction() as connection:
+            assert await refuse_misfits(connection, said) == {}
+            resumed = group.create_task(world.database.transact(go_on))
+            await world.until_waiting()
+            (answer,) = await end(connection, said, route=no_route)
+        assert isinstance(answer, Ended)
+        assert (answer.status, answer.published) == (Status.CANCELLED, ())
+        assert resumed.result() == 0
 
     play(story)
 

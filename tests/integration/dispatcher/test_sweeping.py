@@ -97,6 +97,27 @@ def test_what_was_replaced_goes_when_nobody_can_be_reading_it(play: Play) -> Non
     play(story)
 
 
+@pytest.mark.parametrize("update_mode", ["replace", "append"])
+def test_what_is_published_stays_however_its_place_is_spelt(play: Play, update_mode: str) -> None:
+    async def story(world: World) -> None:
+        library, job = Library(world), await world.job(update_mode=update_mode)
+        locations = []
+        for number, (equals, tilde) in enumerate([("=", "~"), ("%3D", "%7E"), ("%3d", "%7e")]):
+            claimed = await job.claimed(str(number))
+            location = await library.written(claimed, partition=f"day={number}/")
+            written = location.replace("=", equals).replace("~", tilde)
+            output = job.output(f"day={number}/", f"{written}/part-0.parquet")
+            assert isinstance(await completed(world, claimed, output), Ended)
+            locations.append(location)
+        await library.carry()
+        library.later(GRACE * 3)
+        # Their scratch is not published.
+        assert await sweep(library) == len(locations)
+        assert await library.has(locations) == [True, True, True]
+
+    play(story)
+
+
 def test_a_task_that_began_later_keeps_nothing(play: Play) -> None:
     async def story(world: World) -> None:
         library, job = Library(world), await world.job()

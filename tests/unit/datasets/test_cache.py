@@ -171,14 +171,19 @@ def test_what_cannot_be_had_leaves_no_pin(bench: Bench) -> None:
     assert bench.names() <= {"a"}
 
 
-def test_what_has_no_sum_is_known_by_its_location(bench: Bench) -> None:
+def test_what_has_no_sum_is_fetched_by_each_who_holds_it(bench: Bench) -> None:
+    """Somebody may have written another file there, of the same size."""
     one = bench.wanted("a")
     loose = Wanted(location=one.location, bytes=100)
-    with bench.cache().holding([one, loose]) as paths:
+    with bench.cache().holding([one, loose, loose]) as paths:
         assert len(set(paths)) == 2
-    with bench.cache().holding([loose]):
-        pass
-    assert bench.fetched == ["a", "a"]
+        Path(one.location.removeprefix("file://")).write_text("b" * 100)
+        with bench.cache().holding([loose]) as (other,):
+            assert other.read_text() == "b" * 100
+            assert [path.read_text()[0] for path in paths] == ["a", "a", "a"]
+        assert not other.exists()
+    assert bench.names() == {"a"}
+    assert bench.fetched == ["a", "a", "a"]
 
 
 def test_old_leftovers_of_a_fetch_are_removed(bench: Bench) -> None:

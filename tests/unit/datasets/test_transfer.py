@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +100,22 @@ def test_writing_replaces_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     assert transfer.write_bytes(location, b"two").bytes == 3
     assert transfer.read_bytes(location) == b"two"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("is_synced", [True, False])
+def test_new_folders_survive_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_synced: bool
+) -> None:
+    """The name of a folder is in the folder above it, which has to be on the disk as well."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
+    transfer = Transfer("file:///unused" if is_synced else "file:///unused?fsync=off")
+    transfer.write_bytes(f"{tmp_path.as_uri()}/a/b/manifest.json", b"{}")
+    above = [each.stat().st_ino for each in (tmp_path, tmp_path / "a", tmp_path / "a/b")]
+    assert [each for each in synced if each in above] == above * is_synced
+    synced.clear()
+    transfer.write_bytes(f"{tmp_path.as_uri()}/a/b/other.json", b"{}")
+    assert [each for each in synced if each in above] == above[2:] * is_synced
 
 
 def test_a_folder_in_the_way_is_explained(tmp_path: Path, transfer: Transfer) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from contextlib import suppress
 from typing import ClassVar
 
@@ -302,3 +304,45 @@ def test_a_document_remembers_the_writes_of_a_writer() -> None:
     assert plan.remembers(writer="other", writes={"1"}) is False
     assert Plan(writes=_full).remembers(writer="me", writes={"1"}) is None
     assert Plan(writes=_full).remembers(writer="writer 3", writes={"1"}) is False
+
+
+_CROWD = """
+import gc, sys, threading
+from dataclasses import dataclass
+from typing import ClassVar
+from penstock.kernel import wire
+
+sys.setswitchinterval(1e-6)
+gc.set_threshold(20, 2, 2)
+for number in range(150):
+    @dataclass(frozen=True, slots=True)
+    class Column:
+        name: "str"
+        is_nullable: "bool" = True
+
+    class Crowded(wire.Document, frozen=True, kw_only=True):
+        kind: ClassVar[str] = "crowded"
+        columns: tuple[Column, ...] = ()
+        others: dict[str, tuple[Column, ...]] = {}
+
+    body = wire.encode(Crowded(columns=(Column("a"),)))
+    barrier = threading.Barrier(6)
+
+    def read():
+        barrier.wait(10)
+        assert wire.decode(Crowded, body, where="x").columns[0].name == "a"
+
+    threads = [threading.Thread(target=read) for _ in range(6)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+"""
+
+
+def test_threads_may_meet_a_kind_at_the_same_moment() -> None:
+    """What msgspec does not stand by itself: it is the process that would end."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CROWD], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr[-1000:]

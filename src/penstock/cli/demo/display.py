@@ -42,11 +42,14 @@ class Display:
     ) -> None:
         """What there is of each dataset, how many tasks run of each job, and since when."""
         if self._is_live:
-            self._erase()
             lines = [self._line(each, published, running) for each in self._stages]
+            # Nothing is as slow as the first of it.
+            remark = "" if any(published.values()) else "  Spark is starting"
             room = shutil.get_terminal_size().columns - 1
-            click.echo("\n".join(line[:room] for line in [*lines, f"  {seconds:5.1f} s"]))
-            self._drawn = len(lines) + 1
+            lines.append(f"  {seconds:5.1f} s{remark}")
+            # At once with what erases the last one, so that nothing flickers.
+            click.echo(self._erasing() + "\n".join(line[:room] for line in lines), color=True)
+            self._drawn = len(lines)
             return
         for stage in self._stages:
             done = published.get(stage.dataset, 0)
@@ -56,18 +59,16 @@ class Display:
 
     def say(self, sentence: str) -> None:
         """A sentence that stays."""
-        self._erase()
-        click.echo(f"  {sentence}")
+        click.echo(f"{self._erasing()}  {sentence}", color=True)
+        self._drawn = 0
 
     def end(self) -> None:
         """Leave the picture as it is."""
         self._drawn = 0
 
-    def _erase(self) -> None:
-        if self._drawn:
-            # These codes are no colours: they are needed also where nobody wants those.
-            click.echo(f"\x1b[{self._drawn}A\x1b[J", nl=False, color=True)
-            self._drawn = 0
+    def _erasing(self) -> str:
+        """What erases the picture. These codes are no colours: nobody's wish for none is meant."""
+        return f"\x1b[{self._drawn}A\x1b[J" if self._drawn else ""
 
     @staticmethod
     def _line(stage: Stage, published: Mapping[str, int], running: Mapping[str, int]) -> str:

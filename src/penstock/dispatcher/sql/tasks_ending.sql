@@ -22,6 +22,12 @@ LEFT JOIN generation_schema
     ON generation_schema.dataset_id = held.dataset::uuid
     AND generation_schema.version = held.generation::uuid
 
+-- name: replacing_tasks
+SELECT task.id AS task_id
+FROM task
+JOIN job_definition AS definition ON definition.id = task.definition_id
+WHERE task.id = ANY (%(tasks)s::bigint[]) AND definition.update_mode = 'replace'
+
 -- name: hold_attempts
 -- Those of these that may still end, until the end of the transaction. Also those that were asked to
 -- stop: nobody takes that back meanwhile.
@@ -146,15 +152,19 @@ WHERE attempt.said IS NOT NULL
 
 -- name: publish
 -- Moves partitions to what completed tasks have made, and makes events of what has moved. To
--- replace, only a later task than the one that is there, or was until it was removed; to append, only
--- with a new key. Of a partition that is appended to, the publication has the place of the latest
--- part and the sums of all.
+-- replace, only a later task than the one that is there; to append, only with a new key. What was
+-- removed comes back only by a later task than all that had made it: not by a bit of it that is late.
+-- Of a partition that is appended to, the publication has the place of the latest part and the sums
+-- of all.
 WITH asked AS MATERIALIZED (
-    SELECT *
+    SELECT asked.*, removed.revision AS removed_revision,
+           coalesce(removed.task_id >= asked.task_id, false) AS is_late
     FROM jsonb_to_recordset(%(outputs)s) AS asked(
         task_id bigint, place integer, attempt integer, dataset_id uuid, generation uuid,
         mode text, partition_key text, range_start bigint, range_end bigint, cursor bigint,
         append_key text, location text, files bigint, rows bigint, bytes bigint, manifest text)
+    LEFT JOIN removed ON (removed.dataset_id, removed.generation, removed.partition_key)
+        = (asked.dataset_id, asked.generation, coalesce(asked.partition_key, ''))
 ), parts AS (
     INSERT INTO appended (
         dataset_id, generation, partition_key, append_key, task_id, attempt, location, files, rows,
@@ -162,7 +172,7 @@ WITH asked AS MATERIALIZED (
     SELECT dataset_id, generation, coalesce(partition_key, ''), append_key, task_id, attempt,
            location, files, rows, bytes, manifest
     FROM asked
-    WHERE mode = 'append'
+    WHERE mode = 'append' AND NOT is_late
     ORDER BY dataset_id, generation, partition_key, append_key, task_id
     ON CONFLICT DO NOTHING
     RETURNING dataset_id, generation, partition_key, append_key, task_id
@@ -195,11 +205,9 @@ WITH asked AS MATERIALIZED (
     SELECT heads.dataset_id, heads.generation, coalesce(heads.partition_key, ''),
            heads.range_start, heads.range_end, heads.mode, heads.task_id, heads.attempt,
            heads.location, heads.all_files, heads.all_rows, heads.all_bytes, heads.manifest,
-           coalesce(removed.revision, 0) + 1
+           coalesce(heads.removed_revision, 0) + 1
     FROM heads
-    LEFT JOIN removed ON (removed.dataset_id, removed.generation, removed.partition_key)
-        = (heads.dataset_id, heads.generation, coalesce(heads.partition_key, ''))
-    WHERE heads.mode = 'append' OR removed.task_id IS NULL OR removed.task_id < heads.task_id
+    WHERE NOT heads.is_late
     ORDER BY heads.dataset_id, heads.generation, coalesce(heads.partition_key, '')
     ON CONFLICT (dataset_id, generation, partition_key) DO UPDATE
     SET range_start = excluded.range_start, range_end = excluded.range_end, mode = excluded.mode,
@@ -217,6 +225,7 @@ WITH asked AS MATERIALIZED (
 ), judged AS MATERIALIZED (
     SELECT asked.*, moved.revision,
            CASE
+               WHEN asked.is_late THEN 'superseded'
                WHEN asked.mode = 'append' AND parts.task_id IS NULL THEN 'duplicate'
                WHEN asked.mode = 'replace' AND moved.task_id IS DISTINCT FROM asked.task_id
                    THEN 'superseded'

@@ -14,9 +14,9 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from psycopg.types.json import Jsonb
@@ -50,6 +50,7 @@ from penstock.runtimes.base import Facts
 Route = Callable[[Connection, Sequence[int]], Awaitable[None]]
 """Called with the numbers of new events, in the transaction that made them."""
 Saying = Completion | Failure
+Place = TypeVar("Place", bound=Hashable)
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -68,6 +69,8 @@ async def end(
         if (told := _outputs_problem(each))
     }
     sound = [each for each in sayings if each.fence.task_id not in refused]
+    refused |= await _refuse_doubles(connection, _completions(sound))
+    sound = [each for each in sound if each.fence.task_id not in refused]
     misfits = await refuse_misfits(connection, _completions(sound))
     refused |= {task_id: (Why.SCHEMA, told) for task_id, told in misfits.items()}
     allowed = [each for each in sound if each.fence.task_id not in misfits]
@@ -123,6 +126,25 @@ async def reap(connection: Connection, *, limit: int, outage_seconds: float) -> 
             for row in rows
         )
     )
+
+
+async def _refuse_doubles(
+    connection: Connection, completions: Sequence[Completion]
+) -> Mapping[int, tuple[Why, str]]:
+    """Those that would replace a partition twice, of which one would be lost."""
+    doubles = {
+        each.fence.task_id: twice[0]
+        for each in completions
+        if (twice := _more_than_once((one.dataset, one.partition_key) for one in each.outputs))
+    }
+    if not doubles:
+        return {}
+    found = await connection.execute(query("replacing_tasks"), {"tasks": list(doubles)})
+    told = "Dataset {} has the same partition twice, and its job replaces partitions."
+    return {
+        row["task_id"]: (Why.OUTPUTS, told.format(doubles[row["task_id"]][0]))
+        for row in await found.fetchall()
+    }
 
 
 async def _end_tasks(
@@ -229,8 +251,8 @@ async def _wake_freed(connection: Connection, task_ids: Iterable[int]) -> None:
 def _outputs_problem(saying: Saying) -> str:
     if isinstance(saying, Failure):
         return ""
-    places = Counter((each.dataset, each.partition_key, each.append_key) for each in saying.outputs)
-    if twice := [place for place, count in places.items() if count > 1]:
+    places = ((each.dataset, each.partition_key, each.append_key) for each in saying.outputs)
+    if twice := _more_than_once(places):
         return f"Dataset {twice[0][0]} has the same output twice."
     for each in saying.outputs:
         is_range = each.start is not None and each.end is not None and each.start < each.end
@@ -243,6 +265,10 @@ def _outputs_problem(saying: Saying) -> str:
         if problem := _text_problem(each):
             return problem
     return ""
+
+
+def _more_than_once(places: Iterable[Place]) -> list[Place]:
+    return [place for place, count in Counter(places).items() if count > 1]
 
 
 def _text_problem(output: Output) -> str:

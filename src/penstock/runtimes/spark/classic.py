@@ -28,7 +28,13 @@ from pyspark.sql import SparkSession
 
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.spark.archive import archive_of
-from penstock.runtimes.spark.conf import classic_conf, environment, java_options, log_config
+from penstock.runtimes.spark.conf import (
+    classic_conf,
+    environment,
+    java_options,
+    log_config,
+    python_of,
+)
 from penstock.runtimes.spark.java import find_java, packaged_java, spark_home_of
 from penstock.runtimes.spark.metrics import metrics_of, progress_of
 from penstock.runtimes.spark.sessions import Group
@@ -140,13 +146,15 @@ class ClassicSessions:
         config = folder / "log4j2.properties"
         config.write_text(log_config())
         archive = str(self.archive.path) if self.archive.is_there else ""
-        options = java_options(settings, log_config=str(config), archive=archive)
+        options = java_options(
+            settings, log_config=str(config), archive=archive, temporary=str(folder)
+        )
         said = os.environ.get("SPARK_SUBMIT_OPTS", "")
         # A space in the path of a folder is the reason for quotes, which Spark's launcher knows.
         os.environ["SPARK_SUBMIT_OPTS"] = " ".join([*map(shlex.quote, options), said]).strip()
         os.environ["JAVA_HOME"] = str(java_home)
         os.environ.update(environment(settings, folder=str(folder)))
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ["PYSPARK_PYTHON"] = python_of(settings, os.environ, running=sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         conf = SparkConf(loadDefaults=False)
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -29,10 +29,15 @@ _CLASSIC: Final = {
     "spark.ui.showConsoleProgress": "false",
     # Every thread that runs tasks has a pool of its own, and all get their share.
     "spark.scheduler.mode": "FAIR",
+    # The plans of a batch are alike, and so is their code, if it has no numbers in its names:
+    # it is then compiled once, and not for every partition.
+    "spark.sql.codegen.useIdInClassName": "false",
     # What Spark remembers of plans is never looked at, and its memory is ours.
     "spark.sql.ui.retainedExecutions": "20",
 }
 _SHUFFLES_MIN: Final = 4
+_STANDALONE: Final = "spark://"
+_PYTHON: Final = "spark.pyspark.python"
 
 
 def classic_conf(settings: SparkSettings, *, folder: str, cores: int) -> Mapping[str, str]:
@@ -58,13 +63,23 @@ def classic_conf(settings: SparkSettings, *, folder: str, cores: int) -> Mapping
 
 
 def environment(settings: SparkSettings, *, folder: str) -> Mapping[str, str]:
-    """What the JVM gets in its environment, because Spark warns of it anywhere else."""
+    """What the JVM gets in its environment, because Spark warns of it anywhere else.
+
+    The folder is this machine's: executors elsewhere hear of it only from Kubernetes, which would
+    make it there.
+    """
     said = {}
-    if settings.is_local:
+    if settings.is_local or _is_near(settings.master):
         said["SPARK_LOCAL_IP"] = LOOPBACK
-        if "spark.local.dir" not in settings.conf:
-            said["SPARK_LOCAL_DIRS"] = f"{folder}/local"
+    is_ours = settings.is_local or settings.master.startswith(_STANDALONE)
+    if is_ours and "spark.local.dir" not in settings.conf:
+        said["SPARK_LOCAL_DIRS"] = f"{folder}/local"
     return said
+
+
+def python_of(settings: SparkSettings, ours: Mapping[str, str], *, running: str) -> str:
+    """The Python of executors. Spark reads the setting only where it starts the driver itself."""
+    return settings.conf.get(_PYTHON) or ours.get("PYSPARK_PYTHON") or running
 
 
 def connect_conf(settings: SparkSettings) -> Mapping[str, str]:
@@ -72,12 +87,19 @@ def connect_conf(settings: SparkSettings) -> Mapping[str, str]:
     return {**_EVERYWHERE, **settings.conf}
 
 
-def java_options(settings: SparkSettings, *, log_config: str, archive: str) -> tuple[str, ...]:
+def java_options(
+    settings: SparkSettings, *, log_config: str, archive: str, temporary: str
+) -> tuple[str, ...]:
     """Flags of the JVM: a JVM that is out of memory ends, and says so by its exit code.
 
-    One that went on would fail tasks in ways that tell nobody anything.
+    One that went on would fail tasks in ways that tell nobody anything. One that is killed removes
+    nothing, so what it makes in passing is in a folder that is removed for it.
     """
-    options = ["-XX:+ExitOnOutOfMemoryError", f"-Dlog4j2.configurationFile=file:{log_config}"]
+    options = [
+        "-XX:+ExitOnOutOfMemoryError",
+        f"-Dlog4j2.configurationFile=file:{log_config}",
+        f"-Djava.io.tmpdir={temporary}",
+    ]
     if settings.tiny:
         options.append("-XX:TieredStopAtLevel=1")
     if archive:

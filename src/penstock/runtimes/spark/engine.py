@@ -15,9 +15,9 @@ Called by the host, in several threads at once, each with a session of its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 from pyspark.errors import PySparkException
@@ -36,7 +36,7 @@ from penstock.runtimes.spark.batching import MEMBER, bundles, split, united
 from penstock.runtimes.spark.configs import PARTITION, JobConfig, read_config
 from penstock.runtimes.spark.errors import failed, in_field, is_too_large
 from penstock.runtimes.spark.expectations import check_frame, checked_table, with_checks
-from penstock.runtimes.spark.operators.plans import Member, Plans, is_wise
+from penstock.runtimes.spark.operators.plans import SMALL_BYTES_MAX, Member, Plans, is_wise
 from penstock.runtimes.spark.operators.transforms import Transforms
 from penstock.runtimes.spark.phases import Phases
 from penstock.runtimes.spark.reading import Reader, needed
@@ -47,6 +47,7 @@ from penstock.runtimes.spark.writing import Shape, Writer, shape_of
 _log = logging.getLogger(__name__)
 
 _WRITES_AT_ONCE: Final = 4
+_ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 
 
 class Engine:
@@ -158,7 +159,8 @@ class Engine:
             return ()
         if shape.is_for_arrow and member.bytes_in <= self._settings.arrow_bytes_max:
             try:
-                table = _collected(frame, config)
+                with self._plain(session, is_small=member.bytes_in <= SMALL_BYTES_MAX):
+                    table = _collected(frame, config)
             except Exception as error:
                 if not is_too_large(error):
                     raise
@@ -180,6 +182,18 @@ class Engine:
                 written = access.frame(session, slices, shape.columns, held)
                 _explained_check(written, config, output=output)
         return files
+
+    @contextmanager
+    def _plain(self, session: Any, *, is_small: bool = True) -> Iterator[None]:
+        """Within this, plans of little data are not adapted while they run: that costs more."""
+        if not is_small or _ADAPTIVE in self._settings.conf:
+            yield
+            return
+        session.conf.set(_ADAPTIVE, "false")
+        try:
+            yield
+        finally:
+            session.conf.unset(_ADAPTIVE)
 
     def _write_table(
         self, member: Member, output: str, table: Any, shape: Shape
@@ -212,7 +226,9 @@ class Engine:
             shape = shape_of(frame, config, without=(column, PARTITION))
             if not shape.is_for_arrow:
                 raise WorkFailed("The result has types that do not leave Spark through Arrow.")
-            tables[output] = shape, split(_collected(frame, config), column, tags)
+            with self._plain(session):
+                table = _collected(frame, config)
+            tables[output] = shape, split(table, column, tags)
         phases.enter("writing")
         seconds = {**phases.seconds(), "batched": len(members)}
 

@@ -13,6 +13,7 @@ import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import PicklingError
 from typing import Final
 
 import py4j
@@ -33,6 +34,10 @@ _STATE: Final = re.compile(r"[.;]?\s*SQLSTATE: ([0-9A-Z]{5})")
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s*")
 _ABORTED: Final = re.compile(
     r"Job aborted due to stage failure: .*?most recent failure: ", re.DOTALL
+)
+_UNSENDABLE: Final = (
+    "A function cannot be sent to executors. It goes there with all that it uses of your modules:"
+    " make things like locks and connections inside of it, or install the module there."
 )
 _TOO_LARGE: Final = "spark.driver.maxResultSize"
 _OURS: Final = f"{PenstockError.__module__}."
@@ -58,6 +63,8 @@ def failed(error: BaseException, config: JobConfig | None = None) -> Failed:
             return Failed(reason=_text(_whole(error)))
         case PySparkException():
             return _spark(error, config)
+    if isinstance(error, PicklingError):
+        return Failed(reason=_text(f"{_UNSENDABLE} {error}"), is_retried=False)
     if type(error).__module__.startswith("py4j"):
         return Failed(reason=_text(_java(error)))
     said = "".join(traceback.format_exception_only(error)).strip()

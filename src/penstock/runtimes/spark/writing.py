@@ -57,7 +57,12 @@ def shape_of(frame: DataFrame, config: JobConfig, *, without: Sequence[str] = ()
     fields = [field for field in frame.schema.fields if field.name not in without]
     schema = types.StructType(fields)
     if not fields:
-        raise WorkFailed("The result has no columns.", is_retried=False)
+        what = (
+            f"{config.sql_file or 'config.sql'} is no query"
+            if config.sql
+            else "The result is empty"
+        )
+        raise WorkFailed(f"{what}: it has no columns.", is_retried=False)
     unknown = [name for name in config.sort_by if name not in schema.names]
     if unknown:
         raise WorkFailed(

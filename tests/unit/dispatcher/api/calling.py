@@ -40,6 +40,7 @@ class EchoParams(Ask):
     name: str
     limit: Annotated[int, Meta(ge=1)] = 10
     after: str | None = None
+    before: int | None = None
 
 
 class EchoAnswer(Answer):

@@ -71,6 +71,7 @@ def test_a_name_with_slashes() -> None:
         ("limit=x", "limit"),
         ("limit=1&limit=1", "limit"),
         ("name=other", "name"),
+        ("before=null", "before"),
         ("what=1", "what"),
         ("&".join(f"a{n}=1" for n in range(101)), ""),
     ],

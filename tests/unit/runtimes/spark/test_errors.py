@@ -64,13 +64,13 @@ def test_sparks_words_become_a_sentence(words: str, reason: str, is_retried: boo
 def test_what_python_raised_on_an_executor_comes_first() -> None:
     words = (
         "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
-        '  File "/home/x1.py", line 30, in bad\n    raise ValueError("oh no")\n'
+        '  File "jobs/x1.py", line 30, in bad\n    raise ValueError("oh no")\n'
         "    ^^^^^^^^^^^\nValueError: oh no\n SQLSTATE: 38000"
     )
     found = failed(Said(words))
     assert found.reason.splitlines() == [
         "ValueError: oh no",
-        '  File "/home/x1.py", line 30, in bad',
+        '  File "jobs/x1.py", line 30, in bad',
         '    raise ValueError("oh no")',
     ]
     assert found.is_retried

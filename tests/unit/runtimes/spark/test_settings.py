@@ -12,6 +12,7 @@ from penstock.runtimes.spark.conf import (
     connect_conf,
     environment,
     java_options,
+    python_of,
 )
 from penstock.runtimes.spark.settings import SparkSettings, heap_bytes, read_spark_settings
 
@@ -58,7 +59,9 @@ def test_only_a_master_on_this_machine_is_told_to_stay_there(
     said = classic_conf(settings, folder="/data/host", cores=2)
     assert (said.get("spark.driver.host") == "127.0.0.1") is is_loopback
     assert ("spark.sql.shuffle.partitions" in said) is is_local
-    assert ("SPARK_LOCAL_DIRS" in environment(settings, folder="/data/host")) is is_local
+    said = environment(settings, folder="/data/host")
+    assert ("SPARK_LOCAL_IP" in said) is is_loopback
+    assert ("SPARK_LOCAL_DIRS" in said) is master.startswith(("local", "spark://"))
 
 
 def test_the_users_own_conf_wins() -> None:
@@ -74,9 +77,19 @@ def test_the_users_own_conf_wins() -> None:
 
 
 def test_the_jvm_ends_when_it_is_out_of_memory_and_tiny_tasks_have_their_own_flag() -> None:
-    plain = java_options(SparkSettings(), log_config="/f/log4j2", archive="")
+    plain = java_options(SparkSettings(), log_config="/f/log4j2", archive="", temporary="/f")
     assert "-XX:+ExitOnOutOfMemoryError" in plain
     assert not [option for option in plain if "Tiered" in option or "Shared" in option]
-    tiny = java_options(SparkSettings(tiny=True), log_config="/f/log4j2", archive="/a.jsa")
+    tiny = java_options(
+        SparkSettings(tiny=True), log_config="/f/log4j2", archive="/a.jsa", temporary="/f"
+    )
     assert "-XX:TieredStopAtLevel=1" in tiny
     assert "-XX:SharedArchiveFile=/a.jsa" in tiny
+
+
+def test_executors_have_the_python_that_was_asked_for() -> None:
+    asked = SparkSettings(conf={"spark.pyspark.python": "./env/bin/python"})
+    theirs = {"PYSPARK_PYTHON": "/opt/python"}
+    assert python_of(asked, theirs, running="/this/python") == "./env/bin/python"
+    assert python_of(SparkSettings(), theirs, running="/this/python") == "/opt/python"
+    assert python_of(SparkSettings(), {}, running="/this/python") == "/this/python"

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -86,28 +87,44 @@ def nothing_inside(session: Any, columns: Sequence[Column] | None, *, is_tagged:
     return frame.withColumn(PARTITION, F.lit("")) if is_tagged else frame
 
 
-def read_paths(
-    session: Any,
-    paths: Sequence[tuple[str, str | None]],
-    columns: Sequence[Column] | None,
-) -> DataFrame:
-    """Files that Spark reads by itself, each with its tag."""
-    # Otherwise a folder that is called `day=1` would be a column.
-    reader = session.read.option("recursiveFileLookup", "true")
-    if columns is None:
-        reader = reader.option("mergeSchema", "true")
-    else:
-        reader = reader.schema(ddl(columns))
-    frame: DataFrame = reader.parquet(*(_WILD.sub(r"\\\g<0>", path) for path, _ in paths))
-    tags = {tag for _, tag in paths}
-    if tags == {None}:
-        return frame
-    if len(tags) == 1:
-        return frame.withColumn(PARTITION, F.lit(tags.pop()))
+class PathReader:
+    """Reads files that Spark opens itself. For any number of sessions, each in its own thread."""
+
+    def __init__(self) -> None:
+        self._readers: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+
+    def frame(
+        self,
+        session: Any,
+        paths: Sequence[tuple[str, str | None]],
+        columns: Sequence[Column] | None,
+    ) -> DataFrame:
+        """The rows of these files, each with its tag, if there are any."""
+        reader = self._reader(session, columns)
+        frame: DataFrame = reader.parquet(*(_WILD.sub(r"\\\g<0>", path) for path, _ in paths))
+        tags = {tag for _, tag in paths}
+        if tags == {None}:
+            return frame
+        if len(tags) == 1:
+            return frame.withColumn(PARTITION, F.lit(tags.pop()))
+        return _tagged(session, frame, paths)
+
+    def _reader(self, session: Any, columns: Sequence[Column] | None) -> Any:
+        # Asking Spark for a reader is a third of what a small file takes, and a batch has many.
+        known = self._readers.setdefault(session, {})
+        said = "" if columns is None else ddl(columns)
+        if said not in known:
+            # Otherwise a folder that is called `day=1` would be a column.
+            reader = session.read.option("recursiveFileLookup", "true")
+            known.clear()
+            known[said] = reader.schema(said) if said else reader.option("mergeSchema", "true")
+        return known[said]
+
+
+def _tagged(session: Any, frame: DataFrame, paths: Sequence[tuple[str, str | None]]) -> DataFrame:
+    """Rows with the tag of the file that they are from."""
     spelt = [(how, tag) for path, tag in paths for how in _spellings(path)]
-    # Through Arrow: rows of Python would need a Python worker beside Spark, and a job of its own.
-    how_spelt, tagged_as = (pa.array(each, pa.string()) for each in zip(*spelt, strict=True))
-    table = session.createDataFrame(pa.table({_PATH: how_spelt, "_tag": tagged_as}))
+    table = session.createDataFrame(spelt, f"{_PATH} string, _tag string")
     joined = frame.select("*", F.col("_metadata.file_path").alias(_PATH)).join(
         F.broadcast(table), _PATH, "left"
     )

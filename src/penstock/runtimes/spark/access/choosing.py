@@ -42,7 +42,7 @@ class Accesses:
 
     def _choose(self, scheme: str, location: str) -> Access:
         if scheme == "file":
-            return Native(self._transfer)
+            return Native(self._transfer, is_counted=not self._settings.is_local)
         if scheme != "s3":
             raise WorkFailed(
                 f"Spark jobs read and write file:// and s3://, and not {location!r}.",

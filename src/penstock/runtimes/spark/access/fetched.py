@@ -19,7 +19,7 @@ from penstock.datasets.cache import Cache, Wanted
 from penstock.datasets.manifest import File
 from penstock.datasets.schema import Column
 from penstock.datasets.transfer import Transfer
-from penstock.runtimes.spark.access.base import Slice, Target, nothing_inside, read_paths
+from penstock.runtimes.spark.access.base import PathReader, Slice, Target, nothing_inside
 from penstock.runtimes.spark.access.folders import left_by_spark
 
 _AT_ONCE: Final = 4
@@ -33,6 +33,7 @@ class Fetched:
     def __init__(self, transfer: Transfer, cache: Cache, *, folder: Path) -> None:
         self._transfer = transfer
         self._cache = cache
+        self._reader = PathReader()
         self._folder = folder
 
     def frame(
@@ -52,7 +53,7 @@ class Fetched:
         ]
         paths = held.enter_context(self._cache.holding(wanted))
         tags = _tagged(held, paths, [tag for _, tag in every])
-        return read_paths(session, tags, columns)
+        return self._reader.frame(session, tags, columns)
 
     def write(self, frame: DataFrame, target: Target) -> tuple[File, ...]:
         self._folder.mkdir(parents=True, exist_ok=True)

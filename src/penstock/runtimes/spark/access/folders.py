@@ -9,6 +9,7 @@ from typing import Final
 from pyarrow import parquet
 
 from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.spark.access.footers import settle_footer
 
 _SUCCESS: Final = "_SUCCESS"
 
@@ -20,4 +21,5 @@ def left_by_spark(folder: Path) -> Iterator[tuple[Path, int]]:
     for path in sorted(folder.glob("part-*.parquet")):
         rows = parquet.read_metadata(path).num_rows
         if rows:
+            settle_footer(path)
             yield path, rows

@@ -5,6 +5,9 @@ remembered by its size and the time it was changed.
 
 Spark's writer commits into a folder of the attempt's own; what it has left there is then renamed to
 where it belongs. A crash leaves that folder, which is swept with the attempt.
+
+On a cluster, executors have to see the same disk. One that does not fails to read; what it writes
+would be on its own disk, and missed by nobody, so rows are counted where they are written.
 """
 
 from __future__ import annotations
@@ -20,12 +23,14 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
+from penstock.datasets.folders import make_folder
 from penstock.datasets.manifest import File
 from penstock.datasets.schema import Column
 from penstock.datasets.snapshot import DataFile
 from penstock.datasets.transfer import Transfer
-from penstock.kernel.errors import Damaged
-from penstock.runtimes.spark.access.base import Slice, Target, nothing_inside, read_paths
+from penstock.kernel.errors import Damaged, WorkFailed
+from penstock.runtimes.spark.access.base import PathReader, Slice, Target, nothing_inside
+from penstock.runtimes.spark.access.counting import counted
 from penstock.runtimes.spark.access.folders import left_by_spark
 from penstock.runtimes.task import path_of
 
@@ -38,8 +43,11 @@ class Native:
 
     name = "paths that Spark opens itself"
 
-    def __init__(self, transfer: Transfer) -> None:
+    def __init__(self, transfer: Transfer, *, is_counted: bool = False) -> None:
+        """`is_counted` if rows are written by other processes than that of the session."""
         self._transfer = transfer
+        self._is_counted = is_counted
+        self._reader = PathReader()
         self._verified: OrderedDict[tuple[str, int, int], str] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -58,15 +66,18 @@ class Native:
         if not paths:
             is_tagged = any(some.tag is not None for some in slices)
             return nothing_inside(session, columns, is_tagged=is_tagged)
-        return read_paths(session, paths, columns)
+        return self._reader.frame(session, paths, columns)
 
     def write(self, frame: DataFrame, target: Target) -> tuple[File, ...]:
         folder = path_of(target.staging) / "spark"
-        frame.write.mode("overwrite").parquet(f"file://{folder}")
+        observed, rows_written = counted(frame) if self._is_counted else (frame, lambda: None)
+        observed.write.mode("overwrite").parquet(f"file://{folder}")
+        left = list(left_by_spark(folder))
+        _check_count(rows_written(), sum(rows for _, rows in left), folder)
         home = path_of(target.location)
-        home.mkdir(parents=True, exist_ok=True)
+        make_folder(home, is_synced=self._transfer.is_synced)
         made = []
-        for number, (path, rows) in enumerate(left_by_spark(folder)):
+        for number, (path, rows) in enumerate(left):
             name = f"part-{number:05}.parquet"
             path.replace(home / name)
             sent = self._transfer.sum(f"{target.location}/{name}")
@@ -107,6 +118,15 @@ class Native:
             raise Damaged(f"{file.location} has another size than its manifest says.")
         found = File(name="-", rows=0, bytes=sent.bytes, sha256=sent.sha256)
         self.wrote(file.location, found)
+
+
+def _check_count(written: int | None, found: int, folder: Path) -> None:
+    if written is not None and written != found:
+        raise WorkFailed(
+            f"Executors have written {written} rows, and {found} of them are in {folder}: they do"
+            " not share this disk. Use a bucket, or a folder that all machines have under one path.",
+            is_retried=False,
+        )
 
 
 def _stamp(path: Path) -> tuple[str, int, int]:

@@ -29,7 +29,7 @@ from penstock.datasets.schema import Column
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.entropy import new_id, system_entropy
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.spark.access.base import Slice, Target, nothing_inside, read_paths
+from penstock.runtimes.spark.access.base import PathReader, Slice, Target, nothing_inside
 from penstock.runtimes.spark.access.source import TaggedFile, source_of
 from penstock.runtimes.spark.columns import ddl
 from penstock.runtimes.spark.configs import PARTITION
@@ -44,6 +44,7 @@ class Remote:
 
     def __init__(self, transfer: Transfer) -> None:
         self._transfer = transfer
+        self._reader = PathReader()
 
     def frame(
         self,
@@ -102,7 +103,7 @@ class S3a(Remote):
         if not paths:
             is_tagged = any(some.tag is not None for some in slices)
             return nothing_inside(session, columns, is_tagged=is_tagged)
-        return read_paths(session, paths, columns)
+        return self._reader.frame(session, paths, columns)
 
 
 class _Writing:

@@ -1,4 +1,9 @@
-"""Users' transforms: found by name, loaded once, and again when their files have changed."""
+"""Users' transforms: found by name, loaded once, and again when their files have changed.
+
+They are called here, in the driver. What they hand to executors (functions of a `udf`, or of
+`mapInArrow`) goes there by value, with what it uses of users' modules: executors have no such
+modules, and one that had would keep what it has imported first, whatever has changed since.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
 from penstock.kernel.errors import WorkFailed
@@ -37,7 +43,15 @@ class Transforms:
             except Exception as error:
                 raise WorkFailed(_unimportable(wanted, error), is_retried=False) from error
             finally:
-                self._modules |= {name for name in set(sys.modules) - before if _is_theirs(name)}
+                self._keep(set(sys.modules) - before)
+
+    def _keep(self, names: set[str]) -> None:
+        """Remember what was imported for users, and have it travel by value."""
+        theirs = {name for name in names if _is_theirs(name)}
+        self._modules |= theirs
+        register: Any = cloudpickle.register_pickle_by_value
+        for name in theirs:
+            register(sys.modules[name])
 
     def _forget(self) -> None:
         """Drop what was imported for users, so that it is imported as it is now."""

@@ -1,0 +1,215 @@
+"""Spark on a cluster: the pipeline of flights while a worker dies, a bucket, and users' functions.
+
+The cluster knows nothing of Penstock's worker: executors start in folders of their own, and have
+neither the user's modules nor keys of the bucket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.demo.flights import pipeline_folder
+from penstock.cli.demo.result import checksums, differences, read_datasets
+from penstock.cli.demo.running import DAG, days_of, stages_of
+from penstock.dispatcher.client import Client
+from penstock.kernel.entropy import new_id, system_entropy
+from penstock.runtimes.spark.runtime import SparkRuntime
+from penstock.runtimes.spark.settings import SparkSettings
+from penstock.store.s3.local import LocalS3
+from penstock.testing.runtime_contract import Ear
+from tests.conftest import Background
+from tests.e2e.fleet import CLOCK
+from tests.e2e.spark_cluster import SparkCluster
+from tests.e2e.test_up import Up, _below, _processes, _up
+from tests.integration.spark.bench import Bench, part
+
+DAYS = 3
+SECONDS_MAX = 300.0
+FIRST, DAY_SECONDS = 1_356_998_400, 86_400
+"""The first second of 2013, and how many a day has."""
+
+MODULES = {
+    "greeting.py": """
+import pyarrow as pa
+from pyspark.sql.functions import udf
+
+import words
+
+
+def greet(inputs, context):
+    people = inputs["people"].select("id", udf(words.hello, "string")("name").alias("said"))
+    return people.mapInArrow(loud, people.schema)
+
+
+def loud(batches):
+    for batch in batches:
+        said = [words.Word(each).loud() for each in batch.column("said").to_pylist()]
+        yield pa.RecordBatch.from_arrays([batch.column("id"), pa.array(said)], ["id", "said"])
+""",
+    "words.py": """
+from dataclasses import dataclass
+
+HELLO = "hello"
+
+
+def hello(name):
+    return f"{HELLO} {name or 'you'}"
+
+
+@dataclass
+class Word:
+    text: str
+
+    def loud(self):
+        return self.text.upper()
+""",
+}
+
+Sums = Mapping[tuple[str, str], tuple[str, ...]]
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    background: Background, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkCluster]:
+    made = SparkCluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        background.run(made.start())
+        yield made
+    finally:
+        background.run(made.stop())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("is_connect", [False, True], ids=["classic", "connect"])
+def test_executors_use_a_bucket_and_run_what_users_wrote(
+    tmp_path: Path,
+    cluster: SparkCluster,
+    local_s3: LocalS3,
+    monkeypatch: pytest.MonkeyPatch,
+    is_connect: bool,
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", local_s3.credentials.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", local_s3.credentials.secret_key)
+    root = f"s3://penstock/{new_id(system_entropy())}"
+    bench = Bench(None, root, tmp_path, store_url=local_s3.url)
+    code = tmp_path / "code"
+    code.mkdir()
+    for name, text in MODULES.items():
+        (code / name).write_text(text)
+
+    async def test() -> None:
+        async with _master(cluster, is_connect=is_connect) as master:
+            settings = SparkSettings(
+                master=master,
+                data=str(tmp_path / "data"),
+                store_url=local_s3.url,
+                path=(str(code),),
+                driver_memory="600m",
+                # So that nothing leaves through the driver.
+                arrow_bytes_max=0,
+                archive=False,
+            )
+            async with SparkRuntime(settings) as runtime:
+                await _greet(bench, runtime, tmp_path)
+
+    asyncio.run(test())
+
+
+async def _greet(bench: Bench, runtime: SparkRuntime, folder: Path) -> None:
+    log = str(folder / "task.log")
+    raw = bench.publish({"id": [1, 2, 3], "name": ["Ada", "Bo", None]})
+    query = {"sql": "SELECT id, name FROM raw WHERE id > 1", "sort_by": ["id"]}
+    work = bench.work("spark.sql", query, inputs={"raw": [raw]}, log=log)
+    (made,) = (await runtime.run(work, Ear())).made
+    assert bench.rows(made) == [{"id": 2, "name": "Bo"}, {"id": 3, "name": None}]
+    # A name that a task on an executor has given.
+    (file,) = bench.manifest(made).files
+    assert file.name.count("-") == 3
+    config = {"transform": "greeting:greet", "sort_by": ["id"]}
+    work = bench.work("spark.python", config, inputs={"people": [part(made)]}, log=log)
+    (said,) = (await runtime.run(work, Ear())).made
+    assert bench.rows(said) == [{"id": 2, "said": "HELLO BO"}, {"id": 3, "said": "HELLO YOU"}]
+
+
+@asynccontextmanager
+async def _master(cluster: SparkCluster, *, is_connect: bool) -> AsyncIterator[str]:
+    if not is_connect:
+        yield cluster.url
+        return
+    async with cluster.connect_server() as address:
+        yield address
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks at /proc")
+def test_a_cluster_that_loses_a_worker_publishes_the_same_bytes(
+    tmp_path: Path, background: Background, cluster: SparkCluster
+) -> None:
+    def lose_a_worker() -> None:
+        cluster.kill_worker()
+        background.run(cluster.until_workers(1))
+
+    there = _flown(tmp_path / "there", cluster.url, lose_a_worker)
+    state = cluster.state()
+    # There was one application, which has said goodbye.
+    assert (len(state["completedapps"]), state["activeapps"]) == (1, [])
+    here = _flown(tmp_path / "here", "local[2]", lambda: None)
+    assert len(here) == sum(each.partitions for each in stages_of(DAYS))
+    assert not differences(here, there)
+
+
+def _flown(folder: Path, spark: str, midway: Callable[[], None]) -> Sums:
+    """Run the pipeline for some days; what it has published."""
+    folder.mkdir()
+    with _up(folder, str(pipeline_folder() / DAG), "--spark", spark) as up:
+        try:
+            found = asyncio.run(_fly(up, midway))
+        except BaseException as error:
+            error.add_note(up.logs())
+            raise
+        below = _below(up.process.pid)
+        up.process.send_signal(signal.SIGINT)
+        assert up.process.wait(90) == 0, up.said.read_text()
+        assert not below.keys() & _processes().keys()
+    return found
+
+
+async def _fly(up: Up, midway: Callable[[], None]) -> Sums:
+    async with Client(up.url) as client:
+        await client.trigger("register", event_id="register")
+        await _until_published(client, "planes")
+        *early, late = range(DAYS)
+        for day in early:
+            await _tell_of(client, day)
+        # Some of these days is done, and the rest of them runs.
+        await _until_published(client, "raw_flights")
+        await asyncio.to_thread(midway)
+        await _tell_of(client, late)
+        await client.wait(timeout_seconds=SECONDS_MAX)
+        tasks = (await client.tasks(limit=1000)).tasks
+        assert {each.status for each in tasks} == {"completed"}, tasks
+        datasets = await read_datasets(client, [each.dataset for each in stages_of(DAYS)])
+        return checksums(datasets)
+
+
+async def _tell_of(client: Client, day: int) -> None:
+    key, start = days_of(DAYS)[day].isoformat(), FIRST + day * DAY_SECONDS
+    await client.trigger(
+        "calendar", event_id=key, partition_key=key, start=start, end=start + DAY_SECONDS
+    )
+
+
+async def _until_published(client: Client, dataset: str) -> None:
+    deadline = CLOCK.monotonic() + SECONDS_MAX
+    while not (await client.partitions(dataset)).partitions:
+        dead = (await client.tasks(status="dead")).tasks
+        assert not dead, dead
+        assert CLOCK.monotonic() < deadline, f"nothing of {dataset} was published"
+        await CLOCK.sleep(0.1)
