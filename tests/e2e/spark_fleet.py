@@ -57,6 +57,7 @@ class SparkFleet:
     ended: Counter[str] = field(default_factory=Counter)
     """What has ended by itself, and how often."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    changing_server: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def transfer(self) -> Transfer:
@@ -121,15 +122,18 @@ class SparkFleet:
         return str(Victim.JVM)
 
     async def _kill_server(self, entropy: Entropy) -> str:
-        (number,) = [
-            number
-            for number, words in below(os.getpid()).items()
-            if Path(words[0]).name == "weed" and any(str(self.fleet.folder) in w for w in words)
-        ]
-        os.kill(number, signal.SIGKILL)
-        await self.server.stop()
-        await CLOCK.sleep(entropy.uniform(0.0, 3.0))
-        await self._start_server()
+        if self.changing_server.locked():
+            return f"{Victim.S3} (was gone)"
+        async with self.changing_server:
+            (number,) = [
+                number
+                for number, words in below(os.getpid()).items()
+                if Path(words[0]).name == "weed" and any(str(self.fleet.folder) in w for w in words)
+            ]
+            os.kill(number, signal.SIGKILL)
+            await self.server.stop()
+            await CLOCK.sleep(entropy.uniform(0.0, 3.0))
+            await self._start_server()
         return str(Victim.S3)
 
     async def _start_server(self) -> None:

@@ -19,6 +19,7 @@ from penstock.cli.demo.result import checksums, differences, read_datasets
 from penstock.cli.demo.running import DAG, days_of, stages_of
 from penstock.dispatcher.client import Client
 from penstock.kernel.entropy import new_id, system_entropy
+from penstock.runtimes.base import Made, Work
 from penstock.runtimes.spark.runtime import SparkRuntime
 from penstock.runtimes.spark.settings import SparkSettings
 from penstock.store.s3.local import LocalS3
@@ -86,7 +87,7 @@ def cluster(
         background.run(made.stop())
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("is_connect", [False, True], ids=["classic", "connect"])
 def test_executors_use_a_bucket_and_run_what_users_wrote(
     tmp_path: Path,
@@ -117,25 +118,35 @@ def test_executors_use_a_bucket_and_run_what_users_wrote(
                 archive=False,
             )
             async with SparkRuntime(settings) as runtime:
-                await _greet(bench, runtime, tmp_path)
+                made = await _select(bench, runtime)
+                # A name that a task on an executor has given.
+                (file,) = bench.manifest(made).files
+                assert file.name.count("-") == 3
+                await _greet(bench, runtime, made)
+                # A disk that all share, and Spark's own writer.
+                await _select(Bench(None, tmp_path / "root", tmp_path), runtime)
 
     asyncio.run(test())
 
 
-async def _greet(bench: Bench, runtime: SparkRuntime, folder: Path) -> None:
-    log = str(folder / "task.log")
+async def _select(bench: Bench, runtime: SparkRuntime) -> Made:
     raw = bench.publish({"id": [1, 2, 3], "name": ["Ada", "Bo", None]})
     query = {"sql": "SELECT id, name FROM raw WHERE id > 1", "sort_by": ["id"]}
-    work = bench.work("spark.sql", query, inputs={"raw": [raw]}, log=log)
-    (made,) = (await runtime.run(work, Ear())).made
+    made = await _run(bench.work("spark.sql", query, inputs={"raw": [raw]}), runtime)
     assert bench.rows(made) == [{"id": 2, "name": "Bo"}, {"id": 3, "name": None}]
-    # A name that a task on an executor has given.
-    (file,) = bench.manifest(made).files
-    assert file.name.count("-") == 3
+    return made
+
+
+async def _greet(bench: Bench, runtime: SparkRuntime, people: Made) -> None:
     config = {"transform": "greeting:greet", "sort_by": ["id"]}
-    work = bench.work("spark.python", config, inputs={"people": [part(made)]}, log=log)
-    (said,) = (await runtime.run(work, Ear())).made
-    assert bench.rows(said) == [{"id": 2, "said": "HELLO BO"}, {"id": 3, "said": "HELLO YOU"}]
+    work = bench.work("spark.python", config, inputs={"people": [part(people)]})
+    said = bench.rows(await _run(work, runtime))
+    assert said == [{"id": 2, "said": "HELLO BO"}, {"id": 3, "said": "HELLO YOU"}]
+
+
+async def _run(work: Work, runtime: SparkRuntime) -> Made:
+    (made,) = (await runtime.run(work, Ear())).made
+    return made
 
 
 @asynccontextmanager

@@ -172,14 +172,19 @@ async def _rage(fleet: SparkFleet, this: Round, entropy: Entropy) -> tuple[Count
         victims += sorted(Victim, key=lambda _: entropy.random())
     shares = sorted(entropy.uniform(0.0, 0.8) for _ in victims)
     kills, swept = Counter[str](), 0
-    async with fleet.client() as client:
-        for victim, share in zip(victims, shares, strict=True):
+
+    async def kill(victim: Victim, entropy: Entropy, done: float) -> None:
+        killed = await fleet.kill(victim, entropy)
+        kills[killed] += 1
+        _log.info("round %d: %s killed at %d %%", this.number, killed, 100 * done)
+
+    # What comes next may die while what died before is still away.
+    async with fleet.client() as client, asyncio.TaskGroup() as group:
+        for number, (victim, share) in enumerate(zip(victims, shares, strict=True)):
             await this.until(fleet, share)
             await CLOCK.sleep(entropy.uniform(0.0, 0.5))
-            done = await this.done(fleet)
-            killed = await fleet.kill(victim, entropy)
-            kills[killed] += 1
-            _log.info("round %d: %s killed at %d %%", this.number, killed, 100 * done)
+            fate = seeded_entropy(f"{SEED} round {this.number} kill {number}")
+            group.create_task(kill(victim, fate, await this.done(fleet)))
             # What sweeps in the middle of all that takes nothing that anybody needs. It is refused
             # while the bucket is away.
             with suppress(DispatcherUnavailable, DispatcherRefused):

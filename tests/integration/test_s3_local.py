@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import signal
 import stat
 import subprocess
 import sys
@@ -94,6 +95,29 @@ def test_it_starts_serves_stops_and_keeps_what_it_has(tmp_path: Path) -> None:
     wait_for_the_end_of(watched)
     assert processes_naming(str(tmp_path)) == set()
     asyncio.run(check_again())
+
+
+@needs_proc
+def test_one_that_was_killed_comes_back_where_it_was_with_what_it_had(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with LocalS3(tmp_path, grace_seconds=1) as server:
+            store = await open_store(server.url, Opening(credentials=server.credentials))
+            await store.put("k", b"kept")
+            address = server.endpoint
+            for pid in processes_naming(str(tmp_path)):
+                os.kill(pid, signal.SIGKILL)
+            await server.stop()
+            await server.start()
+            assert server.endpoint == address
+            found = await store.get("k")
+            assert found is not None
+            assert found.body == b"kept"
+            await store.close()
+
+    try:
+        asyncio.run(check())
+    except PenstockError as error:
+        skip_without_a_server(error)
 
 
 @needs_proc

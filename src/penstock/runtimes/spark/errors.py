@@ -39,6 +39,11 @@ _UNSENDABLE: Final = (
     "A function cannot be sent to executors. It goes there with all that it uses of your modules:"
     " make things like locks and connections inside of it, or install the module there."
 )
+_NO_MODULE: Final = "ModuleNotFoundError: "
+_ABSENT: Final = (
+    "Executors have no such module: install it where they run; docs/cluster.md says how code"
+    " reaches them."
+)
 _TOO_LARGE: Final = "spark.driver.maxResultSize"
 _OURS: Final = f"{PenstockError.__module__}."
 _PYTHON: Final = "PYTHON_EXCEPTION"
@@ -100,6 +105,9 @@ def _spark(error: PySparkException, config: JobConfig | None) -> Failed:
             # Ours, from an executor: the sentence is enough.
             name, _, sentence = said.splitlines()[0].removeprefix(_OURS).partition(": ")
             return Failed(reason=_text(sentence), is_retried=name != Damaged.__name__)
+        if said.startswith(_NO_MODULE):
+            # The trace is Spark's own, which looks for it.
+            return Failed(reason=_text(f"{said.splitlines()[0]}. {_ABSENT}"))
         return Failed(reason=_text(said))
     sentence = _sentence(whole)
     where = _where(error, whole, config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pickle import PicklingError
+
 import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
@@ -90,3 +92,15 @@ def test_a_result_that_does_not_fit_is_known() -> None:
     words = "Total size of serialized results is bigger than spark.driver.maxResultSize (1.0 GiB)"
     assert is_too_large(Said(words))
     assert not is_too_large(Said("other"))
+
+
+def test_what_executors_lack_is_told_without_sparks_own_trace() -> None:
+    trace = '  File "pyspark/worker.py", line 75, in read_command\n    loads(file)\n'
+    said = f"Traceback (most recent call last):\n{trace}ModuleNotFoundError: No module named 'm'\n"
+    found = failed(Said(f"Job aborted: {said} SQLSTATE: 38000\n\tat org.apache"))
+    assert found.reason.startswith("ModuleNotFoundError: No module named 'm'. Executors have no")
+    assert "worker.py" not in found.reason
+    assert found.is_retried
+    locked = failed(PicklingError("Could not serialize object: cannot pickle '_thread.lock'"))
+    assert locked.reason.endswith("cannot pickle '_thread.lock'")
+    assert not locked.is_retried

@@ -124,7 +124,8 @@ class PathReader:
 def _tagged(session: Any, frame: DataFrame, paths: Sequence[tuple[str, str | None]]) -> DataFrame:
     """Rows with the tag of the file that they are from."""
     spelt = [(how, tag) for path, tag in paths for how in _spellings(path)]
-    table = session.createDataFrame(spelt, f"{_PATH} string, _tag string")
+    how_spelt, tagged_as = (pa.array(each, pa.string()) for each in zip(*spelt, strict=True))
+    table = session.createDataFrame(pa.table({_PATH: how_spelt, "_tag": tagged_as}))
     joined = frame.select("*", F.col("_metadata.file_path").alias(_PATH)).join(
         F.broadcast(table), _PATH, "left"
     )

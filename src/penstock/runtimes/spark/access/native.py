@@ -124,7 +124,7 @@ def _check_count(written: int | None, found: int, folder: Path) -> None:
     if written is not None and written != found:
         raise WorkFailed(
             f"Executors have written {written} rows, and {found} of them are in {folder}: they do"
-            " not share this disk. Use a bucket, or a folder that all machines have under one path.",
+            " not share this disk. Use a bucket, or a folder that all machines have as one path.",
             is_retried=False,
         )
 
