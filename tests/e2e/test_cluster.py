@@ -25,10 +25,11 @@ from penstock.runtimes.spark.settings import SparkSettings
 from penstock.store.s3.local import LocalS3
 from penstock.testing.runtime_contract import Ear
 from tests.conftest import Background
-from tests.e2e.fleet import CLOCK
+from tests.e2e.fleet import CLOCK, until
 from tests.e2e.spark_cluster import SparkCluster
-from tests.e2e.test_up import Up, _below, _processes, _up
+from tests.e2e.test_up import Up, _below, _up
 from tests.integration.spark.bench import Bench, part
+from tests.integration.spark.trial import is_running
 
 DAYS = 3
 SECONDS_MAX = 300.0
@@ -188,7 +189,7 @@ def _flown(folder: Path, spark: str, midway: Callable[[], None]) -> Sums:
         below = _below(up.process.pid)
         up.process.send_signal(signal.SIGINT)
         assert up.process.wait(90) == 0, up.said.read_text()
-        assert not below.keys() & _processes().keys()
+        asyncio.run(until(lambda: not any(map(is_running, below)), seconds=20))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -163,7 +164,7 @@ def test_s3a_reads_the_same_objects_by_their_other_name(tmp_path: Path) -> None:
     asked: list[str] = []
     reader = SimpleNamespace(parquet=lambda *paths: asked.extend(paths))
     reader.option = reader.schema = lambda *_: reader
-    session = SimpleNamespace(read=reader)
+    session = Mock(read=reader)
     files = [DataFile(location="s3://bucket/a/part-0.parquet", bytes=1)]
     S3a(Transfer("s3://bucket")).frame(session, [Slice(files=files)], (), None)  # type: ignore[arg-type]
     assert asked == ["s3a://bucket/a/part-0.parquet"]

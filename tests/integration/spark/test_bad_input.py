@@ -34,7 +34,7 @@ def failure_of(bench: Bench, sql: str, **config: object) -> Failed:
         ("SELECT *\nFROM raw\nWHER distance > 1", "clean.sql, line 3 (WHER distance > 1): Syntax"),
         ("SELECT carrier,\n  distanse + 1\nFROM raw", "clean.sql, line 2 (distanse + 1): A column"),
         ("SELECT *\nFROM raww", "clean.sql, line 2 (FROM raww): The table or view `raww` cannot"),
-        ("SELECT 1 / (distance - 1) FROM raw", "Division by zero"),
+        ("SELECT\n 1 / (distance - 1) AS x FROM raw", "raw): Division by zero. Use"),
         ("SELECT CAST(carrier AS int) AS c FROM raw", "'UA'"),
         ("SELECT :nothing AS n FROM raw", "nothing"),
         ("SELECT CAST(raise_error('no good') AS int) AS n FROM raw", "no good"),

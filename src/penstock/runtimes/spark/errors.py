@@ -29,7 +29,7 @@ _REASON_CHARACTERS_MAX: Final = 4_000
 _TRACE_LINES_MAX: Final = 12
 _HOPELESS: Final = ("0A", "21", "22", "42", "44", "54", "P0")
 """Classes of SQLSTATE that say that another attempt fails just so."""
-_LINE: Final = re.compile(r"\(?line (\d+),? pos (\d+)\)?")
+_LINE: Final = re.compile(r"\(?line (\d+),? pos(?:ition)? (\d+)\)?")
 _STATE: Final = re.compile(r"[.;]?\s*SQLSTATE: ([0-9A-Z]{5})")
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s*")
 _ABORTED: Final = re.compile(

@@ -9,12 +9,13 @@ manifest, and publishes nothing.
 from __future__ import annotations
 
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from urllib.parse import quote
-from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -30,6 +31,7 @@ from penstock.runtimes.spark.configs import PARTITION
 _PATH: Final = "_penstock_path"
 _WILD: Final = re.compile(r"[\[\]{}*?\\]")
 """What is a pattern to Spark, and may be in the name of somebody's folder."""
+_READERS_MAX: Final = 16
 _KEPT: Final = "/~!$&'()*+,;=:@-._"
 
 
@@ -91,7 +93,8 @@ class PathReader:
     """Reads files that Spark opens itself. For any number of sessions, each in its own thread."""
 
     def __init__(self) -> None:
-        self._readers: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+        self._readers: OrderedDict[Any, tuple[str, Any]] = OrderedDict()
+        self._lock = threading.Lock()
 
     def frame(
         self,
@@ -111,14 +114,19 @@ class PathReader:
 
     def _reader(self, session: Any, columns: Sequence[Column] | None) -> Any:
         # Asking Spark for a reader is a third of what a small file takes, and a batch has many.
-        known = self._readers.setdefault(session, {})
         said = "" if columns is None else ddl(columns)
-        if said not in known:
+        with self._lock:
+            known, reader = self._readers.get(session, (None, None))
+        if known != said:
             # Otherwise a folder that is called `day=1` would be a column.
             reader = session.read.option("recursiveFileLookup", "true")
-            known.clear()
-            known[said] = reader.schema(said) if said else reader.option("mergeSchema", "true")
-        return known[said]
+            reader = reader.schema(said) if said else reader.option("mergeSchema", "true")
+            with self._lock:
+                self._readers[session] = said, reader
+                # A reader keeps its session: those that nobody uses any more have to go.
+                while len(self._readers) > _READERS_MAX:
+                    self._readers.popitem(last=False)
+        return reader
 
 
 def _tagged(session: Any, frame: DataFrame, paths: Sequence[tuple[str, str | None]]) -> DataFrame:
