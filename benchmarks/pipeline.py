@@ -94,10 +94,14 @@ class Bench:
 
 
 @asynccontextmanager
-async def installed(folder: Path, dag: Path, *, store: str = "") -> AsyncIterator[Client]:
+async def installed(
+    folder: Path, dag: Path, *, store: str = "", tiny: bool = False
+) -> AsyncIterator[Client]:
     """An installation with a DAG in force and a worker that was heard of."""
     settings = Settings(data=folder, store=store, port=0, internal_port=0, webhook_port=0)
-    installation = Installation(settings, code=dag.parent)
+    file = dag.parent / "penstock.toml"
+    file.write_text("[runtimes.spark]\ntiny = true\n" if tiny else "")
+    installation = Installation(settings, code=dag.parent, file=file)
     async with installation, Client(installation.public_url) as client:
         until = time.monotonic() + 120
         while time.monotonic() < until:
@@ -308,7 +312,7 @@ async def small(bench: Bench) -> None:
         dag = folder / "small.yaml"
         dag.write_text(text)
         datasets = ["small"] if text == SMALL else ["small", "sums"]
-        async with installed(folder / "data", dag) as client:
+        async with installed(folder / "data", dag, tiny=True) as client:
             await trigger_all(client, "told", [{"event_id": "w", "partition_key": "warm"}])
             await published(client, dict.fromkeys(datasets, 1))
             events = [

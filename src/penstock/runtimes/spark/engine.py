@@ -219,7 +219,11 @@ class Engine:
             frames = {name: _of_partitions(each) for name, each in plans.many(members).items()}
         else:
             column, tags = MEMBER, [str(place) for place in range(len(members))]
-            frames = _united(members, [plans.one(each) for each in members])
+            made = _united(members, [plans.one(each) for each in members])
+            # Every task of Spark is sent the plan of all members: as few of them as keep the
+            # cores busy, or that alone takes longer than the work.
+            shares = session.sparkContext.defaultParallelism
+            frames = {name: each.coalesce(shares) for name, each in made.items()}
         phases.enter("running")
         tables: dict[str, tuple[Shape, Mapping[str, Any]]] = {}
         for output, frame in frames.items():
