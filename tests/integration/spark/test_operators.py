@@ -12,9 +12,10 @@ from typing import Any
 import duckdb
 import pandas as pd
 import pytest
+from pyarrow import parquet
 
 from penstock.datasets.schema import Column
-from penstock.runtimes.base import Part
+from penstock.runtimes.base import Finished, Part
 from penstock.runtimes.task import path_of
 from tests.integration.spark.bench import Bench, part
 
@@ -285,3 +286,21 @@ def test_a_zombie_changes_nothing_that_a_reader_sees(spark: Any, tmp_path: Path)
         "manifest.json",
         *(each.name for each in bench.manifest(published).files),
     ]
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_what_a_query_reads_by_itself_is_not_taken_for_small(
+    spark: Any, tmp_path: Path, is_batch: bool
+) -> None:
+    bench = Bench(spark, tmp_path / "root", tmp_path, arrow_bytes_max=10_000)
+    folder = tmp_path / "delivered"
+    spark.range(20_000).coalesce(1).write.parquet(folder.as_uri())
+    query = {"sql": f"SELECT id FROM parquet.`{folder}`"}
+    works = [bench.work("spark.sql", query, key=f"k{each}") for each in range(1 + is_batch)]
+    for ended in bench.ended(*works).values():
+        assert isinstance(ended, Finished), ended
+        (made,) = ended.made
+        (file,) = bench.manifest(made).files
+        assert file.rows == 20_000
+        path = f"{made.location}/{file.name}".removeprefix("file://")
+        assert "parquet-mr" in parquet.read_metadata(path).created_by

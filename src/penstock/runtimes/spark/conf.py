@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from penstock.runtimes.spark.settings import SparkSettings
+from penstock.runtimes.spark.settings import SparkSettings, heap_bytes
 
 LOOPBACK: Final = "127.0.0.1"
 _LOOPBACKS: Final = frozenset({LOOPBACK, "localhost", "::1"})
@@ -47,6 +47,8 @@ def classic_conf(settings: SparkSettings, *, folder: str, cores: int) -> Mapping
         **_CLASSIC,
         "spark.master": settings.master,
         "spark.driver.memory": settings.driver_memory,
+        # What is larger leaves through files; without a bound it would end the JVM.
+        "spark.driver.maxResultSize": f"{heap_bytes(settings.driver_memory) // 4}b",
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
     }
     if settings.is_local:

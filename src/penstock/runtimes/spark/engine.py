@@ -41,6 +41,7 @@ from penstock.runtimes.spark.operators.transforms import Transforms
 from penstock.runtimes.spark.phases import Phases
 from penstock.runtimes.spark.reading import Reader, needed
 from penstock.runtimes.spark.settings import SparkSettings
+from penstock.runtimes.spark.sizes import estimated_bytes
 from penstock.runtimes.spark.telling import Ended, Telling
 from penstock.runtimes.spark.writing import Shape, Writer, shape_of
 
@@ -157,7 +158,11 @@ class Engine:
             phases.enter("checking")
             _explained_check(frame, config, output=output)
             return ()
-        if shape.is_for_arrow and member.bytes_in <= self._settings.arrow_bytes_max:
+        bytes_max = self._settings.arrow_bytes_max
+        size = member.bytes_in
+        if size <= bytes_max:
+            size = max(size, estimated_bytes(frame, enough=bytes_max))
+        if shape.is_for_arrow and size <= bytes_max:
             try:
                 with self._plain(session, is_small=member.bytes_in <= SMALL_BYTES_MAX):
                     table = _collected(frame, config)
@@ -173,7 +178,7 @@ class Engine:
                 return self._write_table(member, output, table, shape)
         location = member.work.outputs[output].location
         access = self._accesses.to(location)
-        files = self._writer.frame(frame, shape, member, output, access)
+        files = self._writer.frame(frame, shape, member, output, access, bytes_in=size)
         if config.expect:
             phases.enter("checking")
             again = [_data_file(location, each) for each in files]
@@ -230,6 +235,11 @@ class Engine:
             shape = shape_of(frame, config, without=(column, PARTITION))
             if not shape.is_for_arrow:
                 raise WorkFailed("The result has types that do not leave Spark through Arrow.")
+            bytes_max = self._settings.arrow_bytes_max
+            if not any(each.bytes_in for each in members) and (
+                estimated_bytes(frame, enough=bytes_max) > bytes_max
+            ):
+                raise WorkFailed("What the tasks read by themselves is large.")
             with self._plain(session):
                 table = _collected(frame, config)
             tables[output] = shape, split(table, column, tags)

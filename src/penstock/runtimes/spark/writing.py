@@ -118,16 +118,23 @@ class Writer:
         return tuple(made)
 
     def frame(
-        self, frame: DataFrame, shape: Shape, member: Member, output: str, access: Access
+        self,
+        frame: DataFrame,
+        shape: Shape,
+        member: Member,
+        output: str,
+        access: Access,
+        *,
+        bytes_in: int,
     ) -> tuple[File, ...]:
         """Have Spark write a frame, as files of about the target size."""
         file_bytes = self.file_bytes(member.config)
         location = member.work.outputs[output].location
-        count = max(1, math.ceil(member.bytes_in / file_bytes))
+        count = max(1, math.ceil(bytes_in / file_bytes))
         if member.config.operator == "compact":
             spread = frame.repartition(count)
         else:
-            shares = min(_SHARES_MAX, math.ceil(member.bytes_in / _SHARE_BYTES))
+            shares = min(_SHARES_MAX, math.ceil(bytes_in / _SHARE_BYTES))
             spread = frame.coalesce(max(count, shares))
         if shape.order:
             by = [F.col(quoted(name)) for name in member.config.sort_by]
