@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any
 
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import WorkFailed
@@ -45,13 +45,11 @@ from penstock.runtimes.frames import (
     Progress,
     Stale,
     Style,
-    Unframing,
+    bodies,
     framed,
     to_child,
 )
 from penstock.runtimes.resources import limited
-
-_READ_BYTES: Final = 65_536
 
 
 class Runtime:
@@ -102,12 +100,9 @@ class Runtime:
 
     def listen(self) -> None:
         """Hear the runtime until it is gone; then end all that this process has started."""
-        unframing = Unframing()
         with suppress(OSError):
-            while more := self._connection.recv(_READ_BYTES):
-                unframing.feed(more)
-                while (body := unframing.body()) is not None:
-                    self._hear(body)
+            for body in bodies(self._connection):
+                self._hear(body)
         _end_all()
 
     def _hear(self, body: bytes) -> None:

@@ -8,6 +8,8 @@ length and as many bytes of JSON. Whatever does not read so is a broken child.
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, Final
 
@@ -18,6 +20,7 @@ from penstock.runtimes.base import Made, News, Work
 
 FRAME_BYTES_MAX: Final = 16 * 2**20
 _HEADER_BYTES: Final = 4
+_READ_BYTES: Final = 65_536
 
 
 class Style(StrEnum):
@@ -94,6 +97,15 @@ def framed(frame: msgspec.Struct) -> bytes:
             " Write them to a file, and say where it is."
         )
     return len(body).to_bytes(_HEADER_BYTES, "big") + body
+
+
+def bodies(connection: socket.socket) -> Iterator[bytes]:
+    """The bodies of frames that come over a socket, until it is closed."""
+    unframing = Unframing()
+    while more := connection.recv(_READ_BYTES):
+        unframing.feed(more)
+        while (body := unframing.body()) is not None:
+            yield body
 
 
 class Unframing:

@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from penstock.dispatcher.wire.base import HELD, Answer, Ask, Name, Uuid
+from penstock.dispatcher.wire.work import PartAnswer
 
 SNAPSHOT_PARTS_MAX = 100_000
 
@@ -69,19 +70,10 @@ class DatasetDetail(Answer):
     """Those that are live, and the last that were."""
 
 
-class SnapshotPart(Answer):
-    """Something that is published: a partition, or one of several that were appended to it."""
+class SnapshotPart(PartAnswer, omit_defaults=False):
+    """Something that is published, as it is told to people."""
 
-    location: str
-    partition_key: str | None = None
-    start: int | None = None
-    end: int | None = None
-    revision: int | None = None
-    append_key: str | None = None
-    manifest: str | None = None
     files: int | None = None
-    rows: int | None = None
-    bytes: int | None = None
 
 
 class SnapshotAnswer(Answer):

@@ -235,6 +235,8 @@ class Engine:
             shape = shape_of(frame, config, without=(column, PARTITION))
             if not shape.is_for_arrow:
                 raise WorkFailed("The result has types that do not leave Spark through Arrow.")
+            # Of what was given the size is known. Spark's own estimate would count what all members
+            # share as often as there are members.
             bytes_max = self._settings.arrow_bytes_max
             if not any(each.bytes_in for each in members) and (
                 estimated_bytes(frame, enough=bytes_max) > bytes_max

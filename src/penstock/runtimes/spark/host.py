@@ -29,7 +29,7 @@ from typing import Any, Final
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.parents import die_with
 from penstock.runtimes.base import Work
-from penstock.runtimes.frames import Unframing, framed
+from penstock.runtimes.frames import bodies, framed
 from penstock.runtimes.guard import kill_session
 from penstock.runtimes.spark.frames import (
     Broken,
@@ -52,7 +52,6 @@ from penstock.runtimes.spark.ticking import Ticking
 
 _log = logging.getLogger(__name__)
 
-_READ_BYTES: Final = 65_536
 _BYE_SECONDS: Final = 8.0
 _REASON_CHARACTERS_MAX: Final = 2_000
 
@@ -71,12 +70,9 @@ class Host:
 
     def listen(self) -> None:
         """Hear the runtime until it is gone."""
-        unframing = Unframing()
         with suppress(OSError):
-            while more := self._connection.recv(_READ_BYTES):
-                unframing.feed(more)
-                while (body := unframing.body()) is not None:
-                    self._hear(body)
+            for body in bodies(self._connection):
+                self._hear(body)
         end_all()
 
     def send(self, frame: FromHost) -> None:
