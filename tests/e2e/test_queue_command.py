@@ -19,7 +19,8 @@ from unittest import mock
 import pytest
 
 from penstock.cli import run
-from penstock.queue.layout import QueueLayout, task_at
+from penstock.queue.layout import QueueLayout
+from penstock.queue.places import task_at
 from penstock.store import open_store
 from tests.e2e.command import PENSTOCK
 

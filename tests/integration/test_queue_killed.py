@@ -24,8 +24,8 @@ from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import Entropy, new_id, seeded_entropy, system_entropy
 from penstock.kernel.wire import decode
 from penstock.queue.client import Queue, Task
-from penstock.queue.layout import PackAt, task_at
 from penstock.queue.ledger import Happening, Ledger, LogLine, Status
+from penstock.queue.places import PackAt, task_at
 from penstock.queue.settings import Mode
 from penstock.queue.transitions import history
 from penstock.store.opening import Opening

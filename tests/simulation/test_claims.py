@@ -25,10 +25,11 @@ from penstock.kernel.errors import StoreError
 from penstock.kernel.wire import decode, encode
 from penstock.queue.claims import PackInHand
 from penstock.queue.endings import Ending, GivenBack, Retried, Succeeded
-from penstock.queue.layout import LEDGER, PackAt, QueueLayout, new_pack
+from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Failure, Happening, Ledger, Status, TaskState
 from penstock.queue.outcomes import Seen
 from penstock.queue.pack import Pack
+from penstock.queue.places import LEDGER, PackAt, new_pack
 from penstock.queue.transitions import Claim, history
 from penstock.store.base import CREATE, ObjectStore, Version
 from penstock.store.faulty import FaultPlan, FaultyStore

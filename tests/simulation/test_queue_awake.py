@@ -20,7 +20,7 @@ from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import new_id
 from penstock.kernel.errors import AlreadyExists, NotFound, StoreError, VersionConflict
 from penstock.kernel.wire import decode, encode
-from penstock.queue import archive, claims, monitor, submission, transitions
+from penstock.queue import archive, claims, monitor, packs, submission, transitions
 from penstock.queue.cancelling import PackToCancel
 from penstock.queue.claims import PackInHand, _Checked
 from penstock.queue.discovery.scan import Sight
@@ -30,8 +30,9 @@ from penstock.queue.ledger import Ledger, Status, TaskState, fresh
 from penstock.queue.outcomes import Seen, claimed
 from penstock.queue.owning import shards
 from penstock.queue.pack import Pack
+from penstock.queue.packs import PackObject
+from penstock.queue.running.learning import Learning
 from penstock.queue.running.memory import Memory, _name
-from penstock.queue.running.shift import Shift
 from penstock.queue.running.work import PackAtWork
 from penstock.queue.submission import Pointer, Submitter
 from penstock.queue.transitions import Claim
@@ -68,11 +69,11 @@ async def _claim_what_was_read_before(
     hand: PackInHand, wanted: Claim, pack_version: Version
 ) -> object:
     try:
-        found = await hand._store.get(hand._key)
+        found = await hand._store.get(hand._pack.key)
     except NotFound:
         return None
     assert found is not None
-    pack = decode(Pack, found.body, where=hand._key)
+    pack = decode(Pack, found.body, where=hand._pack.key)
     ledger = await hand._take(wanted, pack_version)
     if ledger is None or not transitions.held_by(wanted.id, ledger):
         hand._note_due(ledger)
@@ -108,10 +109,10 @@ def _forgotten_at_once(submitted_ms: int) -> int:
 # R4
 
 
-async def _delete_whatever_is_there(hand: PackInHand, _version: object) -> None:
+async def _delete_whatever_is_there(pack: PackObject, _version: object) -> None:
     with suppress(StoreError):
-        await hand._store.delete(hand._key)
-        hand.is_gone = True
+        await pack._store.delete(pack.key)
+        pack.is_gone = True
 
 
 async def _remove_whatever_is_there(cell: Cell[Any]) -> None:
@@ -124,12 +125,12 @@ async def _remove_whatever_is_there(cell: Cell[Any]) -> None:
 
 async def _check_any_pack(hand: PackInHand, ledger: Ledger) -> object:
     try:
-        found = await hand._store.get(hand._key)
+        found = await hand._store.get(hand._pack.key)
     except NotFound:
-        hand.is_gone = True
+        hand._pack.is_gone = True
         return None
     assert found is not None
-    pack = decode(Pack, found.body, where=hand._key)
+    pack = decode(Pack, found.body, where=hand._pack.key)
     hand._checked = _Checked(ledger.born, pack, found.version)
     return hand._checked
 
@@ -153,7 +154,7 @@ async def _take_beside_any_pack(
 
 async def _make_room_for_any(hand: PackInHand, ledger: Ledger, seen: Seen) -> bool:
     if ledger.key is None or ledger.pack_version == seen.version:
-        await hand._delete_pack(seen.version)
+        await hand._pack.delete(seen.version)
         return False
     await archive.keep(hand._store, hand._layout, [(hand.at, ledger)], entropy=hand._entropy)
     with suppress(VersionConflict):
@@ -163,7 +164,7 @@ async def _make_room_for_any(hand: PackInHand, ledger: Ledger, seen: Seen) -> bo
 
 async def _leave_the_tombstone(hand: PackInHand, ledger: Ledger, seen: Seen) -> bool:
     if ledger.pack_version == seen.version or seen.submitted_ms < ledger.key_ends_ms:
-        await hand._delete_pack(seen.version)
+        await hand._pack.delete(seen.version)
         return False
     return True
 
@@ -189,9 +190,9 @@ async def _take_over_the_tombstone(
 async def _cancel_by_a_create(
     hand: PackToCancel, places: frozenset[int], claim: Claim
 ) -> Ledger | None:
-    found = await hand._store.get(hand._key)
+    found = await hand._store.get(hand._pack.key)
     assert found is not None
-    pack = decode(Pack, found.body, where=hand._key)
+    pack = decode(Pack, found.body, where=hand._pack.key)
     now = await hand._store.now()
     born = new_id(hand._entropy, characters=12)
     new = fresh(pack_version=found.version, born=born, count=hand.at.count)
@@ -213,10 +214,10 @@ async def _send_the_pointer_last(submitter: Submitter, at: Any, pack: Pack) -> N
 
 
 async def _drop_the_pointer(
-    shift: Shift, sight: Any, _hand: object, _nonce: object, *_more: object
+    learning: Learning, sight: Any, _hand: object, _nonce: object, *_more: object
 ) -> None:
     if sight.pointer is not None:
-        await shift._access.store.delete(sight.pointer.key)
+        await learning._access.store.delete(sight.pointer.key)
 
 
 # R9
@@ -314,7 +315,9 @@ def _nothing_is_remembered(*, sent: bytes, found: bytes) -> bool:
     return False
 
 
-def _one_pointer_a_pack(layout: QueueLayout, at: Any, *, due_ms: int, nonce: str) -> str:
+def _one_pointer_a_pack(
+    layout: QueueLayout, at: Any, *, due_ms: int, nonce: str, **_more: object
+) -> str:
     name = at.path.rpartition("/")[2]
     return f"{layout.ready}{due_ms // 60_000}/{at.slot:03x}/{'0' * len(nonce)}@{name}"
 
@@ -368,6 +371,7 @@ BROKEN: dict[str, Broken] = {
     "R2: run a void pack": Broken(
         [
             (claims, "is_void", _is_never_void),
+            (packs, "is_void", _is_never_void),
             (submission, "is_void", _is_never_void),
         ],
         LATE,
@@ -382,7 +386,7 @@ BROKEN: dict[str, Broken] = {
         [(monitor, "forgotten_ms", _forgotten_at_once)], LATE, AFTER_IT_SETTLED
     ),
     "R4: delete whatever pack is there": Broken(
-        [(PackInHand, "_delete_pack", _delete_whatever_is_there)],
+        [(PackObject, "delete", _delete_whatever_is_there)],
         KEYS,
         "its pack was removed before it had settled",
     ),
@@ -417,7 +421,7 @@ BROKEN: dict[str, Broken] = {
         [(Submitter, "_send_keyed", _send_the_pointer_last)], POINTERS, LOST
     ),
     "R8: remove the pointer at once": Broken(
-        [(Shift, "_mind_pointer", _drop_the_pointer)], POINTERS, LOST
+        [(Learning, "_mind_pointer", _drop_the_pointer)], POINTERS, LOST
     ),
     "R9: refuse all for a neighbour's change": Broken(
         [(transitions, "settle", _refuse_all_after_a_conflict())],

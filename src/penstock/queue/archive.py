@@ -22,8 +22,9 @@ import msgspec
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import NotFound
 from penstock.kernel.wire import Document, decode, encode
-from penstock.queue.layout import PackAt, QueueLayout
+from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger, Status
+from penstock.queue.places import PackAt
 from penstock.store.base import CREATE, ObjectStore, pages
 
 RECORDS_MAX: Final = 1000

@@ -38,10 +38,10 @@ class PackToCancel(PackInHand):
                 ledger = await self._cancel_beside(ledger, places, claim)
             if ledger is not None:
                 return ledger
-        raise VersionConflict(f"Pack {self.at.pack!r} changes too fast.", key=self._key)
+        raise VersionConflict(f"Pack {self.at.pack!r} changes too fast.", key=self._pack.key)
 
     async def _cancel_unclaimed(self, places: frozenset[int], claim: Claim) -> Ledger | None:
-        head = await self._store.head(self._key)
+        head = await self._store.head(self._pack.key)
         provisional = replace(claim, places=places, is_provisional=True)
         claimed = await self._claim(provisional, head.version)
         if claimed is None:
@@ -82,5 +82,5 @@ class PackToCancel(PackInHand):
         if cancelled is None or cancelled.born != checked.born:
             return None
         if cancelled.settled:
-            await self._delete_pack(checked.version)
+            await self._pack.delete(checked.version)
         return cancelled

@@ -42,19 +42,18 @@ from typing import Final
 
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import (
-    NotFound,
-    StoreError,
     UnreadableObject,
     VersionConflict,
 )
-from penstock.kernel.wire import decode
 from penstock.queue import transitions
 from penstock.queue.archive import keep
 from penstock.queue.endings import Ending, GivenBack
-from penstock.queue.layout import PackAt, QueueLayout
+from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger, check_ledger, fresh
 from penstock.queue.outcomes import Claimed, Seen, Swapped, claimed
-from penstock.queue.pack import Pack, check_pack, is_void
+from penstock.queue.pack import Pack, is_void
+from penstock.queue.packs import PackObject
+from penstock.queue.places import PackAt
 from penstock.queue.transitions import Claim
 from penstock.store.base import ObjectStore, Version
 from penstock.store.cell import Cell
@@ -82,7 +81,7 @@ class PackInHand:
         self._store = store
         self._layout = layout
         self._entropy = entropy
-        self._key = layout.pack(at)
+        self._pack = PackObject(store, layout.pack(at), at)
         self._ledger = Cell(
             store, layout.ledger(at), Ledger, entropy=entropy, check=partial(check_ledger, at)
         )
@@ -93,8 +92,11 @@ class PackInHand:
         """After a claim that gave nothing: when it is worth trying again."""
         self.is_sent = False
         """Whether a claim was sent, and so may be written although its answer is lost."""
-        self.is_gone = False
+
+    @property
+    def is_gone(self) -> bool:
         """After a claim that gave nothing: there is no pack."""
+        return self._pack.is_gone
 
     @property
     def ledger(self) -> tuple[Ledger | None, Version | None]:
@@ -146,23 +148,15 @@ class PackInHand:
 
     async def _look(self, *, only_due: bool = True) -> Seen | None:
         """The pack of a key, which no list has shown."""
-        try:
-            found = await self._store.get(self._key)
-        except NotFound:
-            self.is_gone = True
+        found = await self._pack.read()
+        if found is None or (only_due and not await self._is_due(found.pack)):
             return None
-        assert found is not None
-        pack = decode(Pack, found.body, where=self._key)
-        if is_void(pack.submitted_ms, found.modified):
-            await self._delete_pack(found.version)
-            return None
-        if only_due and not await self._is_due(pack):
-            return None
-        return Seen(found.version, found.modified, has_ledger=True, submitted_ms=pack.submitted_ms)
+        submitted_ms = found.pack.submitted_ms
+        return Seen(found.version, found.modified, has_ledger=True, submitted_ms=submitted_ms)
 
     async def _may_be_claimed(self, wanted: Claim, seen: Seen) -> bool:
         if is_void(self.at.submitted_ms, seen.modified):
-            await self._delete_pack(seen.version)
+            await self._pack.delete(seen.version)
             return False
         if self.at.due_minute is not None and not await self._is_due(None):
             return False
@@ -180,7 +174,7 @@ class PackInHand:
         """What to do with a settled ledger beside a pack: whether the pack may run (R3, R6)."""
         is_duplicate = ledger.key is None or seen.submitted_ms < ledger.key_ends_ms
         if is_duplicate or ledger.pack_version == seen.version:
-            await self._delete_pack(seen.version)
+            await self._pack.delete(seen.version)
             return False
         await keep(self._store, self._layout, [(self.at, ledger)], entropy=self._entropy)
         with suppress(VersionConflict):
@@ -242,12 +236,8 @@ class PackInHand:
 
     async def _is_there(self, version: Version) -> bool:
         """Whether the pack is there: then the ledger beside it is no ghost of an archived one."""
-        try:
-            head = await self._store.head(self._key)
-        except NotFound:
-            return False
         submitted_ms = self._checked.pack.submitted_ms if self._checked else None
-        return head.version == version and not is_void(submitted_ms, head.modified)
+        return await self._pack.is_there(version, submitted_ms)
 
     async def _refused(
         self, born: str, endings: Mapping[int, tuple[str, Ending]]
@@ -331,7 +321,7 @@ class PackInHand:
         if closed is None or closed.born != checked.born:
             return False
         if closed.settled:
-            await self._delete_pack(checked.version)
+            await self._pack.delete(checked.version)
         return not closed.settled
 
     async def _take(self, wanted: Claim, pack_version: Version) -> Ledger | None:
@@ -354,47 +344,30 @@ class PackInHand:
 
     async def _tidy(self, ledger: Ledger) -> None:
         """Whoever sees a settled ledger beside its pack deletes the pack (R3)."""
-        await self._delete_pack(Version(ledger.pack_version))
+        await self._pack.delete(Version(ledger.pack_version))
 
     async def _check(self, ledger: Ledger) -> _Checked | None:
         """Read the pack that the ledger is of. None if there is none; what is void is deleted."""
-        try:
-            found = await self._store.get(self._key)
-        except NotFound:
-            self.is_gone = True
-            return None
-        assert found is not None
-        pack = decode(Pack, found.body, where=self._key)
-        check_pack(self.at, pack)
-        if is_void(pack.submitted_ms, found.modified):
-            await self._delete_pack(found.version)
+        found = await self._pack.read()
+        if found is None:
             return None
         if found.version != ledger.pack_version:
             with suppress(VersionConflict):
                 await self._ledger.remove()
             return None
-        self._checked = _Checked(ledger.born, pack, found.version)
+        self._checked = _Checked(ledger.born, found.pack, found.version)
         return self._checked
 
     async def _is_due(self, pack: Pack | None) -> bool:
         """Whether the moment has come that a pack names."""
         if pack is None:
-            try:
-                found = await self._store.get(self._key)
-            except NotFound:
-                self.is_gone = True
+            found = await self._pack.read()
+            if found is None:
                 return False
-            assert found is not None
-            pack = decode(Pack, found.body, where=self._key)
+            pack = found.pack
         self.next_due_ms = pack.due_ms
         return pack.due_ms <= (await self._store.now()).earliest * 1000
 
     def _note_due(self, ledger: Ledger | None) -> None:
         due_ms = transitions.next_due_ms(ledger) if ledger else 0
         self.next_due_ms = NEVER_MS if due_ms is None else due_ms
-
-    async def _delete_pack(self, version: Version) -> None:
-        # Whoever comes next deletes it if we cannot: what was recorded stands all the same.
-        with suppress(StoreError):
-            await self._store.delete(self._key, version=version)
-            self.is_gone = True

@@ -11,63 +11,32 @@ there is an event loop. One object is used by one event loop.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Self
 
 from penstock.kernel.entropy import Entropy, new_id
-from penstock.kernel.errors import (
-    InvalidInput,
-    NotFound,
-    NotSettled,
-    TaskCancelled,
-    TaskFailed,
-    TaskNotFound,
-    Throttled,
-    Unavailable,
-)
-from penstock.kernel.wire import decode
-from penstock.queue import archive
+from penstock.kernel.errors import InvalidInput, NotFound
 from penstock.queue.access import Access
 from penstock.queue.cancelling import PackToCancel
 from penstock.queue.config import QueueConfig, checked, make_queue, no_such_queue, read_config
-from penstock.queue.layout import PackAt, QueueLayout, TaskId, task_at
-from penstock.queue.ledger import Ledger, check_ledger
-from penstock.queue.pack import Pack, check_pack, is_void
+from penstock.queue.layout import QueueLayout
+from penstock.queue.options import Options
+from penstock.queue.places import TaskId, task_at
+from penstock.queue.reading import Reader
 from penstock.queue.replays import replay
 from penstock.queue.submission import Submitter
 from penstock.queue.transitions import Claim
-from penstock.queue.views import (
-    CANCELLER,
-    TaskEvent,
-    TaskView,
-    events_of,
-    view_of_ledger,
-    view_of_pack,
-)
-from penstock.queue.watching import Watch
-from penstock.store.base import ObjectStore, find
+from penstock.queue.views import CANCELLER, TaskEvent, TaskView
+from penstock.queue.waiting import Waiter
+from penstock.store.base import ObjectStore
 from penstock.store.metered import labelled
 from penstock.store.opening import Opening, open_store
 
-_log = logging.getLogger(__name__)
-
-_LOOKS_MAX: Final = 2
 _CANCEL_LEASE_MS: Final = 30_000
-_RESULT_SECONDS_MIN: Final = 0.1
-_RESULT_SECONDS_MAX: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What the bucket says of a pack."""
-
-    pack: Pack | None
-    ledger: Ledger | None
 
 
 class Task:
@@ -124,7 +93,7 @@ class Queue:
         self._create = create
         self._opening = opening or Opening()
         self._access: Access | None = None
-        self._watch: Watch | None = None
+        self._waiter: Waiter | None = None
         self._owns_store = True
 
     @classmethod
@@ -156,11 +125,14 @@ class Queue:
     def access(self) -> Access:
         """The store, the keys and the settings, for the parts that work on the queue."""
         if self._access is None:
-            raise InvalidInput(
-                f"The queue {self.name!r} is not open.",
-                hint="Use 'await Queue.open(...)', or 'async with queue:'.",
-            )
+            raise self._not_open()
         return self._access
+
+    def _not_open(self) -> InvalidInput:
+        return InvalidInput(
+            f"The queue {self.name!r} is not open.",
+            hint="Use 'await Queue.open(...)', or 'async with queue:'.",
+        )
 
     async def _connect(self) -> None:
         store = await open_store(self.url, replace(self._opening, create=self._create))
@@ -179,11 +151,11 @@ class Queue:
                 config = await make_queue(store, self._layout, self._wanted)
             await store.now()
         self._access = Access(store, self._layout, config, entropy)
-        self._watch = Watch(store, self._layout)
+        self._waiter = Waiter(Reader(self._access))
 
     async def close(self) -> None:
         """Close the connection."""
-        access, self._access = self._access, None
+        access, self._access, self._waiter = self._access, None, None
         if access is not None and self._owns_store:
             await access.store.close()
 
@@ -210,31 +182,78 @@ class Queue:
                 yield self
 
     async def submit(
-        self, type: str, input: object = None, *, key: str | None = None, delay: float = 0.0
+        self,
+        type: str,
+        input: object = None,
+        *,
+        key: str | None = None,
+        delay: float = 0.0,
+        at: datetime | None = None,
+        priority: int = 0,
+        limit: str = "",
+        expires: float | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> Task:
-        """Submit one task, to start `delay` seconds from now.
+        """Submit one task, to start `delay` seconds from now, or `at` a time.
 
         With a `key`, a second submit of the same type and key is the same task, as long as the
-        first is not settled and for the queue's `key_seconds` after that.
+        first is not settled and for the queue's `key_seconds` after that. What has a higher
+        `priority`, from -9 to 9, comes first. A `limit` is the key of a limit that the task falls
+        under. What has not begun after `expires` seconds never will.
         """
-        submitter = self._submitter()
+        options = Options(
+            key=key,
+            delay=await self._delay(delay, at),
+            priority=priority,
+            limit=limit,
+            expires=expires,
+            tags=tags or {},
+        )
         if key is None:
-            (task,) = await submitter.submit_many(type, [input], delay=delay)
+            (task,) = await self._submitter().submit_many(type, [input], options)
         else:
-            task = await submitter.submit_keyed(
-                type, input, key=key, key_seconds=self.access.config.key_seconds, delay=delay
+            key_seconds = self.access.config.key_seconds
+            task = await self._submitter().submit_keyed(
+                type, input, options, key_seconds=key_seconds
             )
         return Task(self, task)
 
     async def submit_many(
-        self, type: str, inputs: Sequence[object], *, delay: float = 0.0
+        self,
+        type: str,
+        inputs: Sequence[object],
+        *,
+        delay: float = 0.0,
+        at: datetime | None = None,
+        priority: int = 0,
+        limit: str = "",
+        expires: float | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> list[Task]:
         """Submit one task an input, up to 1,000 in one object: much cheaper than one by one.
 
         Nothing is submitted if an input is wrong. Raises `NotAllSubmitted` if a part failed.
         """
-        ids = await self._submitter().submit_many(type, inputs, delay=delay)
+        options = Options(
+            delay=await self._delay(delay, at),
+            priority=priority,
+            limit=limit,
+            expires=expires,
+            tags=tags or {},
+        )
+        ids = await self._submitter().submit_many(type, inputs, options)
         return [Task(self, each) for each in ids]
+
+    async def _delay(self, delay: float, at: datetime | None) -> float:
+        """How long from now a task is to start, if it is to start at a time."""
+        if at is None:
+            return delay
+        if delay or at.tzinfo is None:
+            raise InvalidInput(
+                "A task starts at a time that knows its zone, or after a delay.",
+                hint="Write at=datetime(2030, 1, 31, 6, tzinfo=ZoneInfo('Europe/Paris')).",
+            )
+        return max(0.0, at.timestamp() - (await self.access.store.now()).latest)
 
     def _submitter(self) -> Submitter:
         access = self.access
@@ -249,57 +268,13 @@ class Queue:
         """The present state of a task. Raises `TaskNotFound`."""
         at, place = task_at(id)
         with labelled("get"):
-            found = await self._find(at)
-            return await self._view(at, place, found)
+            return await Reader(self.access).view(at, place)
 
     async def history(self, id: str) -> list[TaskEvent]:
         """What has happened to a task, oldest first. Raises `TaskNotFound`."""
         at, place = task_at(id)
         with labelled("get"):
-            found = await self._find(at)
-            return events_of(await self._view(at, place, found), found.ledger, place)
-
-    async def _view(self, at: PackAt, place: int, found: _Found) -> TaskView:
-        if found.ledger is not None:
-            return view_of_ledger(at, place, found.ledger, found.pack)
-        assert found.pack is not None, "something was found"
-        now = await self.access.store.now()
-        return view_of_pack(at, place, found.pack, now=now.earliest)
-
-    async def _find(self, at: PackAt) -> _Found:
-        for _ in range(_LOOKS_MAX):
-            ledger = await self._ledger(at)
-            settled = ledger is not None and ledger.settled and ledger.key is None
-            pack = None if settled else await self._pack(at)
-            if ledger is not None and ledger.settled and pack is not None:
-                # A key that is used again: the pack is new if it was sent after the other's end.
-                is_new = pack.submitted_ms >= ledger.key_ends_ms
-                return _Found(pack, None) if is_new else _Found(None, ledger)
-            if pack is not None or (ledger is not None and ledger.settled):
-                return _Found(pack, ledger)
-            # It may have been settled between the two readings. A ledger that is not settled and
-            # has no pack is void: a late write of somebody who was overtaken long ago.
-        ledger = await archive.find(self.access.store, self.access.layout, at)
-        if ledger is not None:
-            return _Found(None, ledger)
-        raise _not_found(at)
-
-    async def _ledger(self, at: PackAt) -> Ledger | None:
-        found = await find(self.access.store, self.access.layout.ledger(at))
-        if found is None:
-            return None
-        ledger = decode(Ledger, found.body, where=found.key)
-        check_ledger(at, ledger)
-        return ledger
-
-    async def _pack(self, at: PackAt) -> Pack | None:
-        """The pack; what is void will never run, and counts as not there."""
-        found = await find(self.access.store, self.access.layout.pack(at))
-        if found is None:
-            return None
-        pack = decode(Pack, found.body, where=found.key)
-        check_pack(at, pack)
-        return None if is_void(pack.submitted_ms, found.modified) else pack
+            return await Reader(self.access).history(at, place)
 
     async def result(
         self,
@@ -308,44 +283,9 @@ class Queue:
         timeout: float | None = None,  # noqa: ASYNC109 - users' word
     ) -> Any:
         """Wait for a task to end, and return what its handler returned."""
-        at, place = task_at(id)
-        clock = self.access.store.clock.machine
-        began = clock.monotonic()
-        pause = _RESULT_SECONDS_MIN
-        while True:
-            left = None if timeout is None else max(0.0, began + timeout - clock.monotonic())
-            view = None
-            try:
-                # Once at least, also without a timeout that would allow it.
-                async with asyncio.timeout(None if left is None else max(left, 1.0)):
-                    view = await self._settled(at, place, seconds=pause / 2)
-            except TimeoutError:
-                pass
-            except (Throttled, Unavailable) as error:
-                # To wait is what was asked for.
-                _log.warning("waiting for task %s, the store is away: %s", id, error)
-            if view is not None:
-                return _outcome(view)
-            left = None if timeout is None else began + timeout - clock.monotonic()
-            if left is not None and left <= 0:
-                raise NotSettled(f"The task {id!r} has not ended in {timeout} s.", task=id)
-            await clock.sleep(pause if left is None else min(pause, left))
-            pause = min(_RESULT_SECONDS_MAX, pause * 1.5)
-
-    async def _settled(self, at: PackAt, place: int, *, seconds: float) -> TaskView | None:
-        """The task if it is settled. Those of one pack share a reading that is recent enough."""
-        assert self._watch is not None, "a queue that is open has one"
-        with labelled("get"):
-            if at.submitted_ms is None:
-                # A key may have been used again: the pack tells.
-                view = await self._view(at, place, await self._find(at))
-                return view if view.is_settled else None
-            try:
-                ledger = await self._watch.ledger(at, seconds=seconds)
-            except NotFound as error:
-                raise _not_found(at) from error
-        settled = ledger is not None and ledger.tasks[place].status.settled
-        return view_of_ledger(at, place, ledger, None) if ledger and settled else None
+        if self._waiter is None:
+            raise self._not_open()
+        return await self._waiter.result(id, seconds=timeout)
 
     async def cancel(self, id: str) -> TaskView:
         """Cancel a task that has not started; ask one that runs to stop.
@@ -371,24 +311,3 @@ class Queue:
             )
         with labelled("submit"):
             return Task(self, await replay(self.access, view))
-
-
-def _not_found(at: PackAt) -> TaskNotFound:
-    return TaskNotFound(
-        f"Nothing is known of the task {at.task(0)!r}.",
-        task=at.task(0),
-        hint="Is it another queue's? Tasks with a key are forgotten when their key is free.",
-    )
-
-
-def _outcome(view: TaskView) -> Any:
-    match view.status:
-        case "succeeded":
-            return view.result
-        case "cancelled":
-            raise TaskCancelled(f"The task {view.id!r} was cancelled.", task=view.id)
-    raise TaskFailed(
-        f"The task {view.id!r} failed: {view.error}: {view.message}",
-        task=view.id,
-        error=view.error,
-    )

@@ -24,7 +24,7 @@ import msgspec
 
 from penstock.kernel.errors import NotOurs
 from penstock.kernel.wire import Stamped
-from penstock.queue.layout import PackAt
+from penstock.queue.places import PackAt
 
 
 class Status(StrEnum):
@@ -58,6 +58,15 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     trace: str = ""
 
 
+class Progress(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """How far an attempt says it is."""
+
+    at_ms: int
+    done: float
+    total: float = 1.0
+    message: str = ""
+
+
 class TaskState(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """One task. A task that nothing has happened to is the default."""
 
@@ -75,6 +84,10 @@ class TaskState(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
     result: msgspec.Raw = NULL
     failure: Failure | None = None
     """FAILED, and RETRYING: why the last attempt failed."""
+    is_ref: bool = False
+    """SUCCEEDED: the result is a `Reference` to a payload."""
+    progress: Progress | None = None
+    """What the last attempt has said of itself."""
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):
@@ -134,6 +147,14 @@ class Ledger(Stamped, frozen=True, kw_only=True):
     key: str | None = None
     key_ends_ms: int = 0
     """A pack with a key: until when an equal key is a duplicate."""
+    refs: tuple[int, ...] = ()
+    """Likewise copied, as all that follows: what the pack says of itself."""
+    priority: int = 0
+    limit: str = ""
+    expires_ms: int = 0
+    tags: dict[str, str] = msgspec.field(default_factory=dict)
+    batch: str = ""
+    trace: str = ""
 
     @property
     def settled(self) -> bool:

@@ -31,11 +31,12 @@ from penstock.kernel.wire import decode, encode
 from penstock.queue import transitions
 from penstock.queue.archive import keep
 from penstock.queue.discovery.scan import Run
-from penstock.queue.layout import NONCE_CHARACTERS, PackAt, QueueLayout
+from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger
-from penstock.queue.pack import forgotten_ms
+from penstock.queue.pack import Pack, forgotten_ms
+from penstock.queue.places import NONCE_CHARACTERS, PackAt
 from penstock.queue.submission import Pointer
-from penstock.store.base import CREATE, Entry, ObjectStore, Version, pages
+from penstock.store.base import CREATE, Entry, ObjectStore, Version, find, pages
 from penstock.store.metered import labelled
 from penstock.store.time import Interval
 
@@ -186,9 +187,10 @@ class Monitor:
             if not packs:
                 return 0
             pointed: set[PackAt] = set()
-            async for page in pages(self._store, self._layout.ready):
-                read = (self._layout.read_pointer(entry.key) for entry in page.entries)
-                pointed |= {found[0] for found in read if found}
+            for prefix in (self._layout.ready, self._layout.unhurried):
+                async for page in pages(self._store, prefix):
+                    read = (self._layout.read_pointer(entry.key) for entry in page.entries)
+                    pointed |= {found.at for found in read if found}
             missing = [at for at in packs if at not in pointed]
             for at in missing:
                 await self._point(at)
@@ -214,9 +216,18 @@ class Monitor:
         return [at for at, (pack, _) in pairs.items() if pack and pack.modified <= old]
 
     async def _point(self, at: PackAt) -> None:
+        found = await find(self._store, self._layout.pack(at))
+        if found is None:
+            return
+        pack = decode(Pack, found.body, where=found.key)
         due_ms = int((await self._store.now()).latest * 1000)
-        nonce = new_id(self._entropy, characters=NONCE_CHARACTERS)
-        key = self._layout.pointer(at, due_ms=due_ms, nonce=nonce)
+        key = self._layout.pointer(
+            at,
+            due_ms=due_ms,
+            nonce=new_id(self._entropy, characters=NONCE_CHARACTERS),
+            priority=pack.priority,
+            limit=pack.limit,
+        )
         await self._store.put(key, encode(Pointer(submitted_ms=due_ms)), CREATE)
 
 

@@ -8,10 +8,19 @@ import msgspec
 
 from penstock.kernel.errors import NotOurs
 from penstock.kernel.wire import Document
-from penstock.queue.layout import PackAt
+from penstock.queue.places import PackAt
 
 RESEND_SECONDS: Final = 300.0
 """W: no submit is sent again later than this after its first send, on the store's clock."""
+
+
+class Reference(msgspec.Struct, frozen=True):
+    """Where a payload is that is too large for its pack or ledger, and what it must be."""
+
+    key: str
+    """Below the folder of the queue."""
+    bytes: int
+    sha256: str
 
 
 class Pack(Document, frozen=True, kw_only=True):
@@ -34,6 +43,17 @@ class Pack(Document, frozen=True, kw_only=True):
     key: str | None = None
     key_seconds: int = 0
     """How long the key stays taken after the task is settled."""
+    refs: tuple[int, ...] = ()
+    """The places whose input is a `Reference` to a payload."""
+    priority: int = 0
+    limit: str = ""
+    expires_ms: int = 0
+    """What has not begun by then never will; 0 for no such time."""
+    tags: dict[str, str] = msgspec.field(default_factory=dict)
+    batch: str = ""
+    """The batch that its tasks belong to."""
+    trace: str = ""
+    """The span that submitted it, as in the header `traceparent`."""
 
 
 def is_void(submitted_ms: int | None, modified: float) -> bool:
@@ -49,5 +69,6 @@ def forgotten_ms(submitted_ms: int) -> int:
 
 def check_pack(at: PackAt, pack: Pack) -> None:
     """Raises `NotOurs` unless the pack is what its key says."""
-    if len(pack.inputs) != at.count or pack.type != at.type:
+    is_named = at.submitted_ms is None or (pack.priority, pack.limit) == (at.priority, at.limit)
+    if len(pack.inputs) != at.count or pack.type != at.type or not is_named:
         raise NotOurs(f"The pack {at.path} does not hold what its name says.")

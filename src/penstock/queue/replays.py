@@ -12,7 +12,8 @@ from typing import ClassVar
 from penstock.kernel.errors import AlreadyExists
 from penstock.kernel.wire import Document, decode, encode
 from penstock.queue.access import Access
-from penstock.queue.layout import TaskId
+from penstock.queue.options import Options
+from penstock.queue.places import TaskId
 from penstock.queue.submission import Submitter
 from penstock.queue.views import TaskView
 from penstock.store.base import CREATE, find, pages
@@ -35,7 +36,12 @@ async def replay(access: Access, view: TaskView) -> TaskId:
     task = await Submitter(access.store, access.layout, access.entropy).submit_keyed(
         view.type,
         view.input,
-        key=f"replay of {name_of(view)}",
+        Options(
+            key=f"replay of {name_of(view)}",
+            priority=view.priority,
+            limit=view.limit,
+            tags=view.tags,
+        ),
         key_seconds=access.config.key_seconds,
     )
     try:

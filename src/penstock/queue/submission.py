@@ -41,26 +41,27 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.wire import Document, decode, encode
 from penstock.queue.endings import DEPTH_MAX, is_too_deep
-from penstock.queue.layout import (
+from penstock.queue.layout import QueueLayout
+from penstock.queue.ledger import Ledger
+from penstock.queue.options import Options
+from penstock.queue.pack import RESEND_SECONDS, Pack, is_void
+from penstock.queue.places import (
     NONCE_CHARACTERS,
     TASKS_PER_PACK_MAX,
     PackAt,
-    QueueLayout,
     TaskId,
     check_name,
-    delayed_pack,
+    delayed,
     keyed_pack,
     new_pack,
 )
-from penstock.queue.ledger import Ledger
-from penstock.queue.pack import RESEND_SECONDS, Pack, is_void
 from penstock.store.base import CREATE, ObjectStore, find
 from penstock.store.metered import labelled
 
 INPUT_BYTES_MAX: Final = 256 * 1024
 PACK_BYTES_MAX: Final = 1024 * 1024
 PACKS_IN_FLIGHT: Final = 16
-DELAY_SECONDS_MAX: Final = 366 * 86_400
+PLAIN: Final = Options()
 _KEYED_TRIES_MAX: Final = 10
 
 
@@ -73,14 +74,13 @@ class Submitter:
     entropy: Entropy
 
     async def submit_many(
-        self, type: str, inputs: Sequence[object], *, delay: float = 0.0
+        self, type: str, inputs: Sequence[object], options: Options = PLAIN
     ) -> list[TaskId]:
         """Submit one task an input; returns their ids in the order of the inputs.
 
         Nothing is sent if an input is wrong. Raises `NotAllSubmitted` if a pack failed.
         """
         check_name(type, what="type")
-        _check_delay(delay)
         batches = list(_batches([_as_json(value, place) for place, value in enumerate(inputs)]))
         slots = asyncio.Semaphore(PACKS_IN_FLIGHT)
 
@@ -88,37 +88,37 @@ class Submitter:
             async with slots:
                 try:
                     with labelled("submit"):
-                        return await self._submit(type, batch, delay)
+                        return await self._submit(type, batch, options)
                 except PenstockError as error:
                     return error
 
         return _joined(batches, await asyncio.gather(*(send(batch) for batch in batches)))
 
     async def submit_keyed(
-        self, type: str, value: object, *, key: str, key_seconds: int, delay: float = 0.0
+        self, type: str, value: object, options: Options, *, key_seconds: int
     ) -> TaskId:
-        """Submit one task unless the key is taken; returns the id of the key's task."""
-        _check_delay(delay)
-        at = keyed_pack(type=type, key=key)
+        """Submit one task unless its key is taken; returns the id of the key's task."""
+        assert options.key is not None, "it has a key"
+        at = keyed_pack(type=type, key=options.key)
         body = _as_json(value, 0)
         with labelled("submit"):
-            now = await self.store.now()
-            submitted_ms = int(now.latest * 1000)
-            pack = Pack(
-                type=type,
-                nonce=new_id(self.entropy, characters=NONCE_CHARACTERS),
-                submitted_ms=submitted_ms,
-                due_ms=submitted_ms + int(delay * 1000) if delay else 0,
-                inputs=(body,),
-                key=key,
-                key_seconds=key_seconds,
-            )
+            submitted_ms = int((await self.store.now()).latest * 1000)
+            nonce = new_id(self.entropy, characters=NONCE_CHARACTERS)
+            pack = _pack(type, (body,), options, nonce=nonce, submitted_ms=submitted_ms)
+            pack = msgspec.structs.replace(pack, key=options.key, key_seconds=key_seconds)
             await self._send_keyed(at, pack)
         return at.task(0)
 
     async def _send_keyed(self, at: PackAt, pack: Pack) -> None:
         where = self.layout.pack(at)
-        pointer = self.layout.pointer(at, due_ms=pack.due_ms or pack.submitted_ms, nonce=pack.nonce)
+        pointer = self.layout.pointer(
+            at,
+            due_ms=pack.due_ms or pack.submitted_ms,
+            nonce=pack.nonce,
+            priority=pack.priority,
+            limit=pack.limit,
+            is_delayed=pack.due_ms > 0,
+        )
         await self.store.put(pointer, encode(Pointer(submitted_ms=pack.submitted_ms)), CREATE)
         for _ in range(_KEYED_TRIES_MAX):
             try:
@@ -176,32 +176,48 @@ class Submitter:
                 key=where,
             )
 
-    async def _submit(self, type: str, inputs: Sequence[msgspec.Raw], delay: float) -> list[TaskId]:
-        now = await self.store.now()
-        submitted_ms = int(now.latest * 1000)
-        due_ms = submitted_ms + int(delay * 1000)
-        at = self._place(type, len(inputs), submitted_ms=submitted_ms, due_ms=due_ms)
-        pack = Pack(
+    async def _submit(
+        self, type: str, inputs: Sequence[msgspec.Raw], options: Options
+    ) -> list[TaskId]:
+        submitted_ms = int((await self.store.now()).latest * 1000)
+        at = new_pack(
             type=type,
-            nonce=new_id(self.entropy),
+            count=len(inputs),
             submitted_ms=submitted_ms,
-            due_ms=due_ms if delay else 0,
-            inputs=tuple(inputs),
+            entropy=self.entropy,
+            priority=options.priority,
+            limit=options.limit,
         )
+        pack = _pack(type, inputs, options, nonce=new_id(self.entropy), submitted_ms=submitted_ms)
+        if pack.due_ms:
+            at = delayed(at, due_ms=pack.due_ms)
         await self.store.put(self.layout.pack(at), encode(pack), CREATE)
         await self._check_in_time(submitted_ms, self.layout.pack(at))
         return [at.task(index) for index in range(at.count)]
 
-    def _place(self, type: str, count: int, *, submitted_ms: int, due_ms: int) -> PackAt:
-        if due_ms > submitted_ms:
-            return delayed_pack(
-                type=type,
-                count=count,
-                submitted_ms=submitted_ms,
-                due_ms=due_ms,
-                entropy=self.entropy,
-            )
-        return new_pack(type=type, count=count, submitted_ms=submitted_ms, entropy=self.entropy)
+
+def _pack(
+    type: str,
+    inputs: Sequence[msgspec.Raw],
+    options: Options,
+    *,
+    nonce: str,
+    submitted_ms: int,
+) -> Pack:
+    """What is submitted, with times on the store's clock."""
+    return Pack(
+        type=type,
+        nonce=nonce,
+        submitted_ms=submitted_ms,
+        due_ms=submitted_ms + int(options.delay * 1000) if options.delay else 0,
+        inputs=tuple(inputs),
+        priority=options.priority,
+        limit=options.limit,
+        expires_ms=submitted_ms + int(options.expires * 1000) if options.expires else 0,
+        tags=dict(options.tags),
+        batch=options.batch,
+        trace=options.trace,
+    )
 
 
 class Pointer(Document, frozen=True, kw_only=True):
@@ -236,11 +252,6 @@ def _joined(
     if len(batches) == 1:
         raise errors[0]
     raise NotAllSubmitted(tasks)
-
-
-def _check_delay(delay: float) -> None:
-    if not 0 <= delay <= DELAY_SECONDS_MAX:
-        raise InvalidInput(f"A delay of {delay} s is not between 0 and a year.")
 
 
 def _as_json(value: object, place: int) -> msgspec.Raw:

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
+from penstock.queue.changes import Change, ms_of
 from penstock.queue.endings import (
     Ending,
     Failed,
@@ -31,7 +31,6 @@ from penstock.queue.endings import (
     sound,
 )
 from penstock.queue.ledger import (
-    NULL,
     Failure,
     Happening,
     Lease,
@@ -42,9 +41,6 @@ from penstock.queue.ledger import (
 )
 from penstock.queue.pack import Pack, forgotten_ms
 from penstock.store.time import Interval
-
-LOG_LINES_MAX: Final = 1000
-"""The log keeps the last lines; a ledger is rewritten whole and must not grow for ever."""
 
 _replace = msgspec.structs.replace
 
@@ -71,7 +67,7 @@ def claim(ledger: Ledger, wanted: Claim, now: Interval) -> tuple[Ledger, tuple[i
     """
     # If the claim is there already, its answer was lost: who asks again is alive.
     ledger, _ = extend(ledger, (wanted.id,), lease_ms=wanted.lease_ms, now=now)
-    change = _Change(ledger, now)
+    change = Change(ledger, now)
     taken: list[int] = []
     held = sum(task.status is Status.CLAIMED and task.claim == wanted.id for task in change.tasks)
     for place, task in enumerate(change.tasks):
@@ -91,7 +87,7 @@ def claim(ledger: Ledger, wanted: Claim, now: Interval) -> tuple[Ledger, tuple[i
         change.set(place, state, Happening.CLAIMED, who=wanted.holder)
         taken.append(place)
     if taken:
-        expires = _ms(now.latest) + wanted.lease_ms
+        expires = ms_of(now.latest) + wanted.lease_ms
         change.leases[wanted.id] = Lease(wanted.holder, expires)
     return change.ledger(), tuple(taken)
 
@@ -102,7 +98,7 @@ def extend(
     """Move the ends of these leases; returns those that are still held, late or not."""
     claims = frozenset(claims)
     held = claims & ledger.leases.keys()
-    end = _ms(now.latest) + lease_ms
+    end = ms_of(now.latest) + lease_ms
     # Who asks is alive: its lease counts as extended before what is over is looked at.
     leases = {
         name: Lease(lease.holder, max(lease.expires_ms, end)) if name in held else lease
@@ -124,7 +120,7 @@ def settle(
     Refused is what another claim holds by now, or nobody. An ending counts although its lease is
     over, as long as nobody has noticed. The write that settles the last task takes the inputs in.
     """
-    change = _Change(ledger, now)
+    change = Change(ledger, now)
     refused: set[int] = set()
     for place, (claim_id, ending) in sorted(endings.items()):
         task = change.tasks[place]
@@ -138,13 +134,13 @@ def settle(
 
 def expire(ledger: Ledger, now: Interval) -> Ledger:
     """Free the tasks whose lease is over. Whether they have attempts left is for the next claim."""
-    change = _Change(ledger, now)
+    change = Change(ledger, now)
     for place, task in enumerate(change.tasks):
         if task.status is not Status.CLAIMED:
             continue
         lease = ledger.leases.get(task.claim)
         # A claim without a lease is the work of an operator, and is over too.
-        if lease is None or lease.expires_ms <= _ms(now.earliest):
+        if lease is None or lease.expires_ms <= ms_of(now.earliest):
             freed = _replace(task, status=Status.READY, claim="")
             who = lease.holder if lease else ""
             change.set(place, freed, Happening.LEASE_EXPIRED, who=who)
@@ -170,7 +166,7 @@ def close(
 ) -> Ledger:
     """Settle what is `over`: as cancelled if that was asked for, else as failed."""
     expired = expire(ledger, now)
-    change = _Change(expired, now)
+    change = Change(expired, now)
     for place in over(expired, attempts_max=attempts_max):
         task = change.tasks[place]
         if task.cancel:
@@ -185,7 +181,7 @@ def cancel(
     ledger: Ledger, places: Iterable[int], *, who: str, now: Interval, inputs: Sequence[msgspec.Raw]
 ) -> Ledger:
     """Settle what has not started as cancelled, and ask running attempts to stop."""
-    change = _Change(expire(ledger, now), now)
+    change = Change(expire(ledger, now), now)
     for place in sorted(places):
         task = change.tasks[place]
         match task.status:
@@ -202,7 +198,7 @@ def recorded(ledger: Ledger, pack: Pack, now: Interval) -> Ledger:
     """With what the pack says of itself, once everything is settled: the pack will be gone."""
     if not ledger.settled or ledger.submitted_ms:
         return ledger
-    ends_ms = max(_ms(now.latest) + pack.key_seconds * 1000, forgotten_ms(pack.submitted_ms))
+    ends_ms = max(ms_of(now.latest) + pack.key_seconds * 1000, forgotten_ms(pack.submitted_ms))
     return _replace(
         ledger,
         inputs=ledger.inputs or pack.inputs,
@@ -210,6 +206,13 @@ def recorded(ledger: Ledger, pack: Pack, now: Interval) -> Ledger:
         due_ms=pack.due_ms,
         key=pack.key,
         key_ends_ms=ends_ms if pack.key is not None else 0,
+        refs=pack.refs,
+        priority=pack.priority,
+        limit=pack.limit,
+        expires_ms=pack.expires_ms,
+        tags=pack.tags,
+        batch=pack.batch,
+        trace=pack.trace,
     )
 
 
@@ -234,7 +237,7 @@ def claimable(ledger: Ledger, *, attempts_max: int, now: Interval) -> int:
 def next_retry_ms(ledger: Ledger, now: Interval) -> int | None:
     """When the next task that is not due yet may start."""
     waiting = (task.at_ms for task in ledger.tasks if task.status is Status.RETRYING)
-    return min((at_ms for at_ms in waiting if at_ms > _ms(now.earliest)), default=None)
+    return min((at_ms for at_ms in waiting if at_ms > ms_of(now.earliest)), default=None)
 
 
 def held_by(claim: str, ledger: Ledger) -> dict[int, int]:
@@ -270,11 +273,11 @@ def _is_over(task: TaskState, attempts_max: int) -> bool:
 
 def _may_start(task: TaskState, now: Interval) -> bool:
     return task.status is Status.READY or (
-        task.status is Status.RETRYING and task.at_ms <= _ms(now.earliest)
+        task.status is Status.RETRYING and task.at_ms <= ms_of(now.earliest)
     )
 
 
-def _end(change: _Change, place: int, ending: Ending) -> None:
+def _end(change: Change, place: int, ending: Ending) -> None:
     task = change.tasks[place]
     lease = change.leases.get(task.claim)
     who = lease.holder if lease else ""
@@ -304,82 +307,3 @@ def _end(change: _Change, place: int, ending: Ending) -> None:
                 failure=task.failure,
             )
             change.set(place, state, Happening.GIVEN_BACK, who=who)
-
-
-_HAPPENINGS = {
-    Status.SUCCEEDED: Happening.SUCCEEDED,
-    Status.FAILED: Happening.FAILED,
-    Status.CANCELLED: Happening.CANCELLED,
-    Status.EXPIRED: Happening.EXPIRED,
-}
-
-
-class _Change:
-    """A ledger being changed: states, leases, and the lines that the log will get."""
-
-    def __init__(self, before: Ledger, now: Interval) -> None:
-        self._before = before
-        self._at_ms = _ms(now.latest)
-        self._lines: list[LogLine] = []
-        self.tasks = list(before.tasks)
-        self.leases = dict(before.leases)
-
-    def set(
-        self, place: int, state: TaskState, what: Happening, *, who: str, note: str = ""
-    ) -> None:
-        self.tasks[place] = state
-        line = LogLine(self._at_ms, what, (place, place), state.attempt, who, note)
-        self._lines.append(line)
-
-    def settle(
-        self,
-        place: int,
-        status: Status,
-        *,
-        who: str,
-        result: msgspec.Raw = NULL,
-        failure: Failure | None = None,
-    ) -> None:
-        task = self.tasks[place]
-        state = TaskState(
-            status=status,
-            attempt=task.attempt,
-            given_back=task.given_back,
-            claim=task.claim,
-            at_ms=self._at_ms,
-            result=result,
-            failure=failure,
-        )
-        self.set(place, state, _HAPPENINGS[status], who=who, note=failure.error if failure else "")
-
-    def ledger(self) -> Ledger:
-        if not self._lines:
-            return self._before
-        held = {task.claim for task in self.tasks if task.status is Status.CLAIMED}
-        return _replace(
-            self._before,
-            tasks=tuple(self.tasks),
-            leases={name: lease for name, lease in self.leases.items() if name in held},
-            log=(self._before.log + _merged(self._lines))[-LOG_LINES_MAX:],
-        )
-
-
-def _merged(lines: Sequence[LogLine]) -> tuple[LogLine, ...]:
-    """One line for all to whom the same thing happened."""
-    merged: dict[tuple[str, int, str, str], LogLine] = {}
-    for line in sorted(lines, key=lambda line: line.runs):
-        kind = (line.what, line.attempt, line.who, line.note)
-        known = merged.get(kind)
-        runs = _joined(known.runs, line.runs) if known else line.runs
-        merged[kind] = _replace(line, runs=runs)
-    return tuple(merged.values())
-
-
-def _joined(runs: tuple[int, ...], later: tuple[int, ...]) -> tuple[int, ...]:
-    if later[0] == runs[-1] + 1:
-        return (*runs[:-1], *later[1:])
-    return runs + later
-
-
-def _ms(seconds: float) -> int:
-    return int(seconds * 1000)

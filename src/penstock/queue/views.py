@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from penstock.queue.layout import PackAt, TaskId
-from penstock.queue.ledger import Happening, Ledger, LogLine, Status
-from penstock.queue.pack import Pack
+from penstock.queue.ledger import Happening, Ledger, LogLine, Progress, Status
+from penstock.queue.pack import Pack, Reference
+from penstock.queue.places import PackAt, TaskId
 from penstock.queue.transitions import history
 
 _WORDS = {
@@ -50,6 +50,18 @@ class TaskView:
     due_at: float | None
     settled_at: float | None
     cancel_asked: bool
+    priority: int = 0
+    limit: str = ""
+    """The key of the limit that it falls under."""
+    expires_at: float | None = None
+    """What has not begun by then never will."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    batch: str = ""
+    progress: Progress | None = None
+    """How far its last attempt says it is."""
+    input_ref: Reference | None = None
+    """Where its input is, if that is large; `input` is None then, unless it was fetched."""
+    result_ref: Reference | None = None
 
     @property
     def is_settled(self) -> bool:
@@ -71,12 +83,13 @@ class TaskEvent:
 def view_of_pack(at: PackAt, place: int, pack: Pack, *, now: float) -> TaskView:
     """A task that nobody has touched."""
     due_at = pack.due_ms / 1000 if pack.due_ms else None
+    is_ref = place in pack.refs
     return TaskView(
         id=at.task(place),
         type=at.type,
         status="delayed" if due_at is not None and due_at > now else "ready",
         attempt=0,
-        input=_plain(pack.inputs[place]),
+        input=None if is_ref else _plain(pack.inputs[place]),
         result=None,
         error="",
         message="",
@@ -86,12 +99,16 @@ def view_of_pack(at: PackAt, place: int, pack: Pack, *, now: float) -> TaskView:
         due_at=due_at,
         settled_at=None,
         cancel_asked=False,
+        **_facts(pack),
+        input_ref=_reference(pack.inputs[place]) if is_ref else None,
     )
 
 
 def view_of_ledger(at: PackAt, place: int, ledger: Ledger, pack: Pack | None) -> TaskView:
     """A task by its ledger; the pack tells what an unsettled ledger does not."""
     task = ledger.tasks[place]
+    said = ledger if ledger.submitted_ms or pack is None else pack
+    is_ref = place in said.refs
     inputs = ledger.inputs or (pack.inputs if pack else ())
     due_ms = task.at_ms if task.status is Status.RETRYING else (pack or ledger).due_ms
     submitted_ms = ledger.submitted_ms or (pack.submitted_ms if pack else at.submitted_ms or 0)
@@ -100,8 +117,8 @@ def view_of_ledger(at: PackAt, place: int, ledger: Ledger, pack: Pack | None) ->
         type=at.type,
         status=_WORDS[task.status],
         attempt=task.attempt,
-        input=_plain(inputs[place]) if inputs else None,
-        result=_plain(task.result) if task.status is Status.SUCCEEDED else None,
+        input=_plain(inputs[place]) if inputs and not is_ref else None,
+        result=_plain(task.result) if task.status is Status.SUCCEEDED and not task.is_ref else None,
         error=task.failure.error if task.failure else "",
         message=task.failure.message if task.failure else "",
         trace=task.failure.trace if task.failure else "",
@@ -110,7 +127,22 @@ def view_of_ledger(at: PackAt, place: int, ledger: Ledger, pack: Pack | None) ->
         due_at=due_ms / 1000 if due_ms else None,
         settled_at=task.at_ms / 1000 if task.status.settled else None,
         cancel_asked=task.cancel,
+        **_facts(said),
+        progress=task.progress,
+        input_ref=_reference(inputs[place]) if inputs and is_ref else None,
+        result_ref=_reference(task.result) if task.is_ref else None,
     )
+
+
+def _facts(said: Pack | Ledger) -> dict[str, Any]:
+    """What a pack, or the record of one, says of its tasks."""
+    return {
+        "priority": said.priority,
+        "limit": said.limit,
+        "expires_at": said.expires_ms / 1000 if said.expires_ms else None,
+        "tags": said.tags,
+        "batch": said.batch,
+    }
 
 
 def events_of(view: TaskView, ledger: Ledger | None, place: int) -> list[TaskEvent]:
@@ -124,6 +156,10 @@ def events_of(view: TaskView, ledger: Ledger | None, place: int) -> list[TaskEve
         if (line.who, line.what) != (CANCELLER, Happening.CLAIMED)
     ]
     return [first, *told]
+
+
+def _reference(raw: msgspec.Raw) -> Reference:
+    return msgspec.json.decode(bytes(raw), type=Reference)
 
 
 def _plain(raw: msgspec.Raw) -> Any:

@@ -15,8 +15,9 @@ from typing import Final
 from penstock.kernel.errors import NotFound, StoreError
 from penstock.kernel.wire import decode
 from penstock.queue import archive
-from penstock.queue.layout import PackAt, QueueLayout
+from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger, check_ledger
+from penstock.queue.places import PackAt
 from penstock.store.base import ObjectStore, Version
 
 PACKS_MAX: Final = 16

@@ -10,8 +10,9 @@ import pytest
 from penstock.kernel.errors import NotOurs
 from penstock.kernel.wire import encode
 from penstock.queue import archive
-from penstock.queue.layout import PackAt, QueueLayout, keyed_pack, new_pack
+from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Failure, Ledger, Status, TaskState
+from penstock.queue.places import PackAt, keyed_pack, new_pack
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
 from penstock.testing.virtual import EPOCH, World, simulate

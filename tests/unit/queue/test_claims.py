@@ -15,10 +15,11 @@ from penstock.kernel.errors import NotFound
 from penstock.kernel.wire import decode, encode
 from penstock.queue.cancelling import PackToCancel
 from penstock.queue.endings import Succeeded
-from penstock.queue.layout import PackAt, QueueLayout, new_pack
+from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger, Status, fresh
 from penstock.queue.outcomes import Seen
 from penstock.queue.pack import RESEND_SECONDS, Pack
+from penstock.queue.places import PackAt, new_pack
 from penstock.queue.transitions import Claim
 from penstock.store.base import CREATE, REPLACE, Version
 from penstock.store.memory import MemoryBucket, MemoryStore

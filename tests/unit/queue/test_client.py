@@ -24,10 +24,11 @@ from penstock.queue.claims import PackInHand
 from penstock.queue.client import Queue, Task
 from penstock.queue.config import QueueConfig
 from penstock.queue.endings import Ending, Failed, Retried, Succeeded
-from penstock.queue.layout import QueueLayout, keyed_pack, task_at
+from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Failure, Ledger
 from penstock.queue.outcomes import Seen
 from penstock.queue.pack import Pack
+from penstock.queue.places import keyed_pack, task_at
 from penstock.queue.transitions import Claim
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Meter, MeteredStore

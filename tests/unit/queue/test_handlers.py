@@ -33,7 +33,7 @@ from penstock.queue.endings import (
     Stopped,
     Succeeded,
 )
-from penstock.queue.layout import TaskId
+from penstock.queue.places import TaskId
 from penstock.queue.running import handlers as module
 from penstock.queue.running.handlers import (
     Attempt,

@@ -23,8 +23,8 @@ from penstock.queue.inspection import (
     stats,
 )
 from penstock.queue.inspection.figures import TypeStats
-from penstock.queue.layout import TaskId, task_at
 from penstock.queue.ledger import Ledger
+from penstock.queue.places import TaskId, task_at
 from penstock.queue.running.handlers import TaskContext
 from penstock.queue.running.retry import Retry
 from penstock.queue.worker import Worker

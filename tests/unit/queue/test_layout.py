@@ -8,15 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.layout import (
-    SLOTS,
-    PackAt,
-    QueueLayout,
-    delayed_pack,
-    keyed_pack,
-    new_pack,
-    task_at,
-)
+from penstock.queue.layout import QueueLayout
+from penstock.queue.places import SLOTS, PackAt, delayed, keyed_pack, new_pack, task_at
 from penstock.store.base import check_key
 
 LAYOUT = QueueLayout("images")
@@ -36,12 +29,9 @@ def packs(draw: st.DrawFn) -> PackAt:
         case "now":
             return new_pack(type=name, count=count, submitted_ms=moment, entropy=entropy)
         case "later":
-            return delayed_pack(
-                type=name,
-                count=count,
-                submitted_ms=moment,
+            return delayed(
+                new_pack(type=name, count=count, submitted_ms=moment, entropy=entropy),
                 due_ms=moment + draw(st.integers(0, 10**10)),
-                entropy=entropy,
             )
     return keyed_pack(type=name, key=draw(st.text(min_size=1, max_size=50)))
 

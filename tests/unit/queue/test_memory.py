@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.queue.discovery.scan import Pointed, Sight
-from penstock.queue.layout import PackAt, PackId
 from penstock.queue.outcomes import Seen
+from penstock.queue.places import PackAt, PackId
 from penstock.queue.running import memory as module
 from penstock.queue.running.memory import Memory
 from penstock.store.base import Version

@@ -15,11 +15,13 @@ from penstock.queue import monitor as module
 from penstock.queue.claims import PackInHand
 from penstock.queue.discovery.scan import ALL, Run, Scanner
 from penstock.queue.endings import Succeeded
-from penstock.queue.layout import PackAt, QueueLayout, delayed_pack, keyed_pack, new_pack
+from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Lease, Ledger, Status, TaskState
 from penstock.queue.monitor import WAIT_SECONDS, Monitor
+from penstock.queue.options import Options
 from penstock.queue.outcomes import Seen
 from penstock.queue.pack import Pack, forgotten_ms
+from penstock.queue.places import PackAt, delayed, keyed_pack, new_pack
 from penstock.queue.submission import Submitter
 from penstock.queue.transitions import Claim
 from penstock.store.base import Object, Version
@@ -90,7 +92,7 @@ class Bench:
 
     async def submit(self, key: str, *, delay: float = 0.0) -> PackAt:
         await Submitter(self.store, LAYOUT, self.entropy).submit_keyed(
-            "t", 1, key=key, key_seconds=KEY_SECONDS, delay=delay
+            "t", 1, Options(key=key, delay=delay), key_seconds=KEY_SECONDS
         )
         return keyed_pack(type="t", key=key)
 
@@ -154,11 +156,12 @@ def test_the_moment_is_that_of_the_store_at_the_earliest() -> None:
     _run(check)
 
 
-def test_a_delayed_pack_is_forgotten_after_its_submit_too() -> None:
+def test_a_delayed_is_forgotten_after_its_submit_too() -> None:
     async def check(bench: Bench) -> None:
         now = bench.now_ms()
-        at = delayed_pack(
-            type="t", count=1, submitted_ms=now, due_ms=now + 60_000, entropy=bench.entropy
+        at = delayed(
+            new_pack(type="t", count=1, submitted_ms=now, entropy=bench.entropy),
+            due_ms=now + 60_000,
         )
         bench.ledger(at)
         assert await bench.pass_by(seconds=302) == 1

@@ -21,16 +21,11 @@ from penstock.kernel.errors import (
 from penstock.kernel.wire import decode, encode
 from penstock.queue.cancelling import PackToCancel
 from penstock.queue.endings import Ending, Failed, GivenBack, Retried, Succeeded
-from penstock.queue.layout import (
-    QueueLayout,
-    delayed_pack,
-    keyed_pack,
-    new_pack,
-    task_at,
-)
+from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Failure, Ledger, Status, TaskState, fresh
 from penstock.queue.outcomes import Seen
 from penstock.queue.pack import Pack
+from penstock.queue.places import delayed, keyed_pack, new_pack, task_at
 from penstock.queue.transitions import Claim, claim, close, next_due_ms, over, settle
 from penstock.store.base import (
     CREATE,
@@ -493,7 +488,9 @@ def test_13_a_delayed_pack_is_not_claimed_before_it_is_due() -> None:
     async def check(bench: Bench) -> None:
         stamp = bench.at.submitted_ms or 0
         due = stamp + 3_600_000
-        at = delayed_pack(type="t", count=1, submitted_ms=stamp, due_ms=due, entropy=bench.entropy)
+        at = delayed(
+            new_pack(type="t", count=1, submitted_ms=stamp, entropy=bench.entropy), due_ms=due
+        )
         pack = Pack(type="t", nonce="n", submitted_ms=stamp, due_ms=due, inputs=_inputs(1))
         version = await bench.store.put(LAYOUT.pack(at), encode(pack), CREATE)
         hand = PackToCancel(bench.store, LAYOUT, at, entropy=bench.entropy)
@@ -521,11 +518,11 @@ def test_13_a_pack_that_has_fewer_inputs_than_its_name_says_is_not_claimed() -> 
 
 
 @pytest.mark.parametrize("due_ms", [-1, 0, 10**16])
-def test_14_a_delayed_pack_can_be_found_again(due_ms: int) -> None:
+def test_14_a_delayed_can_be_found_again(due_ms: int) -> None:
     layout = QueueLayout("q")
     try:
-        at = delayed_pack(
-            type="t", count=1, submitted_ms=1, due_ms=due_ms, entropy=seeded_entropy(1)
+        at = delayed(
+            new_pack(type="t", count=1, submitted_ms=1, entropy=seeded_entropy(1)), due_ms=due_ms
         )
     except InvalidInput:
         return

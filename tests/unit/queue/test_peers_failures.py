@@ -19,10 +19,10 @@ from penstock.kernel.wire import decode, encode
 from penstock.queue.claims import PackInHand
 from penstock.queue.client import Queue, Task
 from penstock.queue.endings import Succeeded
-from penstock.queue.layout import new_pack, task_at
 from penstock.queue.outcomes import Seen
 from penstock.queue.owning.registry import Registration, Role
 from penstock.queue.pack import Pack
+from penstock.queue.places import new_pack, task_at
 from penstock.queue.running.handlers import TaskContext
 from penstock.queue.running.retry import Retry
 from penstock.queue.settings import Mode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.queue.discovery import scan
 from penstock.queue.discovery.scan import ALL, Run, Scanner, Sight, View
-from penstock.queue.layout import LEDGER, SLOTS, PackAt, PackId, QueueLayout
+from penstock.queue.layout import QueueLayout
+from penstock.queue.places import LEDGER, SLOTS, PackAt, PackId
 from penstock.store.base import PAGE_KEYS_MAX, Delimiter, Page, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.testing.virtual import EPOCH, World, simulate
@@ -203,7 +204,7 @@ def test_without_ready_only_tasks_are_looked_at() -> None:
         view = await bench.look(with_ready=False)
         assert _places(view) == [_at(1)]
         assert view.later_ms is None
-        assert bench.store.lists == [LAYOUT.tasks]
+        assert bench.store.lists == [LAYOUT.root]
 
     _run(check)
 
@@ -373,7 +374,31 @@ def test_neighbours_are_one_list_and_a_run_asks_only_for_its_own_keys() -> None:
         assert bench.store.lists == [f"{LAYOUT.tasks}01"]
         bench.store.lists.clear()
         await bench.look([(0x010, 0x01F)])
-        assert bench.store.lists == [LAYOUT.ready, f"{LAYOUT.tasks}01"]
+        assert bench.store.lists == [LAYOUT.ready, f"{LAYOUT.tasks}01", LAYOUT.unhurried]
+
+    _run(check)
+
+
+def _urgent(slot: int, priority: int) -> PackAt:
+    return replace(_at(slot), priority=priority)
+
+
+def test_one_list_shows_what_is_urgent_first_and_what_is_unhurried_last() -> None:
+    async def check(bench: Bench) -> None:
+        packs = [_urgent(slot, priority) for slot, priority in enumerate((-9, -1, 0, 1, 9))]
+        bench.put(*(LAYOUT.pack(at) for at in packs))
+        view = await bench.look()
+        assert [at.priority for at in _places(view)] == [9, 1, 0, -1, -9]
+        assert len(bench.store.lists) == 1
+
+    _run(check)
+
+
+def test_what_is_unhurried_is_not_looked_at_while_there_is_enough_else() -> None:
+    async def check(bench: Bench) -> None:
+        bench.put(LAYOUT.pack(_urgent(1, -3)), LAYOUT.pack(_at(2)))
+        assert [at.priority for at in _places(await bench.look(wanted=1))] == [0]
+        assert [at.priority for at in _places(await bench.look(wanted=2))] == [0, -3]
 
     _run(check)
 

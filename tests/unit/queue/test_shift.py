@@ -17,10 +17,11 @@ from penstock.queue.claims import PackInHand
 from penstock.queue.client import Queue, Task
 from penstock.queue.discovery.base import Discovery, Wanted
 from penstock.queue.discovery.scan import ALL, Run, Scanner, View
-from penstock.queue.layout import PackAt, QueueLayout, keyed_pack, task_at
+from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger, Status
 from penstock.queue.outcomes import Seen
 from penstock.queue.owning.load import Load
+from penstock.queue.places import PackAt, keyed_pack, task_at
 from penstock.queue.running.handlers import Handler, Handlers, TaskContext
 from penstock.queue.running.polling import Polling
 from penstock.queue.running.retry import Retry

@@ -11,8 +11,10 @@ from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput, OutcomeUnknown, Refused
 from penstock.kernel.wire import decode
-from penstock.queue.layout import QueueLayout, TaskId, task_at
+from penstock.queue.layout import QueueLayout
+from penstock.queue.options import Options
 from penstock.queue.pack import RESEND_SECONDS, Pack
+from penstock.queue.places import TaskId, task_at
 from penstock.queue.submission import INPUT_BYTES_MAX, NotAllSubmitted, Submitter
 from penstock.store.base import NO_METADATA, REPLACE, PutMode, Version, Wrapper
 from penstock.store.faulty import FaultPlan, FaultyStore
@@ -36,7 +38,7 @@ def _submitted(
     async def run() -> list[TaskId]:
         store = MeteredStore(MemoryStore(bucket, clock=SystemClock()), meter)
         submitter = Submitter(store, LAYOUT, seeded_entropy(1))
-        return await submitter.submit_many("resize", inputs, delay=delay)
+        return await submitter.submit_many("resize", inputs, Options(delay=delay))
 
     return asyncio.run(run()), bucket, meter
 

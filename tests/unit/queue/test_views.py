@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from penstock.kernel.entropy import seeded_entropy
-from penstock.queue.layout import PackAt, keyed_pack, new_pack
 from penstock.queue.ledger import Failure, Happening, Ledger, LogLine, Status, TaskState
 from penstock.queue.pack import Pack
+from penstock.queue.places import PackAt, keyed_pack, new_pack
 from penstock.queue.views import STATES, events_of, view_of_ledger, view_of_pack
 
 MS = 1_735_689_600_000

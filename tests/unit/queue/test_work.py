@@ -17,10 +17,12 @@ from penstock.kernel.wire import decode, encode
 from penstock.queue import transitions
 from penstock.queue.cancelling import PackToCancel
 from penstock.queue.claims import PackInHand
-from penstock.queue.layout import QueueLayout, new_pack
+from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger, Status, TaskState
 from penstock.queue.outcomes import Seen
 from penstock.queue.pack import Pack
+from penstock.queue.places import new_pack
+from penstock.queue.running.gates import Pass
 from penstock.queue.running.handlers import Handler, TaskContext
 from penstock.queue.running.retry import Retry
 from penstock.queue.running.room import Room
@@ -131,7 +133,7 @@ class Bench:
         )
         claimed = await hand.claim(claim, Seen(version, self.world.now(), has_ledger=False))
         assert claimed is not None
-        work = PackAtWork(hands, hand, self.handler, spawn=spawn)
+        work = PackAtWork(hands, hand, self.handler, leave=Pass((), 0), spawn=spawn)
         return work, work.run(claim.id, claimed)
 
 

@@ -17,9 +17,9 @@ from penstock.dispatcher.dag.diffing import Diff
 from penstock.dispatcher.dag.diffing import diff as compared
 from penstock.dispatcher.dag.graph import Graph
 from penstock.dispatcher.dag.model import Dag
-from penstock.dispatcher.dag.names import listed
 from penstock.dispatcher.dag.parsing import parse_stored
 from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, InvalidInput
+from penstock.kernel.words import listed
 
 Causes = Mapping[str, tuple[str, ...]]
 """The jobs because of which others are rebuilt, by the job that is."""

@@ -11,7 +11,7 @@ from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import as_json as show_json
 from penstock.cli.queue.showing import complain
 from penstock.kernel.errors import TaskNotFound
-from penstock.queue.layout import task_at
+from penstock.queue.places import task_at
 from penstock.queue.views import TaskView
 
 

@@ -15,7 +15,7 @@ from penstock.cli.queue.showing import complain, notes
 from penstock.kernel.errors import InvalidInput, PenstockError, TaskError
 from penstock.queue.client import Queue
 from penstock.queue.inspection import list_tasks
-from penstock.queue.layout import task_at
+from penstock.queue.places import task_at
 from penstock.queue.replays import name_of, replayed
 from penstock.queue.replays import replay as replay_view
 from penstock.queue.views import STATES, TaskView

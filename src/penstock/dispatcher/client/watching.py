@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from penstock.dispatcher.dag.names import is_name, is_operator, shown
+from penstock.dispatcher.dag.names import is_name, is_operator
 from penstock.dispatcher.wire.dags import CutOverAnswer, CutOverAsk
 from penstock.dispatcher.wire.datasets import (
     DatasetDetail,
@@ -29,6 +29,7 @@ from penstock.dispatcher.wire.steering import (
     StatusAnswer,
 )
 from penstock.kernel.errors import InvalidInput
+from penstock.kernel.words import shown
 
 if TYPE_CHECKING:
     from penstock.dispatcher.client.connection import Connection

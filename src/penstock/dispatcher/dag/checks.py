@@ -25,9 +25,9 @@ from penstock.dispatcher.dag.model import (
     WebhookSource,
     When,
 )
-from penstock.dispatcher.dag.names import listed, nearest, shown
 from penstock.dispatcher.dag.runtimes import Partial, Runtimes
 from penstock.dispatcher.dag.units import duration_text
+from penstock.kernel.words import listed, nearest, shown
 
 HEARTBEAT_MS_MAX: Final = 86_400_000
 """A worker that may be silent for longer than a day would leave its task alone for as long."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from penstock.dispatcher.dag.filters import parse_where
 from penstock.dispatcher.dag.model import Input, Keep, Output, Reads
-from penstock.dispatcher.dag.names import NAME_CHARACTERS_MAX, is_name, listed, shown
+from penstock.dispatcher.dag.names import NAME_CHARACTERS_MAX, is_name
 from penstock.dispatcher.dag.sections import Field, Findings
 from penstock.dispatcher.dag.units import age_ms, bounded, count, duration_text
+from penstock.kernel.words import listed, shown
 
 EDGES_MAX = 100
 """How many inputs, and how many outputs, a job may have."""

@@ -19,8 +19,8 @@ from typing import Final
 import yaml
 
 from penstock.dispatcher.dag.model import SQL_OPERATOR, Dag, Json
-from penstock.dispatcher.dag.names import shown
 from penstock.dispatcher.dag.nodes import UnreadableYaml, compose, text_problem
+from penstock.kernel.words import shown
 
 FILE_BYTES_MAX: Final = 200_000
 """How large a file may be that a DAG names."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from penstock.dispatcher.dag.names import listed, nearest, shown
+from penstock.kernel.words import listed, nearest, shown
 
 CHARACTERS_MAX: Final = 2000
 DEPTH_MAX: Final = 16

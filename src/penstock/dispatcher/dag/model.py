@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from penstock.dispatcher.dag.cron import Cron
 from penstock.dispatcher.dag.filters import Where
+from penstock.kernel.cron import Cron
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 """What `config` may hold: what JSON can say, with lists and dicts."""

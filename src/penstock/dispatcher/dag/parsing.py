@@ -17,10 +17,10 @@ from penstock.dispatcher.dag.errors import DagError, Problem
 from penstock.dispatcher.dag.files import Files
 from penstock.dispatcher.dag.jobs import JOB_FIELDS, note_misplaced, read_job
 from penstock.dispatcher.dag.model import Dag, Job
-from penstock.dispatcher.dag.names import shown
 from penstock.dispatcher.dag.nodes import BYTES_MAX, NODES_MAX, UnreadableYaml, compose
 from penstock.dispatcher.dag.runtimes import Runtimes
 from penstock.dispatcher.dag.sections import Field, Findings, Section
+from penstock.kernel.words import shown
 
 JOBS_MAX: Final = 1000
 

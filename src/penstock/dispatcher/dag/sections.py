@@ -19,8 +19,8 @@ import yaml
 
 from penstock.dispatcher.dag.errors import Problem
 from penstock.dispatcher.dag.model import Json
-from penstock.dispatcher.dag.names import listed, nearest, shown
 from penstock.dispatcher.dag.nodes import scalar_value, text_problem
+from penstock.kernel.words import listed, nearest, shown
 
 SUGGESTIONS_MAX: Final = 50
 """How many problems come with a guess of what was meant: guessing among many names takes time."""

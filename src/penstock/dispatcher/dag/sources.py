@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from penstock.dispatcher.dag.cron import is_time_zone, parse_cron, time_zones
 from penstock.dispatcher.dag.model import (
     AlwaysOnSource,
     CronSource,
@@ -15,9 +14,10 @@ from penstock.dispatcher.dag.model import (
     SourceKind,
     WebhookSource,
 )
-from penstock.dispatcher.dag.names import shown
 from penstock.dispatcher.dag.sections import Field, Section
 from penstock.dispatcher.dag.units import duration_ms
+from penstock.kernel.cron import is_time_zone, parse_cron, time_zones
+from penstock.kernel.words import shown
 
 PATH_CHARACTERS_MAX: Final = 200
 

@@ -17,9 +17,9 @@ from typing import Final
 
 import msgspec
 
-from penstock.dispatcher.dag.cron import Cron, next_after, parse_cron, previous_before
 from penstock.dispatcher.dag.model import Emits
 from penstock.dispatcher.wire.events import EventAsk, SourceAnswer
+from penstock.kernel.cron import Cron, next_after, parse_cron, previous_before
 
 MISSED_MAX: Final = 100
 

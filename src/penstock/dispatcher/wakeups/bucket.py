@@ -33,8 +33,8 @@ from penstock.kernel.errors import PenstockError, UnreadableObject, VersionConfl
 from penstock.kernel.wire import decode
 from penstock.queue.access import Access
 from penstock.queue.client import Queue
-from penstock.queue.layout import PackAt, task_at
 from penstock.queue.ledger import Ledger
+from penstock.queue.places import PackAt, task_at
 from penstock.queue.running.handlers import TaskContext
 from penstock.queue.running.polling import Polling
 from penstock.queue.running.retry import Retry

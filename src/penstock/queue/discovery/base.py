@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.queue.discovery.scan import Run, Sight, View
-from penstock.queue.layout import PackAt
 from penstock.queue.owning.load import Load
+from penstock.queue.places import PackAt
 
 
 @dataclass(frozen=True, slots=True)

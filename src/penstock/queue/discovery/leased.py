@@ -102,8 +102,8 @@ class LeasedDiscovery(Discovery):
                 wanted=wanted.tasks,
                 with_ready=with_ready,
             )
-        # The oldest first, as far as their ids and pointers tell.
-        view.sights.sort(key=lambda sight: sight.age_ms)
+        # The most urgent and then the oldest first, as far as their ids and pointers tell.
+        view.sights.sort(key=lambda sight: (-sight.priority, sight.age_ms))
         if wanted.has_room and not any(map(wanted.worth, view.sights)):
             view.sights += await self._help(wanted, minute)
         return view

@@ -2,8 +2,10 @@
 
 One LIST of `tasks/` tells all: a pack alone is ready, a pack beside its ledger is in progress, a
 ledger alone is settled. What becomes due later is in `ready/`, by the minute, and what is due there
-is looked at too. A queue that is nearly empty, seen by one who looks at all of it, is one request:
-the list begins at `ready/` and goes on to `tasks/`, and jumps over what is not due yet.
+is looked at too, what is urgent before all else; what has a low priority, in `unhurried/`, only if
+the rest was not enough. A queue that is nearly empty, seen by one who looks at all of it, is one
+request: the list begins at `ready/` and goes on to `tasks/` and `unhurried/`, and jumps over what
+is not due yet.
 
 Only whole pairs are judged: where a list breaks off behind a pack, that pack is left for next time.
 A look that has found enough breaks off, and the next one goes on from there, so that nothing
@@ -16,8 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.queue.layout import LEDGER, SLOTS, PackAt, QueueLayout
+from penstock.queue.layout import QueueLayout
 from penstock.queue.outcomes import Seen
+from penstock.queue.places import LEDGER, SLOTS, PackAt
 from penstock.store.base import Entry, ObjectStore, Version
 from penstock.store.metered import labelled
 
@@ -42,6 +45,16 @@ class Sight:
     pointer: Pointed | None = None
 
     @property
+    def priority(self) -> int:
+        """How urgent it is: what is higher comes first."""
+        return self.pointer.priority if self.pointer else self.at.priority
+
+    @property
+    def limit(self) -> str:
+        """The key of the limit that its tasks fall under, if there is one."""
+        return self.pointer.limit if self.pointer else self.at.limit
+
+    @property
     def age_ms(self) -> float:
         """When it was submitted, or at least pointed to, in milliseconds since the epoch."""
         pointed_ms = self.pointer.modified * 1000 if self.pointer else 0.0
@@ -60,6 +73,8 @@ class Pointed:
     key: str
     nonce: str
     modified: float
+    priority: int = 0
+    limit: str = ""
 
 
 @dataclass(slots=True)
@@ -99,7 +114,7 @@ class Scanner:
         self._store = store
         self._layout = layout
         self._resume: dict[Run, str] = {}
-        self._resume_ready = ""
+        self._resume_ready = self._resume_unhurried = ""
         self._known: _Stretch | None = None
 
     async def look(
@@ -136,6 +151,13 @@ class Scanner:
                 )
                 if broke_off:
                     self._resume[run] = broke_off
+            if with_ready and sum(map(worth, view.sights)) < wanted:
+                # Only what is left over of the room is for what has a low priority.
+                area = self._unhurried(whole=tuple(runs) == ALL)
+                start = self._resume_unhurried or area.first
+                self._resume_unhurried = await self._walk(
+                    view, area, start=start, runs=runs, worth=worth, wanted=wanted
+                )
         self._known = None
         return view
 
@@ -149,11 +171,17 @@ class Scanner:
         # For one who looks at everything, the list may as well go on to what follows.
         return _Area(self._layout.root if whole else ready, ready, f"{ready}{minute + 1}/")
 
+    def _unhurried(self, *, whole: bool) -> _Area:
+        first = self._layout.unhurried
+        return _Area(self._layout.root if whole else first, first, f"{first}~")
+
     def _tasks(self, run: Run) -> _Area:
         first, last = (f"{slot:03x}/" for slot in run)
         shared = next(n for n in range(len(first), -1, -1) if first[:n] == last[:n])
         tasks = self._layout.tasks
-        return _Area(tasks + first[:shared], tasks + first, f"{tasks}{last}~~")
+        # As above: what is unhurried comes next.
+        prefix = self._layout.root if (run,) == ALL else tasks + first[:shared]
+        return _Area(prefix, tasks + first, f"{tasks}{last}~~")
 
     async def _walk(
         self,
@@ -226,9 +254,11 @@ class Scanner:
                 view.settled.append((at, ledger))
         for entry in entries:
             pointed = self._layout.read_pointer(entry.key)
-            if pointed and any(first <= pointed[0].slot <= last for first, last in runs):
-                pointer = Pointed(entry.key, pointed[1], entry.modified)
-                view.sights.append(Sight(pointed[0], None, pointer=pointer))
+            if pointed and any(first <= pointed.at.slot <= last for first, last in runs):
+                pointer = Pointed(
+                    entry.key, pointed.nonce, entry.modified, pointed.priority, pointed.limit
+                )
+                view.sights.append(Sight(pointed.at, None, pointer=pointer))
         return view.sights[before:]
 
     def _pairs(

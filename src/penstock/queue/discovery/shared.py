@@ -3,8 +3,8 @@
 The simplest mode, for one worker or a few: nothing to own and nothing to take over. Every worker
 pays for its own looks, and two that look at the same time may want the same pack; one of them
 loses a request. A pack in progress is left to its holder as long as its holder writes. Each
-tries what it finds in an order of its own, and in a long list goes on from a slot of its own
-choice. One worker is elected to be the monitor.
+tries what it finds in an order of its own, the most urgent first, and in a long list goes on from a
+slot of its own choice. One worker is elected to be the monitor.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.queue.discovery.base import Discovery, Wanted
 from penstock.queue.discovery.scan import ALL, Run, Scanner, View
 from penstock.queue.election import RENEW_SECONDS, Election
-from penstock.queue.layout import SLOTS, PackAt, QueueLayout
+from penstock.queue.layout import QueueLayout
 from penstock.queue.owning.load import Load
+from penstock.queue.places import SLOTS, PackAt
 from penstock.store.base import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -57,8 +58,8 @@ class SharedDiscovery(Discovery):
         minute = int((await self._store.now()).earliest // 60)
         view = await self._scanner.look(ALL, minute=minute, worth=wanted.worth, wanted=wanted.tasks)
         self._scanner.go_on_from(ALL[0], self._entropy.randrange(SLOTS))
-        drawn = [(self._entropy.random(), number) for number in range(len(view.sights))]
-        view.sights = [view.sights[number] for _, number in sorted(drawn)]
+        drawn = [(-each.priority, self._entropy.random(), each) for each in view.sights]
+        view.sights = [each for _, _, each in sorted(drawn, key=lambda of: of[:2])]
         return view
 
     def patience_seconds(self, at: PackAt) -> float:

@@ -16,11 +16,11 @@ from penstock.kernel.errors import UnreadableObject
 from penstock.queue.access import Access
 from penstock.queue.election import Elected
 from penstock.queue.inspection.survey import Survey, dead_keys, document, surveyed
-from penstock.queue.layout import PackAt
 from penstock.queue.owning import shards as decide
 from penstock.queue.owning.leases import LeaseSettings
 from penstock.queue.owning.registry import Registry, Role
 from penstock.queue.pack import Pack
+from penstock.queue.places import PackAt
 from penstock.store.metered import labelled
 
 DOUBTS_MAX: Final = 50

@@ -1,8 +1,8 @@
 """What lists show of a whole queue, for people: every pack and ledger, and what is not ours.
 
 Used by the other modules of this package. A survey is one LIST of the queue's top, and one for
-every 1,000 objects in each of `keyed/`, `ready/` and `tasks/` that is there, at most `PAGES_MAX`
-each: four for a small queue.
+every 1,000 objects in each of `keyed/`, `ready/`, `tasks/` and `unhurried/` that is there, at most
+`PAGES_MAX` each: five for a small queue.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from penstock.kernel.errors import NotFound
 from penstock.kernel.wire import Document, decode
 from penstock.queue.access import Access
-from penstock.queue.layout import PackAt
+from penstock.queue.places import PackAt
 from penstock.store.base import Entry, ObjectStore, pages
 
 PAGES_MAX: Final = 50
@@ -44,15 +44,25 @@ class Survey:
 async def surveyed(access: Access) -> Survey:
     layout = access.layout
     survey = Survey()
-    tops = (layout.keyed, layout.ready, layout.tasks)
-    others = (layout.archive, layout.dead, layout.workers, layout.shard_leases)
+    tops = (layout.keyed, layout.ready, layout.tasks, layout.unhurried)
+    others = (
+        layout.archive,
+        layout.dead,
+        layout.workers,
+        layout.shard_leases,
+        layout.inboxes,
+        layout.limits,
+        layout.schedules,
+        layout.batches,
+        layout.payloads,
+    )
     replayed = layout.replayed("")
     present: list[str] = []
     async for page in pages(access.store, layout.root, delimiter="/"):
         present += [*page.folders, *(entry.key for entry in page.entries)]
         if len(present) > _TOP_MAX:
             break
-    known = {*tops, *others, replayed, layout.config, layout.monitor}
+    known = {*tops, *others, replayed, layout.config, layout.control, layout.monitor}
     survey.notes += [foreign(key) for key in present if key not in known]
     for top in tops:
         if top in present:

@@ -17,9 +17,9 @@ from penstock.kernel.errors import UnreadableObject
 from penstock.queue import archive
 from penstock.queue.access import Access
 from penstock.queue.inspection.survey import Survey, dead_keys, document, surveyed
-from penstock.queue.layout import PackAt
 from penstock.queue.ledger import Ledger, check_ledger
 from penstock.queue.pack import Pack, check_pack
+from penstock.queue.places import PackAt
 from penstock.queue.views import STATES, TaskView, view_of_ledger, view_of_pack
 from penstock.store.base import Entry
 from penstock.store.metered import labelled

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.layout import SLOTS
+from penstock.queue.places import SLOTS
 
 SHARDS_DEFAULT: Final = 64
 

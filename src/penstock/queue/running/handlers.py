@@ -48,8 +48,8 @@ from penstock.queue.endings import (
     Stopped,
     Succeeded,
 )
-from penstock.queue.layout import TaskId, check_name
 from penstock.queue.ledger import Failure
+from penstock.queue.places import TaskId, check_name
 from penstock.queue.running.retry import (
     SECONDS_MAX,
     Raised,

@@ -5,12 +5,12 @@
 | look | nothing found is left to try, and the pace allows it; rarely while there is no room |
 | try a pack | there is room, and a look found it or its time has come (`Memory`) |
 | work on a pack | claimed, until nothing of it is held (`PackAtWork`) |
-| repair and archive | every so often, in the slots that this worker guards (`Monitor`) |
+| repair, archive, do chores | every so often, in the slots that this worker guards (`Upkeep`) |
 
 A worker claims only types that it has a handler for; others are left where they are and never
 stand in the way. Passing failures of the store are tried again and logged; while the store
-refuses, the worker waits and says so. A pointer is removed when the pack that it was written for
-is settled, or when its pack can no longer come (R8).
+refuses, the worker waits and says so. What may start at all is for the gates to say
+(`penstock.queue.running.gates`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Final
 
 from penstock.kernel.errors import StoreError, UnreadableObject
@@ -28,26 +27,23 @@ from penstock.queue.access import Access
 from penstock.queue.claims import PackInHand
 from penstock.queue.discovery.base import Discovery, Wanted
 from penstock.queue.discovery.scan import Sight, View
-from penstock.queue.layout import PackAt
 from penstock.queue.monitor import Monitor
 from penstock.queue.owning.load import Load, Strain
-from penstock.queue.pack import forgotten_ms
+from penstock.queue.places import PackAt
+from penstock.queue.running.gates import Gate, admit
 from penstock.queue.running.handlers import Handlers
+from penstock.queue.running.learning import AGAIN_MS, Learning
 from penstock.queue.running.memory import Memory
 from penstock.queue.running.polling import Pace
 from penstock.queue.running.room import Room
 from penstock.queue.running.saying import Saying
+from penstock.queue.running.upkeep import Chore, Upkeep
 from penstock.queue.running.work import Hands, PackAtWork
 from penstock.queue.settings import WorkerSettings
-from penstock.queue.transitions import next_due_ms
 
 _log = logging.getLogger(__name__)
 
-MAINTAIN_SECONDS: Final = 15.0
-_AGAIN_MS: Final = 5_000
 _UNREADABLE_MS: Final = 600_000
-_LEFT_MS: Final = 60_000
-_POINTER_MS: Final = 30_000
 _FAILED_MAX: Final = 1000
 _FLUSH_SECONDS: Final = 10.0
 
@@ -63,6 +59,8 @@ class Shift:
         *,
         concurrency: int,
         settings: WorkerSettings,
+        gates: Sequence[Gate] = (),
+        chores: Sequence[Chore] = (),
     ) -> None:
         self._access = access
         self._handlers = handlers
@@ -77,6 +75,16 @@ class Shift:
             access.layout,
             key_seconds=access.config.key_seconds,
             entropy=access.entropy,
+        )
+        self._gates = tuple(gates)
+        self._learning = Learning(access, discovery, self._memory, self._monitor)
+        self._upkeep = Upkeep(
+            access,
+            discovery,
+            self._monitor,
+            chores,
+            sweep_seconds=settings.sweep_seconds,
+            found=self._look_now,
         )
         self._pace = Pace(settings.polling, entropy=access.entropy, clock=self._clock)
         self._found: deque[Sight] = deque()
@@ -111,11 +119,9 @@ class Shift:
         await self._access.store.now()
         async with asyncio.TaskGroup() as group:
             self._group = group
-            background = [
-                group.create_task(self._discovery.keep(self._load)),
-                group.create_task(self._maintain()),
-                group.create_task(self._follow()),
-            ]
+            beside = [self._discovery.keep(self._load), self._follow(), *self._upkeep.loops()]
+            beside += [gate.keep() for gate in self._gates]
+            background = [group.create_task(each) for each in beside]
             try:
                 await self._search()
                 await self._drain()
@@ -124,6 +130,9 @@ class Shift:
                     task.cancel()
                 # What is on its way out must not write after its leases are given up.
                 await asyncio.wait(background, timeout=_FLUSH_SECONDS)
+                for gate in self._gates:
+                    await gate.release()
+                await self._upkeep.release()
                 await self._discovery.release()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -146,8 +155,11 @@ class Shift:
         while True:
             await self._discovery.changed.wait()
             self._discovery.changed.clear()
-            self._look_at = self._clock.monotonic()
-            self._wake.set()
+            self._look_now()
+
+    def _look_now(self) -> None:
+        self._look_at = self._clock.monotonic()
+        self._wake.set()
 
     async def _search(self) -> None:
         while not self._stopping.is_set():
@@ -219,6 +231,8 @@ class Shift:
         """How many tasks of a pack this worker could do with."""
         if sight.at in self._busy or self._handlers.get(sight.at.type) is None:
             return 0
+        if any(gate.is_shut(sight) for gate in self._gates):
+            return 0
         now = self._access.now().earliest
         if self._memory.is_known_idle(
             sight, now * 1000, reread_ms=self._discovery.reread_seconds * 1000
@@ -257,7 +271,8 @@ class Shift:
         try:
             hand, nonce = await self._work(sight, room)
             self._failed.pop(sight.at, None)
-            await self._learn(sight, hand, nonce)
+            if hand is not None:
+                await self._learning.learn(sight, hand, nonce)
         except (StoreError, UnreadableObject) as error:
             passing = isinstance(error, StoreError)
             self._say(f"{'a claim failed' if passing else 'a pack is left alone'}: {error}")
@@ -265,17 +280,30 @@ class Shift:
             self._failed[sight.at] = failures
             if len(self._failed) > _FAILED_MAX:
                 del self._failed[next(iter(self._failed))]
-            pause_ms = min(_AGAIN_MS * 2**failures, _UNREADABLE_MS) if passing else _UNREADABLE_MS
+            pause_ms = min(AGAIN_MS * 2**failures, _UNREADABLE_MS) if passing else _UNREADABLE_MS
             due_ms = int(self._access.now().latest * 1000) + pause_ms
             self._memory.note(sight, ledger=sight.ledger, due_ms=due_ms)
         finally:
             del self._busy[sight.at]
             self._wake.set()
 
-    async def _work(self, sight: Sight, room: int) -> tuple[PackInHand, str]:
-        """Claim and work; returns the nonce of the pack if there was something to claim."""
+    async def _work(self, sight: Sight, room: int) -> tuple[PackInHand | None, str]:
+        """Claim and work; returns the nonce of the pack if there was something to claim.
+
+        No hand if nothing of it may start now.
+        """
         handler = self._handlers.get(sight.at.type)
         assert handler is not None, "only what has a handler is taken"
+        leave = None
+        try:
+            leave = await admit(self._gates, sight, room)
+        finally:
+            self._room.give(room - (leave.tasks if leave else 0))
+        if leave is None:
+            due_ms = int(self._access.now().latest * 1000) + AGAIN_MS
+            self._memory.note(sight, ledger=sight.ledger, due_ms=due_ms)
+            return None, ""
+        room = leave.tasks
         hands = Hands(
             self._access.store,
             self._discovery.name,
@@ -289,12 +317,17 @@ class Shift:
         claim = hands.claim(handler, tasks_max=room)
         try:
             claimed = await hands.claim_surely(hand, claim, sight.seen)
+            leave.give(room - (len(claimed.attempts) if claimed else 0))
+        except BaseException:
+            leave.give(room)
+            raise
         finally:
             self._room.give(room)
         if claimed is None:
             return hand, ""
         self._room.hold(len(claimed.attempts))
-        work = self._busy[sight.at] = PackAtWork(hands, hand, handler, spawn=self._spawn)
+        work = PackAtWork(hands, hand, handler, leave=leave, spawn=self._spawn)
+        self._busy[sight.at] = work
         if self._stopping.is_set():
             work.drain()
         self._worked_at = self._clock.monotonic()
@@ -304,76 +337,6 @@ class Shift:
         await work.run(claim.id, claimed)
         self._worked_at = self._clock.monotonic()
         return hand, claimed.pack.nonce
-
-    async def _learn(self, sight: Sight, hand: PackInHand, nonce: str) -> None:
-        """Remember when the pack is worth another try; a settled one is for the archive."""
-        now_ms = int(self._access.now().latest * 1000)
-        if hand.record is not None:
-            self._memory.forget(sight)
-            if not hand.is_gone:
-                # It could not be deleted, or not yet: leave it for a while.
-                due_ms = now_ms + _LEFT_MS
-                self._memory.note(sight, ledger=hand.record[1], due_ms=due_ms, blind=False)
-            if self._discovery.guarded():
-                self._monitor.remember(sight.at, *hand.record)
-        else:
-            ledger, version = hand.ledger
-            due_ms = hand.next_due_ms if ledger is None else next_due_ms(ledger) or 0
-            seen = sight.seen and replace(sight.seen, has_ledger=ledger is not None)
-            known = replace(sight, seen=seen, ledger=version)
-            if due_ms > now_ms or not hand.is_gone:
-                if due_ms <= now_ms:
-                    due_ms = now_ms + (1 if nonce else _AGAIN_MS)
-                elif sight.pointer is not None and ledger is not None and not nonce:
-                    # No list shows that its ledger has changed.
-                    due_ms = min(due_ms, now_ms + _POINTER_MS)
-                self._memory.note(
-                    known,
-                    ledger=version,
-                    due_ms=due_ms,
-                    noted_ms=now_ms,
-                    blind=bool(nonce) or ledger is None or self._is_guarded(sight.at),
-                )
-        await self._mind_pointer(sight, hand, nonce)
-
-    def _is_guarded(self, at: PackAt) -> bool:
-        """Whether nobody else looks at this pack, as a rule."""
-        guarded = self._discovery.guarded() if self._discovery.is_alone else ()
-        return any(first <= at.slot <= last for first, last in guarded)
-
-    async def _mind_pointer(self, sight: Sight, hand: PackInHand, nonce: str) -> None:
-        """Remove a pointer whose pack is settled, or can no longer come (R8)."""
-        pointer = sight.pointer
-        if pointer is None or not (hand.is_gone or hand.record is not None):
-            return
-        now_ms = int(self._access.now().earliest * 1000)
-        written_ms = int(pointer.modified * 1000)
-        ends_ms = forgotten_ms(written_ms)
-        if ends_ms <= now_ms or (hand.record is not None and nonce == pointer.nonce):
-            await self._access.store.delete(pointer.key)
-        else:
-            # The pack may be on its way: look again soon, and then more and more rarely.
-            pause_ms = max(1000, now_ms - written_ms)
-            self._memory.note(sight, ledger=None, due_ms=min(ends_ms, now_ms + pause_ms))
-
-    async def _maintain(self) -> None:
-        """Archive and repair what this worker guards."""
-        period = self._settings.sweep_seconds
-        sweep_at = self._clock.monotonic() + self._access.entropy.uniform(0, period)
-        while True:
-            await self._clock.sleep(MAINTAIN_SECONDS)
-            runs = self._discovery.guarded()
-            if not runs:
-                continue
-            try:
-                await self._monitor.clear()
-                if self._clock.monotonic() >= sweep_at:
-                    sweep_at = self._clock.monotonic() + period
-                    if await self._monitor.sweep(runs):
-                        self._look_at = self._clock.monotonic()
-                        self._wake.set()
-            except (StoreError, UnreadableObject) as error:
-                self._say(f"the queue cannot be repaired, trying again: {error}")
 
     async def _drain(self) -> None:
         """Let what runs end, then give it back; each for a while."""

@@ -36,6 +36,7 @@ from penstock.kernel.errors import (
 from penstock.queue.claims import PackInHand
 from penstock.queue.endings import Ending, Failed, GivenBack, Retried
 from penstock.queue.outcomes import Claimed, Seen, Swapped
+from penstock.queue.running.gates import Pass
 from penstock.queue.running.handlers import Attempt, Handler, TaskContext
 from penstock.queue.running.room import Room
 from penstock.queue.settings import WorkerSettings
@@ -115,10 +116,13 @@ class _Held:
 class PackAtWork:
     """Some tasks of one pack, claimed by this worker. `run` ends when none is held any more."""
 
-    def __init__(self, hands: Hands, hand: PackInHand, handler: Handler, *, spawn: Spawn) -> None:
+    def __init__(
+        self, hands: Hands, hand: PackInHand, handler: Handler, *, leave: Pass, spawn: Spawn
+    ) -> None:
         self.hand = hand
         self._hands = hands
         self._handler = handler
+        self._leave = leave
         self._spawn = spawn
         self._clock = hands.store.clock.machine
         self._settle_seconds = hands.settings.settle_seconds_of(hand.at.count)
@@ -203,7 +207,7 @@ class PackAtWork:
             async with room.slots:
                 if held.ending is not None:
                     return
-                if not self._is_trusted(held):
+                if not self._is_trusted(held) or not self._leave.may_start():
                     held.attempt.give_back()
                 held.started = True
                 ended = await held.attempt.run()
@@ -213,6 +217,7 @@ class PackAtWork:
                     await self._until(ended.released)
         finally:
             room.give(1)
+            self._leave.give(1)
 
     async def _until(self, released: asyncio.Future[Any]) -> None:
         """The handler does not heed its interruption: its slot is not free yet."""
@@ -268,9 +273,11 @@ class PackAtWork:
 
     async def _write(self) -> None:
         """One swap: endings, renewals, and more."""
-        self._give_back_unstarted(
-            0.0 if self._hands.room.is_stuck else self._hands.settings.task_lease_seconds / 3
-        )
+        may_start = self._leave.may_start() and not self._hands.room.is_stuck
+        self._give_back_unstarted(self._hands.settings.task_lease_seconds / 3 if may_start else 0.0)
+        if not self._leave.may_run():
+            for held in self._held.values():
+                held.attempt.give_back()
         endings = {p: (h.claim, h.ending) for p, h in self._held.items() if h.ending is not None}
         live = {held.claim for held in self._held.values() if held.ending is None}
         more = self._more = self._more or self._next_claim()
@@ -290,7 +297,9 @@ class PackAtWork:
         self._renew(live, swapped)
         taken = swapped.more
         if more is not None:
-            self._hands.room.give(more.tasks_max - (len(taken.attempts) if taken else 0))
+            unused = more.tasks_max - (len(taken.attempts) if taken else 0)
+            self._hands.room.give(unused)
+            self._leave.give(unused)
             if taken is not None:
                 self._begin(more.id, taken)
         # What cannot be had now is found again by a look.
@@ -304,7 +313,9 @@ class PackAtWork:
             ahead_seconds=self._settle_seconds,
             blindly=not self._is_slow,
         )
-        return self._hands.claim(self._handler, tasks_max=room) if room else None
+        tasks = self._leave.more(room) if room else 0
+        self._hands.room.give(room - tasks)
+        return self._hands.claim(self._handler, tasks_max=tasks) if tasks else None
 
     def _tell(self, place: int, held: _Held, *, is_refused: bool) -> None:
         """Log what a user would want to know."""
@@ -320,7 +331,8 @@ class PackAtWork:
                 pass
 
     def _claimable(self) -> int:
-        if self._is_dry or self._draining or self._hands.room.is_contended:
+        may_start = self._leave.may_start() and not self._hands.room.is_contended
+        if self._is_dry or self._draining or not may_start:
             return 0
         return self.hand.claimable(attempts_max=self._handler.retry.attempts)
 
@@ -343,6 +355,7 @@ class PackAtWork:
         self._held.clear()
         if self._more is not None:
             self._hands.room.give(self._more.tasks_max)
+            self._leave.give(self._more.tasks_max)
             self._more = None
 
     async def _failed(self, error: StoreError | UnreadableObject) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from penstock.kernel.errors import InvalidInput, NewerFormat, NotOurs
 from penstock.kernel.wire import encode
-from penstock.queue.layout import task_at
+from penstock.queue.places import task_at
 from penstock.queue.running.handlers import TaskContext
 from penstock.queue.submission import INPUT_BYTES_MAX
 from penstock.store.base import CREATE, REPLACE

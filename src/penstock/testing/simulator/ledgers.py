@@ -14,8 +14,8 @@ import msgspec
 
 from penstock.kernel.wire import WRITERS_MAX, decode
 from penstock.queue.archive import Batch
-from penstock.queue.layout import LEDGER
 from penstock.queue.ledger import Lease, Ledger, Status, TaskState
+from penstock.queue.places import LEDGER
 from penstock.testing.simulator.chronicle import Chronicle
 from penstock.testing.simulator.tracking import (
     ATTEMPTS_MAX,

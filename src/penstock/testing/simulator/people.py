@@ -14,7 +14,7 @@ from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import PenstockError, TaskNotFound
 from penstock.queue.client import Queue
 from penstock.queue.inspection.alone import run_monitor
-from penstock.queue.layout import NONCE_CHARACTERS, keyed_pack
+from penstock.queue.places import NONCE_CHARACTERS, keyed_pack
 from penstock.queue.submission import NotAllSubmitted
 from penstock.queue.views import TaskView
 from penstock.testing.simulator.deeds import TYPES, draw_deed

@@ -21,8 +21,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.kernel.wire import decode
-from penstock.queue.layout import LEDGER, QueueLayout, task_at
+from penstock.queue.layout import QueueLayout
 from penstock.queue.pack import Pack, is_void
+from penstock.queue.places import LEDGER, task_at
 from penstock.queue.views import TaskView
 from penstock.store.base import Version
 from penstock.testing.simulator.chronicle import Chronicle

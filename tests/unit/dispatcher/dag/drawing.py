@@ -7,7 +7,6 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from penstock.dispatcher.dag.checks import HEARTBEAT_MS_MAX
-from penstock.dispatcher.dag.cron import parse_cron
 from penstock.dispatcher.dag.filters import Comparison, Either, Every, Operation, Where
 from penstock.dispatcher.dag.graph import Graph
 from penstock.dispatcher.dag.model import (
@@ -30,6 +29,7 @@ from penstock.dispatcher.dag.model import (
     WebhookSource,
     When,
 )
+from penstock.kernel.cron import parse_cron
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)

@@ -18,7 +18,7 @@ from penstock.dispatcher.wakeups.bucket import FAR_POLLING, NEAR_POLLING, pollin
 from penstock.dispatcher.wakeups.naming import channel_name
 from penstock.dispatcher.wakeups.sqs import SqsSettings
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.layout import check_name
+from penstock.queue.places import check_name
 
 OPERATORS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,199}", fullmatch=True)
 CHANNELS = st.builds(Channel, OPERATORS, st.sampled_from(Priority))

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.dispatcher.dag.cron import next_after, parse_cron
 from penstock.dispatcher.sources.schedule import (
     Due,
     cron_of,
@@ -18,6 +17,7 @@ from penstock.dispatcher.sources.schedule import (
     milliseconds,
     time_of,
 )
+from penstock.kernel.cron import next_after, parse_cron
 from tests.unit.dispatcher.sources.scripted import BEGIN, cron_source
 
 DAYS = timedelta(days=9)

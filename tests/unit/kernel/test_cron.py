@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.dispatcher.dag.cron import (
+from penstock.kernel.cron import (
     _times,
     is_time_zone,
     next_after,

@@ -1,0 +1,73 @@
+"""How tasks are submitted: everything that is not their type and their input. Pure.
+
+Options are checked when they are made, before anything is sent. Times are in seconds from the
+submit on, and become the store's when the pack is made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from penstock.kernel.errors import InvalidInput
+from penstock.queue.places import check_limit, check_priority
+
+DELAY_SECONDS_MAX: Final = 366 * 86_400
+EXPIRES_SECONDS_MAX: Final = 2 * DELAY_SECONDS_MAX
+TAGS_MAX: Final = 20
+TAG_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,49}")
+TAG_CHARACTERS_MAX: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How the tasks of one submit are to be treated."""
+
+    delay: float = 0.0
+    key: str | None = None
+    priority: int = 0
+    """From -9 to 9; what is higher comes first."""
+    limit: str = ""
+    """The key of the limit that the tasks fall under."""
+    expires: float | None = None
+    """What has not begun so long after the submit is settled as expired."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    batch: str = ""
+    """The batch that the tasks belong to. Set by `penstock.queue.batches`."""
+    trace: str = ""
+    """The span of the submitter, as in the header `traceparent`."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.delay <= DELAY_SECONDS_MAX:
+            raise InvalidInput(f"A delay of {self.delay} s is not between 0 and a year.")
+        check_priority(self.priority)
+        if self.limit:
+            check_limit(self.limit)
+        if self.expires is not None and not self.delay < self.expires <= EXPIRES_SECONDS_MAX:
+            raise InvalidInput(
+                f"A task cannot expire after {self.expires} s: the time must be longer than its"
+                " delay, and at most two years.",
+                hint="It is counted from the submit on.",
+            )
+        _check_tags(self.tags)
+
+
+def _check_tags(tags: Mapping[Any, Any]) -> None:
+    if len(tags) > TAGS_MAX:
+        raise InvalidInput(f"A task has at most {TAGS_MAX} tags, not {len(tags)}.")
+    for name, value in tags.items():
+        if not isinstance(name, str) or not TAG_NAME.fullmatch(name):
+            raise InvalidInput(
+                f"{str(name)[:60]!r} is not the name of a tag.",
+                hint="Names have 1 to 50 letters, digits, '_', '-' and '.'.",
+            )
+        if not isinstance(value, str) or len(value) > TAG_CHARACTERS_MAX:
+            raise InvalidInput(
+                f"The tag {name!r} must have a text of at most {TAG_CHARACTERS_MAX} characters."
+            )
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidInput(f"The tag {name!r} must be valid Unicode.") from error
