@@ -196,7 +196,7 @@ async def _checksums(fleet: SparkFleet, client: Client, this: Round) -> dict[str
     """What is published in a round, by dataset and day; the files are what their manifests say."""
     found: dict[str, object] = {}
     for dataset in DATASETS:
-        snapshot = await client.snapshot(dataset)
+        snapshot = await patiently(partial(client.snapshot, dataset))
         parts = [
             each
             for each in snapshot.parts
@@ -247,7 +247,7 @@ async def _check_swept(fleet: SparkFleet, client: Client) -> int:
     """Sweep; returns how many attempts were swept. Then only what is published is there."""
     published: set[str] = set()
     for dataset in DATASETS:
-        snapshot = await client.snapshot(dataset)
+        snapshot = await patiently(partial(client.snapshot, dataset))
         published |= {place_of(each.location) or "" for each in snapshot.parts}
     swept, there = 0, {""}
     for _ in range(SWEEPS_MAX):
