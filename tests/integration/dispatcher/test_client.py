@@ -137,6 +137,25 @@ def test_a_dag_from_nothing_to_its_rollback(worlds: Worlds, tmp_path: Path) -> N
     tell(worlds, story)
 
 
+def test_what_is_dead_in_a_generation_that_nothing_uses_is_not_missed(worlds: Worlds) -> None:
+    async def story(site: Site) -> None:
+        client = site.client
+        await client.apply(chain())
+        await client.apply(chain(clean="2"))
+        await site.trigger("a")
+        assert await site.work("a:clean", fails=True) >= 1
+        assert len((await client.tasks(status="dead")).tasks) >= 1
+        assert sum(job.dead for job in (await client.status()).jobs) >= 1
+        # The first generation is still current; the second is given up for the third.
+        await client.apply(chain(clean="3"))
+        abandoned = [each for each in (await client.tasks()).tasks if each.status == "dead"]
+        listed = (await client.tasks(status="dead")).tasks
+        assert len(listed) < len(abandoned)
+        assert sum(job.dead for job in (await client.status()).jobs) == len(listed)
+
+    tell(worlds, story)
+
+
 def test_events_become_tasks_that_are_seen_cancelled_and_replayed(worlds: Worlds) -> None:
     async def story(site: Site) -> None:
         client = site.client

@@ -845,10 +845,18 @@ def test_the_log_of_an_attempt_is_printed_if_it_is_here(user: User, tmp_path: Pa
     assert (found["attempt"], found["log"], found["text"]) == (2, str(second), "zweiter ö\n")
     ran = user.types("task logs 42 --attempt 3")
     assert (ran.returncode, "it has 1, 2" in ran.stderr) == (1, True)
+    # On this machine, and without a file: it has printed nothing.
     second.unlink()
     ran = user.types("task logs 42")
+    assert (ran.returncode, ran.stdout) == (0, "")
+    assert "attempt 2 of task 42 has printed nothing." in ran.stderr
+    found = user.json("task logs 42")
+    assert (found["log"], found["text"]) == (None, "")
+    elsewhere = tmp_path / "elsewhere" / "2.log"
+    user.on("GET /v1/tasks/42", _had(_attempt(2, log=str(elsewhere))))
+    ran = user.types("task logs 42")
     assert ran.returncode == 1
-    assert f"has its log on the machine of worker w1: {second}." in ran.stderr
+    assert f"has its log on the machine of worker w1: {elsewhere}." in ran.stderr
 
 
 def test_the_log_of_what_runs_is_looked_for_in_the_data_folder(user: User, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
 from penstock.cli.queue.showing import as_json as show_plain
+from penstock.cli.queue.showing import notes
 from penstock.cli.telling import line
 from penstock.dispatcher.client import Client
 from penstock.dispatcher.wire.steering import AttemptAnswer, TaskAnswer
@@ -67,9 +68,11 @@ def logs(
         chosen = _chosen(task, attempt)
         log = _log(task, chosen, data)
         if as_json:
-            said = b"".join(_pieces(log, 0)).decode("utf-8", "replace")
+            said = b"".join(_pieces(log, 0) if log else ()).decode("utf-8", "replace")
             told = {"task_id": id, "attempt": chosen.number, "worker": chosen.worker}
-            show_plain({**told, "log": str(log), "text": said})
+            show_plain({**told, "log": str(log) if log else None, "text": said})
+        elif log is None:
+            notes([f"attempt {chosen.number} of task {id} has printed nothing."])
         else:
             await _print(client, id, chosen, log, clock=clock if follow else None)
 
@@ -92,8 +95,8 @@ def _chosen(task: TaskAnswer, number: int | None) -> AttemptAnswer:
     )
 
 
-def _log(task: TaskAnswer, attempt: AttemptAnswer, data: Path | None) -> Path:
-    """The file, which is there."""
+def _log(task: TaskAnswer, attempt: AttemptAnswer, data: Path | None) -> Path | None:
+    """The file, which is there; None if this is the machine, and the attempt printed nothing."""
     if attempt.log:
         log = Path(attempt.log)
     else:
@@ -104,6 +107,8 @@ def _log(task: TaskAnswer, attempt: AttemptAnswer, data: Path | None) -> Path:
         return log
     named = f"Attempt {attempt.number} of task {task.task.id}"
     where = f"the machine of worker {line(attempt.worker)}"
+    if attempt.log and attempt.ended_at is not None and log.parent.is_dir():
+        return None
     if attempt.log:
         raise PenstockError(f"{named} has its log on {where}: {line(attempt.log)}.")
     if attempt.ended_at is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import click
 
@@ -11,6 +12,8 @@ from penstock.cli.queue.showing import compact, fields, length, status
 from penstock.cli.task.figures import figures, progress_line
 from penstock.cli.telling import ago, fitted, line, show_json
 from penstock.dispatcher.wire.steering import AttemptAnswer, TaskAnswer
+
+_REASON_MAX: Final = 4000
 
 
 @click.command(
@@ -53,7 +56,8 @@ def _rows(answer: TaskAnswer, *, now: float) -> Iterator[tuple[str, str]]:
     yield "status", status(task.status)
     if task.reason:
         # The end of a traceback has lines, and they are worth having here.
-        yield "reason", "\n".join(line(each) for each in task.reason.splitlines())
+        lines = task.reason.splitlines()
+        yield "reason", "\n".join(line(each, characters_max=_REASON_MAX) for each in lines)
     yield "attempt", f"{task.attempt} of {task.attempt_limit}"
     if task.partition_key is not None:
         yield "partition", line(task.partition_key, characters_max=500)

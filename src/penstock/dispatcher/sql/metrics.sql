@@ -98,7 +98,11 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT count(*)
     FROM (
-        SELECT FROM task WHERE task.job_id = job.id AND task.status = 'dead' LIMIT 10000
+        SELECT FROM task WHERE task.job_id = job.id AND task.status = 'dead'
+            AND NOT EXISTS (SELECT FROM generation
+                            WHERE generation.version = task.generation
+                              AND generation.state IN ('retired', 'abandoned'))
+        LIMIT 10000
     ) AS first
 ) AS dead
 WHERE EXISTS (

@@ -145,6 +145,10 @@ SELECT job.name, coalesce(definition.body ->> 'activation', 'reactive') AS activ
               LIMIT 10000) AS pending) AS running,
        (SELECT count(*)
         FROM (SELECT FROM task WHERE task.job_id = job.id AND task.status = 'dead'
+                -- Of a generation that nothing uses any more, nobody misses it.
+                AND NOT EXISTS (SELECT FROM generation
+                                WHERE generation.version = task.generation
+                                  AND generation.state IN ('retired', 'abandoned'))
               LIMIT 10000) AS pending) AS dead,
        coalesce(extract(epoch FROM penstock_now() - (
            SELECT min(oldest.due_at)
@@ -197,6 +201,9 @@ WITH found AS (
     (SELECT task.id FROM task
      WHERE %(status)s = 'dead' AND task.status = 'dead' AND task.id < %(before)s
        AND (%(job)s::integer IS NULL OR task.job_id = %(job)s)
+       AND NOT EXISTS (SELECT FROM generation
+                       WHERE generation.version = task.generation
+                         AND generation.state IN ('retired', 'abandoned'))
      ORDER BY task.id DESC LIMIT %(limit)s)
     UNION ALL
     (SELECT task.id FROM task

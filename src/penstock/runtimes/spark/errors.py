@@ -25,6 +25,8 @@ from penstock.runtimes.spark.configs import JobConfig
 from penstock.runtimes.spark.telling import Failed
 from penstock.runtimes.task import DoNotRetry
 
+_SQL_CHARACTERS_MAX: Final = 60
+_UNBOUND: Final = "UNBOUND_SQL_PARAMETER"
 _REASON_CHARACTERS_MAX: Final = 4_000
 _TRACE_LINES_MAX: Final = 12
 _HOPELESS: Final = ("0A", "21", "22", "42", "44", "54", "P0")
@@ -112,6 +114,8 @@ def _spark(error: PySparkException, config: JobConfig | None) -> Failed:
     sentence = _sentence(whole)
     where = _where(error, whole, config)
     reason = f"{where}: {sentence}" if where else sentence
+    if _condition(error) == _UNBOUND:
+        reason += " Give it a value below parameters in the config of the job."
     return Failed(reason=_text(reason), is_retried=not _is_hopeless(error, whole))
 
 
@@ -142,8 +146,11 @@ def _where(error: PySparkException, whole: str, config: JobConfig | None) -> str
             return name
         line = int(found[1])
         lines = config.sql.splitlines()
-        shown = f" ({lines[line - 1].strip()})" if 0 < line <= len(lines) else ""
-        return f"{name}, line {line}{shown}"
+        text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+        if len(text) > _SQL_CHARACTERS_MAX:
+            # What Spark says of it is worth more than all of it.
+            text = f"{text[:_SQL_CHARACTERS_MAX]} …"
+        return f"{name}, line {line} ({text})" if text else f"{name}, line {line}"
     frames = list(_frames(error))
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
