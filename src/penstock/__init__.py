@@ -4,21 +4,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from penstock.kernel.errors import (
+    BatchNotFound,
     InvalidInput,
     NotSettled,
     OutcomeUnknown,
+    PayloadLost,
     PenstockError,
+    QueueDrained,
     QueueNotFound,
+    ScheduleNotFound,
     TaskCancelled,
     TaskFailed,
     TaskNotFound,
+    WorkerIdConflict,
+    WorkerLeaseLost,
 )
+from penstock.queue.batches.api import Batch
+from penstock.queue.batches.documents import BatchView
 from penstock.queue.client import Queue, Task
 from penstock.queue.config import QueueConfig
 from penstock.queue.running.handlers import TaskContext
 from penstock.queue.running.polling import Polling
 from penstock.queue.running.retry import Retry
-from penstock.queue.settings import WorkerSettings
+from penstock.queue.schedules.document import ScheduleView
+from penstock.queue.settings import DispatchSettings, WorkerSettings
 from penstock.queue.submission import NotAllSubmitted
 from penstock.queue.views import TaskEvent, TaskView
 from penstock.queue.worker import Worker
@@ -28,18 +37,26 @@ if TYPE_CHECKING:
     from penstock.runtimes.task import DoNotRetry
 
 __all__ = [
+    "Batch",
+    "BatchNotFound",
+    "BatchView",
     "Client",
+    "DispatchSettings",
     "DoNotRetry",
     "InvalidInput",
     "NotAllSubmitted",
     "NotSettled",
     "OutcomeUnknown",
+    "PayloadLost",
     "PenstockError",
     "Polling",
     "Queue",
     "QueueConfig",
+    "QueueDrained",
     "QueueNotFound",
     "Retry",
+    "ScheduleNotFound",
+    "ScheduleView",
     "Task",
     "TaskCancelled",
     "TaskContext",
@@ -48,6 +65,8 @@ __all__ = [
     "TaskNotFound",
     "TaskView",
     "Worker",
+    "WorkerIdConflict",
+    "WorkerLeaseLost",
     "WorkerSettings",
 ]
 

@@ -19,9 +19,11 @@ from tests.architecture.source import SOURCE, Module, modules, plant
 
 SURFACE: Mapping[str, str] = {
     "penstock": (
-        "Client DoNotRetry InvalidInput NotAllSubmitted NotSettled OutcomeUnknown PenstockError"
-        " Polling Queue QueueConfig QueueNotFound Retry Task TaskCancelled TaskContext TaskEvent"
-        " TaskFailed TaskNotFound TaskView Worker WorkerSettings"
+        "Batch BatchNotFound BatchView QueueDrained ScheduleNotFound ScheduleView"
+        " Client DoNotRetry InvalidInput NotAllSubmitted NotSettled OutcomeUnknown PayloadLost"
+        " PenstockError Polling Queue QueueConfig QueueNotFound Retry Task TaskCancelled"
+        " TaskContext TaskEvent TaskFailed TaskNotFound TaskView Worker WorkerSettings"
+        " DispatchSettings WorkerIdConflict WorkerLeaseLost"
     ),
     "penstock.kernel": "",
     "penstock.store": (
@@ -30,10 +32,11 @@ SURFACE: Mapping[str, str] = {
         " Retries RetryingStore Stamped StoreError Swap Version VersionConflict labelled"
         " open_store pages"
     ),
-    "penstock.testing": "QUEUE_CHECKS STORE_CHECKS World simulate",
+    "penstock.sync": "Queue Worker",
+    "penstock.testing": "FaultPlan QUEUE_CHECKS QueueBench STORE_CHECKS World run_queue simulate",
     "penstock.testing.cost": (
         "Bill CAUSES Figures Growth Idle Saturated Steady Window Workload percentile price"
-        " price_modes run_idle run_saturated run_steady saturate window_of"
+        " price_modes run_backlog run_idle run_saturated run_steady saturate window_of"
     ),
     "penstock.testing.queue_contract": "Bench Check PATIENT_CHECKS QUEUE_CHECKS THREADED_CHECKS",
     "penstock.testing.store_contract": "Check OpenClient STORE_CHECKS",

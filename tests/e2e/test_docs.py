@@ -18,11 +18,17 @@ def _python_blocks(page: str) -> list[str]:
 
 
 def _runnable(block: str, folder: Path) -> str:
-    """The block as a program: whole as it is, or as the body of a coroutine with a store."""
+    """The block as a program: whole as it is, or as the body of a coroutine with a store.
+
+    Tests are called, as pytest does it.
+    """
     url = f"file://{folder}/bucket"
     block = re.sub(r"file:///tmp/bucket|s3://my-bucket(/some/prefix)?", url, block)
     if _WHOLE in block:
         return block
+    tests = re.findall(r"^def (test_\w+)\(\)", block, re.MULTILINE)
+    if tests:
+        return block + "".join(f"\n{test}()" for test in tests)
     body = "\n".join(f"    {line}" for line in block.splitlines())
     opened = f"    from penstock.store import open_store\n    store = await open_store({url!r})\n"
     return f"import asyncio\nasync def main():\n{opened}{body}\n{_WHOLE}\n"

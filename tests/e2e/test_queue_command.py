@@ -24,7 +24,10 @@ from penstock.queue.places import task_at
 from penstock.store import open_store
 from tests.e2e.command import PENSTOCK
 
-VERBS = ("submit", "get", "history", "list", "cancel", "replay", "stats", "worker", "monitor")
+VERBS = (
+    *("submit", "get", "history", "list", "tail", "cancel", "replay", "stats", "worker", "monitor"),
+    "reshard",
+)
 LAYOUT = QueueLayout("default")
 NOBODY = "now.000.1jgfjjz0000000000000000a.1.0.resize"
 
@@ -252,9 +255,9 @@ def test_many_tasks_from_lines(user: User) -> None:
         (("resize", '"\\ud800"'), "", "INPUT is not JSON that can be stored"),
         (("resize", "-"), "x" * 9, "INPUT is not JSON"),
         (("resize", "-"), b"\xff", "Standard input is not UTF-8"),
-        (("resize", "-"), f'"{"x" * 300_000}"', "INPUT has 300,002 bytes; at most 262,144"),
+        (("resize", "-"), f'"{"x" * 67_200_000}"', "INPUT has 67,200,002 bytes; at most 67,"),
         (("resize", "--many"), "1\n\n{\n4", "Line 3 is not JSON"),
-        (("resize", "--many"), f'1\n"{"x" * 300_000}"', "Line 2 has 300,002 bytes"),
+        (("resize", "--many"), f'1\n"{"x" * 67_200_000}"', "Line 2 has 67,200,002 bytes"),
         (("resize", "nowhere", "--many"), "", "'nowhere' cannot be read: No such file"),
         (("resize", "--many", "--key", "k"), "", "does not go with --many"),
         (("re/size",), "", "'re/size' is not the name of a type"),
@@ -280,7 +283,7 @@ def test_what_cannot_be_submitted_is_one_sentence(
         (("history", NOBODY), 1, f"Nothing is known of the task '{NOBODY}'."),
         (("cancel", "x"), 2, "'x' is not the id of a task."),
         (("cancel", NOBODY), 1, f"Nothing is known of the task '{NOBODY}'."),
-        (("cancel",), 2, "Missing argument 'ID...'"),
+        (("cancel",), 2, "Name the tasks to cancel by their ids, or by --tag."),
         (("replay",), 2, "Name the tasks to replay by their ids, or give --failed."),
         (("replay", NOBODY, "--failed"), 2, "Name the tasks to replay by their ids"),
         (("replay", NOBODY), 1, f"Nothing is known of the task '{NOBODY}'."),
@@ -379,7 +382,7 @@ def test_debug_shows_the_traceback_of_the_users_module(user: User) -> None:
     assert 'theirs.py", line 1' in ran.stderr
 
 
-@pytest.mark.parametrize("mode", ["leased", "shared"])
+@pytest.mark.parametrize("mode", ["leased", "shared", "direct"])
 def test_a_first_signal_drains(mode: str, user: User) -> None:
     first = user.said("submit", "wait", "1").strip()
     running = user.start("worker", "mine:worker", "--mode", mode)
@@ -397,6 +400,20 @@ def test_a_first_signal_drains(mode: str, user: User) -> None:
     assert (ended["status"], ended["result"]) == ("succeeded", "heard")
     assert user.json("get", second)["status"] == "ready"
     assert user.json("stats")["workers"] == []
+
+
+def test_a_name_of_the_mode_direct_is_one_workers_own(user: User) -> None:
+    words = ("worker", "mine:worker", "--mode", "direct", "--name", "one")
+    user.said("submit", "wait", "1")
+    running = user.start(*words)
+    assert _line(running) == "began 1"
+    second = user.queue(*words)
+    assert second.returncode == 1
+    assert "The name 'one' is in use by another worker" in second.stderr
+    _release(running)
+    assert _line(running) == "ended 1"
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(timeout=60) == 0
 
 
 def test_a_second_signal_gives_back_at_once(user: User) -> None:

@@ -24,9 +24,10 @@ from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import UnreadableObject
 from penstock.kernel.wire import AnyDocument, decode
 from penstock.queue.layout import QueueLayout
-from penstock.queue.owning.leases import LeaseSettings, ShardLeases
+from penstock.queue.owning.leases import ShardLeases
 from penstock.queue.owning.load import Load
 from penstock.queue.owning.registry import Registration, Role, ShardLease
+from penstock.queue.owning.times import LeaseSettings
 from penstock.store.base import Version
 from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.memory import MemoryBucket, MemoryStore

@@ -20,10 +20,11 @@ from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import new_id
 from penstock.kernel.errors import AlreadyExists, NotFound, StoreError, VersionConflict
 from penstock.kernel.wire import decode, encode
-from penstock.queue import archive, claims, monitor, packs, submission, transitions
+from penstock.queue import archive, claims, heartbeats, monitor, packs, submission, transitions
 from penstock.queue.cancelling import PackToCancel
 from penstock.queue.claims import PackInHand, _Checked
-from penstock.queue.discovery.scan import Sight
+from penstock.queue.discovery.direct import DirectDiscovery
+from penstock.queue.discovery.scan import Sight, View
 from penstock.queue.endings import Ending
 from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger, Status, TaskState, fresh
@@ -48,6 +49,7 @@ from tests.simulation.test_queue import SEEDS
 
 _settle = transitions.settle
 _expire = transitions.expire
+_as_of = heartbeats.as_of
 _makes_room = PackInHand._makes_room
 _machine_init = Machine.__init__
 
@@ -232,11 +234,12 @@ def _refuse_all_after_a_conflict() -> Callable[..., tuple[Ledger, frozenset[int]
         *,
         now: Interval,
         inputs: Sequence[msgspec.Raw],
+        expires_ms: int = 0,
     ) -> tuple[Ledger, frozenset[int]]:
         if endings and seen.get(id(endings)) is endings and len(ledger.tasks) > 1:
             return _expire(ledger, now), frozenset(endings)
         seen[id(endings)] = endings
-        return _settle(ledger, endings, now=now, inputs=inputs)
+        return _settle(ledger, endings, now=now, inputs=inputs, expires_ms=expires_ms)
 
     return settle
 
@@ -247,9 +250,10 @@ def _settle_for_whoever_holds_it(
     *,
     now: Interval,
     inputs: Sequence[msgspec.Raw],
+    expires_ms: int = 0,
 ) -> tuple[Ledger, frozenset[int]]:
     forged = {place: (ledger.tasks[place].claim, end) for place, (_, end) in endings.items()}
-    return _settle(ledger, forged, now=now, inputs=inputs)
+    return _settle(ledger, forged, now=now, inputs=inputs, expires_ms=expires_ms)
 
 
 # R10
@@ -265,6 +269,19 @@ def _only_what_has_no_ledger(memory: Memory, now_ms: float, **_more: object) -> 
     for known in due:
         memory.forget(known.sight)
     return [known.sight for known in due if known.blind]
+
+
+def _keep_the_touch_leases(ledger: Ledger, modified: float) -> Ledger:
+    plain = _as_of(ledger, modified).leases
+    leases = {
+        name: msgspec.structs.replace(plain[name], touch_ms=lease.touch_ms)
+        for name, lease in ledger.leases.items()
+    }
+    return msgspec.structs.replace(ledger, leases=leases)
+
+
+def _overlook_touches(ledger: Ledger, _modified: float) -> Ledger:
+    return _as_of(ledger, 0.0)
 
 
 # And besides
@@ -354,6 +371,13 @@ def _count_from_one(*, previous: int, seen: int, earliest_ms: int) -> int:
     return previous + 1
 
 
+# Inboxes
+
+
+async def _look_at_nothing(*_arguments: object, **_options: object) -> View:
+    return View()
+
+
 STORM = frozenset({Profile.STORM})
 LATE = frozenset({Profile.LATE})
 KEYS = frozenset({Profile.KEYS})
@@ -436,8 +460,18 @@ BROKEN: dict[str, Broken] = {
         STORM,
         LOST,
     ),
+    "R10: keep the touch leases of others": Broken(
+        [(claims, "as_of", _keep_the_touch_leases)],
+        STORM,
+        "A lease was prolonged by another than its holder",
+    ),
+    "overlook touches": Broken(
+        [(claims, "as_of", _overlook_touches)], STORM, "The live lease of task"
+    ),
     "settle without the version": Broken(
-        [(cells, "Swap", _replace_whatever_is_there)], STORM, "came over a ledger"
+        [(cells, "Swap", _replace_whatever_is_there)],
+        STORM,
+        "came over a ledger|was given twice or skipped",
     ),
     "take over by the machine's clock": Broken(
         _by_the_machines_clock(), STORM, "The live lease of task"
@@ -472,6 +506,9 @@ BROKEN: dict[str, Broken] = {
     ),
     "archive nothing": Broken(
         [(monitor, "keep", _keep_nothing)], LATE, "was removed before it was archived"
+    ),
+    "look into inboxes and nowhere else": Broken(
+        [(DirectDiscovery, "_look_around", _look_at_nothing)], STORM, LOST, (Fleet.DIRECT,)
     ),
     "count epochs from one": Broken(
         [(shards, "next_epoch", _count_from_one)],

@@ -15,10 +15,16 @@ PenstockError
 │   ├── BucketNotFound      the bucket, or the folder that should hold it, is not there
 │   └── Unsupported         the store cannot keep a promise that Penstock needs
 ├── QueueNotFound           there is no such queue in the store
+├── ScheduleNotFound        there is no such schedule in the queue
+├── BatchNotFound           nothing is known of this batch
+├── QueueDrained            the queue takes no more tasks, of this type or at all
+├── WorkerIdConflict        the name of a worker is in use by another
+│   └── WorkerLeaseLost     it was, or another took over, while this one ran
 ├── TaskError               a task is not there, or did not end as was hoped
 │   ├── TaskNotFound        nothing is known of this task
 │   ├── TaskFailed          it failed for good
 │   ├── TaskCancelled       it was cancelled
+│   ├── PayloadLost         its input or its result is gone or damaged
 │   └── NotSettled          it has not ended yet; also a TimeoutError
 ├── WorkFailed              a runtime ran the work of a task, and it failed
 ├── SchemaRefused           what was made does not fit the schema of its dataset
@@ -111,6 +117,26 @@ class QueueNotFound(PenstockError):
     """There is no such queue in the store."""
 
 
+class WorkerIdConflict(PenstockError):
+    """Another worker has the same name, and its lease has not ended."""
+
+
+class WorkerLeaseLost(WorkerIdConflict):
+    """The lease on a worker's name was lost while it ran: it has stopped."""
+
+
+class QueueDrained(PenstockError):
+    """The queue takes no more tasks, of this type or at all, until it is resumed."""
+
+
+class ScheduleNotFound(PenstockError):
+    """There is no such schedule in the queue."""
+
+
+class BatchNotFound(PenstockError):
+    """Nothing is known of this batch: it never was, or is forgotten."""
+
+
 class TaskError(PenstockError):
     """A task is not there, or did not end as was hoped."""
 
@@ -133,6 +159,10 @@ class TaskFailed(TaskError):
 
 class TaskCancelled(TaskError):
     """The task was cancelled."""
+
+
+class PayloadLost(TaskError):
+    """The large input or result of a task is gone, or is not what was stored."""
 
 
 class NotSettled(TaskError, TimeoutError):

@@ -1,90 +1,120 @@
 """The archive: what is left of settled packs, many records in one object.
 
 A record is the settled ledger of a pack: its inputs, attempts, outcomes and log. Records leave the
-list that workers look at in batches, one put for many. Batches in which a task failed are kept
-apart: the dead letters. A batch is named after the first and the last submit in it, so that a
-task is found by the time in its id. A task with a key has no such time: the newest batches are
-searched for it.
+list that workers look at in batches, one put for many. A batch is a compressed file that Spark and
+pandas read, one row a task; `penstock.queue.archive_rows` has its form. Batches in which a task
+failed are kept apart: the dead letters. A batch is named after the first and the last submit in it,
+so that a task is found by the time in its id. A task with a key has no such time: the newest
+batches are searched for it.
 
 Whoever archives writes the batch first and deletes the ledgers then: a crash between leaves a
 record in both places, and later perhaps in two batches. They are equal; the first found counts.
+Batches are deleted by `retention` and `purging`, and then the payloads
+that their records refer to: a crash between leaves payloads of nobody, for the next sweep.
+
+A batch never changes, and its key is never used twice. To keep records is one put for up to
+`RECORDS_MAX` packs or `BATCH_BYTES_MAX` bytes; to find a task is a LIST of each folder and a GET of
+the batches that its submit falls into, which is one as a rule.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import suppress
-from typing import ClassVar, Final
-
-import msgspec
+from typing import Final
 
 from penstock.kernel.entropy import Entropy
-from penstock.kernel.errors import NotFound
-from penstock.kernel.wire import Document, decode, encode
+from penstock.kernel.wire import encode
+from penstock.queue.archive_rows import packed, unpacked
 from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger, Status
 from penstock.queue.places import PackAt
-from penstock.store.base import CREATE, ObjectStore, pages
+from penstock.store.base import CREATE, Entry, ObjectStore, pages
+from penstock.store.base import find as find_object
 
 RECORDS_MAX: Final = 1000
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Before it is compressed."""
 BATCHES_READ_MAX: Final = 1000
 """So many batches are read for one task: those that its submit falls into."""
 _AT_ONCE: Final = 16
+_LOOKS_MAX: Final = 3
+_ROW_BYTES: Final = 600
+"""What a row has at least, before it is compressed."""
+_TASKS_A_TURN: Final = 200
 
-
-class Record(msgspec.Struct, frozen=True):
-    """A settled pack: where it was, and its ledger as it is stored."""
-
-    path: str
-    ledger: msgspec.Raw
-
-
-class Batch(Document, frozen=True, kw_only=True):
-    """Many records in one object."""
-
-    kind: ClassVar[str] = "archive"
-
-    records: tuple[Record, ...]
+Member = tuple[PackAt, Ledger]
 
 
 async def keep(
-    store: ObjectStore,
-    layout: QueueLayout,
-    records: Iterable[tuple[PackAt, Ledger]],
-    *,
-    entropy: Entropy,
+    store: ObjectStore, layout: QueueLayout, records: Iterable[Member], *, entropy: Entropy
 ) -> None:
     """Write these records into the archive; those with a failed task to the dead letters."""
-    apart: dict[str, list[tuple[PackAt, Ledger]]] = {}
+    apart: dict[str, list[Member]] = {}
     for at, ledger in records:
         failed = any(task.status is Status.FAILED for task in ledger.tasks)
         apart.setdefault(layout.dead if failed else layout.archive, []).append((at, ledger))
     for prefix, members in apart.items():
-        for batch, times in _batches(members):
-            key = layout.batch(prefix, first_ms=min(times), last_ms=max(times), entropy=entropy)
-            await store.put(key, encode(batch), CREATE)
+        for batch in _batches(members):
+            await put(store, layout, prefix, batch, entropy=entropy)
+
+
+async def put(
+    store: ObjectStore,
+    layout: QueueLayout,
+    prefix: str,
+    records: Sequence[Member],
+    *,
+    entropy: Entropy,
+) -> None:
+    """Write one batch of records below `archive` or `dead`."""
+    times = [at.submitted_ms or ledger.submitted_ms for at, ledger in records]
+    pieces: list[bytes] = []
+    tasks = 0
+    for piece, (at, _) in zip(packed(records), (*records, records[-1]), strict=True):
+        pieces.append(piece)
+        tasks += at.count
+        if tasks >= _TASKS_A_TURN:
+            # To compress megabytes takes long: leases must be renewed meanwhile.
+            tasks = 0
+            await store.clock.machine.sleep(0)
+    key = layout.batch(prefix, first_ms=min(times), last_ms=max(times), entropy=entropy)
+    await store.put(key, b"".join(pieces), CREATE)
 
 
 async def find(store: ObjectStore, layout: QueueLayout, at: PackAt) -> Ledger | None:
     """The record of a pack, the last of a key; or None."""
+    for _ in range(_LOOKS_MAX):
+        record, is_sure = await _look(store, layout, at)
+        if record is not None or is_sure:
+            return record
+        # Somebody has just written a batch anew without some of its records.
+    return None
+
+
+async def _look(store: ObjectStore, layout: QueueLayout, at: PackAt) -> tuple[Ledger | None, bool]:
+    """The record, and otherwise whether every batch that was listed could be read."""
     keys: list[str] = []
     for prefix in (layout.archive, layout.dead):
         start = layout.after_submits_before(prefix, at.submitted_ms) if at.submitted_ms else ""
-        keys += [key async for key in _batch_keys(store, layout, prefix, start)]
+        keys += [entry.key async for entry in batches(store, layout, prefix, start_after=start)]
     # Names begin with the last submit: the newest batches first.
     keys.sort(key=lambda key: key.rpartition("/")[2], reverse=True)
     keys = [key for key in keys if _may_hold(layout, key, at)][:BATCHES_READ_MAX]
 
-    async def search(key: str) -> list[Ledger]:
-        return [ledger async for where, ledger in read(store, layout, key) if where == at]
+    async def search(key: str) -> list[Ledger] | None:
+        body = await _body(store, layout, key)
+        if body is None:
+            return None
+        return [ledger for _, ledger in unpacked(body, where=key, only=at)]
 
+    is_sure = True
     for place in range(0, len(keys), _AT_ONCE):
         for records in await asyncio.gather(*map(search, keys[place : place + _AT_ONCE])):
+            is_sure = is_sure and records is not None
             if records:
-                return records[-1]
-    return None
+                return records[-1], True
+    return None, is_sure
 
 
 def _may_hold(layout: QueueLayout, key: str, at: PackAt) -> bool:
@@ -92,49 +122,46 @@ def _may_hold(layout: QueueLayout, key: str, at: PackAt) -> bool:
     return at.submitted_ms is None or first_ms <= at.submitted_ms <= last_ms
 
 
-async def dead(store: ObjectStore, layout: QueueLayout) -> AsyncIterator[tuple[PackAt, Ledger]]:
+async def dead(store: ObjectStore, layout: QueueLayout) -> AsyncIterator[Member]:
     """The records of packs in which a task failed, in no particular order."""
-    async for key in _batch_keys(store, layout, layout.dead, ""):
-        async for at, ledger in read(store, layout, key):
+    async for entry in batches(store, layout, layout.dead):
+        async for at, ledger in read(store, layout, entry.key):
             yield at, ledger
 
 
-async def read(
-    store: ObjectStore, layout: QueueLayout, key: str
-) -> AsyncIterator[tuple[PackAt, Ledger]]:
-    """The records of one batch."""
-    found = None
-    with suppress(NotFound):
-        found = await store.get(key)
-    if found is None:
-        return
-    for record in decode(Batch, found.body, where=key).records:
-        where = layout.read(layout.root + record.path)
-        if where is not None:
-            yield where[0], decode(Ledger, bytes(record.ledger), where=key)
+async def read(store: ObjectStore, layout: QueueLayout, key: str) -> AsyncIterator[Member]:
+    """The records of one batch; none if it has gone."""
+    body = await _body(store, layout, key)
+    for at, ledger in unpacked(body, where=key) if body is not None else ():
+        yield at, ledger
 
 
-async def _batch_keys(
-    store: ObjectStore, layout: QueueLayout, prefix: str, start_after: str
-) -> AsyncIterator[str]:
+async def _body(store: ObjectStore, layout: QueueLayout, key: str) -> bytes | None:
+    """A batch as it is stored; None if it has gone, or is none."""
+    found = await find_object(store, key) if layout.read_batch(key) else None
+    return found.body if found else None
+
+
+async def batches(
+    store: ObjectStore, layout: QueueLayout, prefix: str, *, start_after: str = ""
+) -> AsyncIterator[Entry]:
+    """The batches below `archive` or `dead`, by their last submit; one LIST for every 1,000."""
     async for page in pages(store, prefix, start_after=start_after):
         for entry in page.entries:
             if layout.read_batch(entry.key) is not None:
-                yield entry.key
+                yield entry
 
 
-def _batches(members: Sequence[tuple[PackAt, Ledger]]) -> Iterator[tuple[Batch, list[int]]]:
-    records: list[Record] = []
-    times: list[int] = []
+def _batches(members: Sequence[Member]) -> Iterator[list[Member]]:
+    batch: list[Member] = []
     size = 0
     # Neighbours in time share a batch, so that few batches have to be read for one task.
     for at, ledger in sorted(members, key=lambda member: member[1].submitted_ms):
-        body = encode(ledger)
-        if records and (len(records) == RECORDS_MAX or size + len(body) > BATCH_BYTES_MAX):
-            yield Batch(records=tuple(records)), times
-            records, times, size = [], [], 0
-        records.append(Record(at.path, msgspec.Raw(body)))
-        times.append(at.submitted_ms or ledger.submitted_ms)
-        size += len(body)
-    if records:
-        yield Batch(records=tuple(records)), times
+        length = len(encode(ledger)) + _ROW_BYTES * at.count
+        if batch and (len(batch) == RECORDS_MAX or size + length > BATCH_BYTES_MAX):
+            yield batch
+            batch, size = [], 0
+        batch.append((at, ledger))
+        size += length
+    if batch:
+        yield batch

@@ -3,21 +3,49 @@
 To cancel what nobody has claimed, it is claimed first, so that nobody starts it, the pack is
 checked as before any start, and then it is settled by a swap (R7). A process that dies between
 leaves a claim whose lease ends by itself; the task is then as it was.
+
+Of a pack, as many tasks as are wanted are cancelled together: two to four requests a pack.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from penstock.kernel.errors import VersionConflict
+from penstock.kernel.entropy import new_id
+from penstock.kernel.errors import NotFound, VersionConflict
 from penstock.queue import transitions
+from penstock.queue.access import Access
 from penstock.queue.claims import PackInHand
 from penstock.queue.endings import Stopped
 from penstock.queue.ledger import Ledger
+from penstock.queue.places import PackAt, TaskId, task_at
 from penstock.queue.transitions import Claim
+from penstock.queue.views import CANCELLER, TaskView, view_of_ledger
+from penstock.store.metered import labelled
 
 _LOOKS_MAX: Final = 10
+_LEASE_MS: Final = 30_000
+_ATTEMPTS_MAX: Final = 2**31
+
+
+async def cancel_tasks(access: Access, ids: Iterable[TaskId]) -> dict[TaskId, TaskView]:
+    """Cancel these tasks, a pack at a time; returns what became of those that were there."""
+    packs: dict[PackAt, set[int]] = {}
+    for at, place in map(task_at, ids):
+        packs.setdefault(at, set()).add(place)
+    views: dict[TaskId, TaskView] = {}
+    for at, places in packs.items():
+        hand = PackToCancel(access.store, access.layout, at, entropy=access.entropy)
+        drawn = new_id(access.entropy, characters=16)
+        claim = Claim(drawn, CANCELLER, _LEASE_MS, at.count, _ATTEMPTS_MAX)
+        with labelled("cancel"), suppress(NotFound):
+            ledger = await hand.cancel(frozenset(places), claim)
+            for place in sorted(places):
+                views[at.task(place)] = view_of_ledger(at, place, ledger, None)
+    return views
 
 
 class PackToCancel(PackInHand):

@@ -52,6 +52,7 @@ class Change:
         who: str,
         result: msgspec.Raw = NULL,
         failure: Failure | None = None,
+        is_ref: bool = False,
     ) -> None:
         task = self.tasks[place]
         state = TaskState(
@@ -62,6 +63,8 @@ class Change:
             at_ms=self._at_ms,
             result=result,
             failure=failure,
+            is_ref=is_ref,
+            progress=task.progress,
         )
         self.set(place, state, _HAPPENINGS[status], who=who, note=failure.error if failure else "")
 

@@ -34,7 +34,7 @@ which the next who sees it deletes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,13 +47,15 @@ from penstock.kernel.errors import (
 )
 from penstock.queue import transitions
 from penstock.queue.archive import keep
-from penstock.queue.endings import Ending, GivenBack
+from penstock.queue.endings import GivenBack
+from penstock.queue.heartbeats import as_of, may_touch, metadata_of
 from penstock.queue.layout import QueueLayout
-from penstock.queue.ledger import Ledger, check_ledger, fresh
+from penstock.queue.ledger import Ledger, Status, check_ledger, fresh
 from penstock.queue.outcomes import Claimed, Seen, Swapped, claimed
 from penstock.queue.pack import Pack, is_void
 from penstock.queue.packs import PackObject
 from penstock.queue.places import PackAt
+from penstock.queue.swaps import NO_REPORTS, Endings, LedgerSwap, Reports
 from penstock.queue.transitions import Claim
 from penstock.store.base import ObjectStore, Version
 from penstock.store.cell import Cell
@@ -79,12 +81,19 @@ class PackInHand:
     ) -> None:
         self.at = at
         self._store = store
-        self._layout = layout
+        self._layout = self.layout = layout
         self._entropy = entropy
         self._pack = PackObject(store, layout.pack(at), at)
         self._ledger = Cell(
-            store, layout.ledger(at), Ledger, entropy=entropy, check=partial(check_ledger, at)
+            store,
+            layout.ledger(at),
+            Ledger,
+            entropy=entropy,
+            check=partial(check_ledger, at),
+            dated=as_of,
+            metadata=metadata_of,
         )
+        self._touch_ms = 0
         self._checked: _Checked | None = None
         self._live_ms = 0
         """Until when a lease of ours is known to last: so long nobody can settle our tasks."""
@@ -92,6 +101,8 @@ class PackInHand:
         """After a claim that gave nothing: when it is worth trying again."""
         self.is_sent = False
         """Whether a claim was sent, and so may be written although its answer is lost."""
+        self.closed: dict[int, Status] = {}
+        """What this hand has settled without an attempt: used up, or expired."""
 
     @property
     def is_gone(self) -> bool:
@@ -136,6 +147,7 @@ class PackInHand:
             return await self._claim(wanted, seen.version)
 
     async def _claim(self, wanted: Claim, pack_version: Version) -> Claimed | None:
+        self._touch_ms = wanted.touch_ms
         ledger = await self._take(wanted, pack_version)
         if ledger is None or not transitions.held_by(wanted.id, ledger):
             self._note_due(ledger)
@@ -189,7 +201,8 @@ class PackInHand:
             # A later release may read it: the attempt does not count, and others may have it.
             held = transitions.held_by(wanted.id, ledger)
             endings = {p: (wanted.id, GivenBack()) for p in held if not ledger.tasks[p].cancel}
-            await self._swap(ledger.born, None, endings=endings)
+            now = await self._store.now()
+            await self._swap(LedgerSwap(born=ledger.born, pack=None, now=now, endings=endings))
             raise
         if checked is None:
             with suppress(VersionConflict):
@@ -200,17 +213,33 @@ class PackInHand:
         """Move the ends of these leases, late or not, unless others have the tasks by now."""
         return await self.swap({}, claims=claims, lease_ms=lease_ms)
 
-    async def settle(self, endings: Mapping[int, tuple[str, Ending]]) -> frozenset[int]:
+    async def touch(self, claims: frozenset[str], *, lease_ms: int) -> Swapped | None:
+        """Move the ends of these leases without a write; None if there is none but a swap.
+
+        Not for tasks that are to start: see `heartbeats`.
+        """
+        ledger, _ = self.ledger
+        if ledger is None or not may_touch(ledger, claims):
+            return None
+        with labelled("heartbeat"):
+            ends_ms = int((await self._store.now()).earliest * 1000) + lease_ms
+            if not await self._ledger.touch(metadata_of(ledger, expires_ms=ends_ms)):
+                return None
+        stopping = transitions.asked_to_stop(claims, ledger)
+        return Swapped(frozenset(), dict.fromkeys(claims, ends_ms), stopping, None)
+
+    async def settle(self, endings: Endings) -> frozenset[int]:
         """Record how attempts ended: place → (claim, ending). Returns the places refused."""
         return (await self.swap(endings)).refused
 
     async def swap(
         self,
-        endings: Mapping[int, tuple[str, Ending]],
+        endings: Endings,
         *,
         claims: Iterable[str] = (),
         lease_ms: int = 0,
         more: Claim | None = None,
+        reports: Reports = NO_REPORTS,
     ) -> Swapped:
         """Record endings, move the ends of these claims' leases, and claim more, in one write.
 
@@ -223,12 +252,17 @@ class PackInHand:
             if not is_live and not await self._is_there(checked.version):
                 return Swapped(await self._refused(checked.born, endings), {}, frozenset(), None)
             swapped = await self._swap(
-                checked.born,
-                checked.pack,
-                endings=endings,
-                claims=frozenset(claims),
-                lease_ms=lease_ms,
-                more=more,
+                LedgerSwap(
+                    born=checked.born,
+                    pack=checked.pack,
+                    now=await self._store.now(),
+                    endings=endings,
+                    claims=frozenset(claims),
+                    lease_ms=lease_ms,
+                    touch_ms=self._touch_ms,
+                    more=more,
+                    reports=reports,
+                )
             )
             if swapped.more and not is_live and not await self._is_there(checked.version):
                 return replace(swapped, more=None)
@@ -239,55 +273,27 @@ class PackInHand:
         submitted_ms = self._checked.pack.submitted_ms if self._checked else None
         return await self._pack.is_there(version, submitted_ms)
 
-    async def _refused(
-        self, born: str, endings: Mapping[int, tuple[str, Ending]]
-    ) -> frozenset[int]:
+    async def _refused(self, born: str, endings: Endings) -> frozenset[int]:
         """Of a pack that is gone: the endings that are not in its record."""
         ledger = await self._ledger.read()
         if ledger is None or ledger.born != born or not ledger.settled:
             return frozenset(endings)
         return frozenset(p for p, (claim, _) in endings.items() if ledger.tasks[p].claim != claim)
 
-    async def _swap(
-        self,
-        born: str,
-        pack: Pack | None,
-        *,
-        endings: Mapping[int, tuple[str, Ending]],
-        claims: frozenset[str] = frozenset(),
-        lease_ms: int = 0,
-        more: Claim | None = None,
-    ) -> Swapped:
-        now = await self._store.now()
-        inputs = pack.inputs if pack else ()
-        refused = frozenset(endings)
-        # Late or not, what is ours is not to be expired by our own write.
-        ours = claims | {claim for claim, _ in endings.values()} | ({more.id} if more else set())
-
-        def change(present: Ledger | None) -> Ledger | None:
-            nonlocal refused
-            if present is None or present.born != born:
-                refused = frozenset(endings)
-                return None
-            after = present
-            if claims or more:
-                after, _ = transitions.extend(after, ours, lease_ms=lease_ms, now=now)
-            after, refused = transitions.settle(after, endings, now=now, inputs=inputs)
-            if more is not None:
-                after, _ = transitions.claim(after, more, now)
-            return transitions.recorded(after, pack, now) if pack else after
-
-        ledger = await self._ledger.update(change)
-        if ledger is None or ledger.born != born:
-            return Swapped(refused, {}, frozenset(), None)
+    async def _swap(self, swap: LedgerSwap) -> Swapped:
+        ledger = await self._ledger.update(swap)
+        if ledger is None or ledger.born != swap.born:
+            return Swapped(swap.refused, {}, frozenset(), None)
+        self.closed |= swap.closed
         if ledger.settled:
             await self._tidy(ledger)
+        claims, more = swap.claims, swap.more
         ends = {name: ledger.leases[name].expires_ms for name in claims & ledger.leases.keys()}
         self._live_ms = max(
-            (ledger.leases[n].expires_ms for n in ours & ledger.leases.keys()), default=0
+            (ledger.leases[n].expires_ms for n in swap.ours & ledger.leases.keys()), default=0
         )
-        taken = claimed(pack, more.id, ledger) if more and pack else None
-        return Swapped(refused, ends, transitions.asked_to_stop(claims, ledger), taken)
+        taken = claimed(swap.pack, more.id, ledger) if more and swap.pack else None
+        return Swapped(swap.refused, ends, transitions.asked_to_stop(claims, ledger), taken)
 
     async def _is_worth_a_claim(self, ledger: Ledger, wanted: Claim) -> bool:
         """Settle what is over; whether anything may be claimed now."""
@@ -302,10 +308,14 @@ class PackInHand:
         checked = await self._check(ledger)
         if checked is None:
             return False
-        if not transitions.over(expired, attempts_max=wanted.attempts_max):
+        expires_ms = checked.pack.expires_ms
+        is_over = transitions.over(expired, attempts_max=wanted.attempts_max)
+        if not is_over and not transitions.has_expired(expires_ms, now):
             return True
+        settled: dict[int, Status] = {}
 
         def change(present: Ledger | None) -> Ledger | None:
+            nonlocal settled
             if present is None or present.born != checked.born:
                 return None
             closed = transitions.close(
@@ -314,12 +324,15 @@ class PackInHand:
                 who=wanted.holder,
                 now=now,
                 inputs=checked.pack.inputs,
+                expires_ms=expires_ms,
             )
+            settled = transitions.closed_by(present, closed, {})
             return transitions.recorded(closed, checked.pack, now)
 
         closed = await self._ledger.update(change)
         if closed is None or closed.born != checked.born:
             return False
+        self.closed |= settled
         if closed.settled:
             await self._pack.delete(checked.version)
         return not closed.settled

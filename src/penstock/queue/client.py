@@ -11,32 +11,32 @@ there is an event loop. One object is used by one event loop.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Unpack
 
-from penstock.kernel.entropy import Entropy, new_id
-from penstock.kernel.errors import InvalidInput, NotFound
-from penstock.queue.access import Access
-from penstock.queue.cancelling import PackToCancel
-from penstock.queue.config import QueueConfig, checked, make_queue, no_such_queue, read_config
-from penstock.queue.layout import QueueLayout
+from penstock.kernel.errors import InvalidInput
+from penstock.queue.archived import Archive
+from penstock.queue.batches.api import Batch, Batches, How, WhatThen
+from penstock.queue.cancelling import cancel_tasks
+from penstock.queue.config import reshard
+from penstock.queue.connection import Connection
+from penstock.queue.control import Control, Held
+from penstock.queue.draining import wait_until_empty
+from penstock.queue.inspection.filters import TagFilters
+from penstock.queue.inspection.tasks import Listing, find_tasks
+from penstock.queue.limits.api import Limits
+from penstock.queue.moments import delay_until
 from penstock.queue.options import Options
 from penstock.queue.places import TaskId, task_at
+from penstock.queue.purging import Choice, Purged, purge
 from penstock.queue.reading import Reader
 from penstock.queue.replays import replay
+from penstock.queue.schedules.api import Schedules
 from penstock.queue.submission import Submitter
-from penstock.queue.transitions import Claim
-from penstock.queue.views import CANCELLER, TaskEvent, TaskView
-from penstock.queue.waiting import Waiter
-from penstock.store.base import ObjectStore
+from penstock.queue.views import TaskEvent, TaskView
 from penstock.store.metered import labelled
-from penstock.store.opening import Opening, open_store
-
-_CANCEL_LEASE_MS: Final = 30_000
 
 
 class Task:
@@ -74,112 +74,8 @@ class Task:
         return await self._queue.cancel(self.id)
 
 
-class Queue:
-    """One process's connection to one queue."""
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        name: str,
-        config: QueueConfig | None = None,
-        create: bool = True,
-        opening: Opening | None = None,
-    ) -> None:
-        self.url = url
-        self.name = name
-        self._layout = QueueLayout(name)
-        self._wanted = checked(config or QueueConfig())
-        self._create = create
-        self._opening = opening or Opening()
-        self._access: Access | None = None
-        self._waiter: Waiter | None = None
-        self._owns_store = True
-
-    @classmethod
-    async def open(
-        cls,
-        url: str,
-        *,
-        name: str,
-        config: QueueConfig | None = None,
-        create: bool = True,
-        opening: Opening | None = None,
-    ) -> Self:
-        """Connect to a queue; make it if it is not there and `create` is true."""
-        queue = cls(url, name=name, config=config, create=create, opening=opening)
-        await queue._connect()
-        return queue
-
-    @classmethod
-    async def on(
-        cls, store: ObjectStore, *, name: str, entropy: Entropy, config: QueueConfig | None = None
-    ) -> Self:
-        """A queue in a store that is open already, and that stays the caller's to close."""
-        queue = cls("", name=name, config=config)
-        queue._owns_store = False
-        await queue._use(store, entropy)
-        return queue
-
-    @property
-    def access(self) -> Access:
-        """The store, the keys and the settings, for the parts that work on the queue."""
-        if self._access is None:
-            raise self._not_open()
-        return self._access
-
-    def _not_open(self) -> InvalidInput:
-        return InvalidInput(
-            f"The queue {self.name!r} is not open.",
-            hint="Use 'await Queue.open(...)', or 'async with queue:'.",
-        )
-
-    async def _connect(self) -> None:
-        store = await open_store(self.url, replace(self._opening, create=self._create))
-        try:
-            await self._use(store, self._opening.entropy)
-        except BaseException:
-            await store.close()
-            raise
-
-    async def _use(self, store: ObjectStore, entropy: Entropy) -> None:
-        with labelled("open"):
-            config = await read_config(store, self._layout)
-            if config is None and not self._create:
-                raise await no_such_queue(store, self._layout)
-            if config is None:
-                config = await make_queue(store, self._layout, self._wanted)
-            await store.now()
-        self._access = Access(store, self._layout, config, entropy)
-        self._waiter = Waiter(Reader(self._access))
-
-    async def close(self) -> None:
-        """Close the connection."""
-        access, self._access, self._waiter = self._access, None, None
-        if access is not None and self._owns_store:
-            await access.store.close()
-
-    async def __aenter__(self) -> Self:
-        if self._access is None:
-            await self._connect()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[Self]:
-        """This queue, connected: closed in the end only if it was not connected before."""
-        if self._access is not None:
-            yield self
-        else:
-            async with self:
-                yield self
+class Queue(Connection):
+    """One process's connection to one queue, and what can be done with it."""
 
     async def submit(
         self,
@@ -203,12 +99,13 @@ class Queue:
         """
         options = Options(
             key=key,
-            delay=await self._delay(delay, at),
+            delay=await delay_until(self.access.store, delay, at),
             priority=priority,
             limit=limit,
             expires=expires,
             tags=tags or {},
         )
+        await self._check_door(type)
         if key is None:
             (task,) = await self._submitter().submit_many(type, [input], options)
         else:
@@ -235,29 +132,25 @@ class Queue:
         Nothing is submitted if an input is wrong. Raises `NotAllSubmitted` if a part failed.
         """
         options = Options(
-            delay=await self._delay(delay, at),
+            delay=await delay_until(self.access.store, delay, at),
             priority=priority,
             limit=limit,
             expires=expires,
             tags=tags or {},
         )
+        await self._check_door(type)
         ids = await self._submitter().submit_many(type, inputs, options)
         return [Task(self, each) for each in ids]
 
-    async def _delay(self, delay: float, at: datetime | None) -> float:
-        """How long from now a task is to start, if it is to start at a time."""
-        if at is None:
-            return delay
-        if delay or at.tzinfo is None:
-            raise InvalidInput(
-                "A task starts at a time that knows its zone, or after a delay.",
-                hint="Write at=datetime(2030, 1, 31, 6, tzinfo=ZoneInfo('Europe/Paris')).",
-            )
-        return max(0.0, at.timestamp() - (await self.access.store.now()).latest)
+    async def _check_door(self, type: str) -> None:
+        """Raise `QueueDrained` if submits of this type are refused."""
+        if self._door is None:
+            raise self._not_open()
+        await self._door.check(type)
 
     def _submitter(self) -> Submitter:
         access = self.access
-        return Submitter(access.store, access.layout, access.entropy)
+        return Submitter(access.store, access.layout, access.entropy, self._announcer)
 
     def task(self, id: str) -> Task:
         """The task of an id, without asking whether there is one."""
@@ -268,7 +161,22 @@ class Queue:
         """The present state of a task. Raises `TaskNotFound`."""
         at, place = task_at(id)
         with labelled("get"):
-            return await Reader(self.access).view(at, place)
+            return await Reader(self.access).whole(at, place)
+
+    async def tasks(
+        self,
+        *,
+        status: str | Iterable[str] | None = None,
+        type: str | None = None,
+        tags: TagFilters | None = None,
+        limit: int = 50,
+    ) -> Listing:
+        """Tasks that are in the queue or have settled recently, by status, type and tags.
+
+        `tags` is `{"env": "prod"}`, or a list of forms such as `"env!=prod"` and `"env"`. For
+        people and tools: it reads up to 500 objects.
+        """
+        return await find_tasks(self.access, status=status, type=type, tags=tags, limit=limit)
 
     async def history(self, id: str) -> list[TaskEvent]:
         """What has happened to a task, oldest first. Raises `TaskNotFound`."""
@@ -292,15 +200,18 @@ class Queue:
 
         A worker hears of it when it next renews the task's lease, after ten seconds or so.
         """
-        at, place = task_at(id)
-        access = self.access
-        hand = PackToCancel(access.store, access.layout, at, entropy=access.entropy)
-        claim = Claim(
-            new_id(access.entropy, characters=16), CANCELLER, _CANCEL_LEASE_MS, at.count, 2**31
-        )
-        with labelled("cancel"), suppress(NotFound):
-            await hand.cancel(frozenset({place}), claim)
+        await cancel_tasks(self.access, [self.task(id).id])
         return await self.get(id)
+
+    async def reshard(self, shards: int) -> None:
+        """Change the number of shards, a power of two, while workers run.
+
+        They go on with what they do, and have moved after two minutes at the latest.
+        """
+        access = self.access
+        with labelled("reshard"):
+            config = await reshard(access.store, access.layout, shards, entropy=access.entropy)
+        self._access = replace(access, config=config)
 
     async def replay(self, id: str) -> Task:
         """Submit a settled task's input again, as a new task. To replay twice is to replay once."""
@@ -309,5 +220,66 @@ class Queue:
             raise InvalidInput(
                 f"The task {id!r} is {view.status}: only what has ended can be replayed."
             )
+        await self._check_door(view.type)
         with labelled("submit"):
             return Task(self, await replay(self.access, view))
+
+    @property
+    def archive(self) -> Archive:
+        """What is left of settled tasks: its files, and how long they are kept."""
+        return Archive(self.access)
+
+    async def purge(self, **choice: Unpack[Choice]) -> Purged:
+        """Cancel what has not ended and forget what has: `types`, `statuses`, `older_than`."""
+        return await purge(self.access, **choice)
+
+    @property
+    def batches(self) -> Batches:
+        """Tasks that are waited for together: `queue.batches.get(id)`, `list()`."""
+        return Batches(self.access, self._submitter(), self._check_door)
+
+    async def batch(
+        self,
+        type: str,
+        inputs: Sequence[object],
+        *,
+        then: WhatThen = None,
+        **how: Unpack[How],
+    ) -> Batch:
+        """Submit tasks that are waited for together; when all have ended, `then` is submitted."""
+        return await self.batches.submit(type, inputs, then=then, **how)
+
+    def new_batch(self, *, then: WhatThen = None) -> Batch:
+        """A batch that is filled inside of `async with queue.new_batch() as batch:`."""
+        return self.batches.new(then=then)
+
+    @property
+    def schedules(self) -> Schedules:
+        """Tasks that are submitted at the times of a cron expression."""
+        return Schedules(self.access)
+
+    @property
+    def control(self) -> Control:
+        """What is paused and drained."""
+        return Control(self.access, self._door)
+
+    @property
+    def limits(self) -> Limits:
+        """How many tasks of a key run at a time, or start in a time."""
+        return Limits(self.access)
+
+    async def pause(self, type: str | None = None, reason: str = "") -> tuple[Held, ...]:
+        """Start nothing more, of a type or at all, until `resume`: workers hear within 10 s."""
+        return await self.control.pause(type, reason)
+
+    async def drain(self, type: str | None = None) -> tuple[Held, ...]:
+        """Refuse submits, of a type or at all, until `resume`: producers hear within 30 s."""
+        return await self.control.drain(type)
+
+    async def resume(self, type: str | None = None) -> tuple[Held, ...]:
+        """Lift pause and drain from a type, or from the queue as a whole; returns what is left."""
+        return await self.control.resume(type)
+
+    async def wait_until_empty(self, type: str | None = None, *, seconds: float) -> bool:
+        """Wait until no task, of a type or at all, is unsettled; whether that is so in time."""
+        return await wait_until_empty(self.access, type, seconds=seconds)

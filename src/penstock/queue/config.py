@@ -1,31 +1,78 @@
 """What all who use a queue must agree on: one small object, written when the queue is made.
 
-It is created once and not changed while the queue lives. Two who make the queue at the same time
-agree on what the first of them wrote.
+It is created once: two who make the queue at the same time agree on what the first of them wrote.
+`change_config` changes it while the queue lives, by a swap that counts `revision` up; of two
+changes at the same time neither is lost. A crash leaves the object before or after the change.
+
+Who reads it again, and when: whoever opens the queue; workers that own shards every 30 s, and any
+worker before it takes a shard, through a `ConfigWatch` (`penstock.queue.owning.moving`); chores
+when they use what it says. Producers keep what they read when they opened the queue. A watch asks
+with "unless unchanged": a GET, $0.035 a month for one that looks every 30 s.
+
+`era` counts the changes of the number of shards. It names the leases of the shards, so that
+shard 5 of 64 and shard 5 of 128 are never confused, and neither are two times that the queue had
+64.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import ClassVar, Final
 
-from penstock.kernel.errors import AlreadyExists, InvalidInput, QueueNotFound
-from penstock.kernel.wire import Document, decode, encode
+import msgspec
+
+from penstock.kernel.entropy import Entropy
+from penstock.kernel.errors import (
+    AlreadyExists,
+    InvalidInput,
+    NotFound,
+    QueueNotFound,
+    UnreadableObject,
+)
+from penstock.kernel.wire import Stamped, decode, encode
 from penstock.queue.layout import QueueLayout
-from penstock.queue.owning.shards import SHARDS_DEFAULT, check_shards
+from penstock.queue.owning.shards import SHARDS_DEFAULT, Cut, check_shards
 from penstock.queue.pack import RESEND_SECONDS
-from penstock.store.base import CREATE, ObjectStore, find, pages
+from penstock.queue.places import check_name
+from penstock.store.base import CREATE, ObjectStore, Version, find, pages
+from penstock.store.cell import Cell
+
+_log = logging.getLogger(__name__)
 
 KEY_SECONDS: Final = 86_400
+EVERY_TYPE: Final = "*"
+DAYS_MAX: Final = 36_500
 _QUEUES_SHOWN: Final = 10
 
 
-class QueueConfig(Document, frozen=True, kw_only=True):
+class QueueConfig(Stamped, frozen=True, kw_only=True):
     """`shards` is a power of two; `key_seconds` is how long a settled task's key stays taken."""
 
     kind: ClassVar[str] = "queue"
 
     shards: int = SHARDS_DEFAULT
     key_seconds: int = KEY_SECONDS
+    archive_days: int | None = None
+    """How long the records of settled tasks are kept, with their payloads; None is for ever."""
+    dead_letter_days: int | None = None
+    """The same for packs in which a task failed."""
+    direct: tuple[str, ...] = ()
+    """The types that are announced to one worker when they are submitted; `("*",)` for all."""
+
+    revision: int = 0
+    """How often it was changed."""
+    era: int = 0
+    """How often the number of shards was changed."""
+
+    @property
+    def cut(self) -> Cut:
+        """How the queue is cut into shards."""
+        return Cut(shards=self.shards, era=self.era)
+
+    def is_direct(self, type: str) -> bool:
+        """Whether tasks of this type are announced to a worker (`penstock.queue.direct`)."""
+        return type in self.direct or self.direct == (EVERY_TYPE,)
 
 
 async def read_config(store: ObjectStore, layout: QueueLayout) -> QueueConfig | None:
@@ -41,6 +88,72 @@ async def make_queue(store: ObjectStore, layout: QueueLayout, wanted: QueueConfi
     except AlreadyExists:
         return await read_config(store, layout) or wanted
     return wanted
+
+
+async def change_config(
+    store: ObjectStore,
+    layout: QueueLayout,
+    change: Callable[[QueueConfig], QueueConfig],
+    *,
+    entropy: Entropy,
+) -> QueueConfig:
+    """Make `change(present)` the queue's settings; returns those that hold then.
+
+    `revision` and `era` are counted here. Nothing is written if nothing changes. Raises
+    `QueueNotFound`, and `InvalidInput` for settings that cannot be.
+    """
+
+    def apply(present: QueueConfig | None) -> QueueConfig:
+        if present is None:
+            raise QueueNotFound(f"The queue {layout.queue!r} is gone.")
+        wanted = checked(change(present))
+        if wanted == present:
+            return present
+        era = present.era + (wanted.shards != present.shards)
+        return msgspec.structs.replace(wanted, revision=present.revision + 1, era=era)
+
+    changed = await Cell(store, layout.config, QueueConfig, entropy=entropy).update(apply)
+    assert changed is not None
+    return changed
+
+
+async def reshard(
+    store: ObjectStore, layout: QueueLayout, shards: int, *, entropy: Entropy
+) -> QueueConfig:
+    """Change the number of shards; see `penstock.queue.owning.moving` for what workers do."""
+    check_shards(shards)
+    return await change_config(
+        store,
+        layout,
+        lambda present: msgspec.structs.replace(present, shards=shards),
+        entropy=entropy,
+    )
+
+
+class ConfigWatch:
+    """The settings as one process last read them."""
+
+    def __init__(self, store: ObjectStore, layout: QueueLayout, config: QueueConfig) -> None:
+        self.config = config
+        self._store = store
+        self._key = layout.config
+        self._version: Version | None = None
+        self._has_complained = False
+
+    async def read(self) -> QueueConfig:
+        """Read them again. What is gone or cannot be read stays as it was known."""
+        try:
+            found = await self._store.get(self._key, unless=self._version)
+            if found is not None:
+                self.config = checked(decode(QueueConfig, found.body, where=self._key))
+                self._version = found.version
+        except (NotFound, UnreadableObject, InvalidInput) as error:
+            if not self._has_complained:
+                _log.warning("the queue's settings cannot be read, so they stay: %s", error)
+            self._has_complained = True
+        else:
+            self._has_complained = False
+        return self.config
 
 
 async def no_such_queue(store: ObjectStore, layout: QueueLayout) -> QueueNotFound:
@@ -59,9 +172,23 @@ async def no_such_queue(store: ObjectStore, layout: QueueLayout) -> QueueNotFoun
 def checked(config: QueueConfig) -> QueueConfig:
     """The settings, or `InvalidInput`."""
     check_shards(config.shards)
+    for type_ in config.direct if config.direct != (EVERY_TYPE,) else ():
+        check_name(type_, what="type")
+    for days in (config.archive_days, config.dead_letter_days):
+        check_days(days)
     if config.key_seconds < RESEND_SECONDS:
         raise InvalidInput(
             f"A key must be remembered for at least {RESEND_SECONDS:.0f} s,"
             f" not {config.key_seconds}: a submit may be sent again for that long."
         )
     return config
+
+
+def check_days(days: int | None) -> int | None:
+    """How long something is kept, or `InvalidInput`."""
+    if days is not None and (isinstance(days, bool) or not 1 <= days <= DAYS_MAX):
+        raise InvalidInput(
+            f"The archive is kept for 1 to {DAYS_MAX:,} days, not {days!r}.",
+            hint="None, or 'forever' on the command line, keeps everything.",
+        )
+    return days

@@ -16,13 +16,17 @@ import msgspec
 from penstock.queue.ledger import NULL, Failure
 
 DEPTH_MAX: Final = 100
-RESULT_BYTES_MAX: Final = 256 * 1024
+RESULT_BYTES_MAX: Final = 64 * 1024 * 1024
+IN_LEDGER_BYTES_MAX: Final = 256 * 1024
+"""What a ledger takes in of one result; a worker stores what is larger elsewhere first."""
 RESULTS_BYTES_MAX: Final = 4 * 1024 * 1024
 """What all results of a pack may have together: each task has its share."""
 MESSAGE_CHARACTERS_MAX: Final = 2_000
 TRACE_CHARACTERS_MAX: Final = 8_000
 
-_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
+_OTHERS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class Succeeded:
     """The attempt ended well; `result` is JSON."""
 
     result: msgspec.Raw = field(default_factory=lambda: NULL)
+    is_ref: bool = False
+    """Whether the result is a `Reference` to a payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,12 @@ class Stopped:
     """The attempt heeded a request to cancel."""
 
 
-Ending = Succeeded | Failed | Retried | GivenBack | Stopped
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """The task's time was over before the attempt had begun: it does not count."""
+
+
+Ending = Succeeded | Failed | Retried | GivenBack | Stopped | Expired
 
 
 def sound(ending: Ending, *, count: int = 1) -> Ending:
@@ -79,8 +90,13 @@ def sound(ending: Ending, *, count: int = 1) -> Ending:
     return ending
 
 
+def share_of(count: int) -> int:
+    """How many bytes of each result the ledger of so many tasks takes in."""
+    return min(IN_LEDGER_BYTES_MAX, RESULTS_BYTES_MAX // count)
+
+
 def _size_problem(body: bytes, count: int) -> str:
-    most = min(RESULT_BYTES_MAX, RESULTS_BYTES_MAX // count)
+    most = share_of(count)
     if len(body) <= most:
         return ""
     return (
@@ -101,19 +117,15 @@ def _json_problem(body: bytes) -> str:
 
 def is_too_deep(body: bytes) -> bool:
     """Whether JSON is nested so deep that not every reader could read it."""
-    return body.count(b"[") + body.count(b"{") > DEPTH_MAX and _depth(body) > DEPTH_MAX
-
-
-def _depth(body: bytes) -> int:
-    """How deep the brackets outside of strings are nested."""
-    depth = deepest = 0
-    for part in _STRING.sub(b"", body):
-        if part in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif part in b"]}":
-            depth -= 1
-    return deepest
+    if body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
+        return False
+    brackets = _STRING.sub(b"", body).translate(_BRACKETS, _OTHERS)
+    # Each round takes the innermost level away. Megabytes are too many for a loop over bytes.
+    for _ in range(DEPTH_MAX):
+        brackets = brackets.replace(b"[]", b"")
+        if not brackets:
+            return False
+    return True
 
 
 def _plain(failure: Failure, count: int) -> Failure:

@@ -11,19 +11,27 @@
     queues/{queue}/control.json                       what is paused and drained
     queues/{queue}/workers/{worker}.json              a worker: its registration and its lease
     queues/{queue}/shard-leases/{shard}.json          who owns a shard, under which epoch
+    queues/{queue}/shard-leases/{era}/{shard}.json    the same, after the number of shards changed
     queues/{queue}/monitor.json                       who repairs the queue where nobody owns shards
-    queues/{queue}/inbox/{worker}/{minute}/{nonce}@…  direct dispatch: pointers for one worker
+    queues/{queue}/inbox/{worker}/{minute}/{nonce}@{task}   direct: a pointer for one worker
+    queues/{queue}/inbox/@leases/{worker}.json        direct: whose inbox it is, and until when
+    queues/{queue}/inbox/@cursors/{worker}.json       direct: up to where an inbox was worked off
     queues/{queue}/limits/{key}.json                  a limit, and who holds how much of it
     queues/{queue}/schedules/{name}.json              a schedule
-    queues/{queue}/batches/{batch}/…                  a batch of tasks that are waited for together
+    queues/{queue}/bell.json                          rings when a schedule or a batch is new
+    queues/{queue}/batches/open/{batch}.json          a batch that has not ended
+    queues/{queue}/batches/ended/{batch}.json         one that has, and how
+    queues/{queue}/batches/marks/{batch}/{pack}~…     a pack of it that is settled, and how
     queues/{queue}/payloads/{day}/{task}/{nonce}      an input or a result that is large
-    queues/{queue}/archive/{stamp}-{stamp}-{nonce}    records of settled packs, in batches
-    queues/{queue}/dead/{stamp}-{stamp}-{nonce}       the same, of packs in which a task failed
+    queues/{queue}/archive/{stamp}-{stamp}-{nonce}.jsonl.gz   records of settled packs, in batches
+    queues/{queue}/dead/{stamp}-{stamp}-{nonce}.jsonl.gz      those in which a task failed
     queues/{queue}/replayed/{task}.{submitted}        as which task a settled one was replayed
 
 A list of the whole queue from `ready/` on shows first what is urgent, then what is due, then
 `tasks/`, then `unhurried/`. A pointer's key is random and never used twice; its name is that of the
-pack, with the priority and the limit that the pack's own name has not. A batch of the archive is
+pack, with the priority and the limit that the pack's own name has not. An entry of an inbox ends in
+the id of its pack's first task, and for a pack with a key in `@{priority}~{limit}`; what is urgent
+lies in the same minutes, long past, as in `ready/`. A batch of the archive is
 named after the last and the first submit in it.
 """
 
@@ -46,6 +54,7 @@ from penstock.queue.places import (
     minute_of,
     pack_at,
     stamp_of,
+    task_at,
 )
 
 _WORKER: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,120}")
@@ -54,9 +63,29 @@ _POINTER: Final = re.compile(
     r"(?:ready/[0-9]{8,9}|unhurried/[1-9])/([0-9a-f]{3})/([0-9a-hjkmnp-tv-z]{15})@(.+)"
 )
 _POINTED: Final = re.compile(r"([^~]+~[^~]+~[^~]+)(?:~(-?[0-9])~([A-Za-z0-9_.-]{0,60}))?")
+_MARK: Final = re.compile(
+    r"([0-9a-hjkmnp-tv-z]{24})/([0-9a-hjkmnp-tv-z]{24})"
+    r"~([0-9]{1,4})~([0-9]{1,4})~([0-9]{1,4})~([0-9]{1,4})"
+)
+_BATCH_ID: Final = re.compile(r"[0-9a-hjkmnp-tv-z]{24}")
+_INBOX: Final = re.compile(
+    r"([A-Za-z0-9_-][A-Za-z0-9_.-]{0,120})/([0-9]{8,9})/([0-9a-hjkmnp-tv-z]{15})@([^@/]+)"
+    r"(?:@(-?[0-9])~([A-Za-z0-9_.-]{0,60}))?"
+)
 _BATCH: Final = re.compile(
     r"([0-9a-hjkmnp-tv-z]{9})-([0-9a-hjkmnp-tv-z]{9})-[0-9a-hjkmnp-tv-z]+(?:\.[a-z.]{1,20})?"
 )
+
+
+class MarkAt(NamedTuple):
+    """What the key of a mark says: how many tasks of a batch's pack have ended in which way."""
+
+    batch: str
+    pack: str
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    expired: int = 0
 
 
 class PointerAt(NamedTuple):
@@ -66,6 +95,14 @@ class PointerAt(NamedTuple):
     nonce: str
     priority: int = 0
     limit: str = ""
+
+
+class InboxAt(NamedTuple):
+    """What the key of an entry of an inbox says."""
+
+    worker: str
+    minute: int
+    to: PointerAt
 
 
 @dataclass(frozen=True)
@@ -140,8 +177,51 @@ class QueueLayout:
         return f"{self.root}batches/"
 
     @cached_property
+    def open_batches(self) -> str:
+        return f"{self.batches}open/"
+
+    @cached_property
+    def ended_batches(self) -> str:
+        return f"{self.batches}ended/"
+
+    @cached_property
+    def all_marks(self) -> str:
+        return f"{self.batches}marks/"
+
+    def open_batch(self, batch: str) -> str:
+        return f"{self.open_batches}{check_batch(batch)}.json"
+
+    def ended_batch(self, batch: str) -> str:
+        return f"{self.ended_batches}{check_batch(batch)}.json"
+
+    def read_batch_id(self, key: str) -> str | None:
+        """The batch that a key of an open or an ended one is of; None if it is of none."""
+        name = key.rpartition("/")[2].removesuffix(".json")
+        return name if is_batch(name) and key.startswith(self.batches) else None
+
+    def marks(self, batch: str) -> str:
+        return f"{self.all_marks}{check_batch(batch)}/"
+
+    def mark(self, mark: MarkAt) -> str:
+        """The key that says how a pack of a batch has ended."""
+        return f"{self.all_marks}{mark.batch}/{'~'.join(map(str, mark[1:]))}"
+
+    def read_mark(self, key: str) -> MarkAt | None:
+        """What a mark says; None if the key is not that of a mark."""
+        found = _MARK.fullmatch(key.removeprefix(self.all_marks))
+        return MarkAt(found[1], found[2], *map(int, found.groups()[2:])) if found else None
+
+    @cached_property
+    def bell(self) -> str:
+        return f"{self.root}bell.json"
+
+    @cached_property
     def payloads(self) -> str:
         return f"{self.root}payloads/"
+
+    def payload(self, path: str) -> str:
+        """The key of a payload, by its key within the queue."""
+        return self.root + path
 
     @cached_property
     def archive(self) -> str:
@@ -151,28 +231,85 @@ class QueueLayout:
     def dead(self) -> str:
         return f"{self.root}dead/"
 
+    @cached_property
+    def inbox_leases(self) -> str:
+        return f"{self.inboxes}@leases/"
+
+    def inbox_lease(self, worker: str) -> str:
+        return f"{self.inbox_leases}{self._checked(worker)}.json"
+
+    def inbox_cursor(self, worker: str) -> str:
+        return f"{self.inboxes}@cursors/{self._checked(worker)}.json"
+
+    def inbox(self, worker: str) -> str:
+        """The folder of a worker's inbox."""
+        return f"{self.inboxes}{self._checked(worker)}/"
+
+    def read_inbox_lease(self, key: str) -> str | None:
+        """The worker that a lease of an inbox is of; None if it is of none."""
+        return _named(key, self.inbox_leases)
+
+    def inbox_of(self, folder: str) -> str | None:
+        """The worker that a folder below `inboxes` is of; None if it is of none."""
+        name = folder.removeprefix(self.inboxes).removesuffix("/")
+        return name if _WORKER.fullmatch(name) and folder == f"{self.inboxes}{name}/" else None
+
+    def inbox_entry(self, worker: str, to: PointerAt, *, minute: int) -> str:
+        """The key of an entry in a worker's inbox."""
+        at, nonce, priority, limit = to
+        has_more = at.submitted_ms is None and (priority or limit)
+        more = f"@{priority}~{limit}" if has_more else ""
+        return f"{self.inbox(worker)}{minute}/{nonce}@{at.task(0)}{more}"
+
+    def read_inbox_entry(self, key: str) -> InboxAt | None:
+        """What an entry of an inbox is to; None if the key is not that of one."""
+        found = _INBOX.fullmatch(key.removeprefix(self.inboxes))
+        if not found or not key.startswith(self.inboxes):
+            return None
+        worker, minute, nonce, task, priority, limit = found.groups()
+        try:
+            at, place = task_at(task)
+        except InvalidInput:
+            return None
+        priority, limit = (priority, limit) if priority else (at.priority, at.limit)
+        read = InboxAt(worker, int(minute), PointerAt(at, nonce, int(priority), limit or ""))
+        is_same = self.inbox_entry(worker, read.to, minute=read.minute) == key
+        return read if place == 0 and is_same else None
+
     def limit(self, key: str) -> str:
         return f"{self.limits}{check_limit(key)}.json"
 
     def schedule(self, name: str) -> str:
         return f"{self.schedules}{check_name(name, what='schedule')}.json"
 
+    def read_schedule(self, key: str) -> str | None:
+        """The schedule that a key is of; None if it is of none."""
+        name = key.removeprefix(self.schedules).removesuffix(".json")
+        try:
+            return name if key == self.schedule(name) else None
+        except InvalidInput:
+            return None
+
     def worker(self, worker: str) -> str:
+        return f"{self.workers}{self._checked(worker)}.json"
+
+    def _checked(self, worker: str) -> str:
         if not _WORKER.fullmatch(worker):
             raise InvalidInput(
                 f"{worker[:120]!r} is not the name of a worker.",
                 hint="Names have 1 to 120 letters, digits, '_', '-' and '.'.",
             )
-        return f"{self.workers}{worker}.json"
+        return worker
 
     def read_worker(self, key: str) -> str | None:
         """The worker that a key is of; None if it is of none."""
-        name = key.removeprefix(self.workers).removesuffix(".json")
-        is_one = _WORKER.fullmatch(name) is not None and key == f"{self.workers}{name}.json"
-        return name if is_one else None
+        return _named(key, self.workers)
 
-    def shard_lease(self, shard: int) -> str:
-        return f"{self.shard_leases}{shard}.json"
+    def shard_leases_of(self, era: int) -> str:
+        return f"{self.shard_leases}{era}/" if era else self.shard_leases
+
+    def shard_lease(self, shard: int, *, era: int = 0) -> str:
+        return f"{self.shard_leases_of(era)}{shard}.json"
 
     def pointer(
         self,
@@ -211,7 +348,8 @@ class QueueLayout:
 
     def batch(self, prefix: str, *, first_ms: int, last_ms: int, entropy: Entropy) -> str:
         """A new key for a batch of records, below `archive` or `dead`."""
-        return f"{prefix}{stamp_of(last_ms)}-{stamp_of(first_ms)}-{new_id(entropy, characters=12)}"
+        nonce = new_id(entropy, characters=12)
+        return f"{prefix}{stamp_of(last_ms)}-{stamp_of(first_ms)}-{nonce}.jsonl.gz"
 
     def read_batch(self, key: str) -> tuple[int, int] | None:
         """The first and the last submit in a batch, in milliseconds; None if it is no batch."""
@@ -225,3 +363,24 @@ class QueueLayout:
     def read(self, key: str) -> tuple[PackAt, bool] | None:
         """The pack that a key is of, and whether the key is its ledger; None if it is neither."""
         return pack_at(key.removeprefix(self.root)) if key.startswith(self.root) else None
+
+
+def is_batch(text: str) -> bool:
+    """Whether this can be the id of a batch of tasks."""
+    return _BATCH_ID.fullmatch(text) is not None
+
+
+def check_batch(batch: str) -> str:
+    """The id of a batch of tasks, or `InvalidInput`."""
+    if not is_batch(batch):
+        raise InvalidInput(
+            f"{batch[:120]!r} is not the id of a batch.",
+            hint="Ids have 24 letters and digits; 'penstock queue batch' lists them.",
+        )
+    return batch
+
+
+def _named(key: str, folder: str) -> str | None:
+    """The worker whose document in a folder has this key; None if it is none's."""
+    name = key.removeprefix(folder).removesuffix(".json")
+    return name if _WORKER.fullmatch(name) and key == f"{folder}{name}.json" else None

@@ -90,11 +90,13 @@ class TaskState(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
     """What the last attempt has said of itself."""
 
 
-class Lease(msgspec.Struct, frozen=True, array_like=True):
+class Lease(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """Who holds a claim, and until when."""
 
     holder: str
     expires_ms: int
+    touch_ms: int = 0
+    """If not 0: it lasts at least so long after the store's date of the ledger (`heartbeats`)."""
 
 
 class Happening(StrEnum):

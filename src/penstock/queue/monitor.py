@@ -30,7 +30,9 @@ from penstock.kernel.errors import NotFound, StoreError, UnreadableObject, Versi
 from penstock.kernel.wire import decode, encode
 from penstock.queue import transitions
 from penstock.queue.archive import keep
+from penstock.queue.batches.marks import mark_before_archiving
 from penstock.queue.discovery.scan import Run
+from penstock.queue.heartbeats import as_of
 from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger
 from penstock.queue.pack import Pack, forgotten_ms
@@ -149,6 +151,7 @@ class Monitor:
                     gone.append(each)
             elif ledger is not None and _is_void(ledger, now):
                 gone.append(each)
+        await mark_before_archiving(self._store, self._layout, records)
         await keep(self._store, self._layout, records, entropy=self._entropy)
         await asyncio.gather(*(remove(each) for each in gone))
         for each in batch:
@@ -164,7 +167,7 @@ class Monitor:
             found = await self._store.get(key)
             if found is None or found.version != each.version:
                 return None
-            return decode(Ledger, found.body, where=key)
+            return as_of(decode(Ledger, found.body, where=key), found.modified)
         except NotFound:
             return None
         except UnreadableObject as error:

@@ -13,6 +13,8 @@ alone: its name has neither, and the pointer to it has both.
 
 A task's id is `{place}.{slot}.{pack}.{count}.{index}.{type}`, with `~{priority}~{limit}` if the
 pack's name has it. It says where its pack is, so that no index is needed to find it.
+
+A payload of a task is at `payloads/{day}/{task}/{nonce}`, in the day of the task's submit.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Final, NewType
+from typing import Final, NamedTuple, NewType
 
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import InvalidInput
@@ -55,6 +58,9 @@ _ID: Final = re.compile(
 _PACK: Final = re.compile(
     r"(?:(tasks)|(keyed)|unhurried/[1-9]|ready/([0-9]{8,9}))/([0-9a-f]{3})"
     r"/([0-9a-hjkmnp-tv-z]{24})~([0-9]{1,4})~" + _ENDING
+)
+_PAYLOAD: Final = re.compile(
+    r"payloads/([0-9]{4}-[0-9]{2}-[0-9]{2})/([^/]+)/[0-9a-hjkmnp-tv-z]{24}"
 )
 
 
@@ -227,6 +233,38 @@ def _is_sound(at: PackAt) -> bool:
     delayed = at.due_minute is None or at.due_minute >= _MINUTE_MIN
     whole = 0 < at.count <= TASKS_PER_PACK_MAX and not at.limit.endswith(LEDGER)
     return named and plain and delayed and whole
+
+
+class PayloadAt(NamedTuple):
+    """What the key of a payload says: in which day its task was submitted, and which it is."""
+
+    day: str
+    at: PackAt
+    place: int
+
+
+def payload_path(task: TaskId, *, submitted_ms: int, entropy: Entropy) -> str:
+    """A new key within a queue for a payload of a task that was submitted then."""
+    return f"payloads/{day_of(submitted_ms)}/{task}/{new_id(entropy, characters=24)}"
+
+
+def payload_at(path: str) -> PayloadAt | None:
+    """Whose payload is at a key within a queue; None if it is nobody's."""
+    found = _PAYLOAD.fullmatch(path)
+    if found is None:
+        return None
+    try:
+        return PayloadAt(found[1], *task_at(found[2]))
+    except InvalidInput:
+        return None
+
+
+def day_of(milliseconds: int) -> str:
+    """The day of a time, in UTC, as text that sorts as the days do."""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, tz=UTC).date().isoformat()
+    except (ValueError, OverflowError, OSError) as error:
+        raise InvalidInput(f"{milliseconds} ms since the epoch is no day of a calendar.") from error
 
 
 def minute_of(due_ms: int) -> int:

@@ -7,15 +7,17 @@ times, before the archive is asked.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from typing import Final
 
-from penstock.kernel.errors import TaskNotFound
+from penstock.kernel.errors import PayloadLost, TaskNotFound
 from penstock.kernel.wire import decode
 from penstock.queue import archive
 from penstock.queue.access import Access
 from penstock.queue.ledger import Ledger, check_ledger
 from penstock.queue.pack import Pack, check_pack, is_void
+from penstock.queue.payloads import Payloads
 from penstock.queue.places import PackAt
 from penstock.queue.views import TaskEvent, TaskView, events_of, view_of_ledger, view_of_pack
 from penstock.store.base import find
@@ -40,6 +42,34 @@ class Reader:
     async def view(self, at: PackAt, place: int) -> TaskView:
         """The present state of a task. Raises `TaskNotFound`."""
         return await self._view(at, place, await self._find(at))
+
+    async def views(self, at: PackAt) -> list[TaskView]:
+        """The present states of all tasks of a pack. Raises `TaskNotFound`."""
+        found = await self._find(at)
+        return [await self._view(at, place, found) for place in range(at.count)]
+
+    async def whole(self, at: PackAt, place: int) -> TaskView:
+        """The same with what is large fetched; what is gone or damaged is told in `problem`."""
+        return await self.fetched(await self.view(at, place))
+
+    async def fetched(self, view: TaskView) -> TaskView:
+        """A task with its large input and result. Never raises `PayloadLost`."""
+        payloads = self.payloads
+        for name, ref in (("input", view.input_ref), ("result", view.result_ref)):
+            if ref is None:
+                continue
+            try:
+                value = json.loads(bytes(await payloads.fetch(ref)))
+            except PayloadLost as error:
+                view = replace(view, problem=" ".join(filter(None, (view.problem, error.message))))
+            else:
+                view = replace(view, **{name: value})
+        return view
+
+    @property
+    def payloads(self) -> Payloads:
+        """Where large inputs and results are."""
+        return Payloads(self.access.store, self.access.layout, self.access.entropy)
 
     async def history(self, at: PackAt, place: int) -> list[TaskEvent]:
         """What has happened to a task, oldest first. Raises `TaskNotFound`."""

@@ -2,11 +2,13 @@
 
 A small object remembers which task a settled one was replayed as, for good. Two who replay the
 same task at the same time submit with the same key, and so make the same task. A crash between the
-submit and the note makes it again as long as the key is free, and not otherwise.
+submit and the note makes it again as long as the key is free, and not otherwise. A large input is
+copied: a payload has one owner, and goes with it.
 """
 
 from __future__ import annotations
 
+import json
 from typing import ClassVar
 
 from penstock.kernel.errors import AlreadyExists
@@ -14,6 +16,7 @@ from penstock.kernel.wire import Document, decode, encode
 from penstock.queue.access import Access
 from penstock.queue.options import Options
 from penstock.queue.places import TaskId
+from penstock.queue.reading import Reader
 from penstock.queue.submission import Submitter
 from penstock.queue.views import TaskView
 from penstock.store.base import CREATE, find, pages
@@ -28,14 +31,20 @@ class Replayed(Document, frozen=True, kw_only=True):
 
 
 async def replay(access: Access, view: TaskView) -> TaskId:
-    """Submit the input of a settled task again, unless that was done; returns the new task."""
+    """Submit the input of a settled task again, unless that was done; returns the new task.
+
+    Raises `PayloadLost` if the input is large, and gone or damaged.
+    """
     where = access.layout.replayed(name_of(view))
     known = await _known(access, where)
     if known is not None:
         return known
+    value = view.input
+    if view.input_ref is not None and value is None:
+        value = json.loads(bytes(await Reader(access).payloads.fetch(view.input_ref)))
     task = await Submitter(access.store, access.layout, access.entropy).submit_keyed(
         view.type,
-        view.input,
+        value,
         Options(
             key=f"replay of {name_of(view)}",
             priority=view.priority,

@@ -14,6 +14,9 @@ find it, and then creates the pack. If there is one, this is a duplicate, and it
 back: the task of the key is that of the first. A crash between leaves a pointer to nothing, which
 is removed when the pack can no longer come. A void pack in the way is deleted (R6).
 
+An input that is large goes first, as a payload, and the pack refers to it: a crash between leaves a
+payload of nobody (`penstock.queue.payloads`). Of a key that is surely taken nothing is sent at all.
+
 `submit_many` cuts the inputs into packs of at most 1,000 tasks and `PACK_BYTES_MAX` bytes. Packs
 are sent side by side and each stands alone: if one fails, the others are submitted, and the error
 says which are not.
@@ -26,7 +29,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Protocol
 
 import msgspec
 
@@ -45,6 +48,13 @@ from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger
 from penstock.queue.options import Options
 from penstock.queue.pack import RESEND_SECONDS, Pack, is_void
+from penstock.queue.payloads import (
+    PAYLOAD_BYTES_MAX,
+    PAYLOADS_OF_A_PACK_BYTES_MAX,
+    REFERENCE_BYTES,
+    Payloads,
+    is_large,
+)
 from penstock.queue.places import (
     NONCE_CHARACTERS,
     TASKS_PER_PACK_MAX,
@@ -55,14 +65,27 @@ from penstock.queue.places import (
     keyed_pack,
     new_pack,
 )
+from penstock.queue.tracing import present, submitting
 from penstock.store.base import CREATE, ObjectStore, find
 from penstock.store.metered import labelled
 
-INPUT_BYTES_MAX: Final = 256 * 1024
+INPUT_BYTES_MAX: Final = PAYLOAD_BYTES_MAX
 PACK_BYTES_MAX: Final = 1024 * 1024
 PACKS_IN_FLIGHT: Final = 16
+HEAVY_IN_FLIGHT: Final = 2
+"""Of packs with large inputs: all of a pack must be there within W of its submit."""
 PLAIN: Final = Options()
 _KEYED_TRIES_MAX: Final = 10
+
+
+class Announcer(Protocol):
+    """Tells workers of packs (`penstock.queue.direct`). Never fails, and never takes long."""
+
+    async def choose(self, at: PackAt) -> str | None:
+        """Whom to tell of a pack; empty if nobody is there. None: its type is not announced."""
+
+    async def announce(self, worker: str, at: PackAt, pack: Pack) -> None:
+        """Tell of a pack that is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +95,9 @@ class Submitter:
     store: ObjectStore
     layout: QueueLayout
     entropy: Entropy
+    announcer: Announcer | None = None
 
+    @submitting
     async def submit_many(
         self, type: str, inputs: Sequence[object], options: Options = PLAIN
     ) -> list[TaskId]:
@@ -83,9 +108,10 @@ class Submitter:
         check_name(type, what="type")
         batches = list(_batches([_as_json(value, place) for place, value in enumerate(inputs)]))
         slots = asyncio.Semaphore(PACKS_IN_FLIGHT)
+        heavy = asyncio.Semaphore(HEAVY_IN_FLIGHT)
 
         async def send(batch: Sequence[msgspec.Raw]) -> list[TaskId] | PenstockError:
-            async with slots:
+            async with heavy if any(map(is_large, batch)) else slots:
                 try:
                     with labelled("submit"):
                         return await self._submit(type, batch, options)
@@ -94,20 +120,53 @@ class Submitter:
 
         return _joined(batches, await asyncio.gather(*(send(batch) for batch in batches)))
 
+    @submitting
     async def submit_keyed(
-        self, type: str, value: object, options: Options, *, key_seconds: int
+        self,
+        type: str,
+        value: object,
+        options: Options,
+        *,
+        key_seconds: int,
+        submitted_ms: int | None = None,
     ) -> TaskId:
-        """Submit one task unless its key is taken; returns the id of the key's task."""
+        """Submit one task unless its key is taken; returns the id of the key's task.
+
+        A submit that rests on something that was read says with `submitted_ms` when that was, on
+        the store's clock: what comes to the store W later than that is void (R2), so that nobody
+        acts on what was true long ago.
+        """
         assert options.key is not None, "it has a key"
         at = keyed_pack(type=type, key=options.key)
         body = _as_json(value, 0)
         with labelled("submit"):
-            submitted_ms = int((await self.store.now()).latest * 1000)
+            if submitted_ms is None:
+                submitted_ms = int((await self.store.now()).latest * 1000)
+            if is_large(body) and await self._is_surely_taken(at):
+                return at.task(0)
+            inputs, refs = await self.payloads.offload(at, (body,), submitted_ms=submitted_ms)
             nonce = new_id(self.entropy, characters=NONCE_CHARACTERS)
-            pack = _pack(type, (body,), options, nonce=nonce, submitted_ms=submitted_ms)
-            pack = msgspec.structs.replace(pack, key=options.key, key_seconds=key_seconds)
+            pack = _pack(type, inputs, options, nonce=nonce, submitted_ms=submitted_ms)
+            pack = msgspec.structs.replace(
+                pack, key=options.key, key_seconds=key_seconds, refs=refs
+            )
             await self._send_keyed(at, pack)
         return at.task(0)
+
+    @property
+    def payloads(self) -> Payloads:
+        """Where large inputs go."""
+        return Payloads(self.store, self.layout, self.entropy)
+
+    async def _is_surely_taken(self, at: PackAt) -> bool:
+        """Whether this is a duplicate, so that a large input need not be sent."""
+        if await self._is_taken(at):
+            return True
+        where = self.layout.ledger(at)
+        found = await find(self.store, where)
+        ledger = decode(Ledger, found.body, where=where) if found else None
+        now = await self.store.now()
+        return ledger is not None and ledger.settled and now.latest * 1000 < ledger.key_ends_ms
 
     async def _send_keyed(self, at: PackAt, pack: Pack) -> None:
         where = self.layout.pack(at)
@@ -131,6 +190,7 @@ class Submitter:
                     return
             else:
                 await self._check_in_time(pack.submitted_ms, where)
+                await self._announce(await self._choose(at), at, pack)
                 return
         raise OutcomeUnknown(
             "The pack of this key comes and goes: whether it was submitted cannot be told.",
@@ -189,11 +249,27 @@ class Submitter:
             limit=options.limit,
         )
         pack = _pack(type, inputs, options, nonce=new_id(self.entropy), submitted_ms=submitted_ms)
+        worker = await self._choose(at)
         if pack.due_ms:
             at = delayed(at, due_ms=pack.due_ms)
+        elif worker == "" and not pack.priority:
+            # Nobody can be told of it now: workers look where things become due.
+            at = delayed(at, due_ms=submitted_ms)
+        inputs, refs = await self.payloads.offload(at, inputs, submitted_ms=submitted_ms)
+        if refs:
+            pack = msgspec.structs.replace(pack, inputs=inputs, refs=refs)
         await self.store.put(self.layout.pack(at), encode(pack), CREATE)
         await self._check_in_time(submitted_ms, self.layout.pack(at))
+        await self._announce(worker, at, pack)
         return [at.task(index) for index in range(at.count)]
+
+    async def _choose(self, at: PackAt) -> str | None:
+        return await self.announcer.choose(at) if self.announcer else None
+
+    async def _announce(self, worker: str | None, at: PackAt, pack: Pack) -> None:
+        """Tell a worker of a pack, which is written: never before."""
+        if self.announcer and worker:
+            await self.announcer.announce(worker, at, pack)
 
 
 def _pack(
@@ -216,7 +292,7 @@ def _pack(
         expires_ms=submitted_ms + int(options.expires * 1000) if options.expires else 0,
         tags=dict(options.tags),
         batch=options.batch,
-        trace=options.trace,
+        trace=options.trace or present(),
     )
 
 
@@ -275,13 +351,16 @@ def _as_json(value: object, place: int) -> msgspec.Raw:
 
 def _batches(inputs: Sequence[msgspec.Raw]) -> Iterator[list[msgspec.Raw]]:
     batch: list[msgspec.Raw] = []
-    size = 0
+    size = apart = 0
     for each in inputs:
-        length = len(bytes(each))
-        if batch and (len(batch) == TASKS_PER_PACK_MAX or size + length > PACK_BYTES_MAX):
+        length = memoryview(each).nbytes
+        large, length = (length, REFERENCE_BYTES) if is_large(each) else (0, length)
+        is_full = len(batch) == TASKS_PER_PACK_MAX or size + length > PACK_BYTES_MAX
+        if batch and (is_full or apart + large > PAYLOADS_OF_A_PACK_BYTES_MAX):
             yield batch
-            batch, size = [], 0
+            batch, size, apart = [], 0, 0
         batch.append(each)
         size += length
+        apart += large
     if batch:
         yield batch

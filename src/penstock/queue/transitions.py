@@ -11,6 +11,7 @@ What they keep, whatever they are called with:
   was overtaken is refused for exactly those tasks; its neighbours are not.
 - Every change first expires the leases that are over, so that the heartbeats of one holder never
   hide the death of another.
+- What has expired is settled only while nobody holds it: who has begun in time may end.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import msgspec
 from penstock.queue.changes import Change, ms_of
 from penstock.queue.endings import (
     Ending,
+    Expired,
     Failed,
     GivenBack,
     Retried,
@@ -36,6 +38,7 @@ from penstock.queue.ledger import (
     Lease,
     Ledger,
     LogLine,
+    Progress,
     Status,
     TaskState,
 )
@@ -58,6 +61,8 @@ class Claim:
     """Only these, if given."""
     is_provisional: bool = False
     """Nothing will run: the attempt does not count, whatever becomes of it."""
+    touch_ms: int = 0
+    """For one who renews by touching (`heartbeats`): how long after a touch the lease lasts."""
 
 
 def claim(ledger: Ledger, wanted: Claim, now: Interval) -> tuple[Ledger, tuple[int, ...]]:
@@ -66,7 +71,9 @@ def claim(ledger: Ledger, wanted: Claim, now: Interval) -> tuple[Ledger, tuple[i
     Returns the ledger and the places of the tasks taken; the ledger itself if nothing changes.
     """
     # If the claim is there already, its answer was lost: who asks again is alive.
-    ledger, _ = extend(ledger, (wanted.id,), lease_ms=wanted.lease_ms, now=now)
+    ledger, _ = extend(
+        ledger, (wanted.id,), lease_ms=wanted.lease_ms, now=now, touch_ms=wanted.touch_ms
+    )
     change = Change(ledger, now)
     taken: list[int] = []
     held = sum(task.status is Status.CLAIMED and task.claim == wanted.id for task in change.tasks)
@@ -88,12 +95,12 @@ def claim(ledger: Ledger, wanted: Claim, now: Interval) -> tuple[Ledger, tuple[i
         taken.append(place)
     if taken:
         expires = ms_of(now.latest) + wanted.lease_ms
-        change.leases[wanted.id] = Lease(wanted.holder, expires)
+        change.leases[wanted.id] = Lease(wanted.holder, expires, wanted.touch_ms)
     return change.ledger(), tuple(taken)
 
 
 def extend(
-    ledger: Ledger, claims: Iterable[str], *, lease_ms: int, now: Interval
+    ledger: Ledger, claims: Iterable[str], *, lease_ms: int, now: Interval, touch_ms: int = 0
 ) -> tuple[Ledger, frozenset[str]]:
     """Move the ends of these leases; returns those that are still held, late or not."""
     claims = frozenset(claims)
@@ -101,7 +108,7 @@ def extend(
     end = ms_of(now.latest) + lease_ms
     # Who asks is alive: its lease counts as extended before what is over is looked at.
     leases = {
-        name: Lease(lease.holder, max(lease.expires_ms, end)) if name in held else lease
+        name: Lease(lease.holder, max(lease.expires_ms, end), touch_ms) if name in held else lease
         for name, lease in ledger.leases.items()
     }
     extended = _replace(ledger, leases=leases) if held else ledger
@@ -114,11 +121,13 @@ def settle(
     *,
     now: Interval,
     inputs: Sequence[msgspec.Raw],
+    expires_ms: int = 0,
 ) -> tuple[Ledger, frozenset[int]]:
     """Record how attempts ended: place → (claim id, ending). Returns the places refused.
 
     Refused is what another claim holds by now, or nobody. An ending counts although its lease is
     over, as long as nobody has noticed. The write that settles the last task takes the inputs in.
+    What the pack's `expires_ms` forbids to start, now or when its retry is due, is settled too.
     """
     change = Change(ledger, now)
     refused: set[int] = set()
@@ -127,9 +136,47 @@ def settle(
         if not claim_id or task.claim != claim_id:
             refused.add(place)
         elif task.status is Status.CLAIMED:
-            _end(change, place, sound(ending, count=len(change.tasks)))
+            _end(change, place, sound(ending, count=len(change.tasks)), expires_ms=expires_ms)
         # Otherwise it was settled by this very claim, whose answer was lost.
-    return _completed(expire(change.ledger(), now), inputs), frozenset(refused)
+    after = lapse(expire(change.ledger(), now), expires_ms=expires_ms, now=now)
+    return _completed(after, inputs), frozenset(refused)
+
+
+def lapse(ledger: Ledger, *, expires_ms: int, who: str = "", now: Interval) -> Ledger:
+    """Settle what nobody holds as expired, if the time of the pack is surely over."""
+    if not has_expired(expires_ms, now):
+        return ledger
+    change = Change(ledger, now)
+    for place, task in enumerate(change.tasks):
+        if task.status in (Status.READY, Status.RETRYING) and not task.cancel:
+            change.settle(place, Status.EXPIRED, who=who, failure=task.failure)
+    return change.ledger()
+
+
+def has_expired(expires_ms: int, now: Interval) -> bool:
+    """Whether nothing of a pack that names this time may start any more."""
+    return 0 < expires_ms <= ms_of(now.earliest)
+
+
+def closed_by(
+    before: Ledger, after: Ledger, endings: Mapping[int, tuple[str, Ending]]
+) -> dict[int, Status]:
+    """What a change has settled besides the tasks whose attempts ended with it."""
+    return {
+        place: task.status
+        for place, (old, task) in enumerate(zip(before.tasks, after.tasks, strict=True))
+        if task.status.settled and not old.status.settled and place not in endings
+    }
+
+
+def tell(ledger: Ledger, reports: Mapping[int, tuple[str, Progress]]) -> Ledger:
+    """Note what attempts say of themselves: place → (claim id, progress). Only who holds it may."""
+    tasks = list(ledger.tasks)
+    for place, (claim_id, progress) in reports.items():
+        task = tasks[place]
+        if claim_id and task.claim == claim_id and task.status is Status.CLAIMED:
+            tasks[place] = _replace(task, progress=progress)
+    return _replace(ledger, tasks=tuple(tasks)) if reports else ledger
 
 
 def expire(ledger: Ledger, now: Interval) -> Ledger:
@@ -163,8 +210,9 @@ def close(
     who: str,
     now: Interval,
     inputs: Sequence[msgspec.Raw],
+    expires_ms: int = 0,
 ) -> Ledger:
-    """Settle what is `over`: as cancelled if that was asked for, else as failed."""
+    """Settle what is `over`: as cancelled if that was asked for, else as failed; and `lapse`."""
     expired = expire(ledger, now)
     change = Change(expired, now)
     for place in over(expired, attempts_max=attempts_max):
@@ -174,7 +222,8 @@ def close(
         else:
             lost = task.failure or Failure("LeaseExpired", "The worker of every attempt was lost.")
             change.settle(place, Status.FAILED, who=who, failure=lost)
-    return _completed(change.ledger(), inputs)
+    after = lapse(change.ledger(), expires_ms=expires_ms, who=who, now=now)
+    return _completed(after, inputs)
 
 
 def cancel(
@@ -277,19 +326,24 @@ def _may_start(task: TaskState, now: Interval) -> bool:
     )
 
 
-def _end(change: Change, place: int, ending: Ending) -> None:
+def _end(change: Change, place: int, ending: Ending, *, expires_ms: int) -> None:
     task = change.tasks[place]
     lease = change.leases.get(task.claim)
     who = lease.holder if lease else ""
     match ending:
-        case Succeeded(result):
-            change.settle(place, Status.SUCCEEDED, who=who, result=result)
+        case Succeeded(result, is_ref):
+            change.settle(place, Status.SUCCEEDED, who=who, result=result, is_ref=is_ref)
         case Failed(failure):
             change.settle(place, Status.FAILED, who=who, failure=failure)
         case Stopped():
             change.settle(place, Status.CANCELLED, who=who)
-        case Retried() | GivenBack() if task.cancel:
+        case Retried() | GivenBack() | Expired() if task.cancel:
             change.settle(place, Status.CANCELLED, who=who)
+        case Expired():
+            change.tasks[place] = _replace(task, given_back=task.given_back + 1)
+            change.settle(place, Status.EXPIRED, who=who, failure=task.failure)
+        case Retried(failure, due_ms) if 0 < expires_ms <= due_ms:
+            change.settle(place, Status.EXPIRED, who=who, failure=failure)
         case Retried(failure, due_ms):
             state = TaskState(
                 status=Status.RETRYING,
@@ -297,6 +351,7 @@ def _end(change: Change, place: int, ending: Ending) -> None:
                 given_back=task.given_back,
                 at_ms=due_ms,
                 failure=failure,
+                progress=task.progress,
             )
             change.set(place, state, Happening.RETRYING, who=who, note=failure.error)
         case GivenBack():
@@ -305,5 +360,6 @@ def _end(change: Change, place: int, ending: Ending) -> None:
                 attempt=task.attempt,
                 given_back=task.given_back + 1,
                 failure=task.failure,
+                progress=task.progress,
             )
             change.set(place, state, Happening.GIVEN_BACK, who=who)

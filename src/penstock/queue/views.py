@@ -14,7 +14,7 @@ from penstock.queue.pack import Pack, Reference
 from penstock.queue.places import PackAt, TaskId
 from penstock.queue.transitions import history
 
-_WORDS = {
+WORDS = {
     Status.READY: "ready",
     Status.CLAIMED: "running",
     Status.RETRYING: "retrying",
@@ -23,6 +23,7 @@ _WORDS = {
     Status.CANCELLED: "cancelled",
     Status.EXPIRED: "expired",
 }
+"""The words for the states that a ledger knows."""
 CANCELLER = "cancel"
 """Who cancels, in the log."""
 STATES = ("ready", "delayed", "running", "retrying", "succeeded", "failed", "cancelled", "expired")
@@ -62,6 +63,8 @@ class TaskView:
     input_ref: Reference | None = None
     """Where its input is, if that is large; `input` is None then, unless it was fetched."""
     result_ref: Reference | None = None
+    problem: str = ""
+    """Why its input or its result could not be fetched, if so."""
 
     @property
     def is_settled(self) -> bool:
@@ -115,7 +118,7 @@ def view_of_ledger(at: PackAt, place: int, ledger: Ledger, pack: Pack | None) ->
     return TaskView(
         id=at.task(place),
         type=at.type,
-        status=_WORDS[task.status],
+        status=WORDS[task.status],
         attempt=task.attempt,
         input=_plain(inputs[place]) if inputs and not is_ref else None,
         result=_plain(task.result) if task.status is Status.SUCCEEDED and not task.is_ref else None,

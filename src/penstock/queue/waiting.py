@@ -8,6 +8,7 @@ While the store is away the wait goes on: to wait is what was asked for.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import Any, Final
 
@@ -50,22 +51,31 @@ class Waiter:
         pause = _SECONDS_MIN
         while True:
             left = None if seconds is None else max(0.0, began + seconds - self._clock.monotonic())
-            view = None
+            view, result = None, None
             try:
                 # Once at least, also without a timeout that would allow it.
                 async with asyncio.timeout(None if left is None else max(left, 1.0)):
                     view = await self._settled(at, place, seconds=pause / 2)
+                # What is large may take longer to fetch than there was to wait.
+                result = await self._result(view)
             except TimeoutError:
-                pass
+                view = None
             except (Throttled, Unavailable) as error:
+                view = None
                 _log.warning("waiting for task %s, the store is away: %s", id, error)
             if view is not None:
-                return _outcome(view)
+                return _outcome(view, result)
             left = None if seconds is None else began + seconds - self._clock.monotonic()
             if left is not None and left <= 0:
                 raise NotSettled(f"The task {id!r} has not ended in {seconds} s.", task=id)
             await self._clock.sleep(pause if left is None else min(pause, left))
             pause = min(_SECONDS_MAX, pause * 1.5)
+
+    async def _result(self, view: TaskView | None) -> Any:
+        """What a task has returned, fetched if it is large. Raises `PayloadLost`."""
+        if view is None or view.result_ref is None:
+            return view.result if view else None
+        return json.loads(bytes(await self._reader.payloads.fetch(view.result_ref)))
 
     async def _settled(self, at: PackAt, place: int, *, seconds: float) -> TaskView | None:
         """The task if it is settled. Those of one pack share a reading that is recent enough."""
@@ -82,10 +92,10 @@ class Waiter:
         return view_of_ledger(at, place, ledger, None) if ledger and settled else None
 
 
-def _outcome(view: TaskView) -> Any:
+def _outcome(view: TaskView, result: Any) -> Any:
     match view.status:
         case "succeeded":
-            return view.result
+            return result
         case "cancelled":
             raise TaskCancelled(f"The task {view.id!r} was cancelled.", task=view.id)
         case "expired":

@@ -15,6 +15,7 @@ lease ends. What happens in between is told in `penstock.queue.running.shift`.
 
 from __future__ import annotations
 
+import copy
 import os
 import platform
 from collections.abc import Callable
@@ -23,14 +24,25 @@ from typing import Any, Final, TypeVar
 
 from penstock.kernel.errors import InvalidInput
 from penstock.kernel.signals import stopped_by_signals
+from penstock.queue.chores import chores_of
 from penstock.queue.client import Queue
 from penstock.queue.discovery.base import Discovery
+from penstock.queue.discovery.direct import DirectDiscovery
 from penstock.queue.discovery.leased import LeasedDiscovery
+from penstock.queue.discovery.sampled import SampledDiscovery
 from penstock.queue.discovery.shared import SharedDiscovery
+from penstock.queue.metrics import Metrics, meter_of
+from penstock.queue.running.control_gate import ControlGate
 from penstock.queue.running.handlers import Handler, Handlers
+from penstock.queue.running.hooks import Hooks
+from penstock.queue.running.inline import inline_function, inline_handler
+from penstock.queue.running.isolated import Children
+from penstock.queue.running.limit_gate import LimitGate
+from penstock.queue.running.observing import Watch
 from penstock.queue.running.retry import Retry
 from penstock.queue.running.shift import Shift
 from penstock.queue.settings import Mode, WorkerSettings, mode_from, settings_from
+from penstock.store.metered import Meter
 
 CONCURRENCY_MAX: Final = 1000
 
@@ -55,30 +67,94 @@ class Worker:
         self.concurrency = concurrency
         self.mode: Mode = mode_from(mode, os.environ)
         self.settings = settings or settings_from(os.environ)
-        self._name = name or platform.node().split(".")[0][:40] or "worker"
+        self.call(name)
         self._handlers = Handlers()
+        self._hooks = Hooks()
+        self._metrics = Metrics()
+        self._meter: Meter | None = None
         self._shift: Shift | None = None
         self._stop_asked = 0
 
+    def call(self, name: str) -> None:
+        """Give it a name, before it runs: in mode `direct` its own, elsewhere the beginning of it.
+
+        Empty: that of the machine, and in mode `direct` a new one every time.
+        """
+        self._is_named = bool(name)
+        self._name = name or platform.node().split(".")[0][:40] or "worker"
+
     def handler(
-        self, type: str, *, timeout: float | None = None, retry: Retry | None = None
+        self,
+        type: str,
+        *,
+        timeout: float | None = None,
+        retry: Retry | None = None,
+        isolate: bool = False,
     ) -> Callable[[Function], Function]:
-        """Register the function for the tasks of a type. `timeout` is in seconds."""
+        """Register the function for the tasks of a type. `timeout` is in seconds.
+
+        With `isolate`, it runs in a process of its own, which is killed at the timeout.
+        """
 
         def register(function: Function) -> Function:
             self._handlers.add(
                 Handler(
-                    type=type, function=function, timeout_seconds=timeout, retry=retry or Retry()
+                    type=type,
+                    function=function,
+                    timeout_seconds=timeout,
+                    retry=retry or Retry(),
+                    isolate=isolate,
                 )
             )
             return function
 
         return register
 
+    def on(self, event: str) -> Callable[[Function], Function]:
+        """Have a function told of events: start, stop, attempt, success, retry, failure, settled.
+
+        It is called with a `WorkerEvent`, and changes nothing of what happens.
+        """
+
+        self._hooks.check(event)
+
+        def register(function: Function) -> Function:
+            self._hooks.add(event, function)
+            return function
+
+        return register
+
+    def metrics(self) -> str:
+        """What it has done so far, and what that cost, in the text format of Prometheus."""
+        return self._metrics.text(self._meter)
+
     @property
     def types(self) -> tuple[str, ...]:
         """The types that it has a handler for."""
         return self._handlers.types
+
+    def again(self, queue: Queue, *, inline: bool = False) -> Worker:
+        """Another worker like this one, which has not run yet, on a queue of its own.
+
+        With `inline`, no handler or hook has a thread or a process: for tests in virtual time.
+        """
+        handlers = Handlers()
+        for each in map(self._handlers.get, self._handlers.types):
+            assert each is not None
+            handlers.add(inline_handler(each) if inline else each)
+        other = copy.copy(self)
+        vars(other).update(
+            queue=queue,
+            _handlers=handlers,
+            _hooks=self._hooks.again(inline_function if inline else None),
+            # Its id and its figures are its own.
+            _is_named=False,
+            _metrics=Metrics(),
+            _meter=None,
+            _shift=None,
+            _stop_asked=0,
+        )
+        return other
 
     def stop(self) -> None:
         """Begin to stop; asked a second time, give back at once what runs."""
@@ -95,13 +171,23 @@ class Worker:
             )
         if self._shift is not None:
             raise InvalidInput("A worker runs once; make another.")
-        async with self.queue.opened():
+        self._handlers.check()
+        watch, children = Watch(hooks=self._hooks, metrics=self._metrics), Children()
+        async with self.queue.opened(), watch.watching(self._name), children:
+            self._meter = meter_of(self.queue.access.store)
             self._shift = Shift(
                 self.queue.access,
                 self._handlers,
                 self._discovery(),
                 concurrency=self.concurrency,
                 settings=self.settings,
+                gates=(
+                    ControlGate(self.queue.access),
+                    LimitGate(self.queue.access, name=self._name, concurrency=self.concurrency),
+                ),
+                chores=chores_of(self.queue.access),
+                watch=watch,
+                children=children,
             )
             if self._stop_asked:
                 self._shift.stop(at_once=False)
@@ -120,12 +206,32 @@ class Worker:
                     lease_seconds=self.settings.task_lease_seconds,
                     entropy=queue.entropy,
                 )
+            case Mode.SAMPLED:
+                return SampledDiscovery(
+                    queue.store,
+                    queue.layout,
+                    name=self._name,
+                    lease_seconds=self.settings.task_lease_seconds,
+                    sample_shards=self.settings.sample_shards,
+                    entropy=queue.entropy,
+                )
+            case Mode.DIRECT:
+                return DirectDiscovery(
+                    queue.store,
+                    queue.layout,
+                    name=self._name,
+                    is_named=self._is_named,
+                    handles=frozenset(self._handlers.types),
+                    config=queue.config,
+                    settings=self.settings,
+                    entropy=queue.entropy,
+                )
             case Mode.LEASED:
                 return LeasedDiscovery(
                     queue.store,
                     queue.layout,
                     name=self._name,
-                    shards=queue.config.shards,
+                    config=queue.config,
                     handles=frozenset(self._handlers.types),
                     settings=self.settings,
                     concurrency=self.concurrency,

@@ -21,13 +21,16 @@ does not answer, say, or when more than `WRITERS_MAX` others have written before
 lost put could be read. It never raises a milder error then. If the object is deleted meanwhile,
 what it remembered is gone with it, and the update starts again from nothing.
 
+Where the store's date of the object counts, a lease that is renewed by touching it say, `dated`
+says what a document means that was read; `touch` dates it anew.
+
 A process that dies inside leaves the object before or after the update.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
@@ -43,7 +46,7 @@ from penstock.kernel.errors import (
     VersionConflict,
 )
 from penstock.kernel.wire import Stamped, decode, encode
-from penstock.store.base import CREATE, ObjectStore, PutMode, Swap, Version
+from penstock.store.base import CREATE, NO_METADATA, ObjectStore, PutMode, Swap, Version
 
 TRIES_MAX: Final = 100
 PAUSE_SECONDS_MAX: Final = 2.0
@@ -57,6 +60,8 @@ class Snapshot(Generic[State]):
 
     state: State | None
     version: Version | None
+    modified: float = 0.0
+    """The store's date of what was read; 0 of what was written, whose date is not known."""
 
 
 Change = Callable[[State | None], State | None]
@@ -84,10 +89,18 @@ class Cell(Generic[State]):
         *,
         entropy: Entropy | None = None,
         check: Callable[[State], None] | None = None,
+        dated: Callable[[State, float], State] | None = None,
+        metadata: Callable[[State], Mapping[str, str]] | None = None,
     ) -> None:
-        """`check` may refuse a document that was read, with `UnreadableObject`."""
+        """`check` may refuse a document that was read, with `UnreadableObject`.
+
+        `dated` is what a document means that was read from an object of this date: everybody sees
+        that, and none what was stored. `metadata` is what the object gets with a document.
+        """
         entropy = entropy or system_entropy()
         self._check = check
+        self._dated = dated
+        self._metadata = metadata
         self.key = key
         self._store = store
         self._kind = kind
@@ -116,6 +129,24 @@ class Cell(Generic[State]):
             if self._last is not None and self._last.version is not None:
                 await self._store.delete(self.key, version=self._last.version)
             self._last = None
+
+    async def touch(self, metadata: Mapping[str, str]) -> bool:
+        """Date what was read or written last anew, without sending it.
+
+        False if others have written: what is there now has been read. The metadata should be like
+        no other's, so that a lost answer can be settled.
+        """
+        async with self._busy:
+            last = self._last
+            if last is None or last.version is None:
+                return False
+            try:
+                version = await self._store.touch(self.key, version=last.version, metadata=metadata)
+            except (NotFound, VersionConflict):
+                await self._fetch()
+                return False
+            self._last = Snapshot(last.state, version)
+            return True
 
     async def update(self, change: Change[State]) -> State | None:
         """Make `change(present)` the present document, once, and return it.
@@ -178,7 +209,8 @@ class Cell(Generic[State]):
         )
         mode: PutMode = CREATE if present.version is None else Swap(present.version)
         try:
-            version = await self._store.put(self.key, encode(state), mode)
+            metadata = self._metadata(state) if self._metadata else NO_METADATA
+            version = await self._store.put(self.key, encode(state), mode, metadata=metadata)
         except Superseded:
             sends.superseded = sends.unsettled = True
             return None
@@ -216,7 +248,8 @@ class Cell(Generic[State]):
         )
 
     async def _fetch(self) -> Snapshot[State]:
-        known = self._last
+        # Where the date counts, "unchanged" is no answer: a touch leaves the version as it is.
+        known = None if self._dated else self._last
         try:
             found = await self._store.get(self.key, unless=known.version if known else None)
         except NotFound:
@@ -229,7 +262,9 @@ class Cell(Generic[State]):
             state = decode(self._kind, found.body, where=self.key)
             if self._check is not None:
                 self._check(state)
-            self._last = Snapshot(state, found.version)
+            if self._dated is not None:
+                state = self._dated(state, found.modified)
+            self._last = Snapshot(state, found.version, found.modified)
         return self._last
 
     async def _pause(self, tries: int) -> None:

@@ -60,7 +60,7 @@ def test_two_at_the_same_time_agree() -> None:
     async def check(store: MemoryStore) -> None:
         wanted = [QueueConfig(shards=2**number) for number in range(1, 6)]
         made = await asyncio.gather(*(make_queue(store, LAYOUT, each) for each in wanted))
-        assert len(set(made)) == 1
+        assert len({each.shards for each in made}) == 1
         assert made[0] == await read_config(store, LAYOUT)
 
     for seed in range(5):
@@ -118,3 +118,17 @@ def test_the_error_names_the_queues_that_are_there() -> None:
         assert (await no_such_queue(store, LAYOUT)).hint.startswith("There are: images, mail.")
 
     _run(check)
+
+
+def test_which_types_are_direct_is_agreed_on() -> None:
+    async def check(store: MemoryStore) -> None:
+        await make_queue(store, LAYOUT, QueueConfig(direct=("a", "b")))
+        config = await read_config(store, LAYOUT)
+        assert config is not None
+        assert [config.is_direct(type_) for type_ in "abc"] == [True, True, False]
+
+    _run(check)
+    assert QueueConfig(direct=("*",)).is_direct("whatever")
+    assert not QueueConfig().is_direct("whatever")
+    with pytest.raises(InvalidInput, match="is not the name of a type"):
+        checked(QueueConfig(direct=("a", "*")))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.layout import QueueLayout
+from penstock.queue.layout import InboxAt, PointerAt, QueueLayout
 from penstock.queue.places import SLOTS, PackAt, delayed, keyed_pack, new_pack, task_at
 from penstock.store.base import check_key
 
@@ -100,3 +100,31 @@ def test_a_wrong_name_is_refused(name: str) -> None:
         QueueLayout(name)
     with pytest.raises(InvalidInput, match="is not the name of a type"):
         keyed_pack(type=name, key="k")
+
+
+@given(at=packs(), minute=st.integers(20_000_000, 99_999_999), priority=st.integers(-9, 9))
+def test_the_entry_of_an_inbox_tells_its_pack_and_nothing_else_is_one(
+    at: PackAt, minute: int, priority: int
+) -> None:
+    is_keyed = at.submitted_ms is None
+    to = PointerAt(
+        at,
+        "0123456789abcde",
+        priority if is_keyed else at.priority,
+        "api" if is_keyed else at.limit,
+    )
+    key = LAYOUT.inbox_entry("worker-1", to, minute=minute)
+    assert LAYOUT.read_inbox_entry(check_key(key)) == InboxAt("worker-1", minute, to)
+    assert LAYOUT.read(key) is None
+    assert LAYOUT.read_pointer(key) is None
+    for other in (key + "/x", key.replace("inbox/", "ready/"), key.replace("@", "/", 1)):
+        assert LAYOUT.read_inbox_entry(other) is None
+
+
+def test_the_documents_of_inboxes_are_nobodys_inbox() -> None:
+    assert LAYOUT.read_inbox_lease(LAYOUT.inbox_lease("a.b")) == "a.b"
+    assert LAYOUT.read_inbox_lease(LAYOUT.inbox_cursor("a")) is None
+    assert LAYOUT.inbox_of(LAYOUT.inbox("a")) == "a"
+    assert LAYOUT.inbox_of(LAYOUT.inbox_leases) is None
+    with pytest.raises(InvalidInput):
+        LAYOUT.inbox_lease("@leases")

@@ -11,9 +11,10 @@ from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput, OutcomeUnknown, Refused, Unavailable
 from penstock.kernel.wire import decode, encode
 from penstock.queue.layout import QueueLayout
-from penstock.queue.owning.leases import LeaseSettings, ShardLeases
+from penstock.queue.owning.leases import ShardLeases
 from penstock.queue.owning.load import Load
 from penstock.queue.owning.registry import Reason, Registration, Role, ShardLease
+from penstock.queue.owning.times import LeaseSettings
 from penstock.store.base import NO_METADATA, REPLACE, PutMode, Version, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 
 import pytest
 
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.client import Queue
-from penstock.queue.settings import Mode, WorkerSettings, mode_from, settings_from
+from penstock.queue.settings import (
+    DispatchSettings,
+    Mode,
+    Selection,
+    WorkerSettings,
+    dispatch_from,
+    mode_from,
+    settings_from,
+)
 from penstock.queue.worker import Worker
 
 
@@ -94,7 +103,7 @@ def test_the_code_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(queue.close())
 
 
-@pytest.mark.parametrize("mode", ["Leased", "direct", "1"])
+@pytest.mark.parametrize("mode", ["Leased", "directly", "1"])
 def test_what_is_no_mode_is_refused(mode: str) -> None:
     for given, environment in ((mode, {}), (None, {"PENSTOCK_WORKER_MODE": mode})):
         with pytest.raises(InvalidInput, match="is not a mode") as caught:
@@ -149,3 +158,44 @@ def test_endings_of_large_packs_wait_longer_and_of_one_not_at_all() -> None:
     settings = WorkerSettings(settle_seconds=2.0)
     waits = [settings.settle_seconds_of(count) for count in (1, 2, 250, 500, 1000)]
     assert waits == [0.0, 2.0, 2.0, 4.0, 8.0]
+
+
+def test_the_settings_of_direct_dispatch_have_the_names_and_values_of_its_design() -> None:
+    worker, producer = WorkerSettings(), DispatchSettings()
+    assert worker.lease_duration_secs == 60
+    assert worker.lease_renewal_interval_secs == 20
+    assert worker.overflow_scavenge_interval_secs == 120
+    assert producer.worker_discovery_cache_ttl_secs == 30
+    assert producer.worker_selection is Selection.ROUND_ROBIN
+    environment = {
+        "PENSTOCK_WORKER_LEASE_DURATION_SECS": "90",
+        "PENSTOCK_WORKER_LEASE_RENEWAL_INTERVAL_SECS": "30",
+        "PENSTOCK_WORKER_OVERFLOW_SCAVENGE_INTERVAL_SECS": "10",
+        "PENSTOCK_QUEUE_WORKER_DISCOVERY_CACHE_TTL_SECS": "5",
+        "PENSTOCK_QUEUE_WORKER_SELECTION": "hash",
+    }
+    assert settings_from(environment) == WorkerSettings(
+        lease_duration_secs=90, lease_renewal_interval_secs=30, overflow_scavenge_interval_secs=10
+    )
+    assert dispatch_from(environment) == DispatchSettings(
+        worker_discovery_cache_ttl_secs=5, worker_selection=Selection.HASH
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: WorkerSettings(lease_duration_secs=30), "at most half of lease_duration_secs"),
+        (lambda: WorkerSettings(overflow_scavenge_interval_secs=0), "between 1 s and a day"),
+        (lambda: DispatchSettings(worker_discovery_cache_ttl_secs=-1), "between 0 s and an hour"),
+        (
+            lambda: dispatch_from({"PENSTOCK_QUEUE_WORKER_SELECTION": "best"}),
+            "'best' is not a way to select a worker",
+        ),
+    ],
+)
+def test_settings_of_direct_dispatch_that_cannot_be_are_refused(
+    make: Callable[[], object], words: str
+) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        make()

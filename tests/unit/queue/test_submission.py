@@ -66,8 +66,8 @@ def test_a_thousand_tasks_are_one_put_and_keep_their_order() -> None:
 
 
 def test_large_inputs_make_smaller_packs() -> None:
-    _, _, meter = _submitted(["x" * 200_000] * 10)
-    assert meter.requests(kind=Kind.PUT) == 2
+    _, _, meter = _submitted(["x" * 60_000] * 40)
+    assert meter.requests(kind=Kind.PUT) == 3
 
 
 def test_no_inputs_are_no_tasks() -> None:

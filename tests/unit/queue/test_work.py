@@ -24,9 +24,10 @@ from penstock.queue.pack import Pack
 from penstock.queue.places import new_pack
 from penstock.queue.running.gates import Pass
 from penstock.queue.running.handlers import Handler, TaskContext
+from penstock.queue.running.hands import GIVE_UP_SECONDS, Hands
 from penstock.queue.running.retry import Retry
 from penstock.queue.running.room import Room
-from penstock.queue.running.work import GIVE_UP_SECONDS, Hands, PackAtWork
+from penstock.queue.running.work import PackAtWork
 from penstock.queue.settings import WorkerSettings
 from penstock.queue.transitions import Claim
 from penstock.store.faulty import FaultPlan, FaultyStore

@@ -590,3 +590,76 @@ def test_the_same_seed_gives_the_same_run() -> None:
         return trace
 
     assert run() == run()
+
+
+def _aged(state: Entrant, modified: float) -> Entrant:
+    return msgspec.structs.replace(state, count=int(modified))
+
+
+def test_a_document_is_seen_as_its_date_says_and_written_so() -> None:
+    """Also when nothing but the date has changed: a touch may leave the version as it is."""
+
+    async def main(setting: Setting) -> None:
+        cell = Cell(setting.other, KEY, Entrant, dated=_aged, entropy=setting.world.entropy("aged"))
+        await setting.others_write()
+        clock = setting.other.clock.machine
+        first = await cell.read()
+        await clock.sleep(100)
+        head = await setting.other.head(KEY)
+        assert await setting.other.touch(KEY, version=head.version) == head.version
+        second = await cell.read()
+        assert first is not None
+        assert second is not None
+        assert second.count - first.count == 100
+        assert cell.last is not None
+        assert int(cell.last.modified) == second.count
+        await cell.update(increment)
+        assert await setting.count() == second.count + 1
+
+    play(main)
+
+
+def test_what_is_written_has_its_metadata() -> None:
+    async def main(setting: Setting) -> None:
+        cell = Cell(
+            setting.other,
+            KEY,
+            Entrant,
+            metadata=lambda state: {"count": str(state.count)},
+            entropy=setting.world.entropy("told"),
+        )
+        for count in ("1", "2"):
+            await cell.update(increment)
+            assert (await setting.other.head(KEY)).metadata == {"count": count}
+
+    play(main)
+
+
+def test_a_touch_dates_what_was_written_and_sends_nothing() -> None:
+    async def main(setting: Setting) -> None:
+        cell, clock = setting.cell, setting.other.clock.machine
+        assert not await cell.touch({"by": "me"}), "there is nothing yet"
+        await cell.update(increment)
+        before = await setting.other.head(KEY)
+        await clock.sleep(100)
+        assert await cell.touch({"by": "me"})
+        after = await setting.other.head(KEY)
+        assert (after.version, after.metadata) == (before.version, {"by": "me"})
+        assert after.modified - before.modified == pytest.approx(100)
+        await cell.update(increment)
+        assert await setting.count() == 2
+
+    play(main)
+
+
+@pytest.mark.parametrize("others_do", [others(1), deleting])
+def test_a_touch_of_what_others_have_changed_is_refused_and_reads(others_do: Others) -> None:
+    async def main(setting: Setting) -> None:
+        await setting.cell.update(increment)
+        await others_do(setting)
+        assert not await setting.cell.touch({"by": "me"})
+        following = await setting.cell.update(increment)
+        assert following is not None
+        assert following.count == (2 + setting.others_wrote if setting.others_wrote else 1)
+
+    play(main)

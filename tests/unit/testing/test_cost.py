@@ -192,9 +192,11 @@ def test_the_reference_load_costs_at_most_60_dollars_and_starts_within_a_second(
 
 
 def test_batches_of_a_hundred_cost_at_most_8_dollars_and_start_within_5_seconds() -> None:
-    run = run_steady(replace(FLEET, batch=100), Window(HOUR / 2))
-    assert run.bill.dollars_per_month() <= 8
-    assert percentile(run.start_seconds, 50) <= 5.0
+    # Batches come as regularly as looks, so one world is a matter of luck.
+    loads = [replace(FLEET, batch=100, seed=seed) for seed in range(4)]
+    runs = [run_steady(load, Window(HOUR / 2)) for load in loads]
+    assert max(run.bill.dollars_per_month() for run in runs) <= 8
+    assert percentile(sorted(each for run in runs for each in run.start_seconds), 50) <= 5.0
 
 
 def test_a_pack_of_a_thousand_takes_few_puts() -> None:

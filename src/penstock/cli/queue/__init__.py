@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import click
 
+from penstock.cli.queue.archive import archive
+from penstock.cli.queue.batch import batch
 from penstock.cli.queue.cancel import cancel
+from penstock.cli.queue.drain import drain
 from penstock.cli.queue.get import get
 from penstock.cli.queue.history import history
+from penstock.cli.queue.limits import limits
 from penstock.cli.queue.listing import list_
 from penstock.cli.queue.monitor import monitor
+from penstock.cli.queue.pause import pause
+from penstock.cli.queue.purge import purge
 from penstock.cli.queue.replay import replay
+from penstock.cli.queue.reshard import reshard
+from penstock.cli.queue.resume import resume
+from penstock.cli.queue.schedule import schedule
 from penstock.cli.queue.stats import stats
 from penstock.cli.queue.submit import submit
+from penstock.cli.queue.tail import tail
 from penstock.cli.queue.worker import worker
 
 
@@ -34,5 +44,11 @@ def queue(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for verb in (submit, get, history, list_, cancel, replay, stats, worker, monitor):
+for verb in (submit, get, history, list_, tail, cancel, replay, stats, worker, monitor, reshard):
+    queue.add_command(verb)
+for verb in (pause, resume, drain, limits):
+    queue.add_command(verb)
+for verb in (archive, purge):
+    queue.add_command(verb)
+for verb in (schedule, batch):
     queue.add_command(verb)

@@ -1,42 +1,83 @@
-"""`penstock queue cancel ID...`: tasks that are not wanted any more."""
+"""`penstock queue cancel [ID...]`: tasks that are not wanted any more, by id or by tag."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 import click
 
-from penstock.cli.queue.connection import on_a_queue, opened
+from penstock.cli.queue.connection import on_a_queue, opened, tag_option
 from penstock.cli.queue.showing import as_json as show_json
-from penstock.cli.queue.showing import complain
-from penstock.kernel.errors import TaskNotFound
+from penstock.cli.queue.showing import complain, notes
+from penstock.kernel.errors import InvalidInput, TaskNotFound
+from penstock.queue.cancelling import cancel_tasks
+from penstock.queue.inspection import list_tasks
+from penstock.queue.inspection.filters import tag_filters
+from penstock.queue.inspection.tasks import LIMIT_MAX
 from penstock.queue.places import task_at
-from penstock.queue.views import TaskView
+from penstock.queue.views import STATES, TaskView
+
+_UNSETTLED: Final = STATES[:4]
 
 
 @click.command(
     short_help="Cancel tasks, or ask those that run to stop.",
     epilog="Example: penstock queue cancel ID --store file:///tmp/store",
 )
-@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@click.argument("ids", metavar="[ID...]", nargs=-1)
+@tag_option
+@click.option("--type", help="With --tag: only tasks of this type.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, LIMIT_MAX),
+    default=1000,
+    show_default=True,
+    help="With --tag: at most so many.",
+)
 @on_a_queue
 @click.pass_context
 def cancel(
-    context: click.Context, *, ids: tuple[str, ...], store: str | None, name: str, as_json: bool
+    context: click.Context,
+    *,
+    ids: tuple[str, ...],
+    tags: tuple[str, ...],
+    type: str | None,
+    limit: int,
+    store: str | None,
+    name: str,
+    as_json: bool,
 ) -> None:
     """Cancel tasks that have not started; ask those that run to stop.
 
-    A worker hears of it when it next renews the task's lease, after ten seconds or so. What has
-    ended stays as it is.
+    Name them by their ids, or all that have a tag with --tag. A worker hears of it when it next
+    renews the task's lease, after ten seconds or so. What has ended stays as it is.
 
     Exit code 0: every task is there. 1: one is not, the others are cancelled all the same.
     """
+    if bool(ids) == bool(tags):
+        raise InvalidInput("Name the tasks to cancel by their ids, or by --tag.")
+    if type is not None and not tags:
+        raise InvalidInput("--type goes with --tag.")
     for each in ids:
         task_at(each)  # Nothing is cancelled if one of the words is no id.
-    answers = asyncio.run(_cancelled(store, name, ids))
+    tag_filters(tags)
+    told: list[str] = []
+    if ids:
+        answers = asyncio.run(_cancelled(store, name, ids))
+    else:
+        found = _cancelled_by_tag(store, name, tags, type=type, limit=limit, told=told)
+        answers = asyncio.run(found)
     views = [each for each in answers if isinstance(each, TaskView)]
     missing = [each for each in answers if isinstance(each, TaskNotFound)]
+    _show(views, as_json=as_json)
+    notes(told)
+    complain(missing)
+    context.exit(1 if missing else 0)
+
+
+def _show(views: Sequence[TaskView], *, as_json: bool) -> None:
     if as_json:
         show_json(
             [
@@ -44,11 +85,9 @@ def cancel(
                 for view in views
             ]
         )
-    else:
-        for view in views:
-            click.echo(f"{view.id}  {_words(view)}")
-    complain(missing)
-    context.exit(1 if missing else 0)
+        return
+    for view in views:
+        click.echo(f"{view.id}  {_words(view)}")
 
 
 async def _cancelled(
@@ -62,6 +101,32 @@ async def _cancelled(
             except TaskNotFound as error:
                 answers.append(error)
     return answers
+
+
+async def _cancelled_by_tag(
+    store: str | None,
+    name: str,
+    tags: Sequence[str],
+    *,
+    type: str | None,
+    limit: int,
+    told: list[str],
+) -> list[TaskView | TaskNotFound]:
+    """Cancel what has these tags and has not ended, a pack at a time."""
+    async with opened(store, name) as queue:
+        found = await list_tasks(
+            queue.access, statuses=_UNSETTLED, type=type, tags=tags, limit=limit
+        )
+        # A name that is mistyped must not make 'name!=value' mean everything.
+        for sentence in found.unknown_tags:
+            raise InvalidInput(f"Nothing was cancelled: {sentence}")
+        views = await cancel_tasks(queue.access, [view.id for view in found])
+    told += found.notes
+    if not found:
+        told.append("no task that has not ended has such tags.")
+    if not found.is_whole:
+        told.append("there may be more: do it again, or raise --limit.")
+    return list(views.values())
 
 
 def _words(view: TaskView) -> str:

@@ -31,6 +31,13 @@ _queue_option = click.option(
     show_default=True,
     help="The name of the queue; or set PENSTOCK_QUEUE.",
 )
+tag_option = click.option(
+    "--tag",
+    "tags",
+    metavar="FILTER",
+    multiple=True,
+    help="Only tasks with such a tag: name=value, name!=value or name; all that are given hold.",
+)
 
 
 def on_a_queue(verb: Verb) -> Verb:

@@ -9,7 +9,9 @@ import click
 
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import as_json as show_json
-from penstock.cli.queue.showing import compact, fields, status, when
+from penstock.cli.queue.showing import compact, fields, length, status, when
+from penstock.queue.ledger import Progress
+from penstock.queue.pack import Reference
 from penstock.queue.views import TaskView
 
 
@@ -20,7 +22,7 @@ from penstock.queue.views import TaskView
 @click.argument("id", metavar="ID")
 @on_a_queue
 def get(*, id: str, store: str | None, name: str, as_json: bool) -> None:
-    """Show where a task is, its input, and its result or its error."""
+    """Show where a task is, how far it says it is, its input, and its result or its error."""
     view, now = asyncio.run(_got(store, name, id))
     if as_json:
         show_json(view)
@@ -44,12 +46,41 @@ def _rows(view: TaskView, *, now: float) -> Iterator[tuple[str, str]]:
         yield "due", when(view.due_at, now=now)
     if view.settled_at is not None:
         yield "settled", when(view.settled_at, now=now)
+    if view.expires_at is not None and not view.is_settled:
+        yield "expires", when(view.expires_at, now=now)
     if view.key is not None:
         yield "key", view.key
-    yield "input", compact(view.input)
+    yield from _options(view)
+    if view.progress is not None:
+        yield "progress", _progress(view.progress, now=now)
+    yield "input", compact(view.input) if view.input_ref is None else _stored(view.input_ref)
     if view.status == "succeeded":
-        yield "result", compact(view.result)
+        yield (
+            "result",
+            compact(view.result) if view.result_ref is None else _stored(view.result_ref),
+        )
     if view.error:
         yield "error", f"{view.error}: {view.message}" if view.message else view.error
     if view.trace:
         yield "trace", view.trace
+
+
+def _options(view: TaskView) -> Iterator[tuple[str, str]]:
+    if view.priority:
+        yield "priority", str(view.priority)
+    if view.limit:
+        yield "limit", view.limit
+    if view.tags:
+        yield "tags", " ".join(f"{name}={value}" for name, value in sorted(view.tags.items()))
+    if view.batch:
+        yield "batch", view.batch
+
+
+def _progress(told: Progress, *, now: float) -> str:
+    share = f" ({told.done / told.total:.0%})" if told.total > 0 else ""
+    said = f", {told.message}" if told.message else ""
+    return f"{told.done:g} of {told.total:g}{share}{said}, {length(now - told.at_ms / 1000)} ago"
+
+
+def _stored(payload: Reference) -> str:
+    return f"{payload.bytes:,} bytes at {payload.key}"

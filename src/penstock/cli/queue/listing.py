@@ -6,16 +6,17 @@ import asyncio
 
 import click
 
-from penstock.cli.queue.connection import on_a_queue, opened
+from penstock.cli.queue.connection import on_a_queue, opened, tag_option
 from penstock.cli.queue.showing import as_json as show_json
 from penstock.cli.queue.showing import note_of, notes, table, when
-from penstock.queue.inspection import Listing, list_tasks
+from penstock.queue.inspection import Listing
+from penstock.queue.inspection.filters import tag_filters
 from penstock.queue.views import STATES
 
 
 @click.command(
     "list",
-    short_help="List tasks by status and type.",
+    short_help="List tasks by status, type and tags.",
     epilog="Example: penstock queue list --status failed --store file:///tmp/store",
 )
 @click.option(
@@ -26,6 +27,7 @@ from penstock.queue.views import STATES
     help="Only these; may be given several times.",
 )
 @click.option("--type", help="Only tasks of this type.")
+@tag_option
 @click.option(
     "--limit",
     type=click.IntRange(1, 10_000),
@@ -38,6 +40,7 @@ def list_(
     *,
     statuses: tuple[str, ...],
     type: str | None,
+    tags: tuple[str, ...],
     limit: int,
     store: str | None,
     name: str,
@@ -49,7 +52,7 @@ def list_(
     day, and are then found by 'get' only. With --status failed alone, the dead letters in the
     archive are listed too.
     """
-    listing, now = asyncio.run(_listed(store, name, statuses, type, limit))
+    listing, now = asyncio.run(_listed(store, name, statuses, type=type, tags=tags, limit=limit))
     if as_json:
         show_json(listing)
         return
@@ -68,17 +71,22 @@ def list_(
         heads = ("status", "type", "attempt", "submitted", "id", "note")
         table(heads, rows, numbers=(2,))
     else:
-        click.echo("No such tasks." if statuses or type else "No tasks.", err=True)
-    notes(listing.notes)
+        click.echo("No such tasks." if statuses or type or tags else "No tasks.", err=True)
+    notes([*listing.unknown_tags, *listing.notes])
     if not listing.is_whole:
         notes(["there may be more; raise --limit, or narrow it with --status and --type."])
 
 
 async def _listed(
-    store: str | None, name: str, statuses: tuple[str, ...], type: str | None, limit: int
+    store: str | None,
+    name: str,
+    statuses: tuple[str, ...],
+    *,
+    type: str | None,
+    tags: tuple[str, ...],
+    limit: int,
 ) -> tuple[Listing, float]:
+    tag_filters(tags)  # What is wrong is said before anything is asked.
     async with opened(store, name) as queue:
-        listing = await list_tasks(
-            queue.access, statuses=statuses or STATES, type=type, limit=limit
-        )
+        listing = await queue.tasks(status=statuses or None, type=type, tags=tags, limit=limit)
         return listing, queue.access.now().middle

@@ -10,6 +10,7 @@ import click
 
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import iso, notes
+from penstock.queue.chores import chores_of
 from penstock.queue.inspection import MonitorPass, run_monitor
 from penstock.queue.inspection.alone import PERIOD_SECONDS
 
@@ -30,6 +31,8 @@ from penstock.queue.inspection.alone import PERIOD_SECONDS
 @on_a_queue
 def monitor(*, once: bool, period: float, store: str | None, name: str, as_json: bool) -> None:
     """Archive what is settled and repair what points to tasks, until SIGTERM or Ctrl-C.
+
+    Submits what is due of the queue's schedules and ends its batches, too.
 
     Workers do this too; it is for queues whose workers are all stopped, or to have it done now.
     It does no harm beside them.
@@ -67,6 +70,7 @@ async def _monitored(
             stopping=stopping,
             period_seconds=period,
             passes_max=1 if once else None,
+            chores=chores_of(access),
         )
 
 

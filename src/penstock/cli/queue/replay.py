@@ -9,19 +9,20 @@ from typing import Final
 
 import click
 
-from penstock.cli.queue.connection import on_a_queue, opened
+from penstock.cli.queue.connection import on_a_queue, opened, tag_option
 from penstock.cli.queue.showing import as_json as show_json
 from penstock.cli.queue.showing import complain, notes
 from penstock.kernel.errors import InvalidInput, PenstockError, TaskError
 from penstock.queue.client import Queue
 from penstock.queue.inspection import list_tasks
+from penstock.queue.inspection.filters import tag_filters
+from penstock.queue.inspection.tasks import LIMIT_MAX
 from penstock.queue.places import task_at
 from penstock.queue.replays import name_of, replayed
 from penstock.queue.replays import replay as replay_view
 from penstock.queue.views import STATES, TaskView
 from penstock.store.metered import labelled
 
-_LIMIT_MAX: Final = 10_000
 _ENDS: Final = {
     "succeeded": "succeeded",
     "failed": "failed",
@@ -37,9 +38,10 @@ _ENDS: Final = {
 @click.argument("ids", metavar="[ID...]", nargs=-1)
 @click.option("--failed", is_flag=True, help="All failed tasks that were not replayed yet.")
 @click.option("--type", help="With --failed: only tasks of this type.")
+@tag_option
 @click.option(
     "--limit",
-    type=click.IntRange(1, _LIMIT_MAX),
+    type=click.IntRange(1, LIMIT_MAX),
     default=100,
     show_default=True,
     help="With --failed: at most so many.",
@@ -52,6 +54,7 @@ def replay(
     ids: tuple[str, ...],
     failed: bool,
     type: str | None,
+    tags: tuple[str, ...],
     limit: int,
     store: str | None,
     name: str,
@@ -68,10 +71,17 @@ def replay(
         raise InvalidInput("Name the tasks to replay by their ids, or give --failed.")
     if type is not None and not failed:
         raise InvalidInput("--type goes with --failed.")
+    if tags and not failed:
+        raise InvalidInput("--tag goes with --failed.")
+    tag_filters(tags)
     for each in ids:
         task_at(each)  # Nothing is submitted if one of the words is no id.
     told: list[str] = []
-    answers = asyncio.run(_replayed(store, name, ids, type=type, limit=limit, told=told))
+    if ids:
+        answers = asyncio.run(_replayed(store, name, ids))
+    else:
+        found = _replayed_failed(store, name, type=type, tags=tags, limit=limit, told=told)
+        answers = asyncio.run(found)
     done = [each for each in answers if isinstance(each, _Replay)]
     refused = [each for each in answers if isinstance(each, PenstockError)]
     if as_json:
@@ -102,19 +112,29 @@ def _words(made: _Replay) -> str:
 
 
 async def _replayed(
+    store: str | None, name: str, ids: Sequence[str]
+) -> list[_Replay | PenstockError]:
+    async with opened(store, name) as queue:
+        return [await _one(queue, each) for each in ids]
+
+
+async def _replayed_failed(
     store: str | None,
     name: str,
-    ids: Sequence[str],
     *,
     type: str | None,
+    tags: Sequence[str],
     limit: int,
     told: list[str],
 ) -> list[_Replay | PenstockError]:
     async with opened(store, name) as queue:
-        if ids:
-            return [await _one(queue, each) for each in ids]
         done = await replayed(queue.access)
-        found = await list_tasks(queue.access, statuses=("failed",), type=type, limit=_LIMIT_MAX)
+        found = await list_tasks(
+            queue.access, statuses=("failed",), type=type, tags=tags, limit=LIMIT_MAX
+        )
+        # A name that is mistyped must not make 'name!=value' mean everything.
+        for sentence in found.unknown_tags:
+            raise InvalidInput(f"Nothing was replayed: {sentence}")
         left = [view for view in found.tasks if name_of(view) not in done]
         told += found.notes
         if len(left) > limit or not found.is_whole:

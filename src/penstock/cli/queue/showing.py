@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
+import msgspec
 
 from penstock.kernel.errors import PenstockError
 from penstock.queue.views import TaskView
@@ -122,6 +123,11 @@ def as_json(value: object) -> None:
     click.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
 
 
+def as_json_line(value: object) -> None:
+    """Print a value for programs, as one line of many."""
+    click.echo(json.dumps(plain(value), ensure_ascii=False))
+
+
 def plain(value: Any) -> Any:
     """The value as JSON has it; fields that end in `_at` are times."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -131,6 +137,8 @@ def plain(value: Any) -> Any:
         }
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
+    if isinstance(value, msgspec.Struct):
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
     return value
 
 

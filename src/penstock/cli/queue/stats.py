@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import click
 
 from penstock.cli.queue.connection import on_a_queue, opened
+from penstock.cli.queue.pause import held_lines
 from penstock.cli.queue.showing import as_json as show_json
 from penstock.cli.queue.showing import length, notes, table, when
 from penstock.queue import inspection
@@ -83,6 +84,7 @@ def _show_workers(found: Stats) -> None:
 
 def _remarks(found: Stats) -> Iterator[str]:
     yield ""
+    yield from held_lines(found.held, now=found.at)
     unowned = len(found.unowned)
     if not found.workers:
         yield "No worker of the mode 'leased' is registered; those of 'shared' do not register."
@@ -90,6 +92,9 @@ def _remarks(found: Stats) -> Iterator[str]:
         yield f"{unowned} of {found.shards} shards have no owner."
     else:
         yield f"All {found.shards} shards have an owner."
+    others = sum(1 for worker in found.workers if worker.of != found.shards)
+    if others:
+        yield f"Of the workers, {others} have not moved to {found.shards} shards yet."
     if found.monitor:
         yield f"The monitor of the workers of the mode 'shared' is {found.monitor}."
     met = sorted({kind for worker in found.workers for kind in worker.help_wanted})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -14,11 +15,12 @@ import click
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import as_json as show_json
 from penstock.kernel.errors import InvalidInput, PenstockError
+from penstock.kernel.words import shown as shown_word
 from penstock.queue.submission import INPUT_BYTES_MAX, NotAllSubmitted
 
 LINES_MAX: Final = 1_000_000
 _STDIN: Final = "-"
-_INPUT: Final = "INPUT"
+INPUT: Final = "INPUT"
 _QUOTES: Final = "Text needs double quotes inside of the shell's: '\"text\"'."
 _SHOWN_MAX: Final = 10
 
@@ -31,6 +33,21 @@ _SHOWN_MAX: Final = 10
 @click.argument("given", metavar="[INPUT]", required=False)
 @click.option("--key", help="Submit at most once as long as this key is taken.")
 @click.option("--delay", metavar="SECONDS", type=float, default=0.0, help="Start so much later.")
+@click.option("--at", metavar="TIME", help="Start then: 2030-01-31T06:00+01:00, with its zone.")
+@click.option(
+    "--priority",
+    type=click.IntRange(-9, 9),
+    default=0,
+    show_default=True,
+    help="What is higher comes first.",
+)
+@click.option("--limit", metavar="KEY", default="", help="The key of the limit it falls under.")
+@click.option(
+    "--expires", metavar="SECONDS", type=float, help="Never start it later than so long from now."
+)
+@click.option(
+    "--tag", "tags", metavar="NAME=VALUE", multiple=True, help="A tag; may be given several times."
+)
 @click.option("--many", is_flag=True, help="INPUT is a file, or - , with one JSON value a line.")
 @on_a_queue
 def submit(
@@ -39,6 +56,11 @@ def submit(
     given: str | None,
     key: str | None,
     delay: float,
+    at: str | None,
+    priority: int,
+    limit: str,
+    expires: float | None,
+    tags: tuple[str, ...],
     many: bool,
     store: str | None,
     name: str,
@@ -51,16 +73,48 @@ def submit(
     there is none), each becomes a task, and up to 1,000 of them share one object: much cheaper
     than one by one. If a line is wrong, nothing is submitted.
     """
+    options = {
+        "delay": delay,
+        "at": None if at is None else _time(at),
+        "priority": priority,
+        "limit": limit,
+        "expires": expires,
+        "tags": tags_from(tags),
+    }
     if many:
         if key is not None:
             raise InvalidInput("--key is for one task; it does not go with --many.")
         lines = _lines(given or _STDIN)
-        ids = asyncio.run(_submitted_many(store, name, type, lines, delay))
+        ids = asyncio.run(_submitted_many(store, name, type, lines, options))
         _show({"ids": ids} if as_json else ids)
     else:
-        value = None if given is None else _value(_text(given), where=_INPUT)
-        task = asyncio.run(_submitted(store, name, type, value, key=key, delay=delay))
+        value = None if given is None else json_value(_text(given), where=INPUT)
+        task = asyncio.run(_submitted(store, name, type, value, {**options, "key": key}))
         _show({"id": task} if as_json else [task])
+
+
+def tags_from(given: Sequence[str]) -> dict[str, str]:
+    """The tags that are given as NAME=VALUE."""
+    tags: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidInput(f"{shown_word(text)} is not a tag.", hint="Write NAME=VALUE.")
+        if name in tags:
+            raise InvalidInput(f"The tag {shown_word(name)} is given twice.")
+        tags[name] = value
+    return tags
+
+
+def _time(text: str) -> datetime:
+    hint = "Write 2030-01-31T06:00+01:00, or Z for UTC."
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidInput(f"{shown_word(text)} is not a time.", hint=hint) from error
+    if found.tzinfo is None:
+        raise InvalidInput(f"The time {shown_word(text)} does not say its zone.", hint=hint)
+    return found
 
 
 def _show(shown: dict[str, Any] | list[str]) -> None:
@@ -71,19 +125,23 @@ def _show(shown: dict[str, Any] | list[str]) -> None:
 
 
 async def _submitted(
-    store: str | None, name: str, type: str, value: object, *, key: str | None, delay: float
+    store: str | None, name: str, type: str, value: object, options: Mapping[str, Any]
 ) -> str:
     async with opened(store, name, create=True) as queue:
-        task = await queue.submit(type, value, key=key, delay=delay)
+        task = await queue.submit(type, value, **options)
         return task.id
 
 
 async def _submitted_many(
-    store: str | None, name: str, type: str, lines: dict[int, object], delay: float
+    store: str | None,
+    name: str,
+    type: str,
+    lines: dict[int, object],
+    options: Mapping[str, Any],
 ) -> list[str]:
     async with opened(store, name, create=True) as queue:
         try:
-            tasks = await queue.submit_many(type, list(lines.values()), delay=delay)
+            tasks = await queue.submit_many(type, list(lines.values()), **options)
         except NotAllSubmitted as error:
             _tell_the_rest(error, list(lines))
         return [task.id for task in tasks]
@@ -139,7 +197,7 @@ def _lines(given: str) -> dict[int, object]:
     if len(rows) > LINES_MAX:
         raise InvalidInput(f"{where} has more than {LINES_MAX:,} lines.", hint="Split it.")
     return {
-        number: _value(row, where=f"Line {number}")
+        number: json_value(row, where=f"Line {number}")
         for number, row in enumerate(rows, 1)
         if row.strip()
     }
@@ -153,7 +211,7 @@ def _decoded(body: bytes, *, where: str) -> str:
         raise InvalidInput(f"{where} is not UTF-8: line {line} is not.") from error
 
 
-def _value(text: str, *, where: str) -> object:
+def json_value(text: str, *, where: str) -> object:
     """The value of a JSON text that a queue takes; `where` names it in errors."""
     try:
         value = json.loads(text, parse_constant=_refuse)
@@ -162,7 +220,7 @@ def _value(text: str, *, where: str) -> object:
         at = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}"
         raise InvalidInput(
             f"{where} is not JSON: {error.msg}, at {at}.",
-            hint=_QUOTES if where == _INPUT else "",
+            hint=_QUOTES if where == INPUT else "",
         ) from error
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{where} is not JSON that can be stored: {error}.") from error

@@ -18,6 +18,7 @@ from penstock.cli.queue.showing import notes
 from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.kernel.logs import log_to_stderr
 from penstock.queue.client import Queue
+from penstock.queue.scraping import MetricsDoor
 from penstock.queue.settings import Mode
 from penstock.queue.worker import CONCURRENCY_MAX, Worker
 
@@ -33,16 +34,31 @@ _FORM: Final = "Write MODULE:WORKER, for example tasks:worker for 'worker' in ta
     "--concurrency", type=click.IntRange(1, CONCURRENCY_MAX), help="So many tasks at a time."
 )
 @click.option("--mode", type=click.Choice([str(mode) for mode in Mode]), help="How to find tasks.")
+@click.option("--name", "called", metavar="NAME", help="Its name, which is its own in mode direct.")
 @click.option("--store", metavar="URL", help="Another store than the module's.")
 @click.option("--queue", "name", metavar="NAME", help="Another queue than the module's.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Show figures for Prometheus on this port, at /metrics.",
+)
+@click.option(
+    "--metrics-host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Where to show them; 0.0.0.0 for everybody.",
+)
 @json_option
 def worker(
     *,
     target: str,
     concurrency: int | None,
     mode: str | None,
+    called: str | None,
     store: str | None,
     name: str | None,
+    metrics_port: int | None,
+    metrics_host: str,
     as_json: bool,
 ) -> None:
     """Run the worker that a module of yours has, until SIGTERM or Ctrl-C.
@@ -66,6 +82,8 @@ def worker(
         found.concurrency = concurrency
     if mode is not None:
         found.mode = Mode(mode)
+    if called is not None:
+        found.call(called)
     if store is not None or name is not None:
         found.queue = Queue(store or found.queue.url, name=name or found.queue.name)
     log_to_stderr()
@@ -73,10 +91,19 @@ def worker(
         notes(["a memory:// queue is this process's own: only the module itself can submit to it."])
     _tell(found, "started", as_json=as_json)
     try:
-        asyncio.run(found.run())
+        asyncio.run(_run(found, metrics_host, metrics_port))
     except BaseExceptionGroup as group:
         _raise_first(group)
     _tell(found, "stopped", as_json=as_json)
+
+
+async def _run(found: Worker, host: str, port: int | None) -> None:
+    if port is None:
+        await found.run()
+        return
+    async with MetricsDoor(found.metrics, host=host, port=port) as door:
+        notes([f"figures are at http://{host}:{door.port}/metrics."])
+        await found.run()
 
 
 def _found(target: str) -> Worker:

@@ -7,32 +7,22 @@ the last minute.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 
 from penstock.dispatcher.metrics.figures import Figures
+from penstock.kernel.exposition import Family, Labels, exposed
 
-Labels = Mapping[str, str]
 
-
-@dataclass(frozen=True, slots=True)
-class _Gauge:
-    name: str
-    about: str
-    values: list[tuple[Labels, float]] = field(default_factory=list)
+def _gauge(name: str, about: str, values: Sequence[tuple[Labels, float]]) -> Family:
+    return Family(name, about, values=values)
 
 
 def exposition(figures: Figures) -> str:
     """The text that a scrape is answered."""
-    lines: list[str] = []
-    for gauge in (*_overall(figures), *_operators(figures), *_jobs(figures)):
-        lines.append(f"# HELP {gauge.name} {gauge.about}")
-        lines.append(f"# TYPE {gauge.name} gauge")
-        lines += [f"{gauge.name}{_labels(labels)} {value:.15g}" for labels, value in gauge.values]
-    return "\n".join(lines) + "\n"
+    return exposed((*_overall(figures), *_operators(figures), *_jobs(figures)))
 
 
-def _overall(figures: Figures) -> Iterator[_Gauge]:
+def _overall(figures: Figures) -> Iterator[Family]:
     for name, about, value in (
         ("events_pending", "Events that are not routed yet.", figures.events_pending),
         (
@@ -49,18 +39,18 @@ def _overall(figures: Figures) -> Iterator[_Gauge]:
         ("outbox_parked", "Side effects that were given up.", figures.outbox_parked),
         ("workers", "Workers that were heard of within the last minute.", figures.workers),
     ):
-        yield _Gauge(f"penstock_{name}", about, [({}, value)])
-    yield _Gauge(
+        yield _gauge(f"penstock_{name}", about, [({}, value)])
+    yield _gauge(
         "penstock_tasks_settled_last_minute",
         "Tasks that have ended within the last minute.",
         [({"status": status}, count) for status, count in figures.settled_last_minute.items()],
     )
 
 
-def _operators(figures: Figures) -> Iterator[_Gauge]:
-    def gauge(name: str, about: str, values: Iterable[tuple[str, float]]) -> _Gauge:
+def _operators(figures: Figures) -> Iterator[Family]:
+    def gauge(name: str, about: str, values: Iterable[tuple[str, float]]) -> Family:
         told: list[tuple[Labels, float]] = [({"operator": each}, value) for each, value in values]
-        return _Gauge(f"penstock_operator_{name}", about, told)
+        return _gauge(f"penstock_operator_{name}", about, told)
 
     loads = figures.operators
     yield gauge("in_flight", "Tasks that run.", [(each.name, each.in_flight) for each in loads])
@@ -81,8 +71,8 @@ def _operators(figures: Figures) -> Iterator[_Gauge]:
     )
 
 
-def _jobs(figures: Figures) -> Iterator[_Gauge]:
-    yield _Gauge(
+def _jobs(figures: Figures) -> Iterator[Family]:
+    yield _gauge(
         "penstock_job_waiting",
         "Tasks that wait, counted to 10,000.",
         [
@@ -106,14 +96,4 @@ def _jobs(figures: Figures) -> Iterator[_Gauge]:
             ({"job": job.name}, float(value))
             for job, value in zip(figures.jobs, values, strict=True)
         ]
-        yield _Gauge(f"penstock_job_{name}", about, told)
-
-
-def _labels(labels: Labels) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items()) + "}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        yield _gauge(f"penstock_job_{name}", about, told)

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from penstock.kernel.errors import PenstockError
 from penstock.queue.discovery.scan import Run, Sight, View
 from penstock.queue.owning.load import Load
 from penstock.queue.places import PackAt
@@ -47,7 +48,15 @@ class Discovery(ABC):
 
     def __init__(self) -> None:
         self.changed = asyncio.Event()
-        """Set when it is worth looking at once."""
+        """Set when it is worth looking at once, or when all is lost."""
+        self.lost: PenstockError | None = None
+        """Why the worker has to stop at once, and to give back what runs."""
+
+    async def begin(self) -> None:  # noqa: B027 - most need nothing before they look
+        """Take what the worker needs. Raises a `PenstockError` if it can never have it."""
+
+    def handled(self, at: PackAt) -> None:  # noqa: B027 - most have nothing to remember
+        """A pack was claimed, by this worker or another, or it is over. Asks for nothing."""
 
     @abstractmethod
     async def look(self, wanted: Wanted) -> View:

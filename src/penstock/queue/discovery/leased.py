@@ -15,18 +15,23 @@ task with a key or a delay may start that much later.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import StoreError, UnreadableObject
+from penstock.queue.config import ConfigWatch, QueueConfig
 from penstock.queue.discovery.base import Discovery, Wanted
 from penstock.queue.discovery.scan import ALL, Run, Scanner, Sight, View
 from penstock.queue.layout import QueueLayout
 from penstock.queue.owning import shards as decide
-from penstock.queue.owning.leases import LeaseSettings, ShardLeases
+from penstock.queue.owning.leases import ShardLeases
 from penstock.queue.owning.load import Load
+from penstock.queue.owning.moving import Tenures
+from penstock.queue.owning.shards import Cut
+from penstock.queue.owning.times import LeaseSettings
 from penstock.queue.settings import WorkerSettings
 from penstock.store.base import ObjectStore
 
@@ -50,7 +55,7 @@ class LeasedDiscovery(Discovery):
         layout: QueueLayout,
         *,
         name: str,
-        shards: int,
+        config: QueueConfig,
         handles: frozenset[str],
         settings: WorkerSettings,
         concurrency: int,
@@ -59,32 +64,40 @@ class LeasedDiscovery(Discovery):
         super().__init__()
         self._store = store
         self._clock = store.clock.machine
-        self._shards = shards
         self._entropy = entropy
         self._lease_seconds = settings.task_lease_seconds
         self._handles = handles
         self._scanner = Scanner(store, layout)
         self._helping = Scanner(store, layout)
         self._ready_at = self._help_at = float("-inf")
-        self._owned: frozenset[int] = frozenset()
-        self._runs: tuple[Run, ...] = ()
         self._stands = ""
-        self._leases = ShardLeases(
-            store,
-            layout,
-            name=name,
-            shards=shards,
-            handles=handles,
-            settings=LeaseSettings(
-                ttl_seconds=settings.lease_ttl_secs,
-                renew_seconds=settings.lease_renew_interval_secs,
-                shards_per_worker=settings.shards_per_worker,
-            ),
-            entropy=entropy,
-            concurrency=concurrency,
+        times = LeaseSettings(
+            ttl_seconds=settings.lease_ttl_secs,
+            renew_seconds=settings.lease_renew_interval_secs,
+            shards_per_worker=settings.shards_per_worker,
         )
-        self.changed = self._leases.gained
-        self.name = self._leases.worker
+
+        def begin(
+            cut: Cut, *, is_current: Callable[[], Awaitable[bool]], gained: asyncio.Event
+        ) -> ShardLeases:
+            return ShardLeases(
+                store,
+                layout,
+                name=name,
+                shards=cut.shards,
+                era=cut.era,
+                handles=handles,
+                settings=times,
+                entropy=entropy,
+                concurrency=concurrency,
+                is_current=is_current,
+                gained=gained,
+            )
+
+        watch = ConfigWatch(store, layout, config)
+        self._tenures = Tenures(watch, begin=begin, clock=self._clock)
+        self.changed = self._tenures.gained
+        self.name = self._tenures.present.worker
 
     async def look(self, wanted: Wanted) -> View:
         minute = int((await self._store.now()).earliest // 60)
@@ -110,9 +123,10 @@ class LeasedDiscovery(Discovery):
 
     async def _help(self, wanted: Wanted, minute: int) -> list[Sight]:
         """What owners have met and cannot run, or not all of it, and this worker can."""
+        present = self._tenures.present
         asked: set[int] = set()
         types: set[str] = set()
-        for other in self._leases.others.values():
+        for other in self._tenures.others.values():
             wants = self._handles & set(other.help_wanted)
             if wants:
                 asked |= set(other.shards)
@@ -127,7 +141,7 @@ class LeasedDiscovery(Discovery):
             return wanted.worth(sight) if is_wanted else 0
 
         view = await self._helping.look(
-            self._slots(asked - self._leases.owned()),
+            _runs(decide.slot_runs(asked - present.owned(), shards=present.cut.shards)),
             minute=minute,
             worth=worth,
             wanted=wanted.tasks,
@@ -138,37 +152,34 @@ class LeasedDiscovery(Discovery):
         return [sight for _, sight in found[: 2 * wanted.tasks]]
 
     def guarded(self) -> Sequence[Run]:
-        owned = self._leases.owned()
-        if owned != self._owned:
-            self._owned, self._runs = owned, self._slots(owned)
-        return self._runs
-
-    def _slots(self, shards: set[int] | frozenset[int]) -> tuple[Run, ...]:
-        runs = decide.slot_runs(shards, shards=self._shards)
-        return tuple((run.start, run.stop - 1) for run in runs)
+        return _runs(self._tenures.slots())
 
     async def keep(self, load: Callable[[], Load]) -> None:
         while True:
             try:
-                seconds = await self._leases.turn(load())
+                seconds = await self._tenures.turn(load())
             except (StoreError, UnreadableObject) as error:
                 _log.error("this worker can own nothing: %s", error)
                 seconds = _PAUSE_SECONDS
-            self.name = self._leases.worker
+            self.name = self._tenures.present.worker
             self._say_where_it_stands()
             # A load that changes is told before the next turn is due.
             await self._clock.sleep(min(seconds, _TURN_SECONDS_MAX))
 
     def _say_where_it_stands(self) -> None:
         """Log when this worker begins to own shards, or to stand by."""
-        owned = len(self._leases.owned())
-        owners = [name for name, other in self._leases.others.items() if other.shards]
+        owned = len(self._tenures.present.owned())
+        owners = [name for name, other in self._tenures.others.items() if other.shards]
         if owned and self._stands != "owns":
             self._stands = "owns"
-            _log.info("owns %d of %d shards", owned, self._shards)
+            _log.info("owns %d of %d shards", owned, self._tenures.present.cut.shards)
         elif owners and not owned and self._stands != "by":
             self._stands = "by"
             _log.info("stands by: the shards are owned by %s", ", ".join(sorted(owners)[:5]))
 
     async def release(self) -> None:
-        await self._leases.release()
+        await self._tenures.release()
+
+
+def _runs(slots: Iterable[range]) -> tuple[Run, ...]:
+    return tuple((run.start, run.stop - 1) for run in slots)

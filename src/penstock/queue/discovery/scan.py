@@ -75,6 +75,10 @@ class Pointed:
     modified: float
     priority: int = 0
     limit: str = ""
+    is_entry: bool = False
+    """Whether it is an entry of an inbox: that may lead to any pack, not only to one with a key."""
+    twins: tuple[str, ...] = ()
+    """Of an entry: where the pointer of a pack with a key is."""
 
 
 @dataclass(slots=True)
@@ -116,6 +120,13 @@ class Scanner:
         self._resume: dict[Run, str] = {}
         self._resume_ready = self._resume_unhurried = ""
         self._known: _Stretch | None = None
+        self.lists = 0
+        """How many pages the last look has read."""
+
+    @property
+    def is_through(self) -> bool:
+        """Whether the last look has broken off nowhere."""
+        return not (self._resume or self._resume_ready or self._resume_unhurried)
 
     async def look(
         self,
@@ -133,16 +144,14 @@ class Scanner:
         """
         view = View()
         self._known = None
+        self.lists = 0
         self._resume = {run: start for run, start in self._resume.items() if run in runs}
         with labelled("discovery"):
             if with_ready:
                 whole = tuple(runs) == ALL and not self._resume and not self._resume_ready
-                area = self._ready(minute, whole=whole)
-                start = self._resume_ready or area.first
-                self._resume_ready = await self._walk(
-                    view, area, start=start, runs=runs, worth=worth, wanted=wanted
+                await self._look_at_ready(
+                    view, minute, runs, whole=whole, worth=worth, wanted=wanted
                 )
-                self._note_later(view, minute)
             for run in runs:
                 area = self._tasks(run)
                 start = self._resume.pop(run, area.first)
@@ -153,13 +162,58 @@ class Scanner:
                     self._resume[run] = broke_off
             if with_ready and sum(map(worth, view.sights)) < wanted:
                 # Only what is left over of the room is for what has a low priority.
-                area = self._unhurried(whole=tuple(runs) == ALL)
-                start = self._resume_unhurried or area.first
-                self._resume_unhurried = await self._walk(
-                    view, area, start=start, runs=runs, worth=worth, wanted=wanted
-                )
+                whole = tuple(runs) == ALL
+                await self._look_at_unhurried(view, runs, whole=whole, worth=worth, wanted=wanted)
         self._known = None
         return view
+
+    async def look_at_due(self, *, minute: int, worth: Callable[[Sight], int], wanted: int) -> View:
+        """Look at what is due in `ready/`, of all slots, and at nothing else."""
+        view = View()
+        self._known = None
+        with labelled("discovery"):
+            await self._look_at_ready(view, minute, ALL, whole=False, worth=worth, wanted=wanted)
+        return view
+
+    async def look_at_unhurried(self, *, worth: Callable[[Sight], int], wanted: int) -> View:
+        """Look at what has a low priority, of all slots, and at nothing else."""
+        view = View()
+        self._known = None
+        with labelled("discovery"):
+            await self._look_at_unhurried(view, ALL, whole=False, worth=worth, wanted=wanted)
+        return view
+
+    async def _look_at_ready(
+        self,
+        view: View,
+        minute: int,
+        runs: Sequence[Run],
+        *,
+        whole: bool,
+        worth: Callable[[Sight], int],
+        wanted: int,
+    ) -> None:
+        area = self._ready(minute, whole=whole)
+        start = self._resume_ready or area.first
+        self._resume_ready = await self._walk(
+            view, area, start=start, runs=runs, worth=worth, wanted=wanted
+        )
+        self._note_later(view, minute)
+
+    async def _look_at_unhurried(
+        self,
+        view: View,
+        runs: Sequence[Run],
+        *,
+        whole: bool,
+        worth: Callable[[Sight], int],
+        wanted: int,
+    ) -> None:
+        area = self._unhurried(whole=whole)
+        start = self._resume_unhurried or area.first
+        self._resume_unhurried = await self._walk(
+            view, area, start=start, runs=runs, worth=worth, wanted=wanted
+        )
 
     def go_on_from(self, run: Run, slot: int) -> None:
         """Let the next look at a run that was broken off go on from another slot."""
@@ -221,6 +275,7 @@ class Scanner:
         if known is not None and known.start <= start < known.reached:
             later = tuple(entry for entry in known.entries if entry.key > start)
             return _Stretch(start, known.reached, later)
+        self.lists += 1
         page = await self._store.list(area.prefix, start_after=start)
         for _ in range(PAGES_MAX):
             if page.entries or page.cursor is None:

@@ -9,33 +9,17 @@ slot of its own choice. One worker is elected to be the monitor.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable, Sequence
-from typing import Final
-
-from penstock.kernel.entropy import Entropy, new_id
-from penstock.kernel.errors import StoreError, UnreadableObject
-from penstock.queue.discovery.base import Discovery, Wanted
-from penstock.queue.discovery.scan import ALL, Run, Scanner, View
-from penstock.queue.election import RENEW_SECONDS, Election
+from penstock.kernel.entropy import Entropy
+from penstock.queue.discovery.base import Wanted
+from penstock.queue.discovery.elected import ElectedDiscovery
+from penstock.queue.discovery.scan import ALL, Scanner, View
 from penstock.queue.layout import QueueLayout
-from penstock.queue.owning.load import Load
-from penstock.queue.places import SLOTS, PackAt
+from penstock.queue.places import SLOTS
 from penstock.store.base import ObjectStore
 
-_log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS_MAX: Final = 12.0
-RELEASE_SECONDS: Final = 5.0
-
-
-class SharedDiscovery(Discovery):
+class SharedDiscovery(ElectedDiscovery):
     """Looks at all slots."""
-
-    sight_seconds = 3.0
-    reread_seconds = 3.0
-    is_alone = False
 
     def __init__(
         self,
@@ -46,13 +30,8 @@ class SharedDiscovery(Discovery):
         lease_seconds: float,
         entropy: Entropy,
     ) -> None:
-        super().__init__()
-        self._lease_seconds = lease_seconds
-        self.name = f"{name}-{new_id(entropy, characters=12)}"
-        self._store = store
+        super().__init__(store, layout, name=name, lease_seconds=lease_seconds, entropy=entropy)
         self._scanner = Scanner(store, layout)
-        self._entropy = entropy
-        self._election = Election(store, layout, holder=self.name, entropy=entropy)
 
     async def look(self, wanted: Wanted) -> View:
         minute = int((await self._store.now()).earliest // 60)
@@ -61,26 +40,3 @@ class SharedDiscovery(Discovery):
         drawn = [(-each.priority, self._entropy.random(), each) for each in view.sights]
         view.sights = [each for _, _, each in sorted(drawn, key=lambda of: of[:2])]
         return view
-
-    def patience_seconds(self, at: PackAt) -> float:
-        # Its holder writes at every third of a lease; of a pack of many there may be some left.
-        return min(0.4 * self._lease_seconds, PATIENCE_SECONDS_MAX) if at.count == 1 else 0.0
-
-    def guarded(self) -> Sequence[Run]:
-        return ALL if self._election.is_elected else ()
-
-    async def keep(self, load: Callable[[], Load]) -> None:  # noqa: ARG002 - nothing depends on it
-        clock = self._store.clock.machine
-        while True:
-            try:
-                await self._election.turn()
-            except (StoreError, UnreadableObject) as error:
-                _log.warning("the election of a monitor failed, trying again: %s", error)
-            await clock.sleep(RENEW_SECONDS * self._entropy.uniform(0.8, 1.2))
-
-    async def release(self) -> None:
-        try:
-            async with asyncio.timeout(RELEASE_SECONDS):
-                await self._election.resign()
-        except (StoreError, UnreadableObject, TimeoutError) as error:
-            _log.info("the monitor's term ends by itself: %s", error)

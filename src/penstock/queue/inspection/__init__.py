@@ -11,6 +11,9 @@ from penstock.queue.inspection.alone import MonitorPass as MonitorPass
 from penstock.queue.inspection.alone import run_monitor as run_monitor
 from penstock.queue.inspection.figures import Stats as Stats
 from penstock.queue.inspection.figures import stats as stats
+from penstock.queue.inspection.following import Follower as Follower
+from penstock.queue.inspection.following import Happened as Happened
 from penstock.queue.inspection.tasks import Listing as Listing
 from penstock.queue.inspection.tasks import dead_letters as dead_letters
+from penstock.queue.inspection.tasks import find_tasks as find_tasks
 from penstock.queue.inspection.tasks import list_tasks as list_tasks

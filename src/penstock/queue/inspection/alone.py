@@ -2,7 +2,8 @@
 
 Workers repair and archive what they guard, so this is needed where none runs for long, or to
 have it done now. Beside workers it does no harm: `penstock.queue.monitor` says why, and what a
-crash leaves.
+crash leaves. It also does the chores that it is given: each when it wants its turn, not only when
+there is a pass; or, if only so many passes are wanted, once before the first.
 
 A pass is one LIST for every 1,000 objects in `tasks/` and what is due of `ready/`, one of
 `keyed/`, and one of `ready/` if there are packs with a key: three for a small queue. A settled
@@ -14,15 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.queue.access import Access
 from penstock.queue.discovery.scan import ALL, Scanner
 from penstock.queue.inspection.survey import foreign
 from penstock.queue.monitor import Monitor
+from penstock.queue.running.saying import Saying
+from penstock.queue.running.upkeep import Chore, mind
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +53,7 @@ async def run_monitor(
     stopping: asyncio.Event,
     period_seconds: float = PERIOD_SECONDS,
     passes_max: int | None = None,
+    chores: Sequence[Chore] = (),
 ) -> None:
     """Look at everything, archive what is settled, write missing pointers; then again.
 
@@ -57,6 +61,42 @@ async def run_monitor(
     the last pass raises the error; before it, the next pass comes in time. A pass looks at 50,000
     objects of `tasks/` at the most; the next goes on from there.
     """
+    if passes_max is not None:
+        for chore in chores:
+            await chore.turn()
+        await _passes(access, tell, stopping, period_seconds, passes_max)
+        return
+    try:
+        await _beside(access, chores, _passes(access, tell, stopping, period_seconds, passes_max))
+    except ExceptionGroup as group:
+        # As it is, not as one of a group.
+        raise group.exceptions[0] from None
+
+
+async def _beside(
+    access: Access, chores: Sequence[Chore], passes: Coroutine[Any, Any, None]
+) -> None:
+    """Do the chores beside the passes, until those end."""
+    clock = access.store.clock.machine
+    async with asyncio.TaskGroup() as group:
+        minding = [
+            group.create_task(mind(each, clock=clock, say=Saying(clock), is_ours=lambda: True))
+            for each in chores
+        ]
+        await passes
+        for task in minding:
+            task.cancel()
+    for chore in chores:
+        await chore.release()
+
+
+async def _passes(
+    access: Access,
+    tell: Callable[[MonitorPass], None],
+    stopping: asyncio.Event,
+    period_seconds: float,
+    passes_max: int | None,
+) -> None:
     scanner = Scanner(access.store, access.layout)
     monitor = Monitor(
         access.store,

@@ -2,7 +2,7 @@
 
 | what | requests at the most |
 |---|---|
-| `stats` | a survey, a LIST of `workers/`, one of `dead/`, a GET a worker and `DOUBTS_MAX` more |
+| `stats` | a survey, a LIST of `workers/`, one of `dead/`, `DOUBTS_MAX` + 3 GETs and one a worker |
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from typing import Final
 
 from penstock.kernel.errors import UnreadableObject
 from penstock.queue.access import Access
+from penstock.queue.config import ConfigWatch
+from penstock.queue.control import ControlState, Held, held
 from penstock.queue.election import Elected
-from penstock.queue.inspection.survey import Survey, dead_keys, document, surveyed
+from penstock.queue.inspection.survey import Kind, Survey, dead_keys, document, surveyed
 from penstock.queue.owning import shards as decide
-from penstock.queue.owning.leases import LeaseSettings
 from penstock.queue.owning.registry import Registry, Role
+from penstock.queue.owning.shards import Cut
+from penstock.queue.owning.times import LeaseSettings
 from penstock.queue.pack import Pack
 from penstock.queue.places import PackAt
 from penstock.store.metered import labelled
@@ -51,6 +54,8 @@ class WorkerSeen:
     concurrency: int
     handles: tuple[str, ...]
     shards: tuple[int, ...]
+    of: int
+    """Into how many shards the queue is cut for it; not as for others while it has not moved."""
     help_wanted: tuple[str, ...]
     ends_at: float
     """When it no longer counts unless it renews, in seconds."""
@@ -69,6 +74,8 @@ class Stats:
     monitor: str
     """The elected monitor of workers that own no shards, if there is one."""
     dead_letter_objects: int
+    held: tuple[Held, ...]
+    """What is paused or drained."""
     notes: tuple[str, ...]
 
 
@@ -79,26 +86,34 @@ async def stats(access: Access) -> Stats:
         survey = await surveyed(access)
         notes = survey.notes
         later = await _due_later(access, survey, now.middle)
-        workers = await _workers(access, notes)
-        owned = [worker.shards for worker in workers]
+        # The number of shards may have been changed since this queue was opened.
+        config = await ConfigWatch(access.store, access.layout, access.config).read()
+        workers, owned = await _workers(access, config.cut, notes)
         dead = await dead_keys(access, notes)
-        elected: Elected | None = None
-        try:
-            elected = await document(access.store, access.layout.monitor, Elected)
-        except UnreadableObject as error:
-            notes.append(str(error))
+        elected = await _readable(access, access.layout.monitor, Elected, notes)
+        control = await _readable(access, access.layout.control, ControlState, notes)
     is_term = elected is not None and elected.expires_ms > now.earliest * 1000
     return Stats(
         queue=access.layout.queue,
         at=now.middle,
         types=_by_type(survey, later),
         workers=workers,
-        shards=access.config.shards,
-        unowned=decide.unowned(owned, shards=access.config.shards),
+        shards=config.shards,
+        unowned=decide.unowned(owned, shards=config.shards),
         monitor=elected.holder if elected and is_term else "",
         dead_letter_objects=len(dead),
+        held=held(control),
         notes=tuple(notes),
     )
+
+
+async def _readable(access: Access, key: str, kind: type[Kind], notes: list[str]) -> Kind | None:
+    """What is at a key; if it cannot be read, a note says so."""
+    try:
+        return await document(access.store, key, kind)
+    except UnreadableObject as error:
+        notes.append(str(error))
+        return None
 
 
 async def _due_later(access: Access, survey: Survey, now: float) -> set[PackAt]:
@@ -139,12 +154,15 @@ def _by_type(survey: Survey, later: Collection[PackAt]) -> tuple[TypeStats, ...]
     return tuple(types[name] for name in sorted(types))
 
 
-async def _workers(access: Access, notes: list[str]) -> tuple[WorkerSeen, ...]:
+async def _workers(
+    access: Access, cut: Cut, notes: list[str]
+) -> tuple[tuple[WorkerSeen, ...], list[Collection[int]]]:
+    """The workers that are live, and the shards of the present cut that they own."""
     leases = LeaseSettings()
     registry = Registry(
         access.store,
         access.layout,
-        shards=access.config.shards,
+        cut=cut,
         entropy=access.entropy,
         standby_seconds=leases.standby_seconds,
         unreadable_seconds=leases.longest_ttl_seconds,
@@ -154,6 +172,7 @@ async def _workers(access: Access, notes: list[str]) -> tuple[WorkerSeen, ...]:
         if found.document is None:
             key = access.layout.worker(name)
             notes.append(f"{key} is a registration that this release cannot read.")
+    present = registry.live(access.now())
     seen = [
         WorkerSeen(
             name=name,
@@ -163,9 +182,11 @@ async def _workers(access: Access, notes: list[str]) -> tuple[WorkerSeen, ...]:
             concurrency=live.concurrency,
             handles=live.handles,
             shards=tuple(sorted(live.shards)),
+            of=live.of or cut.shards,
             help_wanted=live.help_wanted,
             ends_at=registry.ends(registry.workers[name]),
         )
-        for name, live in registry.live(access.now()).items()
+        for name, live in present.items()
     ]
-    return tuple(sorted(seen, key=lambda worker: (worker.role != Role.OWNER, worker.name)))
+    seen.sort(key=lambda worker: (worker.role != Role.OWNER, worker.name))
+    return tuple(seen), [live.shards for live in present.values() if live.is_of(cut)]

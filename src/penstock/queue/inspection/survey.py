@@ -62,7 +62,7 @@ async def surveyed(access: Access) -> Survey:
         present += [*page.folders, *(entry.key for entry in page.entries)]
         if len(present) > _TOP_MAX:
             break
-    known = {*tops, *others, replayed, layout.config, layout.control, layout.monitor}
+    known = {*tops, *others, replayed, layout.config, layout.control, layout.monitor, layout.bell}
     survey.notes += [foreign(key) for key in present if key not in known]
     for top in tops:
         if top in present:

@@ -4,28 +4,33 @@
 |---|---|
 | `list_tasks` | a survey, and 2 GETs a pack, for `READS_MAX` packs |
 | `dead_letters` | a LIST for every 1,000 batches, and `BATCHES_MAX` GETs |
+
+A filter by tags changes which tasks are shown, not how many packs are read for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.kernel.errors import UnreadableObject
+from penstock.kernel.errors import InvalidInput, UnreadableObject
+from penstock.kernel.words import listed, nearest, shown
 from penstock.queue import archive
 from penstock.queue.access import Access
+from penstock.queue.inspection.filters import TagFilter, TagFilters, tag_filters, unknown_tags
 from penstock.queue.inspection.survey import Survey, dead_keys, document, surveyed
 from penstock.queue.ledger import Ledger, check_ledger
 from penstock.queue.pack import Pack, check_pack
-from penstock.queue.places import PackAt
+from penstock.queue.places import PackAt, check_name
 from penstock.queue.views import STATES, TaskView, view_of_ledger, view_of_pack
 from penstock.store.base import Entry
 from penstock.store.metered import labelled
 
 READS_MAX: Final = 500
 BATCHES_MAX: Final = 50
+LIMIT_MAX: Final = 10_000
 _AT_ONCE: Final = 16
 _SETTLED: Final = frozenset(STATES[-4:])
 
@@ -37,6 +42,31 @@ class Listing:
     tasks: tuple[TaskView, ...]
     notes: tuple[str, ...]
     is_whole: bool
+    unknown_tags: tuple[str, ...] = ()
+    """A sentence for each tag that was filtered by and that no task in sight has."""
+
+    def __iter__(self) -> Iterator[TaskView]:
+        return iter(self.tasks)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+
+@dataclass(slots=True)
+class _Sieve:
+    """Which tasks are wanted, and the names of all tags that were met on the way."""
+
+    statuses: Collection[str]
+    filters: tuple[TagFilter, ...] = ()
+    tags_met: set[str] = field(default_factory=set)
+
+    def wanted(self, views: Iterable[TaskView]) -> list[TaskView]:
+        found = []
+        for view in views:
+            self.tags_met.update(view.tags)
+            if view.status in self.statuses and all(f.holds(view.tags) for f in self.filters):
+                found.append(view)
+        return found
 
 
 async def list_tasks(
@@ -44,6 +74,7 @@ async def list_tasks(
     *,
     statuses: Collection[str] = STATES,
     type: str | None = None,
+    tags: TagFilters | None = None,
     limit: int = 50,
 ) -> Listing:
     """Tasks of these statuses that are in the queue or have settled recently.
@@ -51,35 +82,68 @@ async def list_tasks(
     First what runs, retries or is in part done, then what waits, both oldest first, then what has
     settled, newest first. If failed tasks are asked for, by that word alone, the dead letters too.
     """
+    sieve = _Sieve(frozenset(statuses), tag_filters(tags))
     with labelled("inspect"):
-        now = access.now().middle
-        survey = await surveyed(access)
-        wanted = [
-            at
-            for at, (pack, ledger) in survey.pairs.items()
-            if type in (None, at.type) and _may_have(pack, ledger, statuses)
-        ]
-        wanted.sort(key=lambda at: _rank(survey, at, now))
-        found: list[TaskView] = []
-        notes = list(survey.notes)
-        reached = 0
-        while reached < min(len(wanted), READS_MAX) and len(found) <= limit:
-            some = wanted[reached : reached + _AT_ONCE]
-            reached += len(some)
-            read = await asyncio.gather(*(_views(access, at, survey, now) for at in some))
-            for views in read:
-                if isinstance(views, UnreadableObject):
-                    notes.append(str(views))
-                else:
-                    found += [view for view in views if view.status in statuses]
+        found, notes, is_whole = await _in_the_queue(access, sieve, type=type, limit=limit)
+        if sieve.statuses == {"failed"} and len(found) <= limit:
+            dead = await _dead_letters(access, sieve, type=type, limit=limit)
+            known = {view.id for view in found}
+            found += [view for view in dead.tasks if view.id not in known]
+            notes += dead.notes
+            is_whole = is_whole and dead.is_whole and len(found) <= limit
+    unknown = unknown_tags(sieve.filters, sieve.tags_met)
+    return Listing(tuple(found[:limit]), tuple(notes), is_whole, tuple(unknown))
+
+
+async def find_tasks(
+    access: Access,
+    *,
+    status: str | Iterable[str] | None = None,
+    type: str | None = None,
+    tags: TagFilters | None = None,
+    limit: int = 50,
+) -> Listing:
+    """`list_tasks` for words that somebody has typed: they are checked first."""
+    statuses = (status,) if isinstance(status, str) else tuple(STATES if status is None else status)
+    for word in statuses:
+        if word not in STATES:
+            meant = nearest(str(word), STATES)
+            raise InvalidInput(
+                f"{shown(str(word))} is not the status of a task.",
+                hint=f"Is {meant!r} meant?" if meant else f"There are {listed(STATES)}.",
+            )
+    if type is not None:
+        check_name(type, what="type")
+    if not 1 <= limit <= LIMIT_MAX:
+        raise InvalidInput(f"The limit of a list is 1 to {LIMIT_MAX:,}, not {limit}.")
+    return await list_tasks(access, statuses=statuses, type=type, tags=tags, limit=limit)
+
+
+async def _in_the_queue(
+    access: Access, sieve: _Sieve, *, type: str | None, limit: int
+) -> tuple[list[TaskView], list[str], bool]:
+    """The tasks whose packs or ledgers are there, notes, and whether that is all of them."""
+    now = access.now().middle
+    survey = await surveyed(access)
+    wanted = [
+        at
+        for at, (pack, ledger) in survey.pairs.items()
+        if type in (None, at.type) and _may_have(pack, ledger, sieve.statuses)
+    ]
+    wanted.sort(key=lambda at: _rank(survey, at, now))
+    found: list[TaskView] = []
+    notes = list(survey.notes)
+    reached = 0
+    while reached < min(len(wanted), READS_MAX) and len(found) <= limit:
+        some = wanted[reached : reached + _AT_ONCE]
+        reached += len(some)
+        for views in await asyncio.gather(*(_views(access, at, survey, now) for at in some)):
+            if isinstance(views, UnreadableObject):
+                notes.append(str(views))
+            else:
+                found += sieve.wanted(views)
     is_whole = survey.is_whole and reached == len(wanted) and len(found) <= limit
-    if set(statuses) == {"failed"} and len(found) <= limit:
-        dead = await dead_letters(access, type=type, limit=limit)
-        known = {view.id for view in found}
-        found += [view for view in dead.tasks if view.id not in known]
-        notes += dead.notes
-        is_whole = is_whole and dead.is_whole and len(found) <= limit
-    return Listing(tuple(found[:limit]), tuple(notes), is_whole)
+    return found, notes, is_whole
 
 
 def _may_have(pack: Entry | None, ledger: Entry | None, statuses: Collection[str]) -> bool:
@@ -131,21 +195,25 @@ async def _views(
 
 async def dead_letters(access: Access, *, type: str | None = None, limit: int = 50) -> Listing:
     """The failed tasks in the archive of dead letters, roughly the last first."""
+    with labelled("inspect"):
+        return await _dead_letters(access, _Sieve({"failed"}), type=type, limit=limit)
+
+
+async def _dead_letters(access: Access, sieve: _Sieve, *, type: str | None, limit: int) -> Listing:
     found: dict[str, TaskView] = {}
     notes: list[str] = []
-    with labelled("inspect"):
-        keys = await dead_keys(access, notes)
-        for key in keys[:BATCHES_MAX]:
-            if len(found) > limit:
-                break
-            try:
-                async for at, ledger in archive.read(access.store, access.layout, key):
-                    check_ledger(at, ledger)
-                    views = (view_of_ledger(at, n, ledger, None) for n in range(at.count))
-                    failed = [view for view in views if view.status == "failed"]
-                    found.update({v.id: v for v in failed if type in (None, v.type)})
-            except UnreadableObject as error:
-                notes.append(str(error))
+    keys = await dead_keys(access, notes)
+    for key in keys[:BATCHES_MAX]:
+        if len(found) > limit:
+            break
+        try:
+            async for at, ledger in archive.read(access.store, access.layout, key):
+                check_ledger(at, ledger)
+                if type in (None, at.type):
+                    views = [view_of_ledger(at, n, ledger, None) for n in range(at.count)]
+                    found.update({view.id: view for view in sieve.wanted(views)})
+        except UnreadableObject as error:
+            notes.append(str(error))
     is_whole = len(found) <= limit and len(keys) <= BATCHES_MAX
     newest = sorted(found.values(), key=lambda view: -(view.settled_at or 0.0))
     return Listing(tuple(newest[:limit]), tuple(notes), is_whole)

@@ -59,13 +59,14 @@ class Holding:
         name: str,
         fresh: Registration,
         entropy: Entropy,
+        gained: asyncio.Event | None = None,
     ) -> None:
         self._store = store
         self._registry = registry
         self._name = name
         self._fresh = fresh
         self._entropy = entropy
-        self.gained = asyncio.Event()
+        self.gained = gained or asyncio.Event()
         self.begin()
 
     def begin(self) -> None:

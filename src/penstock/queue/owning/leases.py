@@ -37,6 +37,8 @@ registration. An object that was damaged takes up to 90 s more. A deleted lease 
 replaced within 10 minutes, and is not missed before that. A worker that has lost a shard knows it
 at its next renewal (10 s, idle 30 s), one whose lease is over at once, without a request.
 
+The number of shards can change: `penstock.queue.owning.moving`. All here is about one cut.
+
 Price idle, 1 owner and 49 standbys, a month at S3's prices: 2.82 million reads $1.13, 86,000
 renewals $0.43, 80,000 LISTs $0.40, 36,000 refreshed registrations $0.20; together $2.16.
 
@@ -50,18 +52,19 @@ import logging
 import math
 import os
 import platform
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from penstock.kernel.entropy import Entropy
-from penstock.kernel.errors import BucketNotFound, InvalidInput, Refused, StoreError, Unsupported
+from penstock.kernel.errors import BucketNotFound, Refused, StoreError, Unsupported
 from penstock.queue.layout import QueueLayout
 from penstock.queue.owning import shards as decide
 from penstock.queue.owning.holding import Holding, Said
 from penstock.queue.owning.load import Load
+from penstock.queue.owning.picture import is_covered, left_to_others, of_cut
 from penstock.queue.owning.registry import Reason, Registration, Registry, Role
 from penstock.queue.owning.taking import Taking
+from penstock.queue.owning.times import LeaseSettings
 from penstock.store.base import ObjectStore
 from penstock.store.metered import labelled
 from penstock.store.time import Interval
@@ -69,47 +72,9 @@ from penstock.store.time import Interval
 _log = logging.getLogger(__name__)
 
 _SOON_SECONDS: Final = 1.0
-_OWNER_SECONDS: Final = 4.0
 _JITTER: Final = 0.2
 _NONE: Final[Mapping[int, int]] = {}
 _LASTING = (Refused, BucketNotFound, Unsupported)
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseSettings:
-    """Times and targets."""
-
-    ttl_seconds: float = 30.0
-    renew_seconds: float = 10.0
-    idle_stretch: float = 3.0
-    """While idle, leases last and are renewed so many times longer."""
-    shards_per_worker: int = 16
-    """A target: how many a saturated owner keeps. Not a cap."""
-    calm_seconds: float = 20.0
-    """After so long without work leases are stretched; after `idle_seconds` shards are offered."""
-    idle_seconds: float = 60.0
-    saturated_seconds: float = 5.0
-    look_each_seconds: float = 1.0
-    look_seconds_min: float = 5.0
-    look_seconds_max: float = 45.0
-    standby_list_seconds: float = 1800.0
-    owner_list_seconds: float = 60.0
-    alone_list_seconds: float = 600.0
-    verify_seconds: float = 600.0
-    standby_seconds: float = 7200.0
-    """How long a standby counts that does not refresh its registration."""
-    forget_seconds: float = 3600.0
-    release_seconds: float = 5.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.renew_seconds < self.ttl_seconds:
-            raise InvalidInput("Shard leases must be renewed before they end.")
-        if self.idle_stretch < 1 or self.shards_per_worker < 1:
-            raise InvalidInput("The idle stretch and the shards per worker must be 1 or more.")
-
-    @property
-    def longest_ttl_seconds(self) -> float:
-        return self.ttl_seconds * self.idle_stretch
 
 
 class ShardLeases:
@@ -122,36 +87,41 @@ class ShardLeases:
         *,
         name: str,
         shards: int = decide.SHARDS_DEFAULT,
+        era: int = 0,
         handles: frozenset[str] = frozenset(),
         settings: LeaseSettings | None = None,
         entropy: Entropy,
         concurrency: int = 1,
+        is_current: Callable[[], Awaitable[bool]] | None = None,
+        gained: asyncio.Event | None = None,
     ) -> None:
+        """`is_current` is asked before a take: whether the queue is still cut like this."""
+        self.cut = decide.Cut(decide.check_shards(shards), era)
         self._store = store
         self._clock = store.clock.machine
-        self._shards = decide.check_shards(shards)
+        self._began_at = self._clock.monotonic()
+        self._is_current = is_current
+        self._shards = shards
         self._settings = settings or LeaseSettings()
         self._entropy = entropy
         self._handles = handles
         self._registry = Registry(
             store,
             layout,
-            shards=shards,
+            cut=self.cut,
             entropy=entropy,
             standby_seconds=self._settings.standby_seconds,
             unreadable_seconds=self._settings.longest_ttl_seconds,
         )
-        fresh = Registration(
-            role=Role.STANDBY,
-            handles=tuple(sorted(handles)),
-            host=platform.node(),
-            pid=os.getpid(),
-            concurrency=concurrency,
+        fresh = _standby(self.cut, handles=handles, concurrency=concurrency)
+        self._mine = Holding(
+            store, self._registry, name=name, fresh=fresh, entropy=entropy, gained=gained
         )
-        self._mine = Holding(store, self._registry, name=name, fresh=fresh, entropy=entropy)
         self._taking = Taking(self._registry, self._mine, shards=shards, write=self._write)
         self.others: Mapping[str, Registration] = {}
-        """The other workers that were live when they were last looked at."""
+        """The other workers of this cut that were live when they were last looked at."""
+        self.before: frozenset[str] = frozenset()
+        """The same worker under other cuts."""
         self._load = Load()
         self._saturated_since: float | None = None
         self._failures = 0
@@ -178,6 +148,26 @@ class ShardLeases:
     def epochs(self) -> Mapping[int, int]:
         """The shards owned now, with their epochs."""
         return self._mine.epochs()
+
+    def slots(self) -> tuple[range, ...]:
+        """The slots to look at now, as runs."""
+        return decide.slot_runs(self.owned(), shards=self._shards)
+
+    def covers(self, slots: Iterable[range]) -> bool:
+        """Whether all shards with these slots have a live owner, as far as is known."""
+        return is_covered(slots, self.others, mine=self.owned(), shards=self._shards)
+
+    async def hold(self) -> float:
+        """In place of `turn`: renew the lease of what is held, and neither offer nor take."""
+        self._load, self._saturated_since = Load(), None
+        with labelled("leases"):
+            try:
+                if self._mine.is_owner and self._seconds_to_renewal() <= 0:
+                    await self._write()
+            except StoreError as error:
+                _log.info("worker %s: its lease is tried again soon: %s", self.worker, error)
+                return _SOON_SECONDS
+        return max(_SOON_SECONDS, self._seconds_to_renewal())
 
     async def turn(self, load: Load) -> float:
         """Do what is due, and return the seconds until something is due again.
@@ -245,7 +235,8 @@ class ShardLeases:
     def _jittered(self, seconds: float) -> float:
         return seconds * self._entropy.uniform(1 - _JITTER, 1 + _JITTER)
 
-    def _look_again_in(self, seconds: float) -> None:
+    def look_again_in(self, seconds: float) -> None:
+        """Look at all workers within so many seconds."""
         self._list_by = min(self._list_by, self._clock.monotonic() + max(_SOON_SECONDS, seconds))
 
     @property
@@ -283,8 +274,8 @@ class ShardLeases:
         if since is not None:
             if self._clock.monotonic() - since >= self._settings.saturated_seconds:
                 share = decide.fair_share(shards=self._shards, workers=len(self.others) + 1)
-                per_worker = self._settings.shards_per_worker
-                offers = decide.surplus(held, shards_per_worker=per_worker, share=share)
+                most = self._settings.shards_per_worker
+                offers = decide.surplus(held, shards_per_worker=most, share=share)
                 return Said(offers, Reason.SATURATED if offers else None, help_wanted)
         elif self._is_idle and held and self._owners:
             return Said(tuple(sorted(held)), Reason.IDLE, help_wanted)
@@ -294,14 +285,14 @@ class ShardLeases:
         """Write the own registration, which also renews the lease. False: all is lost."""
         begun = self._clock.monotonic()
         expected = (self._mine.projection | add.keys()) - frozenset(drop)
-        ttl_seconds = self._settings.ttl_seconds * self._stretch
-        if not await self._mine.write(self._words(), ttl_seconds=ttl_seconds, add=add, drop=drop):
+        ttl = self._settings.ttl_seconds * self._stretch
+        if not await self._mine.write(self._words(), ttl_seconds=ttl, add=add, drop=drop):
             return False
         self._written_at = begun
         self._renew_at = begun + self._settings.renew_seconds * self._stretch
         if expected - self._mine.projection:
             # Others have taken from us: they are owners, and we may not know them.
-            self._look_again_in(self._jittered(self._settings.look_seconds_min))
+            self.look_again_in(self._jittered(self._settings.look_seconds_min))
         return True
 
     async def _look_at_one(self) -> None:
@@ -327,18 +318,13 @@ class ShardLeases:
         return offers or bool(news & self._handles) or self._registry.is_over(found, now)
 
     def _look_seconds(self) -> float:
-        return decide.look_seconds(
-            standbys=1 + len(self.others) - len(self._owners),
-            each_seconds=self._settings.look_each_seconds,
-            seconds_min=self._settings.look_seconds_min,
-            seconds_max=self._settings.look_seconds_max,
-        )
+        return self._settings.look_seconds(standbys=1 + len(self.others) - len(self._owners))
 
     async def _look_at_all(self) -> None:
         """Renew the picture of all workers, and take what is to be taken."""
         await self._registry.look(but=self.worker)
         now = await self._store.now()
-        self.others = self._registry.live(now)
+        self.others = of_cut(self._registry.live(now), self.cut)
         instant = self._clock.monotonic()
         self._look_at = instant + self._jittered(self._look_seconds())
         self._listed_at, self._list_by = instant, math.inf
@@ -346,7 +332,7 @@ class ShardLeases:
         try:
             await self._act_on(now)
         except StoreError:
-            self._look_again_in(_SOON_SECONDS)
+            self.look_again_in(_SOON_SECONDS)
             raise
 
     async def _act_on(self, now: Interval) -> None:
@@ -354,11 +340,13 @@ class ShardLeases:
         instant = self._clock.monotonic()
         if self._mine.is_owner and instant >= self._verify_at:
             lost, unreadable = await self._mine.verify(now)
-            settings = self._settings
-            pause = settings.longest_ttl_seconds if unreadable else settings.verify_seconds
+            times = self._settings
+            pause = times.longest_ttl_seconds if unreadable else times.verify_seconds
             self._verify_at = instant + pause
             if lost and not await self._write(drop=lost):
                 return
+        if self._is_current is not None and not await self._is_current():
+            return
         if not self._must_wait():
             again_seconds = await self._taking.take(
                 self.others,
@@ -366,26 +354,26 @@ class ShardLeases:
                 idle=self._is_idle,
                 saturated=self._load.saturated,
                 draw=self._entropy.random(),
+                left=self._left_to_others(now),
             )
             if again_seconds is not None:
-                self._look_again_in(self._jittered(again_seconds))
+                self.look_again_in(self._jittered(again_seconds))
+
+    def _left_to_others(self, now: Interval) -> frozenset[int]:
+        """What the live owners of other cuts are about to take, in a tenure's first minute."""
+        if self._clock.monotonic() >= self._began_at + self._settings.patience_seconds:
+            return frozenset()
+        left = left_to_others(self._registry.live(now), self.cut, before=self.before)
+        if left:
+            self.look_again_in(self._settings.look_seconds_min)
+        return left
 
     def _seconds_to_list(self) -> float:
         """Until all workers are to be listed; as role and load are now, not as they were."""
-        settings = self._settings
-        if not self._mine.is_owner:
-            seconds = settings.standby_list_seconds
-        elif self._is_idle and not self._owners:
-            seconds = settings.alone_list_seconds
-        elif self._is_idle:
-            seconds = settings.owner_list_seconds
-        else:
-            # Of many busy owners each looks more rarely: together they look often enough.
-            seconds = max(settings.owner_list_seconds, _OWNER_SECONDS * len(self._owners))
-        due = [self._listed_at + seconds * self._list_jitter, self._list_by]
-        if self._mine.is_owner:
-            due.append(self._verify_at)
-        return min(due) - self._clock.monotonic()
+        is_owner, owners = self._mine.is_owner, len(self._owners)
+        seconds = self._settings.list_seconds(owners, is_owner=is_owner, is_idle=self._is_idle)
+        due = min(self._listed_at + seconds * self._list_jitter, self._list_by)
+        return (min(due, self._verify_at) if is_owner else due) - self._clock.monotonic()
 
     def _must_wait(self) -> bool:
         """Where nobody owns anything, the standby that sorts first goes first."""
@@ -394,6 +382,19 @@ class ShardLeases:
             self._waited = False
         elif not self._waited:
             self._waited = True
-            self._look_again_in(self._look_at - self._clock.monotonic())
+            self.look_again_in(self._look_at - self._clock.monotonic())
             return True
         return False
+
+
+def _standby(cut: decide.Cut, *, handles: Iterable[str], concurrency: int) -> Registration:
+    """What a worker writes of itself at first."""
+    return Registration(
+        role=Role.STANDBY,
+        era=cut.era,
+        of=cut.shards,
+        handles=tuple(sorted(handles)),
+        host=platform.node(),
+        pid=os.getpid(),
+        concurrency=concurrency,
+    )

@@ -1,7 +1,8 @@
 """The stored documents of the shard leases, and the single steps on them.
 
     workers/{worker}.json        `Registration`: role, lease, projection of shards, offers
-    shard-leases/{shard}.json    `ShardLease`: who owns the shard, under which epoch
+    shard-leases/{shard}.json    `ShardLease`: who owns the shard, under which epoch; in a folder
+                                 of its era if the number of shards was changed
 
 Both are written only by create and swap. When and in which order is decided in
 `penstock.queue.owning.leases`; here is what one step reads and writes. `Registry` also keeps the
@@ -38,6 +39,8 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.wire import Stamped, decode, encode
 from penstock.queue.layout import QueueLayout
+from penstock.queue.owning.shards import Cut, slot_runs
+from penstock.queue.places import SLOTS
 from penstock.store.base import CREATE, Object, ObjectStore, Swap, Version, pages
 from penstock.store.cell import Cell
 from penstock.store.time import Interval
@@ -84,6 +87,19 @@ class Registration(Stamped, frozen=True, kw_only=True):
     host: str = ""
     pid: int = 0
     concurrency: int = 0
+    era: int = 0
+    """Which cut of the queue its shards are of."""
+    of: int = 0
+    """Into how many shards that is; 0 where an older release does not tell."""
+
+    def is_of(self, cut: Cut) -> bool:
+        """Whether its shards are those of a cut."""
+        return self.era == cut.era and self.of in (0, cut.shards)
+
+    @property
+    def slots(self) -> tuple[range, ...]:
+        """The slots of its shards, as runs; all if it cannot be told."""
+        return slot_runs(self.shards, shards=self.of) if self.of else (range(SLOTS),)
 
 
 class ShardLease(Stamped, frozen=True, kw_only=True):
@@ -133,7 +149,7 @@ class Registry:
         store: ObjectStore,
         layout: QueueLayout,
         *,
-        shards: int,
+        cut: Cut,
         entropy: Entropy,
         standby_seconds: float,
         unreadable_seconds: float,
@@ -143,9 +159,13 @@ class Registry:
         self._entropy = entropy
         self._standby_seconds = standby_seconds
         self._unreadable_seconds = unreadable_seconds
-        self._shards = {layout.shard_lease(shard): shard for shard in range(shards)}
+        self._cut = cut
+        self._shards = {self._lease_key(shard): shard for shard in range(cut.shards)}
         self.workers: dict[str, Found[Registration]] = {}
         self._epochs: dict[int, int] = {}
+
+    def _lease_key(self, shard: int) -> str:
+        return self._layout.shard_lease(shard, era=self._cut.era)
 
     def cell(self, worker: str) -> Cell[Registration]:
         """A handle on the registration of a worker."""
@@ -225,7 +245,7 @@ class Registry:
             return known
         found = _found(Registration, answer)
         self.workers[worker] = found
-        if found.document is not None:
+        if found.document is not None and found.document.is_of(self._cut):
             self._note(found.document.shards)
         return found
 
@@ -300,7 +320,7 @@ class Registry:
     async def lease(self, shard: int) -> Found[ShardLease] | None:
         """The lease of a shard; None if there is no object."""
         try:
-            answer = await self._store.get(self._layout.shard_lease(shard))
+            answer = await self._store.get(self._lease_key(shard))
         except NotFound:
             return None
         assert answer is not None
@@ -313,7 +333,8 @@ class Registry:
         """The versions of all leases that are there: a LIST."""
         versions: dict[int, Version] = {}
         seen_pages = 0
-        async for page in pages(self._store, self._layout.shard_leases):
+        folder = self._layout.shard_leases_of(self._cut.era)
+        async for page in pages(self._store, folder, delimiter="/"):
             for entry in page.entries:
                 shard = self._shards.get(entry.key)
                 if shard is not None:
@@ -327,7 +348,7 @@ class Registry:
         """Create a lease of nobody where there is none."""
         with suppress(AlreadyExists):
             body = encode(self._stamped(ShardLease()))
-            await self._store.put(self._layout.shard_lease(shard), body, CREATE)
+            await self._store.put(self._lease_key(shard), body, CREATE)
 
     async def give_lease(
         self, shard: int, found: Found[ShardLease], *, worker: str, epoch: int
@@ -335,7 +356,7 @@ class Registry:
         """Swap a lease, as it was found, to a new owner. None: it is not as it was found."""
         before = found.document or ShardLease()
         lease = self._stamped(msgspec.structs.replace(before, worker=worker, epoch=epoch))
-        key = self._layout.shard_lease(shard)
+        key = self._lease_key(shard)
         try:
             version = await self._store.put(key, encode(lease), Swap(found.version))
         except VersionConflict:

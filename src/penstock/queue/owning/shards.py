@@ -15,12 +15,21 @@ Everything here is pure and is called by `penstock.queue.owning.leases` and by t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.places import SLOTS
 
 SHARDS_DEFAULT: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a queue is cut into shards, and how often that was changed before."""
+
+    shards: int = SHARDS_DEFAULT
+    era: int = 0
 
 
 def check_shards(shards: int) -> int:
@@ -59,6 +68,37 @@ def slot_runs(owned: Iterable[int], *, shards: int) -> tuple[range, ...]:
     """The slots of these shards as runs of neighbours: one LIST each."""
     size = SLOTS // shards
     return tuple(range(run.start * size, run.stop * size) for run in runs(owned))
+
+
+def joined(parts: Iterable[range]) -> tuple[range, ...]:
+    """Runs that may overlap, as runs that do not, in order."""
+    found: list[range] = []
+    for part in sorted(parts, key=lambda part: part.start):
+        if found and part.start <= found[-1].stop:
+            found[-1] = range(found[-1].start, max(found[-1].stop, part.stop))
+        else:
+            found.append(part)
+    return tuple(found)
+
+
+def shards_in(parts: Iterable[range], *, shards: int) -> frozenset[int]:
+    """The shards that have a slot in one of these runs of slots."""
+    return frozenset(
+        shard
+        for part in parts
+        if part
+        for shard in range(
+            shard_of(part.start, shards=shards), shard_of(part.stop - 1, shards=shards) + 1
+        )
+    )
+
+
+def begun_in(parts: Iterable[range], *, shards: int) -> frozenset[int]:
+    """The shards whose first slot is in one of these runs of slots."""
+    size = SLOTS // shards
+    return frozenset(
+        shard for part in parts for shard in range(-(-part.start // size), -(-part.stop // size))
+    )
 
 
 def unowned(projections: Iterable[Iterable[int]], *, shards: int) -> tuple[int, ...]:

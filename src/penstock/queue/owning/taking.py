@@ -84,14 +84,16 @@ class Taking:
         idle: bool,
         saturated: bool,
         draw: float,
+        left: frozenset[int] = frozenset(),
     ) -> float | None:
         """Take what is to be taken by the picture of the others, and end all who are over.
 
+        What is in `left` is free and left to others for now.
         Returns in how many seconds it is worth to look again; None if nothing was put off.
         """
         self._again_seconds = None
         plan = (
-            self._free(others)
+            self._free(others, left)
             or (not self._mine.is_owner and self._of_the_saturated(others, draw=draw))
             or (self._mine.is_owner and self._of_the_idle(others, idle=idle, saturated=saturated))
             or {}
@@ -126,11 +128,11 @@ class Taking:
             await self._write({}, refused)
         return self._again_seconds
 
-    def _free(self, others: Mapping[str, Registration]) -> dict[int, str]:
+    def _free(self, others: Mapping[str, Registration], left: frozenset[int]) -> dict[int, str]:
         """What is in no live projection: shard → "", for nobody offers it."""
         projections = [other.shards for other in others.values() if other.role is Role.OWNER]
         free = decide.unowned([*projections, self._mine.projection], shards=self._shards)
-        return dict.fromkeys(free, "")
+        return dict.fromkeys((shard for shard in free if shard not in left), "")
 
     def _of_the_saturated(
         self, others: Mapping[str, Registration], *, draw: float

@@ -8,15 +8,16 @@ something runs, never whether: a task that is not admitted stays where it is and
 - `is_shut` is asked for every pack that a look shows, and must be answered from memory.
 - `admit` may ask the store. None says that nothing may start now; then `is_shut` says so too, for
   as long as it is not worth asking again.
-- An admission is asked before every start (`may_start`), and at every renewal whether what runs
-  under it may go on (`may_run`).
+- An admission is asked before every start (`may_start`), is told of every start (`begin`), and is
+  asked at every renewal whether what runs under it may go on (`may_run`). A gate that cannot wait
+  for that says so itself (`watch`).
 
 A worker that dies gives nothing back: what a gate keeps in the bucket must end by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from penstock.queue.discovery.scan import Sight
@@ -38,8 +39,17 @@ class Admission(Protocol):
     def may_start(self) -> bool:
         """Whether a task may start now."""
 
+    def begin(self) -> None:
+        """A task that may start does so."""
+
     def may_run(self) -> bool:
         """Whether what runs may go on; otherwise it is interrupted and given back."""
+
+    def has_more(self) -> bool:
+        """Whether `more` would give anything now."""
+
+    def watch(self, *, over: Callable[[], None], freed: Callable[[], None]) -> None:
+        """Call `over` as soon as what runs may not go on, and `freed` when there may be more."""
 
 
 class Gate(Protocol):
@@ -47,6 +57,9 @@ class Gate(Protocol):
 
     def is_shut(self, sight: Sight) -> bool:
         """Whether there is no point in asking for this pack now."""
+
+    def seconds_to_open(self) -> float | None:
+        """How long until what is shut may be worth asking for; None if nobody can tell."""
 
     async def admit(self, sight: Sight, tasks: int) -> Admission | None:
         """Leave to run up to so many tasks of a pack. Raises `StoreError`."""
@@ -82,8 +95,22 @@ class Pass:
     def may_start(self) -> bool:
         return all(each.may_start() for each in self._admissions)
 
+    def begin(self) -> bool:
+        """Whether a task may start now; if so, it does."""
+        may_start = self.may_start()
+        for each in self._admissions if may_start else ():
+            each.begin()
+        return may_start
+
     def may_run(self) -> bool:
         return all(each.may_run() for each in self._admissions)
+
+    def has_more(self) -> bool:
+        return all(each.has_more() for each in self._admissions)
+
+    def watch(self, *, over: Callable[[], None], freed: Callable[[], None]) -> None:
+        for each in self._admissions:
+            each.watch(over=over, freed=freed)
 
 
 async def admit(gates: Sequence[Gate], sight: Sight, tasks: int) -> Pass | None:

@@ -2,7 +2,7 @@
 
 A settled pack is for the archive, if this worker guards its slot. Any other is remembered with the
 time at which it is worth another try. A pointer is removed when the pack that it was written for
-is settled, or when its pack can no longer come (R8).
+is settled, or when its pack can no longer come (R8). A settled pack of a batch gets its mark.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from penstock.queue.access import Access
+from penstock.queue.batches.hearing import BatchHearing
 from penstock.queue.claims import PackInHand
 from penstock.queue.discovery.base import Discovery
 from penstock.queue.discovery.scan import Sight
@@ -35,10 +36,13 @@ class Learning:
         self._discovery = discovery
         self._memory = memory
         self._monitor = monitor
+        self._batches = BatchHearing(access)
 
     async def learn(self, sight: Sight, hand: PackInHand, nonce: str) -> None:
         """Remember when a pack is worth another try. `nonce` is the pack's, if some was claimed."""
         now_ms = int(self._access.now().latest * 1000)
+        if hand.is_gone or hand.ledger[0] is not None:
+            self._discovery.handled(sight.at)
         if hand.record is not None:
             self._memory.forget(sight)
             if not hand.is_gone:
@@ -50,6 +54,8 @@ class Learning:
         else:
             self._note(sight, hand, nonce, now_ms)
         await self._mind_pointer(sight, hand, nonce)
+        if hand.record is not None:
+            await self._batches.settled(sight.at, hand.record[0])
 
     def _note(self, sight: Sight, hand: PackInHand, nonce: str, now_ms: int) -> None:
         ledger, version = hand.ledger
@@ -79,6 +85,11 @@ class Learning:
         """Remove a pointer whose pack is settled, or can no longer come (R8)."""
         pointer = sight.pointer
         if pointer is None or not (hand.is_gone or hand.record is not None):
+            return
+        if pointer.is_entry:
+            # The entry was handled; its pack's own pointer is settled with it.
+            for key in pointer.twins if hand.record is not None and nonce == pointer.nonce else ():
+                await self._access.store.delete(key)
             return
         now_ms = int(self._access.now().earliest * 1000)
         written_ms = int(pointer.modified * 1000)

@@ -6,7 +6,7 @@ raised it or the worker enforced it, is retried by `on=(TimeoutError,)`, by `on=
 is one, and by `on=(Exception,)`. `KeyboardInterrupt`, `SystemExit` and `CancelledError` are not
 `Exception`s, so the default does not retry them.
 
-Everything here is a pure function of values. Called by `penstock.queue.running.handlers` when an
+Everything here is a pure function of values. Called by `penstock.queue.running.attempts` when an
 attempt has failed, and by users, who make `Retry`s.
 """
 

@@ -20,6 +20,7 @@ import logging
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from penstock.kernel.errors import StoreError, UnreadableObject
@@ -32,13 +33,17 @@ from penstock.queue.owning.load import Load, Strain
 from penstock.queue.places import PackAt
 from penstock.queue.running.gates import Gate, admit
 from penstock.queue.running.handlers import Handlers
+from penstock.queue.running.hands import Hands
+from penstock.queue.running.isolated import Children
 from penstock.queue.running.learning import AGAIN_MS, Learning
 from penstock.queue.running.memory import Memory
+from penstock.queue.running.observing import Watch
 from penstock.queue.running.polling import Pace
 from penstock.queue.running.room import Room
 from penstock.queue.running.saying import Saying
 from penstock.queue.running.upkeep import Chore, Upkeep
-from penstock.queue.running.work import Hands, PackAtWork
+from penstock.queue.running.waitlist import Waitlist
+from penstock.queue.running.work import PackAtWork
 from penstock.queue.settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
@@ -61,6 +66,8 @@ class Shift:
         settings: WorkerSettings,
         gates: Sequence[Gate] = (),
         chores: Sequence[Chore] = (),
+        watch: Watch | None = None,
+        children: Children | None = None,
     ) -> None:
         self._access = access
         self._handlers = handlers
@@ -69,12 +76,11 @@ class Shift:
         self._clock = access.store.clock.machine
         self._wake = asyncio.Event()
         self._room = Room(concurrency, clock=self._clock, freed=self._wake)
+        store, name, entropy = access.store, discovery.name, access.entropy
+        self._hands = Hands(store, name, settings, entropy, self._room, watch or Watch(), children)
         self._memory = Memory()
         self._monitor = Monitor(
-            access.store,
-            access.layout,
-            key_seconds=access.config.key_seconds,
-            entropy=access.entropy,
+            store, access.layout, key_seconds=access.config.key_seconds, entropy=entropy
         )
         self._gates = tuple(gates)
         self._learning = Learning(access, discovery, self._memory, self._monitor)
@@ -88,19 +94,18 @@ class Shift:
         )
         self._pace = Pace(settings.polling, entropy=access.entropy, clock=self._clock)
         self._found: deque[Sight] = deque()
+        self._at_gates = Waitlist(gates, most=4 * concurrency)
         self._found_at = 0.0
-        self._is_more = False
+        self._is_more = self._was_full = False
         self._busy: dict[PackAt, PackAtWork | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed: dict[PackAt, int] = {}
         self._strain = Strain(self._clock)
         self._waiting: frozenset[str] = frozenset()
         self._say = Saying(self._clock)
-        self._stopping = asyncio.Event()
-        self._at_once = asyncio.Event()
+        self._stopping, self._at_once = asyncio.Event(), asyncio.Event()
         self._later_ms: int | None = None
         self._look_at = self._worked_at = self._looked_at = self._clock.monotonic()
-        self._was_full = False
 
     def stop(self, *, at_once: bool) -> None:
         """Claim nothing more; with `at_once`, give back what runs."""
@@ -117,6 +122,7 @@ class Shift:
     async def run(self) -> None:
         """Work until stopped, and let go."""
         await self._access.store.now()
+        await self._discovery.begin()
         async with asyncio.TaskGroup() as group:
             self._group = group
             beside = [self._discovery.keep(self._load), self._follow(), *self._upkeep.loops()]
@@ -134,6 +140,8 @@ class Shift:
                     await gate.release()
                 await self._upkeep.release()
                 await self._discovery.release()
+        if self._discovery.lost is not None:
+            raise self._discovery.lost
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._group.create_task(work)
@@ -155,6 +163,8 @@ class Shift:
         while True:
             await self._discovery.changed.wait()
             self._discovery.changed.clear()
+            if self._discovery.lost is not None:
+                self.stop(at_once=True)
             self._look_now()
 
     def _look_now(self) -> None:
@@ -178,6 +188,9 @@ class Shift:
             most = self._settings.polling.max_seconds
             return most if self._found else max(0.05, min(most, to_look))
         waits = [to_look]
+        to_open = self._at_gates.seconds_to_open()
+        if to_open is not None:
+            waits.append(to_open)
         due = [each for each in (self._memory.next_due_ms(), self._later_ms) if each is not None]
         if due:
             waits.append(min(due) / 1000 - self._access.now().earliest)
@@ -213,7 +226,9 @@ class Shift:
 
     def _take_in(self, view: View) -> None:
         self._later_ms = view.later_ms
-        self._found = deque(sight for sight in view.sights if self._worth(sight))
+        worth = [sight for sight in view.sights if self._could_use(sight)]
+        self._found = deque(sight for sight in worth if not self._at_gates.is_shut(sight))
+        self._at_gates.replace(sight for sight in worth if self._at_gates.is_shut(sight))
         self._found_at = self._clock.monotonic()
         lease_seconds = self._settings.task_lease_seconds
         now = self._access.now().earliest
@@ -228,10 +243,12 @@ class Shift:
             self._say(f"an object that is not ours is left alone: {key}")
 
     def _worth(self, sight: Sight) -> int:
-        """How many tasks of a pack this worker could do with."""
+        """How many tasks of a pack this worker could do with, now."""
+        return 0 if self._at_gates.is_shut(sight) else self._could_use(sight)
+
+    def _could_use(self, sight: Sight) -> int:
+        """How many it could do with, whether they may start now or not."""
         if sight.at in self._busy or self._handlers.get(sight.at.type) is None:
-            return 0
-        if any(gate.is_shut(sight) for gate in self._gates):
             return 0
         now = self._access.now().earliest
         if self._memory.is_known_idle(
@@ -247,13 +264,17 @@ class Shift:
         if self._later_ms is not None and self._later_ms <= now_ms:
             self._later_ms = None
             self._look_at = self._clock.monotonic()
-        if self._clock.monotonic() - self._found_at > self._discovery.sight_seconds:
+        is_old = self._clock.monotonic() - self._found_at > self._discovery.sight_seconds
+        if is_old:
             # Others will have taken it by now.
             self._found.clear()
         self._found.extend(s for s in self._memory.due(now_ms) if s.at not in self._busy)
+        self._take_up_again(is_old=is_old)
         while self._found and self._room.free:
             sight = self._found.popleft()
-            if sight.at not in self._busy:
+            if self._at_gates.is_shut(sight):
+                self._put_aside(sight)
+            elif sight.at not in self._busy:
                 ahead = self._settings.settle_seconds_of(sight.at.count)
                 room = self._room.take(sight.at.count, type=sight.at.type, ahead_seconds=ahead)
                 self._busy[sight.at] = None
@@ -266,12 +287,29 @@ class Shift:
                 self._look_in(max(0.0, self._looked_at + least - self._clock.monotonic()))
         self._was_full = not self._room.free
 
+    def _take_up_again(self, *, is_old: bool) -> None:
+        """Try what waited at a gate that is open now; what is old is looked for again."""
+        opened = self._at_gates.opened()
+        if opened and is_old:
+            self._look_in(0.0)
+        elif opened:
+            self._found = deque(sorted([*opened, *self._found], key=lambda each: -each.priority))
+
+    def _put_aside(self, sight: Sight) -> None:
+        """A pack waits at a gate, and no others behind it."""
+        self._at_gates.add(sight)
+        if self._is_more and not self._found:
+            # The look broke off because of such packs: what lies behind them was not seen.
+            self._is_more = False
+            self._look_in(0.0)
+
     async def _take(self, sight: Sight, room: int) -> None:
         """Claim a pack and work on it to its end."""
         try:
             hand, nonce = await self._work(sight, room)
             self._failed.pop(sight.at, None)
             if hand is not None:
+                self._hands.watch.closed(hand)
                 await self._learning.learn(sight, hand, nonce)
         except (StoreError, UnreadableObject) as error:
             passing = isinstance(error, StoreError)
@@ -300,17 +338,10 @@ class Shift:
         finally:
             self._room.give(room - (leave.tasks if leave else 0))
         if leave is None:
-            due_ms = int(self._access.now().latest * 1000) + AGAIN_MS
-            self._memory.note(sight, ledger=sight.ledger, due_ms=due_ms)
+            self._put_aside(sight)
             return None, ""
         room = leave.tasks
-        hands = Hands(
-            self._access.store,
-            self._discovery.name,
-            self._settings,
-            self._access.entropy,
-            self._room,
-        )
+        hands = replace(self._hands, holder=self._discovery.name)
         hand = PackInHand(
             self._access.store, self._access.layout, sight.at, entropy=self._access.entropy
         )
@@ -325,6 +356,7 @@ class Shift:
             self._room.give(room)
         if claimed is None:
             return hand, ""
+        self._discovery.handled(sight.at)
         self._room.hold(len(claimed.attempts))
         work = PackAtWork(hands, hand, handler, leave=leave, spawn=self._spawn)
         self._busy[sight.at] = work

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
+from penstock.kernel.clock import Clock
 from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.queue.access import Access
 from penstock.queue.discovery.base import Discovery
@@ -65,7 +66,7 @@ class Upkeep:
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """Everything that is to run beside the worker's own search."""
-        return [self._maintain(), *(self._do(chore) for chore in self._chores)]
+        return [self._maintain(), *map(self._do, self._chores)]
 
     async def release(self) -> None:
         """Let the chores let go."""
@@ -90,14 +91,25 @@ class Upkeep:
             except (StoreError, UnreadableObject) as error:
                 self._say(f"the queue cannot be repaired, trying again: {error}")
 
-    async def _do(self, chore: Chore) -> None:
-        while True:
-            if not any(first == 0 for first, _ in self._discovery.guarded()):
-                await self._clock.sleep(_GUARD_SECONDS)
-                continue
-            try:
-                seconds = await chore.turn()
-            except (StoreError, UnreadableObject) as error:
-                self._say(f"{chore.name} cannot be minded, trying again: {error}")
-                seconds = _AGAIN_SECONDS
-            await self._clock.sleep(seconds)
+    def _do(self, chore: Chore) -> Coroutine[Any, Any, None]:
+        return mind(chore, clock=self._clock, say=self._say, is_ours=self._is_ours)
+
+    def _is_ours(self) -> bool:
+        """Whether the chores are this worker's to do."""
+        return any(first == 0 for first, _ in self._discovery.guarded())
+
+
+async def mind(
+    chore: Chore, *, clock: Clock, say: Callable[[str], None], is_ours: Callable[[], bool]
+) -> None:
+    """Do a chore again and again, whenever it is ours to do, until cancelled."""
+    while True:
+        if not is_ours():
+            await clock.sleep(_GUARD_SECONDS)
+            continue
+        try:
+            seconds = await chore.turn()
+        except (StoreError, UnreadableObject) as error:
+            say(f"{chore.name} cannot be minded, trying again: {error}")
+            seconds = _AGAIN_SECONDS
+        await clock.sleep(seconds)

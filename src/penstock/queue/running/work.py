@@ -6,102 +6,49 @@ the ledger when there is a reason to:
 - everything that it holds has ended;
 - an ending has waited for others for `settle_seconds`, up to four times as long in large packs;
 - nothing of the pack waits to start, there is room, and the pack has more;
-- a third of a lease has passed: whoever is alive renews.
+- a third of a lease has passed: whoever is alive renews;
+- a handler has said how far it is, and the last write is `PROGRESS_SECONDS` ago.
 
 Whatever the reason, one swap does it all: it records the endings, renews the leases and claims
-more. So in a pack of many a swap is shared by many tasks, and a pack of one costs one.
+more. So in a pack of many a swap is shared by many tasks, and a pack of one costs one. Where
+nothing is to be written, a worker that is set so renews with a touch (`heartbeats`).
 
-A task starts only while its lease is surely live, and one that the ledger no longer gives to this
-claim is interrupted. If the store is away, the same swap is tried again until long after the lease
-has ended; an ending that nobody has overtaken still counts then. A worker that dies leaves leases
-that end by themselves.
+A task starts only while its lease is surely live and its pack has not expired, and one that the
+ledger no longer gives to this claim is interrupted. If the store is away, the same swap is tried
+again until long after the lease has ended; an ending that nobody has overtaken still counts then. A
+worker that dies leaves leases that end by themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.kernel.entropy import Entropy, new_id
-from penstock.kernel.errors import (
-    OutcomeUnknown,
-    StoreError,
-    Throttled,
-    Unavailable,
-    UnreadableObject,
-)
+from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.queue.claims import PackInHand
-from penstock.queue.endings import Ending, Failed, GivenBack, Retried
-from penstock.queue.outcomes import Claimed, Seen, Swapped
+from penstock.queue.endings import Ending, Expired, Failed, GivenBack, Retried
+from penstock.queue.ledger import Progress
+from penstock.queue.outcomes import Claimed, Swapped
+from penstock.queue.pack import Pack
+from penstock.queue.payloads import Payloads
+from penstock.queue.running.attempts import Attempt
+from penstock.queue.running.carrying import Carrier
 from penstock.queue.running.gates import Pass
-from penstock.queue.running.handlers import Attempt, Handler, TaskContext
-from penstock.queue.running.room import Room
-from penstock.queue.settings import WorkerSettings
-from penstock.queue.transitions import Claim
-from penstock.store.base import ObjectStore
+from penstock.queue.running.handlers import Handler, TaskContext
+from penstock.queue.running.hands import GIVE_UP_SECONDS, Hands
+from penstock.queue.running.progress import PROGRESS_SECONDS, Said, Voice
+from penstock.queue.transitions import Claim, has_expired
 
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
 """Runs something beside, as long as the worker runs."""
 
 _log = logging.getLogger(__name__)
 
-GIVE_UP_SECONDS: Final = 600.0
-"""How long after its lease an ending is still offered to a store that does not answer."""
-
 _PAUSE_SECONDS_MAX: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Hands:
-    """What a worker works with, the same for all its packs."""
-
-    store: ObjectStore
-    holder: str
-    settings: WorkerSettings
-    entropy: Entropy
-    room: Room
-
-    @property
-    def lease_ms(self) -> int:
-        return int(self.settings.task_lease_seconds * 1000)
-
-    def claim(self, handler: Handler, *, tasks_max: int) -> Claim:
-        """A new claim, with an id of its own."""
-        return Claim(
-            new_id(self.entropy, characters=16),
-            self.holder,
-            self.lease_ms,
-            tasks_max,
-            handler.retry.attempts,
-        )
-
-    async def claim_surely(
-        self, hand: PackInHand, claim: Claim, seen: Seen | None
-    ) -> Claimed | None:
-        """Claim, and if the answer is lost send the same claim again, for a good while.
-
-        It may be written: under another claim the task would wait for the lease of this one, and
-        an attempt would be lost that never began.
-        """
-        clock = self.store.clock.machine
-        until = clock.monotonic() + GIVE_UP_SECONDS
-        while True:
-            try:
-                return await hand.claim(claim, seen)
-            except (OutcomeUnknown, Throttled, Unavailable) as error:
-                if not hand.is_sent or clock.monotonic() >= until:
-                    raise
-                _log.warning("a claim of %s is sent again: %s", hand.at.path, error)
-            await clock.sleep(self.entropy.uniform(0.5, 2.0))
-
-    def now_ms(self) -> int:
-        """The store's time, at the latest that it may be."""
-        known = self.store.clock.estimate()
-        assert known is not None, "nothing is claimed before the time is known"
-        return int(known.latest * 1000)
 
 
 @dataclass(slots=True, eq=False)
@@ -109,6 +56,8 @@ class _Held:
     claim: str
     attempt: Attempt
     since: float
+    pack: Pack
+    place: int
     started: bool = False
     ending: Ending | None = None
 
@@ -125,10 +74,13 @@ class PackAtWork:
         self._leave = leave
         self._spawn = spawn
         self._clock = hands.store.clock.machine
+        self._carrier = Carrier(Payloads(hands.store, hand.layout, hands.entropy), hand.at)
         self._settle_seconds = hands.settings.settle_seconds_of(hand.at.count)
         self._held: dict[int, _Held] = {}
         self._expires_ms: dict[str, int] = {}
+        self._pack_expires_ms = 0
         self._news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._ended_at: float | None = None
         self._renewed_at = 0.0
         self._draining = False
@@ -136,6 +88,7 @@ class PackAtWork:
         self._is_slow = False
         self._more: Claim | None = None
         self._failures = 0
+        leave.watch(over=self._interrupt, freed=self._news.set)
 
     @property
     def has_more(self) -> bool:
@@ -161,6 +114,9 @@ class PackAtWork:
     def give_back(self) -> None:
         """Interrupt what runs and give it back."""
         self.drain()
+        self._interrupt()
+
+    def _interrupt(self) -> None:
         for held in self._held.values():
             held.attempt.give_back()
 
@@ -178,8 +134,10 @@ class PackAtWork:
         spent_seconds = max(0.0, self._hands.settings.task_lease_seconds - left_seconds)
         self._renewed_at = self._clock.monotonic() - spent_seconds
         self._expires_ms[claim] = claimed.expires_ms
+        self._pack_expires_ms = claimed.pack.expires_ms
         for place, number in claimed.attempts.items():
-            held = _Held(claim, self._attempt(claimed, place, number), self._clock.monotonic())
+            attempt = self._attempt(claimed, place, number)
+            held = _Held(claim, attempt, self._clock.monotonic(), claimed.pack, place)
             self._held[place] = held
             self._spawn(self._run(held))
         if self._draining:
@@ -191,6 +149,7 @@ class PackAtWork:
             type=self.hand.at.type,
             attempt=number,
             raw_input=claimed.pack.inputs[place],
+            voice=Voice(self._heard),
         )
         return Attempt(
             self._handler,
@@ -198,6 +157,7 @@ class PackAtWork:
             counted=number - claimed.given_back[place],
             now_ms=self._hands.now_ms,
             entropy=self._hands.entropy,
+            children=self._hands.children,
         )
 
     async def _run(self, held: _Held) -> None:
@@ -207,11 +167,19 @@ class PackAtWork:
             async with room.slots:
                 if held.ending is not None:
                     return
-                if not self._is_trusted(held) or not self._leave.may_start():
-                    held.attempt.give_back()
                 held.started = True
-                ended = await held.attempt.run()
-                self._ended(held, ended.ending)
+                if room.free:
+                    self._news.set()  # Perhaps nothing waits any more.
+                problem: Ending | None = Expired() if self._has_expired() else None
+                if problem is None:
+                    problem = await self._carrier.bring(held.attempt.task, held.pack, held.place)
+                if problem is not None or self._has_expired():
+                    self._ended(held, problem or Expired())
+                    return
+                if not self._is_trusted(held) or not self._leave.begin():
+                    held.attempt.give_back()
+                ended = await self._hands.watch.run(held.attempt, held.pack, clock=self._clock)
+                self._ended(held, await self._carrier.store(ended.ending, held.pack, held.place))
                 room.note_end(self.hand.at.type)
                 if ended.released is not None:
                     await self._until(ended.released)
@@ -233,6 +201,20 @@ class PackAtWork:
 
     def _is_trusted(self, held: _Held) -> bool:
         return self._hands.now_ms() < self._expires_ms.get(held.claim, 0)
+
+    def _has_expired(self) -> bool:
+        now = self._hands.store.clock.estimate()
+        return now is not None and has_expired(self._pack_expires_ms, now)
+
+    def _heard(self) -> None:
+        """A handler has something to say, in whatever thread."""
+        with suppress(RuntimeError):  # The loop is closed: nobody writes it any more.
+            self._loop.call_soon_threadsafe(self._news.set)
+
+    def _said(self) -> dict[int, Said]:
+        """What handlers have said that is not written yet."""
+        said = ((place, held.attempt.task.voice.unsent) for place, held in self._held.items())
+        return {place: each for place, each in said if each is not None}
 
     def _ended(self, held: _Held, ending: Ending | None) -> None:
         if held.ending is None:
@@ -257,7 +239,7 @@ class PackAtWork:
         if all(held.ending is not None for held in self._held.values()):
             return True
         waits = any(not held.started for held in self._held.values())
-        if not waits and self._hands.room.free and self._claimable():
+        if not waits and self._hands.room.free and self._claimable() and self._leave.has_more():
             return True
         return self._clock.monotonic() >= self._next_at()
 
@@ -266,6 +248,8 @@ class PackAtWork:
         instants = [self._renewed_at + self._hands.settings.task_lease_seconds / 3]
         if self._ended_at is not None:
             instants.append(self._ended_at + self._settle_seconds)
+        if self._said():
+            instants.append(self._renewed_at + PROGRESS_SECONDS)
         retry = None if self._draining else self.hand.seconds_to_retry()
         if retry is not None:
             instants.append(self._clock.monotonic() + retry)
@@ -276,15 +260,13 @@ class PackAtWork:
         may_start = self._leave.may_start() and not self._hands.room.is_stuck
         self._give_back_unstarted(self._hands.settings.task_lease_seconds / 3 if may_start else 0.0)
         if not self._leave.may_run():
-            for held in self._held.values():
-                held.attempt.give_back()
+            self._interrupt()
         endings = {p: (h.claim, h.ending) for p, h in self._held.items() if h.ending is not None}
         live = {held.claim for held in self._held.values() if held.ending is None}
         more = self._more = self._more or self._next_claim()
+        said = self._said()
         try:
-            swapped = await self.hand.swap(
-                endings, claims=live, lease_ms=self._hands.lease_ms, more=more
-            )
+            swapped = await self._send(endings, live, more, said)
         except (StoreError, UnreadableObject) as error:
             # It may have taken effect: the same claim is sent again, with its room.
             await self._failed(error)
@@ -292,6 +274,8 @@ class PackAtWork:
         self._failures = 0
         self._more = None
         self._ended_at = None
+        for place, each in said.items():
+            self._held[place].attempt.task.voice.sent(each)
         for place in endings:
             self._tell(place, self._held.pop(place), is_refused=place in swapped.refused)
         self._renew(live, swapped)
@@ -304,6 +288,28 @@ class PackAtWork:
                 self._begin(more.id, taken)
         # What cannot be had now is found again by a look.
         self._is_dry = more is not None and taken is None
+
+    async def _send(
+        self,
+        endings: Mapping[int, tuple[str, Ending]],
+        live: set[str],
+        more: Claim | None,
+        said: Mapping[int, Said],
+    ) -> Swapped:
+        """A swap; a touch will do if nothing has to be written, and nothing waits to start."""
+        lease_ms = self._hands.lease_ms
+        if not (endings or more or said) and all(held.started for held in self._held.values()):
+            touched = await self.hand.touch(frozenset(live), lease_ms=lease_ms)
+            if touched is not None:
+                return touched
+        reports = self._reports(said)
+        return await self.hand.swap(
+            endings, claims=live, lease_ms=lease_ms, more=more, reports=reports
+        )
+
+    def _reports(self, said: Mapping[int, Said]) -> dict[int, tuple[str, Progress]]:
+        now_ms = self._hands.now_ms()
+        return {place: (self._held[place].claim, each.at(now_ms)) for place, each in said.items()}
 
     def _next_claim(self) -> Claim | None:
         """What else to claim, with the room for it taken."""
@@ -318,7 +324,10 @@ class PackAtWork:
         return self._hands.claim(self._handler, tasks_max=tasks) if tasks else None
 
     def _tell(self, place: int, held: _Held, *, is_refused: bool) -> None:
-        """Log what a user would want to know."""
+        """Tell who watches, and log what a user would want to know."""
+        ledger, _ = self.hand.ledger
+        if ledger is not None and held.ending is not None and not is_refused:
+            self._hands.watch.written(held.attempt, held.ending, ledger.tasks[place])
         what = f"task {self.hand.at.task(place)}: attempt {held.attempt.task.attempt}"
         match held.ending:
             case _ if is_refused:

@@ -16,8 +16,9 @@ from typing import Final
 
 from penstock.kernel.clock import Clock
 from penstock.queue.client import Queue
+from penstock.queue.config import QueueConfig
 from penstock.queue.running.handlers import TaskContext
-from penstock.queue.settings import WorkerSettings
+from penstock.queue.settings import Mode, WorkerSettings
 from penstock.queue.worker import Worker
 from penstock.store.base import ObjectStore
 from penstock.store.memory import MemoryBucket, MemoryStore
@@ -75,7 +76,9 @@ class Fleet:
 
     async def _open(self, name: str, clock: Clock) -> Queue:
         entropy = self._world.entropy(name)
-        return await Queue.on(self._store(name, clock), name="cost", entropy=entropy)
+        config = QueueConfig(direct=("*",) if self._load.mode is Mode.DIRECT else ())
+        store = self._store(name, clock)
+        return await Queue.on(store, name="cost", entropy=entropy, config=config)
 
     def _store(self, name: str, clock: Clock) -> ObjectStore:
         entropy = self._world.entropy(f"latency of {name}")

@@ -110,7 +110,9 @@ def _requests_per_second(load: Workload) -> float:
     match load.mode:
         case Mode.LEASED:
             return packs + looks + load.workers * _REQUESTS_A_SECOND_OF_A_STANDBY
-        case Mode.SHARED:
+        case Mode.DIRECT:
+            return packs + looks * load.workers
+        case Mode.SHARED | Mode.SAMPLED:
             return packs + looks * load.workers * _WEIGHT_OF_A_LOOK
 
 

@@ -116,6 +116,20 @@ def run_saturated(load: Workload, window: Window) -> Saturated:
     return _run(load, main)
 
 
+def run_backlog(load: Workload, *, backlog: int, seconds: float = 20.0) -> Saturated:
+    """Run the fleet for some seconds on so many single tasks, which must outlast them."""
+
+    async def main(fleet: Fleet) -> Saturated:
+        await fleet.submit_backlog(backlog)
+        before = fleet.meter.billed.copy()
+        await fleet.start()
+        await fleet.clock.sleep(seconds)
+        bill = Bill.between(before, fleet.meter.billed, seconds=seconds)
+        return Saturated(bill, fleet.ended.total(), len(fleet.ended))
+
+    return _run(load, main)
+
+
 def _run(load: Workload, main: Callable[[Fleet], Coroutine[Any, Any, Result]]) -> Result:
     async def world_main(world: World) -> Result:
         fleet = Fleet(world, load)

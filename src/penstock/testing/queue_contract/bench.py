@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Final, Protocol
 
 from penstock.kernel.clock import Clock
-from penstock.kernel.entropy import Entropy
+from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import AlreadyExists, Refused
 from penstock.kernel.wire import encode
 from penstock.queue.client import Queue, Task
@@ -53,6 +53,9 @@ QUICK: Final = WorkerSettings(
     settle_seconds=0.05,
     stop_seconds=5.0,
     sweep_seconds=3.0,
+    lease_duration_secs=3.0,
+    lease_renewal_interval_secs=1.0,
+    overflow_scavenge_interval_secs=2.0,
     polling=Polling(min_seconds=0.05, max_seconds=0.3, factor=1.5, jitter=0.1),
 )
 """The shortest times that a worker may have, nearly."""
@@ -183,7 +186,8 @@ class Bench:
     async def queue(self) -> Queue:
         """The queue, through a client of its own."""
         store = Gate(await self.open_client())
-        config = QueueConfig(shards=self.shards)
+        direct = ("*",) if self.mode is Mode.DIRECT else ()
+        config = QueueConfig(shards=self.shards, direct=direct)
         queue = await Queue.on(store, name=NAME, entropy=self.entropy, config=config)
         for shard in range(self.shards) if self.is_used else ():
             lease = ShardLease(worker="former", epoch=1)
@@ -201,10 +205,14 @@ class Bench:
         settings: WorkerSettings = QUICK,
     ) -> Worker:
         """A worker with short times, unless others are given."""
+        mode = mode or self.mode
+        if mode is Mode.DIRECT:
+            # There the name of a worker is its own, and that of its inbox.
+            name = f"{name}-{new_id(self.entropy, characters=12)}"
         return Worker(
             queue,
             concurrency=concurrency,
-            mode=mode or self.mode,
+            mode=mode,
             name=name,
             settings=settings,
         )

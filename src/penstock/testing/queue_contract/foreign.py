@@ -16,6 +16,7 @@ from penstock.testing.store_contract.check import refused
 
 _UNHANDLED: Final = 480
 _AT_ONCE: Final = 24
+_LARGE_BYTES: Final = 300_000
 
 
 async def wrong_input_is_refused_and_nothing_is_written(bench: Bench) -> None:
@@ -46,20 +47,30 @@ async def wrong_input_is_refused_and_nothing_is_written(bench: Bench) -> None:
     assert await bench.keys(queue) == before
 
 
-async def the_largest_input_arrives_whole(bench: Bench) -> None:
+async def a_large_input_and_a_large_result_arrive_whole(bench: Bench) -> None:
     queue = await bench.queue()
     worker = bench.worker(await bench.queue())
-    largest = "x" * (INPUT_BYTES_MAX - 2)
+    largest = "x" * _LARGE_BYTES
 
     @worker.handler("large")
     async def large(task: TaskContext) -> object:
         return [len(task.input), task.input == largest]
+
+    @worker.handler("echo")
+    async def echo(task: TaskContext) -> object:
+        return task.input
 
     async with bench.crew(worker):
         tasks = await queue.submit_many("large", [largest] * 5)
         for task in tasks:
             assert await task.result(timeout=RESULT_SECONDS) == [len(largest), True]
         assert (await queue.get(tasks[4].id)).input == largest
+        echoed = await queue.submit("echo", largest, key="large")
+        assert await echoed.result(timeout=RESULT_SECONDS) == largest
+        view = await queue.get(echoed.id)
+        assert view.input == view.result == largest
+        assert view.input_ref is not None
+        assert view.result_ref is not None
 
 
 async def a_type_without_a_handler_is_never_claimed_and_blocks_nobody(bench: Bench) -> None:
@@ -77,7 +88,9 @@ async def a_type_without_a_handler_is_never_claimed_and_blocks_nobody(bench: Ben
     async with bench.crew(worker):
         assert await task.result(timeout=RESULT_SECONDS) == "through"
     assert (await queue.get(pack[0].id)).status == "ready"
-    left = [key for key in await bench.keys(queue, "tasks/") if "unknown" in key]
+    # Of a type that is direct, what nobody could be told of is where things become due.
+    places = [*await bench.keys(queue, "tasks/"), *await bench.keys(queue, "ready/")]
+    left = [key for key in places if "unknown" in key]
     assert len(left) == _UNHANDLED + 1
     assert not any(key.endswith(".ledger") for key in left)
 
@@ -141,7 +154,7 @@ async def a_queue_of_a_newer_format_is_not_opened(bench: Bench) -> None:
 
 CHECKS: Final[tuple[Check, ...]] = (
     wrong_input_is_refused_and_nothing_is_written,
-    the_largest_input_arrives_whole,
+    a_large_input_and_a_large_result_arrive_whole,
     a_type_without_a_handler_is_never_claimed_and_blocks_nobody,
     objects_of_others_are_left_alone,
     a_queue_of_a_newer_format_is_not_opened,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock.kernel.errors import WorkerIdConflict
 from penstock.queue.client import Queue
 from penstock.queue.settings import Mode
 from penstock.queue.worker import Worker
@@ -31,6 +32,9 @@ _SPOTS: Final = (
 )
 """Where it hurts a worker most: between two requests that belong together."""
 
+_DIRECT_SPOTS: Final = ("inbox swap", "inbox delete", "inbox replace")
+"""Leases, entries, and entries that are given to others."""
+
 _SPOTS_OF: Final = {
     Profile.KEYS: ("ledger create", "ledger delete", "pack delete", "pack get", "archive create"),
     Profile.LATE: ("pack get", "pack get", "ledger create", "ledger delete", "pack delete"),
@@ -44,6 +48,7 @@ class Workers:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._entropy = site.world.entropy("fleet")
+        self._names = site.world.entropy("names")
         self._mode: Mode | None = None
         self._workers: dict[str, Worker] = {}
 
@@ -70,28 +75,37 @@ class Workers:
         timeout_seconds = entropy.uniform(3, 10)
         if types is None:
             types = TYPES if entropy.random() < 0.7 else (entropy.choice(TYPES),)
+        name = self._name(machine, mode)
         self._workers[machine.name] = None  # type: ignore[assignment]  # until it has opened
 
         async def work(queue: Queue) -> None:
-            worker = Worker(
-                queue, concurrency=concurrency, mode=mode, name=machine.name, settings=settings
-            )
+            worker = Worker(queue, concurrency=concurrency, mode=mode, name=name, settings=settings)
             self._workers[machine.name] = worker
             deeds = Deeds(machine, site.referee, concurrency=concurrency)
             deeds.register(worker, types, timeout_seconds=timeout_seconds)
-            await worker.run(signals=False)
+            try:
+                await worker.run(signals=False)
+            except WorkerIdConflict as error:
+                # Another has its name, or has taken over what it had: it ends as it should.
+                site.chronicle.note(machine.name, f"stops: {error}")
 
         site.chronicle.note(machine.name, f"joins, {mode}, for {' and '.join(types)}")
         if not site.is_peace and not is_sound:
             machine.triggers = self._triggers()
         site.run(machine, work)
 
+    def _name(self, machine: Machine, mode: Mode) -> str:
+        """The name of a worker: in `direct`, now and then that of one that was there before."""
+        if mode is not Mode.DIRECT or self._site.is_peace or self._names.random() < 0.6:
+            return machine.name
+        return self._names.choice([*self._workers, machine.name])
+
     def _triggers(self) -> list[Trigger]:
         """What befalls the next worker."""
         plan, entropy = self._site.plan, self._entropy
         if plan.profile is Profile.LATE and len(self._workers) == 1 and entropy.random() < 0.8:
             return self._ghost()
-        spots = _SPOTS_OF.get(plan.profile, _SPOTS)
+        spots = _SPOTS_OF.get(plan.profile, _SPOTS) + (_DIRECT_SPOTS if plan.direct else ())
         triggers: list[Trigger] = []
         for _ in range(2 if plan.is_long else 1):
             triggers += plan.triggers(entropy, spots, chance=0.8)
@@ -140,7 +154,7 @@ class Workers:
 
     def _change_mode(self, living: list[Machine]) -> None:
         """All who live leave, one after the other; others come in another mode."""
-        self._mode = Mode.SHARED if self._mode is Mode.LEASED else Mode.LEASED
+        self._mode = self._entropy.choice([mode for mode in Mode if mode is not self._mode])
         self._site.chronicle.note("fleet", f"changes its mode to {self._mode}")
         for machine in living:
             self.leave(machine)

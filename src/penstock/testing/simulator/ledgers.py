@@ -2,7 +2,8 @@
 
 Every write of a ledger is compared with what was there: who wrote it, what became of each task, and
 whether the writer was the one to do so at that moment, by true time and by the leases as they were
-stored.
+stored. A lease that is renewed by touches lasts as long as the date of its ledger says; whoever
+takes it over may go by the date that it has read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Final
 import msgspec
 
 from penstock.kernel.wire import WRITERS_MAX, decode
-from penstock.queue.archive import Batch
+from penstock.queue.archive_rows import unpacked
+from penstock.queue.heartbeats import as_of
 from penstock.queue.ledger import Lease, Ledger, Status, TaskState
 from penstock.queue.places import LEDGER
 from penstock.testing.simulator.chronicle import Chronicle
@@ -37,13 +39,20 @@ class Ledgers:
         self._now = now
         self._ledgers: dict[str, Ledger] = {}
         self._holders: dict[str, str] = {}
+        self._dates: dict[str, float] = {}
+        self._read: dict[tuple[str, str], float] = {}
+        """Machine and ledger → the date of the ledger as the machine has read it last."""
         self.abilities: dict[str, frozenset[str]] = {}
         """Machine → the types that its worker has handlers for."""
 
     def lease(self, key: str, claim: str) -> Lease | None:
         """The lease of a claim, by the ledger as it is stored."""
         ledger = self._ledgers.get(key)
-        return ledger.leases.get(claim) if ledger else None
+        return as_of(ledger, self._dates[key]).leases.get(claim) if ledger else None
+
+    def was_read(self, who: str, key: str, modified: float) -> None:
+        """A machine has read a ledger of this date."""
+        self._read[who, key] = modified
 
     def holds(self, key: str, place: int, claim: str, attempt: int) -> bool:
         """Whether a task is held by, or was settled by, this attempt of a claim."""
@@ -56,6 +65,7 @@ class Ledgers:
     def saw(self, who: str, key: str, after: bytes | None) -> None:
         """A ledger was written, or removed."""
         old = self._ledgers.pop(key, None)
+        dated, self._dates[key] = self._dates.get(key, 0.0), float(int(self._now()))
         if after is None:
             if old is not None:
                 self._ledger_removed(who, old)
@@ -67,6 +77,9 @@ class Ledgers:
             return
         if old is not None:
             self._judge_descent(tasks, old, new)
+            self._judge_leases(who, tasks, as_of(old, dated), as_of(new, self._dates[key]))
+            # What it takes over it takes by the date that it has read.
+            old = as_of(old, self._read.get((who, key), dated))
         same = old if old is not None and old.pack_version == new.pack_version else None
         states = same.tasks if same else (_READY,) * len(new.tasks)
         self._judge_ability(who, key, tasks, new)
@@ -88,6 +101,14 @@ class Ledgers:
             is_known = new.writes.get(last[0]) == last[1] or next(reversed(new.writes)) == last[0]
             if not is_known:
                 self._accuse_all("A write came over a ledger that it did not know.", tasks)
+
+    def _judge_leases(self, who: str, tasks: Sequence[Tracked], old: Ledger, new: Ledger) -> None:
+        """Only the holder of a lease moves its end to a later time."""
+        for claim, lease in new.leases.items():
+            before = old.leases.get(claim)
+            is_later = before is not None and before.expires_ms < lease.expires_ms
+            if is_later and self._holders.get(claim, who) != who:
+                self._accuse_all("A lease was prolonged by another than its holder.", tasks)
 
     def _judge_ability(self, who: str, key: str, tasks: Sequence[Tracked], new: Ledger) -> None:
         kind = key.rpartition("~")[2].removesuffix(LEDGER)
@@ -219,8 +240,7 @@ class Ledgers:
 
     def saw_archived(self, who: str, key: str, body: bytes) -> None:
         """A batch of records was written."""
-        for record in decode(Batch, body, where=key).records:
-            ledger = decode(Ledger, bytes(record.ledger), where=key)
+        for _, ledger in unpacked(body, where=key):
             tasks = self._tracker.pack(ledger.pack_version)
             self._chronicle.note(who, "archives it", *(task.subject for task in tasks))
             for task, state in zip(tasks, ledger.tasks, strict=True):

@@ -14,6 +14,7 @@ from penstock.kernel.errors import UnreadableObject
 from penstock.kernel.wire import decode
 from penstock.queue.layout import QueueLayout
 from penstock.queue.owning.registry import Registration, Role, ShardLease
+from penstock.queue.places import SLOTS
 from penstock.testing.simulator.chronicle import Chronicle
 
 _OPERATOR = "operator"
@@ -34,8 +35,10 @@ class Ownership:
         if who == _OPERATOR or after is None:
             return
         if key.startswith(self._layout.shard_leases):
-            shard = key.removeprefix(self._layout.shard_leases).removesuffix(".json")
-            self._lease(who, int(shard), decode(ShardLease, after, where=key), after)
+            name = key.removeprefix(self._layout.shard_leases).removesuffix(".json")
+            era, _, shard = name.rpartition("/")
+            number = _number(int(shard), era=int(era or 0))
+            self._lease(who, number, decode(ShardLease, after, where=key), after)
         elif before is not None:
             self._registration(who, key, before, after)
 
@@ -59,5 +62,10 @@ class Ownership:
         ended = was.role is Role.OWNER and is_.role is Role.GONE
         # Machine and worker have the same name, but for what makes each incarnation unique.
         if ended and was.expires_ms > self._now() * 1000 and worker.rpartition("-")[0] != who:
-            shards = [("shard", shard) for shard in was.shards]
+            shards = [("shard", _number(shard, era=was.era)) for shard in was.shards]
             self._chronicle.accuse(f"The owner {worker} was ended while its lease ran.", *shards)
+
+
+def _number(shard: int, *, era: int) -> int:
+    """One number for a shard of an era: that of another era is another one."""
+    return era * SLOTS + shard

@@ -48,7 +48,8 @@ class Producer:
             if self._site.is_peace:
                 return
             chance = 0.3 if plan.profile is Profile.POINTERS else 0.15
-            self._machine.triggers = plan.triggers(self._entropy, _SPOTS, chance=chance)
+            spots = (*_SPOTS, "inbox replace") if plan.direct else _SPOTS
+            self._machine.triggers = plan.triggers(self._entropy, spots, chance=chance)
             try:
                 if self._entropy.random() < plan.keyed:
                     await self._submit_keyed(queue)
@@ -220,7 +221,8 @@ class Operator:
 
     def _act(self) -> None:
         bucket, entropy = self._site.bucket, self._entropy
-        folder = entropy.choice((LAYOUT.shard_leases, LAYOUT.workers, LAYOUT.ready, LAYOUT.monitor))
+        folders = [LAYOUT.shard_leases, LAYOUT.workers, LAYOUT.ready, LAYOUT.monitor]
+        folder = entropy.choice([*folders, LAYOUT.inboxes] if self._site.plan.direct else folders)
         keys = [key for key in bucket.objects if key.startswith(folder)]
         if folder == LAYOUT.ready:
             keys = [key for key in keys if LAYOUT.read_pointer(key)]

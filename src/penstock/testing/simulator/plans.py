@@ -20,8 +20,9 @@ from typing import Final
 from penstock.kernel.entropy import Entropy, seeded_entropy
 from penstock.queue.pack import RESEND_SECONDS
 from penstock.queue.running.polling import Polling
-from penstock.queue.settings import Mode, WorkerSettings
+from penstock.queue.settings import Heartbeat, Mode, WorkerSettings
 from penstock.store.faulty import FaultPlan
+from penstock.testing.simulator.deeds import TYPES
 from penstock.testing.simulator.machines import Blow, Trigger
 
 KEY_SECONDS: Final = int(RESEND_SECONDS)
@@ -33,6 +34,8 @@ class Fleet(StrEnum):
 
     LEASED = "leased"
     SHARED = "shared"
+    SAMPLED = "sampled"
+    DIRECT = "direct"
     MIXED = "mixed"
 
 
@@ -91,11 +94,13 @@ class Plan:
     sweep_seconds: float
     with_operator: bool
     with_monitor: bool
+    direct: tuple[str, ...] = ()
+    """The types that are announced to workers."""
 
     def mode(self, entropy: Entropy) -> Mode:
         """The mode of the next worker."""
         if self.fleet is Fleet.MIXED:
-            return entropy.choice((Mode.LEASED, Mode.SHARED))
+            return entropy.choice(tuple(Mode))
         return Mode(self.fleet)
 
     def triggers(self, entropy: Entropy, kinds: Sequence[str], *, chance: float) -> list[Trigger]:
@@ -141,6 +146,11 @@ class Plan:
             settle_seconds=entropy.choice((0.0, 0.5, 2.0)),
             stop_seconds=entropy.uniform(0, 10),
             sweep_seconds=self.sweep_seconds,
+            sample_shards=entropy.choice((1, 3, 16)),
+            heartbeat=entropy.choice((Heartbeat.SWAP, Heartbeat.TOUCH)),
+            lease_duration_secs=ttl,
+            lease_renewal_interval_secs=max(1.0, ttl / 3),
+            overflow_scavenge_interval_secs=ttl * 1.5,
             polling=Polling(
                 min_seconds=entropy.uniform(0.5, 2),
                 max_seconds=entropy.uniform(15, 40) if long else entropy.uniform(5, 15),
@@ -176,7 +186,20 @@ def draw(seed: int, fleet: Fleet) -> Plan:
         sweep_seconds=_OFF_SECONDS if pointers else entropy.uniform(30, 90),
         with_operator=operator,
         with_monitor=not pointers and entropy.random() < (0.7 if late else 0.15),
+        direct=_direct(seed, fleet),
     )
+
+
+def _direct(seed: int, fleet: Fleet) -> tuple[str, ...]:
+    """All types, one of them, or in a mixed fleet none. Drawn apart from everything else."""
+    entropy = seeded_entropy(f"direct of world {seed}")
+    match fleet:
+        case Fleet.DIRECT:
+            return entropy.choice((("*",), ("*",), TYPES[:1]))
+        case Fleet.MIXED:
+            return entropy.choice(((), ("*",), TYPES[:1]))
+        case Fleet.LEASED | Fleet.SHARED | Fleet.SAMPLED:
+            return ()
 
 
 _STORM_SECONDS: Final = {

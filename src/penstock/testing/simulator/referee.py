@@ -83,6 +83,11 @@ class Referee:
         elif folder in ("workers", "shard-leases"):
             self._ownership.saw(who, key, before=before, after=after)
 
+    def read(self, who: str, key: str, modified: float) -> None:
+        """Somebody has read an object."""
+        if key.endswith(LEDGER):
+            self._ledgers.was_read(who, key, modified)
+
     # Packs and pointers
 
     def _pack(

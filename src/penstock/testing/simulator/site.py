@@ -85,7 +85,9 @@ class Site:
         network = FaultyStore(backend, plan, entropy=machine.entropy)
         self._networks.append(network)
         store = RetryingStore(MortalStore(network, machine), entropy=machine.entropy)
-        config = QueueConfig(shards=self.plan.shards, key_seconds=KEY_SECONDS)
+        config = QueueConfig(
+            shards=self.plan.shards, key_seconds=KEY_SECONDS, direct=self.plan.direct
+        )
         for _ in range(_OPENING_TRIES):
             try:
                 return await Queue.on(

@@ -2,7 +2,7 @@
 
 Each machine has its own client, `NamedStore`. A request takes effect at one instant, right after
 the client's `_send`: there the client puts its name on the bucket. The witness is called after the
-change, with the object before and after it; it must not change the bucket.
+change, with the object before and after it, and after every reading; it must not change the bucket.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from penstock.kernel.clock import Clock
-from penstock.store.base import Version
+from penstock.store.base import Object, Version
 from penstock.store.memory import MemoryBucket, MemoryStore
 
 
@@ -27,6 +27,9 @@ class Witness(Protocol):
         after: bytes | None,
         version: Version | None,
     ) -> None: ...
+
+    def read(self, who: str, key: str, modified: float) -> None:
+        """Somebody has read an object of this date."""
 
 
 class WatchedBucket(MemoryBucket):
@@ -60,6 +63,12 @@ class NamedStore(MemoryStore):
         super().__init__(bucket, clock=clock)
         self._watched = bucket
         self._name = name
+
+    async def get(self, key: str, *, unless: Version | None = None) -> Object | None:
+        found = await super().get(key, unless=unless)
+        if found is not None and self._watched.witness is not None:
+            self._watched.witness.read(self._name, key, found.modified)
+        return found
 
     async def _send(self) -> float:
         sent = await super()._send()

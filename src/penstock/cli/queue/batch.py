@@ -1,0 +1,114 @@
+"""`penstock queue batch [ID]`: how far batches are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import click
+
+from penstock.cli.queue.connection import on_a_queue, opened
+from penstock.cli.queue.showing import as_json as show_json
+from penstock.cli.queue.showing import fields, notes, table, when
+from penstock.kernel.errors import InvalidInput
+from penstock.queue.batches.documents import BatchView
+
+_COUNTS = ("ready", "running", "succeeded", "failed", "cancelled", "expired", "lost")
+
+
+@click.command(
+    short_help="Show how far a batch is, or list batches.",
+    epilog="Example: penstock queue batch ID --wait --store file:///tmp/store",
+)
+@click.argument("id", metavar="[ID]", required=False)
+@click.option("--wait", is_flag=True, help="Wait until it has ended.")
+@click.option("--timeout", metavar="SECONDS", type=float, help="Wait no longer than that.")
+@on_a_queue
+@click.pass_context
+def batch(
+    context: click.Context,
+    *,
+    id: str | None,
+    wait: bool,
+    timeout: float | None,
+    store: str | None,
+    name: str,
+    as_json: bool,
+) -> None:
+    """Show how far a batch is; without ID, list the last batches.
+
+    With --wait, exit code 0 says that every task of it has succeeded, 1 that it has ended
+    otherwise, or not in time.
+    """
+    if id is None:
+        if wait or timeout is not None:
+            raise InvalidInput("--wait and --timeout go with the ID of a batch.")
+        _list(store, name, as_json=as_json)
+        return
+    view, now = asyncio.run(_asked(store, name, id, wait=wait, timeout=timeout))
+    if as_json:
+        show_json(view)
+    else:
+        fields(_rows(view, now=now))
+        if not view.is_exact:
+            notes(["There is much of it: what runs may be shown as ready."])
+    context.exit(1 if wait and view.succeeded != view.total else 0)
+
+
+def _list(store: str | None, name: str, *, as_json: bool) -> None:
+    views, now = asyncio.run(_listed(store, name))
+    if as_json:
+        show_json(views)
+        return
+    if not views:
+        click.echo("There are no batches.")
+        return
+    rows = [
+        (
+            view.id,
+            view.status,
+            f"{view.settled}/{view.total}",
+            str(view.failed),
+            when(view.made_at, now=now),
+        )
+        for view in views
+    ]
+    table(("id", "status", "settled", "failed", "begun"), rows, numbers=(2, 3))
+
+
+async def _listed(store: str | None, name: str) -> tuple[tuple[BatchView, ...], float]:
+    async with opened(store, name) as queue:
+        return await queue.batches.list(), queue.access.now().middle
+
+
+async def _asked(
+    store: str | None,
+    name: str,
+    id: str,
+    *,
+    wait: bool,
+    timeout: float | None,  # noqa: ASYNC109 - users' word
+) -> tuple[BatchView, float]:
+    async with opened(store, name) as queue:
+        asked = queue.batches.get(id)
+        view = await asked.wait(timeout) if wait else await asked.progress()
+        return view, queue.access.now().middle
+
+
+def _rows(view: BatchView, *, now: float) -> Iterator[tuple[str, str]]:
+    yield "id", view.id
+    yield "status", view.status
+    yield "tasks", str(view.total)
+    for count in _COUNTS:
+        number = getattr(view, count)
+        if number:
+            yield count, str(number)
+    yield "begun", when(view.made_at, now=now)
+    if view.sealed_at is not None:
+        yield "sealed", when(view.sealed_at, now=now)
+    else:
+        yield "sealed", "no: more may come, or its producer has died"
+    if view.ended_at is not None:
+        yield "ended", when(view.ended_at, now=now)
+    if view.then_task is not None:
+        yield "then", view.then_task

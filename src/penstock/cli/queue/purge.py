@@ -1,0 +1,119 @@
+"""`penstock queue purge`: cancel what waits, forget what has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from typing import Final
+
+import click
+
+from penstock.cli.queue.connection import on_a_queue, opened
+from penstock.cli.queue.showing import as_json as show_json
+from penstock.cli.queue.showing import notes
+from penstock.kernel.errors import InvalidInput
+from penstock.queue.purging import Choice, Purged
+from penstock.queue.views import STATES
+
+_AGE: Final = re.compile(r"([0-9]{1,9})([smhd])")
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+@click.command(
+    short_help="Cancel what waits and forget what has ended.",
+    epilog="Example: penstock queue purge --status failed --older-than 30d --store file:///tmp/store",
+)
+@click.option("--type", "types", multiple=True, help="Only tasks of this type; may be repeated.")
+@click.option(
+    "--status",
+    "statuses",
+    multiple=True,
+    type=click.Choice(STATES),
+    help="Only tasks of this status; may be repeated.",
+)
+@click.option("--older-than", metavar="AGE", help="Submitted longer ago than 90s, 15m, 12h or 30d.")
+@click.option("--all", "everything", is_flag=True, help="All tasks of the queue.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@on_a_queue
+def purge(
+    *,
+    types: tuple[str, ...],
+    statuses: tuple[str, ...],
+    older_than: str | None,
+    everything: bool,
+    dry_run: bool,
+    yes: bool,
+    store: str | None,
+    name: str,
+    as_json: bool,
+) -> None:
+    """Cancel tasks that have not ended, and forget those that have.
+
+    Tasks that wait are cancelled, those that run are asked to stop, and records of settled ones are
+    removed from the archive with their payloads. A record goes if all tasks of its pack are meant.
+    What settled in the last minutes, and what is cancelled now, stays until it is archived: purge
+    again later, or leave it to 'archive retain'. Schedules, limits and settings stay.
+
+    Reads the whole archive, or with --older-than the older part of it.
+    """
+    if everything == bool(types or statuses or older_than):
+        raise InvalidInput(
+            "Say which tasks: --type, --status, --older-than, or --all.",
+            hint="--dry-run shows what would be done.",
+        )
+    choice = Choice(older_than=_seconds(older_than) if older_than else 0.0, dry_run=dry_run)
+    if types:
+        choice["types"] = types
+    if statuses:
+        choice["statuses"] = statuses
+    if not yes and not dry_run:
+        _confirm(_meant(name, types, statuses, older_than))
+    purged = asyncio.run(_purged(store, name, choice))
+    if as_json:
+        show_json(purged)
+    else:
+        click.echo(_sentence(purged, dry_run=dry_run))
+        notes(purged.notes)
+
+
+async def _purged(store: str | None, name: str, choice: Choice) -> Purged:
+    async with opened(store, name) as queue:
+        return await queue.purge(**choice)
+
+
+def _seconds(age: str) -> float:
+    found = _AGE.fullmatch(age)
+    if found is None:
+        raise InvalidInput(
+            f"{age[:50]!r} is not an age.", hint="Write a number and s, m, h or d: 30d, say."
+        )
+    return float(int(found[1]) * _UNITS[found[2]])
+
+
+def _meant(
+    name: str, types: tuple[str, ...], statuses: tuple[str, ...], older_than: str | None
+) -> str:
+    words = [" or ".join(statuses)] if statuses else []
+    words += [f"of type {' or '.join(types)}"] if types else []
+    words += [f"submitted more than {older_than} ago"] if older_than else []
+    which = f"Tasks of {name!r} that are {', '.join(words)}" if words else f"All tasks of {name!r}"
+    return f"{which} will be cancelled, or forgotten for good if they have ended."
+
+
+def _confirm(what: str) -> None:
+    if not sys.stdin.isatty():
+        raise InvalidInput(what, hint="Nothing was done: say --yes if all of them are meant.")
+    click.confirm(f"{what} Go on?", abort=True, err=True)
+
+
+def _sentence(purged: Purged, *, dry_run: bool) -> str:
+    kept = ""
+    if purged.tasks_kept:
+        kept = f" {purged.tasks_kept} stay: their packs have other tasks that are not meant."
+    return (
+        f"{'Would be' if dry_run else 'Were'} cancelled: {purged.cancelled} tasks, asked to stop:"
+        f" {purged.asked_to_stop}, forgotten: {purged.tasks_forgotten},"
+        f" with {purged.payloads_deleted} payloads.{kept}"
+    )

@@ -1,0 +1,246 @@
+"""`penstock queue schedule`: tasks at the times of a cron line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import click
+
+from penstock.cli.queue.connection import on_a_queue, opened
+from penstock.cli.queue.showing import as_json as show_json
+from penstock.cli.queue.showing import compact, fields, iso, table, when
+from penstock.cli.queue.submit import INPUT, json_value, tags_from
+from penstock.queue.client import Queue
+from penstock.queue.schedules.document import ScheduleView
+from penstock.queue.schedules.ticks import CatchUp
+
+
+@click.group(
+    invoke_without_command=True,
+    short_help="Tasks at the times of a cron line.",
+    epilog="Example: penstock queue schedule add nightly '0 3 * * *' report"
+    " --store file:///tmp/store",
+)
+@click.pass_context
+def schedule(context: click.Context) -> None:
+    """Submit tasks at the times of a cron line, once a time, however many workers run.
+
+    Workers do it, or 'penstock queue monitor' where none runs.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@schedule.command(
+    short_help="Add a schedule, or change one.",
+    epilog="Example: penstock queue schedule add nightly '0 3 * * *' report '{\"of\": \"day\"}'"
+    " --time-zone Europe/Paris --store file:///tmp/store",
+)
+@click.argument("schedule_name", metavar="NAME")
+@click.argument("cron", metavar="CRON")
+@click.argument("type", metavar="TYPE")
+@click.argument("given", metavar="[INPUT]", required=False)
+@click.option("--time-zone", metavar="ZONE", default="UTC", show_default=True, help="Of the times.")
+@click.option(
+    "--catch-up",
+    metavar="|".join(CatchUp),
+    default=str(CatchUp.SKIP),
+    show_default=True,
+    help="Of the times for which nobody was there: leave out, submit the last, or all.",
+)
+@click.option("--priority", type=int, default=0, show_default=True, help="From -9 to 9.")
+@click.option(
+    "--limit", metavar="KEY", default="", help="The key of the limit its tasks fall under."
+)
+@click.option(
+    "--expires", metavar="SECONDS", type=float, help="Never start a task later than that."
+)
+@click.option("--tag", "tags", metavar="NAME=VALUE", multiple=True, help="A tag of its tasks.")
+@click.option("--replace", is_flag=True, help="Change the schedule of that name, if there is one.")
+@on_a_queue
+def add(
+    *,
+    schedule_name: str,
+    given: str | None,
+    tags: tuple[str, ...],
+    store: str | None,
+    name: str,
+    as_json: bool,
+    **how: Any,
+) -> None:
+    """Submit a task of TYPE with INPUT at every time of CRON, from now on.
+
+    CRON has five fields: minute, hour, day of month, month and day of week. Makes the queue if
+    there is none. To add the same again changes nothing.
+    """
+    value = None if given is None else json_value(given, where=INPUT)
+
+    async def act(queue: Queue) -> ScheduleView:
+        return await queue.schedules.add(schedule_name, input=value, tags=tags_from(tags), **how)
+
+    _show(_run(store, name, act, create=True), as_json=as_json)
+
+
+@schedule.command(
+    name="list",
+    short_help="List the schedules.",
+    epilog="Example: penstock queue schedule list --store file:///tmp/store",
+)
+@on_a_queue
+def list_(*, store: str | None, name: str, as_json: bool) -> None:
+    """List the schedules of a queue, by name."""
+
+    async def act(queue: Queue) -> tuple[ScheduleView, ...]:
+        return await queue.schedules.list()
+
+    views, now = _run(store, name, act)
+    if as_json:
+        show_json(views)
+        return
+    if not views:
+        click.echo("There are no schedules.")
+        return
+    rows = [
+        (
+            view.name,
+            view.cron,
+            view.time_zone,
+            view.type,
+            _next(view, now),
+            iso(view.last_at) or "-",
+        )
+        for view in views
+    ]
+    table(("name", "cron", "zone", "type", "next", "last"), rows)
+
+
+@schedule.command(
+    short_help="Show a schedule.",
+    epilog="Example: penstock queue schedule show nightly --store file:///tmp/store",
+)
+@click.argument("schedule_name", metavar="NAME")
+@on_a_queue
+def show(*, schedule_name: str, store: str | None, name: str, as_json: bool) -> None:
+    """Show a schedule: what it submits, when it is next due, and its last task."""
+
+    async def act(queue: Queue) -> ScheduleView:
+        return await queue.schedules.get(schedule_name)
+
+    _show(_run(store, name, act), as_json=as_json)
+
+
+@schedule.command(
+    short_help="Let the times of a schedule pass.",
+    epilog="Example: penstock queue schedule pause nightly --store file:///tmp/store",
+)
+@click.argument("schedule_name", metavar="NAME")
+@on_a_queue
+def pause(*, schedule_name: str, store: str | None, name: str, as_json: bool) -> None:
+    """Submit nothing for a schedule until it is resumed."""
+
+    async def act(queue: Queue) -> ScheduleView:
+        return await queue.schedules.pause(schedule_name)
+
+    _show(_run(store, name, act), as_json=as_json)
+
+
+@schedule.command(
+    short_help="Go on with a schedule.",
+    epilog="Example: penstock queue schedule resume nightly --store file:///tmp/store",
+)
+@click.argument("schedule_name", metavar="NAME")
+@on_a_queue
+def resume(*, schedule_name: str, store: str | None, name: str, as_json: bool) -> None:
+    """Go on with a schedule that was paused, from its next time on."""
+
+    async def act(queue: Queue) -> ScheduleView:
+        return await queue.schedules.resume(schedule_name)
+
+    _show(_run(store, name, act), as_json=as_json)
+
+
+@schedule.command(
+    short_help="Remove a schedule.",
+    epilog="Example: penstock queue schedule remove nightly --store file:///tmp/store",
+)
+@click.argument("schedule_name", metavar="NAME")
+@on_a_queue
+def remove(*, schedule_name: str, store: str | None, name: str, as_json: bool) -> None:
+    """Remove a schedule; what it has submitted stays."""
+
+    async def act(queue: Queue) -> None:
+        await queue.schedules.remove(schedule_name)
+
+    _run(store, name, act)
+    if as_json:
+        show_json({"removed": schedule_name})
+    else:
+        click.echo(f"The schedule {schedule_name!r} is removed.")
+
+
+@schedule.command(
+    short_help="Submit the task of a schedule now.",
+    epilog="Example: penstock queue schedule run nightly --store file:///tmp/store",
+)
+@click.argument("schedule_name", metavar="NAME")
+@on_a_queue
+def run(*, schedule_name: str, store: str | None, name: str, as_json: bool) -> None:
+    """Submit the task of a schedule now, besides its times, and print its id."""
+
+    async def act(queue: Queue) -> str:
+        return await queue.schedules.run(schedule_name)
+
+    task, _ = _run(store, name, act)
+    if as_json:
+        show_json({"id": task})
+    else:
+        click.echo(task)
+
+
+def _run(
+    store: str | None, name: str, act: Callable[[Queue], Awaitable[Any]], *, create: bool = False
+) -> tuple[Any, float]:
+    """What is done to a queue, and the store's time then."""
+
+    async def ran() -> tuple[Any, float]:
+        async with opened(store, name, create=create) as queue:
+            return await act(queue), queue.access.now().middle
+
+    return asyncio.run(ran())
+
+
+def _show(answer: tuple[ScheduleView, float], *, as_json: bool) -> None:
+    view, now = answer
+    if as_json:
+        show_json(view)
+    else:
+        fields(_rows(view, now))
+
+
+def _next(view: ScheduleView, now: float) -> str:
+    if view.is_paused:
+        return "paused"
+    return when(view.next_at, now=now) if view.next_at is not None else "never"
+
+
+def _rows(view: ScheduleView, now: float) -> Iterator[tuple[str, str]]:
+    yield "name", view.name
+    yield "cron", f"{view.cron}  ({view.time_zone})"
+    yield "catch up", view.catch_up
+    yield "type", view.type
+    yield "input", compact(view.input)
+    if view.priority:
+        yield "priority", str(view.priority)
+    if view.limit:
+        yield "limit", view.limit
+    if view.expires is not None:
+        yield "expires", f"{view.expires:g} s after its submit"
+    for tag, value in view.tags.items():
+        yield "tag", f"{tag}={value}"
+    yield "added", when(view.created_at, now=now)
+    yield "next", _next(view, now)
+    if view.last_at is not None:
+        yield "last", when(view.last_at, now=now)
+        yield "last task", view.last_task

@@ -1,0 +1,195 @@
+"""Giving away the inbox of a worker that is gone. By anyone, twice, or by two at once.
+
+The steps, each conditional or harmless to repeat:
+
+1. The lease is read, and if it is surely over swapped to GONE. Its holder's next renewal fails, so
+   that it stops; if it renews first, the swap fails and nothing was done.
+2. Each entry of the inbox is judged by its pack. If there is a ledger, somebody has claimed it, and
+   the claim's own lease says what becomes of it. If there is no pack, it is over. Otherwise it is
+   pending, and announced to a live worker with a handler for it, under the same nonce.
+   Where none lives, nothing is written: the pack is found by scavenging.
+3. The entry is deleted, after its successor is written.
+4. When the inbox is empty, `LINGER_SECONDS` after the lease was swapped, the cursor and then the
+   lease are deleted, each in the version that was seen.
+
+A worker that starts under the name between any two steps swaps the lease to its own. The recovery
+notices that at step 4, where its delete fails; what it has moved by then is run by others.
+
+An entry costs a HEAD, or two and a put if it is pending. Used by `penstock.queue.discovery.direct`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from penstock.kernel.entropy import Entropy, new_id
+from penstock.kernel.errors import NotFound, StoreError, UnreadableObject, VersionConflict
+from penstock.kernel.wire import encode
+from penstock.queue.direct.dispatching import announce, bucket_of
+from penstock.queue.direct.leases import UNREADABLE_SECONDS, WorkerLease
+from penstock.queue.direct.roster import Roster
+from penstock.queue.direct.selection import Selector
+from penstock.queue.layout import InboxAt, QueueLayout
+from penstock.queue.places import PackAt
+from penstock.queue.settings import Selection
+from penstock.store.base import Head, ObjectStore, Swap, pages
+from penstock.store.cell import Cell
+from penstock.store.metered import labelled
+
+_log = logging.getLogger(__name__)
+
+LINGER_SECONDS: Final = 120.0
+"""How long a lease stays GONE: those who submit may take its worker for alive for a while."""
+PAGES_MAX: Final = 20
+"""So many pages of an inbox are given away at a time; the next look goes on."""
+_AT_ONCE: Final = 16
+
+
+class Recovery:
+    """Looks after inboxes whose workers are gone, for one worker."""
+
+    def __init__(
+        self, store: ObjectStore, layout: QueueLayout, roster: Roster, *, entropy: Entropy
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._roster = roster
+        self._entropy = entropy
+        self._selector = Selector(Selection.ROUND_ROBIN, entropy=entropy)
+
+    async def recover(self, worker: str) -> None:
+        """Give away what a worker has left, if its lease is surely over. Raises `StoreError`."""
+        with labelled("recovery"):
+            if not await self._fence(worker):
+                return
+            if await self._give_away(worker):
+                await self._forget(worker)
+
+    async def recover_all(self, *, but: str) -> None:
+        """Recover whoever of the picture is gone; one that fails does not hold up the others."""
+        now = await self._store.now()
+        for worker, seen in list(self._roster.seen.items()):
+            if worker != but and seen.may_be_over(now):
+                try:
+                    await self.recover(worker)
+                except StoreError as error:
+                    _log.info("the inbox of %s is given away later: %s", worker, error)
+
+    async def recover_orphans(self) -> None:
+        """Give away what is in inboxes that have no lease at all. Raises `StoreError`."""
+        with labelled("recovery"):
+            folders: list[str] = []
+            async for page in pages(self._store, self._layout.inboxes, delimiter="/"):
+                folders += page.folders
+                if len(folders) > PAGES_MAX * 1000:
+                    break
+            # The leases are asked for after the folders: a worker has its lease before its inbox.
+            for folder in folders:
+                worker = self._layout.inbox_of(folder)
+                if worker is None or worker in self._roster.seen:
+                    continue
+                if await self._roster.read(worker) is None:
+                    await self._give_away(worker)
+
+    async def _fence(self, worker: str) -> bool:
+        """Swap a lease that is over to GONE. False: it is not over, or not there."""
+        now = await self._store.now()
+        key = self._layout.inbox_lease(worker)
+        cell = Cell(self._store, key, WorkerLease, entropy=self._entropy)
+
+        def change(present: WorkerLease | None) -> WorkerLease | None:
+            if present is None or present.is_gone or not present.is_over(now):
+                return None
+            return msgspec.structs.replace(present, is_gone=True)
+
+        try:
+            lease = await cell.update(change)
+        except UnreadableObject:
+            return await self._fence_unreadable(worker)
+        return lease is not None and lease.is_gone
+
+    async def _fence_unreadable(self, worker: str) -> bool:
+        now = await self._store.now()
+        key = self._layout.inbox_lease(worker)
+        head = await self._store.head(key)
+        if now.earliest < head.modified + UNREADABLE_SECONDS:
+            return False
+        gone = WorkerLease(holder="", expires_ms=0, seconds=1.0, since_ms=0, is_gone=True)
+        stamped = gone.stamped(
+            writer=new_id(self._entropy, characters=12), write=new_id(self._entropy, characters=16)
+        )
+        with suppress(VersionConflict):
+            await self._store.put(key, encode(stamped), Swap(head.version))
+            return True
+        return False
+
+    async def _give_away(self, worker: str) -> bool:
+        """Step 2 and 3; whether the inbox is empty now."""
+        slots = asyncio.Semaphore(_AT_ONCE)
+        moved = 0
+
+        async def give(key: str, read: InboxAt) -> None:
+            nonlocal moved
+            async with slots:
+                moved += await self._give(key, read)
+
+        number = 0
+        async for page in pages(self._store, self._layout.inbox(worker)):
+            entries = [(each.key, self._layout.read_inbox_entry(each.key)) for each in page.entries]
+            await asyncio.gather(*(give(key, read) for key, read in entries if read))
+            number += 1
+            if number == PAGES_MAX and page.cursor is not None:
+                return False
+        if moved:
+            _log.info("%d entries of the worker %s, which is gone, have moved", moved, worker)
+        return True
+
+    async def _give(self, key: str, read: InboxAt) -> bool:
+        """Deal with one entry; whether it has moved."""
+        has_moved = await self._is_pending(read.to.at) and await self._move(read)
+        await self._store.delete(key)
+        return has_moved
+
+    async def _is_pending(self, at: PackAt) -> bool:
+        """Whether nobody has claimed a pack that is there."""
+        if await self._head(self._layout.ledger(at)) is not None:
+            return False
+        return await self._head(self._layout.pack(at)) is not None
+
+    async def _head(self, key: str) -> Head | None:
+        try:
+            return await self._store.head(key)
+        except NotFound:
+            return None
+
+    async def _move(self, read: InboxAt) -> bool:
+        now = await self._store.now()
+        live = self._roster.live(now, type=read.to.at.type)
+        workers = [worker for worker in live if worker != read.worker]
+        if not workers:
+            return False
+        chosen = self._selector.choose(workers, pack=read.to.at.pack)
+        now_ms = int(now.latest * 1000)
+        minute = bucket_of(read.to.priority, due_ms=read.minute * 60_000, now_ms=now_ms)
+        await announce(self._store, self._layout, chosen, read.to, minute=minute)
+        return True
+
+    async def _forget(self, worker: str) -> None:
+        """Step 4, if it is time."""
+        now = await self._store.now()
+        seen = await self._roster.read(worker)
+        if seen is None or seen.lease is None or not seen.lease.is_gone:
+            return
+        if now.earliest < seen.modified + LINGER_SECONDS:
+            return
+        with suppress(VersionConflict, NotFound):
+            cursor = self._layout.inbox_cursor(worker)
+            head = await self._head(cursor)
+            if head is not None:
+                await self._store.delete(cursor, version=head.version)
+            await self._store.delete(self._layout.inbox_lease(worker), version=seen.version)

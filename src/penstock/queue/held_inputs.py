@@ -1,0 +1,33 @@
+"""Inputs that are kept in an object of the queue until their task is submitted. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+import msgspec
+
+from penstock.kernel.errors import InvalidInput
+from penstock.queue.endings import DEPTH_MAX, is_too_deep
+
+HELD_BYTES_MAX: Final = 64 * 1024
+
+
+def held_input(value: object, *, what: str) -> msgspec.Raw:
+    """The input as JSON, or `InvalidInput`. `what` begins the sentence: "The input of …"."""
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        body = text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(
+            f"{what} is not JSON: {error}.",
+            hint="Use None, booleans, finite numbers, text, lists and dicts with text keys.",
+        ) from error
+    if len(body) > HELD_BYTES_MAX:
+        raise InvalidInput(
+            f"{what} has {len(body):,} bytes; at most {HELD_BYTES_MAX:,} are taken.",
+            hint="Store it in the bucket and give its key.",
+        )
+    if is_too_deep(body):
+        raise InvalidInput(f"{what} is nested more than {DEPTH_MAX} levels deep.")
+    return msgspec.Raw(body)

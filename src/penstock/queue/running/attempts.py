@@ -1,0 +1,312 @@
+"""One attempt of one task: the user's handler is run, bounded, interrupted, and its end judged.
+
+A worker makes an `Attempt` for every task that it has claimed. `Attempt.run` returns how the
+attempt ended and raises nothing but the cancellation of its own caller. It writes nothing: a crash
+leaves a claim, whose lease ends by itself.
+
+What holds
+- `async def` handlers run on the loop, plain ones in a daemon thread of their own. So one that is
+  stuck holds up neither others nor the end of the process. A plain function that returns an
+  awaitable, as a decorator around an `async def` may, has it awaited on the loop.
+- A handler that is over its timeout fails with `TimeoutError`, whatever it does afterwards. One
+  that was asked to stop before it had ended never ends as succeeded.
+- To interrupt is to raise inside the handler: `CancelledError` at an `await`, `TimeoutError` or
+  `Cancelled` in a thread, which inside a call to C hears it only when the call is over.
+- What does not heed an interruption within a grace period is abandoned: the attempt has ended, and
+  `Ended.released` tells when the handler is gone. A thread that has timed out gets no grace. What
+  it comes to in the end is dropped.
+- Whatever a handler raises is a failure, `KeyboardInterrupt` and `SystemExit` as well: they end
+  the attempt and not the worker. Only its class decides whether it is retried.
+- An isolated handler runs in a process of its own (`penstock.queue.running.isolated`), and its time
+  counts from its call there. Asked to stop, it has its grace and is killed then; at its timeout, or
+  when the task is another's, it is killed at once. A process that dies takes one attempt with it,
+  which fails with `ChildProcessError`.
+- Each attempt sees a copy of its caller's context variables, and what it sets nobody else sees.
+
+An attempt is interrupted from the thread of its loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import json
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass, field
+from enum import IntEnum
+from typing import Any, Final
+
+import msgspec
+
+from penstock.kernel.entropy import Entropy
+from penstock.queue.endings import (
+    RESULT_BYTES_MAX,
+    Ending,
+    Failed,
+    GivenBack,
+    Stopped,
+    Succeeded,
+)
+from penstock.queue.ledger import NULL, Failure
+from penstock.queue.running.addresses import public_module
+from penstock.queue.running.frames import Over, Report, Run
+from penstock.queue.running.handlers import Cancelled, Handler, TaskContext
+from penstock.queue.running.isolated import Child, Children
+from penstock.queue.running.retry import Raised, Retry, failed, raised, timed_out
+from penstock.queue.running.threads import HandlerThread
+
+GRACE_SECONDS: Final = 5.0
+"""How long a handler that was interrupted may take to clean up."""
+
+_log = logging.getLogger(__name__)
+
+# The loop itself holds its tasks weakly: without this an abandoned one could vanish halfway.
+_left: Final[set[asyncio.Future[Any]]] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an attempt ended, and whether its handler has."""
+
+    ending: Ending | None
+    """None if there is nothing to settle: the claim was lost."""
+    released: asyncio.Future[Any] | None = None
+    """Done when the handler is gone, until when it occupies its slot. Not to be cancelled."""
+
+
+class _Why(IntEnum):
+    """Why an attempt was interrupted; of several reasons the highest counts."""
+
+    GIVEN_BACK = 1
+    TIMEOUT = 2
+    STOP = 3
+    LOST = 4
+
+
+_Outcome = Succeeded | Failed | Raised
+_Unfinished = Awaitable[Any]  # A plain handler returned something that has to be awaited.
+
+
+@dataclass(eq=False, slots=True)
+class Attempt:
+    """One execution of a handler. `run` once; interrupt at any time, also before."""
+
+    handler: Handler
+    task: TaskContext
+    _: KW_ONLY
+    counted: int
+    """The number of this attempt, without those that were given back."""
+    now_ms: Callable[[], int]
+    """The store's time, at the latest."""
+    entropy: Entropy
+    grace_seconds: float = GRACE_SECONDS
+    children: Children | None = None
+    """The processes for isolated handlers."""
+    trace: str = ""
+    """The span of this attempt, for a handler in another process."""
+    seconds: float = field(default=0.0, init=False)
+    """How long it ran, once it has."""
+    _why: _Why | None = field(default=None, init=False)
+    _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _body: asyncio.Task[_Outcome] | None = field(default=None, init=False)
+    _thread: HandlerThread[_Outcome | _Unfinished] | None = field(default=None, init=False)
+    _child: Child | None = field(default=None, init=False)
+    _limit: asyncio.Timeout | None = field(default=None, init=False)
+    _hung_at: str = field(default="", init=False)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether it should end, or never begin."""
+        return self._why is not None
+
+    def ask_to_stop(self) -> None:
+        """The task was cancelled: interrupt the handler; the attempt ends as stopped."""
+        self._interrupt(_Why.STOP)
+
+    def give_back(self) -> None:
+        """The worker stops: interrupt the handler; the attempt does not count."""
+        self._interrupt(_Why.GIVEN_BACK)
+
+    def lose(self) -> None:
+        """Another worker has the task: interrupt the handler; there is nothing to settle."""
+        self._interrupt(_Why.LOST)
+
+    async def run(self) -> Ended:
+        """Run the handler to its end, or to the end of what it is allowed."""
+        assert self._body is None, "an attempt is run once"
+        if self._why is not None:
+            return Ended(self._ending(None))
+        # Not in a task group, which would wait for ever for a handler that does not end.
+        context = contextvars.copy_context()
+        body = asyncio.get_running_loop().create_task(self._handle(), context=context)
+        self._body = body
+        body.add_done_callback(lambda _: self._news.set())
+        try:
+            await self._wait(body)
+        except asyncio.CancelledError:
+            self.lose()
+            raise
+        finally:
+            if not body.done():
+                _left.add(body)
+                body.add_done_callback(_left.discard)
+        if body.done():
+            return Ended(self._ending(None if body.cancelled() else body.result()))
+        what = "attempt %d of task %s has ended, but its handler has not yet"
+        _log.warning(what, self.task.attempt, self.task.id)
+        return Ended(self._ending(None), body)
+
+    async def _wait(self, body: asyncio.Task[_Outcome]) -> None:
+        """Until the handler has ended, or was interrupted and has had its grace."""
+        try:
+            async with asyncio.timeout(None) as self._limit:
+                if not self.handler.isolate:
+                    self._start_clock()
+                await self._news.wait()
+        except TimeoutError:
+            if self._thread is not None:
+                self._hung_at = self._thread.stack()
+            self._interrupt(_Why.TIMEOUT)
+        if not body.done() and not (self._why is _Why.TIMEOUT and self._thread is not None):
+            await asyncio.wait((body,), timeout=self.grace_seconds)
+        if not body.done() and self._child is not None:
+            self._child.kill()
+            await asyncio.wait((body,), timeout=self.grace_seconds)
+
+    def _start_clock(self) -> None:
+        """The handler is called now."""
+        seconds = self.handler.timeout_seconds
+        if seconds is not None and self._limit is not None and self._why is None:
+            self._limit.reschedule(asyncio.get_running_loop().time() + seconds)
+
+    def _interrupt(self, why: _Why) -> None:
+        has_ended = self._body is not None and not self._tell(self._body, why)
+        if has_ended and why is not _Why.LOST:
+            return  # What the handler came to stands.
+        self.task.cancel_asked = True
+        self._why = why if self._why is None else max(why, self._why)
+        self._news.set()
+
+    def _tell(self, body: asyncio.Task[_Outcome], why: _Why) -> bool:
+        """Raise inside the handler; whether it had not ended yet."""
+        if body.done():
+            return False
+        if self._thread is not None:
+            return self._thread.tell(TimeoutError if why is _Why.TIMEOUT else Cancelled)
+        if self._child is not None:
+            return self._child.tell(at_once=why in (_Why.TIMEOUT, _Why.LOST))
+        body.cancel()
+        return True
+
+    async def _handle(self) -> _Outcome:
+        """Call the handler, here or in a thread; nothing that it raises comes through."""
+        try:
+            if self.handler.isolate:
+                return await self._handle_apart()
+            if self.handler.is_async:
+                return _judged(await self.handler.function(self.task))
+            context = contextvars.copy_context()
+            self._thread = HandlerThread(
+                lambda: context.run(self._call), nothing=_judged(None), hidden=__file__
+            )
+            outcome = await self._thread.run()
+            if not isinstance(outcome, Awaitable):
+                return outcome
+            if self._why is not None:
+                if inspect.iscoroutine(outcome):
+                    outcome.close()  # Or Python complains that nobody awaits it.
+                return _judged(None)
+            self._thread = None
+            return _judged(await outcome)
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything
+            return raised(error, self.handler.retry, ours=__file__)
+
+    async def _handle_apart(self) -> _Outcome:
+        """Have a process call the handler; one that died before, while idle, is none of it."""
+        assert self.children is not None, "a worker with isolated handlers has processes for them"
+        handler, task = self.handler, self.task
+        call = Run(
+            handler.address,
+            tuple(sys.path),
+            task.type,
+            task.id,
+            task.attempt,
+            task.raw_input,
+            _names(handler.retry),
+            self.trace,
+        )
+        while True:
+            async with self.children.lent() as child:
+                was_warm, self._child = child.has_run, child
+                try:
+                    if self._why is not None:
+                        return _judged(None)
+                    return _understood(
+                        await child.run(call, begun=self._start_clock, said=self._report)
+                    )
+                except (ChildProcessError, TimeoutError) as error:
+                    if not was_warm or child.has_begun or self._why is not None:
+                        failure = Failure(type(error).__name__, str(error))
+                        return Raised(failure, handler.retry.retries(error))
+                finally:
+                    self._child = None
+
+    def _report(self, report: Report) -> None:
+        self.task.voice.say(report.done, report.total, report.message)
+
+    def _call(self) -> _Outcome | _Unfinished:
+        """A plain handler, from within its thread."""
+        try:
+            result = self.handler.function(self.task)
+            return result if isinstance(result, Awaitable) else _judged(result)
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything
+            return raised(error, self.handler.retry, ours=__file__)
+
+    def _ending(self, outcome: _Outcome | None) -> Ending | None:
+        retry = self.handler.retry
+        match self._why:
+            case _Why.LOST:
+                return None
+            case _Why.STOP:
+                return Stopped()
+            case _Why.GIVEN_BACK:
+                return GivenBack()
+            case _Why.TIMEOUT:
+                trace = outcome.failure.trace if isinstance(outcome, Raised) else self._hung_at
+                outcome = timed_out(retry, seconds=self.handler.timeout_seconds, trace=trace)
+        if isinstance(outcome, Raised):
+            now_ms = self.now_ms()
+            return failed(outcome, retry, counted=self.counted, now_ms=now_ms, entropy=self.entropy)
+        # None: somebody who cancels every task there is has cancelled it before its start.
+        return outcome or GivenBack()
+
+
+def _names(retry: Retry) -> tuple[tuple[str, str], ...]:
+    """The classes that are retried, as another process knows them."""
+    classes = retry.on if isinstance(retry.on, tuple) else (retry.on,)
+    return tuple((public_module(each.__module__), each.__qualname__) for each in classes)
+
+
+def _understood(over: Over) -> _Outcome:
+    """What a handler in another process came to."""
+    if over.failure is not None:
+        return Raised(over.failure, over.is_retried)
+    # One that was stopped has nothing: why it was is known here.
+    return Succeeded(over.result if over.has_result else NULL)
+
+
+def _judged(result: object) -> Succeeded | Failed:
+    """What a handler returned, as JSON, or why it cannot be stored."""
+    try:
+        text = json.dumps(result, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        body = text.encode()
+    except Exception as error:  # noqa: BLE001 - classes of the user's own take part
+        problem = f"it is not JSON ({error})"
+    else:
+        if len(body) <= RESULT_BYTES_MAX:
+            return Succeeded(msgspec.Raw(body))
+        problem = f"it has {len(body):,} bytes and at most {RESULT_BYTES_MAX:,} are taken"
+    return Failed(Failure("BadResult", f"The result cannot be stored: {problem}."))

@@ -1,0 +1,404 @@
+"""Handlers in processes of their own: what comes back, what is killed, what a crash costs."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.kernel.entropy import seeded_entropy
+from penstock.kernel.errors import InvalidInput
+from penstock.queue.client import Queue
+from penstock.queue.endings import Ending, Failed, GivenBack, Retried, Stopped, Succeeded
+from penstock.queue.places import TaskId
+from penstock.queue.running.addresses import Address
+from penstock.queue.running.attempts import Attempt, Ended
+from penstock.queue.running.handlers import Handler, TaskContext
+from penstock.queue.running.isolated import Children
+from penstock.queue.running.polling import Polling
+from penstock.queue.running.progress import Voice
+from penstock.queue.running.retry import Retry
+from penstock.queue.settings import WorkerSettings
+from penstock.queue.worker import Worker
+from tests.unit.queue import apart
+
+ROOT = Path(__file__).parents[3]
+
+
+class Bench:
+    """Runs attempts, one after the other, in processes that are kept between them."""
+
+    def __init__(self, children: Children) -> None:
+        self.children = children
+        self.spoken = asyncio.Event()
+
+    def attempt(
+        self, function: Callable[[TaskContext], Any], input: object = None, **rules: Any
+    ) -> Attempt:
+        handler = Handler(type="t", function=function, isolate=True, **rules)
+        raw = msgspec.Raw(json.dumps(input).encode())
+        voice = Voice(self.spoken.set)
+        task = TaskContext(id=TaskId("x"), type="t", attempt=2, raw_input=raw, voice=voice)
+        return Attempt(
+            handler,
+            task,
+            counted=1,
+            now_ms=lambda: 0,
+            entropy=seeded_entropy(1),
+            grace_seconds=0.5,
+            children=self.children,
+        )
+
+    async def run(
+        self, function: Callable[[TaskContext], Any], input: object = None, **rules: Any
+    ) -> Ending | None:
+        ended = await self.attempt(function, input, **rules).run()
+        assert ended.released is None
+        return ended.ending
+
+    async def pid(self) -> int:
+        ending = await self.run(apart.whoami)
+        assert isinstance(ending, Succeeded)
+        found: int = json.loads(bytes(ending.result))["pid"]
+        return found
+
+
+def _run(check: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        async with Children() as children:
+            await check(Bench(children))
+
+    asyncio.run(main())
+
+
+class Pipe:
+    """A file that processes hold open: they are gone when it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "pipe")
+        os.mkfifo(self.path)
+        self._end = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+
+    async def closed(self) -> None:
+        """Until nobody has it open any more."""
+        os.set_blocking(self._end, True)
+        assert await asyncio.to_thread(os.read, self._end, 1) == b""
+        os.close(self._end)
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Pipe:
+    return Pipe(tmp_path)
+
+
+def test_a_handler_gets_its_task_and_gives_its_result(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def check(bench: Bench) -> None:
+        attempt = bench.attempt(apart.whoami, {"n": "ü"})
+        ended = await attempt.run()
+        assert isinstance(ended.ending, Succeeded)
+        result = json.loads(bytes(ended.ending.result))
+        assert result["pid"] != os.getpid()
+        assert {**result, "pid": 0} == {"pid": 0, "input": {"n": "ü"}, "attempt": 2, "id": "x"}
+        said = attempt.task.voice.unsent
+        assert said is not None
+        assert (said.done, said.total, said.message) == (1, 4, "begun")
+        # The process is kept, and used again for whatever comes.
+        assert await bench.pid() == result["pid"]
+        ending = await bench.run(apart.gently, [1])
+        assert isinstance(ending, Succeeded)
+        assert bytes(ending.result) == b"[1]"
+        ending = await bench.run(apart.gently, retry=Retry(on=TimeoutError))
+        assert isinstance(ending, Retried)
+
+    _run(check)
+    assert "task x: working on {'n': 'ü'}" in caplog.text
+    assert "task x: and complaining" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("on", "is_retried"),
+    [((Exception,), True), ((OSError,), True), ((apart.Odd,), True), ((KeyError,), False), ((), 0)],
+)
+def test_what_is_retried_is_told_by_class_as_in_the_worker(
+    on: tuple[type[BaseException], ...], is_retried: bool
+) -> None:
+    async def check(bench: Bench) -> None:
+        for function, error in ((apart.odd, "Odd"), (apart.several, "ExceptionGroup")):
+            ending = await bench.run(function, retry=Retry(on=on))
+            assert isinstance(ending, Retried if is_retried else Failed)
+            assert ending.failure.error == error
+            assert "apart.py" in ending.failure.trace
+            assert "attempts.py" not in ending.failure.trace
+
+    _run(check)
+
+
+@pytest.mark.parametrize(
+    ("function", "input", "words"),
+    [
+        (apart.leave, 3, "exit code 3"),
+        (apart.leave, 0, "exit code 0"),
+        (apart.suicide, "SIGSEGV", "killed by SIGSEGV"),
+        (apart.suicide, "SIGKILL", "killed by SIGKILL, perhaps because memory ran out"),
+    ],
+)
+def test_a_process_that_dies_costs_one_attempt(
+    function: Callable[[TaskContext], Any], input: object, words: str
+) -> None:
+    async def check(bench: Bench) -> None:
+        before = await bench.pid()
+        ending = await bench.run(function, input)
+        assert isinstance(ending, Retried)
+        assert ending.failure.error == "ChildProcessError"
+        assert words in ending.failure.message
+        assert not ending.failure.trace
+        ending = await bench.run(function, input, retry=Retry(on=ValueError))
+        assert isinstance(ending, Failed)
+        assert await bench.pid() != before
+
+    _run(check)
+
+
+def test_one_that_died_while_it_had_nothing_to_do_costs_nothing() -> None:
+    async def check(bench: Bench) -> None:
+        before = await bench.pid()
+        os.killpg(before, signal.SIGKILL)
+        # Whether or not the loop has heard of it yet.
+        assert await bench.pid() != before
+
+    _run(check)
+
+
+def test_at_its_timeout_it_is_killed_with_what_it_has_started(pipe: Pipe) -> None:
+    async def check(bench: Bench) -> None:
+        ending = await bench.run(apart.hog, pipe.path, timeout_seconds=0.5)
+        assert isinstance(ending, Retried)
+        assert ending.failure.error == "TimeoutError"
+        assert ending.failure.message == "The handler did not end within 0.5 s."
+        await pipe.closed()
+
+    _run(check)
+
+
+async def _interrupted(
+    bench: Bench,
+    function: Callable[[TaskContext], Any],
+    path: str,
+    how: Callable[[Attempt], None],
+) -> Ended:
+    attempt = bench.attempt(function, path)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(attempt.run())
+        await bench.spoken.wait()
+        how(attempt)
+    return running.result()
+
+
+def test_one_that_heeds_a_cancel_is_kept() -> None:
+    async def check(bench: Bench) -> None:
+        before = await bench.pid()
+        bench.spoken.clear()
+        ended = await _interrupted(bench, apart.heed, os.devnull, Attempt.ask_to_stop)
+        assert ended == Ended(Stopped())
+        assert await bench.pid() == before
+
+    _run(check)
+
+
+@pytest.mark.parametrize(
+    ("function", "how", "ending"),
+    [
+        (apart.heed_not, Attempt.ask_to_stop, Stopped()),
+        (apart.heed_not, Attempt.give_back, GivenBack()),
+        (apart.heed_not, Attempt.lose, None),
+    ],
+)
+def test_one_that_does_not_is_killed(
+    pipe: Pipe,
+    function: Callable[[TaskContext], Any],
+    how: Callable[[Attempt], None],
+    ending: Ending | None,
+) -> None:
+    async def check(bench: Bench) -> None:
+        assert await _interrupted(bench, function, pipe.path, how) == Ended(ending)
+        await pipe.closed()
+        assert await bench.pid()
+
+    _run(check)
+
+
+def test_one_that_is_interrupted_while_its_process_starts_never_runs(pipe: Pipe) -> None:
+    async def check(bench: Bench) -> None:
+        attempt = bench.attempt(apart.hog, pipe.path)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(attempt.run())
+            for _ in range(3):
+                await asyncio.wait((running,), timeout=0)
+            attempt.give_back()
+        assert running.result() == Ended(GivenBack())
+        await pipe.closed()
+
+    _run(check)
+
+
+ORPHAN = """
+import asyncio, msgspec, os, signal, sys
+from penstock.kernel.entropy import seeded_entropy
+from penstock.queue.running.attempts import Attempt
+from penstock.queue.running.handlers import Handler, TaskContext
+from penstock.queue.running.isolated import Children
+from penstock.queue.running.progress import Voice
+from tests.unit.queue import apart
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    handler = Handler(type="t", function=getattr(apart, sys.argv[1]), isolate=True)
+    raw = msgspec.Raw(msgspec.json.encode(sys.argv[2]))
+    task = TaskContext(id="x", type="t", attempt=1, raw_input=raw, voice=Voice(die))
+    await Attempt(
+        handler, task, counted=1, now_ms=int, entropy=seeded_entropy(1), children=Children()
+    ).run()
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_whose_worker_is_killed_ends_too(pipe: Pipe) -> None:
+    # With all that it has started, as long as it gets to run.
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHAN, "heed", pipe.path], cwd=ROOT, timeout=60, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    asyncio.run(pipe.closed())
+
+
+def test_functions_that_no_other_process_could_find_are_refused_at_once() -> None:
+    def inner(_: TaskContext) -> None:
+        pass
+
+    for function in (inner, lambda _: None, functools.partial(apart.odd)):
+        with pytest.raises(InvalidInput, match="cannot run in a process of its own"):
+            Handler(type="t", function=function, isolate=True)
+
+
+def test_a_function_whose_name_is_another_by_now_is_refused_before_the_worker_runs() -> None:
+    async def main() -> None:
+        worker = Worker(Queue("memory://", name="q"))
+        worker.handler("t", isolate=True)(apart.original)
+        with pytest.raises(InvalidInput, match="decorated once more"):
+            await worker.run(signals=False)
+
+    asyncio.run(main())
+
+
+def test_a_module_that_cannot_be_imported_is_a_failure_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(bench: Bench) -> None:
+        broken = Address("penstock_broken_here", "handle")
+        monkeypatch.setattr(Handler, "address", property(lambda _: broken))
+        monkeypatch.syspath_prepend(tmp_path)
+        (tmp_path / "penstock_broken_here.py").write_text("raise RuntimeError('no luck')")
+        ending = await bench.run(apart.odd, retry=Retry(on=KeyError))
+        assert isinstance(ending, Failed)
+        assert ending.failure.error == "RuntimeError"
+        assert "the module penstock_broken_here cannot be used: no luck" in ending.failure.message
+
+    _run(check)
+
+
+SCRIPT = """
+import asyncio, os
+from penstock import Polling, Queue, Retry, Worker, WorkerSettings
+
+class Mine(Exception): pass
+
+queue = Queue("memory://", name="q")
+settings = WorkerSettings(polling=Polling(min_seconds=0.05, max_seconds=0.1))
+worker = Worker(queue, settings=settings)
+
+@worker.handler("t", isolate=True, retry=Retry(attempts=2, first_seconds=0, on=(Mine,)))
+def handle(task):
+    if task.attempt == 1:
+        raise Mine
+    return [os.getpid(), task.input, __name__]
+
+async def main():
+    async with queue:
+        task = await queue.submit("t", "x")
+        running = asyncio.ensure_future(worker.run())
+        print(os.getpid(), *(await task.result(timeout=60)))
+        worker.stop()
+        await running
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_a_script_may_have_its_handlers_in_itself(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    ours, theirs, *rest = done.stdout.split()
+    assert ours != theirs
+    assert rest == ["x", "__penstock_main__"]
+    assert done.stderr == ""
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "queue.md").read_text()
+    (block,) = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
+    script = tmp_path / "tasks.py"
+    script.write_text(block.replace("file:///tmp/bucket", f"file://{tmp_path}/bucket"))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "{'ok': 1}\n"), done.stderr
+
+
+def test_what_an_isolated_handler_reports_is_shown_and_its_task_is_settled() -> None:
+    async def main() -> None:
+        async with Queue("memory://", name="q") as queue:
+            polling = Polling(min_seconds=0.05, max_seconds=0.1)
+            worker = Worker(queue, settings=WorkerSettings(polling=polling))
+            worker.handler("t", isolate=True)(apart.whoami)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(worker.run(signals=False))
+                tasks = await queue.submit_many("t", [1, 2, 3])
+                pids = {(await task.result(timeout=60))["pid"] for task in tasks}
+                worker.stop()
+            assert os.getpid() not in pids
+            progress = (await tasks[0].view()).progress
+            assert progress is not None
+            assert progress.message == "begun"
+
+    asyncio.run(main())
