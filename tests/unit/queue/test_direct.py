@@ -140,6 +140,18 @@ def test_what_is_submitted_runs_where_it_was_announced_and_its_entry_goes() -> N
     _run(check)
 
 
+def test_the_entry_of_what_runs_goes_while_it_runs() -> None:
+    async def check(yard: Yard) -> None:
+        queue = await yard.queue()
+        async with yard.at_work(await yard.worker("a")):
+            await queue.submit("t", "hold")
+            await yard.until(lambda: yard.ran, seconds=10)
+            await yard.until(lambda: not yard.keys("inbox/a/"), seconds=10)
+            yard.hold.set()
+
+    _run(check)
+
+
 def test_a_pack_that_nobody_was_told_of_is_found_by_scavenging() -> None:
     async def check(yard: Yard) -> None:
         queue = await yard.queue()

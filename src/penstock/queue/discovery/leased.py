@@ -70,6 +70,7 @@ class LeasedDiscovery(Discovery):
         self._scanner = Scanner(store, layout)
         self._helping = Scanner(store, layout)
         self._ready_at = self._help_at = float("-inf")
+        self._runs_seen: Sequence[Run] = ()
         self._stands = ""
         times = LeaseSettings(
             ttl_seconds=settings.lease_ttl_secs,
@@ -105,7 +106,9 @@ class LeasedDiscovery(Discovery):
         view = View()
         if runs:
             instant = self._clock.monotonic()
-            with_ready = runs == ALL or instant >= self._ready_at + READY_SECONDS
+            is_news = runs != self._runs_seen
+            self._runs_seen = runs
+            with_ready = is_news or runs == ALL or instant >= self._ready_at + READY_SECONDS
             if with_ready:
                 self._ready_at = instant
             view = await self._scanner.look(
