@@ -25,7 +25,7 @@ from penstock.dispatcher.building import Builder
 from penstock.dispatcher.cloudwatch import CloudWatch
 from penstock.dispatcher.dag.model import PlatformOperator
 from penstock.dispatcher.database.local import LocalPostgres
-from penstock.dispatcher.database.migrations import migrate
+from penstock.dispatcher.database.migrations import migrate_patiently
 from penstock.dispatcher.database.pool import Database
 from penstock.dispatcher.datasets.keeping import Keeping
 from penstock.dispatcher.datasets.sweeping import Sweeping
@@ -110,7 +110,7 @@ class Dispatcher(Service):
             postgres = make_postgres(settings)
             await self._stack.enter_async_context(postgres)
             dsn = postgres.dsn
-        await migrate(dsn)
+        await migrate_patiently(dsn)
         database = Database(dsn, connections_max=settings.connections)
         await self._stack.enter_async_context(database)
         store = await open_store(settings.store_url)

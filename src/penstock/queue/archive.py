@@ -12,9 +12,13 @@ record in both places, and later perhaps in two batches. They are equal; the fir
 Batches are deleted by `retention` and `purging`, and then the payloads
 that their records refer to: a crash between leaves payloads of nobody, for the next sweep.
 
-A batch never changes, and its key is never used twice. To keep records is one put for up to
-`RECORDS_MAX` packs or `BATCH_BYTES_MAX` bytes; to find a task is a LIST of each folder and a GET of
-the batches that its submit falls into, which is one as a rule.
+A batch only ever loses records, by a swap from the version that was read, and its key is never used
+twice. So a record stays under its key until it is forgotten, and of several who drop records at
+once each drops its own. (Its name may then span more than is left in it.)
+
+To keep records is one put for up to `RECORDS_MAX` packs or `BATCH_BYTES_MAX` bytes; to find a task
+is a LIST of each folder and a GET of the batches that its submit falls into, which is one as a
+rule.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from penstock.queue.archive_rows import packed, unpacked
 from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger, Status
 from penstock.queue.places import PackAt
-from penstock.store.base import CREATE, Entry, ObjectStore, pages
+from penstock.store.base import CREATE, Entry, ObjectStore, Swap, Version, pages
 from penstock.store.base import find as find_object
 
 RECORDS_MAX: Final = 1000
@@ -37,8 +41,9 @@ BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 """Before it is compressed."""
 BATCHES_READ_MAX: Final = 1000
 """So many batches are read for one task: those that its submit falls into."""
+LOOKS_MAX: Final = 3
+"""So often batches are looked at again that others have changed meanwhile."""
 _AT_ONCE: Final = 16
-_LOOKS_MAX: Final = 3
 _ROW_BYTES: Final = 600
 """What a row has at least, before it is compressed."""
 _TASKS_A_TURN: Final = 200
@@ -69,6 +74,19 @@ async def put(
 ) -> None:
     """Write one batch of records below `archive` or `dead`."""
     times = [at.submitted_ms or ledger.submitted_ms for at, ledger in records]
+    body = await _packed(store, records)
+    key = layout.batch(prefix, first_ms=min(times), last_ms=max(times), entropy=entropy)
+    await store.put(key, body, CREATE)
+
+
+async def rewrite(
+    store: ObjectStore, key: str, records: Sequence[Member], *, version: Version
+) -> None:
+    """Leave only these records in a batch. Raises `VersionConflict` if it has changed or gone."""
+    await store.put(key, await _packed(store, records), Swap(version))
+
+
+async def _packed(store: ObjectStore, records: Sequence[Member]) -> bytes:
     pieces: list[bytes] = []
     tasks = 0
     for piece, (at, _) in zip(packed(records), (*records, records[-1]), strict=True):
@@ -78,17 +96,16 @@ async def put(
             # To compress megabytes takes long: leases must be renewed meanwhile.
             tasks = 0
             await store.clock.machine.sleep(0)
-    key = layout.batch(prefix, first_ms=min(times), last_ms=max(times), entropy=entropy)
-    await store.put(key, b"".join(pieces), CREATE)
+    return b"".join(pieces)
 
 
 async def find(store: ObjectStore, layout: QueueLayout, at: PackAt) -> Ledger | None:
     """The record of a pack, the last of a key; or None."""
-    for _ in range(_LOOKS_MAX):
+    for _ in range(LOOKS_MAX):
         record, is_sure = await _look(store, layout, at)
         if record is not None or is_sure:
             return record
-        # Somebody has just written a batch anew without some of its records.
+        # A batch has gone meanwhile: another may have come with what was in it.
     return None
 
 
@@ -134,6 +151,12 @@ async def read(store: ObjectStore, layout: QueueLayout, key: str) -> AsyncIterat
     body = await _body(store, layout, key)
     for at, ledger in unpacked(body, where=key) if body is not None else ():
         yield at, ledger
+
+
+async def whole(store: ObjectStore, key: str) -> tuple[Version, list[Member]] | None:
+    """The version and the records of one batch; None if it has gone."""
+    found = await find_object(store, key)
+    return (found.version, list(unpacked(found.body, where=key))) if found else None
 
 
 async def _body(store: ObjectStore, layout: QueueLayout, key: str) -> bytes | None:

@@ -193,6 +193,7 @@ class ControlReader:
         self._clock = access.store.clock.machine
         self._reading = asyncio.Lock()
         self._read_at = float("-inf")
+        self._changes = 0
         self.state = ControlState()
         """As it was read last."""
 
@@ -204,15 +205,18 @@ class ControlReader:
     def forget(self) -> None:
         """The next who asks reads: this process has just changed it."""
         self._read_at = float("-inf")
+        self._changes += 1
 
     async def read(self, *, seconds: float) -> ControlState:
         """What holds, as it was at most so long ago. Raises `StoreError`, `UnreadableObject`."""
         async with self._reading:
             if self.age_seconds >= seconds:
-                instant = self._clock.monotonic()
+                instant, changes = self._clock.monotonic(), self._changes
                 with labelled("control"):
                     self.state = await self._cell.read() or ControlState()
-                self._read_at = instant
+                if changes == self._changes:
+                    # Otherwise it may show what was before this process's own change.
+                    self._read_at = instant
         return self.state
 
 

@@ -13,8 +13,11 @@ from penstock.queue.endings import DEPTH_MAX, is_too_deep
 HELD_BYTES_MAX: Final = 64 * 1024
 
 
-def held_input(value: object, *, what: str) -> msgspec.Raw:
-    """The input as JSON, or `InvalidInput`. `what` begins the sentence: "The input of …"."""
+def held_input(value: object, *, what: str, levels: int = 0) -> msgspec.Raw:
+    """The input as JSON, or `InvalidInput`. `what` begins the sentence: "The input of …".
+
+    It will be wrapped into so many `levels` more when it is submitted.
+    """
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         body = text.encode()
@@ -28,6 +31,6 @@ def held_input(value: object, *, what: str) -> msgspec.Raw:
             f"{what} has {len(body):,} bytes; at most {HELD_BYTES_MAX:,} are taken.",
             hint="Store it in the bucket and give its key.",
         )
-    if is_too_deep(body):
-        raise InvalidInput(f"{what} is nested more than {DEPTH_MAX} levels deep.")
+    if is_too_deep(b"[" * levels + body + b"]" * levels):
+        raise InvalidInput(f"{what} is nested more than {DEPTH_MAX - levels} levels deep.")
     return msgspec.Raw(body)

@@ -274,7 +274,8 @@ class QueueLayout:
         priority, limit = (priority, limit) if priority else (at.priority, at.limit)
         read = InboxAt(worker, int(minute), PointerAt(at, nonce, int(priority), limit or ""))
         is_same = self.inbox_entry(worker, read.to, minute=read.minute) == key
-        return read if place == 0 and is_same else None
+        is_sound = place == 0 and not read.to.limit.endswith(LEDGER)
+        return read if is_sound and is_same else None
 
     def limit(self, key: str) -> str:
         return f"{self.limits}{check_limit(key)}.json"
@@ -339,9 +340,10 @@ class QueueLayout:
         if not found or not named:
             return None
         read = self.read(f"{self.keyed}{found[1]}/{named[1]}")
-        if read is None or read[1]:
+        limit = named[3] or ""
+        if read is None or read[1] or limit.endswith(LEDGER):
             return None
-        return PointerAt(read[0], found[2], int(named[2] or 0), named[3] or "")
+        return PointerAt(read[0], found[2], int(named[2] or 0), limit)
 
     def replayed(self, name: str) -> str:
         return f"{self.root}replayed/{name}"

@@ -12,6 +12,10 @@ questions are asked in this order, and an owner that moves on meanwhile is met a
 
 What cannot be read may need it, and counts as a yes. A payload whose pack has not come yet is
 asked for only when the pack can no longer come: W after the submit, and here it is days.
+
+A batch that was listed may be gone when it is read, and what it held be in one that came after the
+list. So the archive is listed again until no batch of these days is new; if there always is a new
+one, its days count as needed.
 """
 
 from __future__ import annotations
@@ -73,23 +77,38 @@ class Owners:
     async def recorded(self, days: Collection[str]) -> Recorded:
         """What the records of tasks that were submitted on these days refer to.
 
-        A LIST for every 1,000 batches, and a GET for each that overlaps one of the days.
+        Two LISTs for every 1,000 batches, and a GET for each that overlaps one of the days.
         """
         store, layout = self.access.store, self.access.layout
         recorded = Recorded()
-        for prefix in (layout.archive, layout.dead):
-            batches = [entry.key async for entry in archive.batches(store, layout, prefix)]
-            for key in batches:
-                first_ms, last_ms = layout.read_batch(key) or (0, 0)
-                within = [day for day in days if day_of(first_ms) <= day <= day_of(last_ms)]
-                if not within:
-                    continue
+        seen: set[str] = set()
+        for _ in range(archive.LOOKS_MAX):
+            new = [each for each in await self._batches(days) if each[0] not in seen]
+            if not new:
+                return recorded
+            for key, within in new:
+                seen.add(key)
                 try:
                     async for _, ledger in archive.read(store, layout, key):
                         recorded.paths.update(ref.key for ref in references(ledger))
                 except (UnreadableObject, msgspec.MsgspecError):
                     recorded.doubtful.update(within)
+        for key, within in await self._batches(days):
+            if key not in seen:
+                recorded.doubtful.update(within)
         return recorded
+
+    async def _batches(self, days: Collection[str]) -> list[tuple[str, list[str]]]:
+        """The batches with submits of these days, and of which."""
+        store, layout = self.access.store, self.access.layout
+        found: list[tuple[str, list[str]]] = []
+        for prefix in (layout.archive, layout.dead):
+            async for entry in archive.batches(store, layout, prefix):
+                first_ms, last_ms = layout.read_batch(entry.key) or (0, 0)
+                within = [day for day in days if day_of(first_ms) <= day <= day_of(last_ms)]
+                if within:
+                    found.append((entry.key, within))
+        return found
 
 
 @dataclass(slots=True)

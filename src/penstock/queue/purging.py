@@ -7,9 +7,14 @@ For people who clean up, with filters: types, statuses, and how long ago it was 
 - **What was settled minutes ago** stays, as a tombstone for at least W (R3). What may leave it is
   archived first, so that it can be forgotten here; the rest is for a later purge, or retention.
 - **Records in the archive** go a pack at a time, if all of its tasks are meant. A batch of which
-  some remain is written anew without the others, and then deleted; a crash between leaves records
-  twice, which is no harm. Then the payloads of what is gone are deleted, unless a pack or a ledger
-  of that life is there; a crash leaves payloads of nobody, for `penstock.queue.retention`.
+  some remain is swapped, under its key, for one without the others; one of which none remains is
+  deleted in the version that was read. If somebody else has changed it meanwhile, nothing was done
+  and it is read again: no purge writes a record that another has dropped. Only then the payloads of
+  what is gone are deleted, unless a pack or a ledger of that life is there. So a record that can be
+  read has its payloads; a crash leaves payloads of nobody, for `penstock.queue.retention`.
+
+A delete cannot decide between two purges: some stores take one of what is gone for done. It need
+not: nothing is deleted but what is meant whole, and a batch that is gone has no records.
 
 It reads all that it may have to change: a LIST for every 1,000 objects, two GETs and a put or
 two for every pack that is cancelled, a GET for every batch of the archive that is old enough, and a
@@ -25,7 +30,7 @@ from typing import Final, TypedDict, Unpack
 
 import msgspec
 
-from penstock.kernel.errors import InvalidInput, TaskNotFound, UnreadableObject
+from penstock.kernel.errors import InvalidInput, TaskNotFound, UnreadableObject, VersionConflict
 from penstock.kernel.words import listed
 from penstock.queue import archive
 from penstock.queue.access import Access
@@ -37,7 +42,7 @@ from penstock.queue.payloads import references
 from penstock.queue.places import PackAt, check_name, day_of, payload_at
 from penstock.queue.reading import Reader
 from penstock.queue.views import STATES, WORDS
-from penstock.store.base import pages
+from penstock.store.base import Version, pages
 from penstock.store.metered import labelled
 
 LIVE: Final = frozenset(STATES[:4])
@@ -79,6 +84,15 @@ class Purged:
     tasks_kept: int = 0
     """Settled tasks that were meant, in packs of which others were not."""
     notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What of a batch goes, and what stays."""
+
+    left: list[archive.Member] = field(default_factory=list)
+    dropped: list[archive.Member] = field(default_factory=list)
+    tasks_kept: int = 0
 
 
 class Purge:
@@ -156,38 +170,58 @@ class Purge:
             for key in keys:
                 first_ms, _ = layout.read_batch(key) or (0, 0)
                 if first_ms <= self._before_ms:
-                    await self._forget_in(prefix, key)
+                    await self._forget_in(key)
 
-    async def _forget_in(self, prefix: str, key: str) -> None:
+    async def _forget_in(self, key: str) -> None:
         """Forget what is meant of a batch."""
-        store, layout = self._access.store, self._access.layout
-        try:
-            records = [each async for each in archive.read(store, layout, key)]
-            gone = [self._is_meant(at, ledger) for at, ledger in records]
-        except (UnreadableObject, msgspec.MsgspecError) as error:
-            self.purged.notes.append(f"{key} is left alone: {error}")
-            return
-        left = [record for record, is_gone in zip(records, gone, strict=True) if not is_gone]
-        dropped = [record for record, is_gone in zip(records, gone, strict=True) if is_gone]
-        if not dropped:
-            return
-        if not self._dry_run:
-            if left:
-                await archive.put(store, layout, prefix, left, entropy=self._access.entropy)
-            await store.delete(key)
-        self.purged.batches_rewritten += bool(left)
-        self.purged.batches_deleted += not left
-        self.purged.tasks_forgotten += sum(at.count for at, _ in dropped)
-        await self._drop_payloads(dropped)
+        problem = "others change it all the time"
+        for _ in range(archive.LOOKS_MAX):
+            try:
+                found = await archive.whole(self._access.store, key)
+                if found is None:
+                    return
+                version, records = found
+                parts = self._parted(records)
+            except (UnreadableObject, msgspec.MsgspecError) as error:
+                problem = str(error)
+                break
+            if await self._cut(key, parts, version):
+                self.purged.tasks_kept += parts.tasks_kept
+                if parts.dropped:
+                    self.purged.batches_rewritten += bool(parts.left)
+                    self.purged.batches_deleted += not parts.left
+                    self.purged.tasks_forgotten += sum(at.count for at, _ in parts.dropped)
+                    await self._drop_payloads(parts.dropped)
+                return
+        self.purged.notes.append(f"{key} is left alone: {problem}")
 
-    def _is_meant(self, at: PackAt, ledger: Ledger) -> bool:
-        """Whether all tasks of a pack are to be forgotten."""
-        if not self._may_be(at) or ledger.submitted_ms > self._before_ms:
+    async def _cut(self, key: str, parts: _Parts, version: Version) -> bool:
+        """Drop records from a batch; false if it is no longer in the version that was read."""
+        if self._dry_run or not parts.dropped:
+            return True
+        store = self._access.store
+        try:
+            if parts.left:
+                await archive.rewrite(store, key, parts.left, version=version)
+            else:
+                await store.delete(key, version=version)
+        except VersionConflict:
             return False
-        meant = sum(WORDS[task.status] in self._chosen.statuses for task in ledger.tasks)
-        if meant < len(ledger.tasks):
-            self.purged.tasks_kept += meant
-        return meant == len(ledger.tasks)
+        return True
+
+    def _parted(self, records: Sequence[archive.Member]) -> _Parts:
+        """What is to be forgotten of these, which is packs of which all tasks are meant."""
+        parts = _Parts()
+        for at, ledger in records:
+            is_old = self._may_be(at) and ledger.submitted_ms <= self._before_ms
+            statuses = self._chosen.statuses if is_old else ()
+            meant = sum(WORDS[task.status] in statuses for task in ledger.tasks)
+            if is_old and meant == len(ledger.tasks):
+                parts.dropped.append((at, ledger))
+            else:
+                parts.left.append((at, ledger))
+                parts.tasks_kept += meant
+        return parts
 
     async def _drop_payloads(self, dropped: Sequence[tuple[PackAt, Ledger]]) -> None:
         for at, ledger in dropped:

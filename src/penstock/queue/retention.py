@@ -14,8 +14,9 @@ record that can be read has its payloads. Nothing else is ever deleted: no pack,
 
 What a day costs: a LIST of `archive/`, `dead/` and `payloads/` each, which is $0.0005 a month, and
 a GET of the settings. For every day in which there are payloads that are old enough a LIST, at most
-`DAYS_MAX`, two HEADs a pack that has some, and a GET for every batch that is left of that day. With
-no retention set: the GET. A worker begins ten minutes after its start.
+`DAYS_MAX`, two HEADs a pack that has some, a GET for every batch that is left of that day, and two
+more LISTs of `archive/` and `dead/`. With no retention set: the GET. A worker begins ten minutes
+after its start.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ import asyncio
 import psycopg
 import pytest
 
-from penstock.dispatcher.database.migrations import migrate, migrations
+from penstock.dispatcher.database import migrations as module
+from penstock.dispatcher.database.migrations import Migration, migrate, migrations
 from penstock.kernel.errors import DatabaseUnavailable, MigrationRefused
 from tests.integration.dispatcher.world import Worlds
 
@@ -145,3 +146,25 @@ def test_a_server_that_is_not_there(worlds: Worlds) -> None:
             await migrate(worlds.dsn_of("no_such_database"))
 
     asyncio.run(check())
+
+
+def test_who_starts_beside_a_postgres_that_starts_again_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A few times, and then it says what is wrong."""
+    answers: list[BaseException | None] = [DatabaseUnavailable("It is away.")] * 2 + [None]
+
+    async def migrated(_dsn: str) -> tuple[Migration, ...]:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+        return ()
+
+    monkeypatch.setattr(module, "migrate", migrated)
+    monkeypatch.setattr(module, "_PAUSES_SECONDS", (0.0, 0.0))
+    asyncio.run(module.migrate_patiently("postgresql://nowhere"))
+    assert answers == []
+    answers += [DatabaseUnavailable("It is away.")] * 3
+    with pytest.raises(DatabaseUnavailable, match="away"):
+        asyncio.run(module.migrate_patiently("postgresql://nowhere"))
+    assert answers == []

@@ -19,6 +19,7 @@ from penstock.queue.running.handlers import TaskContext
 from penstock.queue.running.polling import Polling
 from penstock.queue.settings import Mode, WorkerSettings
 from penstock.queue.worker import Worker
+from penstock.store.base import Object, Version, Wrapper
 from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Meter, MeteredStore
@@ -272,6 +273,42 @@ def test_nothing_is_called_empty_before_every_producer_has_heard() -> None:
             assert scene.lived > 80
             assert seen[0].tasks == 1
             assert (await left(queue.access)).tasks == 0
+
+    _run(check)
+
+
+def test_a_reading_that_began_before_the_own_change_is_not_trusted() -> None:
+    class Slow(Wrapper):
+        """Answers late to whoever reads the state, once."""
+
+        is_slow = False
+
+        async def get(self, key: str, *, unless: Version | None = None) -> Object | None:
+            found = await self.inner.get(key, unless=unless)
+            if self.is_slow and key == LAYOUT.control:
+                self.is_slow = False
+                await self.clock.machine.sleep(0.5)
+            return found
+
+    async def check(scene: Scene) -> None:
+        store = Slow(MemoryStore(scene.bucket, clock=scene.world.clock()))
+        queue = await Queue.on(store, name="q", entropy=scene.world.entropy("q"))
+        for change, is_refused in ((queue.control.drain, True), (queue.control.resume, False)):
+            await scene.clock.sleep(PRODUCER_SECONDS + 1)
+            store.is_slow = True
+            async with asyncio.TaskGroup() as group:
+                early = group.create_task(_is_refused(queue))
+                await scene.clock.sleep(0.1)
+                await change()
+            assert early.result() is not is_refused
+            assert await _is_refused(queue) is is_refused
+
+    async def _is_refused(queue: Queue) -> bool:
+        try:
+            await queue.submit("a", 1)
+        except QueueDrained:
+            return True
+        return False
 
     _run(check)
 

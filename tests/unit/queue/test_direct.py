@@ -14,6 +14,7 @@ from penstock.queue.client import Queue
 from penstock.queue.config import QueueConfig
 from penstock.queue.direct.leases import IDLE_STRETCH
 from penstock.queue.layout import QueueLayout
+from penstock.queue.places import new_pack
 from penstock.queue.running.handlers import TaskContext
 from penstock.queue.running.polling import Polling
 from penstock.queue.running.retry import Retry
@@ -72,7 +73,9 @@ class Yard:
         mode: Mode = Mode.DIRECT,
         concurrency: int = 2,
         settings: WorkerSettings = SETTINGS,
+        seconds: float = 0.0,
     ) -> Worker:
+        """A worker whose tasks take so many seconds."""
         queue = await self.queue(f"{name} {len(self.gates)}")
         worker = Worker(queue, concurrency=concurrency, mode=mode, name=name, settings=settings)
         self.gates[name] = self.gates[f"{name} {len(self.gates) - 1}"]
@@ -83,6 +86,7 @@ class Yard:
                 await self.hold.wait()
             if task.input == "retry" and task.attempt == 1:
                 raise OSError("once more")
+            await self.clock.sleep(seconds)
             return task.input
 
         retry = Retry(attempts=3, first_seconds=20, jitter=0, on=(OSError,))
@@ -449,5 +453,110 @@ def test_a_full_worker_waits_for_room_whatever_becomes_due() -> None:
             assert len(yard.ran) == 1
             yard.hold.set()
             await yard.until(lambda: len(yard.ran) == 2, seconds=20)
+
+    _run(check)
+
+
+def _make_large(yard: Yard) -> None:
+    """Fill more than a page, so that a worker looks around only rarely."""
+    entropy = yard.world.entropy("others")
+    for _ in range(1100):
+        at = new_pack(type="x", count=1, submitted_ms=1, entropy=entropy)
+        yard.bucket.write(LAYOUT.pack(at), b"of no type that has a handler", {})
+
+
+@asynccontextmanager
+async def _fed(yard: Yard, queue: Queue) -> AsyncIterator[None]:
+    """More and more tasks of the limit `k` than may run."""
+
+    async def feed() -> None:
+        while True:
+            await queue.submit("t", "other", limit="k")
+            await yard.clock.sleep(1.9)
+
+    async with asyncio.TaskGroup() as group:
+        feeding = group.create_task(feed())
+        yield
+        feeding.cancel()
+
+
+@pytest.mark.parametrize("backlog", [0, 30])
+def test_a_retry_does_not_starve_behind_a_busy_limit(backlog: int) -> None:
+    """Its entry is gone: only the worker that has begun it knows of it."""
+
+    async def check(yard: Yard) -> None:
+        queue = await yard.queue()
+        await queue.limits.set("k", concurrency=1)
+        _make_large(yard)
+        async with yard.at_work(await yard.worker("a", seconds=2.0)):
+            retried = await queue.submit("t", "retry", limit="k")
+            await yard.until(lambda: yard.ran, seconds=10)
+            for _ in range(backlog):
+                await queue.submit("t", "other", limit="k")
+            async with _fed(yard, queue):
+                await retried.result(timeout=45)
+            await queue.control.pause()
+
+    _run(check)
+
+
+def test_the_rest_of_a_pack_does_not_starve_behind_a_busy_limit() -> None:
+    async def check(yard: Yard) -> None:
+        queue = await yard.queue()
+        await queue.limits.set("k", concurrency=1)
+        _make_large(yard)
+        async with yard.at_work(await yard.worker("a", seconds=2.0)):
+            pack = await queue.submit_many("t", range(10), limit="k")
+            await yard.clock.sleep(5)
+            async with _fed(yard, queue):
+                for task in pack:
+                    await task.result(timeout=90)
+            await queue.control.pause()
+
+    _run(check)
+
+
+@pytest.mark.parametrize("backlog", [0, 30])
+def test_what_is_found_around_waits_for_a_gate_that_is_shut_just_then(backlog: int) -> None:
+    """Nobody was told of it, and it is seen only by scavenging, while its limit is busy."""
+
+    async def check(yard: Yard) -> None:
+        queue = await yard.queue()
+        await queue.limits.set("k", concurrency=1)
+        _make_large(yard)
+        async with yard.at_work(await yard.worker("a", seconds=2.0)):
+            for _ in range(3 + backlog):
+                await queue.submit("t", "other", limit="k")
+            async with _fed(yard, queue):
+                untold = await queue.submit("t", "untold", limit="k")
+                name = untold.id.split(".")[2]
+                (key,) = (key for key in yard.keys("tasks/") if name in key)
+                (entry,) = (key for key in yard.keys("inbox/") if name in key)
+                pack = yard.bucket.objects[key]
+                yard.bucket.remove(key)
+                yard.bucket.remove(entry)
+                await yard.clock.sleep(30)
+                assert ("a", "untold") not in yard.ran
+                yard.bucket.write(key, pack.body, pack.metadata)
+                await untold.result(timeout=2 * SCAVENGED_SECONDS)
+            await queue.control.pause()
+
+    _run(check)
+
+
+def test_a_retry_that_becomes_due_while_there_is_no_room_runs_when_there_is() -> None:
+    """Others will not have taken it meanwhile: it is not dropped with what is old."""
+
+    async def check(yard: Yard) -> None:
+        queue = await yard.queue()
+        _make_large(yard)
+        async with yard.at_work(await yard.worker("a", concurrency=1)):
+            retried = await queue.submit("t", "retry")
+            await yard.until(lambda: yard.ran, seconds=10)
+            await queue.submit("t", "hold")
+            # Its time comes 20 s after it has failed.
+            await yard.clock.sleep(60)
+            yard.hold.set()
+            await retried.result(timeout=8)
 
     _run(check)

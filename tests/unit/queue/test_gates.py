@@ -72,9 +72,12 @@ class Everything(Discovery):
         self._scanner = Scanner(self._store, QueueLayout("q"))
         self.looks = 0
         self.worths: dict[str, int] = {}
+        self.is_blind = False
 
     async def look(self, wanted: Wanted) -> View:
         self.looks += 1
+        if self.is_blind:
+            return View()
         minute = int((await self._store.now()).earliest // 60)
         view = await self._scanner.look(ALL, minute=minute, worth=wanted.worth, wanted=wanted.tasks)
         self.worths = {sight.at.type: wanted.worth(sight) for sight in view.sights}
@@ -170,6 +173,24 @@ def test_what_was_seen_long_ago_is_looked_for_again_when_the_gate_opens() -> Non
             bench.gate.refused.clear()
             await task.result(timeout=8)
             assert bench.discovery.looks == looks + 1
+
+    _run(check)
+
+
+def test_what_no_look_shows_any_more_waits_on() -> None:
+    """Nothing may lead to it a second time: it is tried when the gate opens, however old it is."""
+
+    async def check(bench: Bench) -> None:
+        await bench.open("a", polling=Polling(min_seconds=40, max_seconds=40, jitter=0))
+        task = await bench.queue.submit("a", 1)
+        async with Running(bench):
+            await bench.clock.sleep(5)
+            bench.discovery.is_blind = True
+            # Another look, and then so long that what it showed would be old.
+            await bench.clock.sleep(70)
+            assert bench.discovery.looks == 2
+            bench.gate.refused.clear()
+            await task.result(timeout=8)
 
     _run(check)
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from penstock.queue.places import TaskId
 from penstock.queue.running.addresses import Address
 from penstock.queue.running.attempts import Attempt, Ended
 from penstock.queue.running.handlers import Handler, TaskContext
-from penstock.queue.running.isolated import Children
+from penstock.queue.running.isolated import Child, Children
 from penstock.queue.running.polling import Polling
 from penstock.queue.running.progress import Voice
 from penstock.queue.running.retry import Retry
@@ -172,6 +173,66 @@ def test_a_process_that_dies_costs_one_attempt(
         assert await bench.pid() != before
 
     _run(check)
+
+
+def fork_and_die(task: TaskContext) -> None:
+    """Leave a process that has all that this has open, the frames and the output too."""
+    opened = os.open(task.input, os.O_WRONLY)
+    if os.fork() == 0:
+        threading.Event().wait(600)
+        os._exit(0)
+    os.close(opened)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_death_of_a_process_is_noticed_though_one_that_it_forked_lives(pipe: Pipe) -> None:
+    async def check(bench: Bench) -> None:
+        async with asyncio.timeout(40):  # Or it would wait for the forked one.
+            ending = await bench.run(fork_and_die, pipe.path)
+        assert isinstance(ending, Retried)
+        assert ending.failure.error == "ChildProcessError"
+        assert "killed by SIGKILL" in ending.failure.message
+        await pipe.closed()
+
+    _run(check)
+
+
+def misspell(_: TaskContext) -> None:
+    raise KeyError(apart.Odd(os.fsdecode(b"\xff"))) from apart.Odd(os.fsdecode(b"\xff"))
+
+
+def test_an_error_whose_text_cannot_be_encoded_is_still_told_by_its_class() -> None:
+    async def check(bench: Bench) -> None:
+        before = await bench.pid()
+        ending = await bench.run(misspell, retry=Retry(on=KeyError))
+        assert isinstance(ending, Retried)
+        assert ending.failure.error == "KeyError"
+        assert "Odd: ?\n" in ending.failure.trace
+        assert await bench.pid() == before
+
+    _run(check)
+
+
+def _open_files() -> set[Path]:
+    return set(Path("/dev/fd").iterdir())
+
+
+@pytest.mark.parametrize("error", [OSError, asyncio.CancelledError])
+@pytest.mark.parametrize("step", ["connect_read_pipe", "subprocess_exec"])
+def test_a_process_that_cannot_be_started_leaves_nothing_open(
+    error: type[BaseException], step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise error
+
+    async def main() -> None:
+        monkeypatch.setattr(asyncio.get_running_loop(), step, fail)
+        before = _open_files()
+        with pytest.raises(error):
+            await Child.start()
+        assert _open_files() == before
+
+    asyncio.run(main())
 
 
 def test_one_that_died_while_it_had_nothing_to_do_costs_nothing() -> None:

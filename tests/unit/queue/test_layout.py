@@ -121,6 +121,18 @@ def test_the_entry_of_an_inbox_tells_its_pack_and_nothing_else_is_one(
         assert LAYOUT.read_inbox_entry(other) is None
 
 
+@pytest.mark.parametrize("limit", ["x.ledger", ".ledger"])
+def test_what_points_to_a_limit_that_cannot_be_is_not_ours(limit: str) -> None:
+    at = keyed_pack(type="t", key="k")
+    pointer = LAYOUT.pointer(at, due_ms=1_800_000_000_000, nonce="0123456789abcde", limit="LIMIT")
+    assert LAYOUT.read_pointer(pointer.replace("LIMIT", "x.ledge")) is not None
+    assert LAYOUT.read_pointer(pointer.replace("LIMIT", limit)) is None
+    to = PointerAt(at, "0123456789abcde", limit="LIMIT")
+    entry = LAYOUT.inbox_entry("worker-1", to, minute=30_000_000)
+    assert LAYOUT.read_inbox_entry(entry.replace("LIMIT", "x.ledge")) is not None
+    assert LAYOUT.read_inbox_entry(entry.replace("LIMIT", limit)) is None
+
+
 def test_the_documents_of_inboxes_are_nobodys_inbox() -> None:
     assert LAYOUT.read_inbox_lease(LAYOUT.inbox_lease("a.b")) == "a.b"
     assert LAYOUT.read_inbox_lease(LAYOUT.inbox_cursor("a")) is None

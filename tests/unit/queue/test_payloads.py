@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.errors import PayloadLost, Refused, TaskFailed, Unavailable
+from penstock.kernel.errors import (
+    PayloadLost,
+    Refused,
+    StoreError,
+    TaskFailed,
+    Unavailable,
+    Unsupported,
+)
 from penstock.kernel.wire import decode
 from penstock.queue import archive, payloads, submission
 from penstock.queue.client import Queue, Task
@@ -290,6 +297,28 @@ def test_an_input_that_cannot_be_had_for_long_is_given_back() -> None:
         bench.store.error, bench.store.fails = Unavailable("away"), 10**9
         async with bench.working():
             await bench.clock.sleep(carrying.FETCH_SECONDS + 5)
+            said = [event.what for event in await bench.queue.history(task.id)]
+            assert said[:3] == ["submitted", "claimed", "given back"]
+            bench.store.fails = 0
+            assert await task.result(200) == LARGE
+        assert bench.ran == 1
+
+    _run(check)
+
+
+@pytest.mark.parametrize("error", [Refused("not allowed"), Unsupported("not here")])
+def test_an_input_that_the_store_refuses_is_asked_for_as_patiently(error: StoreError) -> None:
+    """Given back at once, it would be claimed again at once, for as long as it is refused."""
+
+    async def check(bench: Bench) -> None:
+        task = await bench.queue.submit("echo", LARGE)
+        bench.store.error, bench.store.fails = error, 10**9
+        async with bench.working():
+            await bench.clock.sleep(carrying.FETCH_SECONDS / 2)
+            said = [event.what for event in await bench.queue.history(task.id)]
+            assert said == ["submitted", "claimed"]
+            assert 10**9 - bench.store.fails < 20
+            await bench.clock.sleep(carrying.FETCH_SECONDS / 2 + 5)
             said = [event.what for event in await bench.queue.history(task.id)]
             assert said[:3] == ["submitted", "claimed", "given back"]
             bench.store.fails = 0

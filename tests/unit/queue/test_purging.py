@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import itertools
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -22,7 +25,7 @@ from penstock.queue.payloads import Payloads
 from penstock.queue.places import task_at
 from penstock.queue.running.carrying import Carrier
 from penstock.queue.transitions import Claim
-from penstock.store.base import Object, ObjectStore, Version, Wrapper
+from penstock.store.base import Object, ObjectStore, Version, Wrapper, find
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.testing.virtual import World, simulate
 
@@ -274,16 +277,113 @@ class Interrupted(Wrapper):
 
 
 def test_a_record_is_found_while_its_batch_is_written_anew() -> None:
-    """The batch that was listed is gone when it is read: what is left of it is in another."""
+    """It was listed before. Also if it is gone then, and what is left of it is in another."""
 
     async def check(bench: Bench) -> None:
         tasks = [await bench.queue.submit(each) for each in ("mine", "other")]
         for task in tasks:
             await bench.end(task)
         await bench.archived(*tasks)
-        store = Interrupted(bench.queue.access.store, lambda: bench.queue.purge(types=["mine"]))
+        access = bench.queue.access
+        (key,) = (key for key in bench.bucket.objects if key.startswith(LAYOUT.archive))
+
+        async def move() -> None:
+            records = [each async for each in archive.read(access.store, LAYOUT, key)]
+            await archive.put(access.store, LAYOUT, LAYOUT.archive, records, entropy=access.entropy)
+            bench.bucket.remove(key)
+
+        store = Interrupted(access.store, lambda: bench.queue.purge(types=["mine"]))
+        assert await archive.find(store, LAYOUT, task_at(tasks[1].id)[0]) is not None
+        store = Interrupted(access.store, move)
         assert await archive.find(store, LAYOUT, task_at(tasks[1].id)[0]) is not None
         assert await archive.find(store, LAYOUT, task_at(tasks[0].id)[0]) is None
+
+    _run(check)
+
+
+class Overtaken(Wrapper):
+    """A store in which something happens after a batch was read, so often.
+
+    With `lenient` it takes a delete of what is gone for done, as S3 does.
+    """
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        after: Callable[[], Awaitable[object]],
+        *,
+        times: int = 1,
+        lenient: bool = False,
+    ) -> None:
+        super().__init__(inner)
+        self._after = after
+        self._times = times
+        self._lenient = lenient
+
+    async def get(self, key: str, *, unless: Version | None = None) -> Object | None:
+        found = await self.inner.get(key, unless=unless)
+        if key.startswith(LAYOUT.archive) and self._times:
+            self._times -= 1
+            await self._after()
+        return found
+
+    async def delete(self, key: str, *, version: Version | None = None) -> None:
+        if self._lenient and await find(self.inner, key) is None:
+            return
+        await self.inner.delete(key, version=version)
+
+
+TYPES = ("a", "b", "c")
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+@pytest.mark.parametrize("one", ["a", "ab", "abc"])
+@pytest.mark.parametrize("other", ["a", "b", "bc", "abc"])
+def test_of_two_purges_at_once_neither_brings_back_what_the_other_drops(
+    one: str, other: str, lenient: bool
+) -> None:
+    async def check(bench: Bench) -> None:
+        tasks = [await bench.queue.submit(each, LARGE) for each in TYPES]
+        for task in tasks:
+            await bench.end(task)
+        await bench.archived(*tasks)
+        access = bench.queue.access
+        store = Overtaken(access.store, lambda: bench.queue.purge(types=other), lenient=lenient)
+        await purging.purge(replace(access, store=store), types=one)
+        for type_, task in zip(TYPES, tasks, strict=True):
+            is_gone = type_ in one + other
+            assert await bench.status(task) == ("forgotten" if is_gone else "succeeded")
+            if not is_gone:
+                assert (await task.view()).input == LARGE
+        left = set(TYPES) - set(one + other)
+        assert bench.count(LAYOUT.payloads) == len(left)
+        assert bench.count(LAYOUT.archive) == bool(left)
+
+    _run(check)
+
+
+def test_a_batch_that_others_change_all_the_time_is_left_alone_with_its_payloads() -> None:
+    async def check(bench: Bench) -> None:
+        tasks = [await bench.queue.submit(each, LARGE) for each in TYPES]
+        for task in tasks:
+            await bench.end(task)
+        await bench.archived(*tasks)
+        access = bench.queue.access
+        (key,) = (key for key in bench.bucket.objects if key.startswith(LAYOUT.archive))
+
+        changes = itertools.count(1)
+
+        async def change() -> None:
+            # The same records in other bytes.
+            rows = gzip.decompress(bench.bucket.objects[key].body)
+            bench.bucket.write(key, gzip.compress(rows, mtime=next(changes)), {})
+
+        store = Overtaken(access.store, change, times=100)
+        for types in ("a", "abc"):
+            purged = await purging.purge(replace(access, store=store), types=types)
+            assert purged == purging.Purged(notes=purged.notes)
+            assert "others change it" in purged.notes[0]
+        assert [(await task.view()).input for task in tasks] == [LARGE] * 3
 
     _run(check)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from penstock.queue.pack import Pack
 from penstock.queue.payloads import Payloads, raw
 from penstock.queue.places import PackAt, keyed_pack, new_pack
 from penstock.queue.retention import Retained, Retention, RetentionChore
-from penstock.store.base import Version, Wrapper
+from penstock.store.base import Object, Version, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
 from penstock.testing.virtual import World, simulate
@@ -268,6 +269,44 @@ def test_an_owner_that_moves_on_meanwhile_keeps_its_payloads() -> None:
         inner._owners = Moving(bench.queue.access)
         await inner.retain(archive_days=3, dead_letter_days=None)
         assert (await bench.queue.get(at.task(0))).input == "large"
+
+    _run(check)
+
+
+class Moving(Wrapper):
+    """A store in which a batch gets another key, without its first record, when it is read."""
+
+    def __init__(self, bench: Bench, *, moves: int) -> None:
+        super().__init__(bench.store)
+        self._bench = bench
+        self._moves = moves
+
+    async def get(self, key: str, *, unless: Version | None = None) -> Object | None:
+        if key.startswith(LAYOUT.dead) and self._moves:
+            self._moves -= 1
+            records = [each async for each in archive.read(self.inner, LAYOUT, key)]
+            left = records[1:] or records
+            await archive.put(self.inner, LAYOUT, LAYOUT.dead, left, entropy=self._bench.entropy)
+            await self.inner.delete(key)
+        return await self.inner.get(key, unless=unless)
+
+
+@pytest.mark.parametrize(("moves", "payloads"), [(0, 2), (1, 3), (2, 3), (3, 0), (10**9, 0)])
+def test_a_batch_that_is_written_anew_meanwhile_keeps_its_payloads(
+    moves: int, payloads: int
+) -> None:
+    async def check(bench: Bench) -> None:
+        dropped, stays = bench.new(), bench.new()
+        both = [(at, await bench.settled(at, fails=True)) for at in (dropped, stays)]
+        await archive.keep(bench.store, LAYOUT, both, entropy=bench.entropy)
+        for at, _ in both:
+            bench.bucket.remove(LAYOUT.ledger(at))
+        await bench.clock.sleep(LONG)
+        access = replace(bench.queue.access, store=Moving(bench, moves=moves))
+        # Two are orphans: the "results" of what has failed.
+        retained = await Retention(access).retain(archive_days=3, dead_letter_days=None)
+        assert retained == Retained(payloads=payloads)
+        assert (await bench.queue.get(stays.task(0))).input == "large"
 
     _run(check)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -193,6 +195,16 @@ def test_long_texts_are_cut_and_the_end_of_a_trace_is_kept() -> None:
     assert len(found.failure.message) == MESSAGE_CHARACTERS_MAX
     assert len(found.failure.trace) == TRACE_CHARACTERS_MAX
     assert found.failure.trace.endswith("the very end\n")
+
+
+def test_texts_that_cannot_be_encoded_are_told_as_far_as_they_can_be() -> None:
+    error = _caught(ValueError("no such file: ü" + os.fsdecode(b"\xff")))
+    found = raised(error, Retry(), ours="")
+    assert found.failure.message == "no such file: ü?"
+    assert found.failure.trace.endswith("ValueError: no such file: ü?\n")
+    late = timed_out(Retry(), seconds=1, trace=os.fsdecode(b"\xff.py"))
+    for each in (found, late):
+        assert msgspec.json.decode(msgspec.json.encode(each.failure), type=Failure) == each.failure
 
 
 # Bad input

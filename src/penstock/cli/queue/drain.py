@@ -55,7 +55,12 @@ def drain(
     elif as_json:
         show_json({"held": plain(list(held)), "is_empty": is_empty})
     else:
-        click.echo("Nothing is left." if is_empty else "Not all tasks have ended in time.")
+        click.echo(
+            "Nothing is left."
+            if is_empty
+            else "Within the timeout there were tasks left, or producers that may not have heard of"
+            f" it: they hear within {PRODUCER_SECONDS:.0f} s."
+        )
     context.exit(0 if is_empty or not is_waited else 1)
 
 

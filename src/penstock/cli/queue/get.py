@@ -46,8 +46,8 @@ def _rows(view: TaskView, *, now: float) -> Iterator[tuple[str, str]]:
         yield "due", when(view.due_at, now=now)
     if view.settled_at is not None:
         yield "settled", when(view.settled_at, now=now)
-    if view.expires_at is not None and not view.is_settled:
-        yield "expires", when(view.expires_at, now=now)
+    if view.expires_at is not None and (not view.is_settled or view.status == "expired"):
+        yield "expires" if not view.is_settled else "expired", when(view.expires_at, now=now)
     if view.key is not None:
         yield "key", view.key
     yield from _options(view)
@@ -59,6 +59,8 @@ def _rows(view: TaskView, *, now: float) -> Iterator[tuple[str, str]]:
             "result",
             compact(view.result) if view.result_ref is None else _stored(view.result_ref),
         )
+    if view.problem:
+        yield "problem", view.problem
     if view.error:
         yield "error", f"{view.error}: {view.message}" if view.message else view.error
     if view.trace:

@@ -13,6 +13,7 @@ when a dispatcher starts, before anything else touches the database.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,8 +23,12 @@ from psycopg.rows import dict_row
 
 from penstock.dispatcher.database.pool import first_line
 from penstock.dispatcher.database.queries import migration_texts, query
+from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import DatabaseUnavailable, InvalidInput, MigrationRefused
 
+_log = logging.getLogger(__name__)
+
+_PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 4.0)
 _PATIENT: Final = {
     "application": "penstock migrations",
     "statement_ms": "900000",
@@ -117,6 +122,19 @@ async def migrate(dsn: str, steps: Sequence[Migration] | None = None) -> tuple[M
             await _apply(connection, step)
         await connection.execute(query("release_migration_lock"))
     return tuple(missing)
+
+
+async def migrate_patiently(dsn: str) -> None:
+    """The same, for who starts beside a Postgres that is just starting again."""
+    for pause in _PAUSES_SECONDS:
+        try:
+            await migrate(dsn)
+        except DatabaseUnavailable as error:
+            _log.warning("trying again: %s", error.message)
+            await SystemClock().sleep(pause)
+        else:
+            return
+    await migrate(dsn)
 
 
 async def _apply(connection: psycopg.AsyncConnection[dict[str, object]], step: Migration) -> None:

@@ -273,4 +273,4 @@ def _then(given: WhatThen) -> Then | None:
         return None
     name, value = (given, None) if isinstance(given, str) else given
     what = f"The input of the task {name!r} that comes then"
-    return Then(check_name(name, what="type"), held_input(value, what=what))
+    return Then(check_name(name, what="type"), held_input(value, what=what, levels=1))

@@ -167,7 +167,7 @@ class BatchChore(Chore):
         return decode(Ledger, found.body, where=where) if found else None
 
     async def _ids(self, prefix: str) -> list[str]:
-        """The batches in a folder, the oldest first."""
+        """The batches in a folder, the oldest first; not all if there are too many."""
         layout, ids = self._access.layout, list[str]()
         async for page in pages(self._access.store, prefix):
             read = (layout.read_batch_id(entry.key) for entry in page.entries)
@@ -188,6 +188,9 @@ class BatchChore(Chore):
             if made_ms(batch) + OPEN_SECONDS * 1000 <= now_ms:
                 with self._saying_what_is_unreadable():
                     await self._forget_unsealed(batch)
+        if len(opened) >= BATCHES_MAX:
+            # There are more, and theirs must not be forgotten.
+            return
         for batch in await self._ids(access.layout.ended_batches):
             if made_ms(batch) + ENDED_SECONDS * 1000 <= now_ms and batch not in opened:
                 with self._saying_what_is_unreadable():

@@ -5,9 +5,12 @@ could not be tried, is not. Handled entries are deleted with the next look, and 
 shown again: a crash before leaves them for the next who lists. The list is always from the
 beginning on, where what is urgent is; whatever was handled is not there any more, so that costs
 nothing. A look breaks off when it has found enough of a usual priority; what is always in front and
-of no use does not count, so nothing starves behind it.
+of no use does not count. After `PAGES_MAX` pages it breaks off as well, and the next one goes on
+from there behind its first page, so nothing starves behind any number of them. Only a look that has
+seen all of the inbox moves the cursor.
 
-One look is a LIST for every 1,000 entries, and a delete for each that was handled.
+One look is a LIST for every 1,000 entries, `PAGES_MAX` at the most, and a delete for each that was
+handled.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.kernel.errors import StoreError
@@ -27,9 +31,23 @@ from penstock.store.metered import labelled
 
 _log = logging.getLogger(__name__)
 
-PAGES_MAX: Final = 50
+PAGES_MAX: Final = 10
+"""How many pages one look reads at the most; the next goes on from there."""
+_ENTRIES_MAX: Final = 50_000
 _AT_ONCE: Final = 16
 _URGENT_END: Final = 2 * URGENT_MINUTE
+
+
+@dataclass(slots=True)
+class _Listed:
+    """What one look has listed so far."""
+
+    oldest: int
+    """The first minute of which something is left."""
+    sights: list[Sight] = field(default_factory=list)
+    entries: dict[PackAt, set[str]] = field(default_factory=dict)
+    found: int = 0
+    reached: str = ""
 
 
 class Inbox:
@@ -54,6 +72,8 @@ class Inbox:
         """What is to be deleted."""
         self._meanwhile: set[PackAt] = set()
         """What was handled since the last list began."""
+        self._resume = ""
+        """Behind which key the next look goes on, after its first page."""
 
     def handled(self, at: PackAt) -> None:
         """A pack was claimed, or is over: what is in the inbox of it may go. Asks for nothing."""
@@ -73,40 +93,67 @@ class Inbox:
         """What is in the inbox and due in this minute or before, as it is listed."""
         await self.tidy()
         self._meanwhile.clear()
-        sights: list[Sight] = []
-        entries: dict[PackAt, set[str]] = {}
-        oldest = now_minute
-        found = 0
+        listed = _Listed(oldest=now_minute)
+        is_whole = True
+        start = ""
+        cursor: str | None = None
         with labelled("discovery"):
-            cursor: str | None = None
             for _ in range(PAGES_MAX):
-                page = await self._store.list(self._prefix, cursor=cursor)
+                page = await self._store.list(self._prefix, start_after=start, cursor=cursor)
                 cursor = page.cursor
-                for entry in page.entries:
-                    read = self._layout.read_inbox_entry(entry.key)
-                    if read is None or entry.key in self._finished:
-                        continue
-                    if read.minute > now_minute:
-                        cursor = None
-                        break
-                    if self._is_of_no_use(read):
-                        self._finished.add(entry.key)
-                        continue
-                    sight = self._sight(read, entry)
-                    sights.append(sight)
-                    entries.setdefault(read.to.at, set()).add(entry.key)
-                    # What is urgent is in minutes of its own, which the cursor does not count.
-                    oldest = min(oldest, read.minute) if read.minute >= _URGENT_END else oldest
-                    found += worth(sight) if sight.priority >= 0 else 0
-                if cursor is None or found >= wanted:
+                if self._judge(page.entries, listed, now_minute=now_minute, worth=worth):
+                    cursor = None
+                if cursor is None or listed.found >= wanted:
                     break
-        self._take_over(entries)
+                if is_whole and self._resume > listed.reached:
+                    # What is urgent was in front; the last looks have seen what comes next.
+                    is_whole, start, cursor = False, self._resume, None
+            else:
+                self._resume = listed.reached
         if cursor is None:
-            self._cursor.advance(handled_before=oldest, now_minute=now_minute)
-        return sights
+            self._resume = ""
+        is_whole = is_whole and cursor is None
+        self._take_over(listed.entries, is_whole=is_whole)
+        if is_whole:
+            self._cursor.advance(handled_before=listed.oldest, now_minute=now_minute)
+        return listed.sights
 
-    def _take_over(self, entries: dict[PackAt, set[str]]) -> None:
-        """What was listed is what there is, but for what was handled since the list began."""
+    def _judge(
+        self,
+        entries: Iterable[Entry],
+        listed: _Listed,
+        *,
+        now_minute: int,
+        worth: Callable[[Sight], int],
+    ) -> bool:
+        """Note what is of use among these entries; returns whether all that follow are not due."""
+        for entry in entries:
+            listed.reached = entry.key
+            read = self._layout.read_inbox_entry(entry.key)
+            if read is None or entry.key in self._finished:
+                continue
+            if read.minute > now_minute:
+                return True
+            if self._is_of_no_use(read):
+                self._finished.add(entry.key)
+                continue
+            sight = self._sight(read, entry)
+            listed.sights.append(sight)
+            listed.entries.setdefault(read.to.at, set()).add(entry.key)
+            # What is urgent is in minutes of its own, which the cursor does not count.
+            if read.minute >= _URGENT_END:
+                listed.oldest = min(listed.oldest, read.minute)
+            listed.found += worth(sight) if sight.priority >= 0 else 0
+        return False
+
+    def _take_over(self, entries: dict[PackAt, set[str]], *, is_whole: bool) -> None:
+        """What was listed is what there is, but for what was handled since the list began.
+
+        What other looks have listed is remembered, unless this one has seen all or it is too much.
+        """
+        if not is_whole and len(self._entries) < _ENTRIES_MAX:
+            for at, keys in self._entries.items():
+                entries.setdefault(at, set()).update(keys)
         self._entries = entries
         for at in self._meanwhile:
             self._finished |= entries.pop(at, set())

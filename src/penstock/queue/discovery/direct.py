@@ -81,6 +81,7 @@ class DirectDiscovery(ElectedDiscovery):
         self._clock = store.clock.machine
         self._config = config
         self._settings = settings
+        self._handles = handles
         self._held = Held(
             store,
             layout,
@@ -138,7 +139,12 @@ class DirectDiscovery(ElectedDiscovery):
 
         is_enough = sum(map(wanted.worth, entries)) >= wanted.tasks
         view = await self._look_around(wanted, worth, now, is_enough=is_enough)
-        around = [sight for sight in view.sights if sight.at in mine or worth(sight)]
+        around = [
+            sight
+            for sight in view.sights
+            # Also what may not start now: it is seen so rarely that it has to wait for its gate.
+            if worth(sight) or (sight.at not in mine and self._is_for_us(sight, now))
+        ]
         for sight in around:
             # What a list shows can be claimed with a request or two less.
             mine.pop(sight.at, None)
@@ -146,6 +152,9 @@ class DirectDiscovery(ElectedDiscovery):
         drawn += [(-each.priority, 1, each.age_ms, each) for each in mine.values()]
         view.sights = [each for *_, each in sorted(drawn, key=lambda of: of[:3])]
         return view
+
+    def _is_for_us(self, sight: Sight, now: Interval) -> bool:
+        return sight.at.type in self._handles and not self._is_young(sight, now)
 
     def _is_young(self, sight: Sight, now: Interval) -> bool:
         """Whether the worker that was told of a pack should have it first."""

@@ -13,7 +13,11 @@ Three rules keep the tasks that run at or below the limit at every moment of the
   be renewed as it is. So a limit that is lowered while it is held gives nothing until enough was
   returned.
 - C3 A worker runs at most as many tasks as its share has permits, and none at `ends`: it interrupts
-  them `MARGIN_SECONDS` (10 s) before, if it could not renew, and starts none from then on.
+  them `MARGIN_SECONDS` (10 s) before, if it could not renew, and starts none from then on. What has
+  leave to start, but not yet started when a share came back smaller, does not start. A handler that
+  does not heed its interruption keeps its permit for as long as its worker renews it. When the
+  worker has stopped or is cut off, the share ends by itself, within `LEASE_SECONDS` of its last
+  write: a handler that ignores its interruption for longer exceeds the limit.
 
 A write of unknown outcome counts as the worse of the two: the worker goes on with the fewer
 permits and the earlier end. Shares are written as absolute values, so the next write that succeeds

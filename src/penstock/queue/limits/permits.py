@@ -69,6 +69,8 @@ class Hold:
         self._wishes: dict[object, tuple[int, float]] = {}
         """How many more each who was refused would have had, and when."""
         self._asking = asyncio.Lock()
+        self._asks = 0
+        """How many are asking or wait for their turn to ask: a lock is free between two turns."""
         self._read_at = self._written_at = self._ask_at = self._asked_at = float("-inf")
         self._used_at = self._clock.monotonic()
         self._watching: dict[object, tuple[Callable[[], None], Callable[[], None]]] = {}
@@ -90,7 +92,9 @@ class Hold:
     @property
     def is_idle(self) -> bool:
         """Whether it may be forgotten: nothing runs, and nothing is in the bucket."""
-        return not (self.used or self._share or self._wanted() or self.is_known)
+        # An ask that is on its way may bring permits, however long it takes.
+        is_in_use = self.used or self._share or self._asks or self._wanted()
+        return not (is_in_use or self.is_known)
 
     @property
     def _is_trusted(self) -> bool:
@@ -154,9 +158,14 @@ class Hold:
         self._watching.pop(who, None)
 
     def may_start(self) -> bool:
+        """Whether one of those that have leave may start."""
         if self._state is None:
             return True
-        return self._is_trusted and (self._state.definition.rate is None or self._pool > 0)
+        definition = self._state.definition
+        if definition.concurrency is not None and self.used > self._permits:
+            # The share that they got leave from was lost, and won again with fewer permits.
+            return False
+        return self._is_trusted and (definition.rate is None or self._pool > 0)
 
     def begin(self) -> None:
         """One of those that have leave starts."""
@@ -180,12 +189,16 @@ class Hold:
         if free or (free is None and self.is_known):
             return self.grab(who, tasks)
         self._wish(who, tasks)
-        async with self._asking:
-            # Somebody else may have asked for all of us meanwhile.
-            free = self.free()
-            if not self.is_known if free is None else not free and self.seconds_to_ask() <= 0:
-                await self._clock.sleep(_JOIN_SECONDS)
-                await self._write()
+        self._asks += 1
+        try:
+            async with self._asking:
+                # Somebody else may have asked for all of us meanwhile.
+                free = self.free()
+                if not self.is_known if free is None else not free and self.seconds_to_ask() <= 0:
+                    await self._clock.sleep(_JOIN_SECONDS)
+                    await self._write()
+        finally:
+            self._asks -= 1
         return self.grab(who, tasks)
 
     async def mind(self) -> None:

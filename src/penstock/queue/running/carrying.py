@@ -11,7 +11,8 @@ its slot, but not in the handler's time. What may come of it instead of a payloa
 | the store refuses the result, or it is nested too deep | failed, not retried |
 | the store does not take the result, for `STORE_SECONDS` | given back: the lease is long over |
 
-A crash between storing a result and the settlement leaves a payload of nobody.
+That the store refuses an input may pass as well, with its credentials or its policy: it is asked as
+patiently. A crash between storing a result and the settlement leaves a payload of nobody.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class Carrier:
                 lambda: self._payloads.fetch(ref),
                 what=f"the input of task {task.id} cannot be fetched",
                 seconds=FETCH_SECONDS,
+                # A task that is given back at once is claimed again at once, by all, for ever.
+                passing=(StoreError,),
                 is_wanted=lambda: not task.cancel_asked,
             )
         except (PayloadLost, msgspec.MsgspecError) as error:
@@ -112,6 +115,7 @@ class Carrier:
         *,
         what: str,
         seconds: float,
+        passing: tuple[type[StoreError], ...] = _PASSING,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Answer:
         """Ask until there is an answer, or an error that does not pass by itself."""
@@ -120,7 +124,7 @@ class Carrier:
         while True:
             try:
                 return await ask()
-            except _PASSING as error:
+            except passing as error:
                 if self._clock.monotonic() + pause >= until or not is_wanted():
                     raise
                 _log.warning("%s, trying again: %s", what, error)

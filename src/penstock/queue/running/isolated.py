@@ -12,6 +12,8 @@ was killed or did not stop is never used again.
 
 - A child is the head of a session of its own. To kill it is to kill its process group: whatever it
   has started goes with it, unless that has left the group. No signal of a terminal reaches it.
+- A child is dead when its process has ended, though a process that it forked may hold its pipes
+  open: what is in the pipe by then is read for `_LAST_WORDS_SECONDS`, and the pipe is closed.
 - A child whose worker is gone ends, with all that it has started: its input is closed.
 - What handlers print goes to the worker's log, line by line.
 - It costs no requests. A worker that has no isolated handler starts nothing.
@@ -45,9 +47,27 @@ from penstock.queue.running.frames import (
 START_SECONDS: Final = 120.0
 """How long a process may take until its handler is called, the import of its module included."""
 _END_SECONDS: Final = 5.0
+_LAST_WORDS_SECONDS: Final = 1.0
 _LINE_CHARACTERS_MAX: Final = 2_000
+_BUFFER_BYTES: Final = 65_536
 
 _log = logging.getLogger(__name__)
+
+
+class _Watch(asyncio.subprocess.SubprocessStreamProtocol):
+    """Tells when a process has ended. `Process.wait` also waits for all who hold its pipes."""
+
+    def __init__(self, pipe: asyncio.ReadTransport) -> None:
+        self._running = asyncio.get_running_loop()
+        super().__init__(limit=_BUFFER_BYTES, loop=self._running)
+        self._frames = pipe
+        self.ended = asyncio.Event()
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.ended.set()
+        # Who listens reads what is there, and then hears the end, whoever else could write.
+        self._running.call_later(_LAST_WORDS_SECONDS, self._frames.close)
 
 
 class Child:
@@ -55,14 +75,18 @@ class Child:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        transport: asyncio.SubprocessTransport,
+        watch: _Watch,
         reader: asyncio.StreamReader,
         pipe: asyncio.ReadTransport,
     ) -> None:
-        self._process = process
+        loop = asyncio.get_running_loop()
+        self._transport = transport
+        self._process = asyncio.subprocess.Process(transport, watch, loop)
+        self._ended = watch.ended
         self._reader = reader
         self._pipe = pipe
-        self._log_task = asyncio.get_running_loop().create_task(self._repeat_output())
+        self._log_task = loop.create_task(self._repeat_output())
         self._doing = "a handler"
         self.has_run = False
         """Whether it has run a handler before."""
@@ -74,13 +98,18 @@ class Child:
     @classmethod
     async def start(cls) -> Child:
         """A new process."""
-        ours, theirs = os.pipe()
+        loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
-        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ours, "rb", buffering=0)
-        )
+        pipe: asyncio.ReadTransport | None = None
+        ours, theirs = os.pipe()
+        file = os.fdopen(ours, "rb", buffering=0)
         try:
-            process = await asyncio.create_subprocess_exec(
+            pipe, _ = await loop.connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), file
+            )
+            watch = _Watch(pipe)
+            transport, _ = await loop.subprocess_exec(
+                lambda: watch,
                 sys.executable,
                 "-m",
                 "penstock.queue.running.child",
@@ -94,11 +123,13 @@ class Child:
                 start_new_session=True,
             )
         except BaseException:
-            pipe.close()
+            if pipe is not None:
+                pipe.close()
+            file.close()
             raise
         finally:
             os.close(theirs)
-        return cls(process, reader, pipe)
+        return cls(transport, watch, reader, pipe)
 
     @property
     def is_alive(self) -> bool:
@@ -161,12 +192,12 @@ class Child:
         self._process.stdin.close()
         try:
             async with asyncio.timeout(_END_SECONDS):
-                await self._process.wait()
+                await self._ended.wait()
         except TimeoutError:
             self.kill()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_END_SECONDS):
-                    await self._process.wait()
+                    await self._ended.wait()
         self.kill()
         with suppress(BrokenPipeError, ConnectionResetError):
             await self._process.stdin.wait_closed()
@@ -174,6 +205,7 @@ class Child:
         await asyncio.wait((self._log_task,), timeout=_END_SECONDS)
         self._log_task.cancel()
         self._pipe.close()
+        self._transport.close()
 
     def _send(self, said: Run | Stop) -> None:
         assert self._process.stdin is not None
@@ -194,9 +226,11 @@ class Child:
         self.kill()  # What is left of it, or if it has only closed its end.
         try:
             async with asyncio.timeout(_END_SECONDS):
-                code = await self._process.wait()
+                await self._ended.wait()
         except TimeoutError:
             return "The process of the handler cannot be heard any more."
+        code = self._process.returncode
+        assert code is not None
         if code >= 0:
             return f"The process ended with exit code {code} before its handler did."
         try:
@@ -210,7 +244,7 @@ class Child:
         """What it prints, in the worker's log."""
         assert self._process.stdout is not None
         rest = b""
-        while chunk := await self._process.stdout.read(65_536):
+        while chunk := await self._process.stdout.read(_BUFFER_BYTES):
             *lines, rest = (rest + chunk).split(b"\n")
             if len(rest) > _LINE_CHARACTERS_MAX:
                 lines, rest = [*lines, rest], b""

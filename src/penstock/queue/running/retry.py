@@ -106,13 +106,15 @@ def raised(error: BaseException, retry: Retry, *, ours: str) -> Raised:
     told = traceback.TracebackException(type(error), error, trace)
     # The end of a trace says more than its beginning.
     lines = "".join(told.format())[-TRACE_CHARACTERS_MAX:]
-    failure = Failure(type(error).__name__, str(told)[:MESSAGE_CHARACTERS_MAX], lines)
+    message = str(told)[:MESSAGE_CHARACTERS_MAX]
+    failure = Failure(_encodable(type(error).__name__), _encodable(message), _encodable(lines))
     return Raised(failure, retry.retries(error))
 
 
 def timed_out(retry: Retry, *, seconds: float | None, trace: str) -> Raised:
     """The end of an attempt whose timeout was enforced; `trace` is where the handler was."""
-    failure = Failure("TimeoutError", f"The handler did not end within {seconds} s.", trace)
+    message = f"The handler did not end within {seconds} s."
+    failure = Failure("TimeoutError", message, _encodable(trace))
     return Raised(failure, retry.retries(TimeoutError()))
 
 
@@ -124,6 +126,11 @@ def failed(
         return Failed(found.failure)
     pause_ms = math.ceil(retry.pause_seconds(counted, entropy) * 1000)
     return Retried(found.failure, now_ms + pause_ms)
+
+
+def _encodable(text: str) -> str:
+    """As it can be stored: half a surrogate pair, as in a file name that is no UTF-8, cannot."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _check(what: str, value: object, *, least: float, most: float) -> None:

@@ -42,7 +42,7 @@ from penstock.queue.running.polling import Pace
 from penstock.queue.running.room import Room
 from penstock.queue.running.saying import Saying
 from penstock.queue.running.upkeep import Chore, Upkeep
-from penstock.queue.running.waitlist import Waitlist
+from penstock.queue.running.waitlist import Waitlist, is_ours
 from penstock.queue.running.work import PackAtWork
 from penstock.queue.settings import WorkerSettings
 
@@ -228,7 +228,11 @@ class Shift:
         self._later_ms = view.later_ms
         worth = [sight for sight in view.sights if self._could_use(sight)]
         self._found = deque(sight for sight in worth if not self._at_gates.is_shut(sight))
-        self._at_gates.replace(sight for sight in worth if self._at_gates.is_shut(sight))
+        self._at_gates.take_in(
+            [sight for sight in worth if self._at_gates.is_shut(sight)],
+            shown={sight.at for sight in view.sights},
+            busy=self._busy.keys(),
+        )
         self._found_at = self._clock.monotonic()
         lease_seconds = self._settings.task_lease_seconds
         now = self._access.now().earliest
@@ -266,7 +270,8 @@ class Shift:
             self._look_at = self._clock.monotonic()
         is_old = self._clock.monotonic() - self._found_at > self._discovery.sight_seconds
         if is_old:
-            # Others will have taken it by now.
+            # Others will have taken it by now, unless nobody else is led to it.
+            self._at_gates.add_all(filter(is_ours, self._found))
             self._found.clear()
         self._found.extend(s for s in self._memory.due(now_ms) if s.at not in self._busy)
         self._take_up_again(is_old=is_old)
@@ -288,11 +293,11 @@ class Shift:
         self._was_full = not self._room.free
 
     def _take_up_again(self, *, is_old: bool) -> None:
-        """Try what waited at a gate that is open now; what is old is looked for again."""
-        opened = self._at_gates.opened()
+        """Try what waited at a gate that is open now; if that is old, look again as well."""
+        opened = self._at_gates.opened() if self._room.free or not is_old else []
         if opened and is_old:
             self._look_in(0.0)
-        elif opened:
+        if opened:
             self._found = deque(sorted([*opened, *self._found], key=lambda each: -each.priority))
 
     def _put_aside(self, sight: Sight) -> None:

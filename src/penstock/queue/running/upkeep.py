@@ -109,7 +109,7 @@ async def mind(
             continue
         try:
             seconds = await chore.turn()
-        except (StoreError, UnreadableObject) as error:
-            say(f"{chore.name} cannot be minded, trying again: {error}")
+        except Exception as error:  # noqa: BLE001 - it must not end the worker that does it
+            say(f"{chore.name} cannot be minded, trying again: {error!r}")
             seconds = _AGAIN_SECONDS
         await clock.sleep(seconds)

@@ -59,6 +59,8 @@ class _Held:
     pack: Pack
     place: int
     started: bool = False
+    begun: bool = False
+    """Its handler runs: what it rested on has been checked."""
     ending: Ending | None = None
 
 
@@ -163,6 +165,7 @@ class PackAtWork:
     async def _run(self, held: _Held) -> None:
         """One attempt, when there is a slot for it."""
         room = self._hands.room
+        is_gone = True
         try:
             async with room.slots:
                 if held.ending is not None:
@@ -178,14 +181,20 @@ class PackAtWork:
                     return
                 if not self._is_trusted(held) or not self._leave.begin():
                     held.attempt.give_back()
+                held.begun = True
+                is_gone = False
                 ended = await self._hands.watch.run(held.attempt, held.pack, clock=self._clock)
+                is_gone = ended.released is None
                 self._ended(held, await self._carrier.store(ended.ending, held.pack, held.place))
                 room.note_end(self.hand.at.type)
                 if ended.released is not None:
                     await self._until(ended.released)
+                    is_gone = True
         finally:
             room.give(1)
-            self._leave.give(1)
+            if is_gone:
+                self._leave.give(1)
+            # Else this was cancelled, and the handler may go on: its leave must end by itself.
 
     async def _until(self, released: asyncio.Future[Any]) -> None:
         """The handler does not heed its interruption: its slot is not free yet."""
@@ -298,7 +307,7 @@ class PackAtWork:
     ) -> Swapped:
         """A swap; a touch will do if nothing has to be written, and nothing waits to start."""
         lease_ms = self._hands.lease_ms
-        if not (endings or more or said) and all(held.started for held in self._held.values()):
+        if not (endings or more or said) and all(held.begun for held in self._held.values()):
             touched = await self.hand.touch(frozenset(live), lease_ms=lease_ms)
             if touched is not None:
                 return touched

@@ -156,7 +156,8 @@ class ScheduleChore(Chore):
         """Submit what is due of a schedule; returns when it is to be looked at again."""
         try:
             return await self._submit_due(name, minded.cell)
-        except (StoreError, UnreadableObject) as error:
+        except (StoreError, UnreadableObject, ValueError, OverflowError) as error:
+            # Also a cron line of a later release: one must not hold up the others.
             self._say(f"the schedule {name!r} cannot be minded, trying again: {error}")
         except PenstockError as error:
             # The queue takes no tasks now, say.

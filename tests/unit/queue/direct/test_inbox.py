@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from penstock.queue.direct import inbox as inboxes
 from penstock.queue.direct.cursor import LATE_MINUTES
 from penstock.queue.direct.dispatching import bucket_of
 from penstock.queue.layout import PointerAt
-from penstock.queue.places import URGENT_MINUTE, delayed, keyed_pack
+from penstock.queue.places import URGENT_MINUTE, PackAt, delayed, keyed_pack
 from penstock.store.metered import Kind
 from tests.unit.queue.direct.office import LAYOUT, NONCE, Office, run
 
@@ -132,6 +135,51 @@ def test_what_is_of_no_use_in_front_hides_nothing() -> None:
             now_minute=office.minute, worth=lambda sight: int(sight.at == last), wanted=1
         )
         assert last in [sight.at for sight in sights]
+
+    run(check)
+
+
+def test_no_number_of_what_is_of_no_use_hides_what_is_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look goes on where the last one broke off, after a page from the front."""
+    monkeypatch.setattr(inboxes, "PAGES_MAX", 3)
+
+    async def check(office: Office) -> None:
+        inbox, cursor = await office.inbox("w", since=office.minute - 5)
+        before = cursor.minute
+        useless = [office.pack() for _ in range(6500)]
+        for at in useless:
+            await office.announced("w", at, minute=office.minute - 4)
+        last = office.pack()
+        await office.announced("w", last)
+
+        async def look(*wanted: PackAt) -> set[PackAt]:
+            lists = office.meter.requests(kind=Kind.LIST)
+            sights = await inbox.look(
+                now_minute=office.minute, worth=lambda sight: int(sight.at in wanted), wanted=1
+            )
+            assert office.meter.requests(kind=Kind.LIST) - lists <= 3
+            return {sight.at for sight in sights}
+
+        first = await look(last)
+        assert last not in first
+        urgent = office.pack(priority=3)
+        await office.announced("w", urgent, minute=URGENT_MINUTE + 6)
+        seen = await look(last)
+        assert urgent in seen
+        assert last in seen | await look(last)
+        assert cursor.minute == before, "no look has seen all"
+        # What an earlier look has shown is deleted when it is handled, and all is seen again.
+        for at in (*first, urgent, last):
+            inbox.handled(at)
+        await inbox.tidy()
+        left = set(office.entries("w"))
+        assert left == set(useless) - first
+        seen = set()
+        for _ in range(3):
+            seen |= await look(last)
+        assert seen == left
 
     run(check)
 

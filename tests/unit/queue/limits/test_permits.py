@@ -28,6 +28,7 @@ class Lossy(Wrapper):
         super().__init__(inner)
         self.is_cut = False
         self.loses_answers = False
+        self.slow_seconds = 0.0
 
     async def put(
         self,
@@ -37,6 +38,7 @@ class Lossy(Wrapper):
         *,
         metadata: Mapping[str, str] = NO_METADATA,
     ) -> Version:
+        await self.clock.machine.sleep(self.slow_seconds)
         if self.is_cut:
             raise OutcomeUnknown("lost", key=key)
         version = await super().put(key, body, mode, metadata=metadata)
@@ -45,6 +47,7 @@ class Lossy(Wrapper):
         return version
 
     async def get(self, key: str, *, unless: Version | None = None) -> Object | None:
+        await self.clock.machine.sleep(self.slow_seconds)
         if self.is_cut or self.loses_answers:
             raise Unavailable("away", key=key)
         return await super().get(key, unless=unless)
@@ -266,5 +269,61 @@ def test_who_waits_asks_rarely_and_writes_hardly_ever() -> None:
             await bench.clock.sleep(0.1)
         assert bench.puts() - before == 1
         assert bench.meter.requests(label="limits") - requests <= 8
+
+    _run(check)
+
+
+def test_what_is_asked_for_is_not_forgotten_however_long_the_answer_takes() -> None:
+    async def check(bench: Bench) -> None:
+        await bench.open(concurrency=1)
+        bench.store.slow_seconds = 20.0
+        hold = bench.hold()
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(hold.ask_for("a", 1))
+            for _ in range(35):
+                await bench.clock.sleep(1)
+                assert not hold.is_idle
+        assert asked.result() == 1
+        assert not hold.is_idle
+
+    _run(check)
+
+
+def test_who_waits_to_ask_is_not_forgotten_when_the_ask_before_fails() -> None:
+    async def check(bench: Bench) -> None:
+        await bench.open(concurrency=1)
+        bench.store.slow_seconds = 20.0
+        bench.store.is_cut = True
+        hold = bench.hold()
+        seen: list[bool] = []
+
+        async def ask(who: str) -> None:
+            with pytest.raises(StoreError):
+                await hold.ask_for(who, 1)
+            seen.append(hold.is_idle)
+
+        await asyncio.gather(ask("a"), ask("b"))
+        # The second asks for itself then; until it has, it may get permits.
+        assert seen[0] is False
+
+    _run(check)
+
+
+def test_what_had_leave_does_not_start_under_a_share_that_came_back_smaller() -> None:
+    async def check(bench: Bench) -> None:
+        await bench.open(concurrency=4)
+        hold, other = bench.hold(), bench.hold("other")
+        assert await hold.ask_for("a", 4) == 4
+        assert hold.may_start()
+        # Nothing has started and nobody watches: the claim is still on its way.
+        await bench.clock.sleep(LEASE_SECONDS + 1)
+        assert await other.ask_for("b", 3) == 3
+        await hold.mind()
+        share = bench.share()
+        assert share is not None
+        assert share.permits == 1
+        assert not hold.may_start()
+        hold.give(3)
+        assert hold.may_start()
 
     _run(check)
