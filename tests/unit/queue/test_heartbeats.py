@@ -464,7 +464,7 @@ def test_a_worker_whose_tasks_wait_to_start_swaps(*, waits: bool) -> None:
     work: Any = object.__new__(PackAtWork)
     work.hand = Hand()
     work._hands = SimpleNamespace(lease_ms=LEASE_MS, now_ms=lambda: 0)
-    work._held = {0: SimpleNamespace(started=True), 1: SimpleNamespace(started=not waits)}
+    work._held = {0: SimpleNamespace(begun=True), 1: SimpleNamespace(begun=not waits)}
     asyncio.run(work._send({}, {"A"}, None, {}))
     assert sent == ["swap" if waits else "touch"]
     asyncio.run(work._send({0: ("A", Succeeded())}, {"A"}, None, {}))
