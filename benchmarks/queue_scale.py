@@ -217,7 +217,9 @@ def show_backlog(*, tasks: int, delayed: int, rounds: int) -> None:
 def main() -> None:
     """Measure everything, or what a process of this benchmark is told to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="?", default="all", choices=("all", "grow", "backlog"))
+    parser.add_argument(
+        "what", nargs="?", default="all", choices=("all", "grow", "backlog", "sampled")
+    )
     parser.add_argument("--tasks", type=int, default=0)
     parser.add_argument("--delayed", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
@@ -235,6 +237,9 @@ def main() -> None:
         return
     if said.what in ("all", "grow"):
         show_growth(said.sizes)
+    if said.what in ("all", "sampled"):
+        for waiting, requests in sampled_claims().items():
+            print(f"sampled, {waiting:>7,} waiting: {requests:.2f} requests to find and claim one")
     if said.what in ("all", "backlog"):
         show_backlog(tasks=said.tasks or 500, delayed=said.delayed, rounds=said.rounds)
 
