@@ -31,9 +31,10 @@ def _settle_for_whoever_holds_it(
     *,
     now: Interval,
     inputs: Sequence[msgspec.Raw],
+    expires_ms: int = 0,
 ) -> tuple[Ledger, frozenset[int]]:
     forged = {place: (ledger.tasks[place].claim, end) for place, (_, end) in endings.items()}
-    return _settle(ledger, forged, now=now, inputs=inputs)
+    return _settle(ledger, forged, now=now, inputs=inputs, expires_ms=expires_ms)
 
 
 def _expire_by_a_clock_that_is_ahead(ledger: Ledger, now: Interval) -> Ledger:
