@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from penstock.kernel.errors import PenstockError
 from penstock.store.s3.local import LocalS3
@@ -75,3 +76,8 @@ def aws_server(
         pytest.skip(f"no AWS server: {error.message} {error.hint}")
     yield server
     background.run(server.stop())
+
+
+# How long an example takes says how busy the machine is, and nothing else.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
