@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock.cli.installation import begun, set_by, wiring
 from penstock.kernel.signals import stopped_by_signals
 from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.worker.worker import PipelineWorker
 
 
 @click.command(
@@ -38,9 +41,21 @@ def worker(*, name: str | None, **given: Any) -> None:
 
 
 async def _run(name: str | None, settings: Settings) -> None:
-    made = wiring().make_worker(settings, name=name)
-    click.echo(f"Working for {', '.join(settings.dispatcher_urls)}; Ctrl-C stops.", err=True)
-    with stopped_by_signals(made.stop):
+    made: PipelineWorker | None = None
+    asked = 0
+
+    def stop() -> None:
+        nonlocal asked
+        asked += 1
+        if made is not None:
+            made.stop()
+
+    # From before the wiring is imported, which takes its time: who is told to stop then, stops.
+    with stopped_by_signals(stop):
+        made = wiring().make_worker(settings, name=name)
+        for _ in range(asked):
+            made.stop()
+        click.echo(f"Working for {', '.join(settings.dispatcher_urls)}; Ctrl-C stops.", err=True)
         async with wiring().make_log_pruning(settings):
             await made.run()
     click.echo("Stopped; nothing is held any more.", err=True)

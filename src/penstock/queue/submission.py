@@ -25,7 +25,6 @@ says which are not.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,14 +35,13 @@ import msgspec
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import (
     AlreadyExists,
-    InvalidInput,
     OutcomeUnknown,
     PenstockError,
     StoreError,
     VersionConflict,
 )
 from penstock.kernel.wire import Document, decode, encode
-from penstock.queue.endings import DEPTH_MAX, is_too_deep
+from penstock.queue.inputs import input_json
 from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger
 from penstock.queue.options import Options
@@ -331,22 +329,7 @@ def _joined(
 
 
 def _as_json(value: object, place: int) -> msgspec.Raw:
-    try:
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-        body = text.encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInput(
-            f"Input {place} is not JSON: {error}.",
-            hint="Use None, booleans, finite numbers, text, lists and dicts with text keys.",
-        ) from error
-    if len(body) > INPUT_BYTES_MAX:
-        raise InvalidInput(
-            f"Input {place} has {len(body):,} bytes; at most {INPUT_BYTES_MAX:,} are taken.",
-            hint="Store it in the bucket and submit its key.",
-        )
-    if is_too_deep(body):
-        raise InvalidInput(f"Input {place} is nested more than {DEPTH_MAX} levels deep.")
-    return msgspec.Raw(body)
+    return input_json(value, what=f"Input {place}", bytes_max=INPUT_BYTES_MAX)
 
 
 def _batches(inputs: Sequence[msgspec.Raw]) -> Iterator[list[msgspec.Raw]]:

@@ -43,7 +43,7 @@ from penstock.queue.batches.documents import (
 )
 from penstock.queue.batches.ending import Ender
 from penstock.queue.bell import ring
-from penstock.queue.held_inputs import held_input
+from penstock.queue.inputs import held_input
 from penstock.queue.layout import check_batch
 from penstock.queue.options import Options
 from penstock.queue.places import PackAt, TaskId, check_name, task_at

@@ -28,7 +28,7 @@ from penstock.kernel.wire import decode
 from penstock.kernel.words import listed, nearest
 from penstock.queue.access import Access
 from penstock.queue.bell import ring
-from penstock.queue.held_inputs import held_input
+from penstock.queue.inputs import held_input
 from penstock.queue.options import Options
 from penstock.queue.places import TaskId, check_name
 from penstock.queue.schedules.checking import (

@@ -1,4 +1,4 @@
-"""Inputs that are kept in an object of the queue until their task is submitted. Pure."""
+"""What is submitted, as the JSON that is stored: checked once, before anything is sent. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ HELD_BYTES_MAX: Final = 64 * 1024
 
 
 def held_input(value: object, *, what: str, levels: int = 0) -> msgspec.Raw:
-    """The input as JSON, or `InvalidInput`. `what` begins the sentence: "The input of …".
+    """An input that is kept in an object of the queue until its task is submitted.
 
-    It will be wrapped into so many `levels` more when it is submitted.
+    It will be wrapped into so many `levels` more then.
     """
+    return input_json(value, what=what, bytes_max=HELD_BYTES_MAX, levels=levels)
+
+
+def input_json(value: object, *, what: str, bytes_max: int, levels: int = 0) -> msgspec.Raw:
+    """An input as JSON, or `InvalidInput`. `what` begins the sentence: "The input of …"."""
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         body = text.encode()
@@ -26,9 +31,9 @@ def held_input(value: object, *, what: str, levels: int = 0) -> msgspec.Raw:
             f"{what} is not JSON: {error}.",
             hint="Use None, booleans, finite numbers, text, lists and dicts with text keys.",
         ) from error
-    if len(body) > HELD_BYTES_MAX:
+    if len(body) > bytes_max:
         raise InvalidInput(
-            f"{what} has {len(body):,} bytes; at most {HELD_BYTES_MAX:,} are taken.",
+            f"{what} has {len(body):,} bytes; at most {bytes_max:,} are taken.",
             hint="Store it in the bucket and give its key.",
         )
     if is_too_deep(b"[" * levels + body + b"]" * levels):
