@@ -43,6 +43,7 @@ from penstock.dispatcher.routing.router import Routing, route_events
 from penstock.dispatcher.tasks.lifecycle import Tasks
 from penstock.dispatcher.wire.base import WORKER_HEADER
 from penstock.kernel.ports import free_port
+from penstock.runtimes.places import Places
 from penstock.settings import Settings, variables_of
 
 SECRET = "the secret of a benchmark"
@@ -203,15 +204,22 @@ async def _drained(url: str, *, workers: int, batch: int) -> float:
 
 
 def _end(task: dict[str, Any]) -> dict[str, object]:
+    location = Places(task["root"]).output(
+        "sales",
+        generation=task["generation"],
+        payload=task["payload"],
+        attempt_id=task["folder"],
+    )
     output = {
         "dataset": task["definition"]["datasets"]["sales"],
-        "location": f"file:///out/{task['task_id']}",
+        "location": location,
         "partition_key": task["payload"]["partition_key"],
     }
     return {
         "task_id": task["task_id"],
         "attempt": task["attempt"],
         "lease_token": task["lease_token"],
+        "token": task["token"],
         "outputs": [output],
     }
 

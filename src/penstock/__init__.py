@@ -19,21 +19,21 @@ from penstock.kernel.errors import (
     WorkerIdConflict,
     WorkerLeaseLost,
 )
-from penstock.queue.batches.api import Batch
-from penstock.queue.batches.documents import BatchView
-from penstock.queue.client import Queue, Task
-from penstock.queue.config import QueueConfig
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.polling import Polling
-from penstock.queue.running.retry import Retry
-from penstock.queue.schedules.document import ScheduleView
-from penstock.queue.settings import DispatchSettings, WorkerSettings
-from penstock.queue.submission import NotAllSubmitted
-from penstock.queue.views import TaskEvent, TaskView
-from penstock.queue.worker import Worker
 
 if TYPE_CHECKING:
     from penstock.dispatcher.client import Client
+    from penstock.queue.batches.api import Batch
+    from penstock.queue.batches.documents import BatchView
+    from penstock.queue.client import Queue, Task
+    from penstock.queue.config import QueueConfig
+    from penstock.queue.running.handlers import TaskContext
+    from penstock.queue.running.polling import Polling
+    from penstock.queue.running.retry import Retry
+    from penstock.queue.schedules.document import ScheduleView
+    from penstock.queue.settings import DispatchSettings, WorkerSettings
+    from penstock.queue.submission import NotAllSubmitted
+    from penstock.queue.views import TaskEvent, TaskView
+    from penstock.queue.worker import Worker
     from penstock.runtimes.task import DoNotRetry
 
 __all__ = [
@@ -71,11 +71,32 @@ __all__ = [
 ]
 
 
-_LATER = {"Client": "penstock.dispatcher.client", "DoNotRetry": "penstock.runtimes.task"}
+_LATER = {
+    "Batch": "penstock.queue.batches.api",
+    "BatchView": "penstock.queue.batches.documents",
+    "Client": "penstock.dispatcher.client",
+    "DispatchSettings": "penstock.queue.settings",
+    "DoNotRetry": "penstock.runtimes.task",
+    "NotAllSubmitted": "penstock.queue.submission",
+    "Polling": "penstock.queue.running.polling",
+    "Queue": "penstock.queue.client",
+    "QueueConfig": "penstock.queue.config",
+    "Retry": "penstock.queue.running.retry",
+    "ScheduleView": "penstock.queue.schedules.document",
+    "Task": "penstock.queue.client",
+    "TaskContext": "penstock.queue.running.handlers",
+    "TaskEvent": "penstock.queue.views",
+    "TaskView": "penstock.queue.views",
+    "Worker": "penstock.queue.worker",
+    "WorkerSettings": "penstock.queue.settings",
+}
 
 
 def __getattr__(name: str) -> object:
-    # Who has a queue and no dispatcher does not wait for what only a dispatcher needs.
+    # Each name is imported when it is first asked for: the command line answers at once, and who
+    # has a queue and no dispatcher does not wait for what only a dispatcher needs.
     if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
+        found = getattr(import_module(_LATER[name]), name)
+        globals()[name] = found
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

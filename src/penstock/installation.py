@@ -100,7 +100,7 @@ class Installation(Service):
             (settings.webhook_host, settings.webhook_port),
         ):
             check_free(host, port, hint=_TAKEN)
-        (settings.data / "logs").mkdir(parents=True, exist_ok=True)
+        (settings.data / "logs").mkdir(mode=0o750, parents=True, exist_ok=True)
         kept: list[tuple[str, Callable[[], Keepable]]] = []
         if not settings.postgres:
             settings = replace(settings, postgres=make_postgres(settings).dsn)

@@ -13,6 +13,8 @@ from typing import Final
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
+from penstock.dispatcher.alerts.opening import destinations_of
+from penstock.dispatcher.alerts.reading import read_alerts
 from penstock.dispatcher.identity import Identities
 from penstock.kernel.errors import InvalidInput
 from penstock.runtimes.places import Places
@@ -33,6 +35,7 @@ def judge(settings: Settings, registry: Registry) -> None:
         s3_config(settings.store_url, environment=os.environ)
     if settings.worker_secret:
         Identities(settings.worker_secret)
+    destinations_of(read_alerts(settings.alerts), environment=os.environ)
     for name in registry.names():
         registry.runtime(name)
 

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
+from penstock.dispatcher.alerts.reading import read_alerts
 from penstock.kernel.errors import InvalidInput
 
 DEFAULT_FILE: Final = "penstock.toml"
 PREFIX: Final = "PENSTOCK_"
 _OTHERS: Final = (
-    *("URL", "QUEUE", "SETTINGS"),
-    *("WORKER", "WORKER_TOKEN", "OUTPUTS", "DISPATCHER"),
+    *("URL", "QUEUE", "SETTINGS", "DISPATCHER"),
     *("WORKER_MODE", "WORKER_SHARDS", "WORKER_LEASE_TTL_SECS", "WORKER_LEASE_RENEW_SECS"),
     *("WORKER_TASK_LEASE_SECONDS", "WORKER_STOP_SECONDS"),
 )
@@ -43,6 +43,8 @@ _BOUNDS: Final = {
     "sweep_hours": (0.001, 87_600),
     "stop_seconds": (0, 86_400),
 }
+_TABLES: Final = ("runtimes", "alerts")
+"""Settings that stand in the file only."""
 _SPARK: Final = re.compile(r"local(\[.+\])?$|(spark|sc|k8s)://.+|yarn$")
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -54,6 +56,15 @@ class Profile(StrEnum):
     """Everything on this machine, or on any Postgres and bucket."""
     AWS = "aws"
     """Lambda functions are invoked, and metrics go to CloudWatch."""
+
+
+class SignerKind(StrEnum):
+    """What signs capability tokens."""
+
+    PEM = "pem"
+    """A key in a file of the data folder."""
+    KMS = "kms"
+    """A key of AWS KMS."""
 
 
 class Wakeups(StrEnum):
@@ -70,11 +81,13 @@ class Settings:
     data: Path = Path("penstock-data")
     """The folder of everything that is kept on this machine."""
     profile: Profile = Profile.LITE
+    """Which adapters are used: `lite` for this machine or any server, `aws` for AWS's services."""
     postgres: str = ""
     """The address of a Postgres, as libpq has it; empty for one of our own in the data folder."""
     store: str = ""
     """The URL of the bucket; empty for a folder in the data folder."""
     wakeups: Wakeups = Wakeups.BUCKET
+    """What carries wake-ups to workers: the bucket itself, or queues of SQS."""
     sqs_prefix: str = "penstock"
     """What the names of SQS queues begin with."""
     aws_region: str = ""
@@ -84,15 +97,37 @@ class Settings:
     host: str = "127.0.0.1"
     """The address of the public listener."""
     port: int = 7070
+    """The port of the public listener; 0 for any that is free."""
     internal_host: str = "127.0.0.1"
     """The address of the listener for workers and sources."""
     internal_port: int = 7071
+    """The port of that listener; 0 for any that is free."""
     webhook_host: str = "127.0.0.1"
+    """The address where webhooks are taken."""
     webhook_port: int = 7072
+    """The port where webhooks are taken; 0 for any that is free."""
     api_token: str = ""
     """What callers of the public listener have to bring; needed if it is not on loopback."""
+    viewer_token: str = ""
+    """What lets people look at the console and nothing else."""
     worker_secret: str = ""
     """What the tokens of workers and sources are made from; empty for a file in the data folder."""
+    org: str = "default"
+    """Whose tasks these are; every capability token says so."""
+    signer: SignerKind = SignerKind.PEM
+    """What signs capability tokens."""
+    kms_key: str = ""
+    """The KMS key that signs, if KMS does: its id, ARN or alias."""
+    task_role: str = ""
+    """The ARN of the role whose credentials are minted for tasks; empty mints none."""
+    sts_endpoint: str = ""
+    """Another address of STS than AWS's own, as of a VPC endpoint."""
+    sts_region: str = ""
+    """The region of STS; empty for `aws_region`."""
+    secrets_folder: str = ""
+    """The folder of files that jobs may name as secrets; empty for `secrets` in the data folder."""
+    secrets_prefix: str = "penstock/"
+    """What the names of secrets in AWS Secrets Manager begin with that jobs may name."""
     dispatchers: tuple[str, ...] = ()
     """The internal listeners, for workers and sources; empty for the one on this machine."""
     connections: int = 10
@@ -107,6 +142,8 @@ class Settings:
     """How long files are kept that no reader can find any more."""
     runtimes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Settings of runtimes, by their names; a table in the file."""
+    alerts: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What people are alerted of, and where notices are sent; see [docs/alerts.md](alerts.md)."""
     stop_seconds: float = 30.0
     """How long a worker that is asked to stop lets its tasks run."""
 
@@ -119,12 +156,23 @@ class Settings:
                 f"Without a token the public listener is on loopback only, not on {self.host}.",
                 hint="Set PENSTOCK_API_TOKEN, or leave host at 127.0.0.1.",
             )
+        if self.viewer_token and self.viewer_token == self.api_token:
+            raise InvalidInput(
+                "viewer_token and api_token are the same: who looks could steer as well.",
+                hint="Give each of them a text of its own.",
+            )
+        if self.viewer_token and not self.api_token:
+            raise InvalidInput(
+                "viewer_token lets people look; without api_token anybody may steer.",
+                hint="Set PENSTOCK_API_TOKEN as well.",
+            )
         _check_store(self.store)
         if not _SPARK.match(self.spark):
             raise InvalidInput(
                 f"spark has {self.spark[:100]!r}, which is not where Spark could run.",
                 hint="Write local[*], spark://HOST:7077, yarn, k8s://… or sc://HOST.",
             )
+        read_alerts(self.alerts)
         for each in self.dispatchers:
             if urlsplit(each).scheme not in {"http", "https"}:
                 raise InvalidInput(f"dispatchers has {each!r}, which is not an http URL.")
@@ -133,6 +181,11 @@ class Settings:
     def store_url(self) -> str:
         """Where the bucket is."""
         return self.store or (self.data.absolute() / "store").as_uri()
+
+    @property
+    def secrets_path(self) -> Path:
+        """Where files that jobs name as secrets are."""
+        return Path(self.secrets_folder or self.data / "secrets").absolute()
 
     @property
     def dispatcher_urls(self) -> tuple[str, ...]:
@@ -172,6 +225,11 @@ def read_settings(
     return Told(Settings(**values), origins)
 
 
+def bounds_of(name: str) -> tuple[float, float] | None:
+    """From where to where a number may go."""
+    return _BOUNDS.get(name)
+
+
 def misspelt(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Variables that nobody reads and that are nearly ones that are read, and those."""
     known = {f"{PREFIX}{each.name.upper()}" for each in fields(Settings)}
@@ -200,7 +258,7 @@ def variables_of(settings: Settings) -> Mapping[str, str]:
     return {
         f"{PREFIX}{each.name.upper()}": _text(getattr(settings, each.name))
         for each in fields(Settings)
-        if each.name != "runtimes" and _text(getattr(settings, each.name))
+        if each.name not in _TABLES and _text(getattr(settings, each.name))
     }
 
 
@@ -241,6 +299,9 @@ def _check_store(url: str) -> None:
 def _as(name: str, found: Any, *, origin: str) -> Any:
     """A value in the type of its setting."""
     default = getattr(Settings(), name)
+    if name == "alerts" and isinstance(found, dict):
+        # Its own reader says what is wrong in it.
+        return found
     try:
         return _converted(default, found)
     except (ValueError, TypeError):
@@ -277,7 +338,7 @@ def _wanted(default: Any) -> str:
         case int() | float():
             return "It is a number."
         case Mapping():
-            return "It is a table of tables, as in [runtimes.process], and stands in the file only."
+            return "It is a table, as in [runtimes.process] or [alerts], in the file only."
     return "It is a text."
 
 

@@ -44,6 +44,7 @@ SURFACE: Mapping[str, str] = {
         "Deadlock EPOCH Exhausted NotSimulated SECONDS_MAX STEPS_MAX SimulationError"
         " Unhandled VirtualClock VirtualLoop World simulate"
     ),
+    "penstock.tokens": "Claims Grants HttpKeys ReadGrant Scope TokenRefused Verifier WriteGrant",
 }
 
 

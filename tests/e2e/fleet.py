@@ -58,16 +58,14 @@ class Fleet:
         assert name not in self.live
         kind = name.partition("-")[0]
         public, internal = self.ports.get(name, (0, 0))
+        told = {"worker_secret": SECRET, "concurrency": 4, "stop_seconds": 5, **self.told}
         settings = Settings(
             data=self.folder / "data",
             postgres=self.postgres.dsn,
             port=public,
             internal_port=internal,
-            worker_secret=SECRET,
             dispatchers=self.internal_urls(),
-            concurrency=4,
-            stop_seconds=5,
-            **self.told,
+            **told,
         )
         with (self.folder / f"{name}.err").open("ab") as said:
             self.live[name] = await asyncio.create_subprocess_exec(

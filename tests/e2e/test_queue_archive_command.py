@@ -144,7 +144,17 @@ def test_a_purge_asks_and_then_does_what_it_said(say: Say) -> None:
     assert (done["cancelled"], done["tasks_forgotten"]) == (1, 3)
     (line,) = say("archive", "fetch").out.splitlines()
     assert json.loads(line)["type"] == "b"
-    assert "forgotten: 1" in say("purge", "--all", "--yes").out
+    # What was cancelled a moment ago is too young to be forgotten.
+    assert done["too_young"] == 1
+    last = say("purge", "--all", "--yes")
+    assert "forgotten: 1" in last.out
+    assert "1 task has ended too recently to be forgotten" in last.err
+
+
+def test_a_file_that_is_not_there_is_a_failure(say: Say) -> None:
+    answer = say("archive", "fetch", "nowhere")
+    assert answer.code == 1
+    assert "'nowhere' is not a file of this queue's archive" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -156,7 +166,6 @@ def test_a_purge_asks_and_then_does_what_it_said(say: Say) -> None:
         (("purge", "--status", "done", "--yes"), "is not one of"),
         (("archive", "retain", "--days", "0"), "'0' is not a number of days"),
         (("archive", "retain", "--days", "some"), "'some' is not a number of days"),
-        (("archive", "fetch", "nowhere"), "'nowhere' is not a file of this queue's archive"),
         (("archive", "fetch", "--json"), "needs --to"),
     ],
 )

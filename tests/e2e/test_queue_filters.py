@@ -59,6 +59,8 @@ def test_a_tag_that_nobody_has_is_named_and_never_means_everything(user: User) -
     ("words", "said"),
     [
         (("list", "--tag", "env~prod"), "'env~prod' is not a filter by a tag."),
+        (("list", "--tag", "env==prod"), "'env==prod' has one '=' too many."),
+        (("submit", "resize", "--tag", "env==prod"), "Write env=prod."),
         (("cancel", "--tag", "=x"), "'=x' is not a filter by a tag."),
         (("cancel",), "Name the tasks to cancel by their ids, or by --tag."),
         (("cancel", "x", "--tag", "a"), "Name the tasks to cancel by their ids, or by --tag."),

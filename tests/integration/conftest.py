@@ -12,6 +12,7 @@ import pytest
 from penstock.dispatcher.database.local import LocalPostgres
 from penstock.kernel.errors import PenstockError
 from tests.conftest import Background
+from tests.integration.dispatcher.world import Worlds
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +30,9 @@ def postgres(background: Background) -> Iterator[LocalPostgres]:
             pytest.skip(f"no Postgres: {error.message} {error.hint}")
         yield server
         background.run(server.stop())
+
+
+@pytest.fixture(scope="session")
+def worlds(postgres: LocalPostgres) -> Worlds:
+    """Empty databases with the schema, one after the other."""
+    return Worlds(postgres)

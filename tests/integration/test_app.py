@@ -14,7 +14,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from penstock import installation as installations
-from penstock.app import Dispatcher, make_client, make_webhook_source, make_worker
+from penstock.app import make_client, make_webhook_source, make_worker
+from penstock.dispatching import Dispatcher
 from penstock.dispatcher.client import Client
 from penstock.dispatcher.database.local import LocalPostgres
 from penstock.dispatcher.wire.work import Assignment, ClaimAsk, CompleteAsk, EndAsk, OutputAsk
@@ -22,6 +23,7 @@ from penstock.installation import Installation
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.kernel.ports import free_port
+from penstock.runtimes.places import Places
 from penstock.settings import Settings, read_settings
 from tests.integration.dispatcher.test_deployment import chain
 from tests.integration.test_s3_local import needs_proc, processes_naming
@@ -56,13 +58,19 @@ async def one_task(settings: Settings) -> Assignment:
         task = await until(look)
         made = OutputAsk(
             dataset=task.definition["datasets"]["tidy"],
-            location="file:///x",
+            location=Places(task.root).output(
+                "tidy",
+                generation=task.generation,
+                payload=task.payload,
+                attempt_id=task.folder,
+            ),
             partition_key=task.payload["partition_key"],
         )
         end = EndAsk(
             task_id=task.task_id,
             attempt=task.attempt,
             lease_token=task.lease_token,
+            token=task.token,
             outputs=[made],
         )
         answer = await client.complete(CompleteAsk(tasks=[end]))
@@ -175,9 +183,17 @@ def _is_one_sentence(main: Callable[[], Awaitable[None]], words: str) -> None:
     assert "\n" not in raised.value.hint
 
 
-def test_a_worker_needs_a_place_for_what_it_makes(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="no place for outputs"):
-        make_worker(Settings(data=tmp_path, store="memory://"))
+@needs_proc
+@pytest.mark.usefixtures("postgres")
+def test_a_dispatcher_needs_a_store_below_which_something_can_be_granted(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path / "data", store="memory://", port=0, internal_port=0)
+
+    async def main() -> None:
+        with pytest.raises(InvalidInput, match="Nothing can be granted below the store"):
+            async with Dispatcher(settings):
+                pass
+
+    asyncio.run(main())
 
 
 def test_a_worker_needs_runtimes_that_can_be_made(tmp_path: Path) -> None:

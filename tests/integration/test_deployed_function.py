@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.dispatcher.wire.base import WORKER_HEADER
+from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER
 from penstock.dispatcher.wire.problem import Problem
 from penstock.dispatcher.wire.work import (
     Assignment,
@@ -48,7 +48,9 @@ class Dispatcher:
     outputs: Path
     url: str = ""
     asked: list[str] = field(default_factory=list)
-    identities: list[tuple[str | None, str | None]] = field(default_factory=list)
+    proofs: list[tuple[str | None, ...]] = field(default_factory=list)
+    tokens: list[str | None] = field(default_factory=list)
+    """Of heartbeats."""
     ends: list[EndAsk] = field(default_factory=list)
     heartbeat: Answer = (200, ResultsAnswer(results=[TaskResult(task_id=7, status=200)]))
     refusal: Problem | None = None
@@ -64,15 +66,18 @@ class Dispatcher:
         self.asked.append(path)
         match path:
             case "/internal/task-claim":
-                self.identities.append((headers[WORKER_HEADER], headers["Authorization"]))
+                names = (TASK_HEADER, WORKER_HEADER, "Authorization")
+                self.proofs.append(tuple(headers[name] for name in names))
                 assert msgspec.json.decode(body, type=ClaimAsk) == ClaimAsk(task_id=7)
                 if self.asked.count(path) > 1:
                     return 409, Problem(type="running", title="It is held.", status=409)
-                return 200, ClaimAnswer(tasks=[_assignment()])
+                return 200, ClaimAnswer(tasks=[_assignment(self.outputs.as_uri())])
             case "/v1/task/heartbeat":
                 (held,) = msgspec.json.decode(body, type=HeartbeatAsk).tasks
                 assert (held.task_id, held.attempt, held.lease_token) == (7, 2, "proof")
-                self.beaten.set()
+                self.tokens.append(held.token)
+                if len(self.tokens) == 2:
+                    self.beaten.set()
                 return self.heartbeat
             case "/v1/task/complete":
                 (end,) = msgspec.json.decode(body, type=CompleteAsk).tasks
@@ -84,9 +89,8 @@ class Dispatcher:
         return 404, Problem(type="unknown", title="There is no such path.", status=404)
 
     def invoke(self, handler: Callable[..., Any]) -> Any:
-        us = Deployment(worker="function:clean", token="token", outputs=self.outputs.as_uri())
-        event = {"dispatcher": self.url, "task_id": 7, "job": "clean", "payload": {}}
-        return task_handler(handler, us)(event, Context())
+        event = {"dispatcher": self.url, "task_id": 7, "claim_token": "invoked", "payload": {}}
+        return task_handler(handler, Deployment())(event, Context())
 
 
 @dataclass
@@ -97,7 +101,7 @@ class Context:
         return self.left_ms
 
 
-def _assignment() -> Assignment:
+def _assignment(root: str) -> Assignment:
     return Assignment(
         task_id=7,
         attempt=2,
@@ -115,6 +119,9 @@ def _assignment() -> Assignment:
             "datasets": {"sales": UUID},
         },
         payload={"partition_key": "p", "start": 1, "end": 5},
+        root=root,
+        folder="7-2-folder",
+        token="first",
         inputs={
             "raw": InputAnswer(
                 dataset="raw",
@@ -158,13 +165,18 @@ def dispatcher(tmp_path: Path) -> Iterator[Dispatcher]:
 
 def test_it_claims_runs_heartbeats_and_completes(dispatcher: Dispatcher) -> None:
     events = []
+    renewed = ResultsAnswer(results=[TaskResult(task_id=7, status=200, token="second")])
+    dispatcher.heartbeat = (200, renewed)
 
     def handler(event: Any, context: Context) -> None:
         events.append(event)
         assert dispatcher.beaten.wait(30)
 
     assert dispatcher.invoke(handler) == {"task_id": 7, "status": "completed"}
-    assert dispatcher.identities == [("function:clean", "Bearer token")]
+    # The invocation's token is all that it has; then the attempt's, and the one after it.
+    assert dispatcher.proofs == [("invoked", None, None)]
+    assert dispatcher.tokens[:2] == ["first", "second"]
+    assert dispatcher.ends[0].token == "second"
     (event,) = events
     assert (event["config"], event["attempt"]) == ({"colour": "red"}, 2)
     raw = event["inputs"]["raw"]
@@ -175,8 +187,9 @@ def test_it_claims_runs_heartbeats_and_completes(dispatcher: Dispatcher) -> None
     (output,) = end.outputs
     assert (output.dataset, output.partition_key, output.start, output.end) == (UUID, "p", 1, 5)
     assert output.location == event["outputs"]["out"]["location"]
-    assert f"{dispatcher.outputs.as_uri()}/datasets/sales/first/p/" in output.location
-    assert json.dumps(event)
+    where = f"{dispatcher.outputs.as_uri()}/datasets/sales/first/p/7-2-folder"
+    assert output.location == where
+    assert "invoked" not in json.dumps(event)
 
 
 def test_a_doubled_invocation_runs_once(dispatcher: Dispatcher) -> None:
@@ -261,16 +274,33 @@ def test_an_attempt_that_is_over_is_told_of_once(dispatcher: Dispatcher) -> None
 
 def test_without_time_an_outage_is_an_error(dispatcher: Dispatcher) -> None:
     dispatcher.outage = 1_000
-    us = Deployment(worker="w", token="t", outputs=dispatcher.outputs.as_uri())
-    handler = task_handler(lambda *_: None, us)
+    handler = task_handler(lambda *_: None, Deployment())
+    event = {"dispatcher": dispatcher.url, "task_id": 7, "claim_token": "t"}
     with pytest.raises(DispatcherUnavailable):
-        handler({"dispatcher": dispatcher.url, "task_id": 7}, Context(left_ms=2_100))
+        handler(event, Context(left_ms=2_100))
 
 
-def test_the_environment_and_the_event_must_say_enough(dispatcher: Dispatcher) -> None:
-    with pytest.raises(InvalidInput, match="has no PENSTOCK_WORKER in its environment"):
-        Deployment.of_environment({})
-    whole = {"PENSTOCK_WORKER": "w", "PENSTOCK_WORKER_TOKEN": "t", "PENSTOCK_OUTPUTS": "s3://b"}
-    handler = task_handler(lambda *_: None, Deployment.of_environment(whole))
+def test_the_event_must_say_enough(dispatcher: Dispatcher) -> None:
+    handler = task_handler(lambda *_: None, Deployment.of_environment({}))
     with pytest.raises(InvalidInput, match="names a `task_id`"):
-        handler({}, Context())
+        handler({"claim_token": "t"}, Context())
+    with pytest.raises(InvalidInput, match="brings a `claim_token`"):
+        handler({"dispatcher": dispatcher.url, "task_id": 7}, Context())
+    assert Deployment.of_environment({"PENSTOCK_DISPATCHER": "http://x"}).dispatcher == "http://x"
+    assert dispatcher.asked == []
+
+
+def test_a_token_that_is_not_known_says_nothing_of_the_attempt(dispatcher: Dispatcher) -> None:
+    dispatcher.heartbeat = (403, Problem(type="token unknown key", title="No.", status=403))
+
+    def handler(*_: Any) -> None:
+        assert dispatcher.beaten.wait(30)
+
+    assert dispatcher.invoke(handler)["status"] == "completed"
+    assert dispatcher.tokens[:2] == ["first", "first"]
+    # A failure would prove no more than what was made.
+    dispatcher.asked.clear()
+    dispatcher.ends.clear()
+    dispatcher.refusal = Problem(type="token unknown key", title="No.", status=403)
+    assert dispatcher.invoke(lambda *_: None)["status"] == "refused"
+    assert [end.failure for end in dispatcher.ends] == [None]

@@ -92,7 +92,7 @@ class Database:
 
     def begin(self) -> Attempt:
         number = len(self.attempts) + 1
-        name = attempt_name(self.world.entropy("names"), task_id=number, attempt=1)
+        name = attempt_name(task_id=number, attempt=1, lease_token=f"fence of {number}")
         given = tuple(place for place in self.published.values() if place)
         self.attempts[number] = Attempt(name, self.world.now(), given)
         return self.attempts[number]

@@ -91,6 +91,8 @@ def test_places_have_defaults_in_the_data_folder(tmp_path: Path) -> None:
     assert settings.store_url == (tmp_path / "store").as_uri()
     assert settings.dispatcher_urls == ("http://127.0.0.1:81",)
     assert Settings(store="s3://b/p").store_url == "s3://b/p"
+    assert settings.secrets_path == tmp_path / "secrets"
+    assert Settings(secrets_folder="/run/secrets").secrets_path == Path("/run/secrets")
 
 
 def test_a_variable_that_is_nearly_one_is_told() -> None:

@@ -3,75 +3,55 @@
 A verb parses its words, asks the layers below to do the work, and prints. What goes wrong is one
 sentence on standard error, the next step below it, and an exit code: 1 for a failure, 2 for
 words that cannot be right, 128 + n when signal n ended it. SIGTERM and SIGHUP end a verb as Ctrl-C
-does: what it has begun is cleaned up first. `--debug` shows the traceback instead.
+does: what it has begun is cleaned up first. `--debug`, before or after the verb, shows the
+traceback instead.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
+import traceback
 from types import FrameType
+from typing import Final
 
 import click
 
-from penstock.cli.backfill import backfill
-from penstock.cli.cost import cost
-from penstock.cli.dag import dag
-from penstock.cli.dataset import dataset
-from penstock.cli.demo import demo
-from penstock.cli.dispatcher import dispatcher
-from penstock.cli.doctor import doctor
-from penstock.cli.operator import operator
-from penstock.cli.outbox import outbox
-from penstock.cli.pause import pause, resume
-from penstock.cli.pressure import pressure
-from penstock.cli.queue import queue
-from penstock.cli.sim import sim
-from penstock.cli.source import source
-from penstock.cli.status import status
-from penstock.cli.task import task
-from penstock.cli.trigger import trigger
-from penstock.cli.up import up
-from penstock.cli.worker import worker
+from penstock.cli.alone import show_what_next
+from penstock.cli.groups import Verbs
+from penstock.cli.verbs import PLACES
 from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.kernel.signals import forget, note
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_SIGNALLED = 128
+_DEBUG: Final = "--debug"
 
 
 @click.group(
+    cls=Verbs,
+    places=PLACES,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Example: penstock demo",
 )
 @click.version_option(package_name="penstock", prog_name="penstock")
-@click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
+@click.option(_DEBUG, is_flag=True, help="Show a traceback when something fails; of any verb.")
 @click.pass_context
 def cli(context: click.Context, debug: bool) -> None:  # noqa: FBT001 - click passes it so
-    """Event-driven data pipelines on a bucket, a Postgres and Spark."""
+    """Event-driven data pipelines on a bucket, a Postgres and Spark.
+
+    'penstock' alone says what one can do next.
+    """
     context.obj = debug
     if os.environ.get("NO_COLOR"):
         context.color = False
     if context.invoked_subcommand is None:
-        click.echo(context.get_help())
-        click.echo("\nWhat next? 'penstock demo' shows what there is.")
-
-
-cli.add_command(demo)
-cli.add_command(doctor)
-cli.add_command(queue)
-cli.add_command(cost)
-cli.add_command(dag)
-cli.add_command(sim)
-# These run an installation, or a part of it.
-for verb in (up, dispatcher, worker, source):
-    cli.add_command(verb)
-# These talk to a dispatcher.
-for verb in (trigger, status, backfill, task, dataset, pressure, pause, resume, operator, outbox):
-    cli.add_command(verb)
+        show_what_next()
 
 
 def main() -> None:
@@ -81,7 +61,7 @@ def main() -> None:
 
 def run(words: list[str]) -> int:
     """Run one command line and return its exit code."""
-    debug = "--debug" in words
+    debug, words = _debugged(words)
     ended_by = _end_like_ctrl_c()
     try:
         code: int | None = cli.main(args=words, prog_name="penstock", standalone_mode=False)
@@ -91,7 +71,7 @@ def run(words: list[str]) -> int:
         _complain(error.message, error.hint)
         return EXIT_USAGE if isinstance(error, InvalidInput) else EXIT_FAILED
     except click.ClickException as error:
-        error.show()
+        _complain(*_usage(error))
         return error.exit_code
     except (click.Abort, KeyboardInterrupt, asyncio.CancelledError):
         # asyncio lets the cancellation through if the signal came before its first step.
@@ -107,9 +87,20 @@ def run(words: list[str]) -> int:
         place = f" {error.filename}" if error.filename is not None else ""
         _complain(f"The system refused{place}: {error.strerror or error}.", "")
         return EXIT_FAILED
+    except Exception as error:
+        if debug:
+            raise
+        return _confess(_only(error))
     finally:
         forget()
     return code or 0
+
+
+def _debugged(words: list[str]) -> tuple[bool, list[str]]:
+    """Whether a traceback is wanted, and the words without that, wherever it stood."""
+    end = words.index("--") if "--" in words else len(words)
+    options = [each for each in words[:end] if each != _DEBUG]
+    return len(options) < end, [*options, *words[end:]]
 
 
 def _end_like_ctrl_c() -> list[int]:
@@ -131,3 +122,33 @@ def _complain(message: str, hint: str) -> None:
     click.echo(f"penstock: {message}", err=True)
     if hint:
         click.echo(f"  {hint}", err=True)
+
+
+def _usage(error: click.ClickException) -> tuple[str, str]:
+    """What click finds wrong with the words, and where it is told what would be right."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    hint = f"'{context.command_path} --help' shows what it takes." if context is not None else ""
+    # It has lines where it lists choices.
+    return " ".join(error.format_message().split()), hint
+
+
+def _only(error: Exception) -> Exception:
+    """What a group of one is about; tasks that run side by side fail in groups."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def _confess(error: Exception) -> int:
+    """What nobody has foreseen. A process that keeps a log keeps the traceback in it."""
+    if isinstance(error, PenstockError):
+        _complain(error.message, error.hint)
+        return EXIT_USAGE if isinstance(error, InvalidInput) else EXIT_FAILED
+    if any(type(each) is logging.StreamHandler for each in logging.getLogger().handlers):
+        traceback.print_exception(error)
+    said = str(error).strip().partition("\n")[0]
+    _complain(
+        f"This is a fault of Penstock's: {type(error).__name__}{f': {said}' if said else ''}.",
+        "The same with --debug shows the traceback; please report it with that.",
+    )
+    return EXIT_FAILED

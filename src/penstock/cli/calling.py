@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from penstock.cli.queue.connection import json_option
+from penstock.cli.addresses import URL, address, likely_address
+from penstock.cli.options import json_option
 from penstock.dispatcher.client import Client
-from penstock.dispatcher.client.client import URL
 from penstock.kernel.errors import DispatcherRefused, InvalidInput
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
@@ -22,19 +22,48 @@ Told = TypeVar("Told")
 
 WAIT_SECONDS: Final = 86_400.0
 _WRONG_WORDS: Final = (400, 413, 414, 422)
+_NOT_THERE: Final = 404
+_LISTS: Final = {
+    "job": "penstock status",
+    "dataset": "penstock dataset list",
+    "backfill": "penstock backfill list",
+    "task": "penstock task list",
+    "operator": "penstock operator list",
+    "version": "penstock dag list",
+}
+"""Which verb shows those that there are."""
+
+_SETTINGS_URL: Final = "penstock.url"
+
+
+def _url(context: click.Context, _parameter: click.Parameter, value: str | None) -> str:
+    if value:
+        return value
+    meant = likely_address() if context.resilient_parsing else address()
+    context.meta[_SETTINGS_URL] = meant
+    return meant.url
+
+
+def _token(context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    # The token of the settings is for the address of the settings, and for no other.
+    meant = context.meta.get(_SETTINGS_URL)
+    return value or (meant.token if meant is not None else None)
+
 
 _url_option = click.option(
     "--url",
     metavar="URL",
     envvar="PENSTOCK_URL",
-    default=URL,
-    show_default=True,
-    help="The public address of the dispatcher; or set PENSTOCK_URL.",
+    is_eager=True,
+    callback=_url,
+    help="The public address of the dispatcher; or set PENSTOCK_URL."
+    f"  [default: as the settings say, {URL}]",
 )
 _token_option = click.option(
     "--token",
     metavar="TOKEN",
     envvar="PENSTOCK_API_TOKEN",
+    callback=_token,
     help="The token of its API, if it wants one; or set PENSTOCK_API_TOKEN.",
 )
 timeout_option = click.option(
@@ -67,7 +96,16 @@ def asked(
     except DispatcherRefused as error:
         if error.status in _WRONG_WORDS:
             raise InvalidInput(error.message, hint=error.hint) from error
+        if error.status == _NOT_THERE and not error.hint:
+            error.hint = _where_they_are(error.message)
         raise
+
+
+def _where_they_are(message: str) -> str:
+    """The next step for who has named something that is not there."""
+    words = message.split()
+    named = next((noun for noun in reversed(words) if noun in _LISTS), None)
+    return f"'{_LISTS[named]}' shows those that there are." if named is not None else ""
 
 
 def connected(url: str, token: str | None) -> Client:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import click
 
+from penstock.cli.progress import Bar
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.settings import mode_from
 from penstock.store.metered import Kind
@@ -25,7 +26,10 @@ _ON_PAPER = (
 )
 
 
-@click.command(epilog="Example: penstock cost --tasks-per-day 1000000 --batch 100")
+@click.command(
+    short_help="Tell what a queue costs a month.",
+    epilog="Example: penstock cost --tasks-per-day 1000000 --batch 100",
+)
 @click.option("--workers", type=int, help="Workers in the fleet.  [default: 50]")
 @click.option("--tasks-per-day", default=100_000, show_default=True, help="Tasks submitted a day.")
 @click.option("--batch", default=1, show_default=True, help="Tasks submitted at a time.")
@@ -80,15 +84,18 @@ def cost(
         concurrency=int(otherwise["concurrency"] if concurrency is None else concurrency),
         seed=seed,
     )
-    if saturated:
-        growth = saturate(load, fleets=(1, load.workers))
-        click.echo(json.dumps(growth.as_dict(), indent=2) if as_json else growth_text(growth))
-    elif table:
-        modes = price_modes(load, full=full)
-        click.echo(json.dumps(table_dict(modes), indent=2) if as_json else table_text(modes))
-    else:
-        figures = price(load, full=full)
-        click.echo(json.dumps(figures.as_dict(), indent=2) if as_json else figures_text(figures))
+    with Bar() as bar:
+        bar.show("Simulating; that takes about a minute ...")
+        if saturated:
+            growth = saturate(load, fleets=(1, load.workers))
+            text, found = growth_text(growth), growth.as_dict()
+        elif table:
+            modes = price_modes(load, full=full)
+            text, found = table_text(modes), table_dict(modes)
+        else:
+            figures = price(load, full=full)
+            text, found = figures_text(figures), figures.as_dict()
+    click.echo(json.dumps(found, indent=2) if as_json else text)
 
 
 def figures_text(figures: Figures) -> str:

@@ -11,7 +11,7 @@ from penstock.cli.installation import begun, set_by, wiring
 from penstock.kernel.signals import stopped_by_signals
 
 if TYPE_CHECKING:
-    from penstock.app import Dispatcher
+    from penstock.dispatching import Dispatcher
 
 
 @click.command(
@@ -39,7 +39,7 @@ def dispatcher(**given: Any) -> None:
 
     Exit code 0 after a signal.
     """
-    asyncio.run(_run(wiring().Dispatcher(begun(given))))
+    asyncio.run(_run(wiring("penstock.dispatching").Dispatcher(begun(given))))
 
 
 async def _run(service: Dispatcher) -> None:

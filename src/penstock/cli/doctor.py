@@ -17,7 +17,10 @@ _MARKS = {Mark.GOOD: "ok  ", Mark.BAD: "BAD ", Mark.NOTE: "note"}
 _COLOURS = {Mark.GOOD: "green", Mark.BAD: "red", Mark.NOTE: "yellow"}
 
 
-@click.command(epilog="Example: penstock doctor s3://my-bucket/penstock")
+@click.command(
+    short_help="Tell whether a store can be trusted.",
+    epilog="Example: penstock doctor s3://my-bucket/penstock",
+)
 @click.argument("url")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_context

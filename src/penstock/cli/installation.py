@@ -21,7 +21,7 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 _PORT: Final = click.IntRange(0, 65_535)
 
-_OPTIONS: Final = {
+OPTIONS: Final = {
     "data": click.option(
         "--data", type=_FOLDER, help="The folder of everything.  [default: penstock-data]"
     ),
@@ -70,20 +70,22 @@ _OPTIONS: Final = {
         metavar="MASTER",
         help="spark://HOST:7077 or sc://HOST, instead of Spark on this machine.",
     ),
-    "log_format": click.option(
-        "--log-format",
-        type=click.Choice([str(each) for each in LogFormat]),
-        help="How the log looks.  [default: text on a terminal, else json]",
-    ),
 }
+_LOG_FORMAT: Final = click.option(
+    "--log-format",
+    type=click.Choice([str(each) for each in LogFormat]),
+    help="How the log looks.  [default: text on a terminal, else json]",
+)
 
 
-def set_by(*names: str) -> Callable[[Verb], Verb]:
-    """Give a verb the options of these names, in their order, and `--log-format`."""
+def set_by(*names: str, is_logging: bool = True) -> Callable[[Verb], Verb]:
+    """Give a verb the options of these names, in their order, and `--log-format` if it logs."""
 
     def decorate(verb: Verb) -> Verb:
-        for name in reversed((*names, "log_format")):
-            verb = _OPTIONS[name](verb)
+        if is_logging:
+            verb = _LOG_FORMAT(verb)
+        for name in reversed(names):
+            verb = OPTIONS[name](verb)
         return verb
 
     return decorate

@@ -5,10 +5,15 @@ from __future__ import annotations
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.completing import operators
 from penstock.cli.telling import fitted, line, show_json
 
 
-@click.group(invoke_without_command=True, epilog="Example: penstock operator list")
+@click.group(
+    invoke_without_command=True,
+    short_help="See and limit what runs of operators.",
+    epilog="Example: penstock operator list",
+)
 @click.pass_context
 def operator(context: click.Context) -> None:
     """What runs and waits of operators, for people and autoscalers, and their limits."""
@@ -52,7 +57,7 @@ def list_(*, url: str, token: str | None, as_json: bool) -> None:
     short_help="Say how many tasks of an operator may run.",
     epilog="Example: penstock operator limit five_jobs:clean 4",
 )
-@click.argument("name", metavar="OPERATOR")
+@click.argument("name", metavar="OPERATOR", shell_complete=operators)
 @click.argument("most", metavar="[NUMBER]", required=False, type=click.IntRange(1, 1_000_000))
 @click.option("--none", "is_without", is_flag=True, help="Take the limit away.")
 @on_a_dispatcher

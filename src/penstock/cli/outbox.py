@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.options import absolute_option
 from penstock.cli.queue.showing import complain
 from penstock.cli.telling import ago, counted, fitted, line, show_json
 from penstock.kernel.errors import PenstockError
@@ -30,6 +31,7 @@ def outbox(context: click.Context) -> None:
     short_help="List messages that are not tried any more.",
     epilog="Example: penstock outbox list",
 )
+@absolute_option
 @on_a_dispatcher
 def list_(*, url: str, token: str | None, as_json: bool) -> None:
     """List messages that are not tried any more, the oldest first, and why."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.completing import jobs
 from penstock.cli.telling import line, show_json
 from penstock.dispatcher.wire.steering import JobPausesAnswer, PauseAnswer
 
@@ -13,7 +14,7 @@ from penstock.dispatcher.wire.steering import JobPausesAnswer, PauseAnswer
     short_help="Let a job start nothing for now.",
     epilog="Example: penstock pause clean --reason 'The bucket is being moved.'",
 )
-@click.argument("job", metavar="JOB")
+@click.argument("job", metavar="JOB", shell_complete=jobs)
 @click.option("--reason", metavar="TEXT", help="What others are told.")
 @on_a_dispatcher
 def pause(*, job: str, reason: str | None, url: str, token: str | None, as_json: bool) -> None:
@@ -29,7 +30,7 @@ def pause(*, job: str, reason: str | None, url: str, token: str | None, as_json:
     short_help="Let a paused job go on.",
     epilog="Example: penstock resume clean",
 )
-@click.argument("job", metavar="JOB")
+@click.argument("job", metavar="JOB", shell_complete=jobs)
 @on_a_dispatcher
 def resume(*, job: str, url: str, token: str | None, as_json: bool) -> None:
     """Take back what 'penstock pause' did. A pause because of pressure ends by itself.

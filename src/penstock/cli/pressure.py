@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.options import absolute_option
 from penstock.cli.queue.showing import length
 from penstock.cli.telling import ago, fitted, line, show_json
 from penstock.dispatcher.wire.steering import PauseAnswer, PressureAnswer
@@ -14,6 +15,7 @@ from penstock.dispatcher.wire.steering import PauseAnswer, PressureAnswer
     short_help="Show full queues and what they pause.",
     epilog="Example: penstock pressure",
 )
+@absolute_option
 @on_a_dispatcher
 def pressure(*, url: str, token: str | None, as_json: bool) -> None:
     """Show the jobs whose queues have limits, and the jobs that are paused, and why.

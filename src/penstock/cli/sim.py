@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import product
 from typing import Final
 
 import click
 
+from penstock.cli.progress import Bar
 from penstock.testing.simulator.plans import Fleet
 from penstock.testing.simulator.worlds import WorldReport, run_world
 
@@ -15,7 +17,10 @@ ALL: Final = "all"
 _TELL_EVERY: Final = 100
 
 
-@click.command(epilog="Example: penstock sim --seeds 500 --mode mixed")
+@click.command(
+    short_help="Run the queue in simulated worlds.",
+    epilog="Example: penstock sim --seeds 500 --mode mixed",
+)
 @click.option(
     "--seeds", default=100, show_default=True, type=click.IntRange(1), help="How many worlds."
 )
@@ -61,12 +66,15 @@ def sim(
 
 def _run(seeds: range, fleets: Sequence[Fleet], *, quiet: bool) -> list[WorldReport]:
     reports: list[WorldReport] = []
-    for fleet in fleets:
-        for seed in seeds:
+    every = len(seeds) * len(fleets)
+    with Bar(is_live=False if quiet else None) as bar:
+        for fleet, seed in product(fleets, seeds):
+            bar.show(f"{len(reports):,} of {every:,} worlds", done=len(reports), of=every)
             reports.append(run_world(seed, fleet))
             done = seed - seeds.start + 1
             if not quiet and (done % _TELL_EVERY == 0 or done == len(seeds)):
                 found = sum(bool(each.violations) for each in reports if each.fleet is fleet)
+                bar.end()
                 click.echo(f"{fleet}: {done:,} worlds, {found or 'no'} violations")
     return reports
 

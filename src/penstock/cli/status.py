@@ -8,6 +8,8 @@ import click
 
 from penstock.cli.backfill.showing import show_backfills
 from penstock.cli.calling import asked, on_a_dispatcher, timeout_option
+from penstock.cli.options import absolute_option
+from penstock.cli.progress import Bar
 from penstock.cli.queue.showing import length, notes
 from penstock.cli.telling import counted, fitted, line, show_json
 from penstock.dispatcher.client import Client
@@ -20,6 +22,7 @@ from penstock.dispatcher.wire.steering import JobAnswer, StatusAnswer
 )
 @click.option("--wait", is_flag=True, help="Wait until there is nothing left to do.")
 @timeout_option
+@absolute_option
 @on_a_dispatcher
 def status(
     *, wait: bool, timeout_seconds: float, url: str, token: str | None, as_json: bool
@@ -33,7 +36,10 @@ def status(
     """
 
     async def look(client: Client) -> StatusAnswer:
-        return await (client.wait(timeout_seconds=timeout_seconds) if wait else client.status())
+        if not wait:
+            return await client.status()
+        with _Progress() as progress:
+            return await client.wait(timeout_seconds=timeout_seconds, told=progress)
 
     answer, _ = asked(url, token, look)
     if as_json:
@@ -50,6 +56,20 @@ def status(
         click.echo()
         show_backfills(answer.backfills, now=now)
     notes(list(_remarks(answer)))
+
+
+class _Progress(Bar):
+    """Says how much is left to do, as a part of the most that there was."""
+
+    _most = 0
+
+    def __call__(self, answer: StatusAnswer) -> None:
+        waiting = sum(job.queued for job in answer.jobs)
+        running = sum(job.running for job in answer.jobs)
+        left = waiting + running + answer.events_pending
+        self._most = max(self._most, left)
+        text = f"{waiting:,} waiting, {running:,} running, {answer.events_pending:,} events"
+        self.show(text, done=self._most - left, of=self._most)
 
 
 def _headline(answer: StatusAnswer) -> Iterator[str]:

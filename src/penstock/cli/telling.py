@@ -6,20 +6,15 @@ workers, locations) is shown on one line, and without what a terminal would obey
 
 from __future__ import annotations
 
-import shutil
-import sys
-from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Final
 
-import click
 import msgspec
 
-from penstock.cli.queue.showing import as_json, length, table
+from penstock.cli import tables
+from penstock.cli.queue.showing import age, as_json
 from penstock.dispatcher.wire.base import Answer
 
-_CELL_CHARACTERS_MIN: Final = 12
-_BETWEEN: Final = 2
+fitted, cut = tables.table, tables.cut
 
 
 def show_json(answer: Answer) -> None:
@@ -28,12 +23,8 @@ def show_json(answer: Answer) -> None:
 
 
 def ago(at: datetime | None, *, now: float) -> str:
-    """How long ago something was, or how soon it is; nothing for a time that there is not."""
-    if at is None:
-        return ""
-    seconds = now - at.timestamp()
-    # Their clocks are told to the second: what was just written may seem to come.
-    return f"{length(max(0.0, seconds))} ago" if seconds > -2 else f"in {length(-seconds)}"
+    """How long ago something was, or how soon it is, or with `--absolute` when; else nothing."""
+    return "" if at is None else age(at.timestamp(), now=now)
 
 
 def line(text: str | None, *, characters_max: int = 200) -> str:
@@ -42,41 +33,6 @@ def line(text: str | None, *, characters_max: int = 200) -> str:
     return shown if len(shown) <= characters_max else f"{shown[: characters_max - 1]}…"
 
 
-def fitted(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[int] = ()
-) -> None:
-    """A table whose longest columns are cut to the width of the terminal, if it is one."""
-    shown = [tuple(row) for row in rows]
-    if sys.stdout.isatty():
-        shown = cut([tuple(heads), *shown], columns=shutil.get_terminal_size().columns)[1:]
-    table(heads, shown, numbers=numbers)
-
-
-def cut(rows: Sequence[Sequence[str]], *, columns: int) -> list[tuple[str, ...]]:
-    """The rows with their longest columns cut, so that a table of them has so many columns."""
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    room = columns - _BETWEEN * (len(widths) - 1)
-    while sum(widths) > room and max(widths) > _CELL_CHARACTERS_MIN:
-        longest = widths.index(max(widths))
-        second = max([0, *widths[:longest], *widths[longest + 1 :]])
-        least = max(_CELL_CHARACTERS_MIN, min(second, widths[longest] - 1))
-        widths[longest] = max(least, widths[longest] - (sum(widths) - room))
-    return [
-        tuple(
-            cell if len(cell) <= width else f"{cell[: width - 1]}…"
-            for cell, width in zip(row, widths, strict=True)
-        )
-        for row in rows
-    ]
-
-
 def counted(number: int, noun: str) -> str:
     """A number and what it counts."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def progress(text: str) -> None:
-    """Put a line in the place of the last one on standard error; nothing ends it."""
-    # What went over the edge would stay.
-    room = max(1, shutil.get_terminal_size().columns - 1)
-    click.echo(f"\r\x1b[K{text[:room]}", err=True, nl=False)

@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.completing import datasets, jobs
 from penstock.cli.queue.showing import notes
 from penstock.cli.telling import line, show_json
 from penstock.dispatcher.wire.events import EventResult
@@ -21,8 +22,13 @@ _FILE: Final = "@"
     short_help="Tell that a source has something new.",
     epilog="Example: penstock trigger ingest --partition 2026-01-01T00",
 )
-@click.argument("job", metavar="[JOB]", required=False)
-@click.option("--dataset", metavar="NAME", help="Instead of JOB: a dataset, by its name.")
+@click.argument("job", metavar="[JOB]", required=False, shell_complete=jobs)
+@click.option(
+    "--dataset",
+    metavar="NAME",
+    shell_complete=datasets,
+    help="Instead of JOB: a dataset, by its name.",
+)
 @click.option("--partition", metavar="KEY", help="Which partition is new.")
 @click.option("--start", type=int, help="With --partition: where its range starts.")
 @click.option("--end", type=int, help="With --partition: where its range ends; not part of it.")

@@ -6,14 +6,15 @@
     datasets/{dataset}/{generation}/{partition}/{attempt}/part-*.parquet
     scratch/{attempt}/…                                                   what it needed on the way
 
-Keys are relative to the root of the store. An attempt is `{task}-{attempt}-{random}`: the numbers
-tell a sweeper whose folder it is, and the random part keeps what a zombie of an earlier life of the
-database might still write away from where a later attempt writes.
+Keys are relative to the root of the store. An attempt is `{task}-{attempt}-{digest}`: the numbers
+tell a sweeper whose folder it is. The digest is one of the attempt's lease token, which is random:
+it keeps what a zombie of an earlier life of the database might still write away from where a later
+attempt writes, and whoever knows the fence knows the folder, so nothing has to be stored for it.
 
 Names and keys of partitions are any text, so they are written with letters, digits, `_`, `-`, `=`
-and dots, and every other byte as `~` and two hexadecimal digits. Two texts never share a name; one
-that is too long for the name of a file is cut and has a digest instead. Names are the same in a
-URL, in a bucket and in a folder. Pure; used by workers, by the relay and by the sweeper.
+and single dots, and every other byte as `~` and two hexadecimal digits. Two texts never share a
+name; one that is too long for the name of a file is cut and has a digest instead. Names are the
+same in a URL, in a bucket and in a folder. Pure; used by workers, by the relay and by the sweeper.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ import hashlib
 import re
 from dataclasses import dataclass
 from typing import Final
-
-from penstock.kernel.entropy import Entropy, new_id
 
 DATASETS: Final = "datasets/"
 """The prefix of all datasets."""
@@ -37,14 +36,14 @@ WHOLE: Final = "~all"
 _PLAIN: Final = re.compile(rb"[A-Za-z0-9_=-]")
 _CHARACTERS_MAX: Final = 150
 _KEPT: Final = 100
-_RANDOM_CHARACTERS: Final = 24
+_DIGEST_CHARACTERS: Final = 24
 _ATTEMPT: Final = re.compile(
-    rf"([1-9][0-9]{{0,18}})-([1-9][0-9]{{0,9}})-[0-9a-z]{{{_RANDOM_CHARACTERS}}}"
+    rf"([1-9][0-9]{{0,18}})-([1-9][0-9]{{0,9}})-[0-9a-z]{{{_DIGEST_CHARACTERS}}}"
 )
 # As in the function `penstock_place` of 0004_datasets.sql. The form of the attempt's name is part
 # of it: a root may itself have a folder that is called `datasets`, and so may be a dataset.
 _PLACE: Final = re.compile(
-    rf"/datasets/([^/]+/[^/]+/[^/]+/[0-9]+-[0-9]+-[0-9a-z]{{{_RANDOM_CHARACTERS}}})(?:/|\Z)"
+    rf"/datasets/([^/]+/[^/]+/[^/]+/[0-9]+-[0-9]+-[0-9a-z]{{{_DIGEST_CHARACTERS}}})(?:/|\Z)"
 )
 # Of what stands in our names, what some who write URLs escape: `Path.as_uri` the one, others the
 # other. It means the same.
@@ -61,9 +60,9 @@ class AttemptOf:
 
 def part(text: str) -> str:
     """A text as one part of a path, different for different texts."""
+    data = text.encode("utf-8", "surrogatepass")
     written = "".join(
-        chr(byte) if _is_plain(byte, place) else f"~{byte:02X}"
-        for place, byte in enumerate(text.encode("utf-8", "surrogatepass"))
+        chr(byte) if _is_plain(data, place) else f"~{byte:02X}" for place, byte in enumerate(data)
     )
     if len(written) <= _CHARACTERS_MAX:
         return written
@@ -76,9 +75,10 @@ def partition_part(partition_key: str | None) -> str:
     return part(partition_key) if partition_key else WHOLE
 
 
-def attempt_name(entropy: Entropy, *, task_id: int, attempt: int) -> str:
-    """The name of an attempt's folders, which no other attempt has."""
-    return f"{task_id}-{attempt}-{new_id(entropy, characters=_RANDOM_CHARACTERS)}"
+def attempt_name(*, task_id: int, attempt: int, lease_token: str) -> str:
+    """The name of an attempt's folders, which no other attempt has. It gives no token away."""
+    digest = hashlib.sha256(b"penstock attempt\x00" + lease_token.encode()).hexdigest()
+    return f"{task_id}-{attempt}-{digest[:_DIGEST_CHARACTERS]}"
 
 
 def attempt_of(name: str) -> AttemptOf | None:
@@ -120,6 +120,9 @@ def place_of(location: str) -> str | None:
     return None if found is None else found[1]
 
 
-def _is_plain(byte: int, place: int) -> bool:
-    # A dot that leads would make a hidden file, or the folder above.
-    return _PLAIN.fullmatch(bytes((byte,))) is not None or (byte == ord(".") and place > 0)
+def _is_plain(data: bytes, place: int) -> bool:
+    if data[place] == ord("."):
+        # One that leads would make a hidden file, or the folder above; and no grant has two in a
+        # row, wherever they stand (`penstock.tokens.scopes`).
+        return place > 0 and data[place - 1] != ord(".")
+    return _PLAIN.fullmatch(data[place : place + 1]) is not None

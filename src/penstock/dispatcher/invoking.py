@@ -2,11 +2,14 @@
 
 A function is invoked asynchronously (`InvocationType=Event`) with all that it needs to begin:
 
-    {"dispatcher": URL, "task_id": 7, "job": …, "operator": …, "generation": …, "payload": {…}}
+    {"dispatcher": URL, "task_id": 7, "job": …, "operator": …, "generation": …, "payload": {…},
+     "claim_token": …}
 
-It claims the task before it runs anything, so an invocation that comes twice runs once. The
-dispatcher owns the attempts: retries of Lambda's own are turned off for a function before it is
-first invoked, and an event that Lambda could not start for some minutes is dropped by it, for the
+It claims the task before it runs anything, with the token, which is good for the next attempt of
+this task and a quarter of an hour; so a function needs no identity of its own, an invocation that
+comes twice runs once, and one that comes late, or runs on after its attempt was given up, begins no
+other. The dispatcher owns the attempts: retries of Lambda's own are turned off for a function
+before it is first invoked, and an event that Lambda could not start for some minutes is dropped by it, for the
 reconciler invokes again what was not claimed. If that cannot be set up, the function is invoked
 anyway and says so in the log: it may be invoked more often than it has to be.
 
@@ -25,7 +28,7 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from penstock.dispatcher.aws import Aws, aws_client, error_code
@@ -45,18 +48,23 @@ _OTHER: Final = re.compile(r"[^A-Za-z0-9_]+")
 
 
 class LambdaCarrier(Service):
-    """Invokes functions. `dispatcher_url` is where they find the internal listener."""
+    """Invokes functions. `dispatcher_url` is where they find the internal listener.
+
+    `token_for` makes the token with which an attempt may be begun, from its task and its number.
+    """
 
     def __init__(
         self,
         database: Database,
         *,
         dispatcher_url: str,
+        token_for: Callable[[int, int], Awaitable[str]],
         aws: Aws | None = None,
         functions: Mapping[str, str] | None = None,
     ) -> None:
         self._database = database
         self._dispatcher_url = dispatcher_url
+        self._token_for = token_for
         self._aws = aws or Aws()
         self._functions = dict(functions or {})
         self._ready: set[str] = set()
@@ -83,9 +91,14 @@ class LambdaCarrier(Service):
         await asyncio.to_thread(self._make_ready, function)
 
         async def one(row: Row) -> str:
-            event = encoded_event(tasks[row.body["task_id"]], dispatcher_url=self._dispatcher_url)
+            task = dict(tasks[row.body["task_id"]])
+            attempt = task.pop("attempt")
             async with self._slots:
                 try:
+                    token = await self._token_for(row.body["task_id"], attempt)
+                    event = encoded_event(
+                        task, dispatcher_url=self._dispatcher_url, claim_token=token
+                    )
                     await asyncio.to_thread(self._invoke, function, event)
                 except Exception as error:  # noqa: BLE001 - boto3 has no end of errors; it is told
                     return str(error) or type(error).__name__
@@ -157,9 +170,9 @@ def function_name(operator: str, functions: Mapping[str, str]) -> str:
     return name
 
 
-def encoded_event(task: Mapping[str, Any], *, dispatcher_url: str) -> bytes:
+def encoded_event(task: Mapping[str, Any], *, dispatcher_url: str, claim_token: str) -> bytes:
     """What a function is invoked with."""
-    event = {"dispatcher": dispatcher_url, **task}
+    event = {"dispatcher": dispatcher_url, **task, "claim_token": claim_token}
     body = json.dumps(event, separators=(",", ":")).encode()
     if len(body) > EVENT_BYTES_MAX:
         body = json.dumps({**event, "payload": None}, separators=(",", ":")).encode()

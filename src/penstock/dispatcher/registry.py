@@ -40,6 +40,10 @@ class RegisteredRuntimes:
         runtime = self._registry.runtime(job.runtime)
         for fault in runtime.faults(job.operator, config=job.config, resources=placement.resources):
             yield Fault(fault.field, fault.message)
+        if job.untrusted and (why := runtime.untrusted_refused()):
+            yield Fault("untrusted", why)
+        if job.secrets and (why := runtime.secrets_refused(job.operator)):
+            yield Fault("secrets", why)
 
     def placement(self, job: Job) -> Placement | None:
         """Which worker a job needs, and what it provides; None for what needs no worker."""

@@ -1,6 +1,6 @@
-"""Removes what is old and of no use any more: events, settled tasks, workers that are gone.
+"""Removes what is old and of no use any more: events, settled tasks, workers that are gone, audit.
 
-A pass goes through all old events and then through all old tasks, in the order of their numbers,
+A pass goes through all old events, then tasks, then notes of the audit, in the order of numbers,
 some thousand rows a transaction; between them it lets others work. Once in an hour one dispatcher,
 of any number, makes a pass. A crash ends a pass where it is, and what it has removed was useless.
 
@@ -37,6 +37,7 @@ PASS_SECONDS: Final = 3600.0
 ROWS_MAX: Final = 2000
 _BETWEEN_SECONDS: Final = 0.05
 _TURN: Final = "retention"
+_STEPS: Final = ("forget_events", "forget_tasks", "forget_audit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Retention:
         if not self._steps:
             if not await take_turn(self._database, _TURN, seconds=PASS_SECONDS):
                 return PASS_SECONDS / 4
-            self._steps, self._after, self._gone = ["forget_events", "forget_tasks"], 0, {}
+            self._steps, self._after, self._gone = list(_STEPS), 0, {}
         step = self._steps[0]
         window = await self._database.transact(lambda connection: self._look(connection, step))
         self._gone[step] = self._gone.get(step, 0) + window.gone

@@ -27,6 +27,7 @@ PenstockError
 │   ├── PayloadLost         its input or its result is gone or damaged
 │   └── NotSettled          it has not ended yet; also a TimeoutError
 ├── WorkFailed              a runtime ran the work of a task, and it failed
+├── SecretUnavailable       a secret that a job names cannot be had
 ├── SchemaRefused           what was made does not fit the schema of its dataset
 ├── Damaged                 a file of a dataset is not what its manifest says
 ├── DispatcherError         a request to a dispatcher did not do what was asked
@@ -177,6 +178,17 @@ class WorkFailed(PenstockError):
         self.is_retried = is_retried
 
 
+class SecretUnavailable(PenstockError):
+    """A secret cannot be had. The message says why, without its value, and goes on after its name.
+
+    `is_retried` is false if it will not be had later either.
+    """
+
+    def __init__(self, message: str, *, is_retried: bool = True) -> None:
+        super().__init__(message)
+        self.is_retried = is_retried
+
+
 class SchemaRefused(PenstockError):
     """What was made does not fit the schema of its dataset. `column` is the one that does not."""
 
@@ -208,6 +220,37 @@ class DispatcherRefused(DispatcherError):
         super().__init__(message, hint=hint)
         self.status = status
         self.kind = kind
+
+
+class TokenRefused(PenstockError):
+    """A capability token proves nothing here. `kind` is the word for programs.
+
+    It is one of: missing, malformed, unknown key, bad signature, wrong issuer, wrong audience,
+    expired, not yet valid, another attempt, former attempt, not granted.
+    """
+
+    def __init__(self, message: str, *, kind: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
+
+
+class SignerUnavailable(PenstockError):
+    """Nothing can be signed now; whoever needs a token may ask again."""
+
+
+class CredentialsRefused(PenstockError):
+    """No credentials can be minted for this token, now or later. `kind` is the word for programs.
+
+    It is `too many folders` where asking for fewer of them would do, else `no credentials`.
+    """
+
+    def __init__(self, message: str, *, kind: str = "no credentials", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
+
+
+class CredentialsUnavailable(PenstockError):
+    """Credentials could not be minted now: who mints them is away, or asked too often."""
 
 
 class DatabaseUnavailable(PenstockError):

@@ -22,10 +22,15 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.datasets.schema import Column
 from penstock.kernel.service import Service
+from penstock.runtimes.handed import Handed
+
+if TYPE_CHECKING:
+    # What it needs makes the start of a child longer, which has no use for it.
+    from penstock.runtimes.users import Users
 
 
 class Delivery(StrEnum):
@@ -120,6 +125,14 @@ class Work:
     """Where this attempt, and no other, may write what is not to be published; a URL."""
     log: str = ""
     """The file that what the work prints is appended to; empty for none."""
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The values of secrets, by the job's names for them: see `penstock.runtimes.secrets`."""
+    handed: Handed | None = None
+    """Its token and credentials, for runtimes that hand them on."""
+    is_untrusted: bool = False
+    """Whether its code is kept from all that is not its own."""
+    user: int = 0
+    """The user that untrusted work runs as, whom nobody else is; 0 for the worker's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +203,10 @@ class Runtime(Service):
     delivery: Delivery = Delivery.WAKE
     joins_batches: bool = True
     """Whether work of one batch is run as one. Where it is not, nothing is claimed in batches."""
+    hands_over: bool = False
+    """Whether work is given its token and credentials: see `penstock.runtimes.handed`."""
+    users: Users | None = None
+    """The users that untrusted work may run as; None if it cannot be kept apart here."""
 
     @abstractmethod
     def operators(self) -> Collection[str] | None:
@@ -208,6 +225,17 @@ class Runtime(Service):
         Work of one batch is given to it at once, each by a call of its own, and may be run
         together. Each call ends by itself, and cancelling one never costs the others anything.
         """
+
+    def secrets_refused(self, operator: str) -> str:
+        """Why an operator is not to be given secrets, as a sentence; empty if it is."""
+        return f"The runtime {self.name} hands no secrets to {operator}; take them out."
+
+    def untrusted_refused(self) -> str:
+        """Why no untrusted work is run here, as a sentence; empty if it is."""
+        return (
+            f"The runtime {self.name} cannot keep untrusted code from what is the worker's; write"
+            " runtime: process or runtime: lambda."
+        )
 
     def expect(self) -> None:
         """There will be work: called, any number of times, when its operators are served."""

@@ -120,7 +120,7 @@ class Code:
                 raise
             raise WorkFailed(
                 f"There is no module {error.name} for {wanted} in {Path.cwd()} or where Python"
-                " looks for modules; start the worker in its folder, or install it."
+                f" looks for modules; start the worker in its folder, or install it.{_closed()}"
             ) from error
         for part in wanted.function.split("."):
             if not hasattr(found, part):
@@ -227,6 +227,19 @@ def _shown(value: object) -> str:
 
 def _text(said: str) -> str:
     return said[:_REASON_CHARACTERS_MAX].encode("utf-8", "backslashreplace").decode()
+
+
+def _closed() -> str:
+    """The folders of modules that this user may not look into, as one more sentence."""
+    found = []
+    for each in sys.path:
+        try:
+            os.scandir(each or ".").close()
+        except PermissionError:
+            found.append(each or str(Path.cwd()))
+        except OSError:
+            continue
+    return f" The user {os.geteuid()} may not look into {', '.join(found)}." if found else ""
 
 
 def _changed_at(path: Path) -> int:

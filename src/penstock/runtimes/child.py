@@ -7,6 +7,8 @@ function, a second one hears the runtime.
 
 - While a task runs, file descriptors 1 and 2 are its log, so that what programs print that the
   function starts is in there too. Nobody but us has the socket.
+- While a task runs, the environment has the variables that were handed to it, and afterwards what
+  it had before.
 - SIGTERM asks the running function to stop. Without one, it ends the process.
 - A copy of this process that the function has forked says nothing to the runtime, and ends where
   the function does: what it said would be taken for the end of the task, or of the next one.
@@ -23,7 +25,6 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -50,6 +51,7 @@ from penstock.runtimes.frames import (
     to_child,
 )
 from penstock.runtimes.resources import limited
+from penstock.runtimes.secrets import print_error
 
 
 class Runtime:
@@ -162,6 +164,8 @@ class Child:
             self._runtime.send(Failed(reason=said, is_retried=True, is_clean=frame.is_clean))
 
     def _outcome(self, begin: Begin) -> Done | Failed:
+        if begin.has_log:
+            return self._ran(begin)
         try:
             with _printing_to(begin.work.log):
                 return self._ran(begin)
@@ -173,8 +177,9 @@ class Child:
     def _ran(self, begin: Begin) -> Done | Failed:
         if begin.style is Style.EVENT:
             os.environ.clear()
+        handed = begin.work.handed
         try:
-            with limited(begin.work.resources):
+            with _variables(handed.variables if handed else {}), limited(begin.work.resources):
                 made = call(
                     begin,
                     self._code,
@@ -186,7 +191,7 @@ class Child:
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the function's end
             # The function may have closed or replaced what this is printed to.
             with suppress(Exception):
-                traceback.print_exception(error)
+                print_error(error, begin.work.secrets.values())
             reason, is_retried = told(error)
             return Failed(reason=reason, is_retried=is_retried, is_clean=True)
 
@@ -195,6 +200,21 @@ class Child:
         if not self._is_running:
             sys.exit(0)
         self._interruption.ask()
+
+
+@contextmanager
+def _variables(handed: Mapping[str, str]) -> Iterator[None]:
+    """Within this, the environment has these variables."""
+    before = {name: os.environ.get(name) for name in handed}
+    os.environ.update(handed)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
@@ -214,7 +234,8 @@ def _printing_to(log: str) -> Iterator[None]:
 
 
 def _redirect(file: str) -> None:
-    opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    # Untrusted work on this machine is not to read what others print.
+    opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
     os.dup2(opened, 1)
     os.dup2(opened, 2)
     os.close(opened)

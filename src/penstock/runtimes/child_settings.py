@@ -15,6 +15,7 @@ from penstock.kernel.errors import InvalidInput
 from penstock.kernel.shapes import wrong_shape
 from penstock.runtimes.base import Work
 from penstock.runtimes.children import Warmth
+from penstock.runtimes.users import FOLDER, Users
 
 _CHILD: Final = ("-m", "penstock.runtimes.child")
 
@@ -32,6 +33,14 @@ class ChildSettings(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
     idle_max: Annotated[int, Meta(ge=0)] = 32
     resources: dict[str, Any] = {}
     """What a job gets that says nothing else."""
+    uids: str = ""
+    """The users that untrusted work runs as, as in 61184-61247; empty runs none of it."""
+    uids_folder: str = FOLDER
+    """Where it is noted which of them are taken, for all workers of a machine."""
+
+    def users(self) -> Users | None:
+        """The users that untrusted work runs as."""
+        return Users.of(self.uids, self.uids_folder) if self.uids else None
 
     def warmth(self) -> Warmth:
         """How long children are kept."""

@@ -6,6 +6,9 @@ when its task has ended and nothing of it runs on. It is ended, and what it star
 - it has run `tasks_max` tasks, or has been idle for `idle_seconds`;
 - its task was cancelled, whether by a person, by a time limit or by the end of the worker;
 - its function has left a thread or a process behind, so that nothing runs on after `run`;
+- its task has credentials of its own: what a function keeps, such as a client of boto3, would go on
+  with those of the former task. Such a task also begins in a new child;
+- its task is untrusted. Its child runs as a user of its own;
 - it said that the user's code has changed since it was imported; then the task, which it has not
   begun, is begun in a new child.
 
@@ -21,11 +24,15 @@ import signal
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from penstock.kernel.errors import PenstockError, WorkFailed
 from penstock.kernel.service import Service
-from penstock.runtimes.base import Finished, Runtime, Voice
+from penstock.runtimes.base import Finished, Runtime, Voice, Work
+from penstock.runtimes.environment import of_untrusted
 from penstock.runtimes.frames import (
     Begin,
     Done,
@@ -39,7 +46,8 @@ from penstock.runtimes.frames import (
     from_child,
 )
 from penstock.runtimes.guard import Guard
-from penstock.runtimes.offspring import Offspring
+from penstock.runtimes.lowering import hindrance
+from penstock.runtimes.offspring import Offspring, Start
 
 _STALE_MAX: Final = 3
 
@@ -95,10 +103,15 @@ class Children(Service):
 
     async def run(self, begin: Begin, voice: Voice) -> Finished:
         """Run a task in a child, and return what it has made."""
+        work = begin.work
+        if work.is_untrusted and not work.user:
+            raise WorkFailed("Untrusted work has no user of its own to run as.")
+        begin.has_log = bool(work.user)
         for number in range(_STALE_MAX):
             # Where one child is stale the other warm ones are too: each finds out by itself.
-            warm = self._warm(begin.work.operator) if number == 0 else None
-            child = warm or await self._new()
+            may_be_warm = number == 0 and not _is_alone(work)
+            warm = self._warm(work.operator) if may_be_warm else None
+            child = warm or await self._new(work)
             ended = await self._run_in(child, begin, voice)
             if isinstance(ended, Failed):
                 raise WorkFailed(ended.reason, is_retried=ended.is_retried)
@@ -117,8 +130,9 @@ class Children(Service):
             await child.say(begin)
             ended = await conversation.until_end()
             if ended is None:
-                raise WorkFailed(await child.why_ended())
+                raise WorkFailed(await child.why_ended() + self._hindered(begin.work))
             is_kept = isinstance(ended, Done | Failed) and ended.is_clean
+            is_kept = is_kept and not _is_alone(begin.work)
         except asyncio.CancelledError:
             await self._let_end(conversation, child, begin.work.grace_seconds)
             raise
@@ -170,15 +184,33 @@ class Children(Service):
                 idle.timer.cancel()
         child.send_signal(signal.SIGKILL)
 
-    async def _new(self) -> Offspring[FromChild]:
+    async def _new(self, work: Work) -> Offspring[FromChild]:
         if self._is_stopped:
             raise WorkFailed("The runtime was stopped.")
         self._all = {child for child in self._all if not child.is_closed}
-        child = await Offspring.born(
-            self._command, environment=self._environment, guard=self._guard, decoder=from_child
+        start = Start(
+            command=self._command,
+            environment=of_untrusted(self._environment) if work.user else self._environment,
+            user=work.user,
+            log=work.log,
         )
+        child = await Offspring.born(start, guard=self._guard, decoder=from_child)
         self._all.add(child)
         return child
+
+    def _hindered(self, work: Work) -> str:
+        """Why a child of another user may have come to nothing, as one more sentence."""
+        if not work.user:
+            return ""
+        for each in (Path(__file__), Path(msgspec.__file__)):
+            if (stopped_by := hindrance(each, work.user)) is not None:
+                return f" The user {work.user} cannot read {each}, because of {stopped_by}."
+        return ""
+
+
+def _is_alone(work: Work) -> bool:
+    """Whether a child runs this work and none before or after it."""
+    return bool(work.user) or (work.handed is not None and work.handed.has_credentials)
 
 
 class _Conversation:

@@ -11,9 +11,10 @@ thread heartbeats; what it returned or raised is reported as the end of the atte
 cannot be reported before the function's time is over is left to the reaper, as is a sandbox that
 is killed. A refused heartbeat or a cancellation raises `Stopped` in the handler.
 
-The environment says who it is: `PENSTOCK_WORKER` and `PENSTOCK_WORKER_TOKEN`; where outputs go:
-`PENSTOCK_OUTPUTS`, as in s3://BUCKET/PREFIX; and where the dispatcher is: `PENSTOCK_DISPATCHER`,
-or else what the invocation says.
+The invocation brings what allows the claim, `claim_token`: a token for this task, of a few minutes,
+so that the function has no secret of its own. The claim's answer has the capability token of the
+attempt, which every call brings, and a heartbeat the next one. `PENSTOCK_DISPATCHER` in the
+environment says where the dispatcher is, or else the invocation does.
 
 This is a small package to deploy, and it lies below the dispatcher, so it uses the standard library
 alone and writes its requests by hand: a test compares them with `penstock.dispatcher.wire`.
@@ -34,7 +35,6 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from penstock.datasets.layout import attempt_name
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, system_entropy
 from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, InvalidInput
@@ -57,6 +57,8 @@ _RESERVE_SECONDS: Final = 2.0
 _BODY_BYTES_MAX: Final = 64 * 2**20
 _NOT_NOW: Final = frozenset({408, 425, 429})
 _OVER: Final = frozenset({404, 409})
+_UNPROVED: Final = frozenset({401, 403})
+_TASK_HEADER: Final = "X-Trace-Task-Capability"
 _SCHEMA: Final = "schema"
 _OUTPUTS: Final = frozenset({"outputs", _SCHEMA})
 """The types of the problems that an attempt's outputs are."""
@@ -64,11 +66,8 @@ _OUTPUTS: Final = frozenset({"outputs", _SCHEMA})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """Who the function is, and whom it talks to."""
+    """Whom the function talks to."""
 
-    worker: str
-    token: str
-    outputs: str
     dispatcher: str = ""
     clock: Clock = field(default_factory=SystemClock)
     entropy: Entropy = field(default_factory=system_entropy)
@@ -76,16 +75,7 @@ class Deployment:
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> Deployment:
         """What the environment says."""
-        names = ("PENSTOCK_WORKER", "PENSTOCK_WORKER_TOKEN", "PENSTOCK_OUTPUTS")
-        if missing := [name for name in names if not environment.get(name)]:
-            raise InvalidInput(f"The function has no {missing[0]} in its environment; set it.")
-        worker, token, outputs = (environment[name] for name in names)
-        return cls(
-            worker=worker,
-            token=token,
-            outputs=outputs,
-            dispatcher=environment.get("PENSTOCK_DISPATCHER", ""),
-        )
+        return cls(dispatcher=environment.get("PENSTOCK_DISPATCHER", ""))
 
 
 def task_handler(user_handler: Handler, deployment: Deployment | None = None) -> Handler:
@@ -94,17 +84,20 @@ def task_handler(user_handler: Handler, deployment: Deployment | None = None) ->
     @functools.wraps(user_handler)
     def handler(event: Any, context: Any) -> dict[str, Any]:
         us = deployment or Deployment.of_environment(os.environ)
-        task_id = event.get("task_id") if isinstance(event, Mapping) else None
-        url = us.dispatcher or (event.get("dispatcher", "") if isinstance(event, Mapping) else "")
+        said: Mapping[str, Any] = event if isinstance(event, Mapping) else {}
+        task_id, token = said.get("task_id"), said.get("claim_token")
+        url = us.dispatcher or said.get("dispatcher", "")
         if isinstance(task_id, bool) or not isinstance(task_id, int) or not url:
             raise InvalidInput("An invocation names a `task_id` and a `dispatcher`.")
+        if not isinstance(token, str) or not token:
+            raise InvalidInput("An invocation brings a `claim_token`; have a dispatcher invoke it.")
         calls = Calls(url, us, ends_at=_ends_at(context, us.clock))
         try:
-            assignment = calls.claim(task_id)
+            assignment = calls.claim(task_id, token)
         except DispatcherRefused as error:
             _log.info("task %s is not ours: %s", task_id, error.message)
             return {"task_id": task_id, "status": "refused", "reason": error.message}
-        return _Attempt(calls, assignment, us).run(user_handler, context)
+        return _Attempt(calls, assignment).run(user_handler, context)
 
     return handler
 
@@ -123,24 +116,22 @@ class Calls:
         self._ends_at = ends_at
         self._pausing = threading.Event()
 
-    def claim(self, task_id: int) -> Mapping[str, Any]:
+    def claim(self, task_id: int, token: str) -> Mapping[str, Any]:
         """Begin an attempt; returns the assignment."""
-        identity = {
-            "X-Penstock-Worker": self._us.worker,
-            "Authorization": f"Bearer {self._us.token}",
-        }
+        proof = {_TASK_HEADER: token}
         until = min(self._us.clock.monotonic() + _CLAIM_SECONDS, self._ends_at)
-        answer = self._repeated("/internal/task-claim", {"task_id": task_id}, identity, until)
+        answer = self._repeated("/internal/task-claim", {"task_id": task_id}, proof, until)
         tasks = answer.get("tasks") or []
         if not tasks:
             raise DispatcherRefused("There is nothing to claim.", status=409)
         assignment: Mapping[str, Any] = tasks[0]
         return assignment
 
-    def heartbeat(self, held: Mapping[str, Any]) -> bool:
-        """Tell that the attempt lives, once; whether it should stop."""
+    def heartbeat(self, held: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Tell that the attempt lives, once; returns what is said of it."""
         answer = self._once("/v1/task/heartbeat", {"tasks": [held]}, {})
-        return any(each.get("cancel_asked") for each in answer.get("results") or [])
+        result: Mapping[str, Any] = (answer.get("results") or [{}])[0]
+        return result
 
     def complete(self, ended: Mapping[str, Any]) -> str:
         """Tell how the attempt has ended; returns what the task is now."""
@@ -187,14 +178,12 @@ class Calls:
 class _Attempt:
     """One attempt in this sandbox."""
 
-    def __init__(self, calls: Calls, assignment: Mapping[str, Any], us: Deployment) -> None:
+    def __init__(self, calls: Calls, assignment: Mapping[str, Any]) -> None:
         self._calls = calls
-        self._held = {name: assignment[name] for name in ("task_id", "attempt", "lease_token")}
+        names = ("task_id", "attempt", "lease_token", "token")
+        self._held = {name: assignment[name] for name in names}
         self._pause_seconds = assignment["heartbeat_seconds"] / 3
-        name = attempt_name(
-            us.entropy, task_id=assignment["task_id"], attempt=assignment["attempt"]
-        )
-        self._work = work_of(assignment, Places(us.outputs), attempt_id=name)
+        self._work = work_of(assignment)
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._thread_id: int | None = None
@@ -222,7 +211,7 @@ class _Attempt:
             return self._calls.complete({**self._held, **end})
         except DispatcherRefused as error:
             is_over = error.status in _OVER and error.kind not in _OUTPUTS
-            if is_over or "failure" in end:
+            if is_over or error.status in _UNPROVED or "failure" in end:
                 raise
             # The attempt is still ours, and would be run again only when its lease has run out.
             failure = {
@@ -253,9 +242,13 @@ class _Attempt:
             # An unreachable dispatcher is not a lost lease.
             with suppress(DispatcherUnavailable):
                 try:
-                    is_stopped = self._calls.heartbeat(self._held)
-                except DispatcherRefused:
-                    is_stopped = True
+                    said = self._calls.heartbeat(self._held)
+                except DispatcherRefused as error:
+                    # Who does not know our token says nothing of the attempt.
+                    is_stopped = error.status not in _UNPROVED
+                else:
+                    is_stopped = bool(said.get("cancel_asked"))
+                    self._held["token"] = said.get("token") or self._held["token"]
                 if is_stopped:
                     self._interrupt()
                     return
@@ -266,8 +259,9 @@ class _Attempt:
                 _raise_in(self._thread_id, Stopped)
 
 
-def work_of(assignment: Mapping[str, Any], places: Places, *, attempt_id: str) -> Work:
-    """An assignment, as JSON has it, as work."""
+def work_of(assignment: Mapping[str, Any]) -> Work:
+    """An assignment, as JSON has it, as work. The dispatcher says where the attempt writes."""
+    places, attempt_id = Places(assignment["root"]), assignment["folder"]
     definition = assignment["definition"]
     payload, generation = assignment["payload"], assignment["generation"]
     uuids = definition.get("datasets") or {}

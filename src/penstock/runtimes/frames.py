@@ -38,6 +38,8 @@ class Begin(msgspec.Struct, tag="begin", kw_only=True):
     style: Style
     entry: str
     work: Work
+    has_log: bool = False
+    """Whether what is printed goes to the log already: the process was started so."""
 
 
 class Stop(msgspec.Struct, tag="stop"):

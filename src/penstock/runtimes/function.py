@@ -46,6 +46,7 @@ class Function(ChildRuntime):
 
     def __init__(self, settings: FunctionSettings | None = None) -> None:
         self._settings = settings if settings is not None else FunctionSettings()
+        self.users = self._settings.users()
         self.delivery = Delivery.INVOKE if self._settings.is_invoked else Delivery.WAKE
         super().__init__(
             self._settings.child_command(),
@@ -67,6 +68,15 @@ class Function(ChildRuntime):
             )
             yield Fault("operator", message)
         yield from resource_faults(resources, runtime=self.name)
+
+    def secrets_refused(self, operator: str) -> str:
+        return (
+            f"A function of Lambda has its secrets from its own configuration; name those of"
+            f" {operator} there, and take them out here."
+        )
+
+    def untrusted_refused(self) -> str:
+        return ""
 
     async def run(self, work: Work, voice: Voice) -> Finished:
         if self._settings.is_invoked:

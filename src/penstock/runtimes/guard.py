@@ -7,8 +7,10 @@ pipe that nobody else holds. When the pipe closes, it kills them all, and ends.
 
 A group is named before anything of the user runs in it, and taken back before its number is free
 for others. What is in the session of its leader, though it has a group of its own (the Python
-workers of Spark do), is ended too, where the kernel tells (`/proc`). A guard that is itself killed
-is replaced when the next group is named.
+workers of Spark do), is ended too, where the kernel tells (`/proc`). With the group of untrusted
+work comes the number of the user that is its alone: then every process of that user is ended,
+wherever it has hidden itself. A guard that is itself killed is replaced when the next group is
+named.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ _END_SECONDS: Final = 5.0
 _PROCESSES: Final = Path("/proc")
 _LOOKS_MAX: Final = 10
 """How often a session is looked at: what is killed may have made a process meanwhile."""
+_USER_LOOKS_MAX: Final = 200
+_USER_LOOK_SECONDS: Final = 0.02
 
 
 class Guard:
@@ -33,21 +37,22 @@ class Guard:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._groups: set[int] = set()
+        self._groups: dict[int, int] = {}
+        """The users of the groups; 0 for our own."""
         self._process: subprocess.Popen[bytes] | None = None
 
-    def watch(self, group: int) -> None:
-        """Name a group that is to end with this process."""
+    def watch(self, group: int, *, user: int = 0) -> None:
+        """Name a group that is to end with this process, and all of its user if it has its own."""
         with self._lock:
-            self._groups.add(group)
-            if not self._say(f"+{group}\n"):
+            self._groups[group] = user
+            if not self._say(f"+{group} {user}\n"):
                 self._replace()
 
     def forget(self, group: int) -> None:
         """Take a group back, which has ended."""
         with self._lock:
-            self._groups.discard(group)
-            self._say(f"-{group}\n")
+            self._groups.pop(group, None)
+            self._say(f"-{group} 0\n")
 
     def close(self) -> None:
         """End the guard. No group may be left."""
@@ -76,8 +81,8 @@ class Guard:
             start_new_session=True,
             env={},
         )
-        for group in self._groups:
-            self._say(f"+{group}\n")
+        for group, user in self._groups.items():
+            self._say(f"+{group} {user}\n")
 
     def _end(self) -> None:
         if self._process is None:
@@ -94,14 +99,18 @@ class Guard:
 
 def main() -> None:
     """Remember groups until standard input ends; then kill them."""
-    groups: set[int] = set()
+    groups: dict[int, int] = {}
     for line in sys.stdin:
-        change = groups.add if line.startswith("+") else groups.discard
-        change(int(line[1:]))
-    for group in groups:
+        group, user = map(int, line[1:].split())
+        groups.pop(group, None)
+        if line.startswith("+"):
+            groups[group] = user
+    for group, user in groups.items():
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
         kill_session(group)
+        if user:
+            kill_user(user)
 
 
 def kill_session(leader: int, *, but: int = 0) -> None:
@@ -116,6 +125,36 @@ def kill_session(leader: int, *, but: int = 0) -> None:
                 os.kill(member, signal.SIGKILL)
         if not members:
             return
+
+
+def kill_user(number: int) -> bool:
+    """Kill every process of a user whom nobody else may be; whether none is left.
+
+    One by one, and each by a handle that was looked at, so that no number which has become a
+    stranger's is hit. What forks as fast as it is killed may win: then it is told that it has.
+    """
+    assert number > 0, "root is everybody"
+    pause = threading.Event()
+    for _ in range(_USER_LOOKS_MAX):
+        found = user_processes(number)
+        if not found:
+            return True
+        for process in found:
+            with suppress(OSError):
+                handle = os.pidfd_open(process)
+                try:
+                    if _is_living_of(process, number):
+                        signal.pidfd_send_signal(handle, signal.SIGKILL)
+                finally:
+                    os.close(handle)
+        pause.wait(_USER_LOOK_SECONDS)
+    return False
+
+
+def user_processes(number: int) -> list[int]:
+    """The processes that are this user's in any way, without those that have ended."""
+    there = [int(each.name) for each in _PROCESSES.iterdir() if each.name.isdigit()]
+    return [process for process in there if _is_living_of(process, number)]
 
 
 def session_members(leader: int) -> list[int]:
@@ -139,6 +178,19 @@ def _is_living_member(process: int, leader: int) -> bool:
     except (OSError, ValueError):
         return False
     return state not in "ZX" and int(session) == leader
+
+
+def _is_living_of(process: int, number: int) -> bool:
+    try:
+        text = (_PROCESSES / str(process) / "status").read_text("utf-8", "replace")
+    except OSError:
+        return False
+    # The first line has the program's own name, in which the kernel writes ends of lines otherwise.
+    fields = dict(line.split(":", 1) for line in text.split("\n") if ":" in line)
+    state, users = fields.get("State", "").split(), fields.get("Uid", "").split()
+    # Where the first thread has ended and others go on, it looks like a process that has ended.
+    has_ended = state[:1] in (["Z"], ["X"]) and fields.get("Threads", "1").strip() in {"0", "1"}
+    return not has_ended and str(number) in users
 
 
 if __name__ == "__main__":

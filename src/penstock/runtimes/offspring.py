@@ -5,6 +5,10 @@ is left of the group, and of the session that it began, before the number of the
 others; so no signal of ours can reach a stranger. `ended` is set when the child is gone and its
 group has been killed.
 
+A child of untrusted work runs as a user of its own, and is started through `lowering`. What it has
+started is found by that user, wherever it has hidden itself, and killed before `ended` is set. It
+prints to its log only, which is opened here: the user needs no way to it.
+
 What a child says is read by the decoder of its kind: `frames.from_child` for children that run
 users' code, that of `penstock.runtimes.spark.frames` for hosts of Spark.
 
@@ -19,16 +23,19 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Final, Generic, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 from penstock.kernel.errors import InvalidInput, WorkFailed
+from penstock.runtimes import lowering
 from penstock.runtimes.frames import Unframing, framed
-from penstock.runtimes.guard import Guard, kill_session
+from penstock.runtimes.guard import Guard, kill_session, kill_user
 
 _READ_BYTES: Final = 65_536
 _LAST_WORDS_SECONDS: Final = 0.1
@@ -41,6 +48,18 @@ Heard = TypeVar("Heard")
 """What a child may say: a union of frames."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """How a child is started."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(repr=False)
+    user: int = 0
+    """The user of untrusted work that it runs as; 0 for our own."""
+    log: str = ""
+    """Where a child of another user prints to; empty for nowhere."""
+
+
 class Offspring(Generic[Heard]):
     """A child process, and the socket to it."""
 
@@ -51,8 +70,10 @@ class Offspring(Generic[Heard]):
         loop: asyncio.AbstractEventLoop,
         *,
         decoder: msgspec.json.Decoder[Heard],
+        user: int = 0,
     ) -> None:
         self._decoder = decoder
+        self._user = user
         self._process = process
         self._guard = guard
         self._loop = loop
@@ -67,24 +88,21 @@ class Offspring(Generic[Heard]):
 
     @classmethod
     async def born(
-        cls,
-        command: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        guard: Guard,
-        decoder: msgspec.json.Decoder[Heard],
+        cls, start: Start, *, guard: Guard, decoder: msgspec.json.Decoder[Heard]
     ) -> Offspring[Heard]:
         """Start a child. The number of this process is added to the command."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                process = _started([*command, str(os.getpid())], environment, theirs, guard)
+                process = _started(start, theirs, guard)
         except OSError as error:
             ours.close()
+            what = error.filename or start.command[0]
             raise WorkFailed(
-                f"No child process can be started: {error.strerror or error} ({command[0]})."
+                f"No child process can be started: {error.strerror or error} ({what})."
             ) from error
-        child = cls(process, guard, asyncio.get_running_loop(), decoder=decoder)
+        loop = asyncio.get_running_loop()
+        child = cls(process, guard, loop, decoder=decoder, user=start.user)
         try:
             child._reader, child._writer = await asyncio.open_unix_connection(sock=ours)
         except BaseException:
@@ -188,6 +206,10 @@ class Offspring(Generic[Heard]):
             self._guard.forget(self._process.pid)
             self._process.wait()
             self._is_reaped = True
+        if self._user:
+            # Whether any is left is seen by whoever gives the user back.
+            with suppress(OSError):
+                kill_user(self._user)
         with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
             self._loop.call_soon_threadsafe(self._has_ended)
 
@@ -205,20 +227,39 @@ class Offspring(Generic[Heard]):
             self._writer.transport.abort()
 
 
-def _started(
-    command: Sequence[str], environment: Mapping[str, str], connection: socket.socket, guard: Guard
-) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(  # noqa: S603 - the caller's own
-        command,
-        stdin=connection.fileno(),
-        stdout=subprocess.DEVNULL,
-        env=environment,
-        start_new_session=True,
-    )
+def _started(start: Start, connection: socket.socket, guard: Guard) -> subprocess.Popen[bytes]:
+    command = [*start.command, str(os.getpid())]
+    if start.user:
+        # As root until it has given that up: the user may not be able to run our own Python.
+        command = [sys.executable, "-I", "-S", lowering.__file__, str(start.user), *command]
+    with _printing(start) as prints:
+        process = subprocess.Popen(  # noqa: S603 - the caller's own
+            command,
+            stdin=connection.fileno(),
+            env=start.environment,
+            start_new_session=True,
+            **prints,
+        )
     try:
-        guard.watch(process.pid)
+        guard.watch(process.pid, user=start.user)
     except OSError:
         process.kill()
         process.wait()
         raise
     return process
+
+
+@contextmanager
+def _printing(start: Start) -> Iterator[dict[str, Any]]:
+    """Where a child prints to. One of another user has nothing of ours, such as a terminal."""
+    if not start.user:
+        yield {"stdout": subprocess.DEVNULL}
+        return
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+    file = (
+        os.open(start.log, flags | os.O_CREAT, 0o640) if start.log else os.open(os.devnull, flags)
+    )
+    try:
+        yield {"stdout": file, "stderr": file}
+    finally:
+        os.close(file)

@@ -21,7 +21,7 @@ from penstock.kernel.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The roots below which attempts of this worker write."""
+    """The roots below which an attempt writes: the dispatcher's, and its worker's for logs."""
 
     root: str
     """A URL: file:///FOLDER or s3://BUCKET/PREFIX."""

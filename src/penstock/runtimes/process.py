@@ -3,20 +3,22 @@
 The operator is `module:function`, imported in the child from the folder in which the worker was
 started, from `path`, or from what is installed; or it is a name that an installed package gives
 such a function by the entry point group `penstock.operators`. The child has the environment of the
-worker, less what is Penstock's own (`PENSTOCK_…`): a user's code needs no secret of a worker. See
-`penstock.runtimes.task` for what the function is given, and `children` for how long a child lives.
+worker, less what proves who the worker is (`environment`): a user's code needs no secret of a
+worker. It has its own token and credentials instead, while its task runs (`handed`). See `task` for
+what the function is given, and `children` for how long a child lives.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import Fault, Finished, Voice, Work
 from penstock.runtimes.child_settings import ChildSettings, read_settings
 from penstock.runtimes.children import ChildRuntime
+from penstock.runtimes.environment import of_children
 from penstock.runtimes.frames import Begin, Style
 from penstock.runtimes.references import (
     FUNCTION_FORM,
@@ -26,20 +28,21 @@ from penstock.runtimes.references import (
 )
 from penstock.runtimes.resources import resource_faults
 
-_OURS: Final = "PENSTOCK_"
-
 
 class Process(ChildRuntime):
     """Runs `module:function` for each task."""
 
     name = "process"
+    hands_over = True
 
     def __init__(self, settings: ChildSettings | None = None) -> None:
         self._settings = settings if settings is not None else ChildSettings()
         self._installed = installed_operators()
+        self.users = self._settings.users()
+        path = self._settings.search_path(os.environ.get("PYTHONPATH", ""))
         super().__init__(
             self._settings.child_command(),
-            environment=_environment(os.environ, self._settings),
+            environment=of_children(os.environ, path),
             warmth=self._settings.warmth(),
         )
 
@@ -51,6 +54,13 @@ class Process(ChildRuntime):
             message = f"Write your function as {FUNCTION_FORM}, as in flights.clean:clean."
             yield Fault("operator", message)
         yield from resource_faults(resources, runtime=self.name)
+
+    def secrets_refused(self, operator: str) -> str:
+        del operator
+        return ""
+
+    def untrusted_refused(self) -> str:
+        return ""
 
     async def run(self, work: Work, voice: Voice) -> Finished:
         wanted = self._function(work.operator)
@@ -69,8 +79,3 @@ class Process(ChildRuntime):
 def process(settings: Mapping[str, Any]) -> Process:
     """The runtime of these settings."""
     return Process(read_settings(ChildSettings, settings, runtime=Process.name))
-
-
-def _environment(ours: Mapping[str, str], settings: ChildSettings) -> Mapping[str, str]:
-    kept = {name: value for name, value in ours.items() if not name.startswith(_OURS)}
-    return {**kept, **settings.search_path(ours.get("PYTHONPATH", ""))}

@@ -10,6 +10,10 @@ own place, for the task's own partition; a dict of outputs to locations is just 
 says more than a dict can, and then nothing is taken for granted. Raising fails the attempt, and
 `DoNotRetry` the task.
 
+`task.secrets` has the values of the job's secrets. `task.token` is the capability token of the
+attempt and `task.credentials` are credentials for its own prefixes, or None where none are minted;
+both are read anew each time, because they are renewed while the task runs.
+
 When the task is to stop, a function that has looked at `stopping`, or waits by `wait`, is left to
 end by itself within the grace period. Any other is interrupted by an exception at once: `Stopped`,
 or `CancelledError` in an `async def`. All methods may be called from any thread; `emit` and `wait`
@@ -28,6 +32,8 @@ from urllib.parse import unquote
 
 from penstock.kernel.errors import InvalidInput
 from penstock.runtimes.base import Given, Made, News, Part, Place, Work
+from penstock.runtimes.handed import TaskCredentials
+from penstock.runtimes.secrets import Secrets
 
 Named = TypeVar("Named")
 
@@ -160,6 +166,9 @@ class Task:
         self._lock = threading.Lock()
         self._emitted = 0
         self._published: list[Made] = []
+        self._handed = work.handed
+        self.secrets: Mapping[str, str] = Secrets(work.secrets)
+        """The values of the job's secrets, by name. No repr shows them."""
         self.id = work.task_id
         self.attempt = work.attempt
         self.job = work.job
@@ -175,6 +184,16 @@ class Task:
         self.cursor: int | None = work.payload.get("cursor")
         self.inputs = _Known("input", {n: _input(n, each) for n, each in work.inputs.items()})
         self.outputs = _Known("output", {n: _output(n, each) for n, each in work.outputs.items()})
+
+    @property
+    def token(self) -> str:
+        """The capability token as it is now; empty if the task was handed none."""
+        return self._handed.token if self._handed is not None else ""
+
+    @property
+    def credentials(self) -> TaskCredentials | None:
+        """Credentials for what the task reads and writes, as they are now; None without any."""
+        return self._handed.credentials if self._handed is not None else None
 
     @property
     def output(self) -> Output:

@@ -21,15 +21,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
+from collections.abc import Callable, Coroutine, Mapping
 from enum import Enum
 from typing import Any, Final
 
 from penstock.dispatcher.wire.work import Assignment, EndAsk, HeldAsk
 from penstock.kernel.errors import PenstockError, WorkFailed
-from penstock.runtimes.base import Finished, Runtime, Voice, Work
+from penstock.runtimes.base import Finished, Voice, Work
+from penstock.runtimes.secrets import hidden
 from penstock.worker import orders
 
 _log = logging.getLogger(__name__)
+
+Running = Callable[[Work, Voice], Coroutine[Any, Any, Finished]]
+"""What runs the work: a runtime's `run`, and what is done around it."""
 
 _LETTING_GO_SECONDS: Final = 20.0
 """How long a runtime may take, beyond the grace period, to end work by force."""
@@ -53,8 +59,14 @@ class Attempt:
         """What it takes of the worker's room; attempts of a batch share one place."""
         self.progress: dict[str, Any] | None = None
         """The last word that was not passed on."""
+        self.token = assignment.token
+        """The newest capability token; empty if the dispatcher has given none."""
+        self.token_news = asyncio.Event()
+        """Set when there is a newer one."""
         self.is_over = False
         """Whether the work has ended, and only the end has to be told."""
+        self.secrets: Mapping[str, str] = {}
+        """The values that its work was given: no failure is told with one of them in it."""
         self._why: Interruption | None = None
         self._interrupted = asyncio.Event()
         self._running: asyncio.Task[Finished] | None = None
@@ -79,8 +91,15 @@ class Attempt:
             task_id=self.assignment.task_id,
             attempt=self.assignment.attempt,
             lease_token=self.assignment.lease_token,
+            token=self.token or None,
             progress=self.progress,
         )
+
+    def renew(self, token: str) -> None:
+        """Take the token that a heartbeat has brought; none keeps the old one."""
+        if token and token != self.token:
+            self.token = token
+            self.token_news.set()
 
     def interrupt(self, why: Interruption) -> None:
         """End the attempt. Harmless if it has ended."""
@@ -91,12 +110,12 @@ class Attempt:
             self._running.cancel()
         self._interrupted.set()
 
-    async def run(self, runtime: Runtime, work: Work, voice: Voice) -> EndAsk | None:
+    async def run(self, running: Running, work: Work, voice: Voice) -> EndAsk | None:
         """Run the work, and return what to tell of its end; None if nothing is to be told."""
         if self._why is None:
             # Not in a group: one that does not let go must not keep the worker.
             self._running = asyncio.get_running_loop().create_task(
-                runtime.run(work, voice), name=f"task {work.task_id} attempt {work.attempt}"
+                running(work, voice), name=f"task {work.task_id} attempt {work.attempt}"
             )
             try:
                 await self._wait(self._running, work)
@@ -125,7 +144,9 @@ class Attempt:
     def _end(self, work: Work) -> EndAsk:
         try:
             finished = self._finished()
-            return orders.succeeded(work, finished, lease_token=self.assignment.lease_token)
+            return orders.succeeded(
+                work, finished, lease_token=self.assignment.lease_token, token=self.token
+            )
         except WorkFailed as error:
             said = f"{error.message} {error.hint}".strip()
             return self.failure(said, is_retried=error.is_retried, log=work.log)
@@ -141,7 +162,8 @@ class Attempt:
             # Work that is interrupted says so in many ways: why it was is what counts.
             raise error if self._why is None else WorkFailed(self._reason())
         if not isinstance(error, PenstockError):
-            _log.error("%s failed in its runtime", self, exc_info=error)
+            trace = "".join(traceback.format_exception(error)).rstrip()
+            _log.error("%s failed in its runtime\n%s", self, self._hidden(trace))
         told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise WorkFailed(told if self._why is None else self._reason()) from error
 
@@ -166,8 +188,16 @@ class Attempt:
     ) -> EndAsk:
         """The end of this attempt as a failure."""
         return orders.failed(
-            self.assignment, reason, is_retried=is_retried, log=log, metrics=metrics
+            self.assignment,
+            self._hidden(reason),
+            token=self.token,
+            is_retried=is_retried,
+            log=log,
+            metrics=metrics,
         )
+
+    def _hidden(self, text: str) -> str:
+        return hidden(text, self.secrets.values()) if self.secrets else text
 
     def __str__(self) -> str:
         return f"task {self.task_id} attempt {self.assignment.attempt} of {self.assignment.job}"

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import httpx
 import msgspec
 
 from penstock.dispatcher.identity import Identity
-from penstock.dispatcher.wire.base import WORKER_HEADER, Ask
+from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER, Ask
+from penstock.dispatcher.wire.credentials import CredentialsAnswer, CredentialsAsk
 from penstock.dispatcher.wire.events import EventsAnswer, EventsAsk, SourcesAnswer, TaskEventsAsk
 from penstock.dispatcher.wire.problem import Problem
 from penstock.dispatcher.wire.work import (
@@ -56,11 +57,21 @@ _DROPPED: Final = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 AnswerType = TypeVar("AnswerType")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    method: str
+    path: str
+    body: bytes = field(repr=False)
+    call_seconds: float
+    token: str = field(repr=False)
+    """The capability token of an attempt, where the call is one of an attempt's."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Answered:
     url: str
     status: int
-    body: bytes
+    body: bytes = field(repr=False)
 
 
 class InternalClient(Service):
@@ -134,9 +145,13 @@ class InternalClient(Service):
         """End attempts; the results are in the order of the tasks."""
         return await self._results("/v1/task/complete", ask, len(ask.tasks), CALL_SECONDS)
 
-    async def task_events(self, ask: TaskEventsAsk) -> EventsAnswer:
+    async def task_events(self, ask: TaskEventsAsk, *, token: str = "") -> EventsAnswer:
         """Send events of a running attempt."""
-        return await self._call("POST", "/v1/task/events", ask, EventsAnswer)
+        return await self._call("POST", "/v1/task/events", ask, EventsAnswer, token=token)
+
+    async def credentials(self, token: str, ask: CredentialsAsk | None = None) -> CredentialsAnswer:
+        """Credentials for what a token grants, or for less."""
+        return await self._call("POST", "/v1/task/credentials", ask, CredentialsAnswer, token=token)
 
     async def events(self, ask: EventsAsk) -> EventsAnswer:
         """Send events of a source."""
@@ -147,9 +162,15 @@ class InternalClient(Service):
         return await self._call("GET", "/internal/sources", None, SourcesAnswer)
 
     async def _call(
-        self, method: str, path: str, ask: Ask | None, answer: type[AnswerType]
+        self,
+        method: str,
+        path: str,
+        ask: Ask | None,
+        answer: type[AnswerType],
+        *,
+        token: str = "",
     ) -> AnswerType:
-        answered = await self._send(method, path, ask, CALL_SECONDS)
+        answered = await self._send(method, path, ask, CALL_SECONDS, token=token)
         if answered.status >= 400:
             raise _refused(answered)
         return _decoded(answered, answer)
@@ -168,10 +189,11 @@ class InternalClient(Service):
         return results
 
     async def _send(
-        self, method: str, path: str, ask: Ask | None, call_seconds: float
+        self, method: str, path: str, ask: Ask | None, call_seconds: float, *, token: str = ""
     ) -> _Answered:
         """The first answer of a dispatcher that can serve."""
         body = b"" if ask is None else self._encode(ask)
+        asked = _Asked(method=method, path=path, body=body, call_seconds=call_seconds, token=token)
         count = len(self._urls)
         if self._clock.monotonic() - self._left_at >= _AWAY_SECONDS:
             self._preferred = self._home
@@ -180,7 +202,7 @@ class InternalClient(Service):
         for number in order:
             url = self._urls[number]
             try:
-                answered = await self._try(method, url, path, body, call_seconds)
+                answered = await self._try(url, asked)
             except DispatcherUnavailable as error:
                 failures.append(error.message)
                 continue
@@ -197,18 +219,16 @@ class InternalClient(Service):
             self._left_at = self._clock.monotonic()
             self._preferred = number
 
-    async def _try(
-        self, method: str, url: str, path: str, body: bytes, call_seconds: float
-    ) -> _Answered:
+    async def _try(self, url: str, asked: _Asked) -> _Answered:
         try:
             try:
-                response = await self._request(method, url + path, body, call_seconds)
+                response = await self._request(url, asked)
             except _DROPPED:
                 # Most likely a kept connection that the other side has just closed.
-                response = await self._request(method, url + path, body, call_seconds)
+                response = await self._request(url, asked)
         except TimeoutError:
             raise DispatcherUnavailable(
-                f"{url} did not answer within {call_seconds:g} s."
+                f"{url} did not answer within {asked.call_seconds:g} s."
             ) from None
         except httpx.HTTPError as error:
             told = f": {error}" if str(error) else ""
@@ -220,13 +240,14 @@ class InternalClient(Service):
             raise DispatcherUnavailable(f"{url} cannot serve now: {_told(answered)}")
         return answered
 
-    async def _request(
-        self, method: str, url: str, body: bytes, call_seconds: float
-    ) -> httpx.Response:
+    async def _request(self, url: str, asked: _Asked) -> httpx.Response:
         if self._http is None:
             raise InvalidInput("The client is not started.", hint="Use it as `async with client:`.")
-        async with asyncio.timeout(call_seconds):
-            return await self._http.request(method, url, content=body)
+        headers = {TASK_HEADER: asked.token} if asked.token else {}
+        async with asyncio.timeout(asked.call_seconds):
+            return await self._http.request(
+                asked.method, url + asked.path, content=asked.body, headers=headers
+            )
 
 
 def _checked(url: str) -> str:

@@ -11,6 +11,7 @@ answers the same words with the same answer, so a lost answer costs a repeat.
 | refused: not the current attempt, or over | nothing is published; the attempt is done |
 | refused for its outputs | the attempt is still ours: its end is told as a failure instead |
 | refused for their schema | the same, and it is not retried: another attempt would make the same |
+| its token proves nothing | again with the newest token, a few times; then it is the reaper's |
 | the whole call is refused | its ends are told one by one; one that is refused alone is a failure |
 | none | again after a pause; after each failure with fewer ends, so that none spoils the others |
 
@@ -45,6 +46,10 @@ TASKS_MAX: Final = 200
 _BYTES_MAX: Final = 500_000
 # These say something about a call, not about what is in it.
 _NOT_JUDGED: Final = frozenset({401, 403, 404, 405})
+_UNPROVED: Final = frozenset({401, 403})
+_UNPROVED_MAX: Final = 5
+"""How often an end is told whose token proves nothing."""
+_UNPROVED_SECONDS: Final = 3.0
 
 
 @dataclass(slots=True)
@@ -54,6 +59,8 @@ class _Ending:
     size_bytes: int
     is_alone: bool = False
     """Whether it is told by itself, because a call with others was refused."""
+    unproved: int = 0
+    """How often its token has proved nothing."""
 
 
 class Endings:
@@ -146,6 +153,9 @@ class Endings:
         """One call; returns how long to wait before the next."""
         again: list[_Ending] = []
         pause_seconds = 0.0
+        for each in endings:
+            if each.unproved:
+                each.ask.token = each.attempt.token or None
         try:
             answer = await self._client.complete(CompleteAsk(tasks=[each.ask for each in endings]))
         except DispatcherUnavailable as error:
@@ -161,6 +171,9 @@ class Endings:
             self._most = min(TASKS_MAX, self._most * 2)
             for ending, result in zip(endings, answer.results, strict=True):
                 again.extend(self._take(ending, result))
+            if any(each.unproved for each in again):
+                # Nobody is away: a dispatcher that does not know a key yet will, in a moment.
+                pause_seconds = _UNPROVED_SECONDS
         self._waiting.extend(each for each in again if not each.attempt.is_lost)
         self._in_call = []
         self._note_empty()
@@ -195,11 +208,23 @@ class Endings:
             return []
         if result.why == Why.SCHEMA:
             return self._as_failure(ending, result.detail or result.why, is_retried=False)
+        if result.status in _UNPROVED:
+            return self._unproved(ending, result)
         if result.why == Why.OUTPUTS or result.status not in {404, 409}:
             return self._as_failure(ending, result.detail or result.why)
         _log.warning("%s publishes nothing: it is not ours any more (%s)", attempt, result.why)
         self._done(attempt)
         return []
+
+    def _unproved(self, ending: _Ending, result: TaskResult) -> list[_Ending]:
+        """A failure would prove no more, so the same is told again."""
+        ending.unproved += 1
+        if ending.unproved >= _UNPROVED_MAX:
+            told = "%s: its end is not accepted, and its lease will run out: %s"
+            _log.error(told, ending.attempt, result.detail or result.why)
+            self._done(ending.attempt)
+            return []
+        return [ending]
 
     def _as_failure(self, ending: _Ending, told: str, *, is_retried: bool = True) -> list[_Ending]:
         if ending.ask.failure is not None:

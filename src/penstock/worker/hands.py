@@ -16,20 +16,23 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Final
 
-from penstock.datasets.layout import attempt_name
 from penstock.dispatcher.wire.work import Assignment, EndAsk
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.base import Runtime
-from penstock.runtimes.places import Places
+from penstock.runtimes.base import Runtime, Work
 from penstock.worker import orders
 from penstock.worker.attempt import Attempt, Interruption
 from penstock.worker.client import InternalClient
 from penstock.worker.endings import Endings
+from penstock.worker.handing import Handing
 from penstock.worker.heartbeats import Heartbeats
+from penstock.worker.secrets import Resolver
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.voice import AttemptVoice
 
@@ -47,19 +50,23 @@ class Hands:
         client: InternalClient,
         runtimes: Mapping[str, Runtime],
         *,
-        places: Places,
+        logs: Path | None,
+        handing: Handing,
         settings: WorkerSettings,
         clock: Clock,
         entropy: Entropy,
         freed: Callable[[str], None],
+        secrets: Resolver | None = None,
     ) -> None:
         self._client = client
         self._runtimes = runtimes
-        self._places = places
+        self._logs = logs
+        self._handing = handing
         self._settings = settings
         self._clock = clock
         self._entropy = entropy
         self._freed = freed
+        self._secrets = secrets
         self.heartbeats = Heartbeats(client, clock=clock, entropy=entropy)
         self.endings = Endings(
             client,
@@ -162,18 +169,30 @@ class Hands:
         try:
             work = orders.work_of(
                 assignment,
-                self._places,
-                attempt_id=attempt_name(
-                    self._entropy, task_id=assignment.task_id, attempt=assignment.attempt
-                ),
+                logs=self._logs,
                 grace_seconds=self._settings.grace_seconds,
                 batch_size=batch_size,
             )
+            work = await self._with_secrets(attempt, runtime, work)
         except WorkFailed as error:
+            if attempt.is_lost:
+                return None
             said = f"{error.message} {error.hint}".strip()
             return attempt.failure(said, is_retried=error.is_retried)
         voice = AttemptVoice(attempt, work, self._client, clock=self._clock, entropy=self._entropy)
-        return await attempt.run(runtime, work, voice)
+        return await attempt.run(partial(self._handing.run, attempt, runtime), work, voice)
+
+    async def _with_secrets(self, attempt: Attempt, runtime: Runtime, work: Work) -> Work:
+        """The work with the secrets that its job names, as they are now."""
+        references = orders.secrets_of(attempt.assignment)
+        if not references:
+            return work
+        if why := runtime.secrets_refused(work.operator):
+            raise WorkFailed(why, is_retried=False)
+        if self._secrets is None:
+            raise WorkFailed(f"The job {work.job} names secrets, and this worker gives out none.")
+        attempt.secrets = await self._secrets.values(references, job=work.job)
+        return replace(work, secrets=attempt.secrets)
 
     def _leave(self, attempt: Attempt) -> None:
         """Free its place."""

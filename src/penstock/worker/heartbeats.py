@@ -6,7 +6,9 @@ at different times are soon told of together. A short task ends before it is tol
 
 An answer may ask to cancel a task, and may refuse one: then another attempt has taken over, or the
 task is over, and the attempt is interrupted. No answer means nothing: the work goes on and the call
-is repeated, beyond the lease too, for a lease that nobody has ended is still ours. The pauses
+is repeated, beyond the lease too, for a lease that nobody has ended is still ours. Nor does an
+answer that our token proves nothing: it says nothing of the attempt. An answer may bring the next
+capability token of an attempt; one that brings none leaves the one there is. The pauses
 between such repeats stay below the pause between heartbeats, and so does the time that a dispatcher
 has to answer, so that one that hangs costs no lease.
 
@@ -32,11 +34,12 @@ from penstock.worker.client import CALL_SECONDS, InternalClient
 
 _log = logging.getLogger(__name__)
 
-TASKS_MAX: Final = 1000
+TASKS_MAX: Final = 500
 """How many attempts one call may be about."""
 _PAUSE_SECONDS_MIN: Final = 0.05
 _CALL_SECONDS_MIN: Final = 1.0
 _REFUSED: Final = frozenset({404, 409})
+_UNPROVED: Final = frozenset({401, 403})
 
 
 @dataclass(slots=True)
@@ -125,7 +128,10 @@ class Heartbeats:
         return True
 
     def _take(self, attempt: Attempt, result: TaskResult) -> None:
-        if result.status in _REFUSED:
+        attempt.renew(result.token)
+        if result.status in _UNPROVED:
+            _log.warning("%s: its heartbeat proves nothing: %s", attempt, result.detail)
+        elif result.status in _REFUSED:
             self.release(attempt)
             # What has ended is decided by the answer to its end, which may be on its way.
             if not attempt.is_over:

@@ -8,6 +8,7 @@ here is valid by the rules of the wire, so that no task can spoil a call that is
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +23,7 @@ from penstock.dispatcher.wire.work import (
     InputAnswer,
     OutputAsk,
 )
-from penstock.kernel.errors import WorkFailed
+from penstock.kernel.errors import InvalidInput, WorkFailed
 from penstock.runtimes.base import Facts, Finished, Given, Made, Part, Place, Work
 from penstock.runtimes.places import Places
 
@@ -41,15 +42,26 @@ def is_always_on(assignment: Assignment) -> bool:
     return isinstance(source, Mapping) and source.get("kind") == _ALWAYS_ON
 
 
+def secrets_of(assignment: Assignment) -> Mapping[str, Any]:
+    """What its job calls secrets, and where they are; nothing of it is judged here."""
+    said = assignment.definition.get("secrets") or {}
+    if not isinstance(said, Mapping):
+        raise WorkFailed(
+            f"The secrets of job {assignment.job} cannot be understood by this worker.",
+            hint="Bring the worker to the release of the dispatcher.",
+        )
+    return said
+
+
 def work_of(
     assignment: Assignment,
-    places: Places,
     *,
-    attempt_id: str,
+    logs: Path | None,
     grace_seconds: float,
     batch_size: int = 1,
 ) -> Work:
-    """An assignment as a runtime is given it."""
+    """An assignment as a runtime is given it. The dispatcher says where the attempt writes."""
+    places = _places(assignment, logs)
     definition = assignment.definition
     return Work(
         task_id=assignment.task_id,
@@ -61,17 +73,19 @@ def work_of(
         resources=_mapping(definition, "resources"),
         payload=assignment.payload,
         inputs={name: _given(name, each) for name, each in assignment.inputs.items()},
-        outputs=_outputs(assignment, places, attempt_id=attempt_id),
+        outputs=_outputs(assignment, places),
         grace_seconds=_grace_seconds(assignment, otherwise=grace_seconds),
         timeout_seconds=None if is_always_on(assignment) else assignment.timeout_seconds,
         batch=assignment.batch,
         batch_size=batch_size,
-        scratch=places.scratch(attempt_id),
+        scratch=places.scratch(assignment.folder),
         log=places.log(task_id=assignment.task_id, attempt=assignment.attempt),
+        # What is not plainly false is not trusted.
+        is_untrusted=definition.get("untrusted", False) is not False,
     )
 
 
-def succeeded(work: Work, finished: Finished, *, lease_token: str) -> EndAsk:
+def succeeded(work: Work, finished: Finished, *, lease_token: str, token: str = "") -> EndAsk:
     """The end of an attempt that has finished so."""
     outputs = [_output(work, each) for each in finished.made]
     if len(outputs) > _OUTPUTS_MAX:
@@ -82,6 +96,7 @@ def succeeded(work: Work, finished: Finished, *, lease_token: str) -> EndAsk:
         task_id=work.task_id,
         attempt=work.attempt,
         lease_token=lease_token,
+        token=token or None,
         outputs=outputs,
         log=_log(work),
         metrics=_metrics(finished),
@@ -97,6 +112,7 @@ def failed(
     assignment: Assignment,
     reason: str,
     *,
+    token: str = "",
     is_retried: bool = True,
     log: str = "",
     metrics: dict[str, Any] | None = None,
@@ -107,10 +123,23 @@ def failed(
         task_id=assignment.task_id,
         attempt=assignment.attempt,
         lease_token=assignment.lease_token,
+        token=token or None,
         failure=FailureAsk(reason=told, is_retried=is_retried),
         log=log if 0 < len(log) <= _LOG_CHARACTERS_MAX else None,
         metrics=metrics,
     )
+
+
+def _places(assignment: Assignment, logs: Path | None) -> Places:
+    if not assignment.folder:
+        raise WorkFailed(
+            "The dispatcher does not say where this attempt may write.",
+            hint="Bring the dispatcher to the release of the worker.",
+        )
+    try:
+        return Places(assignment.root, logs=logs)
+    except InvalidInput as error:
+        raise WorkFailed(error.message, hint=error.hint) from error
 
 
 def _given(name: str, answer: InputAnswer) -> Given:
@@ -143,7 +172,7 @@ def _given(name: str, answer: InputAnswer) -> Given:
     )
 
 
-def _outputs(assignment: Assignment, places: Places, *, attempt_id: str) -> dict[str, Place]:
+def _outputs(assignment: Assignment, places: Places) -> dict[str, Place]:
     found: dict[str, Place] = {}
     uuids = _mapping(assignment.definition, "datasets")
     for each in assignment.definition.get("outputs") or ():
@@ -159,7 +188,7 @@ def _outputs(assignment: Assignment, places: Places, *, attempt_id: str) -> dict
             dataset,
             generation=assignment.generation,
             payload=assignment.payload,
-            attempt_id=attempt_id,
+            attempt_id=assignment.folder,
         )
         found[name] = Place(dataset=dataset, uuid=uuid, location=location)
     return found

@@ -2,7 +2,9 @@
 
 Progress goes with the next heartbeat. Events are sent until they are heard, however long that
 takes: an event has the source's own id, so the same one twice is one. Only a refusal of the attempt
-ends this, and the attempt with it. Called by runtimes, from the event loop.
+ends this, and the attempt with it. A token that has expired, because no heartbeat was answered for
+a while, is no such refusal: the next heartbeat brings another. Called by runtimes, from the event
+loop.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ EVENTS_MAX: Final = 1000
 """How many events one call may have."""
 _PROGRESS_BYTES_MAX: Final = 16_000
 _OVER: Final = frozenset({404, 409})
+_UNPROVED: Final = frozenset({401, 403})
+_UNPROVED_MAX: Final = 20
+"""How often events are refused for their token before the work is told; about two minutes."""
 _ASKS: Final = msgspec.json.Decoder(TaskEventsAsk)
 
 
@@ -105,15 +110,18 @@ class AttemptVoice:
 
     async def _until_heard(self, ask: TaskEventsAsk) -> Sequence[EventResult]:
         backoff = Backoff(self._entropy)
+        unproved = 0
         while not self._attempt.is_over:
             try:
-                return (await self._client.task_events(ask)).results
+                return (await self._client.task_events(ask, token=self._attempt.token)).results
             except DispatcherUnavailable as error:
                 if not backoff.failures:
                     _log.warning("%s: its events wait: %s", self._attempt, error)
             except DispatcherRefused as error:
                 if error.status in _OVER:
                     self._attempt.interrupt(Interruption.LOST)
-                raise WorkFailed(f"Its events were refused: {error.message}") from error
+                unproved += error.status in _UNPROVED
+                if error.status not in _UNPROVED or unproved > _UNPROVED_MAX:
+                    raise WorkFailed(f"Its events were refused: {error.message}") from error
             await self._clock.sleep(backoff.next_seconds())
         raise WorkFailed("The attempt is over; its events are not sent.")

@@ -1,6 +1,6 @@
 """The pipeline worker: claims the tasks of its runtimes, runs them, and tells how they have ended.
 
-    worker = PipelineWorker(client, {"process": runtime}, listening, places=places)
+    worker = PipelineWorker(client, {"process": runtime}, listening, logs=logs)
     with stopped_by_signals(worker.stop):
         await worker.run()
 
@@ -15,10 +15,14 @@ attempt has written stays in its own folders, unpublished.
 |---|---|
 | `claiming` | says hello, hears wake-ups, claims while there is room |
 | `hands` | runs attempts through their runtimes |
+| `handing` | gives attempts their tokens and credentials, and takes them back |
 | `heartbeats` | keeps leases alive, learns of cancellations and refusals |
 | `endings` | tells how attempts have ended |
 
-Made by the wiring. `listening` makes the listener from the function that it is to call.
+Made by the wiring. `listening` makes the listener from the function that it is to call. What
+attempts print is kept in files of the folder `logs`; without one, it is not kept. In the folder
+`handed` attempts find their tokens and credentials; without one, they are handed none. `secrets`
+finds what jobs name as secrets; without it, a job that does fails.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import os
 import platform
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from typing import Final
 
 from penstock.dispatcher.wakeups.base import Heard, Listener
@@ -36,10 +41,11 @@ from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, system_entropy
 from penstock.kernel.errors import InvalidInput
 from penstock.runtimes.base import Runtime
-from penstock.runtimes.places import Places
 from penstock.worker.claiming import Claiming, hello_of
 from penstock.worker.client import InternalClient
+from penstock.worker.handing import Handing
 from penstock.worker.hands import Hands
+from penstock.worker.secrets import Resolver
 from penstock.worker.settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
@@ -57,26 +63,25 @@ class PipelineWorker:
         runtimes: Mapping[str, Runtime],
         listening: Callable[[Heard], Listener],
         *,
-        places: Places,
+        logs: Path | None = None,
+        handed: Path | None = None,
         settings: WorkerSettings | None = None,
         clock: Clock | None = None,
         entropy: Entropy | None = None,
         about: Mapping[str, str] | None = None,
+        secrets: Resolver | None = None,
     ) -> None:
         if not runtimes:
             raise InvalidInput("The worker has no runtime.", hint="Name one, such as process.")
         self.settings = settings or WorkerSettings()
         self._client = client
         self._runtimes = runtimes
-        self._places = places
+        self._logs = logs
         clock, entropy = clock or SystemClock(), entropy or system_entropy()
+        said = _about() if about is None else about
         self._claiming = Claiming(
             client,
-            hello_of(
-                runtimes,
-                concurrency=self.settings.concurrency,
-                about=_about() if about is None else about,
-            ),
+            hello_of(runtimes, concurrency=self.settings.concurrency, about=said),
             runtimes,
             settings=self.settings,
             clock=clock,
@@ -84,14 +89,20 @@ class PipelineWorker:
             listen_to=self._listen_to,
         )
         self._listener = listening(self._claiming.heard)
+        hands_over = any(each.hands_over for each in runtimes.values())
+        self._handing = Handing(
+            client, handed if hands_over else None, clock=clock, entropy=entropy
+        )
         self._hands = Hands(
             client,
             runtimes,
-            places=places,
+            logs=logs,
+            handing=self._handing,
             settings=self.settings,
             clock=clock,
             entropy=entropy,
             freed=self._claiming.freed,
+            secrets=secrets,
         )
         self._stopping = asyncio.Event()
         self._at_once = asyncio.Event()
@@ -117,6 +128,7 @@ class PipelineWorker:
         self._make_folder()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._client)
+            await stack.enter_async_context(self._handing)
             for runtime in self._runtimes.values():
                 await stack.enter_async_context(runtime)
             await self._claiming.greet()
@@ -174,8 +186,9 @@ class PipelineWorker:
             _log.error("%d ends of tasks could not be told; they will run again", len(endings))
 
     def _make_folder(self) -> None:
-        if self._places.logs is not None:
-            self._places.logs.mkdir(parents=True, exist_ok=True)
+        if self._logs is not None:
+            # Untrusted work has a user of its own here, who is not to read what others print.
+            self._logs.mkdir(mode=0o750, parents=True, exist_ok=True)
 
 
 def _about() -> Mapping[str, str]:

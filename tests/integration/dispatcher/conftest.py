@@ -6,13 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.dispatcher.database.local import LocalPostgres
 from tests.integration.dispatcher.world import Play, Story, Worlds
-
-
-@pytest.fixture(scope="session")
-def worlds(postgres: LocalPostgres) -> Worlds:
-    return Worlds(postgres)
 
 
 @pytest.fixture

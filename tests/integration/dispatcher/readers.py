@@ -12,7 +12,6 @@ from penstock.dispatcher.datasets.sweeping import Sweeping
 from penstock.dispatcher.outbox.projecting import ProjectCarrier
 from penstock.dispatcher.outbox.relay import Limits, Relay
 from penstock.dispatcher.tasks.values import Claimed, Ended, Output, Refusal
-from penstock.kernel.entropy import system_entropy
 from penstock.runtimes.base import Facts
 from penstock.store.memory import MemoryBucket, MemoryStore
 from tests.integration.dispatcher.carrying import Still
@@ -77,7 +76,9 @@ class Library:
         self, claimed: Claimed, *, dataset: str = "job", partition: str | None = "p"
     ) -> str:
         """A file in the folder of an attempt; returns where the folder is."""
-        name = attempt_name(system_entropy(), task_id=claimed.task_id, attempt=claimed.attempt)
+        name = attempt_name(
+            task_id=claimed.task_id, attempt=claimed.attempt, lease_token=claimed.lease_token
+        )
         prefix = attempt_prefix(
             dataset, generation=claimed.generation, partition_key=partition, attempt=name
         )

@@ -33,6 +33,7 @@ from tests.integration.dispatcher.world import Job, Worlds
 COMPLETED, PUBLISHED = ("completed", False), ("completed", True)
 SAYINGS: list[Saying] = [COMPLETED, PUBLISHED, ("failed", True), ("failed", False)]
 UNKNOWN = Fence(10**6, 1, "nobody has it")
+LOCATION = "s3://bucket/x"
 
 
 def fence_of(task: Assignment) -> Fence:
@@ -107,10 +108,8 @@ class HttpLifecycle(Machine):
         some = list({each.task_id: each for each in (fence, *more)}.values())
         expected = [self.model.heartbeat(each) for each in some]
         asked = [*some, UNKNOWN] if has_unknown else some
-        body = {"tasks": [said(each) for each in asked]}
-        answers = self.at_once(
-            *(self.stage.internal.post("/v1/task/heartbeat", json=body) for _ in range(at_once))
-        )
+        entries = self.proved(*(said(each) for each in asked))
+        answers = self.at_once(*(self.stage.beat(*entries) for _ in range(at_once)))
         for answer in answers:
             results = results_of(answer, len(asked))
             for each, wanted, result in zip(some, expected, results, strict=False):
@@ -144,6 +143,7 @@ class HttpLifecycle(Machine):
         asked = [ending(self.job, each, words) for each, words in ends.values()]
         if has_unknown:
             asked.append(said(UNKNOWN))
+        asked = self.proved(*asked)
         answers = self.at_once(*(self.stage.complete(*asked) for _ in range(at_once)))
         assert [each.json() for each in answers] == [answers[0].json()] * at_once
         results = results_of(answers[0], len(asked))
@@ -158,9 +158,30 @@ class HttpLifecycle(Machine):
     def smuggle(self, fence: Fence) -> None:
         """A completion with an output that is another's changes nothing."""
         other = {"dataset": "0" * 8 + "-0000-0000-0000-" + "0" * 12, "location": "file:///x"}
-        (answer,) = self.at_once(self.stage.complete(said(fence, outputs=[other])))
+        (answer,) = self.at_once(self.stage.complete(*self.proved(said(fence, outputs=[other]))))
         (result,) = results_of(answer, 1)
         self.check_refused(fence, Why.DIFFERENT if fence in self.told else Why.OUTPUTS, result)
+
+    @rule(fence=Machine.fences)
+    def misplace(self, fence: Fence) -> None:
+        """Nor does one of its own output in a place that its token does not grant."""
+        elsewhere = ending(self.job, fence, PUBLISHED, location=f"{LOCATION}x")
+        (answer,) = self.at_once(self.stage.complete(*self.proved(elsewhere)))
+        (result,) = results_of(answer, 1)
+        self.check_refused(fence, Why.DIFFERENT if fence in self.told else Why.OUTPUTS, result)
+
+    @rule(fence=Machine.fences, other=Machine.fences, is_end=st.booleans())
+    def borrow(self, fence: Fence, other: Fence, is_end: bool) -> None:
+        """The token of another attempt is no proof, and its holder is told nothing of the task."""
+        if (fence.task_id, fence.attempt) == (other.task_id, other.attempt):
+            return
+        (entry,) = self.proved(said(other))
+        asked = {**said(fence), "token": entry["token"]}
+        call = self.stage.complete if is_end else self.stage.beat
+        (answer,) = self.at_once(call(asked))
+        (result,) = results_of(answer, 1)
+        assert (result.status, result.state) == (403, None)
+        assert result.why in ("token another attempt", "token former attempt")
 
     @rule(task_id=Machine.tasks, verb=st.sampled_from(["cancel", "replay"]))
     def steer(self, task_id: int, verb: str) -> None:
@@ -185,6 +206,14 @@ class HttpLifecycle(Machine):
         shown = answer.json()
         assert shown["task"]["status"] == task.status
         assert [each["number"] for each in shown["attempts"]] == [*range(1, task.attempt + 1)]
+
+    def proved(self, *entries: dict[str, Any]) -> list[dict[str, Any]]:
+        """The entries with tokens of their attempts, which may write one place."""
+
+        async def main() -> list[dict[str, Any]]:
+            return [await proved(self.stage, self.job, each) for each in entries]
+
+        return self.runner.run(main())
 
     def at_once(self, *calls: Coroutine[Any, Any, httpx.Response]) -> list[httpx.Response]:
         async def main() -> list[httpx.Response]:
@@ -239,12 +268,19 @@ def said(fence: Fence, **fields: Any) -> dict[str, Any]:
     return {**proof, **fields}
 
 
-def ending(job: Job, fence: Fence, saying: Saying) -> dict[str, Any]:
+def ending(job: Job, fence: Fence, saying: Saying, *, location: str = LOCATION) -> dict[str, Any]:
     kind, flag = saying
     if kind == "failed":
         return said(fence, failure={"reason": "broken", "is_retried": flag})
-    output = {"dataset": job.dataset, "location": "s3://b/x", "partition_key": "p"}
+    output = {"dataset": job.dataset, "location": location, "partition_key": "p"}
     return said(fence, outputs=[output] if flag else [])
+
+
+async def proved(stage: Stage, job: Job, entry: dict[str, Any]) -> dict[str, Any]:
+    """What is said, with a token of its attempt that may write one place."""
+    write = {job.dataset: LOCATION}
+    token = await stage.token(entry["task_id"], entry["attempt"], write=write)
+    return {**entry, "token": token}
 
 
 def test_the_lifecycle_over_http_is_the_model(worlds: Worlds) -> None:
@@ -269,7 +305,7 @@ def test_an_attempt_that_says_two_things_at_once(worlds: Worlds) -> None:
         job = await stage.world.job()
         for number, (first, second) in enumerate(itertools.permutations(SAYINGS, 2)):
             fence = (await job.claimed(f"{number}")).fence
-            asked = [ending(job, fence, each) for each in (first, second)]
+            asked = [await proved(stage, job, ending(job, fence, each)) for each in (first, second)]
             answers = await asyncio.gather(*map(stage.complete, asked))
             assert sorted(each.status_code for each in answers) == [200, 409]
             winner = [each.status_code for each in answers].index(200)
@@ -294,26 +330,24 @@ def test_half_of_a_proof_is_none(worlds: Worlds) -> None:
             Fence(fence.task_id, fence.attempt, other.lease_token),
             Fence(fence.task_id, fence.attempt + 1, fence.lease_token),
         ):
-            beat = await stage.internal.post("/v1/task/heartbeat", json={"tasks": [said(wrong)]})
-            assert refused(beat, 409).type == "stale"
+            proof = await proved(stage, job, said(wrong))
+            assert refused(await stage.beat(proof), 409).type == "stale"
             for saying in SAYINGS:
-                answer = await stage.complete(ending(job, wrong, saying))
+                answer = await stage.complete({**proof, **ending(job, wrong, saying)})
                 assert refused(answer, 409).type == "stale"
-            events = {"events": [{"event_id": "e", "dataset": "job", "partition_key": "p"}]}
-            answer = await stage.internal.post("/v1/task/events", json=said(wrong, **events))
-            assert refused(answer, 409).type == "stale"
+            event = {"event_id": "e", "dataset": "job", "partition_key": "p"}
+            assert refused(await stage.task_events(proof, event), 409).type == "stale"
         (row,) = await stage.world.rows(
             "SELECT status, lease_expires_at - penstock_now() < interval '10 seconds' AS is_old"
             " FROM task WHERE id = %s",
             fence.task_id,
         )
         assert row == {"status": "running", "is_old": True}
-        (result,) = results_of(await stage.complete(ending(job, fence, PUBLISHED)), 1)
+        end = await proved(stage, job, ending(job, fence, PUBLISHED))
+        (result,) = results_of(await stage.complete(end), 1)
         assert result.task_status == "completed"
         # Also of what is over: the answer is told to whoever has said it.
-        answer = await stage.complete(
-            ending(job, Fence(fence.task_id, fence.attempt, "x"), PUBLISHED)
-        )
+        answer = await stage.complete({**end, "lease_token": "x"})
         assert refused(answer, 409).type == "over"
 
     perform(worlds, story)

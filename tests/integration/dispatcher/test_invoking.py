@@ -13,14 +13,17 @@ from typing import Any
 import pytest
 
 from penstock.dispatcher.aws import Aws, aws_client
+from penstock.dispatcher.capabilities.issuing import Issuer
 from penstock.dispatcher.invoking import EVENT_AGE_SECONDS_MAX, LambdaCarrier
 from penstock.dispatcher.outbox.carriers import WakeCarrier
 from penstock.dispatcher.outbox.relay import Relay
 from penstock.dispatcher.outbox.values import Row
 from penstock.dispatcher.tasks.values import Claimed
 from penstock.kernel.entropy import new_id, system_entropy
-from penstock.kernel.errors import InvalidInput
+from penstock.kernel.errors import InvalidInput, SignerUnavailable
+from penstock.tokens.claims import INVOKE_AUDIENCE, Grants
 from tests.integration.aws_server import AwsServer
+from tests.integration.dispatcher.api.signing import StageKeys
 from tests.integration.dispatcher.carrying import LIMITS, Still, Words
 from tests.integration.dispatcher.world import Play, World, done
 
@@ -68,6 +71,14 @@ class Functions:
             return [await self.told.get() for _ in range(count)]
 
 
+async def token_for(task_id: int) -> str:
+    return f"token of {task_id}"
+
+
+def issuer_of(world: World) -> Issuer:
+    return Issuer(world.database, StageKeys(world.database), root="file:///lake")
+
+
 def rows(operator: str, tasks: Sequence[int]) -> list[Row]:
     return [Row(100 + task, "invoke", operator, {"task_id": task}, 0) for task in tasks]
 
@@ -84,8 +95,12 @@ def test_a_function_is_invoked_for_each_task(play: Play, aws_server: AwsServer) 
                 for each in await world.tasks.create([job.new("one"), job.new("two")])
                 if each is not None
             ]
+            issuer = issuer_of(world)
             async with LambdaCarrier(
-                world.database, dispatcher_url=url, aws=functions.aws
+                world.database,
+                dispatcher_url=url,
+                token_for=issuer.invocation,
+                aws=functions.aws,
             ) as carrier:
                 relay = Relay(
                     world.database, carriers={"invoke": carrier}, limits=LIMITS, clock=Still()
@@ -98,6 +113,13 @@ def test_a_function_is_invoked_for_each_task(play: Play, aws_server: AwsServer) 
                     await relay.turn()
                 else:
                     pytest.fail("what was sent is not recorded")
+            for event in events:
+                claims = await issuer.verify(
+                    event.pop("claim_token"), audience=INVOKE_AUDIENCE, is_expiry_judged=True
+                )
+                assert (claims.task_id, claims.attempt) == (event["task_id"], 0)
+                assert claims.exp - claims.iat == 900
+                assert claims.grants == Grants()
             assert sorted(events, key=lambda event: event["task_id"]) == [
                 {
                     "dispatcher": url,
@@ -141,7 +163,7 @@ class Recorded:
 def scripted(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[LambdaCarrier, Recorded]:
     recorded = Recorded()
     monkeypatch.setattr("penstock.dispatcher.invoking.aws_client", lambda *_, **__: recorded)
-    return LambdaCarrier(world.database, dispatcher_url="http://d"), recorded
+    return LambdaCarrier(world.database, dispatcher_url="http://d", token_for=token_for), recorded
 
 
 def test_only_what_could_be_claimed_is_invoked(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,12 +214,31 @@ def test_an_invocation_that_fails_among_good_ones(
     play(story)
 
 
+def test_without_a_signer_nothing_is_invoked_and_all_is_tried_again(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(world: World) -> None:
+        async def away(_task_id: int) -> str:
+            raise SignerUnavailable("KMS cannot sign now.")
+
+        recorded = Recorded()
+        monkeypatch.setattr("penstock.dispatcher.invoking.aws_client", lambda *_, **__: recorded)
+        carrier = LambdaCarrier(world.database, dispatcher_url="http://d", token_for=away)
+        job = await world.job(runtime="lambda")
+        (task,) = await job.make("a")
+        why = {100 + task: "KMS cannot sign now."}
+        assert await carrier.carry(rows("operator", [task])) == why
+        assert recorded.invoked == []
+
+    play(story)
+
+
 def test_a_function_that_is_not_there(play: Play, aws_server: AwsServer) -> None:
     async def story(world: World) -> None:
         job = await world.job(runtime="lambda", operator="nowhere")
         (task,) = await job.make("a")
         async with LambdaCarrier(
-            world.database, dispatcher_url="http://d", aws=aws_server.aws
+            world.database, dispatcher_url="http://d", token_for=token_for, aws=aws_server.aws
         ) as carrier:
             (why,) = (await carrier.carry(rows("nowhere", [task]))).values()
             assert "Function not found" in why

@@ -29,7 +29,7 @@ def test_a_server_that_is_away_fails_each_channel(
     aws_server: AwsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # boto3's own pauses between tries are not what is tested.
-    monkeypatch.setattr("penstock.dispatcher.aws._TRIES_MAX", 1)
+    monkeypatch.setattr("penstock.kernel.aws._TRIES_MAX", 1)
     with socket.create_server(("127.0.0.1", 0)) as held:
         endpoint = f"http://127.0.0.1:{held.getsockname()[1]}"
     away = dataclasses.replace(aws_server.aws, endpoint=endpoint)

@@ -245,6 +245,7 @@ def test_one_dispatcher_makes_a_pass(play: Play) -> None:
         one, two = Retention(world.database), Retention(world.database)
         assert await one.turn() == 0.05
         assert await two.turn() == PASS_SECONDS / 4
+        assert await one.turn() == 0.05
         assert await one.turn() == PASS_SECONDS
         assert await one.turn() == PASS_SECONDS / 4
 

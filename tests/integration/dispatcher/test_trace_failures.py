@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.datasets.layout import attempt_name
 from penstock.dispatcher.backfills.backfills import Backfills
 from penstock.dispatcher.building import Builder
 from penstock.dispatcher.dag.model import Priority
@@ -27,9 +26,15 @@ from penstock.dispatcher.ranges.operators import RangeOperators
 from penstock.dispatcher.wakeups.base import Channel
 from penstock.dispatcher.wire.base import WORKER_HEADER
 from penstock.dispatcher.wire.work import Assignment
-from penstock.kernel.entropy import seeded_entropy
-from penstock.runtimes.places import Places
-from tests.integration.dispatcher.api.stage import Stage, held, ok, output, perform, refused
+from tests.integration.dispatcher.api.stage import (
+    Stage,
+    held,
+    ok,
+    output,
+    perform,
+    refused,
+)
+from tests.integration.dispatcher.api.stage import place as place_of
 from tests.integration.dispatcher.carrying import LIMITS, Still, Words
 from tests.integration.dispatcher.test_deployment import chain
 from tests.integration.dispatcher.world import Worlds
@@ -146,8 +151,10 @@ def test_a_claim_of_an_unknown_task_creates_nothing(worlds: Worlds) -> None:
             problem = refused(await claim_by(stage, number, stage.identity()), 404)
             assert (problem.type, problem.state) == ("unknown", None)
         fence = {"task_id": 1, "attempt": 1, "lease_token": "x" * 20}
-        refused(await stage.complete(fence), 404)
-        refused(await stage.internal.post("/v1/task/heartbeat", json={"tasks": [fence]}), 404)
+        # Also not by whoever has a token of ours for a task that nobody has made.
+        proof = {**fence, "token": await stage.token(1, 1)}
+        refused(await stage.complete(proof), 404)
+        refused(await stage.beat(proof), 404)
         assert await counts(stage, "task", "attempt", "publication", "event") == [0, 0, 0, 0]
 
     perform(worlds, story)
@@ -155,16 +162,10 @@ def test_a_claim_of_an_unknown_task_creates_nothing(worlds: Worlds) -> None:
 
 def test_a_zombie_changes_nothing_that_was_published(worlds: Worlds, tmp_path: Path) -> None:
     """Trace: outputs are not attempt-scoped, so that a zombie can overwrite committed files."""
-    places, entropy = Places(tmp_path.as_uri()), seeded_entropy(7)
 
-    def write(task: Assignment, text: str, place: str = "") -> str:
-        """What a worker writes for an attempt, in the place that it has for it."""
-        found = place or places.output(
-            "tidy",
-            generation=task.generation,
-            payload=task.payload,
-            attempt_id=attempt_name(entropy, task_id=task.task_id, attempt=task.attempt),
-        )
+    def write(task: Assignment, text: str) -> str:
+        """What a worker writes for an attempt, in the place that it is given for it."""
+        found = place_of(task)
         folder = Path(urlsplit(found).path)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "rows.csv").write_text(text)
@@ -190,16 +191,15 @@ def test_a_zombie_changes_nothing_that_was_published(worlds: Worlds, tmp_path: P
         assert refused(await stage.complete(late), 409).type == "stale"
         assert await partitions(stage, "tidy") == {}
         ok(await stage.complete(held(successor, outputs=[output(successor, location=place)])))
-        write(zombie, "nonsense", its_place)
+        write(zombie, "nonsense")
         problem = refused(await stage.complete(late), 409)
         assert (problem.type, problem.state and problem.state.status) == ("over", "completed")
-        beat = await stage.internal.post("/v1/task/heartbeat", json={"tasks": [held(zombie)]})
-        assert refused(beat, 409).type == "over"
+        assert refused(await stage.beat(held(zombie)), 409).type == "over"
         assert await partitions(stage, "tidy") == {"p": (place, 1)}
         assert (Path(urlsplit(place).path) / "rows.csv").read_text() == "all of it"
         assert await counts(stage, "publication") == [1]
 
-    perform(worlds, story)
+    perform(worlds, story, root=tmp_path.as_uri())
 
 
 @pytest.mark.parametrize("whose", ["an input", "another job", "nobody"])
@@ -427,7 +427,7 @@ def test_a_completion_that_is_said_again_has_the_same_answer(worlds: Worlds) -> 
         problem = refused(await stage.complete(held(broken, outputs=[output(broken)])), 409)
         assert (problem.type, problem.state and problem.state.status) == ("different", "retrying")
         assert await counts(stage, "publication", "event", "task", "outbox") == before
-        assert await partitions(stage, "tidy") == {"p": (f"file:///{done.task_id}", 1)}
+        assert await partitions(stage, "tidy") == {"p": (place_of(done), 1)}
 
     perform(worlds, story)
 
@@ -470,7 +470,7 @@ def test_there_are_deployment_and_rollback(worlds: Worlds) -> None:
         assert await partitions(stage, "tidy") == served
         await work(stage, "a:report", "daily")
         await builder.turn()
-        assert await partitions(stage, "tidy") == {"p": (f"file:///{new.task_id}", 1)}
+        assert await partitions(stage, "tidy") == {"p": (place_of(new), 1)}
         back = ok(await stage.public.post("/v1/dag/rollback"))
         assert back["version"] == 1
         # What was built before is still there, and is served again.

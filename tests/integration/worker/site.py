@@ -29,8 +29,8 @@ from penstock.dispatcher.wakeups.bucket import (
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import system_entropy
 from penstock.runtimes.base import Runtime
-from penstock.runtimes.places import Places
 from penstock.worker.client import InternalClient
+from penstock.worker.secrets import Resolver
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.worker import PipelineWorker
 from tests.integration.dispatcher.api.stage import parts_of
@@ -81,7 +81,12 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def working(
-        self, runtime: Runtime, *, name: str = "worker-1", **settings: Any
+        self,
+        runtime: Runtime,
+        *,
+        name: str = "worker-1",
+        secrets: Resolver | None = None,
+        **settings: Any,
     ) -> AsyncIterator[PipelineWorker]:
         """A worker, as long as the block lasts."""
         queue = wake_up_queue(f"memory://{self.folder.name}")
@@ -100,8 +105,10 @@ class Site:
             client,
             {"process": runtime},
             listening,
-            places=Places((self.folder / "store").as_uri(), self.folder / "logs"),
+            logs=self.folder / "logs",
+            handed=self.folder / "handed",
             settings=WorkerSettings(**settings),
+            secrets=secrets,
         )
         async with asyncio.TaskGroup() as group:
             running = group.create_task(worker.run())
@@ -126,7 +133,8 @@ def play(dsn: str, folder: Path, dag: str, story: Story) -> None:
             await pipeline.apply(dag)
 
             def serve(port: int) -> Serving:
-                app = internal_app(parts_of(world, kick=relaying.kick))
+                root = (folder / "store").as_uri()
+                app = internal_app(parts_of(world, kick=relaying.kick, root=root))
                 return Serving([Listener("internal", app, "127.0.0.1", port)])
 
             sender = BucketSender(wake_up_queue(f"memory://{folder.name}"))

@@ -9,11 +9,14 @@ from contextlib import suppress
 from datetime import timedelta
 from unittest import mock
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
 from penstock.cli.backfill.showing import Progress, percent
+from penstock.cli.options import absolute_option
+from penstock.cli.progress import bar
 from penstock.cli.telling import ago, cut, fitted, line
 from tests.unit.dispatcher.client.scripted import NOW, backfill
 
@@ -62,11 +65,17 @@ def test_a_table_is_cut_to_the_terminal_and_no_further_than_can_be_read(
     rows: list[tuple[str, ...]], columns: int
 ) -> None:
     shown = cut(rows, columns=columns)
-    before = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    after = [max(map(len, cells)) for cells in zip(*shown, strict=True)]
+    before, after = _widths(rows), _widths(shown)
+    cells, left = _widths(rows[1:] or rows), _widths(shown[1:] or shown)
     between = 2 * (len(before) - 1)
-    assert sum(after) + between <= columns or max(after) <= 12
-    assert all(now == then or now >= 12 for now, then in zip(after, before, strict=True))
+    # It fits, or everything that is long is as short as it may be.
+    assert sum(after) + between <= columns or all(
+        now <= 6 for now, then in zip(left, cells, strict=True) if then > 12
+    )
+    # What is short stays whole; of what is long something stays.
+    assert all(
+        now == then if then <= 12 else now >= 6 for now, then in zip(left, cells, strict=True)
+    )
     if sum(before) + between <= columns:
         assert shown == rows
     for row, original in zip(shown, rows, strict=True):
@@ -74,11 +83,29 @@ def test_a_table_is_cut_to_the_terminal_and_no_further_than_can_be_read(
             assert cell == whole or (cell.endswith("…") and whole.startswith(cell[:-1]))
 
 
+def _widths(rows: list[tuple[str, ...]]) -> list[int]:
+    return [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+
+
+def test_heads_give_way_before_what_is_below_them() -> None:
+    rows = [("attempt", "id"), ("1", "x" * 12)]
+    assert cut(rows, columns=18) == [("att…", "id"), ("1", "x" * 12)]
+
+
 def test_the_longest_column_is_cut_first() -> None:
     assert cut([("id", "x" * 50), ("17", "short")], columns=24) == [
         ("id", "x" * 19 + "…"),
         ("17", "short"),
     ]
+
+
+def test_numbers_and_what_is_copied_are_never_cut() -> None:
+    rows = [("n", "long", "id"), ("1,000,000,000,000", "x" * 50, "y" * 50)]
+    assert cut(rows, columns=40, whole=(0, 2))[1] == (
+        "1,000,000,000,000",
+        "x" * 5 + "…",
+        "y" * 50,
+    )
 
 
 def _on_a_terminal(*, name: str, show: Callable[[], None]) -> str:
@@ -106,6 +133,14 @@ def test_on_a_terminal_a_table_fits() -> None:
     assert shown.splitlines()[1] == f"17  {'y' * 35}…"
 
 
+def test_on_a_terminal_columns_without_anything_make_room() -> None:
+    heads, row = ("id", "worker", "reason"), ("17", "", "y" * 34)
+    shown = _on_a_terminal(name="stdout", show=lambda: fitted(heads, [row], numbers=(0,)))
+    assert shown.splitlines()[1] == f"17  {'y' * 34}"
+    short = _on_a_terminal(name="stdout", show=lambda: fitted(heads, [("17", "", "y")]))
+    assert "worker" in short
+
+
 def test_elsewhere_nothing_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     fitted(("id", "reason"), [("17", "y" * 100)])
     assert "y" * 100 in capsys.readouterr().out
@@ -119,9 +154,34 @@ def test_on_a_terminal_progress_is_one_line() -> None:
         progress.end()
 
     assert _on_a_terminal(name="stderr", show=show) == (
-        "\r\x1b[Kbackfill 7 of totals: 0%, 5 of 1,000 en"
-        "\r\x1b[Kbackfill 7 of totals: 100%, 1,000 of 1,\r\n"
+        f"\r\x1b[K{'·' * 24} backfill 7 of "
+        f"\r\x1b[K{'█' * 24} backfill 7 of "
+        # Gone when it is over.
+        "\r\x1b[K"
     )
+
+
+def test_elsewhere_there_is_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress()
+    progress(backfill(planned=10, open=5))
+    progress.end()
+    assert capsys.readouterr() == ("", "")
+
+
+@given(done=some.integers(-5, 2000), of=some.integers(1, 1000))
+def test_a_bar_is_full_when_all_is_done_and_not_before(done: int, of: int) -> None:
+    shown = bar(done, of)
+    assert len(shown) == 24
+    assert shown == "█" * shown.count("█") + "·" * shown.count("·")
+    assert ("·" not in shown) == (done >= of)
+
+
+def test_with_absolute_times_are_told_and_not_ages() -> None:
+    command = absolute_option(click.Command("x", params=[]))
+    with command.make_context("x", ["--absolute"]) as context, context.scope():
+        assert ago(NOW, now=0) == "2030-01-01T00:00:00Z"
+    with command.make_context("x", []) as context, context.scope():
+        assert ago(NOW, now=NOW.timestamp()) == "0 s ago"
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 import penstock.dispatcher
 from penstock.datasets import layout
 from penstock.datasets.layout import AttemptOf, attempt_name, attempt_of, part, place_of
-from penstock.kernel.entropy import seeded_entropy
 from penstock.store.base import check_key
 
-NAME = attempt_name(seeded_entropy(1), task_id=42, attempt=3)
+NAME = attempt_name(task_id=42, attempt=3, lease_token="one")
 GENERATION = "0b6a5b0e-3f9e-4a0e-8d52-0f4f7d2b9a11"
 
 
@@ -30,6 +29,7 @@ def test_a_name_is_one_part_of_a_portable_key(text: str) -> None:
     assert re.fullmatch(r"[A-Za-z0-9_=~-][A-Za-z0-9_.=~-]*", written)
     assert len(written) <= 150
     assert written != layout.WHOLE
+    assert ".." not in written
     check_key(f"{layout.DATASETS}{written}/{layout.CURRENT}")
 
 
@@ -42,7 +42,10 @@ def test_long_texts_are_cut_and_stay_different() -> None:
 def test_the_name_of_an_attempt_says_whose_it_is() -> None:
     assert NAME.startswith("42-3-")
     assert attempt_of(NAME) == AttemptOf(42, 3)
-    assert attempt_name(seeded_entropy(2), task_id=42, attempt=3) != NAME
+    assert attempt_name(task_id=42, attempt=3, lease_token="other") != NAME
+    # Whoever knows the fence knows the folder, and not the other way round.
+    assert attempt_name(task_id=42, attempt=3, lease_token="one") == NAME
+    assert "one" not in NAME
 
 
 @pytest.mark.parametrize(

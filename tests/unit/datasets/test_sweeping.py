@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -9,18 +10,17 @@ import pytest
 from penstock.datasets import sweeping
 from penstock.datasets.layout import attempt_name
 from penstock.datasets.sweeping import Sweeper, Swept, Verdict
-from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import Refused, Unavailable
 from penstock.store.base import Delimiter, Page, Version, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.testing.virtual import World, simulate
 
 GRACE = 100.0
-_entropy = seeded_entropy("names")
+_lease_tokens = itertools.count()
 
 
 def name(task_id: int) -> str:
-    return attempt_name(_entropy, task_id=task_id, attempt=1)
+    return attempt_name(task_id=task_id, attempt=1, lease_token=str(next(_lease_tokens)))
 
 
 class Words:

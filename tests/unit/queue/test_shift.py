@@ -77,11 +77,13 @@ class Everything(Discovery):
         self._guards = guards
         self.load: Callable[[], Load] = Load
         self.looks = 0
+        self.look_seconds = 0.0
         self.failures = 0
         self.is_released = False
 
     async def look(self, wanted: Wanted) -> View:
         self.looks += 1
+        await self._store.clock.machine.sleep(self.look_seconds)
         if self.failures:
             self.failures -= 1
             raise Unavailable("away")
@@ -458,6 +460,28 @@ def test_saturated_is_who_has_found_more_than_it_can_run_for_a_while() -> None:
             await bench.clock.sleep(10)
             # The last two run now, and nothing waits.
             assert discovery.load() == Load()
+
+    _run(check)
+
+
+def test_who_looks_again_is_as_saturated_as_before() -> None:
+    async def check(bench: Bench) -> None:
+        for _ in range(60):
+            await bench.queue.submit("t", 1.937)
+        shift, discovery = bench.shift(concurrency=2)
+        discovery.look_seconds = 1.0
+        async with Running(shift):
+            await bench.clock.sleep(15)
+            looks = discovery.looks
+            for _ in range(350):
+                load = discovery.load()
+                assert (load.saturated, load.help_wanted) == (True, frozenset({"t"}))
+                await bench.clock.sleep(0.1)
+            assert discovery.looks > looks, "what was found has become old, and it has looked"
+            await bench.clock.sleep(15)
+            # All have run, and nothing waits.
+            load = discovery.load()
+            assert (load.saturated, load.help_wanted) == (False, frozenset())
 
     _run(check)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,9 +15,9 @@ from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.identity import Identity
 from penstock.dispatcher.wakeups.base import Channel, Heard, Listener
 from penstock.runtimes.base import Fault, Finished, Made, Runtime, Voice, Work
-from penstock.runtimes.places import Places
 from penstock.testing.virtual import VirtualClock, World, simulate
 from penstock.worker.client import InternalClient
+from penstock.worker.secrets import Resolver
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.worker import PipelineWorker
 from tests.unit.worker.scripted import URL, Dispatcher
@@ -28,6 +29,7 @@ class ScriptedRuntime(Runtime):
     """Does what the test says, and keeps count."""
 
     name = "process"
+    hands_over = True
 
     def __init__(self, doing: Doing) -> None:
         self.doing = doing
@@ -54,6 +56,9 @@ class ScriptedRuntime(Runtime):
         self, operator: str, *, config: Mapping[str, Any], resources: Mapping[str, Any]
     ) -> Iterable[Fault]:
         return ()
+
+    def secrets_refused(self, operator: str) -> str:
+        return ""
 
     def expect(self) -> None:
         assert self.is_started
@@ -154,6 +159,8 @@ async def opened(
     *,
     seconds: float,
     settings: WorkerSettings,
+    secrets: Resolver | None = None,
+    handed: Path | None = None,
 ) -> AsyncIterator[Bench]:
     clock = world.clock()
     runtime = ScriptedRuntime(doing or taking([clock], seconds))
@@ -174,11 +181,12 @@ async def opened(
         client,
         {"process": runtime},
         listening,
-        places=Places("file:///data"),
+        handed=handed,
         settings=settings,
         clock=clock,
         entropy=world.entropy("worker"),
         about={},
+        secrets=secrets,
     )
     bench = Bench(world, clock, dispatcher, runtime, worker, listeners[0])
     bench.running.append(world.loop.create_task(worker.run()))
@@ -196,6 +204,8 @@ def play(
     seconds: float = 0.1,
     seeds: Iterable[int] = range(5),
     setting: Callable[[Dispatcher], object] | None = None,
+    secrets: Callable[[World], Resolver] | None = None,
+    handed: Path | None = None,
     **settings: Any,
 ) -> None:
     """Tell a story with several seeds. `seconds` is how long work takes, unless `doing` says."""
@@ -206,7 +216,10 @@ def play(
             if setting is not None:
                 setting(served)
             made = WorkerSettings(**settings)
-            async with opened(world, served, doing, seconds=seconds, settings=made) as bench:
+            found = secrets(world) if secrets is not None else None
+            async with opened(
+                world, served, doing, seconds=seconds, settings=made, secrets=found, handed=handed
+            ) as bench:
                 await story(bench)
 
         simulate(main, seed=seed)

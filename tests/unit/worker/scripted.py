@@ -3,6 +3,9 @@
 It keeps the rules that a worker counts on: attempts are fenced, a lease that has run out is its
 holder's until somebody ends the attempt, and the same end told twice gets the same answer. Its time
 is the virtual loop's. `calls` has every request that reached it, also those whose answer was lost.
+
+Every attempt has a capability token, and every heartbeat brings the next. It knows all that it has
+given to an attempt, and none of others; events and credentials want one that is not `expired`.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from typing import Any
 import httpx
 import msgspec
 
-from penstock.dispatcher.wire.base import WORKER_HEADER, Answer
+from penstock.datasets.layout import attempt_name
+from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER, Answer
+from penstock.dispatcher.wire.credentials import CredentialsAnswer, CredentialsAsk
 from penstock.dispatcher.wire.events import EventResult, EventsAnswer, SourcesAnswer, TaskEventsAsk
 from penstock.dispatcher.wire.problem import Problem
 from penstock.dispatcher.wire.work import (
@@ -69,6 +74,14 @@ class Task:
     bad_schema: bool = False
     batch: str = ""
     """Claimed together with those of the same batch, as one."""
+    mints: bool = False
+    tokens: list[str] = field(default_factory=list)
+    """Those of the running attempt, the newest last."""
+
+    def signed(self) -> str:
+        """One more token."""
+        self.tokens.append(f"cap.{self.id}.{self.attempt}-{len(self.tokens)}")
+        return self.tokens[-1]
 
     @property
     def reason(self) -> str:
@@ -93,6 +106,14 @@ class Dispatcher:
     problems_once: dict[str, Problem] = field(default_factory=dict)
     latency_seconds: float = 0.005
     paused: str = ""
+    is_signing: bool = True
+    """Whether heartbeats bring tokens."""
+    expired: set[str] = field(default_factory=set)
+    unknown_tokens: int = 0
+    """How many tokens are taken for strangers'."""
+    strange_ends: set[str] = field(default_factory=set)
+    """Tokens that are taken for strangers' where attempts end."""
+    minted: int = 0
     in_calls: Counter[str] = field(default_factory=Counter)
     most_in_calls: Counter[str] = field(default_factory=Counter)
 
@@ -147,12 +168,13 @@ class Dispatcher:
             "/v1/task/heartbeat": (HeartbeatAsk, self._heartbeat),
             "/v1/task/complete": (CompleteAsk, self._complete),
             "/v1/task/events": (TaskEventsAsk, self._events),
+            "/v1/task/credentials": (CredentialsAsk, self._credentials),
         }
         if path == "/internal/sources":
             self.calls.append((path, None))
             return 200, SourcesAnswer(sources=[], now=at(0))
         kind, handler = asks[path]
-        ask = msgspec.json.decode(body, type=kind)
+        ask = msgspec.json.decode(body or b"{}", type=kind)
         self.calls.append((path, ask))
         if path in self.problems_once:
             problem = self.problems_once.pop(path)
@@ -183,6 +205,7 @@ class Dispatcher:
         task.status = "running"
         task.attempt += 1
         task.lease_ends_at = now() + task.heartbeat_seconds
+        task.tokens.clear()
         return Assignment(
             task_id=task.id,
             attempt=task.attempt,
@@ -197,12 +220,19 @@ class Dispatcher:
             definition=task.definition,
             payload=task.payload,
             batch=task.batch,
+            root="file:///data",
+            folder=attempt_name(task_id=task.id, attempt=task.attempt, lease_token="scripted"),
+            token=task.signed(),
+            mints=task.mints,
         )
 
     def _heartbeat(self, ask: HeartbeatAsk) -> tuple[int, Answer]:
         results = []
         for each in ask.tasks:
             task = self.tasks[each.task_id]
+            if self._is_strange(each.token, each.task_id, each.attempt):
+                results.append(_unproved(each.task_id))
+                continue
             if not self._is_held(task, each.attempt, each.lease_token):
                 results.append(TaskResult(task_id=each.task_id, status=409, why="stale"))
                 continue
@@ -210,7 +240,12 @@ class Dispatcher:
             if each.progress is not None:
                 task.progress.append(each.progress)
             results.append(
-                TaskResult(task_id=each.task_id, status=200, cancel_asked=task.cancel_asked)
+                TaskResult(
+                    task_id=each.task_id,
+                    status=200,
+                    cancel_asked=task.cancel_asked,
+                    token=task.signed() if self.is_signing else "",
+                )
             )
         return _several(results)
 
@@ -220,6 +255,9 @@ class Dispatcher:
 
     def _end(self, ask: EndAsk) -> TaskResult:
         task = self.tasks[ask.task_id]
+        is_strange = self._is_strange(ask.token, ask.task_id, ask.attempt)
+        if is_strange or ask.token in self.strange_ends:
+            return _unproved(task.id)
         if ask in task.ended:
             return TaskResult(task_id=task.id, status=200, task_status=task.status)
         if not self._is_held(task, ask.attempt, ask.lease_token):
@@ -241,10 +279,42 @@ class Dispatcher:
 
     def _events(self, ask: TaskEventsAsk) -> tuple[int, Answer]:
         task = self.tasks[ask.task_id]
+        if (problem := self._header_problem()) is not None:
+            return problem.status, problem
         if not self._is_held(task, ask.attempt, ask.lease_token):
             return 409, Problem(type="stale", title="The attempt is not current.", status=409)
         results = [EventResult(outcome="new", paused=self.paused or None) for _ in ask.events]
         return 200, EventsAnswer(results=results)
+
+    def _credentials(self, ask: CredentialsAsk) -> tuple[int, Answer]:
+        del ask
+        if (problem := self._header_problem()) is not None:
+            return problem.status, problem
+        self.minted += 1
+        return 200, CredentialsAnswer(
+            access_key=f"key-{self.minted}",
+            secret_key=f"secret-{self.minted}",
+            session_token=f"session-{self.minted}",
+            expires_at=at(900),
+            region="eu-west-1",
+            read=[],
+            write=[],
+            endpoint="http://store",
+        )
+
+    def _header_problem(self) -> Problem | None:
+        token = self.headers.get(TASK_HEADER.lower(), "")
+        number = int(token.split(".")[1]) if token else 0
+        is_known = number in self.tasks and token in self.tasks[number].tokens
+        if is_known and token not in self.expired:
+            return None
+        return Problem(type="token expired", title="The token has expired.", status=403)
+
+    def _is_strange(self, token: str | None, task_id: int, attempt: int) -> bool:
+        if self.unknown_tokens > 0:
+            self.unknown_tokens -= 1
+            return True
+        return not (token or "").startswith(f"cap.{task_id}.{attempt}-")
 
     def _is_held(self, task: Task, attempt: int, token: str) -> bool:
         current = (task.status, task.attempt, f"token {task.id} {task.attempt}")
@@ -263,6 +333,11 @@ def _several(results: list[TaskResult]) -> tuple[int, Answer]:
         told = Problem(type=results[0].why, title="No.", status=status, results=results)
         return status, told
     return status, ResultsAnswer(results=results)
+
+
+def _unproved(task_id: int) -> TaskResult:
+    told = "The token is not one of this task."
+    return TaskResult(task_id=task_id, status=403, why="token another attempt", detail=told)
 
 
 async def _pause(seconds: float) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 
 import httpx
 import msgspec
 import pytest
 
 from penstock.dispatcher.identity import Identity
-from penstock.dispatcher.wire.base import Answer
+from penstock.dispatcher.wire.base import TASK_HEADER, Answer
+from penstock.dispatcher.wire.credentials import CredentialsAnswer, CredentialsAsk
 from penstock.dispatcher.wire.problem import Problem
 from penstock.dispatcher.wire.work import (
     ClaimAnswer,
@@ -260,3 +262,40 @@ def test_whoever_did_not_answer_is_not_asked_first_again() -> None:
     first, second, third, fourth = transport.asked
     assert (third, fourth) == (second, first)
     assert first != second
+
+
+def test_credentials_are_asked_for_with_the_token_of_the_attempt() -> None:
+    asked: list[httpx.Request] = []
+    answer = CredentialsAnswer(
+        access_key="ASIA1",
+        secret_key="a secret",
+        session_token="a token of the session",
+        expires_at=datetime(2030, 1, 1, tzinfo=UTC),
+        region="eu-west-1",
+        read=["s3://lake/in/"],
+        write=[],
+    )
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return saying(answer)(request)
+
+    less = CredentialsAsk(read=["s3://lake/in/"], write=[])
+    whole, _ = call(Scripted(one=reply), lambda client: client.credentials("a.b.c"))
+    part, _ = call(Scripted(one=reply), lambda client: client.credentials("a.b.c", less))
+    assert whole == part == answer
+    assert {each.headers[TASK_HEADER] for each in asked} == {"a.b.c"}
+    assert [each.url.path for each in asked] == ["/v1/task/credentials"] * 2
+    assert [each.content for each in asked] == [b"", b'{"read":["s3://lake/in/"],"write":[]}']
+    assert "a secret" not in repr(answer)
+
+
+def test_credentials_that_are_refused_say_why() -> None:
+    no = Problem(type="too many folders", title="No.", status=409, detail="Ask for fewer.")
+    found, _ = call(Scripted(one=saying(no, 409)), lambda client: client.credentials("a.b.c"))
+    assert isinstance(found, DispatcherRefused)
+    assert (found.status, found.kind) == (409, "too many folders")
+    away = Problem(type="unavailable", title="STS does not answer.", status=503)
+    found, _ = call(Scripted(one=saying(away, 503)), lambda client: client.credentials("a.b.c"))
+    assert isinstance(found, DispatcherUnavailable)
+    assert "STS does not answer" in found.message

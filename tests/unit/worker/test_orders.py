@@ -23,12 +23,11 @@ from penstock.dispatcher.wire.work import (
 )
 from penstock.kernel.errors import InvalidInput, WorkFailed
 from penstock.runtimes.base import Facts, Finished, Given, Made, Part, Place
-from penstock.runtimes.places import Places
 from penstock.worker.orders import failed, is_always_on, succeeded, work_of
 from penstock.worker.settings import WorkerSettings
 from tests.unit.worker.scripted import DATASET, GENERATION
 
-PLACES = Places("s3://bucket/data/", Path("/logs"))
+LOGS = Path("/logs")
 
 
 def assignment(definition: dict[str, Any] | None = None, **payload: Any) -> Assignment:
@@ -46,6 +45,9 @@ def assignment(definition: dict[str, Any] | None = None, **payload: Any) -> Assi
         definition=definition or {},
         payload=payload,
         inputs={"raw": InputAnswer(dataset="r", uuid=DATASET, generation="g", location="s3://x")},
+        root="s3://bucket/data",
+        folder="ID",
+        token="head.body.signature",
     )
 
 
@@ -56,9 +58,7 @@ def test_an_assignment_as_work() -> None:
         "outputs": [{"name": "tidy"}, {"name": "bad", "dataset": "rejected"}],
         "datasets": {"tidy": DATASET, "rejected": GENERATION, "r": "unused"},
     }
-    work = work_of(
-        assignment(definition, partition_key="2025"), PLACES, attempt_id="ID", grace_seconds=3
-    )
+    work = work_of(assignment(definition, partition_key="2025"), logs=LOGS, grace_seconds=3)
     assert (work.task_id, work.attempt, work.job, work.operator) == (7, 2, "clean", "a:clean")
     assert (work.config, work.resources) == ({"a": 1}, {"cpu": 2})
     assert (work.grace_seconds, work.timeout_seconds) == (3, 60)
@@ -77,7 +77,7 @@ def test_an_assignment_as_work() -> None:
 
 def test_an_assignment_of_a_batch() -> None:
     given_out = structs.replace(assignment(), batch="7-2")
-    work = work_of(given_out, PLACES, attempt_id="ID", grace_seconds=3, batch_size=5)
+    work = work_of(given_out, logs=LOGS, grace_seconds=3, batch_size=5)
     assert (work.batch, work.batch_size) == ("7-2", 5)
 
 
@@ -101,7 +101,7 @@ def with_parts(count: int) -> Assignment:
 
 
 def test_all_parts_of_an_input_are_given() -> None:
-    work = work_of(with_parts(2), PLACES, attempt_id="ID", grace_seconds=3)
+    work = work_of(with_parts(2), logs=LOGS, grace_seconds=3)
     first, second = work.inputs["raw"].parts
     assert first == Part(
         location="s3://0",
@@ -118,15 +118,15 @@ def test_all_parts_of_an_input_are_given() -> None:
 
 
 def test_more_parts_than_a_task_may_read() -> None:
-    work_of(with_parts(10_000), PLACES, attempt_id="ID", grace_seconds=3)
+    work_of(with_parts(10_000), logs=LOGS, grace_seconds=3)
     with pytest.raises(WorkFailed, match=r"The input raw has more than 10,000 parts") as caught:
-        work_of(with_parts(10_001), PLACES, attempt_id="ID", grace_seconds=3)
+        work_of(with_parts(10_001), logs=LOGS, grace_seconds=3)
     assert not caught.value.is_retried
 
 
 def test_what_a_manifest_says_is_told() -> None:
     definition = {"outputs": [{"name": "tidy"}], "datasets": {"tidy": DATASET}}
-    work = work_of(assignment(definition), PLACES, attempt_id="ID", grace_seconds=3)
+    work = work_of(assignment(definition), logs=LOGS, grace_seconds=3)
     facts = Facts(
         manifest="b" * 64, files=1, rows=2, bytes=3, columns=(Column("day", "date", False),)
     )
@@ -145,7 +145,7 @@ def test_what_a_manifest_says_is_told() -> None:
 
 def test_a_manifest_that_cannot_be_is_a_failure() -> None:
     definition = {"outputs": [{"name": "tidy"}], "datasets": {"tidy": DATASET}}
-    work = work_of(assignment(definition), PLACES, attempt_id="ID", grace_seconds=3)
+    work = work_of(assignment(definition), logs=LOGS, grace_seconds=3)
     facts = Facts(manifest="no digest", files=1, rows=2, bytes=3)
     made = Made(output="tidy", location="x", facts=facts)
     with pytest.raises(WorkFailed, match="cannot be published"):
@@ -161,20 +161,20 @@ def test_a_manifest_that_cannot_be_is_a_failure() -> None:
     ],
 )
 def test_figures_are_told_within_bounds(metrics: dict[str, Any], told: object) -> None:
-    work = work_of(assignment(), PLACES, attempt_id="ID", grace_seconds=3)
+    work = work_of(assignment(), logs=LOGS, grace_seconds=3)
     end = succeeded(work, Finished(made=(), metrics=metrics), lease_token="token")
     assert end.metrics == told
 
 
 def test_figures_that_are_no_json_cost_nothing_else() -> None:
-    work = work_of(assignment(), PLACES, attempt_id="ID", grace_seconds=3)
+    work = work_of(assignment(), logs=LOGS, grace_seconds=3)
     end = succeeded(work, Finished(made=(), metrics={"x": object()}), lease_token="token")
     assert end.failure is None
     assert str((end.metrics or {})["omitted"]).startswith("They are no JSON")
 
 
 def test_a_job_without_anything() -> None:
-    work = work_of(assignment(), PLACES, attempt_id="ID", grace_seconds=3)
+    work = work_of(assignment(), logs=LOGS, grace_seconds=3)
     assert (work.outputs, work.config, work.resources) == ({}, {}, {})
 
 
@@ -183,8 +183,7 @@ def test_outputs_of_a_later_release(outputs: list[Any]) -> None:
     with pytest.raises(WorkFailed, match="cannot be understood by this worker"):
         work_of(
             assignment({"outputs": outputs, "datasets": {}}),
-            PLACES,
-            attempt_id="ID",
+            logs=LOGS,
             grace_seconds=3,
         )
 
@@ -201,7 +200,7 @@ def test_outputs_of_a_later_release(outputs: list[Any]) -> None:
 )
 def test_how_long_a_source_may_take_to_stop(source: object, expected: tuple[bool, float]) -> None:
     given_out = assignment({"source": source})
-    work = work_of(given_out, PLACES, attempt_id="ID", grace_seconds=3)
+    work = work_of(given_out, logs=LOGS, grace_seconds=3)
     assert (is_always_on(given_out), work.grace_seconds) == expected
     assert (work.timeout_seconds is None) == expected[0]
 
@@ -224,7 +223,7 @@ def whatever() -> st.SearchStrategy[Made]:
 @given(st.lists(whatever(), max_size=3))
 def test_no_task_can_spoil_a_call(made: list[Made]) -> None:
     definition = {"outputs": [{"name": "tidy"}], "datasets": {"tidy": DATASET}}
-    work = work_of(assignment(definition), PLACES, attempt_id="ID", grace_seconds=3)
+    work = work_of(assignment(definition), logs=LOGS, grace_seconds=3)
     try:
         end = succeeded(work, Finished(made=tuple(made)), lease_token="token")
     except WorkFailed:
@@ -236,7 +235,7 @@ def test_no_task_can_spoil_a_call(made: list[Made]) -> None:
 
 def test_more_outputs_than_a_task_may_have() -> None:
     definition = {"outputs": [{"name": "tidy"}], "datasets": {"tidy": DATASET}}
-    work = work_of(assignment(definition), PLACES, attempt_id="ID", grace_seconds=3)
+    work = work_of(assignment(definition), logs=LOGS, grace_seconds=3)
     finished = Finished(made=(Made(output="tidy", location="x"),) * 10_001)
     with pytest.raises(WorkFailed, match=r"10,001 outputs; a task may have 10,000\."):
         succeeded(work, finished, lease_token="token")

@@ -6,6 +6,7 @@ import click
 
 from penstock.cli.backfill.showing import show_backfills
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.options import absolute_option
 from penstock.cli.telling import show_json
 
 
@@ -21,6 +22,7 @@ from penstock.cli.telling import show_json
     show_default=True,
     help="At most so many.",
 )
+@absolute_option
 @on_a_dispatcher
 def list_(*, limit: int, url: str, token: str | None, as_json: bool) -> None:
     """List the latest backfills, the newest first.

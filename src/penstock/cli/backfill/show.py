@@ -7,6 +7,8 @@ import click
 from penstock.cli.backfill.showing import show_backfill
 from penstock.cli.backfill.wait import exit_code, waited, with_waiting
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.completing import backfills
+from penstock.cli.options import absolute_option
 from penstock.cli.telling import show_json
 from penstock.dispatcher.client import Client
 from penstock.dispatcher.wire.steering import BackfillAnswer
@@ -16,8 +18,9 @@ from penstock.dispatcher.wire.steering import BackfillAnswer
     short_help="Show a backfill, or wait for it.",
     epilog="Example: penstock backfill show 7 --wait",
 )
-@click.argument("id", metavar="ID", type=click.IntRange(min=1))
+@click.argument("id", metavar="ID", type=click.IntRange(min=1), shell_complete=backfills)
 @with_waiting
+@absolute_option
 @on_a_dispatcher
 @click.pass_context
 def show(

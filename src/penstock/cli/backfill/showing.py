@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 
-import click
-
+from penstock.cli.progress import Bar
 from penstock.cli.queue.showing import fields, status
-from penstock.cli.telling import ago, fitted, progress
+from penstock.cli.telling import ago, fitted
 from penstock.dispatcher.wire.steering import BackfillAnswer
 
 
@@ -75,11 +73,10 @@ def percent(found: BackfillAnswer) -> str:
 
 
 class Progress:
-    """Says how far a backfill is: on a terminal in one line, elsewhere a line for every tenth."""
+    """Says how far a backfill is, on a terminal, until it is over."""
 
     def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
-        self._tenth: int | None = None
+        self._bar = Bar()
 
     def __call__(self, found: BackfillAnswer) -> None:
         text = (
@@ -88,15 +85,8 @@ class Progress:
             f" {found.dead:,} dead"
         )
         text += "" if found.state in ("running", "done") else f" ({found.state})"
-        if self._is_terminal:
-            progress(text)
-            return
-        tenth = 10 * ended(found) // max(1, found.partitions)
-        if tenth != self._tenth:
-            self._tenth = tenth
-            click.echo(text, err=True)
+        self._bar.show(text, done=ended(found), of=found.partitions)
 
     def end(self) -> None:
         """Leave the line, so that what is said next has its own."""
-        if self._is_terminal:
-            click.echo(err=True)
+        self._bar.end()

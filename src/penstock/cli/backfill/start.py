@@ -9,6 +9,7 @@ import click
 from penstock.cli.backfill.showing import ended, show_backfill
 from penstock.cli.backfill.wait import exit_code, waited, with_waiting
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.completing import jobs
 from penstock.cli.telling import counted, show_json
 from penstock.dispatcher.client import Client
 from penstock.dispatcher.wire.steering import BackfillAnswer
@@ -22,7 +23,7 @@ _LINE_CHARACTERS_MAX: Final = 10_000
     short_help="Compute a range or a list of partitions.",
     epilog="Example: penstock backfill start totals --key 2026-01-01 --key 2026-01-02 --wait",
 )
-@click.argument("job", metavar="JOB")
+@click.argument("job", metavar="JOB", shell_complete=jobs)
 @click.option("--key", "keys", metavar="KEY", multiple=True, help="A partition; may be repeated.")
 @click.option(
     "--keys-file",

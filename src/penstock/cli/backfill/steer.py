@@ -5,10 +5,13 @@ from __future__ import annotations
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.completing import backfills
 from penstock.cli.telling import counted, show_json
 from penstock.dispatcher.wire.steering import BackfillAnswer
 
-_id_argument = click.argument("id", metavar="ID", type=click.IntRange(min=1))
+_id_argument = click.argument(
+    "id", metavar="ID", type=click.IntRange(min=1), shell_complete=backfills
+)
 
 
 @click.command(

@@ -7,33 +7,33 @@ queue` has to work without it.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Final
 
 import click
 
+from penstock.cli.groups import Place, Verbs
 from penstock.kernel.errors import InvalidInput
 
-VERBS: Final = ("check", "show", "diff", "apply", "list", "rollback")
-"""In the order of the help. The module and the command in it have the name of the verb."""
-
-# Python has this name already.
-_PLACES: Final = {"list": ("listing", "list_")}
+_HERE: Final = "penstock.cli.dag"
+PLACES: Final = {
+    "check": Place(f"{_HERE}.check", "check", "List everything that is wrong with files."),
+    "show": Place(f"{_HERE}.show", "show", "Show the jobs of a file as a tree."),
+    "diff": Place(
+        f"{_HERE}.diff", "diff", "Compare a file with another, or with what is in force."
+    ),
+    "apply": Place(f"{_HERE}.apply", "apply", "Put a file in force."),
+    "list": Place(f"{_HERE}.listing", "list_", "List the versions that were applied."),
+    "rollback": Place(f"{_HERE}.rollback", "rollback", "Put an earlier version in force."),
+}
 _YAML: Final = "yaml"
 
 
-class _Verbs(click.Group):
-    """The verbs, each imported when it is asked for."""
+class _Verbs(Verbs):
+    """The verbs, and one sentence where what reads YAML is missing."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in VERBS:
-            return None
-        module, name = _PLACES.get(cmd_name, (cmd_name, cmd_name))
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         try:
-            verb = getattr(import_module(f"{__name__}.{module}"), name)
+            return super().get_command(ctx, cmd_name)
         except ModuleNotFoundError as error:
             if error.name != _YAML:
                 raise
@@ -42,13 +42,13 @@ class _Verbs(click.Group):
                 "Reading a DAG needs PyYAML, which is not installed.",
                 hint="Install it with: pip install 'penstock[dispatcher]'",
             ) from error
-        assert isinstance(verb, click.Command)
-        return verb
 
 
 @click.group(
     cls=_Verbs,
+    places=PLACES,
     invoke_without_command=True,
+    short_help="Check, compare and deploy DAG files.",
     epilog="Example: penstock dag check pipeline.yaml",
 )
 @click.pass_context

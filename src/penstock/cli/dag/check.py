@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from penstock.cli.dag.reading import FILE, read_dag
+from penstock.cli.options import json_option
+from penstock.cli.queue.showing import as_json as show_json
 from penstock.cli.queue.showing import complain
 from penstock.cli.telling import counted
 from penstock.dispatcher.dag.errors import DagError
@@ -18,11 +20,13 @@ from penstock.kernel.errors import InvalidInput
     epilog="Example: penstock dag check pipeline.yaml",
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=FILE)
+@json_option
 @click.pass_context
-def check(context: click.Context, *, files: tuple[str, ...]) -> None:
+def check(context: click.Context, *, files: tuple[str, ...], as_json: bool) -> None:
     """List everything that is wrong with DAG files, each of which is a DAG of its own.
 
-    A problem is a line on standard output: FILE:LINE: FIELD: what is wrong and what to do. A file
+    A problem is a line on standard output: FILE:LINE: FIELD: what is wrong and what to do; with
+    --json all of them are an array of objects, which is empty if nothing is wrong. A file
     that cannot be read at all is a line on standard error, and the others are checked all the same.
 
     Jobs of the runtimes that come with Penstock are judged as 'apply' does. Whether another runtime
@@ -32,15 +36,20 @@ def check(context: click.Context, *, files: tuple[str, ...]) -> None:
     """
     runtimes = BuiltInRuntimes()
     dags: list[Dag] = []
-    problems = 0
+    found: list[DagError] = []
     for file in files:
         try:
             dags.append(read_dag(file, runtimes=runtimes))
         except DagError as error:
-            _show(error)
-            problems += len(error.problems)
+            found.append(error)
+            if not as_json:
+                _show(error)
         except InvalidInput as error:
             complain([error])
+    problems = sum(len(error.problems) for error in found)
+    if as_json:
+        show_json([problem for error in found for problem in _objects(error)])
+        context.exit(0 if len(dags) == len(files) else 2)
     if len(dags) == len(files):
         click.echo(_summary(dags))
         return
@@ -48,6 +57,14 @@ def check(context: click.Context, *, files: tuple[str, ...]) -> None:
         wrong = f"{len(files) - len(dags)} of {counted(len(files), 'file')}"
         click.echo(f"penstock: {counted(problems, 'problem')}; {wrong} cannot be used.", err=True)
     context.exit(2)
+
+
+def _objects(error: DagError) -> list[dict[str, object]]:
+    """The problems of a file for programs."""
+    return [
+        {"file": error.where, "line": each.line, "field": each.field, "message": each.message}
+        for each in error.problems
+    ]
 
 
 def _show(error: DagError) -> None:

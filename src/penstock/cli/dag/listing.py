@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.options import absolute_option
 from penstock.cli.telling import ago, fitted, show_json
 
 
@@ -13,6 +14,7 @@ from penstock.cli.telling import ago, fitted, show_json
     short_help="List the versions that were applied.",
     epilog="Example: penstock dag list",
 )
+@absolute_option
 @on_a_dispatcher
 def list_(*, url: str, token: str | None, as_json: bool) -> None:
     """List the versions of the DAG, the newest first, and which of them is in force.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.completing import versions
 from penstock.cli.dag.applied import show_applied
 
 
@@ -12,7 +13,13 @@ from penstock.cli.dag.applied import show_applied
     short_help="Put an earlier version in force.",
     epilog="Example: penstock dag rollback 3",
 )
-@click.argument("version", metavar="[VERSION]", type=click.IntRange(min=1), required=False)
+@click.argument(
+    "version",
+    metavar="[VERSION]",
+    type=click.IntRange(min=1),
+    required=False,
+    shell_complete=versions,
+)
 @click.option("--dry-run", is_flag=True, help="Change nothing; tell what would happen.")
 @on_a_dispatcher
 def rollback(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import click
 
 from penstock.cli.dag.reading import FILE, read_dag
-from penstock.cli.queue.connection import json_option
+from penstock.cli.options import json_option
 from penstock.cli.queue.showing import table
 from penstock.dispatcher.dag.canonical import canonical, content_hash
 from penstock.dispatcher.dag.filters import where_text

@@ -14,7 +14,11 @@ from penstock.cli.dataset.sweep import sweep
 from penstock.cli.dataset.verify import verify
 
 
-@click.group(invoke_without_command=True, epilog="Example: penstock dataset list")
+@click.group(
+    invoke_without_command=True,
+    short_help="Look at what is published.",
+    epilog="Example: penstock dataset list",
+)
 @click.pass_context
 def dataset(context: click.Context) -> None:
     """Datasets, their generations and their partitions."""

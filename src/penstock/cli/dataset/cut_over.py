@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.completing import datasets
 from penstock.cli.telling import line, show_json
 
 
@@ -13,7 +14,7 @@ from penstock.cli.telling import line, show_json
     short_help="Have readers read what is being built.",
     epilog="Example: penstock dataset cut-over sales --force",
 )
-@click.argument("name", metavar="DATASET")
+@click.argument("name", metavar="DATASET", shell_complete=datasets)
 @click.option("--force", is_flag=True, help="Also if partitions of the current one are missing.")
 @on_a_dispatcher
 def cut_over(*, name: str, force: bool, url: str, token: str | None, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.options import absolute_option
 from penstock.cli.telling import ago, fitted, show_json
 
 
@@ -13,6 +14,7 @@ from penstock.cli.telling import ago, fitted, show_json
     short_help="List datasets and their generations.",
     epilog="Example: penstock dataset list",
 )
+@absolute_option
 @on_a_dispatcher
 def list_(*, url: str, token: str | None, as_json: bool) -> None:
     """List datasets, who writes them, and their generations with the partitions in each.

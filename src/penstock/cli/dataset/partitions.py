@@ -5,7 +5,9 @@ from __future__ import annotations
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.completing import datasets
 from penstock.cli.dataset.showing import number, size
+from penstock.cli.options import absolute_option
 from penstock.cli.queue.showing import notes
 from penstock.cli.telling import ago, fitted, line, show_json
 
@@ -14,10 +16,17 @@ from penstock.cli.telling import ago, fitted, line, show_json
     short_help="List what is published of a dataset.",
     epilog="Example: penstock dataset partitions sales",
 )
-@click.argument("name", metavar="DATASET")
+@click.argument("name", metavar="DATASET", shell_complete=datasets)
 @click.option("--generation", metavar="UUID", help="By default the current one.")
 @click.option("--after", metavar="KEY", help="Only partitions after this one, for the next page.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=50,
+    show_default=True,
+    help="At most so many.",
+)
+@absolute_option
 @on_a_dispatcher
 def partitions(
     *,

@@ -20,7 +20,13 @@ _ROWS_MAX = 1000
     epilog="Example: penstock dataset preview sales --partition 2026-01-01 --rows 20",
 )
 @on_a_snapshot
-@click.option("--rows", type=click.IntRange(1, _ROWS_MAX), default=10, show_default=True)
+@click.option(
+    "--rows",
+    type=click.IntRange(1, _ROWS_MAX),
+    default=10,
+    show_default=True,
+    help="At most so many.",
+)
 def preview(
     *,
     name: str,

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.completing import datasets
 from penstock.cli.dataset.showing import number, size
+from penstock.cli.options import absolute_option
 from penstock.cli.queue.showing import fields
 from penstock.cli.telling import ago, counted, fitted, line, show_json
 from penstock.dispatcher.wire.datasets import DatasetDetail, KeepAnswer
@@ -17,7 +19,8 @@ from penstock.dispatcher.wire.datasets import DatasetDetail, KeepAnswer
     short_help="Show a dataset, its generations and its columns.",
     epilog="Example: penstock dataset show sales",
 )
-@click.argument("name", metavar="DATASET")
+@click.argument("name", metavar="DATASET", shell_complete=datasets)
+@absolute_option
 @on_a_dispatcher
 def show(*, name: str, url: str, token: str | None, as_json: bool) -> None:
     """Show who writes a dataset, how much of it is kept, its generations with what they hold, and

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.completing import datasets
 from penstock.datasets.snapshot import Contents, DataFile, files, read
 from penstock.datasets.transfer import Transfer
 from penstock.dispatcher.wire.datasets import SnapshotAnswer
@@ -48,7 +49,7 @@ class Snapshot:
 
 def on_a_snapshot(verb: Verb) -> Verb:
     """Give a verb `name`, `generation`, `partition`, `store`, and what a dispatcher needs."""
-    named = click.argument("name", metavar="DATASET")
+    named = click.argument("name", metavar="DATASET", shell_complete=datasets)
     chosen = _generation_option(_partition_option(_store_option(on_a_dispatcher(verb))))
     return named(chosen)
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.completing import datasets
 from penstock.cli.dataset.showing import size
 from penstock.cli.telling import counted, show_json
 from penstock.dispatcher.client import Client
@@ -19,7 +20,7 @@ _REQUESTS_MAX = 100_000
     short_help="Remove files that nobody can be reading any more.",
     epilog="Example: penstock dataset sweep sales",
 )
-@click.argument("name", metavar="[DATASET]", required=False)
+@click.argument("name", metavar="[DATASET]", required=False, shell_complete=datasets)
 @click.option(
     "--grace",
     "grace_seconds",

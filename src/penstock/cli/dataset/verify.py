@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
 from penstock.cli.dataset.showing import size
-from penstock.cli.dataset.snapshots import on_a_snapshot, snapshot_of
+from penstock.cli.dataset.snapshots import Snapshot, on_a_snapshot, snapshot_of
+from penstock.cli.progress import Bar
 from penstock.cli.queue.showing import as_json as show_plain
 from penstock.cli.telling import counted
+from penstock.datasets.snapshot import DataFile
 from penstock.datasets.snapshot import verify as damaged_files
+
+_AT_ONCE: Final = 32
 
 
 @click.command(
@@ -36,7 +42,7 @@ def verify(
     found = snapshot_of(
         name, generation=generation, partition=partition, store=store, url=url, token=token
     )
-    damaged = list(damaged_files(found.files, found.transfer))
+    damaged = _damaged(found)
     total = sum(each.bytes for each in found.files)
     if as_json:
         show_plain(
@@ -60,3 +66,13 @@ def verify(
             click.echo(f"{counted(unsummed, 'file')} without a checksum: only looked for.")
     if damaged:
         context.exit(1)
+
+
+def _damaged(found: Snapshot) -> list[tuple[DataFile, str]]:
+    """Files that are not what they should be, with a sentence for each."""
+    files, damaged = found.files, list[tuple[DataFile, str]]()
+    with Bar() as bar:
+        for place in range(0, len(files), _AT_ONCE):
+            bar.show(f"{place:,} of {len(files):,} files", done=place, of=len(files))
+            damaged += damaged_files(files[place : place + _AT_ONCE], found.transfer)
+    return damaged

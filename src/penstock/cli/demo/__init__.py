@@ -23,7 +23,11 @@ from penstock.cli.demo.flights import show_flights
 from penstock.cli.demo.pieces import show_pieces
 
 
-@click.group(invoke_without_command=True, epilog="Example: penstock demo --chaos")
+@click.group(
+    invoke_without_command=True,
+    short_help="See a pipeline run on Spark.",
+    epilog="Example: penstock demo --chaos",
+)
 @click.option(
     "--days", type=click.IntRange(1, 365), default=31, show_default=True, help="How many days."
 )

@@ -1,36 +1,56 @@
 """`penstock queue`: the bucket queue from the command line, one file a verb.
 
 Every verb takes `--store`, `--queue` and `--json`. What a program reads goes to standard output;
-notes and errors go to standard error.
+notes and errors go to standard error. A verb is imported when it is asked for.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
-from penstock.cli.queue.archive import archive
-from penstock.cli.queue.batch import batch
-from penstock.cli.queue.cancel import cancel
-from penstock.cli.queue.drain import drain
-from penstock.cli.queue.get import get
-from penstock.cli.queue.history import history
-from penstock.cli.queue.limits import limits
-from penstock.cli.queue.listing import list_
-from penstock.cli.queue.monitor import monitor
-from penstock.cli.queue.pause import pause
-from penstock.cli.queue.purge import purge
-from penstock.cli.queue.replay import replay
-from penstock.cli.queue.reshard import reshard
-from penstock.cli.queue.resume import resume
-from penstock.cli.queue.schedule import schedule
-from penstock.cli.queue.stats import stats
-from penstock.cli.queue.submit import submit
-from penstock.cli.queue.tail import tail
-from penstock.cli.queue.worker import worker
+from penstock.cli.groups import Place, Verbs
+
+_HERE: Final = "penstock.cli.queue"
+PLACES: Final = {
+    "submit": Place(f"{_HERE}.submit", "submit", "Submit a task, or one a line of a file."),
+    "get": Place(f"{_HERE}.get", "get", "Show a task: status, input, result, error."),
+    "history": Place(f"{_HERE}.history", "history", "Show what has happened to a task."),
+    "list": Place(f"{_HERE}.listing", "list_", "List tasks by status, type and tags."),
+    "tail": Place(f"{_HERE}.tail", "tail", "Follow what happens."),
+    "cancel": Place(f"{_HERE}.cancel", "cancel", "Cancel tasks, or ask those that run to stop."),
+    "replay": Place(f"{_HERE}.replay", "replay", "Submit settled tasks again."),
+    "stats": Place(f"{_HERE}.stats", "stats", "Count tasks; show workers and shards."),
+    "worker": Place(f"{_HERE}.worker", "worker", "Run the worker of your module."),
+    "monitor": Place(f"{_HERE}.monitor", "monitor", "Archive and repair, where no worker does."),
+    "reshard": Place(
+        f"{_HERE}.reshard", "reshard", "Change the number of shards while workers run."
+    ),
+    "pause": Place(f"{_HERE}.pause", "pause", "Start nothing more until it is resumed."),
+    "resume": Place(f"{_HERE}.resume", "resume", "Lift a pause or a drain."),
+    "drain": Place(
+        f"{_HERE}.drain", "drain", "Take no more tasks; with --wait, until none is left."
+    ),
+    "limits": Place(
+        f"{_HERE}.limits",
+        "limits",
+        "Limit how many tasks of a key run at a time, or start in a time.",
+    ),
+    "archive": Place(
+        f"{_HERE}.archive", "archive", "Files of settled tasks: list, fetch, flush, retain."
+    ),
+    "purge": Place(f"{_HERE}.purge", "purge", "Cancel what waits and forget what has ended."),
+    "schedule": Place(f"{_HERE}.schedule", "schedule", "Tasks at the times of a cron line."),
+    "batch": Place(f"{_HERE}.batch", "batch", "Show how far a batch is, or list batches."),
+}
 
 
 @click.group(
+    cls=Verbs,
+    places=PLACES,
     invoke_without_command=True,
+    short_help="A task queue that needs a bucket and nothing else.",
     epilog="Example: penstock queue submit resize '{\"n\": 1}' --store file:///tmp/store",
 )
 @click.pass_context
@@ -42,13 +62,3 @@ def queue(context: click.Context) -> None:
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
-
-
-for verb in (submit, get, history, list_, tail, cancel, replay, stats, worker, monitor, reshard):
-    queue.add_command(verb)
-for verb in (pause, resume, drain, limits):
-    queue.add_command(verb)
-for verb in (archive, purge):
-    queue.add_command(verb)
-for verb in (schedule, batch):
-    queue.add_command(verb)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import click
 
+from penstock.cli.progress import Bar
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import as_json as show_json
 from penstock.cli.queue.showing import iso, notes, plain, table
-from penstock.kernel.errors import InvalidInput
+from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.queue.archived import ArchivedBatch
 from penstock.queue.config import DAYS_MAX
 from penstock.queue.inspection import MonitorPass
@@ -32,7 +33,11 @@ def archive() -> None:
     """
 
 
-@archive.command("list", epilog="Example: penstock queue archive list --store file:///tmp/store")
+@archive.command(
+    "list",
+    short_help="List the files, oldest first.",
+    epilog="Example: penstock queue archive list --store file:///tmp/store",
+)
 @click.option("--dead", is_flag=True, help="Only files with dead letters.")
 @click.option(
     "--limit",
@@ -75,7 +80,10 @@ async def _listed(store: str | None, name: str, *, dead: bool) -> list[ArchivedB
         return await queue.archive.batches(dead_letters=True if dead else None)
 
 
-@archive.command(epilog="Example: penstock queue archive fetch --to tasks --store s3://BUCKET/ROOT")
+@archive.command(
+    short_help="Fetch files, or print their rows.",
+    epilog="Example: penstock queue archive fetch --to tasks --store s3://BUCKET/ROOT",
+)
 @click.argument("keys", metavar="[FILE...]", nargs=-1)
 @click.option(
     "--to",
@@ -123,20 +131,23 @@ async def _fetched(
             known = {each.key: each for each in found}
             missing = [key for key in keys if key not in known]
             if missing:
-                raise InvalidInput(
+                raise PenstockError(
                     f"{missing[0][:200]!r} is not a file of this queue's archive.",
                     hint="'penstock queue archive list' shows them.",
                 )
             found = [known[key] for key in dict.fromkeys(keys)]
-        for each in found:
-            if folder is None:
+        if folder is None:
+            for each in found:
                 body = await queue.archive.fetch(each.key)
                 click.echo(gzip.decompress(body).decode(), nl=False)
-                continue
-            path = folder / each.name
-            if not path.exists():
-                _write(path, await queue.archive.fetch(each.key))
-                written.append(path)
+            return written
+        with Bar() as bar:
+            for number, each in enumerate(found):
+                bar.show(f"{number:,} of {len(found):,} files", done=number, of=len(found))
+                path = folder / each.name
+                if not path.exists():
+                    _write(path, await queue.archive.fetch(each.key))
+                    written.append(path)
     return written
 
 
@@ -151,7 +162,10 @@ def _write(path: Path, body: bytes) -> None:
         raise InvalidInput(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
-@archive.command(epilog="Example: penstock queue archive flush --store file:///tmp/store")
+@archive.command(
+    short_help="Archive now what may leave.",
+    epilog="Example: penstock queue archive flush --store file:///tmp/store",
+)
 @on_a_queue
 def flush(*, store: str | None, name: str, as_json: bool) -> None:
     """Archive now what is settled and may leave, without waiting for a worker.
@@ -173,7 +187,10 @@ async def _flushed(store: str | None, name: str) -> MonitorPass:
         return await queue.archive.flush()
 
 
-@archive.command(epilog="Example: penstock queue archive retain --days 30 --dead-days forever")
+@archive.command(
+    short_help="Say for how long settled tasks are kept.",
+    epilog="Example: penstock queue archive retain --days 30 --dead-days forever",
+)
 @click.option("--days", metavar="DAYS", help="Keep records so long, or 'forever'.")
 @click.option("--dead-days", metavar="DAYS", help="Keep dead letters so long, or 'forever'.")
 @on_a_queue

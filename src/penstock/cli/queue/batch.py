@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import click
 
+from penstock.cli.options import absolute_option
 from penstock.cli.queue.connection import on_a_queue, opened
+from penstock.cli.queue.showing import age, fields, notes, table, when
 from penstock.cli.queue.showing import as_json as show_json
-from penstock.cli.queue.showing import fields, notes, table, when
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.batches.documents import BatchView
 
@@ -23,6 +24,7 @@ _COUNTS = ("ready", "running", "succeeded", "failed", "cancelled", "expired", "l
 @click.argument("id", metavar="[ID]", required=False)
 @click.option("--wait", is_flag=True, help="Wait until it has ended.")
 @click.option("--timeout", metavar="SECONDS", type=float, help="Wait no longer than that.")
+@absolute_option
 @on_a_queue
 @click.pass_context
 def batch(
@@ -69,7 +71,7 @@ def _list(store: str | None, name: str, *, as_json: bool) -> None:
             view.status,
             f"{view.settled}/{view.total}",
             str(view.failed),
-            when(view.made_at, now=now),
+            age(view.made_at, now=now),
         )
         for view in views
     ]

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from penstock.cli.options import json_option
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.client import Queue
 
@@ -15,7 +16,6 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 DEFAULT_QUEUE: Final = "default"
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 _store_option = click.option(
     "--store",
     metavar="URL",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import click
 
+from penstock.cli.options import absolute_option
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import as_json as show_json
 from penstock.cli.queue.showing import compact, fields, length, status, when
@@ -20,6 +21,7 @@ from penstock.queue.views import TaskView
     epilog="Example: penstock queue get ID --store file:///tmp/store",
 )
 @click.argument("id", metavar="ID")
+@absolute_option
 @on_a_queue
 def get(*, id: str, store: str | None, name: str, as_json: bool) -> None:
     """Show where a task is, how far it says it is, its input, and its result or its error."""

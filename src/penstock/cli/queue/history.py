@@ -6,9 +6,10 @@ import asyncio
 
 import click
 
+from penstock.cli.options import absolute_option
 from penstock.cli.queue.connection import on_a_queue, opened
+from penstock.cli.queue.showing import age, table
 from penstock.cli.queue.showing import as_json as show_json
-from penstock.cli.queue.showing import table, when
 from penstock.queue.views import TaskEvent
 
 
@@ -17,6 +18,7 @@ from penstock.queue.views import TaskEvent
     epilog="Example: penstock queue history ID --store file:///tmp/store",
 )
 @click.argument("id", metavar="ID")
+@absolute_option
 @on_a_queue
 def history(*, id: str, store: str | None, name: str, as_json: bool) -> None:
     """Show what has happened to a task, oldest first: when, what, which attempt, who."""
@@ -25,7 +27,7 @@ def history(*, id: str, store: str | None, name: str, as_json: bool) -> None:
         show_json(events)
         return
     rows = [
-        (when(each.at, now=now), each.what, str(each.attempt or ""), each.who, each.note)
+        (age(each.at, now=now), each.what, str(each.attempt or ""), each.who, each.note)
         for each in events
     ]
     table(("time", "what", "attempt", "who", "note"), rows, numbers=(2,))

@@ -9,8 +9,8 @@ import click
 
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import as_json as show_json
-from penstock.cli.queue.showing import length, plain, table
-from penstock.kernel.errors import InvalidInput
+from penstock.cli.queue.showing import length, table
+from penstock.kernel.errors import PenstockError
 from penstock.queue.limits.api import Limit
 
 _EXAMPLE = "penstock queue limits set api --concurrency 5 --store file:///tmp/store"
@@ -35,7 +35,14 @@ def limits(context: click.Context) -> None:
 @click.argument("key", metavar="KEY")
 @click.option("--concurrency", metavar="N", type=int, help="So many run at a time.")
 @click.option("--rate", metavar="N", type=float, help="So many start in --per seconds.")
-@click.option("--per", metavar="SECONDS", type=float, default=1.0, show_default=True)
+@click.option(
+    "--per",
+    metavar="SECONDS",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="With --rate: in which time.",
+)
 @click.option("--burst", metavar="N", type=int, help="So many start at once: else the rate.")
 @on_a_queue
 def set_(
@@ -83,7 +90,7 @@ def list_(*, store: str | None, name: str, as_json: bool) -> None:
 
     found = asyncio.run(listed())
     if as_json:
-        show_json({"limits": plain(list(found))})
+        show_json(list(found))
     elif not found:
         click.echo(f"The queue {name!r} has no limits.")
     else:
@@ -149,8 +156,8 @@ def remove(*, key: str, store: str | None, name: str, as_json: bool) -> None:
         click.echo(f"The tasks of {key!r} run without a limit.")
 
 
-def _no_such_limit(key: str) -> InvalidInput:
-    return InvalidInput(
+def _no_such_limit(key: str) -> PenstockError:
+    return PenstockError(
         f"There is no limit {key!r}: its tasks run without one.",
         hint="'penstock queue limits list' shows those that there are.",
     )

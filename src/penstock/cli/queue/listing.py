@@ -6,9 +6,10 @@ import asyncio
 
 import click
 
+from penstock.cli.options import absolute_option
 from penstock.cli.queue.connection import on_a_queue, opened, tag_option
+from penstock.cli.queue.showing import age, note_of, notes, table
 from penstock.cli.queue.showing import as_json as show_json
-from penstock.cli.queue.showing import note_of, notes, table, when
 from penstock.queue.inspection import Listing
 from penstock.queue.inspection.filters import tag_filters
 from penstock.queue.views import STATES
@@ -35,6 +36,7 @@ from penstock.queue.views import STATES
     show_default=True,
     help="At most so many.",
 )
+@absolute_option
 @on_a_queue
 def list_(
     *,
@@ -61,7 +63,7 @@ def list_(
             view.status,
             view.type,
             str(view.attempt or ""),
-            when(view.submitted_at, now=now),
+            age(view.submitted_at, now=now),
             view.id,
             note_of(view, now=now),
         )
@@ -69,7 +71,7 @@ def list_(
     ]
     if rows:
         heads = ("status", "type", "attempt", "submitted", "id", "note")
-        table(heads, rows, numbers=(2,))
+        table(heads, rows, numbers=(2,), whole=(4,))
     else:
         click.echo("No such tasks." if statuses or type or tags else "No tasks.", err=True)
     notes([*listing.unknown_tags, *listing.notes])

@@ -11,9 +11,11 @@ import click
 
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import as_json as show_json
-from penstock.cli.queue.showing import notes
+from penstock.cli.queue.showing import notes, plain
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.purging import Choice, Purged
+from penstock.queue.inspection import list_tasks
+from penstock.queue.inspection.tasks import LIMIT_MAX
+from penstock.queue.purging import SETTLED, Choice, Purged
 from penstock.queue.views import STATES
 
 _AGE: Final = re.compile(r"([0-9]{1,9})([smhd])")
@@ -54,7 +56,8 @@ def purge(
     Tasks that wait are cancelled, those that run are asked to stop, and records of settled ones are
     removed from the archive with their payloads. A record goes if all tasks of its pack are meant.
     What settled in the last minutes, and what is cancelled now, stays until it is archived: purge
-    again later, or leave it to 'archive retain'. Schedules, limits and settings stay.
+    again later, or leave it to 'archive retain'; it is said how many they are. Schedules, limits
+    and settings stay.
 
     Reads the whole archive, or with --older-than the older part of it.
     """
@@ -70,17 +73,41 @@ def purge(
         choice["statuses"] = statuses
     if not yes and not dry_run:
         _confirm(_meant(name, types, statuses, older_than))
-    purged = asyncio.run(_purged(store, name, choice))
+    purged, young = asyncio.run(_purged(store, name, choice))
     if as_json:
-        show_json(purged)
+        show_json({**plain(purged), "too_young": young})
     else:
         click.echo(_sentence(purged, dry_run=dry_run))
-        notes(purged.notes)
+        notes([*purged.notes, *_too_young(young)])
 
 
-async def _purged(store: str | None, name: str, choice: Choice) -> Purged:
+async def _purged(store: str | None, name: str, choice: Choice) -> tuple[Purged, int]:
+    """What was done, and how many tasks have ended too recently to be forgotten."""
     async with opened(store, name) as queue:
-        return await queue.purge(**choice)
+        purged = await queue.purge(**choice)
+        types, statuses = choice.get("types"), choice.get("statuses", SETTLED)
+        meant = SETTLED.intersection(statuses)
+        if not meant:
+            return purged, 0
+        before = queue.access.now().latest - choice.get("older_than", 0.0)
+        # All that is settled: to name one status alone would bring what is archived as well.
+        found = await list_tasks(queue.access, statuses=SETTLED, limit=LIMIT_MAX)
+        young = (
+            view
+            for view in found
+            if view.status in meant
+            and view.submitted_at <= before
+            and (types is None or view.type in types)
+        )
+        return purged, sum(1 for _ in young)
+
+
+def _too_young(count: int) -> list[str]:
+    if not count:
+        return []
+    have = "1 task has" if count == 1 else f"{count:,} tasks have"
+    later = "purge again in five minutes; with a key, when the key is free."
+    return [f"{have} ended too recently to be forgotten: {later}"]
 
 
 def _seconds(age: str) -> float:

@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+from penstock.cli.options import absolute_option
 from penstock.cli.queue.connection import on_a_queue, opened
+from penstock.cli.queue.showing import age, compact, fields, table, when
 from penstock.cli.queue.showing import as_json as show_json
-from penstock.cli.queue.showing import compact, fields, iso, table, when
 from penstock.cli.queue.submit import INPUT, json_value, tags_from
 from penstock.queue.client import Queue
 from penstock.queue.schedules.document import ScheduleView
@@ -88,6 +89,7 @@ def add(
     short_help="List the schedules.",
     epilog="Example: penstock queue schedule list --store file:///tmp/store",
 )
+@absolute_option
 @on_a_queue
 def list_(*, store: str | None, name: str, as_json: bool) -> None:
     """List the schedules of a queue, by name."""
@@ -108,8 +110,8 @@ def list_(*, store: str | None, name: str, as_json: bool) -> None:
             view.cron,
             view.time_zone,
             view.type,
-            _next(view, now),
-            iso(view.last_at) or "-",
+            _next(view, now, shown=age),
+            "-" if view.last_at is None else age(view.last_at, now=now),
         )
         for view in views
     ]
@@ -219,10 +221,10 @@ def _show(answer: tuple[ScheduleView, float], *, as_json: bool) -> None:
         fields(_rows(view, now))
 
 
-def _next(view: ScheduleView, now: float) -> str:
+def _next(view: ScheduleView, now: float, *, shown: Callable[..., str] = when) -> str:
     if view.is_paused:
         return "paused"
-    return when(view.next_at, now=now) if view.next_at is not None else "never"
+    return shown(view.next_at, now=now) if view.next_at is not None else "never"
 
 
 def _rows(view: ScheduleView, now: float) -> Iterator[tuple[str, str]]:

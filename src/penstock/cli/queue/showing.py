@@ -1,7 +1,8 @@
 """How tasks, times and tables look: aligned and short for people, plain values for programs.
 
-People see times as ISO 8601 in UTC with the age beside it, by the store's clock. Programs get the
-same times in JSON, with milliseconds. Colour marks statuses, where the terminal wants it.
+People see how long ago things were, by the store's clock, with the time itself in ISO 8601 beside
+it where there is room, or in its place with `--absolute`. Programs get the times in JSON, with
+milliseconds. Colour marks statuses, where the terminal wants it.
 """
 
 from __future__ import annotations
@@ -10,27 +11,19 @@ import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
+from penstock.cli import tables
+from penstock.cli.options import is_absolute
 from penstock.kernel.errors import PenstockError
-from penstock.queue.views import TaskView
 
-_COLOURS: Final = {
-    "succeeded": "green",
-    "failed": "red",
-    "expired": "red",
-    "retrying": "yellow",
-    "cancelled": "yellow",
-    "running": "cyan",
-    # Of pipelines:
-    "completed": "green",
-    "done": "green",
-    "dead": "red",
-    "paused": "yellow",
-}
+if TYPE_CHECKING:
+    from penstock.queue.views import TaskView
+
+status, table = tables.status, tables.table
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -56,39 +49,18 @@ def length(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def when(at: float, *, now: float) -> str:
-    """A time and how long ago it was, or how soon it is."""
+def age(at: float, *, now: float) -> str:
+    """How long ago something was, or how soon it is; with `--absolute` when."""
+    if is_absolute():
+        return iso(at) or ""
     ago = now - at
-    # The store's time is known to a second or so: what was just written may seem to come.
-    age = f"{length(max(0.0, ago))} ago" if ago > -2 else f"in {length(-ago)}"
-    return f"{iso(at)}  {age}"
+    # Clocks are known to a second or so: what was just written may seem to come.
+    return f"{length(max(0.0, ago))} ago" if ago > -2 else f"in {length(-ago)}"
 
 
-def status(word: str, *, width: int = 0) -> str:
-    """A status in its colour."""
-    return click.style(f"{word:<{width}}", fg=_COLOURS.get(word))
-
-
-def table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[int] = ()
-) -> None:
-    """An aligned table; a column named `status` is coloured, those in `numbers` go to the right."""
-    shown = [tuple(heads), *(tuple(row) for row in rows)]
-    widths = [max(len(row[column]) for row in shown) for column in range(len(heads))]
-    right = frozenset(numbers)
-    for number, row in enumerate(shown):
-        cells = []
-        for column, cell in enumerate(row):
-            width = widths[column]
-            aligned = f"{cell:>{width}}" if column in right else f"{cell:<{width}}"
-            if column == len(row) - 1:
-                aligned = aligned.rstrip()
-            if number == 0:
-                aligned = click.style(aligned, bold=True)
-            elif heads[column] == "status":
-                aligned = status(cell, width=width)
-            cells.append(aligned)
-        click.echo("  ".join(cells).rstrip())
+def when(at: float, *, now: float) -> str:
+    """A time and how long ago it was, or how soon it is; where there is room for both."""
+    return f"{iso(at)}  {age(at, now=now)}" if not is_absolute() else iso(at) or ""
 
 
 def fields(rows: Iterable[tuple[str, str]]) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import click
 
+from penstock.cli.options import absolute_option
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.pause import held_lines
+from penstock.cli.queue.showing import age, length, notes, table
 from penstock.cli.queue.showing import as_json as show_json
-from penstock.cli.queue.showing import length, notes, table, when
 from penstock.queue import inspection
 from penstock.queue.inspection import Stats
 
@@ -19,6 +20,7 @@ from penstock.queue.inspection import Stats
     short_help="Count tasks; show workers and shards.",
     epilog="Example: penstock queue stats --store file:///tmp/store",
 )
+@absolute_option
 @on_a_queue
 def stats(*, store: str | None, name: str, as_json: bool) -> None:
     """Count tasks by type, and show the workers and the shards that they own.
@@ -53,7 +55,7 @@ def _show_types(found: Stats) -> None:
             f"{each.delayed:,}",
             f"{each.in_progress:,}",
             f"{each.settled_recently:,}",
-            "" if each.oldest_ready_at is None else when(each.oldest_ready_at, now=found.at),
+            "" if each.oldest_ready_at is None else age(each.oldest_ready_at, now=found.at),
         )
         for each in found.types
     ]

@@ -100,6 +100,10 @@ def tags_from(given: Sequence[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals:
             raise InvalidInput(f"{shown_word(text)} is not a tag.", hint="Write NAME=VALUE.")
+        if value.startswith("="):
+            raise InvalidInput(
+                f"{shown_word(text)} has one '=' too many.", hint=f"Write {name}{value}."
+            )
         if name in tags:
             raise InvalidInput(f"The tag {shown_word(name)} is given twice.")
         tags[name] = value

@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 import click
 
-from penstock.cli.queue.connection import json_option
+from penstock.cli.options import json_option
 from penstock.cli.queue.showing import notes
 from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.kernel.logs import log_to_stderr

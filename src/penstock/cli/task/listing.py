@@ -7,6 +7,8 @@ from typing import Final
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.completing import jobs
+from penstock.cli.options import absolute_option
 from penstock.cli.queue.showing import notes
 from penstock.cli.telling import ago, fitted, line, show_json
 from penstock.dispatcher.wire.asking import TaskStatus
@@ -20,7 +22,7 @@ STATUSES: Final = tuple(each.value for each in TaskStatus)
     short_help="List tasks by job, status and partition.",
     epilog="Example: penstock task list --job clean --status dead",
 )
-@click.option("--job", metavar="NAME", help="Only of this job.")
+@click.option("--job", metavar="NAME", shell_complete=jobs, help="Only of this job.")
 @click.option("--status", type=click.Choice(STATUSES), help="Only these.")
 @click.option("--partition", metavar="KEY", help="Only of this partition.")
 @click.option(
@@ -31,6 +33,7 @@ STATUSES: Final = tuple(each.value for each in TaskStatus)
     help="At most so many.",
 )
 @click.option("--before", metavar="ID", type=click.IntRange(min=1), help="For the next page.")
+@absolute_option
 @on_a_dispatcher
 def list_(
     *,

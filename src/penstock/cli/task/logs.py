@@ -16,6 +16,7 @@ from typing import Final
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.completing import tasks
 from penstock.cli.queue.showing import as_json as show_plain
 from penstock.cli.queue.showing import notes
 from penstock.cli.telling import line
@@ -35,7 +36,7 @@ _FOLLOWED_SECONDS_MAX: Final = 366 * 86_400.0
     short_help="Print what an attempt has printed.",
     epilog="Example: penstock task logs 42 --follow",
 )
-@click.argument("id", metavar="ID", type=click.IntRange(min=1))
+@click.argument("id", metavar="ID", type=click.IntRange(min=1), shell_complete=tasks())
 @click.option("--attempt", metavar="N", type=click.IntRange(min=1), help="[default: the last]")
 @click.option("--follow", is_flag=True, help="Go on until the attempt has ended.")
 @click.option(

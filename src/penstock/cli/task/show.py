@@ -8,6 +8,8 @@ from typing import Final
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.completing import tasks
+from penstock.cli.options import absolute_option
 from penstock.cli.queue.showing import compact, fields, length, status
 from penstock.cli.task.figures import figures, progress_line
 from penstock.cli.telling import ago, fitted, line, show_json
@@ -20,7 +22,8 @@ _REASON_MAX: Final = 4000
     short_help="Show a task, its attempts and outputs.",
     epilog="Example: penstock task show 42",
 )
-@click.argument("id", metavar="ID", type=click.IntRange(min=1))
+@click.argument("id", metavar="ID", type=click.IntRange(min=1), shell_complete=tasks())
+@absolute_option
 @on_a_dispatcher
 def show(*, id: int, url: str, token: str | None, as_json: bool) -> None:
     """Show where a task is, what it was given, its attempts, what the last of them took, and what

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.completing import jobs, tasks
 from penstock.cli.telling import counted, line, show_json
 from penstock.dispatcher.client import Client
 from penstock.dispatcher.wire.work import ResultsAnswer, TaskResult
@@ -29,9 +30,17 @@ Steer = Callable[[Client, Sequence[int]], Awaitable[ResultsAnswer]]
 
 def _of_tasks(*statuses: str) -> Callable[[Verb], Verb]:
     """Give a verb the ways to say which tasks are meant."""
+    likely = tasks(status=statuses[0] if len(statuses) == 1 else None)
     options = (
-        click.argument("ids", metavar="[ID...]", nargs=-1, type=click.IntRange(min=1)),
-        click.option("--job", metavar="NAME", help="Instead of numbers: all of this job."),
+        click.argument(
+            "ids", metavar="[ID...]", nargs=-1, type=click.IntRange(min=1), shell_complete=likely
+        ),
+        click.option(
+            "--job",
+            metavar="NAME",
+            shell_complete=jobs,
+            help="Instead of numbers: all of this job.",
+        ),
         click.option("--status", type=click.Choice(statuses), help="Of those, only these."),
         click.option("--partition", metavar="KEY", help="Of those, only of this partition."),
         click.option("--yes", is_flag=True, help="Do not ask whether all of them are meant."),

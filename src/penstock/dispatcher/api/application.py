@@ -12,34 +12,32 @@ A crash loses the answer, never what was done: every operation may be asked for 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from penstock.dispatcher.api.endpoints import PARAMETER, Call, Endpoint, Proof, Reply
+from penstock.dispatcher.api.endpoints import PARAMETER, Call, Endpoint, Reply
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.problems import not_as_declared, not_json, problem_of, unknown
+from penstock.dispatcher.api.proving import Proving
 from penstock.dispatcher.api.requests import (
     Headers,
     Limits,
     Message,
     Receive,
     body_of,
-    credentials,
-    is_of_another_site,
     parameters,
 )
-from penstock.dispatcher.identity import Identified
-from penstock.dispatcher.wire.base import WORKER_HEADER, Answer
+from penstock.dispatcher.wire.base import Answer
 from penstock.dispatcher.wire.problem import Problem
 from penstock.kernel.clock import Clock, SystemClock
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
+Found = TypeVar("Found")
 
 _log = logging.getLogger(__name__)
 _access = logging.getLogger("penstock.dispatcher.access")
@@ -51,13 +49,6 @@ _PROBLEM: Final = b"application/problem+json"
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _LEFT: Final = 499
 """What the log says of callers that have left before they could be answered."""
-_ANOTHER_SITE: Final = Problem(
-    type="forbidden",
-    title="Pages of other sites may not ask this dispatcher.",
-    status=403,
-    detail="Set PENSTOCK_API_TOKEN, and have the caller bring it.",
-)
-_NOT_OURS: Final = "PENSTOCK_WORKER_SECRET, or --data, is not that of the dispatcher."
 _MIXED_UP: Final = "There is nothing at this path of the {} listener; it is one of the {} listener."
 _PUBLIC_PORT: Final = "Its port is 7070, or what --port or PENSTOCK_PORT of the dispatcher says."
 _INTERNAL_PORT: Final = (
@@ -99,7 +90,7 @@ class Application:
         self._limits = limits or Limits()
         self._clock = clock or SystemClock()
         self._active = 0
-        self._token = parts.api_token.encode() if parts.api_token is not None else None
+        self._proving = Proving(parts)
         self._fixed: dict[str, dict[str, _Route]] = {}
         patterns: dict[str, dict[str, _Route]] = {}
         for each in endpoints:
@@ -111,12 +102,13 @@ class Application:
         if scope["type"] != "http":
             raise ValueError(f"only HTTP is served, not {scope['type']}")
         began = self._clock.monotonic()
-        call = Call()
+        call = Call(address=(scope.get("client") or ("",))[0])
         is_probe = False
         routes, call.path = self._find(scope["path"])
         route = routes.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if route is not None:
             is_probe = route.endpoint.is_probe
+            call.what = f"{route.endpoint.method} {route.endpoint.path}"
             answer = await self._within_room(route, scope, receive, call)
         else:
             answer = _not_routed(self.name, routes, scope["method"], scope["path"])
@@ -156,7 +148,7 @@ class Application:
         """What to say; None to nobody."""
         headers = scope["headers"]
         endpoint = route.endpoint
-        if (problem := self._unproved(endpoint.proof, headers, call)) is not None:
+        if (problem := await self._unproved(route, headers, call)) is not None:
             return problem
         if endpoint.params is not None:
             query = scope["query_string"]
@@ -172,9 +164,17 @@ class Application:
         return await self._handle(route, call)
 
     async def _handle(self, route: _Route, call: Call) -> Answer | Reply:
+        return await self._within_time(route, route.endpoint.handler(self._parts, call))
+
+    async def _unproved(self, route: _Route, headers: Headers, call: Call) -> Problem | None:
+        """Why this caller may not go on, or why that is not known; None if it may."""
+        judging = self._proving.refusal(route.endpoint.proof, headers, call)
+        return await self._within_time(route, judging)
+
+    async def _within_time(self, route: _Route, work: Awaitable[Found]) -> Found | Problem:
         try:
             async with asyncio.timeout(route.seconds_max):
-                return await route.endpoint.handler(self._parts, call)
+                return await work
         except Exception as error:  # noqa: BLE001 - every error has an answer
             if (found := problem_of(error)) is not None:
                 return found
@@ -182,45 +182,19 @@ class Application:
             title = "The dispatcher has made a mistake; its log says which."
             return Problem(type="mistake", title=title, status=500)
 
-    def _unproved(self, proof: Proof, headers: Headers, call: Call) -> Problem | None:
-        if proof is Proof.NONE:
-            return None
-        if proof is Proof.API_TOKEN and self._token is None:
-            # Any page that somebody looks at can have their browser ask what is on this machine,
-            # without a question first if it sends no content type that is out of the ordinary.
-            return _ANOTHER_SITE if is_of_another_site(headers) else None
-        worker, bearer = credentials(headers)
-        if proof is Proof.API_TOKEN:
-            assert self._token is not None, "looked at above"
-            if hmac.compare_digest(bearer.encode(), self._token):
-                return None
-            title = "`Authorization: Bearer` has to have the token of the API."
-            return Problem(type="unauthorized", title=title, status=401)
-        match self._parts.identities.judge(worker, bearer):
-            case Identified.KNOWN:
-                call.worker = worker
-                return None
-            case Identified.WRONG:
-                title = f"The token is not the one of {worker}."
-                return Problem(type="forbidden", title=title, status=403, detail=_NOT_OURS)
-            case Identified.MISSING:
-                title = f"`{WORKER_HEADER}` and `Authorization: Bearer` have to say who calls."
-                return Problem(type="unauthorized", title=title, status=401)
-
     def _note(self, scope: Scope, call: Call, status: int, took_seconds: float) -> None:
         # Workers call all the time: what went well is worth a line to nobody.
         is_routine = self.name == "internal" and status < 400
         level = logging.DEBUG if is_routine else logging.INFO
         if not _access.isEnabledFor(level):
             return
-        client = scope.get("client") or ("", 0)
         said = {
             "listener": self.name,
             "method": scope["method"],
             "path": scope["path"],
             "status": status,
             "took_ms": round(took_seconds * 1000, 1),
-            "client": client[0],
+            "client": call.address,
             "worker": call.worker,
         }
         # The path is quoted: it may have anything in it, also ends of lines.
@@ -274,6 +248,7 @@ async def _send(send: Send, answer: Answer | Reply, routes: Routes) -> int:
     body: Answer | bytes
     if isinstance(answer, Reply):
         status, kind, body = answer.status, answer.content_type, answer.body
+        headers += answer.headers
     else:
         body = answer
     if isinstance(body, Problem):

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.wire.base import Answer, Ask
+from penstock.tokens.claims import Claims
 
 PARAMETER: Final = re.compile(r"\{(\w+)(:path)?\}")
 """A parameter of a path."""
@@ -25,9 +26,18 @@ class Proof(Enum):
     """What a caller has to show before anything else is looked at."""
 
     NONE = "none"
-    """Nothing, or a fence inside of the body."""
+    """Nothing."""
     WORKER = "worker"
     """Who it is: see `dispatcher.identity`."""
+    WORKER_OR_INVOCATION = "worker or invocation"
+    """Who it is, or the token that came with the invocation of a function, which is good for its
+    own task only: `Call.claims` has it, and the handler compares."""
+    TASK = "task"
+    """The capability token of an attempt, not expired: `Call.claims` has it, and the handler looks
+    whether the attempt is the running one."""
+    EACH_TASK = "each task"
+    """The capability token of every attempt that the body names, in its entry, also an expired one;
+    the handler judges each by `proving.prove_each`, and the database its fence."""
     API_TOKEN = "api token"  # noqa: S105 - the name of a kind of proof
     """The token of the API, if there is one."""
 
@@ -44,6 +54,14 @@ class Call:
     """The parameters of the path as they stand there; use `params`."""
     worker: str = ""
     """Who calls, if the endpoint wants to know."""
+    token: str = field(default="", repr=False)
+    """The capability token of the header, as it came; nobody has judged it yet."""
+    claims: Claims | None = None
+    """What the token of the header says, where the endpoint wants one: it is signed by us."""
+    address: str = ""
+    """Where the call comes from."""
+    what: str = ""
+    """The method and path of the endpoint, as the audit names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +71,8 @@ class Reply:
     body: Answer | bytes
     status: int = 200
     content_type: bytes = b"application/json"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """More headers than every answer has."""
 
 
 Handler = Callable[[Parts, Call], Awaitable[Answer | Reply]]

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.dispatcher.api.endpoints import PARAMETER, Endpoint, Proof
-from penstock.dispatcher.wire.base import WORKER_HEADER, Answer, Ask
+from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER, Answer, Ask
 from penstock.dispatcher.wire.problem import Problem
 
 Document = dict[str, Any]
@@ -23,8 +23,8 @@ _PHRASES: Final = {
     200: "It is done.",
     207: "Some of it is done: each task has its own answer.",
     400: "The body is not JSON.",
-    401: "The caller does not say who it is.",
-    403: "The caller is not who it says to be, or asks for a page of another site.",
+    401: "The caller does not say who it is, or brings no token.",
+    403: "The caller is not who it says to be, may not do this, or asks for another site's page.",
     404: "There is nothing of this name or number.",
     408: "The body did not arrive in time.",
     409: "What is there now does not allow it.",
@@ -32,10 +32,22 @@ _PHRASES: Final = {
     422: "What was asked makes no sense; `field` says where.",
     503: "Not now; ask again.",
 }
-_WORKER_PROOF: Final[list[Document]] = [{"worker": [], "workerToken": []}]
+_WORKER: Final[Document] = {"worker": [], "workerToken": []}
+_TASK: Final[Document] = {"taskToken": []}
+# An empty one says that nothing is asked for here: of the API if the dispatcher was given no token,
+# and of calls about several tasks because each entry of the body has its own.
+_SECURITY: Final[Mapping[Proof, list[Document]]] = {
+    Proof.NONE: [],
+    Proof.WORKER: [_WORKER],
+    Proof.WORKER_OR_INVOCATION: [_WORKER, _TASK],
+    Proof.TASK: [_TASK],
+    Proof.EACH_TASK: [_TASK, {}],
+    Proof.API_TOKEN: [{"apiToken": []}, {}],
+}
 _SCHEMES: Final = {
     "worker": {"type": "apiKey", "in": "header", "name": WORKER_HEADER},
     "workerToken": {"type": "http", "scheme": "bearer"},
+    "taskToken": {"type": "apiKey", "in": "header", "name": TASK_HEADER},
     "apiToken": {"type": "http", "scheme": "bearer"},
 }
 
@@ -47,7 +59,7 @@ def document(title: str, endpoints: Sequence[Endpoint]) -> Document:
     for each in endpoints:
         path = PARAMETER.sub(r"{\1}", each.path)
         paths.setdefault(path, {})[each.method.lower()] = _operation(each, schemas, components)
-    used = {scheme for each in endpoints for scheme in _schemes(each.proof)}
+    used = {name for each in endpoints for way in _SECURITY[each.proof] for name in way}
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "version": version("penstock")},
@@ -92,22 +104,9 @@ def _operation(
         }
     if endpoint.params is not None:
         found["parameters"] = _parameters(endpoint, endpoint.params, components)
-    if endpoint.proof is Proof.WORKER:
-        found["security"] = _WORKER_PROOF
-    elif endpoint.proof is Proof.API_TOKEN:
-        # None is asked for if the dispatcher was given none.
-        found["security"] = [{"apiToken": []}, {}]
+    if security := _SECURITY[endpoint.proof]:
+        found["security"] = security
     return found
-
-
-def _schemes(proof: Proof) -> tuple[str, ...]:
-    match proof:
-        case Proof.WORKER:
-            return ("worker", "workerToken")
-        case Proof.API_TOKEN:
-            return ("apiToken",)
-        case Proof.NONE:
-            return ()
 
 
 def _problems(endpoint: Endpoint) -> set[int]:
@@ -118,9 +117,7 @@ def _problems(endpoint: Endpoint) -> set[int]:
         found |= {400, 408, 413, 422}
     if endpoint.params is not None:
         found.add(422)
-    if endpoint.proof is Proof.WORKER:
-        found |= {401, 403}
-    if endpoint.proof is Proof.API_TOKEN:
+    if endpoint.proof is not Proof.NONE:
         found |= {401, 403}
     return found
 

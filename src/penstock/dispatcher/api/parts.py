@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from penstock.dispatcher.api.gathering import Gathering
 from penstock.dispatcher.backfills.backfills import Backfills
+from penstock.dispatcher.capabilities.audit import Audit
+from penstock.dispatcher.capabilities.issuing import Issuer
+from penstock.dispatcher.capabilities.keys import Keys
+from penstock.dispatcher.capabilities.minting import Minter
 from penstock.dispatcher.dag.runtimes import Runtimes
 from penstock.dispatcher.database.pool import Database
 from penstock.dispatcher.datasets.sweeping import Sweeping
@@ -25,6 +30,7 @@ from penstock.dispatcher.tasks.values import Completion, Ended, Failure, Refusal
 from penstock.dispatcher.views.datasets import DatasetViews
 from penstock.dispatcher.views.views import Views
 from penstock.kernel.entropy import Entropy, system_entropy
+from penstock.store.base import ObjectStore
 
 
 def no_kick() -> None:
@@ -45,14 +51,26 @@ class Parts:
     outbox: Outbox
     views: Views
     identities: Identities
+    keys: Keys
+    issuer: Issuer
+    """Capability tokens."""
+    audit: Audit
+    root: str
+    """The URL below which attempts write, without a slash at its end."""
     runtimes: Runtimes | None = None
     """None judges no runtimes when a DAG is applied."""
     api_token: str | None = None
     """What callers of the public side have to show; None is nothing."""
     sweeping: Sweeping | None = None
     """What sweeps the store; None where there is none to be reached."""
+    store: ObjectStore | None = None
+    """Where datasets lie, for previews; None where there is none to be reached."""
+    minter: Minter = field(default_factory=Minter)
+    """Mints credentials of attempts; by itself it refuses all."""
     kick: Callable[[], None] = no_kick
     entropy: Entropy = field(default_factory=system_entropy)
+    logs: Path | None = None
+    """The folder that workers of this machine write the logs of attempts to, if there is one."""
     end: Gathering[Completion | Failure, Ended | Refusal] = field(init=False)
     """Ends attempts: those of calls that come at the same time in one transaction."""
     datasets: DatasetViews = field(init=False)

@@ -19,7 +19,15 @@ from penstock.dispatcher.wire.base import Answer
 from penstock.dispatcher.wire.dags import DagProblem
 from penstock.dispatcher.wire.problem import Problem
 from penstock.dispatcher.wire.work import ResultsAnswer, TaskResult, TaskStateAnswer
-from penstock.kernel.errors import DatabaseUnavailable, InvalidInput
+from penstock.kernel.errors import (
+    CredentialsRefused,
+    CredentialsUnavailable,
+    DatabaseUnavailable,
+    DispatcherUnavailable,
+    InvalidInput,
+    SignerUnavailable,
+    TokenRefused,
+)
 from penstock.kernel.shapes import wrong_shape
 
 DAG_PROBLEMS_MAX: Final = 1000
@@ -91,7 +99,14 @@ def problem_of(error: Exception) -> Problem | None:
             ]
             return Problem(type="dag", title=error.message, status=422, problems=problems)
         case InvalidInput():
-            return malformed(f"{error.message.rstrip('.')}.", detail=error.hint)
+            return malformed(_sentence(error.message), detail=error.hint)
+        case TokenRefused():
+            return _of_token(error)
+        case CredentialsRefused():
+            return conflict(error.kind, _sentence(error.message), detail=error.hint)
+        case SignerUnavailable() | CredentialsUnavailable() | DispatcherUnavailable():
+            title, detail = _sentence(error.message), error.hint or "Ask again."
+            return Problem(type="unavailable", title=title, status=503, detail=detail)
         case DatabaseUnavailable():
             return Problem(
                 type="unavailable",
@@ -107,6 +122,30 @@ def problem_of(error: Exception) -> Problem | None:
                 detail="Ask again; whatever was done is found done.",
             )
     return None
+
+
+def token_result(task_id: int, error: TokenRefused) -> TaskResult:
+    """A token that proves nothing, as one of the answers of a call about several tasks.
+
+    Whoever proves nothing is not told what the task is.
+    """
+    problem = _of_token(error)
+    return TaskResult(
+        task_id=task_id, status=problem.status, why=problem.type, detail=problem.title
+    )
+
+
+def _of_token(error: TokenRefused) -> Problem:
+    return Problem(
+        type=f"token {error.kind}",
+        title=_sentence(error.message),
+        status=401 if error.kind == "missing" else 403,
+        detail=error.hint,
+    )
+
+
+def _sentence(message: str) -> str:
+    return f"{message.rstrip('.')}."
 
 
 def state_answer(state: TaskState | None) -> TaskStateAnswer | None:

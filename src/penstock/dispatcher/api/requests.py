@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from penstock.dispatcher.api.problems import malformed, not_as_declared
-from penstock.dispatcher.wire.base import WORKER_HEADER, Ask
+from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER, Ask
 from penstock.dispatcher.wire.problem import Problem
 
 Message = MutableMapping[str, Any]
@@ -25,6 +25,7 @@ _PARAMETERS_MAX: Final = 100
 _DRAINED_MAX: Final = 8
 """How many times the largest body is heard, and thrown away, so that its sender is answered."""
 _WORKER: Final = WORKER_HEADER.lower().encode()
+_TASK: Final = TASK_HEADER.lower().encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,12 @@ def credentials(headers: Headers) -> tuple[str, str]:
         elif name == b"authorization" and value[:7].lower() == b"bearer ":
             bearer = value[7:].strip().decode("utf-8", "replace")
     return worker, bearer
+
+
+def task_token(headers: Headers) -> str:
+    """The capability token of the header; empty if there is none. Two are none that is known."""
+    found = [value.strip() for name, value in headers if name == _TASK]
+    return b", ".join(found).decode("utf-8", "replace")
 
 
 def is_of_another_site(headers: Headers) -> bool:

@@ -11,13 +11,25 @@ from typing import Final
 
 import msgspec
 
-from penstock.dispatcher.api import datasets, deploying, looking, steering, telling, working
+from penstock.dispatcher.api import (
+    alerts,
+    credentials,
+    datasets,
+    deploying,
+    keys,
+    looking,
+    pausing,
+    steering,
+    telling,
+    working,
+)
 from penstock.dispatcher.api.application import Application
 from penstock.dispatcher.api.endpoints import Call, Endpoint, Proof, Reply
 from penstock.dispatcher.api.openapi import document
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.requests import Limits
 from penstock.dispatcher.wire import asking, dags, events, health, work
+from penstock.dispatcher.wire import credentials as creds
 from penstock.dispatcher.wire import steering as steer
 from penstock.kernel.clock import Clock
 
@@ -46,6 +58,7 @@ PROBES: Final = (
 )
 
 INTERNAL: Final = (
+    *keys.INTERNAL,
     Endpoint(
         "POST",
         "/internal/hello",
@@ -63,7 +76,7 @@ INTERNAL: Final = (
         ask=work.ClaimAsk,
         answer=work.ClaimAnswer,
         problems=(404, 409),
-        proof=Proof.WORKER,
+        proof=Proof.WORKER_OR_INVOCATION,
     ),
     Endpoint(
         "POST",
@@ -91,7 +104,7 @@ INTERNAL: Final = (
         answer=work.ResultsAnswer,
         is_several=True,
         problems=(404, 409),
-        proof=Proof.NONE,
+        proof=Proof.EACH_TASK,
     ),
     Endpoint(
         "POST",
@@ -102,7 +115,7 @@ INTERNAL: Final = (
         answer=work.ResultsAnswer,
         is_several=True,
         problems=(404, 409),
-        proof=Proof.NONE,
+        proof=Proof.EACH_TASK,
     ),
     Endpoint(
         "POST",
@@ -112,7 +125,18 @@ INTERNAL: Final = (
         ask=events.TaskEventsAsk,
         answer=events.EventsAnswer,
         problems=(404, 409),
-        proof=Proof.NONE,
+        proof=Proof.TASK,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/task/credentials",
+        "Have credentials for the folders of a task",
+        credentials.credentials,
+        ask=creds.CredentialsAsk,
+        answer=creds.CredentialsAnswer,
+        problems=(404, 409),
+        may_omit_body=True,
+        proof=Proof.TASK,
     ),
 )
 
@@ -327,7 +351,13 @@ _LOOKING: Final = (
     Endpoint("GET", "/metrics", "Figures for Prometheus", looking.metrics, answer=None),
 )
 
-PUBLIC: Final = (*_DAG, _CUT_OVER, *_TASKS, *_BACKFILLS, *_STEERING, *_LOOKING, *datasets.ENDPOINTS)
+PUBLIC: Final = (
+    *(*_DAG, _CUT_OVER, *_TASKS, *_BACKFILLS, *_STEERING, *_LOOKING),
+    *datasets.ENDPOINTS,
+    *pausing.ENDPOINTS,
+    *keys.PUBLIC,
+    *alerts.PUBLIC,
+)
 
 
 def internal_app(

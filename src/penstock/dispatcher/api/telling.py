@@ -2,7 +2,8 @@
 
 Every event has its own answer. An event that names a dataset by its name is one for each generation
 of it that is live; a task's events are for its own outputs, in its own generation, and are kept in
-the transaction that has seen that its attempt is the current one.
+the transaction that has seen that its attempt is the current one. The attempt's token, which has to
+be a live one, says which task and attempt that can be.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Final
 from penstock.dispatcher.api.endpoints import Call
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.problems import conflict, malformed, refusal_problem, unknown
+from penstock.dispatcher.api.proving import note_fenced, note_refused, require_attempt
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.routing.router import BATCH_MAX, accept_events
 from penstock.dispatcher.routing.values import Accepted, NewEvent, NotAccepted, WhyRefused
-from penstock.dispatcher.tasks.rows import refusal, task_states
+from penstock.dispatcher.tasks.rows import refusal, storable, task_states
 from penstock.dispatcher.tasks.values import Refusal
 from penstock.dispatcher.wire.base import Answer
 from penstock.dispatcher.wire.events import (
@@ -56,6 +58,8 @@ async def events(parts: Parts, call: Call) -> Answer:
 async def task_events(parts: Parts, call: Call) -> Answer:
     """News of a running task about its own outputs."""
     ask: TaskEventsAsk = call.ask
+    claims = require_attempt(parts, call, task_id=ask.task_id, attempt=ask.attempt)
+    foreign: set[str] = set()
 
     async def work(connection: Connection) -> list[EventResult] | Refusal:
         fence = {"task": ask.task_id, "attempt": ask.attempt, "token": ask.lease_token}
@@ -69,8 +73,10 @@ async def task_events(parts: Parts, call: Call) -> Answer:
         placed: list[NewEvent | EventResult] = []
         for each in ask.events:
             if each.dataset_uuid is not None or each.dataset_version is not None:
+                foreign.add(each.dataset_uuid or "")
                 placed.append(_refused("A task names its outputs by `dataset` alone."))
             elif each.dataset not in outputs:
+                foreign.add(each.dataset or "")
                 placed.append(_refused(f"Dataset {each.dataset!r} is not an output of this task."))
             else:
                 event = _event(each, outputs[each.dataset], row["generation"])
@@ -80,7 +86,11 @@ async def task_events(parts: Parts, call: Call) -> Answer:
 
     results = await parts.database.transact(work)
     if isinstance(results, Refusal):
+        note_fenced(parts, call, [(results, claims)])
         return refusal_problem(results)
+    for name in sorted(foreign):
+        said = {"dataset": storable(name)}
+        note_refused(parts, call, reason="not an output", claims=claims, detail=said)
     parts.kick()
     return EventsAnswer(results=results)
 

@@ -1,15 +1,27 @@
 """What workers ask: hello, claim, heartbeat, complete.
 
-Who claims has to say who it is. Who holds an attempt proves it by its fence, and needs nothing
-else: a lost identity never costs work that is done.
+Who claims has to say who it is, or brings the token of its invocation. A claim and its capability
+tokens are one: if nothing can be signed, nothing is claimed, and no attempt is spent.
+
+Who holds an attempt proves it by its capability token and its fence, and needs nothing else: a lost
+identity never costs work that is done. A heartbeat brings the next token, which is signed after the
+lease was extended: if that fails the lease holds all the same, and the next heartbeat brings one.
+So a lost answer costs nothing: for these two calls the fence decides, never how old the token is.
+
+What an attempt publishes lies in the folders that its own token grants, or nothing is published.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Final
+
 import msgspec
 
+from penstock.datasets.layout import attempt_name
 from penstock.datasets.schema import Column
 from penstock.dispatcher.api.endpoints import Call, Reply
+from penstock.dispatcher.api.locations import canonical, misplaced
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.problems import (
     malformed,
@@ -18,6 +30,16 @@ from penstock.dispatcher.api.problems import (
     results_answer,
     unknown,
 )
+from penstock.dispatcher.api.proving import (
+    answered,
+    note_fenced,
+    note_refused,
+    prove_each,
+    proved,
+    require_invoked,
+)
+from penstock.dispatcher.tasks.lifecycle import BATCH_MAX
+from penstock.dispatcher.tasks.rows import storable, without_twins
 from penstock.dispatcher.tasks.values import (
     Claimed,
     Completion,
@@ -28,6 +50,7 @@ from penstock.dispatcher.tasks.values import (
     Output,
     Published,
     Refusal,
+    Why,
 )
 from penstock.dispatcher.wire.base import Answer
 from penstock.dispatcher.wire.work import (
@@ -44,6 +67,9 @@ from penstock.dispatcher.wire.work import (
     TaskResult,
 )
 from penstock.runtimes.base import Facts
+from penstock.tokens.claims import Claims
+
+_SHOWN_MAX: Final = 500
 
 
 async def hello(parts: Parts, call: Call) -> Answer:
@@ -55,16 +81,26 @@ async def hello(parts: Parts, call: Call) -> Answer:
 async def claim(parts: Parts, call: Call) -> Answer:
     """One task by its number, or the next ones of an operator."""
     ask: ClaimAsk = call.ask
+    require_invoked(parts, call, task_id=ask.task_id)
     if (ask.task_id is None) == (ask.operator is None):
         return malformed("A claim names a task or an operator, and not both.", field="task_id")
     if ask.task_id is not None:
         if ask.job is not None or ask.limit != 1 or ask.in_batches:
             told = "`job`, `limit` and `in_batches` are for claims of an operator."
             return malformed(told, field="task_id")
-        found = await parts.tasks.claim(ask.task_id, worker=call.worker)
+        # A function has the name of its operator.
+        worker = None if call.claims is not None else call.worker
+        found = await parts.tasks.claim(
+            ask.task_id,
+            worker=worker,
+            attempt=call.claims.attempt if call.claims is not None else None,
+            issue=parts.issuer.tokens_for,
+        )
         if isinstance(found, Refusal):
+            if found.why is Why.STALE:
+                note_refused(parts, call, reason=found.why.value, claims=call.claims)
             return refusal_problem(found)
-        return ClaimAnswer(tasks=[_assignment(found)])
+        return ClaimAnswer(tasks=[_assignment(found, parts)])
     assert ask.operator is not None, "looked at above"
     job_id = None
     if ask.job is not None:
@@ -77,17 +113,25 @@ async def claim(parts: Parts, call: Call) -> Answer:
         limit=ask.limit,
         job_id=job_id,
         in_batches=ask.in_batches,
+        issue=parts.issuer.tokens_for,
+        tasks_max=parts.issuer.claims_max,
     )
-    return ClaimAnswer(tasks=[_assignment(each) for each in claimed])
+    return ClaimAnswer(tasks=[_assignment(each, parts) for each in claimed])
 
 
 async def heartbeat(parts: Parts, call: Call) -> Answer | Reply:
     """Extend leases, and learn what is to be cancelled."""
     ask: HeartbeatAsk = call.ask
-    fences = [Fence(each.task_id, each.attempt, each.lease_token) for each in ask.tasks]
-    progress = {each.task_id: each.progress for each in ask.tasks if each.progress is not None}
-    found = await parts.tasks.heartbeat(fences, progress=progress)
-    body, status = results_answer([_beat(each) for each in found])
+    without_twins([each.task_id for each in ask.tasks], most=BATCH_MAX)
+    proofs = await prove_each(parts, call, ask.tasks)
+    held = proved(proofs, ask.tasks)
+    fences = [Fence(each.task_id, each.attempt, each.lease_token) for each, _ in held]
+    progress = {each.task_id: each.progress for each, _ in held if each.progress is not None}
+    found = await parts.tasks.heartbeat(fences, progress=progress) if held else ()
+    judged = list(zip(found, (claims for _, claims in held), strict=True))
+    note_fenced(parts, call, judged)
+    tokens = await _renewed(parts, judged)
+    body, status = results_answer(answered(proofs, [_beat(each, tokens) for each in found]))
     return Reply(body, status)
 
 
@@ -98,13 +142,37 @@ async def complete(parts: Parts, call: Call) -> Answer | Reply:
         if each.failure is not None and each.outputs:
             field = f"tasks[{place}].outputs"
             return malformed("An attempt that has failed has no outputs.", field=field)
-    found = await parts.end([_saying(each) for each in ask.tasks])
-    parts.kick()
-    body, status = results_answer([_end(each) for each in found])
+    without_twins([each.task_id for each in ask.tasks], most=BATCH_MAX)
+    proofs = await prove_each(parts, call, ask.tasks)
+    held = proved(proofs, ask.tasks)
+    sayings = [_saying(each, _why_not(parts, call, each, claims)) for each, claims in held]
+    found = await parts.end(sayings) if held else ()
+    note_fenced(parts, call, zip(found, (claims for _, claims in held), strict=True))
+    if held:
+        parts.kick()
+    body, status = results_answer(answered(proofs, [_end(each) for each in found]))
     return Reply(body, status)
 
 
-def _assignment(claimed: Claimed) -> Assignment:
+async def _renewed(
+    parts: Parts, judged: Sequence[tuple[Extended | Refusal, Claims]]
+) -> Mapping[int, str]:
+    """The next tokens, by task; none of those that could not be signed now."""
+    extended = [(one, claims) for one, claims in judged if isinstance(one, Extended)]
+    return await parts.issuer.renewed(extended) if extended else {}
+
+
+def _why_not(parts: Parts, call: Call, ask: EndAsk, claims: Claims) -> str:
+    """Why the outputs of an attempt may not be published; empty if they may."""
+    if (found := misplaced(ask.outputs, claims.grants)) is None:
+        return ""
+    output, why = found
+    said = {"dataset": output.dataset, "location": storable(output.location[:_SHOWN_MAX])}
+    note_refused(parts, call, reason="outside of its grants", claims=claims, detail=said)
+    return why
+
+
+def _assignment(claimed: Claimed, parts: Parts) -> Assignment:
     return Assignment(
         task_id=claimed.task_id,
         attempt=claimed.attempt,
@@ -120,10 +188,16 @@ def _assignment(claimed: Claimed) -> Assignment:
         payload=dict(claimed.payload),
         inputs=msgspec.convert(claimed.inputs, dict[str, InputAnswer]),
         batch=claimed.batch,
+        root=parts.root,
+        token=claimed.token,
+        mints=parts.minter.mints,
+        folder=attempt_name(
+            task_id=claimed.task_id, attempt=claimed.attempt, lease_token=claimed.lease_token
+        ),
     )
 
 
-def _saying(ask: EndAsk) -> Completion | Failure:
+def _saying(ask: EndAsk, why_not: str) -> Completion | Failure:
     fence = Fence(ask.task_id, ask.attempt, ask.lease_token)
     if ask.failure is not None:
         failure = ask.failure
@@ -131,7 +205,7 @@ def _saying(ask: EndAsk) -> Completion | Failure:
     outputs = tuple(
         Output(
             dataset=each.dataset,
-            location=each.location,
+            location=each.location if why_not else canonical(each.location),
             partition_key=each.partition_key,
             start=each.start,
             end=each.end,
@@ -141,7 +215,7 @@ def _saying(ask: EndAsk) -> Completion | Failure:
         )
         for each in ask.outputs
     )
-    return Completion(fence, outputs, ask.log, ask.metrics)
+    return Completion(fence, outputs, ask.log, ask.metrics, why_not)
 
 
 def _facts(ask: FactsAsk) -> Facts:
@@ -154,7 +228,7 @@ def _facts(ask: FactsAsk) -> Facts:
     )
 
 
-def _beat(found: Extended | Refusal) -> TaskResult:
+def _beat(found: Extended | Refusal, tokens: Mapping[int, str]) -> TaskResult:
     if isinstance(found, Refusal):
         return refused_result(found)
     return TaskResult(
@@ -162,6 +236,7 @@ def _beat(found: Extended | Refusal) -> TaskResult:
         status=200,
         lease_expires_at=found.lease_expires_at,
         cancel_asked=found.cancel_asked,
+        token=tokens.get(found.task_id, ""),
     )
 
 

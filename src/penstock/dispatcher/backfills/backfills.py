@@ -60,6 +60,18 @@ class Backfills:
 
         return await self._database.transact(work)
 
+    async def foresee(self, ask: BackfillAsk) -> Plan | Refused:
+        """What `create` would plan; nothing is written."""
+        plan = plan_of(ask)
+        if isinstance(plan, Refused):
+            return plan
+
+        async def work(connection: Connection) -> Plan | Refused:
+            found = await _job(connection, ask, plan)
+            return found if isinstance(found, Refused) else plan
+
+        return await self._database.transact(work)
+
     async def get(self, backfill_id: int) -> BackfillAnswer | None:
         """One backfill, and how far it is."""
         return await self._database.transact(lambda connection: _answer(connection, backfill_id))
@@ -126,12 +138,9 @@ class Backfills:
 
 
 async def _create(connection: Connection, ask: BackfillAsk, plan: Plan) -> BackfillAnswer | Refused:
-    found = await _rows(connection, "find_backfill_job", job=ask.job)
-    if not found:
-        return Refused(WhyRefused.UNKNOWN_JOB, f"The DAG in force has no job {ask.job}.")
-    (job,) = found
-    if problem := _problem(ask.job, job, plan):
-        return problem
+    job = await _job(connection, ask, plan)
+    if isinstance(job, Refused):
+        return job
     asked = {
         "definition": job["definition_id"],
         "generation": job["generation"],
@@ -150,6 +159,14 @@ async def _create(connection: Connection, ask: BackfillAsk, plan: Plan) -> Backf
     answer = await _answer(connection, made[0]["id"])
     assert answer is not None, "it was just made or found"
     return answer
+
+
+async def _job(connection: Connection, ask: BackfillAsk, plan: Plan) -> dict[str, Any] | Refused:
+    """The job of a plan, as the DAG in force has it."""
+    found = await _rows(connection, "find_backfill_job", job=ask.job)
+    if not found:
+        return Refused(WhyRefused.UNKNOWN_JOB, f"The DAG in force has no job {ask.job}.")
+    return _problem(ask.job, found[0], plan) or found[0]
 
 
 def _problem(name: str, job: dict[str, Any], plan: Plan) -> Refused | None:

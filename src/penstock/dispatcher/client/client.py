@@ -299,7 +299,12 @@ class Client(Watching):
     async def wait(self, *, task: int, timeout_seconds: float = ...) -> TaskAnswer: ...
 
     @overload
-    async def wait(self, *, timeout_seconds: float = ...) -> StatusAnswer: ...
+    async def wait(
+        self,
+        *,
+        timeout_seconds: float = ...,
+        told: Callable[[StatusAnswer], None] | None = ...,
+    ) -> StatusAnswer: ...
 
     async def wait(
         self,
@@ -307,12 +312,13 @@ class Client(Watching):
         backfill: int | None = None,
         task: int | None = None,
         timeout_seconds: float = WAIT_SECONDS,
-        told: Callable[[BackfillAnswer], None] | None = None,
+        told: Callable[[Any], None] | None = None,
     ) -> BackfillAnswer | TaskAnswer | StatusAnswer:
         """Wait until a backfill or a task is over, or until there is nothing left to do.
 
         Over is over, also if tasks are dead: look at the answer. `told` is called with each state
-        of the backfill. Raises `NotSettled`, which is a `TimeoutError`, when the time is up.
+        of the backfill, or of everything. Raises `NotSettled`, which is a `TimeoutError`, when the
+        time is up.
         """
         clock, entropy = self._clock, self._entropy
         if backfill is not None and task is not None:
@@ -328,5 +334,5 @@ class Client(Watching):
                 clock=clock, entropy=entropy, timeout_seconds=timeout_seconds
             )
         return await Wait(self.status, Idle(), idle_left).run(
-            clock=clock, entropy=entropy, timeout_seconds=timeout_seconds
+            clock=clock, entropy=entropy, timeout_seconds=timeout_seconds, told=told
         )

@@ -1,4 +1,4 @@
-"""What a client watches and steers: the state of all, jobs, operators, datasets, the outbox."""
+"""What a client watches and steers: the state of all, jobs, operators, datasets, outbox, keys."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from penstock.dispatcher.dag.names import is_name, is_operator
+from penstock.dispatcher.wire.alerts import AlertsAnswer
 from penstock.dispatcher.wire.dags import CutOverAnswer, CutOverAsk
 from penstock.dispatcher.wire.datasets import (
     DatasetDetail,
@@ -14,6 +15,7 @@ from penstock.dispatcher.wire.datasets import (
     SweepAnswer,
     SweepAsk,
 )
+from penstock.dispatcher.wire.keys import AuditAnswer, KeysAnswer, RotateAnswer, RotateAsk
 from penstock.dispatcher.wire.steering import (
     DatasetsAnswer,
     JobPausesAnswer,
@@ -141,6 +143,41 @@ class Watching:
         return await self._connection.send(
             path, CutOverAnswer, CutOverAsk(force=force), is_repeatable=False
         )
+
+    async def keys(self) -> KeysAnswer:
+        """The keys that sign capability tokens, the newest first."""
+        return await self._connection.get("/v1/keys", KeysAnswer)
+
+    async def rotate_keys(self, *, kms_key: str | None = None) -> RotateAnswer:
+        """Have every dispatcher sign with a new key, in about a minute.
+
+        Asked again before that, it is the same rotation. `kms_key` names the key that signs from
+        then on, where KMS does.
+        """
+        ask = RotateAsk(kms_key=kms_key)
+        return await self._connection.send("/v1/keys/rotate", RotateAnswer, ask)
+
+    async def alerts(
+        self, *, state: str | None = None, limit: int | None = None, before: int | None = None
+    ) -> AlertsAnswer:
+        """What is the matter (`state="open"`), what was (`over`), and who was told.
+
+        The newest first; `before` is the answer's.
+        """
+        asked = {"state": state, "limit": limit, "before": before}
+        return await self._connection.get("/v1/alerts", AlertsAnswer, asked=asked)
+
+    async def audit(
+        self,
+        *,
+        task: int | None = None,
+        outcome: str | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+    ) -> AuditAnswer:
+        """Who was refused, and what was allowed, the newest first; `before` is the answer's."""
+        asked = {"task": task, "outcome": outcome, "limit": limit, "before": before}
+        return await self._connection.get("/v1/audit", AuditAnswer, asked=asked)
 
 
 def _name(word: str, noun: str) -> str:

@@ -86,6 +86,8 @@ def plain_job(job: Job) -> Plain:
         "retry": _retry(job.retry),
         "merge_updates": job.merge_updates,
         "coalesce": job.coalesce,
+        "untrusted": job.untrusted,
+        "secrets": job.secrets,
         "resources": job.resources,
     }
     attributes = {name: f"{name}_ms" for name in _DURATIONS}

@@ -53,6 +53,7 @@ def complaints(dag: Dag, runtimes: Runtimes | None) -> Iterator[Complaint]:
         yield from _inputs(job)
         yield from _outputs(job)
         yield from _thresholds(job)
+        yield from _untrusted(job)
         if job.runs:
             yield from _runtime(job, runtimes)
     yield from _cycles(dag)
@@ -163,6 +164,15 @@ def _threshold(
         yield Complaint(job.name, low, message, (low, high))
 
 
+def _untrusted(job: Job) -> Iterator[Complaint]:
+    if job.untrusted and job.coalesce > 1:
+        message = (
+            "Tasks that run as one share their credentials, and untrusted code gets those of its"
+            " own task alone; take `coalesce` or `untrusted` out."
+        )
+        yield Complaint(job.name, "coalesce", message, ("untrusted", "coalesce"))
+
+
 def _runtime(job: Job, runtimes: Runtimes | None) -> Iterator[Complaint]:
     kind = ("activation", "source")
     if not job.runtime:
@@ -218,6 +228,12 @@ def _of_ranges(job: Job, reads: tuple[str, ...]) -> Iterator[Complaint]:
         waits = "waits for all of its inputs anyway" if len(job.inputs) > 1 else "has one input"
         message = f"{job.operator} {waits}; take it out."
         yield Complaint(job.name, "when", message, (*reads, "inputs", "when"))
+    if job.untrusted:
+        message = f"{job.operator} is the dispatcher's own code; take it out."
+        yield Complaint(job.name, "untrusted", message, (*reads, "untrusted"))
+    if job.secrets:
+        message = f"{job.operator} runs inside the dispatcher and uses no secrets; take them out."
+        yield Complaint(job.name, "secrets", message, (*reads, "secrets"))
     if job.coalesce > 1:
         message = f"{job.operator} runs inside the dispatcher, one task by itself; take it out."
         yield Complaint(job.name, "coalesce", message, (*reads, "coalesce"))

@@ -25,9 +25,16 @@ from penstock.dispatcher.dag.model import (
     SourceKind,
 )
 from penstock.dispatcher.dag.names import OPERATOR_CHARACTERS_MAX, is_operator
+from penstock.dispatcher.dag.secrets import (
+    HOW,
+    SECRETS_MAX,
+    secret_name,
+    secret_reference,
+)
 from penstock.dispatcher.dag.sections import Section
 from penstock.dispatcher.dag.sources import read_source
 from penstock.dispatcher.dag.units import bounded, count, duration_ms, duration_text
+from penstock.kernel.words import shown
 
 UNIQUE_KEY_MAX: Final = 32
 COLUMN_CHARACTERS_MAX: Final = 128
@@ -38,7 +45,7 @@ BACKOFF_MAX: Final = 100.0
 _EVERY_JOB: Final = ("activation", "source", "inputs", "outputs", "priority")
 _WHAT_RUNS: Final = (
     *("runtime", "operator", "config", "resources", "update", "unique_key"),
-    *("heartbeat_timeout", "retry"),
+    *("heartbeat_timeout", "retry", "untrusted", "secrets"),
 )
 _WHAT_IS_QUEUED: Final = (
     *("execution", "when", "merge_updates", "coalesce", "mode"),
@@ -95,6 +102,8 @@ def read_job(
         retry=_retry(section),
         merge_updates=merge_updates,
         coalesce=coalesce,
+        untrusted=_untrusted(section),
+        secrets=_secrets(section),
         resources=_resources(section),
     )
 
@@ -242,4 +251,34 @@ def _resources(section: Section) -> Mapping[str, Json]:
             found[each] = value.json()
         else:
             value.wrong("A resource is a number or a text, as in memory: 2GiB; write one.")
+    return found
+
+
+def _untrusted(section: Section) -> bool:
+    given = section.get("untrusted")
+    return given is not None and given.flag() is True
+
+
+def _secrets(section: Section) -> Mapping[str, str]:
+    """Where secrets are, by name. What stands there may be a secret by mistake: not repeated."""
+    given = section.get("secrets")
+    found: dict[str, str] = {}
+    for each, value in given.entries() if given is not None else ():
+        if not value.is_scalar:
+            value.wrong(f"It is not where a secret is; {HOW}.")
+            continue
+        text = value.text()
+        if text is None:
+            continue
+        try:
+            secret_name(each)
+        except ValueError as error:
+            value.wrong(f"{shown(each)} {error}.")
+            continue
+        try:
+            found[each] = str(secret_reference(text))
+        except ValueError as error:
+            value.wrong(f"It {error}.")
+    if given is not None and len(found) > SECRETS_MAX:
+        given.wrong(f"There are {len(found)} secrets; a job may have {SECRETS_MAX}.")
     return found

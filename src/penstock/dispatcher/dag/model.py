@@ -247,6 +247,11 @@ class Job:
     """Whether updates that come while a task for them waits become part of that task."""
     coalesce: int = 1
     """How many waiting tasks may be claimed together and run as one."""
+    untrusted: bool = False
+    """Whether its code is kept from everything but its own inputs and outputs; see
+    docs/security.md."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """What the operator calls a secret, and where the worker finds it, as in env:NAME."""
     resources: Mapping[str, Json] = field(default_factory=dict)
 
     @property

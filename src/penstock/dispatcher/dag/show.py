@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import yaml
 
-from penstock.dispatcher.dag.canonical import ESCAPED_IN_YAML, plain
+from penstock.dispatcher.dag.canonical import ESCAPED_IN_YAML, Plain, plain
 from penstock.dispatcher.dag.graph import Graph
 from penstock.dispatcher.dag.model import CronSource, Dag, Emits, Job, Priority, WebhookSource
 from penstock.dispatcher.dag.nodes import scalar_value
@@ -51,6 +51,10 @@ def _described(job: Job, graph: Graph) -> str:
         parts.append(f"writes {', '.join(output.dataset for output in job.outputs)}")
     if job.priority is Priority.BULK:
         parts.append("bulk")
+    if job.secrets:
+        parts.append(f"secrets {', '.join(sorted(job.secrets))}")
+    if job.untrusted:
+        parts.append("untrusted")
     return "; ".join(filter(None, parts))
 
 
@@ -90,4 +94,9 @@ _Dumper.add_representer(str, _represent_text)
 
 def render(dag: Dag) -> str:
     """The YAML of a DAG, without what has its default."""
-    return yaml.dump(plain(dag), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return written(plain(dag))
+
+
+def written(said: Plain) -> str:
+    """A part of a canonical form, as YAML."""
+    return yaml.dump(said, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

@@ -204,7 +204,7 @@ DELETE FROM outbox WHERE id = ANY (%(rows)s::bigint[]) AND kind = 'invoke'
 -- Of these tasks those that could be claimed now. The others need no invocation: they are over, or
 -- whatever makes them claimable (their time, the end of a pause, room) brings the next one.
 WITH asked AS MATERIALIZED (
-    SELECT task.id, task.job_id, task.operator, task.generation, task.payload,
+    SELECT task.id, task.attempt, task.job_id, task.operator, task.generation, task.payload,
            row_number() OVER (PARTITION BY task.job_id ORDER BY task.due_at, task.id) AS in_job,
            row_number() OVER (PARTITION BY task.operator ORDER BY task.due_at, task.id)
                AS in_operator
@@ -218,8 +218,8 @@ WITH asked AS MATERIALIZED (
     SELECT operator, penstock_room(operator) AS room
     FROM (SELECT DISTINCT operator FROM asked) AS each
 )
-SELECT asked.id AS task_id, job.name AS job, asked.operator, asked.generation::text,
-       asked.payload
+SELECT asked.id AS task_id, asked.attempt + 1 AS attempt, job.name AS job, asked.operator,
+       asked.generation::text, asked.payload
 FROM asked
 JOIN job ON job.id = asked.job_id
 JOIN jobs ON jobs.job_id = asked.job_id AND asked.in_job <= jobs.room

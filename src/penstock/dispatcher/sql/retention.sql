@@ -123,3 +123,23 @@ SELECT (SELECT max(id) FROM looked_at) AS reached,
 
 -- name: forget_workers
 DELETE FROM worker WHERE last_seen_at < penstock_now() - %(days)s * interval '1 day'
+
+-- name: forget_audit
+WITH looked_at AS MATERIALIZED (
+    SELECT id, last_at
+    FROM audit
+    WHERE id > %(after)s
+    ORDER BY id
+    LIMIT %(limit)s
+), gone AS (
+    DELETE FROM audit
+    USING looked_at
+    WHERE audit.id = looked_at.id
+      AND audit.last_at < penstock_now() - %(days)s * interval '1 day'
+    RETURNING audit.id
+)
+SELECT (SELECT max(id) FROM looked_at) AS reached,
+       (SELECT count(*) = %(limit)s
+            AND max(last_at) < penstock_now() - %(days)s * interval '1 day'
+        FROM looked_at) AS is_more,
+       (SELECT count(*) FROM gone) AS gone

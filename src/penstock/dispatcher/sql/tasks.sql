@@ -137,7 +137,7 @@ FOR NO KEY UPDATE SKIP LOCKED
 
 -- name: pick_task
 -- Waits for whoever has it in hand, and then sees what they have made of it.
-SELECT task.id
+SELECT task.attempt
 FROM task
 WHERE task.id = %(task)s AND task.status IN ('queued', 'retrying')
   AND task.due_at <= penstock_now()

@@ -251,6 +251,8 @@ async def _wake_freed(connection: Connection, task_ids: Iterable[int]) -> None:
 def _outputs_problem(saying: Saying) -> str:
     if isinstance(saying, Failure):
         return ""
+    if saying.why_not:
+        return saying.why_not
     places = ((each.dataset, each.partition_key, each.append_key) for each in saying.outputs)
     if twice := _more_than_once(places):
         return f"Dataset {twice[0][0]} has the same output twice."

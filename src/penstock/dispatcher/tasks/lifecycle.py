@@ -27,8 +27,8 @@ by the dispatcher's API, router, reaper and backfills.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Final
+from dataclasses import asdict, replace
+from typing import Any, Final, Protocol
 
 from psycopg.types.json import Jsonb
 
@@ -71,6 +71,17 @@ _ROWS_MAX: Final = 5_000
 _TIERS: Final = (Priority.NORMAL, Priority.BULK)
 
 
+class Issue(Protocol):
+    """Makes the tokens of attempts, as the last act of the transaction that begins them.
+
+    What it raises undoes the claim: no attempt is spent that could prove nothing.
+    """
+
+    async def __call__(
+        self, claimed: Sequence[Claimed], *, connection: Connection
+    ) -> Sequence[str]: ...
+
+
 class Tasks:
     """The operations on tasks.
 
@@ -86,8 +97,19 @@ class Tasks:
         """Make tasks and their wake-ups. None stands where an equal task was there already."""
         return await self._database.transact(lambda connection: create_tasks(connection, new))
 
-    async def claim(self, task_id: int, *, worker: str) -> Claimed | Refusal:
-        """Begin the next attempt of this task."""
+    async def claim(
+        self,
+        task_id: int,
+        *,
+        worker: str | None,
+        attempt: int | None = None,
+        issue: Issue | None = None,
+    ) -> Claimed | Refusal:
+        """Begin the next attempt of this task. A `worker` of None is the function of its operator.
+
+        Who names an `attempt` begins that one or none. Without `issue`, as for the operators that a
+        dispatcher runs itself, there is no token.
+        """
 
         async def work(connection: Connection) -> Claimed | Refusal:
             found = await connection.execute(query("find_operator"), {"task": task_id})
@@ -96,11 +118,15 @@ class Tasks:
                 return Refusal(task_id, Why.UNKNOWN, None)
             await connection.execute(query("lock_limits"), {"operator": row["operator"]})
             found = await connection.execute(query("pick_task"), {"task": task_id})
-            if await found.fetchone() is not None:
-                (claimed,) = await _begin(connection, [[task_id]], worker=_checked(worker))
+            picked = await found.fetchone()
+            if picked is not None and attempt in (None, picked["attempt"] + 1):
+                name = _function(row["operator"]) if worker is None else _checked(worker)
+                began = await _begin(connection, [[task_id]], worker=name)
+                (claimed,) = await _with_tokens(connection, began, issue)
                 return claimed
             states = await task_states(connection, [task_id])
-            return refusal(task_id, states.get(task_id), claiming=True)
+            refused = refusal(task_id, states.get(task_id), claiming=True)
+            return refused if picked is None else replace(refused, why=Why.STALE)
 
         return await self._database.transact(work)
 
@@ -112,11 +138,13 @@ class Tasks:
         limit: int = 1,
         job_id: int | None = None,
         in_batches: bool = False,
+        issue: Issue | None = None,
+        tasks_max: int = BATCH_MAX,
     ) -> tuple[Claimed, ...]:
         """Begin attempts of the next tasks of an operator, normal ones first, the oldest first.
 
         `limit` is how many places there are. A batch takes one, so `in_batches` there may be more
-        tasks than that; see `penstock.dispatcher.tasks.batches`.
+        tasks than that, up to `tasks_max`; see `penstock.dispatcher.tasks.batches`.
         """
         if not 1 <= limit <= BATCH_MAX:
             raise InvalidInput(f"A claim takes 1 to {BATCH_MAX} tasks, not {limit}.")
@@ -126,7 +154,7 @@ class Tasks:
             places = limit
             await connection.execute(query("lock_limits"), {"operator": operator})
             for tier in _TIERS:
-                most = BATCH_MAX - len(claimed)
+                most = tasks_max - len(claimed)
                 asked = {"operator": operator, "priority": tier.value, "job": job_id}
                 found = await connection.execute(
                     query("pick_next"), {**asked, "limit": min(places, most)}
@@ -138,11 +166,11 @@ class Tasks:
                     batches = await filled(connection, picked, claiming)
                 claimed += await _begin(connection, batches, worker=_checked(worker))
                 places -= len(batches)
-                if places <= 0 or len(claimed) >= BATCH_MAX:
+                if places <= 0 or len(claimed) >= tasks_max:
                     break
             if claimed:
                 await connection.execute(query("wake_remainder"), {"operator": operator})
-            return tuple(claimed)
+            return await _with_tokens(connection, claimed, issue)
 
         return await self._database.transact(work)
 
@@ -257,6 +285,15 @@ async def _begin(
     return tuple(Claimed(**row, batch=names.get(row["task_id"], "")) for row in rows)
 
 
+async def _with_tokens(
+    connection: Connection, claimed: Sequence[Claimed], issue: Issue | None
+) -> tuple[Claimed, ...]:
+    if issue is None or not claimed:
+        return tuple(claimed)
+    tokens = await issue(claimed, connection=connection)
+    return tuple(replace(each, token=token) for each, token in zip(claimed, tokens, strict=True))
+
+
 async def _note_progress(
     connection: Connection, extended: Iterable[Extended], progress: Mapping[int, Mapping[str, Any]]
 ) -> None:
@@ -276,6 +313,10 @@ def _checked(worker: str) -> str:
             f"A worker's name has 1 to {WORKER_CHARACTERS_MAX} characters that can be stored."
         )
     return worker
+
+
+def _function(operator: str) -> str:
+    return _checked(f"function:{operator}"[:WORKER_CHARACTERS_MAX])
 
 
 def _cancelled(task_id: int, states: Mapping[int, Row]) -> TaskState | Refusal:

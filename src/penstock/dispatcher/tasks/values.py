@@ -58,7 +58,7 @@ class Fence:
 
     task_id: int
     attempt: int
-    lease_token: str
+    lease_token: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class Claimed:
 
     task_id: int
     attempt: int
-    lease_token: str
+    lease_token: str = field(repr=False)
     lease_expires_at: datetime
     heartbeat_ms: int
     timeout_ms: int
@@ -124,6 +124,8 @@ class Claimed:
     `parts`; see `penstock.runtimes.base.Given`."""
     batch: str = ""
     """Attempts of one claim with the same batch are to be run as one; empty for one by itself."""
+    token: str = field(default="", repr=False)
+    """The capability token of the attempt, if whoever claims needs one."""
 
     @property
     def fence(self) -> Fence:
@@ -170,6 +172,8 @@ class Completion:
     """Where the log of the attempt is."""
     metrics: Mapping[str, Any] | None = None
     """What the attempt took, for people to see."""
+    why_not: str = ""
+    """Why its outputs may not be published, if that is known already; empty if it is not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,12 @@ from msgspec import Meta
 WORKER_HEADER = "X-Penstock-Worker"
 """Who claims or sends events; `Authorization: Bearer` has the proof. See `dispatcher.identity`."""
 
+TASK_HEADER: Final = "X-Trace-Task-Capability"
+"""The capability token of an attempt, for calls about one task."""
+
+Capability = str
+"""A capability token: see `penstock.tokens`. Any text: each is judged by itself, and a wrong one is
+the answer of its own entry, never of the whole call."""
 TaskNumber = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 AttemptNumber = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 # Postgres has no NUL. Keys and ids are judged one by one, where each has its own answer.
@@ -25,9 +31,24 @@ Payload = dict[str, Any]
 Uuid = Annotated[str, Meta(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$", max_length=36)]
 
 
-class Ask(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+_HIDDEN: Final = frozenset({"token", "lease_token", "secret_key", "session_token"})
+"""Fields that prove something: they are in no text that may end up in a log."""
+
+
+class _Said(msgspec.Struct):
+    """What is sent, one way or the other."""
+
+    def __repr__(self) -> str:
+        shown = (
+            f"{name}={'…' if name in _HIDDEN else repr(getattr(self, name))}"
+            for name in self.__struct_fields__
+        )
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class Ask(_Said, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A request, or a part of one."""
 
 
-class Answer(msgspec.Struct, kw_only=True):
+class Answer(_Said, kw_only=True):
     """An answer, or a part of one."""

@@ -173,6 +173,16 @@ class JobPausesAnswer(Answer):
     pauses: list[PauseAnswer]
 
 
+class EverythingAnswer(Answer):
+    """What pausing or resuming everything has done."""
+
+    jobs: list[str]
+    """The jobs that were paused or resumed by it."""
+    paused_by_people: int
+    """How many jobs are paused by people now."""
+    paused_by_pressure: int
+
+
 class PressureAnswer(Answer):
     """A job with limits on its queue, and what it makes of its upstream."""
 

@@ -12,6 +12,7 @@ from penstock.dispatcher.wire.base import (
     Answer,
     Ask,
     AttemptNumber,
+    Capability,
     LeaseToken,
     Name,
     Number,
@@ -101,6 +102,14 @@ class Assignment(Answer):
     inputs: dict[str, InputAnswer] = {}
     batch: str = ""
     """Assignments of one claim with the same batch are to be run as one, and take one place."""
+    root: str = ""
+    """The URL below which the attempt writes, without a slash at its end."""
+    folder: str = ""
+    """The name of the attempt's own folders: see `penstock.datasets.layout.attempt_name`."""
+    token: str = ""
+    """The capability token of the attempt; a heartbeat brings the next one."""
+    mints: bool = False
+    """Whether credentials can be had for the token."""
 
 
 class ClaimAnswer(Answer):
@@ -115,6 +124,8 @@ class HeldAsk(Ask):
     task_id: TaskNumber
     attempt: AttemptNumber
     lease_token: LeaseToken
+    token: Capability | None = None
+    """The capability token of the attempt; in a call about one task the header may have it."""
     progress: dict[str, Any] | None = None
 
 
@@ -166,6 +177,8 @@ class EndAsk(Ask):
     task_id: TaskNumber
     attempt: AttemptNumber
     lease_token: LeaseToken
+    token: Capability | None = None
+    """As in a heartbeat."""
     outputs: Annotated[list[OutputAsk], Meta(max_length=10_000)] = []
     failure: FailureAsk | None = None
     log: Annotated[str, Meta(max_length=1000)] | None = None
@@ -211,6 +224,8 @@ class TaskResult(Answer):
     """What the task is now, if the call was refused."""
     lease_expires_at: datetime | None = None
     cancel_asked: bool = False
+    token: str = ""
+    """Of a heartbeat: the next capability token; empty if there is none yet."""
     task_status: str = ""
     """What the task is after its attempt has ended: completed, retrying, dead or cancelled."""
     due_at: datetime | None = None

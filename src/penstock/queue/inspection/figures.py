@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 from penstock.kernel.errors import UnreadableObject
@@ -19,7 +20,7 @@ from penstock.queue.control import ControlState, Held, held
 from penstock.queue.election import Elected
 from penstock.queue.inspection.survey import Kind, Survey, dead_keys, document, surveyed
 from penstock.queue.owning import shards as decide
-from penstock.queue.owning.registry import Registry, Role
+from penstock.queue.owning.registry import Found, Registration, Registry, Role
 from penstock.queue.owning.shards import Cut
 from penstock.queue.owning.times import LeaseSettings
 from penstock.queue.pack import Pack
@@ -27,6 +28,25 @@ from penstock.queue.places import PackAt
 from penstock.store.metered import labelled
 
 DOUBTS_MAX: Final = 50
+AGES_SECONDS: Final = (10.0, 60.0, 300.0, 900.0, 3600.0, 21_600.0, 86_400.0, inf)
+"""What waits is counted by its age, up to these."""
+
+
+@dataclass(slots=True)
+class AgeStats:
+    """Tasks that are younger than this, and not younger than the one before says."""
+
+    below_seconds: float | None
+    """None for all that are older."""
+    ready: int = 0
+    in_progress: int = 0
+
+
+@dataclass(slots=True)
+class Remembered:
+    """What somebody who looks often need not read again: the registrations, by their versions."""
+
+    workers: dict[str, Found[Registration]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -59,6 +79,8 @@ class WorkerSeen:
     help_wanted: tuple[str, ...]
     ends_at: float
     """When it no longer counts unless it renews, in seconds."""
+    renewed_at: float
+    """When its registration was last written, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +99,25 @@ class Stats:
     held: tuple[Held, ...]
     """What is paused or drained."""
     notes: tuple[str, ...]
+    ages: tuple[AgeStats, ...]
+    """All of `types` that is ready or in progress, by how long ago it was submitted or due."""
 
 
-async def stats(access: Access) -> Stats:
-    """The queue in figures, from lists: what tasks wait, and who is there for them."""
+async def stats(
+    access: Access, *, survey: Survey | None = None, known: Remembered | None = None
+) -> Stats:
+    """The queue in figures, from lists: what tasks wait, and who is there for them.
+
+    A `survey` that was just made is not made again, and what is `known` is kept up to date.
+    """
     with labelled("inspect"):
         now = await access.store.now()
-        survey = await surveyed(access)
+        survey = survey or await surveyed(access)
         notes = survey.notes
         later = await _due_later(access, survey, now.middle)
         # The number of shards may have been changed since this queue was opened.
         config = await ConfigWatch(access.store, access.layout, access.config).read()
-        workers, owned = await _workers(access, config.cut, notes)
+        workers, owned = await _workers(access, config.cut, notes, known or Remembered())
         dead = await dead_keys(access, notes)
         elected = await _readable(access, access.layout.monitor, Elected, notes)
         control = await _readable(access, access.layout.control, ControlState, notes)
@@ -104,6 +133,7 @@ async def stats(access: Access) -> Stats:
         dead_letter_objects=len(dead),
         held=held(control),
         notes=tuple(notes),
+        ages=_by_age(survey, later, now.middle),
     )
 
 
@@ -149,13 +179,31 @@ def _by_type(survey: Survey, later: Collection[PackAt]) -> tuple[TypeStats, ...]
             counts.delayed += at.count
         else:
             counts.ready += at.count
-            since = max(survey.since(at), survey.minute(at) * 60.0)
+            since = _waits_since(survey, at)
             counts.oldest_ready_at = min(since, counts.oldest_ready_at or since)
     return tuple(types[name] for name in sorted(types))
 
 
+def _waits_since(survey: Survey, at: PackAt) -> float:
+    return max(survey.since(at), survey.minute(at) * 60.0)
+
+
+def _by_age(survey: Survey, later: Collection[PackAt], now: float) -> tuple[AgeStats, ...]:
+    ages = [AgeStats(below if below < inf else None) for below in AGES_SECONDS]
+    for at, (pack, ledger) in survey.pairs.items():
+        if pack is None or at in later:
+            continue
+        age = now - _waits_since(survey, at)
+        counts = next(each for each, below in zip(ages, AGES_SECONDS, strict=True) if age < below)
+        if ledger is None:
+            counts.ready += at.count
+        else:
+            counts.in_progress += at.count
+    return tuple(ages)
+
+
 async def _workers(
-    access: Access, cut: Cut, notes: list[str]
+    access: Access, cut: Cut, notes: list[str], known: Remembered
 ) -> tuple[tuple[WorkerSeen, ...], list[Collection[int]]]:
     """The workers that are live, and the shards of the present cut that they own."""
     leases = LeaseSettings()
@@ -167,7 +215,9 @@ async def _workers(
         standby_seconds=leases.standby_seconds,
         unreadable_seconds=leases.longest_ttl_seconds,
     )
+    registry.workers = known.workers
     await registry.look(but="")
+    known.workers = registry.workers
     for name, found in registry.workers.items():
         if found.document is None:
             key = access.layout.worker(name)
@@ -185,6 +235,7 @@ async def _workers(
             of=live.of or cut.shards,
             help_wanted=live.help_wanted,
             ends_at=registry.ends(registry.workers[name]),
+            renewed_at=registry.workers[name].modified,
         )
         for name, live in present.items()
     ]

@@ -63,6 +63,12 @@ def parsed(text: Any) -> TagFilter:
     found = _FORM.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         raise InvalidInput(f"{shown(str(text))} is not a filter by a tag.", hint=_HINT)
+    if (found[3] or "").startswith("="):
+        # Nobody means a value that begins so; who does can say it as a mapping.
+        raise InvalidInput(
+            f"{shown(text)} has one '=' too many.",
+            hint=f"Write {found[1]}{found[2]}{found[3].lstrip('=')}.",
+        )
     return _checked(TagFilter(found[1], found[3], is_not=found[2] == "!="))
 
 

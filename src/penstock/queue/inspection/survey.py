@@ -30,6 +30,8 @@ class Survey:
     pointed: dict[PackAt, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     is_whole: bool = True
+    folders: frozenset[str] = frozenset()
+    """The folders of the queue that are there, also those that were not looked into."""
 
     def minute(self, at: PackAt) -> int:
         """The minute in which a pack becomes due, 0 if at once."""
@@ -41,7 +43,8 @@ class Survey:
         return (at.submitted_ms or 0) / 1000 or (entry.modified if entry else 0.0)
 
 
-async def surveyed(access: Access) -> Survey:
+async def surveyed(access: Access, *, pages_max: int | None = None) -> Survey:
+    """Look at the whole queue: so many pages of each folder, or `PAGES_MAX`."""
     layout = access.layout
     survey = Survey()
     tops = (layout.keyed, layout.ready, layout.tasks, layout.unhurried)
@@ -62,15 +65,16 @@ async def surveyed(access: Access) -> Survey:
         present += [*page.folders, *(entry.key for entry in page.entries)]
         if len(present) > _TOP_MAX:
             break
+    survey.folders = frozenset(each for each in present if each.endswith("/"))
     known = {*tops, *others, replayed, layout.config, layout.control, layout.monitor, layout.bell}
     survey.notes += [foreign(key) for key in present if key not in known]
     for top in tops:
         if top in present:
-            await _take_in(access, survey, top)
+            await _take_in(access, survey, top, pages_max=pages_max or PAGES_MAX)
     return survey
 
 
-async def _take_in(access: Access, survey: Survey, top: str) -> None:
+async def _take_in(access: Access, survey: Survey, top: str, *, pages_max: int) -> None:
     number = 0
     async for page in pages(access.store, top):
         for entry in page.entries:
@@ -84,7 +88,7 @@ async def _take_in(access: Access, survey: Survey, top: str) -> None:
             else:
                 survey.notes.append(foreign(entry.key))
         number += 1
-        if number == PAGES_MAX and page.cursor is not None:
+        if number == pages_max and page.cursor is not None:
             survey.notes.append(f"{top} has more objects than were looked at ({number} pages).")
             survey.is_whole = False
             return

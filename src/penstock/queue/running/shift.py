@@ -202,9 +202,9 @@ class Shift:
         # Whoever wants another look meanwhile sets it earlier.
         self._look_at = float("inf")
         try:
-            view = await self._discovery.look(
-                Wanted(self._worth, self._room.concurrency, has_room=self._room.free > 0)
-            )
+            wanted = Wanted(self._worth, self._room.concurrency, has_room=self._room.free > 0)
+            with self._strain.looking():
+                view = await self._discovery.look(wanted)
         except StoreError as error:
             self._say(f"the queue cannot be looked at, trying again: {error}")
             self._look_in(self._pace.next_seconds())

@@ -16,6 +16,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from penstock.runtimes.secrets import Secrets
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
@@ -50,6 +52,9 @@ class Context:
     outputs: tuple[str, ...] = ()
     scratch: str = ""
     """A location that only this attempt writes to, and that is swept after it."""
+    secrets: Mapping[str, str] = field(default_factory=Secrets)
+    """The values of the job's `secrets`, by name. Use them here, in the driver: what is put into a
+    DataFrame or a query is part of its plan, which Spark shows and logs."""
 
 
 class Inputs(Mapping[str, DataFrame]):

@@ -29,7 +29,7 @@ from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import WorkFailed
 from penstock.kernel.service import Service
 from penstock.runtimes.guard import Guard
-from penstock.runtimes.offspring import Offspring
+from penstock.runtimes.offspring import Offspring, Start
 from penstock.runtimes.spark.bundles import Bundle, Ticket
 from penstock.runtimes.spark.frames import FromHost, Hello, from_host
 from penstock.runtimes.spark.hosting import HostProcess
@@ -257,12 +257,11 @@ class Hosts(Service):
         return host
 
     async def _child(self, *command: str) -> Offspring[FromHost]:
-        return await Offspring.born(
-            (sys.executable, *command),
+        start = Start(
+            command=(sys.executable, *command),
             environment=_environment(os.environ, self._settings),
-            guard=self._guard,
-            decoder=from_host,
         )
+        return await Offspring.born(start, guard=self._guard, decoder=from_host)
 
     def _hello(self, host: HostProcess) -> Hello:
         return Hello(settings=self._settings, engine=self._engine, folder=str(host.folder))

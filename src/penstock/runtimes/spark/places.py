@@ -56,7 +56,7 @@ class HostPlaces:
         folder = self.folder / str(self._hosts)
         folder.mkdir(parents=True, exist_ok=True)
         logs = self._data / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
+        logs.mkdir(mode=0o750, parents=True, exist_ok=True)
         kept = sorted(logs.glob("spark-host-*.log"), key=_changed_at, reverse=True)
         for old in kept[LOGS_MAX - 1 :]:
             old.unlink(missing_ok=True)

@@ -28,6 +28,7 @@ from penstock.runtimes.spark.hosts import STOPPED, Hosts
 from penstock.runtimes.spark.places import temporary_data
 from penstock.runtimes.spark.settings import SparkSettings, read_spark_settings
 
+PYTHON: Final = "spark.python"
 ENGINE: Final = "penstock.runtimes.spark.engine:Engine"
 
 
@@ -108,6 +109,17 @@ class SparkRuntime(Runtime):
                 " whose memory is `driver_memory` in the settings of the runtime."
             )
             yield Fault(f"resources.{name}", message)
+
+    def secrets_refused(self, operator: str) -> str:
+        if operator == PYTHON:
+            return ""
+        return f"{operator} runs no code of yours that could use secrets; take them out."
+
+    def untrusted_refused(self) -> str:
+        return (
+            f"Tasks of the runtime {self.name} share a session that has the worker's own rights, so"
+            " it runs no untrusted code; write runtime: process or runtime: lambda."
+        )
 
     async def run(self, work: Work, voice: Voice) -> Finished:
         hosts, gathering = self._hosts, self._gathering

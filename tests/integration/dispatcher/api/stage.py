@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,6 +19,8 @@ from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.requests import Limits
 from penstock.dispatcher.api.table import internal_app, public_app
 from penstock.dispatcher.backfills.backfills import Backfills
+from penstock.dispatcher.capabilities.audit import Audit
+from penstock.dispatcher.capabilities.issuing import Issuer
 from penstock.dispatcher.deployment.moves import Deployment
 from penstock.dispatcher.identity import Identities
 from penstock.dispatcher.metrics.reading import Metrics
@@ -27,14 +29,18 @@ from penstock.dispatcher.pressure.pressures import Pressures
 from penstock.dispatcher.routing.router import Routing, route_events
 from penstock.dispatcher.tasks.lifecycle import Tasks
 from penstock.dispatcher.views.views import Views
-from penstock.dispatcher.wire.base import WORKER_HEADER
+from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER
 from penstock.dispatcher.wire.problem import Problem
 from penstock.dispatcher.wire.work import Assignment, ClaimAnswer
 from penstock.kernel.entropy import seeded_entropy
+from penstock.runtimes.places import Places
+from tests.integration.dispatcher.api.forging import forged, publish_key
+from tests.integration.dispatcher.api.signing import StageKeys
 from tests.integration.dispatcher.test_deployment import chain
 from tests.integration.dispatcher.world import World, Worlds
 
 SECRET = "a secret of the tests"
+ROOT = "file:///lake"
 Body = TypeVar("Body")
 
 
@@ -78,16 +84,39 @@ class Stage:
     async def complete(self, *ends: dict[str, Any]) -> httpx.Response:
         return await self.internal.post("/v1/task/complete", json={"tasks": ends})
 
+    async def beat(self, *tasks: dict[str, Any]) -> httpx.Response:
+        return await self.internal.post("/v1/task/heartbeat", json={"tasks": tasks})
+
+    async def task_events(self, said: Mapping[str, Any], *events: Any) -> httpx.Response:
+        """Events of an attempt, whose proof is as `held` has it."""
+        ask = {name: value for name, value in said.items() if name != "token"}
+        headers = {TASK_HEADER: said["token"]} if "token" in said else {}
+        return await self.internal.post(
+            "/v1/task/events", json={**ask, "events": events}, headers=headers
+        )
+
+    async def token(self, task_id: int, attempt: int, **fields: Any) -> str:
+        """A token that nobody was given, as another dispatcher would sign it."""
+        await publish_key(self.world)
+        return await forged(self.world, task_id, attempt, **fields)
+
 
 def held(task: Assignment, **fields: Any) -> dict[str, Any]:
     """The proof of an attempt, and what else is said with it."""
     fence = {"task_id": task.task_id, "attempt": task.attempt, "lease_token": task.lease_token}
-    return {**fence, **fields}
+    return {**fence, "token": task.token, **fields}
+
+
+def place(task: Assignment, name: str = "tidy") -> str:
+    """Where an attempt may write this output."""
+    return Places(task.root).output(
+        name, generation=task.generation, payload=task.payload, attempt_id=task.folder
+    )
 
 
 def output(task: Assignment, name: str = "tidy", **fields: Any) -> dict[str, Any]:
     """An output of a task for its own partition."""
-    said = {"dataset": task.definition["datasets"][name], "location": f"file:///{task.task_id}"}
+    said = {"dataset": task.definition["datasets"][name], "location": place(task, name)}
     return {**said, "partition_key": task.payload.get("partition_key"), **fields}
 
 
@@ -119,6 +148,7 @@ def refused(answer: httpx.Response, status: int) -> Problem:
 def parts_of(world: World, *, kick: Callable[[], None] = lambda: None, **fields: Any) -> Parts:
     """The parts of a dispatcher over a world."""
     database = world.database
+    keys = StageKeys(database)
     real: dict[str, Any] = {
         "database": database,
         "tasks": Tasks(database, route=route_events),
@@ -130,6 +160,10 @@ def parts_of(world: World, *, kick: Callable[[], None] = lambda: None, **fields:
         "outbox": Outbox(database),
         "views": Views(database),
         "identities": Identities(SECRET),
+        "root": ROOT,
+        "keys": keys,
+        "issuer": Issuer(database, keys, root=fields.get("root", ROOT), refresh_seconds_min=0),
+        "audit": Audit(database),
         "kick": kick,
         "entropy": seeded_entropy(1),
     }
@@ -142,6 +176,7 @@ async def staged(
 ) -> AsyncIterator[Stage]:
     kicks: list[None] = []
     parts = parts_of(world, kick=lambda: kicks.append(None), **fields)
+    await parts.keys.turn()
     async with contextlib.AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(

@@ -27,6 +27,7 @@ from schemathesis.specs.openapi.checks import (
 from penstock.dispatcher.api.openapi import document
 from penstock.dispatcher.api.table import INTERNAL, PROBES, PUBLIC, internal_app, public_app
 from penstock.dispatcher.serving import Listener, Serving
+from penstock.dispatcher.wire.base import TASK_HEADER
 from tests.conftest import Background
 from tests.integration.dispatcher.api.stage import Stage, held, ok, output, parts_of, staged
 from tests.integration.dispatcher.world import Worlds
@@ -86,7 +87,8 @@ def site(worlds: Worlds, background: Background) -> Iterator[Site]:
         world = await stack.enter_async_context(worlds.world())
         async with staged(world) as stage:
             await populate(stage)
-            headers = stage.identity()
+            (running,) = await stage.claim()
+            headers = {**stage.identity(), TASK_HEADER: running.token}
         parts = parts_of(world)
         listeners = [
             Listener("internal", internal_app(parts), "127.0.0.1", 0),

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.dispatcher.wire.steering import TaskAnswer
 from tests.integration.dispatcher.api.conftest import Perform
-from tests.integration.dispatcher.api.stage import Stage, held, ok, output, read
+from tests.integration.dispatcher.api.stage import Stage, held, ok, output, place, read
 from tests.integration.dispatcher.test_routing import FEED, reader
 
 DIGEST = "a" * 64
@@ -32,7 +32,7 @@ def test_partitions_are_claimed_together_and_read_what_was_published(on_stage: P
         ok(await stage.complete(held(found[0], outputs=[made])))
         (report,) = await stage.claim("a:report", limit=9)
         (part,) = report.inputs["clean"].parts
-        assert (part.location, part.partition_key) == (f"file:///{found[0].task_id}", "a")
+        assert (part.location, part.partition_key) == (place(found[0], "clean"), "a")
         assert (part.revision, part.append_key) == (1, None)
 
     on_stage(story)

@@ -12,6 +12,7 @@ from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.table import INTERNAL, PUBLIC, internal_app, public_app
 from penstock.dispatcher.database.pool import Database
 from penstock.dispatcher.serving import Listener, Serving
+from penstock.dispatcher.wire.base import WORKER_HEADER
 from penstock.kernel.errors import DatabaseUnavailable, InvalidInput
 from tests.integration.dispatcher.api.conftest import Perform
 from tests.integration.dispatcher.api.stage import Stage, ok, parts_of, refused
@@ -103,6 +104,8 @@ def test_without_a_database(worlds: Worlds) -> None:
     async def main() -> None:
         async with worlds.world() as world:
             parts = away(world)
+            who = parts.identities.identity("w")
+            proof = {WORKER_HEADER: who.name, "Authorization": f"Bearer {who.token}"}
             for app in (internal_app(parts), public_app(parts)):
                 transport = httpx.ASGITransport(app)
                 async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
@@ -111,8 +114,7 @@ def test_without_a_database(worlds: Worlds) -> None:
                     if app.name == "public":
                         answer = await client.get("/v1/status")
                     else:
-                        held = {"task_id": 1, "attempt": 1, "lease_token": "x"}
-                        answer = await client.post("/v1/task/heartbeat", json={"tasks": [held]})
+                        answer = await client.get("/internal/sources", headers=proof)
                     assert refused(answer, 503).type == "unavailable"
                     assert answer.headers["retry-after"] == "1"
 

@@ -15,7 +15,7 @@ from penstock.dispatcher.wire.steering import (
     TasksAnswer,
 )
 from tests.integration.dispatcher.api.conftest import Perform
-from tests.integration.dispatcher.api.stage import Stage, held, ok, output, read, refused
+from tests.integration.dispatcher.api.stage import Stage, held, ok, output, place, read, refused
 from tests.integration.dispatcher.test_deployment import chain
 
 
@@ -277,7 +277,7 @@ def test_datasets_and_partitions(on_stage: Perform) -> None:
 
         first = await page(limit=2)
         assert [each.partition_key for each in first.partitions] == ["p", "q"]
-        assert first.partitions[0].location == f"file:///{tasks[0].task_id}"
+        assert first.partitions[0].location == place(tasks[0])
         assert (first.generation, first.after) == (generation.version, "q")
         second = await page(limit=2, after="q", generation=generation.version)
         assert ([each.partition_key for each in second.partitions], second.after) == (["r"], None)

@@ -208,8 +208,7 @@ def test_what_comes_with_an_event_reaches_its_tasks(on_stage: Perform) -> None:
         assert (report.payload["partition_key"], "payload" in report.payload) == ("p", False)
         # A running task may say something with its own events.
         own = {"event_id": "x", "dataset": "tidy", "partition_key": "x", "payload": {"a": 1}}
-        ask = {**held(others[0]), "events": [own]}
-        ok(await stage.internal.post("/v1/task/events", json=ask))
+        ok(await stage.task_events(held(others[0]), own))
         await stage.route()
         (report,) = await stage.claim("a:report")
         assert report.payload["payload"] == {"a": 1}
@@ -272,8 +271,7 @@ def test_events_of_a_task(on_stage: Perform) -> None:
         (task,) = await stage.claim()
 
         async def say(*events: dict[str, Any], **fields: Any) -> Any:
-            ask = {**held(task), "events": events, **fields}
-            return await stage.internal.post("/v1/task/events", json=ask)
+            return await stage.task_events(held(task, **fields), *events)
 
         own = {"event_id": "1", "dataset": "tidy", "partition_key": "x"}
         results = ok(
@@ -293,7 +291,8 @@ def test_events_of_a_task(on_stage: Perform) -> None:
         problem = refused(await say(own, lease_token="other"), 409)
         assert problem.type == "stale"
         assert problem.state is not None
-        assert refused(await say(own, task_id=404), 404).type == "unknown"
+        gone = await stage.token(404, 1)
+        assert refused(await say(own, task_id=404, token=gone), 404).type == "unknown"
         ok(await stage.complete(held(task)))
         late = {**own, "event_id": "late"}
         assert refused(await say(late), 409).type == "over"
@@ -308,7 +307,6 @@ def test_an_attempt_does_not_end_while_its_events_are_kept(on_stage: Perform) ->
         await stage.trigger("p")
         (task,) = await stage.claim()
         own = {"event_id": "1", "dataset": "tidy", "partition_key": "x"}
-        ask = {**held(task), "events": [own]}
         async with asyncio.TaskGroup() as group, stage.world.database.transaction() as other:
             # Whoever is ending the attempt at this moment decides.
             await other.execute(
@@ -317,7 +315,7 @@ def test_an_attempt_does_not_end_while_its_events_are_kept(on_stage: Perform) ->
                 b" WHERE id = %s",
                 [task.task_id],
             )
-            telling = group.create_task(stage.internal.post("/v1/task/events", json=ask))
+            telling = group.create_task(stage.task_events(held(task), own))
             await stage.world.until_waiting()
         assert refused(telling.result(), 409).type == "over"
         assert await stage.world.value("SELECT count(*) FROM event WHERE task_id > 0") == 0

@@ -11,7 +11,7 @@ import pytest
 from penstock.dispatcher.wire.base import WORKER_HEADER
 from penstock.dispatcher.wire.work import HelloAnswer
 from tests.integration.dispatcher.api.conftest import Perform
-from tests.integration.dispatcher.api.stage import Stage, held, ok, output, read, refused
+from tests.integration.dispatcher.api.stage import Stage, held, ok, output, place, read, refused
 from tests.integration.dispatcher.test_deployment import chain
 
 FAN_IN = """
@@ -63,7 +63,7 @@ def test_what_a_task_is_given_to_read(on_stage: Perform) -> None:
         (report,) = await stage.claim("a:report")
         assert sorted(report.inputs) == ["rates", "tidy"]
         tidy, rates = report.inputs["tidy"], report.inputs["rates"]
-        assert (tidy.location, tidy.revision) == (f"file:///{clean.task_id}", 1)
+        assert (tidy.location, tidy.revision) == (place(clean), 1)
         assert tidy.generation == clean.generation
         assert (rates.dataset, rates.location) == ("table", None)
         ok(await stage.complete(held(report, failure={"reason": "No rates."})))
@@ -78,9 +78,9 @@ def test_what_a_task_is_given_to_read(on_stage: Perform) -> None:
             for each in await stage.claim("a:report", limit=9)
         }
         # A dataset without partitions is read as a whole, whatever the partition of the reader.
-        assert given["p"].inputs["rates"].location == f"file:///{rate.task_id}"
-        assert given["p"].inputs["tidy"].location == f"file:///{clean.task_id}"
-        assert given[None].inputs["rates"].location == f"file:///{rate.task_id}"
+        assert given["p"].inputs["rates"].location == place(rate, "table")
+        assert given["p"].inputs["tidy"].location == place(clean)
+        assert given[None].inputs["rates"].location == place(rate, "table")
         assert given[None].inputs["tidy"].location is None
 
     on_stage(story)
@@ -96,7 +96,7 @@ def test_a_task_of_an_earlier_generation_reads_what_fed_it(on_stage: Perform) ->
         await stage.world.rows("DELETE FROM backfill")
         (report,) = await stage.claim("a:report")
         assert report.inputs["tidy"].generation == old.generation
-        assert report.inputs["tidy"].location == f"file:///{old.task_id}"
+        assert report.inputs["tidy"].location == place(old)
 
     on_stage(story)
 
@@ -160,8 +160,8 @@ def test_claims_by_number(on_stage: Perform) -> None:
         limit = await stage.public.put("/v1/operators/a:clean", json={"in_flight_max": 1})
         assert ok(limit) == {"name": "a:clean", "in_flight_max": 1}
         assert refused(await claim(task_id=ids[2]), 409).type == "full"
-        fence = {"task_id": ids[0], "attempt": 1, "lease_token": task["lease_token"]}
-        ok(await stage.complete({**fence, "failure": {"reason": "broken"}}))
+        proof = {name: task[name] for name in ("task_id", "attempt", "lease_token", "token")}
+        ok(await stage.complete({**proof, "failure": {"reason": "broken"}}))
         assert refused(await claim(task_id=ids[0]), 409).type == "not due"
 
     on_stage(story)
@@ -233,10 +233,7 @@ def test_heartbeats(on_stage: Perform) -> None:
         await stage.apply()
         await stage.trigger("p", "q")
         first, second = await stage.claim(limit=2)
-
-        async def beat(*tasks: dict[str, Any]) -> Any:
-            return await stage.internal.post("/v1/task/heartbeat", json={"tasks": tasks})
-
+        beat = stage.beat
         stage.world.later(10)
         answer = ok(await beat(held(first, progress={"rows": 7}), held(second)))
         assert [each["status"] for each in answer["results"]] == [200, 200]
@@ -252,7 +249,8 @@ def test_heartbeats(on_stage: Perform) -> None:
         assert (problem.type, problem.results[0].task_id) == ("stale", first.task_id)
         assert problem.state is not None
         assert problem.state.attempt == 1
-        refused(await beat({**held(first), "task_id": 404}), 404)
+        gone = {**held(first), "task_id": 404, "token": await stage.token(404, 1)}
+        refused(await beat(gone), 404)
         assert refused(await beat(held(first), held(first)), 422).type == "malformed"
         assert refused(await beat(), 422).field == "tasks"
         shown = ok(await stage.public.get(f"/v1/tasks/{first.task_id}"))
@@ -280,7 +278,8 @@ def test_strange_progress_costs_nobody_a_lease(on_stage: Perform, progress: str)
         await stage.trigger("p", "q")
         first, second = await stage.claim(limit=2)
         fences = [
-            f'{{"task_id": {each.task_id}, "attempt": 1, "lease_token": "{each.lease_token}"'
+            f'{{"task_id": {each.task_id}, "attempt": 1, "lease_token": "{each.lease_token}",'
+            f' "token": "{each.token}"'
             for each in (first, second)
         ]
         body = f'{{"tasks": [{fences[0]}, "progress": {progress}}}, {fences[1]}}}]}}'
@@ -317,7 +316,8 @@ def test_ends_of_several_kinds_in_one_call(on_stage: Perform) -> None:
         assert "is not an output of this task" in third["detail"]
         again = await stage.complete(held(good, outputs=[output(good)]))
         assert ok(again)["results"] == [first]
-        other = await stage.complete(held(good, outputs=[output(good, location="file:///z")]))
+        elsewhere = f"{place(good)}/z"
+        other = await stage.complete(held(good, outputs=[output(good, location=elsewhere)]))
         assert refused(other, 409).type == "different"
         shown = ok(await stage.public.get(f"/v1/tasks/{bad.task_id}"))
         (attempt,) = shown["attempts"]

@@ -16,8 +16,63 @@ from penstock.dispatcher.api.requests import Limits, Message
 from penstock.dispatcher.identity import Identities
 from penstock.dispatcher.wire.base import Answer, Ask
 from penstock.dispatcher.wire.problem import Problem
+from penstock.kernel.errors import TokenRefused
+from penstock.tokens.claims import INVOKE_AUDIENCE, TASK_AUDIENCE, Claims
 
 SECRET = "a secret of the tests"
+
+
+@dataclass
+class Notes:
+    """An audit that keeps what it is told."""
+
+    notes: list[dict[str, Any]] = field(default_factory=list)
+
+    def note(self, **fields: Any) -> None:
+        self.notes.append(fields)
+
+    @property
+    def reasons(self) -> list[str]:
+        return [each["reason"] for each in self.notes]
+
+
+@dataclass
+class FewTokens:
+    """Knows tokens by heart, as `TASK-ATTEMPT`; those that end with `-old` have expired."""
+
+    error: Exception | None = None
+    asked: list[str] = field(default_factory=list)
+
+    async def verify(self, token: str, *, audience: str, is_expiry_judged: bool) -> Claims:
+        self.asked.append(token)
+        if self.error is not None:
+            raise self.error
+        if not token[:1].isdigit():
+            raise TokenRefused("The token is not whole.", kind="malformed")
+        task, attempt, *rest = token.split("-")
+        if rest == ["old"] and is_expiry_judged:
+            raise TokenRefused("The token has expired.", kind="expired")
+        found = claims(int(task), int(attempt))
+        if found.aud != audience:
+            raise TokenRefused("The token is for somebody else.", kind="wrong audience")
+        return found
+
+
+def claims(task_id: int, attempt: int, **fields: Any) -> Claims:
+    """What a token says; attempt 0 is an invocation."""
+    said: dict[str, Any] = {
+        "iss": "penstock/default",
+        "aud": TASK_AUDIENCE if attempt else INVOKE_AUDIENCE,
+        "sub": f"task:{task_id}:{attempt}",
+        "iat": 0,
+        "nbf": 0,
+        "exp": 0,
+        "jti": "x",
+        "org": "default",
+        "task_id": task_id,
+        "attempt": attempt,
+    }
+    return Claims(**{**said, **fields})
 
 
 @dataclass
@@ -26,6 +81,8 @@ class FewParts:
 
     identities: Identities = field(default_factory=lambda: Identities(SECRET))
     api_token: str | None = None
+    issuer: FewTokens = field(default_factory=FewTokens)
+    audit: Notes = field(default_factory=Notes)
 
 
 class Inner(Ask):
@@ -48,6 +105,7 @@ class EchoAnswer(Answer):
     name: str = ""
     limit: int = 0
     worker: str = ""
+    subject: str = ""
 
 
 async def echo(_: Parts, call: Call) -> Answer:
@@ -58,6 +116,7 @@ async def echo(_: Parts, call: Call) -> Answer:
         name=params.name if params else "",
         limit=params.limit if params else 0,
         worker=call.worker,
+        subject=call.claims.sub if call.claims else "",
     )
 
 
@@ -97,10 +156,13 @@ class Said:
 
 
 def application(
-    *endpoints: Endpoint, limits: Limits | None = None, api_token: str | None = None
+    *endpoints: Endpoint,
+    limits: Limits | None = None,
+    api_token: str | None = None,
+    parts: FewParts | None = None,
 ) -> Application:
-    parts = cast("Parts", FewParts(api_token=api_token))
-    return Application("test", endpoints, parts, limits=limits)
+    few = parts or FewParts(api_token=api_token)
+    return Application("test", endpoints, cast("Parts", few), limits=limits)
 
 
 @dataclass

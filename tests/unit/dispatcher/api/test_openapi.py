@@ -58,10 +58,12 @@ def test_what_may_go_wrong_is_told() -> None:
     assert sorted(claim["responses"]) == expected.split()
     problem = claim["responses"]["409"]["content"]["application/problem+json"]["schema"]
     assert problem == {"$ref": "#/components/schemas/Problem"}
-    assert claim["security"] == [{"worker": [], "workerToken": []}]
+    assert claim["security"] == [{"worker": [], "workerToken": []}, {"taskToken": []}]
     complete = found["POST", "/v1/task/complete"]
-    assert {"200", "207"} <= set(complete["responses"])
-    assert "security" not in complete
+    assert {"200", "207", "401", "403"} <= set(complete["responses"])
+    # Each entry of the body has its own, unless there is one only.
+    assert complete["security"] == [{"taskToken": []}, {}]
+    assert found["POST", "/v1/task/events"]["security"] == [{"taskToken": []}]
     assert sorted(found["GET", "/readyz"]["responses"]) == ["200", "503"]
 
 
@@ -76,8 +78,21 @@ def test_the_listeners_share_only_the_probes() -> None:
 
 
 def test_who_has_to_prove_what() -> None:
-    proofs = {each.path: each.proof for each in INTERNAL}
-    assert {path for path, proof in proofs.items() if proof is Proof.WORKER} == {
-        path for path in proofs if path.startswith("/internal/")
-    }
+    workers = {Proof.WORKER, Proof.WORKER_OR_INVOCATION}
+    for each in INTERNAL:
+        if each.path == "/internal/jwks/task":
+            assert each.proof is Proof.NONE
+        elif each.path.startswith("/internal/"):
+            assert each.proof in workers, each.path
+        else:
+            assert each.path.startswith("/v1/task/")
+            assert each.proof in {Proof.TASK, Proof.EACH_TASK}, each.path
     assert all(each.proof is Proof.API_TOKEN for each in PUBLIC)
+
+
+def test_the_headers_of_proofs_are_described() -> None:
+    schemes = document("Title", TABLES["internal"])["components"]["securitySchemes"]
+    assert sorted(schemes) == ["taskToken", "worker", "workerToken"]
+    assert schemes["taskToken"]["name"] == "X-Trace-Task-Capability"
+    public = document("Title", TABLES["public"])["components"]["securitySchemes"]
+    assert sorted(public) == ["apiToken"]

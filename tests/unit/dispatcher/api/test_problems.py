@@ -6,12 +6,24 @@ from datetime import UTC, datetime
 
 import pytest
 
-from penstock.dispatcher.api.problems import problem_of, refusal_problem, results_answer
+from penstock.dispatcher.api.problems import (
+    problem_of,
+    refusal_problem,
+    results_answer,
+    token_result,
+)
 from penstock.dispatcher.dag.errors import DagError
 from penstock.dispatcher.dag.parsing import parse
 from penstock.dispatcher.tasks.values import Refusal, Status, TaskState, Why
 from penstock.dispatcher.wire.problem import Problem
 from penstock.dispatcher.wire.work import ResultsAnswer, TaskResult
+from penstock.kernel.errors import (
+    CredentialsRefused,
+    CredentialsUnavailable,
+    PenstockError,
+    SignerUnavailable,
+    TokenRefused,
+)
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 STATE = TaskState(7, Status.DEAD, 2, None, None, NOW, False, "broken")
@@ -67,6 +79,33 @@ def test_a_dag_that_is_wrong_has_its_lines() -> None:
     assert problem is not None
     assert (problem.status, problem.type) == (422, "dag")
     assert 3 in [each.line for each in problem.problems]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (TokenRefused("There is none.", kind="missing"), 401, "token missing"),
+        (TokenRefused("It is over", kind="expired", hint="Beat."), 403, "token expired"),
+        (SignerUnavailable("KMS is away"), 503, "unavailable"),
+        (CredentialsRefused("The store has none.", hint="Use S3."), 409, "no credentials"),
+        (CredentialsUnavailable("STS is away."), 503, "unavailable"),
+    ],
+)
+def test_what_is_wrong_with_tokens_and_credentials(
+    error: PenstockError, status: int, kind: str
+) -> None:
+    problem = problem_of(error)
+    assert problem is not None
+    assert (problem.status, problem.type) == (status, kind)
+    assert problem.title == f"{error.message.rstrip('.')}."
+    assert problem.detail == error.hint or status == 503
+
+
+def test_a_wrong_token_is_the_answer_of_its_entry_and_says_nothing_of_the_task() -> None:
+    found = token_result(7, TokenRefused("It is of another", kind="another attempt"))
+    assert (found.task_id, found.status, found.why) == (7, 403, "token another attempt")
+    assert found.detail == "It is of another."
+    assert found.state is None
 
 
 def test_a_mistake_of_ours_has_no_problem() -> None:

@@ -95,6 +95,12 @@ KEEPS = st.none() | st.builds(
     generations=st.integers(1, 100),
 )
 
+SECRETS = st.dictionaries(
+    st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True),
+    st.sampled_from(["env:KEY", "file:a.key", "aws:penstock/db", "aws:penstock/db#pass word"]),
+    max_size=2,
+)
+
 
 @st.composite
 def _sources(draw: st.DrawFn, name: str) -> Job:
@@ -131,6 +137,7 @@ def _reactive(draw: st.DrawFn, name: str, datasets: list[str]) -> Job:
     depth, age = draw(st.none() | st.integers(1, 10**6)), draw(st.none() | MILLISECONDS)
     first = draw(st.integers(0, 10**6))
     update = draw(st.sampled_from(Update))
+    is_untrusted = draw(st.booleans())
     columns = st.lists(KEYS, min_size=1, max_size=3, unique=True).map(tuple)
     return Job(
         name=name,
@@ -152,7 +159,9 @@ def _reactive(draw: st.DrawFn, name: str, datasets: list[str]) -> Job:
         max_attempts=draw(st.integers(1, 100)),
         retry=Retry(first, first + draw(st.integers(0, 10**6)), draw(st.sampled_from([1.0, 2.5]))),
         merge_updates=draw(st.booleans()),
-        coalesce=draw(st.integers(1, 1000)),
+        coalesce=1 if is_untrusted else draw(st.integers(1, 1000)),
+        untrusted=is_untrusted,
+        secrets=draw(SECRETS),
         resources=draw(st.dictionaries(KEYS, SCALARS, max_size=2)),
     )
 

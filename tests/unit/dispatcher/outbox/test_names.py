@@ -48,10 +48,14 @@ def test_the_function_of_an_operator() -> None:
 
 def test_a_payload_that_is_too_large_is_left_out() -> None:
     task = {"task_id": 1, "job": "j", "operator": "o", "payload": {"key": "x"}}
-    assert json.loads(encoded_event(task, dispatcher_url="u")) == {"dispatcher": "u", **task}
+    assert json.loads(encoded_event(task, dispatcher_url="u", claim_token="t")) == {
+        "dispatcher": "u",
+        "claim_token": "t",
+        **task,
+    }
     large = {**task, "payload": {"key": "x" * EVENT_BYTES_MAX}}
-    event = json.loads(encoded_event(large, dispatcher_url="u"))
-    assert event == {"dispatcher": "u", **task, "payload": None}
+    event = json.loads(encoded_event(large, dispatcher_url="u", claim_token="t"))
+    assert event == {"dispatcher": "u", "claim_token": "t", **task, "payload": None}
 
 
 def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:

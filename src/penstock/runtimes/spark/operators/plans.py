@@ -22,6 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import Work
+from penstock.runtimes.secrets import Secrets
 from penstock.runtimes.spark.access.base import Slice
 from penstock.runtimes.spark.access.choosing import Accesses
 from penstock.runtimes.spark.columns import quoted
@@ -193,6 +194,7 @@ class Plans:
             payload=work.payload.get("payload") or {},
             outputs=tuple(work.outputs),
             scratch=work.scratch,
+            secrets=Secrets(work.secrets),
             **parameters,
         )
 

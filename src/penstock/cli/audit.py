@@ -1,0 +1,83 @@
+"""`penstock audit`: who was refused, and what was allowed."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.options import absolute_option
+from penstock.cli.telling import ago, fitted, line, show_json
+from penstock.dispatcher.wire.keys import AuditNote
+
+
+@click.command(
+    short_help="See who was refused, and what was allowed.",
+    epilog="Example: penstock audit --task 7",
+)
+@click.option("--task", metavar="N", type=click.IntRange(min=1), help="Only of this task.")
+@click.option(
+    "--outcome", type=click.Choice(["allowed", "refused"]), help="Only what was, or was not."
+)
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(1, 1000),
+    default=100,
+    show_default=True,
+    help="How many notes at most.",
+)
+@click.option("--before", metavar="ID", type=click.IntRange(min=1), help="Only earlier notes.")
+@absolute_option
+@on_a_dispatcher
+def audit(
+    *,
+    task: int | None,
+    outcome: str | None,
+    limit: int,
+    before: int | None,
+    url: str,
+    token: str | None,
+    as_json: bool,
+) -> None:
+    """See who was refused, and what was allowed: credentials, tokens, rotations. The newest first.
+
+    The same again within a minute is counted in its note. What a caller says of itself without
+    proof stands in the details.
+    """
+    answer, now = asked(
+        url,
+        token,
+        lambda client: client.audit(task=task, outcome=outcome, limit=limit, before=before),
+    )
+    if as_json:
+        show_json(answer)
+        return
+    if not answer.notes:
+        click.echo("Nothing was noted.", err=True)
+        return
+    rows = [
+        (
+            str(each.id),
+            ago(each.last_at, now=now),
+            each.outcome,
+            f"{each.times:,}",
+            line(each.what),
+            _task(each),
+            line(each.caller),
+            line(each.address),
+            line(each.reason),
+            line(msgspec.json.encode(each.detail).decode()) if each.detail else "",
+        )
+        for each in answer.notes
+    ]
+    heads = ("id", "when", "outcome", "times", "what", "task", "caller", "from", "reason", "detail")
+    fitted(heads, rows, numbers=(0, 3))
+    if answer.before is not None:
+        click.echo(f"There may be more: --before {answer.before}", err=True)
+
+
+def _task(note: AuditNote) -> str:
+    if note.task_id is None:
+        return ""
+    return str(note.task_id) if note.attempt is None else f"{note.task_id}, {note.attempt}"

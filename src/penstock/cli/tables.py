@@ -1,0 +1,134 @@
+"""Tables for people: aligned, and as wide as the terminal at most.
+
+In a pipe or a file nothing is cut, so that what reads it has everything. On a terminal the longest
+columns give way first; numbers, and columns that somebody has to copy whole, never do.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import click
+
+_COLOURS: Final = {
+    "succeeded": "green",
+    "failed": "red",
+    "expired": "red",
+    "retrying": "yellow",
+    "cancelled": "yellow",
+    "running": "cyan",
+    # Of pipelines:
+    "completed": "green",
+    "done": "green",
+    "dead": "red",
+    "paused": "yellow",
+}
+_CELL_CHARACTERS_MIN: Final = 12
+"""No column is cut below this, so that what is short stays whole."""
+_CELL_CHARACTERS_LEAST: Final = 6
+"""To what a long column is cut if nothing else helps."""
+_HEAD_CHARACTERS_MIN: Final = 4
+_BETWEEN: Final = 2
+
+
+def status(word: str, *, width: int = 0) -> str:
+    """A status in its colour."""
+    return click.style(f"{word:<{width}}", fg=_COLOURS.get(word))
+
+
+def table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Iterable[int] = (),
+    whole: Iterable[int] = (),
+) -> None:
+    """An aligned table; a column named `status` is coloured, those in `numbers` go to the right.
+
+    Those in `numbers` and `whole` are never cut.
+    """
+    shown = [tuple(heads), *(tuple(row) for row in rows)]
+    right = frozenset(numbers)
+    if sys.stdout.isatty():
+        columns = shutil.get_terminal_size().columns
+        kept = _worth_showing(shown, columns=columns)
+        shown = [tuple(row[place] for place in kept) for row in shown]
+        heads = [heads[place] for place in kept]
+        right = frozenset(kept.index(place) for place in right if place in kept)
+        stay = right.union(kept.index(place) for place in whole if place in kept)
+        shown = cut(shown, columns=columns, whole=stay)
+    widths = [max(len(row[column]) for row in shown) for column in range(len(heads))]
+    for number, row in enumerate(shown):
+        cells = []
+        for column, cell in enumerate(row):
+            width = widths[column]
+            aligned = f"{cell:>{width}}" if column in right else f"{cell:<{width}}"
+            if column == len(row) - 1:
+                aligned = aligned.rstrip()
+            if number == 0:
+                aligned = click.style(aligned, bold=True)
+            elif heads[column] == "status":
+                aligned = status(cell, width=width)
+            cells.append(aligned)
+        click.echo("  ".join(cells).rstrip())
+
+
+def _worth_showing(rows: Sequence[Sequence[str]], *, columns: int) -> list[int]:
+    """Which columns are shown: all, or if they do not fit, those that have something in them."""
+    every = list(range(len(rows[0])))
+    if _width(_widths(rows)) <= columns:
+        return every
+    return [place for place in every if any(row[place] for row in rows[1:])] or every
+
+
+def cut(
+    rows: Sequence[Sequence[str]], *, columns: int, whole: Iterable[int] = ()
+) -> list[tuple[str, ...]]:
+    """The rows, of which the first has the heads, cut so that a table of them has so many columns.
+
+    The longest columns give way first, then heads that are longer than what is below them, then
+    the longest again. What is short is never cut: then the table is wider than the terminal.
+    """
+    widths = _widths(rows)
+    kept = frozenset(whole)
+    long = [
+        place
+        for place, width in enumerate(_widths(rows[1:] or rows))
+        if width > _CELL_CHARACTERS_MIN and place not in kept
+    ]
+    _narrow(widths, long, columns, _CELL_CHARACTERS_MIN)
+    for place, width in enumerate(_widths(rows[1:])):
+        over = max(0, _width(widths) - columns)
+        least = max(width, min(_HEAD_CHARACTERS_MIN, widths[place]))
+        widths[place] = max(min(widths[place], least), widths[place] - over)
+    _narrow(widths, long, columns, _CELL_CHARACTERS_LEAST)
+    return [
+        tuple(
+            cell if len(cell) <= width else f"{cell[: width - 1]}…"
+            for cell, width in zip(row, widths, strict=True)
+        )
+        for row in rows
+    ]
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+
+
+def _width(widths: Sequence[int]) -> int:
+    """How wide a table of such columns is."""
+    return sum(widths) + _BETWEEN * (len(widths) - 1)
+
+
+def _narrow(widths: list[int], places: Sequence[int], columns: int, least: int) -> None:
+    """Take from the longest of these columns until all fit, or none is longer than the least."""
+    while places and _width(widths) > columns:
+        longest = max(places, key=lambda place: widths[place])
+        if widths[longest] <= least:
+            return
+        second = max([0, *(widths[place] for place in places if place != longest)])
+        lowest = max(least, min(second, widths[longest] - 1))
+        widths[longest] = max(lowest, widths[longest] - (_width(widths) - columns))

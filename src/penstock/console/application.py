@@ -1,0 +1,330 @@
+"""The console over HTTP: pages, forms, files, the stream. What is the API's goes to the API.
+
+In this order: the host (403), the session (the page to sign in), the path (404), of a form that it
+is from here and that its sender may steer (403), then the page or the action within its time.
+Whatever goes wrong is a page with a sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+from penstock.console import asking
+from penstock.console.alerting import BLOCK as ALERTS_BLOCK
+from penstock.console.alerting import OpenAlerts
+from penstock.console.answering import (
+    Answer,
+    Header,
+    Send,
+    forget_told,
+    is_ours,
+    redirect,
+    send_answer,
+    send_events,
+    set_cookie,
+    tell,
+    told,
+)
+from penstock.console.live import HELLO, Full, Live
+from penstock.console.pages.base import Action, Asked, Done, Missing, Page, Site
+from penstock.console.rendering import Rendering
+from penstock.console.sessions import COOKIE, SESSION_SECONDS, Role, Session, Sessions
+from penstock.dispatcher.api.parts import Parts
+from penstock.dispatcher.api.requests import Receive
+from penstock.dispatcher.wire.problem import Problem
+from penstock.kernel.clock import Clock
+from penstock.kernel.errors import DatabaseUnavailable, PenstockError
+
+Scope = MutableMapping[str, Any]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_log = logging.getLogger(__name__)
+
+_API: Final = ("/v1/", "/internal/", "/metrics", "/healthz", "/readyz", "/openapi.json")
+_PARAMETER: Final = re.compile(r"\{(\w+)\}")
+_PAGE_SECONDS_MAX: Final = 15.0
+_WRONG_SECONDS: Final = 1.0
+"""How long a wrong token takes, so that guessing is slow."""
+_A_YEAR: Final = b"public, max-age=31536000, immutable"
+_ASK_AGAIN: Final = b"no-cache"
+
+
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """A request, and who makes it."""
+
+    path: str
+    query: bytes
+    headers: list[Header]
+    session: Session
+    is_new: bool
+    """Whether the session has to be told to the browser."""
+
+    @property
+    def here(self) -> str:
+        """The page that is asked for."""
+        return f"{self.path}?{self.query.decode('utf-8', 'replace')}" if self.query else self.path
+
+
+class Console:
+    """The application of the public listener: the console, and the API beside it."""
+
+    def __init__(
+        self,
+        api: App,
+        parts: Parts,
+        site: Site,
+        *,
+        sessions: Sessions,
+        live: Live,
+        clock: Clock,
+        version: str = "",
+    ) -> None:
+        self._api = api
+        self._parts = parts
+        self._site = site
+        self._sessions = sessions
+        self._live = live
+        self._clock = clock
+        self._version = version
+        self._rendering = Rendering()
+        self._alerts = OpenAlerts(parts.database, clock=clock)
+        self._pages = [(_compiled(each.path), each) for each in site.pages]
+        self._actions = [(_compiled(each.path), each) for each in site.actions]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(_API):
+            await self._api(scope, receive, send)
+            return
+        try:
+            answer = await self._answer(scope, receive, send)
+        except Exception:  # noqa: BLE001 - every error has an answer
+            _log.exception("%s %r failed in the console", scope["method"], scope["path"])
+            title = "The console has made a mistake; the dispatcher's log says which."
+            answer = self._plain(title, status=500)
+        if answer is not None:
+            await send_answer(send, answer, is_head=scope["method"] == "HEAD")
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Answer | None:
+        headers: list[Header] = list(scope["headers"])
+        path, method = scope["path"], scope["method"]
+        if path.startswith("/static/"):
+            return self._file(path, scope["query_string"], headers)
+        if self._sessions.is_open and not asking.is_of_this_machine(headers):
+            title = "Without a token the console answers to 127.0.0.1 and localhost alone."
+            hint = "Set PENSTOCK_API_TOKEN to use another name."
+            return self._plain(title, hint=hint, status=403)
+        visit = self._visit(path, scope["query_string"], headers)
+        if method == "POST":
+            address = (scope.get("client") or ("",))[0]
+            return await self._posted(visit, path, headers, receive, address=address)
+        if method not in ("GET", "HEAD"):
+            return self._plain("Pages are read with GET.", status=405)
+        if path == "/sign-in" or visit is None:
+            return self._sign_in(to=path if path != "/sign-in" else "/")
+        if path == "/live":
+            return await self._stream(visit, receive, send)
+        return await self._page(visit)
+
+    def _visit(self, path: str, query: bytes, headers: list[Header]) -> _Visit | None:
+        """Who asks; None for somebody who has to sign in."""
+        session = self._sessions.read(asking.cookie(headers, COOKIE))
+        if session is not None:
+            return _Visit(path, query, headers, session, is_new=False)
+        if not self._sessions.is_open:
+            return None
+        return _Visit(path, query, headers, self._sessions.begin(Role.OPERATOR), is_new=True)
+
+    async def _page(self, visit: _Visit) -> Answer:
+        page, asked = self._found(visit)
+        if page is None:
+            return self._problem(visit, "There is no such page.", status=404)
+        try:
+            async with asyncio.timeout(_PAGE_SECONDS_MAX):
+                said = await page.load(self._parts, asked)
+                await self._alerts.look()
+        except (DatabaseUnavailable, TimeoutError):
+            return self._problem(visit, "The database does not answer now.", status=503)
+        if isinstance(said, Missing):
+            return self._problem(visit, said.what, hint=said.hint, status=404)
+        before = told(visit.headers)
+        whole = {**self._whole(visit, page), **said, "told": before}
+        answer = Answer(self._rendering.page(page.name, whole))
+        if before is not None:
+            answer.headers.append(forget_told(is_secure=_is_secure(visit.headers)))
+        return self._with_session(answer, visit)
+
+    def _found(self, visit: _Visit) -> tuple[Page | None, Asked]:
+        for pattern, page in self._pages:
+            if (found := pattern.fullmatch(visit.path)) is not None:
+                query = asking.query(visit.query, page.query)
+                return page, Asked(found.groupdict(), query, visit.session)
+        return None, Asked({}, {}, visit.session)
+
+    def _whole(self, visit: _Visit, page: Page | None) -> dict[str, Any]:
+        """What every template is given."""
+        return {
+            "version": self._version,
+            "sections": self._site.sections,
+            "section": (page.section or page.name) if page is not None else "",
+            "session": visit.session,
+            "is_open": self._sessions.is_open,
+            "form_token": self._sessions.form_token(visit.session),
+            "here": visit.here,
+            "is_live": page is not None and bool(page.live),
+            "told": None,
+            "open_alerts": self._alerts.shown,
+        }
+
+    async def _stream(self, visit: _Visit, receive: Receive, send: Send) -> Answer | None:
+        to = parse_qs(visit.query.decode("utf-8", "replace")).get("page", [""])[0]
+        path, _, query = to.partition("?")
+        seen = replace(visit, path=path, query=query.encode())
+        page, asked = self._found(seen)
+        if page is None or not page.live:
+            return self._plain("There is no such page.", status=404)
+
+        async def blocks() -> Mapping[str, str]:
+            said = await page.load(self._parts, asked)
+            if isinstance(said, Missing):
+                return {"trouble": said.what}
+            # Shared by all of a role: a form keeps the token that its page came with.
+            whole = {**self._whole(seen, page), **said, "form_token": ""}
+            await self._alerts.look()
+            shown = {name: self._rendering.block(page.name, name, whole) for name in page.live}
+            return {**shown, ALERTS_BLOCK: self._alerts.shown}
+
+        try:
+            events = self._live.stream(f"{visit.session.role} {seen.here}", blocks)
+        except Full:
+            return self._plain("As many look as may; try again.", status=503)
+        async with aclosing(events):
+            await send_events(events, receive, send, first=HELLO)
+        return None
+
+    async def _posted(
+        self,
+        visit: _Visit | None,
+        path: str,
+        headers: list[Header],
+        receive: Receive,
+        *,
+        address: str,
+    ) -> Answer | None:
+        fields = await asking.form(headers, receive)
+        if isinstance(fields, Problem):
+            return self._plain(fields.title, status=fields.status)
+        if fields is None:
+            return None
+        if not asking.is_of_our_page(headers):
+            return self._plain("Forms of other sites are not taken.", status=403)
+        if path == "/sign-in":
+            return await self._signed_in(fields, headers, address=address)
+        if visit is None:
+            return self._sign_in(to="/")
+        if not self._sessions.is_from_here(visit.session, fields.get("form_token", "")):
+            hint = "Load the page again, and send the form once more."
+            return self._problem(visit, "This form is too old.", hint=hint, status=403)
+        if path == "/sign-out":
+            answer = redirect("/")
+            gone = set_cookie(COOKIE, "", seconds=0, is_secure=_is_secure(headers))
+            answer.headers.append(gone)
+            return answer
+        return await self._act(visit, fields)
+
+    async def _act(self, visit: _Visit, fields: Mapping[str, str]) -> Answer:
+        matched = [
+            (found, each)
+            for pattern, each in self._actions
+            if (found := pattern.fullmatch(visit.path)) is not None
+        ]
+        if not matched:
+            return self._problem(visit, "There is no such action.", status=404)
+        found, action = matched[0]
+        if not visit.session.may_steer:
+            return self._problem(visit, "You may look, and not steer.", status=403)
+        given = {name: value for name, value in fields.items() if name in action.fields}
+        to = fields.get("to", "/")
+        done = await self._done(action, Asked(found.groupdict(), given, visit.session), to)
+        answer = redirect(done.to if is_ours(done.to) else "/")
+        answer.headers.append(tell(done, is_secure=_is_secure(visit.headers)))
+        return self._with_session(answer, visit)
+
+    async def _done(self, action: Action, asked: Asked, to: str) -> Done:
+        try:
+            async with asyncio.timeout(_PAGE_SECONDS_MAX):
+                return await action.act(self._parts, asked, to)
+        except TimeoutError:
+            return Done("It took too long; look whether it was done.", to, is_well=False)
+        except PenstockError as error:
+            return Done(f"{error.message} {error.hint}".strip(), to, is_well=False)
+
+    async def _signed_in(
+        self, fields: Mapping[str, str], headers: list[Header], *, address: str
+    ) -> Answer:
+        role = self._sessions.role_of(fields.get("token", "").strip())
+        to = fields.get("to", "/")
+        if role is None:
+            self._parts.audit.note(
+                what="POST /sign-in", outcome="refused", address=address, reason="wrong api token"
+            )
+            await self._clock.sleep(_WRONG_SECONDS)
+            return self._sign_in(to=to, wrong=True)
+        answer = redirect(to if is_ours(to) else "/")
+        answer.headers.append(self._session_cookie(self._sessions.begin(role), headers))
+        return answer
+
+    def _sign_in(self, *, to: str, wrong: bool = False) -> Answer:
+        said = {"to": to if is_ours(to) else "/", "wrong": wrong, "version": self._version}
+        return Answer(self._rendering.page("sign_in", said), status=403 if wrong else 401)
+
+    def _problem(self, visit: _Visit, what: str, *, status: int, hint: str = "") -> Answer:
+        said = {**self._whole(visit, None), "what": what, "hint": hint, "status": status}
+        return self._with_session(Answer(self._rendering.page("problem", said), status), visit)
+
+    def _plain(self, what: str, *, status: int, hint: str = "") -> Answer:
+        return Answer(f"{what}\n{hint}".strip(), status, "text/plain; charset=utf-8")
+
+    def _file(self, path: str, query: bytes, headers: list[Header]) -> Answer:
+        file = self._rendering.files.get(path.removeprefix("/static/"))
+        if file is None:
+            return self._plain("There is no such file.", status=404)
+        tag = f'"{file.digest[:32]}"'
+        # Modules import each other without a digest in their names, and are asked for again.
+        is_named = query == f"v={file.digest[:12]}".encode()
+        kept = [(b"etag", tag.encode()), (b"cache-control", _A_YEAR if is_named else _ASK_AGAIN)]
+        if asking.header(headers, b"if-none-match") == tag:
+            return Answer(status=304, kind=file.kind, headers=kept)
+        return Answer(file.content, kind=file.kind, headers=kept)
+
+    def _with_session(self, answer: Answer, visit: _Visit) -> Answer:
+        if visit.is_new:
+            answer.headers.append(self._session_cookie(visit.session, visit.headers))
+        return answer
+
+    def _session_cookie(self, session: Session, headers: list[Header]) -> Header:
+        value = self._sessions.written(session)
+        return set_cookie(COOKIE, value, seconds=SESSION_SECONDS, is_secure=_is_secure(headers))
+
+
+def _is_secure(headers: list[Header]) -> bool:
+    return asking.header(headers, b"x-forwarded-proto") == "https"
+
+
+def _compiled(path: str) -> re.Pattern[str]:
+    pieces: list[str] = []
+    after = 0
+    for found in _PARAMETER.finditer(path):
+        pieces.append(re.escape(path[after : found.start()]))
+        # The last may have slashes: names of datasets and operators do.
+        any_text = ".+" if path.endswith(found[0]) else "[^/]+"
+        pieces.append(f"(?P<{found[1]}>{any_text})")
+        after = found.end()
+    return re.compile("".join([*pieces, re.escape(path[after:])]), re.DOTALL)

@@ -1,0 +1,156 @@
+"""What has changed on a page, for those who look at it: server-sent events.
+
+A *watch* is a page with its parameters, and a role, that one or more people look at. While there is
+somebody, the page is loaded about once a second and its live blocks are rendered; a block that is
+not what it was is sent, to all of them. Somebody who comes later has a page that is newer than what
+was last sent: all of the next look is sent to them, and nothing older. So a page costs the same
+however many look at it, and nothing while nobody does.
+
+Each watcher has a place for one block of each name: who is slow gets the latest, and never makes
+others wait. A comment is sent now and then, so that a connection that is dead is noticed by both.
+When a page cannot be loaded, watchers are told (`trouble`) and it is tried again: the last that was
+seen stays. Streams end by themselves after a while, and browsers come back by themselves.
+
+A crash ends the streams. Nothing else is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from typing import Final
+
+from penstock.kernel.clock import Clock
+from penstock.kernel.service import Service
+
+_log = logging.getLogger(__name__)
+
+HELLO: Final = b"retry: 1000\n: hello\n\n"
+"""What a stream begins with: how soon a browser comes back, in milliseconds."""
+LOOK_SECONDS: Final = 1.0
+WATCHERS_MAX: Final = 200
+_QUIET_SECONDS: Final = 10.0
+_STREAM_SECONDS_MAX: Final = 3600.0
+_LOAD_SECONDS_MAX: Final = 10.0
+
+Blocks = Callable[[], Awaitable[Mapping[str, str]]]
+"""Loads a page and renders its live blocks."""
+
+
+class Full(Exception):
+    """As many look as may."""
+
+
+class _Watcher:
+    """Somebody who looks: the blocks that were not sent to them yet."""
+
+    def __init__(self) -> None:
+        self.unsent: dict[str, str] = {}
+        self.news = asyncio.Event()
+        self.is_new = True
+        """Whether no page was loaded since it came."""
+
+    def tell(self, name: str, said: str) -> None:
+        self.unsent[name] = said
+        self.news.set()
+
+
+class _Watch:
+    """A page that is looked at."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self.blocks = blocks
+        self.seen: dict[str, str] = {}
+        self.watchers: set[_Watcher] = set()
+        self.looking: asyncio.Task[None] | None = None
+
+    def tell(self, found: Mapping[str, str], new: Collection[_Watcher]) -> None:
+        """Tell what has changed; those who are new, everything."""
+        for name, said in found.items():
+            has_changed = self.seen.get(name) != said
+            self.seen[name] = said
+            for each in self.watchers:
+                if has_changed or each in new:
+                    each.tell(name, said)
+
+
+class Live(Service):
+    """All that is looked at."""
+
+    def __init__(self, *, clock: Clock, look_seconds: float = LOOK_SECONDS) -> None:
+        self._clock = clock
+        self._look_seconds = look_seconds
+        self._watches: dict[str, _Watch] = {}
+        self._is_stopped = False
+
+    async def start(self) -> None:
+        self._is_stopped = False
+
+    async def stop(self) -> None:
+        """End all streams."""
+        self._is_stopped = True
+        for watch in self._watches.values():
+            for each in watch.watchers:
+                each.news.set()
+
+    @property
+    def count(self) -> int:
+        """How many look."""
+        return sum(len(each.watchers) for each in self._watches.values())
+
+    def stream(self, key: str, blocks: Blocks) -> AsyncGenerator[bytes, None]:
+        """The events of one watcher, as they go over the wire. `key` names the page."""
+        if self.count >= WATCHERS_MAX or self._is_stopped:
+            raise Full
+        return self._stream(key, blocks)
+
+    async def _stream(self, key: str, blocks: Blocks) -> AsyncGenerator[bytes, None]:
+        watch = self._watches.setdefault(key, _Watch(blocks))
+        watcher = _Watcher()
+        watch.watchers.add(watcher)
+        if watch.looking is None:
+            watch.looking = asyncio.get_running_loop().create_task(self._look(key, watch))
+        ends_at = self._clock.monotonic() + _STREAM_SECONDS_MAX
+        try:
+            while not self._is_stopped and self._clock.monotonic() < ends_at:
+                watcher.news.clear()
+                unsent, watcher.unsent = watcher.unsent, {}
+                for name, said in unsent.items():
+                    yield event(name, said)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_QUIET_SECONDS):
+                        await watcher.news.wait()
+                        continue
+                yield b": still here\n\n"
+        finally:
+            watch.watchers.discard(watcher)
+
+    async def _look(self, key: str, watch: _Watch) -> None:
+        """Load the page again and again, while somebody looks."""
+        try:
+            while watch.watchers and not self._is_stopped:
+                new = [each for each in watch.watchers if each.is_new]
+                try:
+                    async with asyncio.timeout(_LOAD_SECONDS_MAX):
+                        found = await watch.blocks()
+                except Exception as error:  # noqa: BLE001 - whatever it is, the page is tried again
+                    if not watch.seen.get("trouble"):
+                        _log.warning("a page cannot be loaded: %s", error)
+                    watch.tell({"trouble": "The dispatcher cannot load this page now."}, new)
+                else:
+                    watch.tell({**found, "trouble": ""}, new)
+                    for each in new:
+                        each.is_new = False
+                await self._clock.sleep(self._look_seconds)
+        finally:
+            watch.looking = None
+            if self._watches.get(key) is watch:
+                del self._watches[key]
+
+
+def event(name: str, said: str) -> bytes:
+    """One event: its data is a text in JSON, which has no ends of lines."""
+    return f"event: {name}\ndata: {json.dumps(said)}\n\n".encode()

@@ -1,0 +1,94 @@
+"""Events: what was told of datasets, by whom, and which tasks each has made.
+
+The latest come first, by dataset, partition and id. Those of a dataset are looked for among the
+latest thousands at a time; where a look has ended before it found enough, the page says so and goes
+on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from penstock.console.pages.acting import number_of
+from penstock.console.pages.base import Asked, Missing, Page
+from penstock.dispatcher.api.parts import Parts
+from penstock.dispatcher.views.events import WINDOW, Event, EventViews, Made, Search
+
+PATH: Final = "/operations/events"
+SHOWN_MAX: Final = 50
+MADE_MAX: Final = 5
+"""How many tasks of one event are shown."""
+_TEXT_MAX: Final = 1000
+_FIELDS: Final = ("dataset", "partition", "id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """An event, as it is shown."""
+
+    said: Event
+    id: str
+    """What its source calls it; empty for a publication."""
+    state: str
+    made: Sequence[Made]
+    more: int
+    """How many tasks are not shown."""
+
+
+async def _load(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
+    views = EventViews(parts.database)
+    kept = {name: _text(asked.query.get(name, "")) for name in _FIELDS}
+    kept = {name: value for name, value in kept.items() if value}
+    before = number_of(asked.query.get("before", ""))
+    search = Search(**kept, before=before or None)
+    found = await views.search(search, limit=SHOWN_MAX)
+    return {
+        "rows": rows_of(found.events),
+        "names": await views.datasets(),
+        "dataset": kept.get("dataset", ""),
+        "partition": kept.get("partition", ""),
+        "event_id": kept.get("id", ""),
+        "is_filtered": bool(kept),
+        "is_first": not before,
+        "is_cut": found.is_cut and bool(kept),
+        "older": _link(kept, before=found.before) if found.before else "",
+        "newest": _link(kept),
+        "window": WINDOW,
+        "path": PATH,
+    }
+
+
+def rows_of(events: Sequence[Event]) -> list[Row]:
+    """Events, as they are shown."""
+    return [_row(each) for each in events]
+
+
+def _row(said: Event) -> Row:
+    return Row(
+        said=said,
+        id="" if said.revision is not None else said.dedupe.removeprefix("source:"),
+        state={"pending": "waiting", "routed": "routed"}.get(said.routed, "kept"),
+        made=said.made[:MADE_MAX],
+        more=max(0, len(said.made) - MADE_MAX),
+    )
+
+
+def _text(said: str) -> str:
+    # Postgres has no NUL, so there is nothing that has one.
+    return said.strip().replace("\x00", "\ufffd")[:_TEXT_MAX]
+
+
+def _link(kept: Mapping[str, str], **more: object) -> str:
+    said = {**kept, **more}
+    return f"{PATH}?{urlencode(said)}" if said else PATH
+
+
+_QUERY: Final = (*_FIELDS, "before")
+PAGES: Final = tuple(
+    # The short path is for links, and for people who type.
+    Page(path, "events", _load, live=("list",), section="operations", query=_QUERY)
+    for path in (PATH, "/events")
+)

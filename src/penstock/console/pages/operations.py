@@ -1,0 +1,209 @@
+"""Operations: who works, what is held back, what could not be carried out, and the large levers.
+
+The overview shows pauses, workers, operators with their limits, and the parked rows of the outbox.
+Pausing and resuming everything is one call each; the sentence afterwards says what it did. Sources,
+backfills, events, keys and the audit have tabs, and modules, of their own. A look is six short
+statements; lists are cut, with a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.console.pages.acting import act, asked_as, lines_of
+from penstock.console.pages.base import Action, Asked, Done, Missing, Page
+from penstock.console.rendering import number
+from penstock.dispatcher.api import pausing
+from penstock.dispatcher.api.parts import Parts
+from penstock.dispatcher.api.steering import limit_operator, pause_job, resume_job, retry_outbox
+from penstock.dispatcher.views.operations import OperationViews, Worker
+from penstock.dispatcher.wire.asking import NameParams
+from penstock.dispatcher.wire.steering import (
+    EverythingAnswer,
+    JobPausesAnswer,
+    OperatorLimitAnswer,
+    OperatorLimitAsk,
+    OutboxRetryAnswer,
+    OutboxRetryAsk,
+    PauseAnswer,
+    PauseAsk,
+)
+
+WORKERS_MAX: Final = 100
+PAUSES_MAX: Final = 50
+OPERATORS_MAX: Final = 100
+PARKED_MAX: Final = 50
+_RETRY_MAX: Final = 1000
+_BY_PEOPLE: Final = "operator"
+_MANY: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AWorker:
+    """A worker, as it is shown."""
+
+    said: Worker
+    state: str
+    runtimes: str
+    concurrency: int | None
+    operators: Sequence[str]
+    more: int
+    """How many operators are not shown."""
+
+
+async def _load(parts: Parts, _: Asked) -> Mapping[str, Any] | Missing:
+    overall = await parts.views.overall()
+    workers = await OperationViews(parts.database).workers(limit=WORKERS_MAX + 1)
+    operators = (await parts.metrics.operators()).operators
+    pressures = await parts.pressures.answer()
+    parked = (await parts.outbox.parked()).parked
+    counts = await parts.outbox.counts()
+    by_people = {each.job for each in pressures.pauses if each.cause == _BY_PEOPLE}
+    jobs = [each.name for each in overall.jobs]
+    return {
+        "workers": [_worker(each) for each in workers[:WORKERS_MAX]],
+        "workers_more": len(workers) > WORKERS_MAX,
+        "workers_heard": overall.workers,
+        "operators": operators[:OPERATORS_MAX],
+        "operators_more": max(0, len(operators) - OPERATORS_MAX),
+        "full": sum(_is_full(each.in_flight, each.in_flight_max) for each in operators),
+        "pauses": [_pause(each) for each in pressures.pauses[:PAUSES_MAX]],
+        "pauses_more": max(0, len(pressures.pauses) - PAUSES_MAX),
+        "paused_jobs": len({each.job for each in pressures.pauses}),
+        "by_people": len(by_people),
+        "jobs": jobs,
+        "not_paused": sum(each not in by_people for each in jobs),
+        "parked": parked[:PARKED_MAX],
+        "parked_ids": [each.id for each in parked[:_RETRY_MAX]],
+        "outbox_pending": counts.pending,
+        "outbox_parked": counts.parked,
+        "many": _MANY,
+    }
+
+
+def _worker(said: Worker) -> _AWorker:
+    runtimes = said.about.get("runtimes")
+    concurrency = said.about.get("concurrency")
+    return _AWorker(
+        said=said,
+        state="ok" if said.is_heard else "silent",
+        runtimes=", ".join(str(each) for each in runtimes) if isinstance(runtimes, list) else "",
+        concurrency=concurrency if isinstance(concurrency, int) else None,
+        operators=said.operators[:3],
+        more=max(0, len(said.operators) - 3),
+    )
+
+
+def _is_full(in_flight: int, most: int | None) -> bool:
+    return most is not None and in_flight >= most
+
+
+def _pause(said: PauseAnswer) -> tuple[PauseAnswer, bool]:
+    """A pause, and whether a person has made it."""
+    return said, said.cause == _BY_PEOPLE
+
+
+async def _pause_everything(parts: Parts, asked: Asked, to: str) -> Done:
+    reason = asked.query.get("reason", "").strip() or "Everything was paused in the console."
+    ask = asked_as(PauseAsk, {"reason": reason}, names={"reason": "The reason"})
+    return await act(parts, pausing.pause_everything, to, ask=ask, told=_all_paused)
+
+
+def _all_paused(answer: EverythingAnswer) -> str:
+    before = answer.paused_by_people - len(answer.jobs)
+    if not answer.paused_by_people:
+        return "There is no job to pause."
+    if not answer.jobs:
+        return f"{_jobs(before)} paused already; nothing was changed."
+    also = f" {_jobs(before, was=True)} paused already." if before else ""
+    return f"{_jobs(len(answer.jobs))} paused now.{also} Tasks that run go on to their end."
+
+
+async def _resume_everything(parts: Parts, _: Asked, to: str) -> Done:
+    return await act(parts, pausing.resume_everything, to, told=_all_resumed)
+
+
+def _all_resumed(answer: EverythingAnswer) -> str:
+    left = answer.paused_by_pressure
+    also = f" {_jobs(left)} still held back by pressure." if left else ""
+    if not answer.jobs:
+        return f"No job was paused by anybody; nothing was changed.{also}"
+    return f"{_jobs(len(answer.jobs))} resumed.{also}"
+
+
+def _jobs(count: int, *, was: bool = False) -> str:
+    verbs = ("was", "were") if was else ("is", "are")
+    return f"1 job {verbs[0]}" if count == 1 else f"{number(count)} jobs {verbs[1]}"
+
+
+async def _pause_job(parts: Parts, asked: Asked, to: str) -> Done:
+    params = _job_of(asked)
+    reason = asked.query.get("reason", "").strip() or "Somebody has paused it in the console."
+    ask = asked_as(PauseAsk, {"reason": reason}, names={"reason": "The reason"})
+    told = f"{params.name} is paused. What runs of it goes on to its end."
+    return await act(parts, pause_job, to, ask=ask, params=params, told=told)
+
+
+async def _resume_job(parts: Parts, asked: Asked, to: str) -> Done:
+    return await act(parts, resume_job, to, params=_job_of(asked), told=_resumed)
+
+
+def _job_of(asked: Asked) -> NameParams:
+    return asked_as(NameParams, {"name": asked.query.get("job", "")}, names={"name": "The job"})
+
+
+def _resumed(answer: JobPausesAnswer) -> str:
+    if answer.pauses:
+        return f"{answer.job} is resumed, and still held back by pressure."
+    return f"{answer.job} is resumed."
+
+
+async def _limit(parts: Parts, asked: Asked, to: str) -> Done:
+    params = asked_as(
+        NameParams, {"name": asked.query.get("operator", "")}, names={"name": "The operator"}
+    )
+    said = asked.query.get("in_flight_max", "").strip()
+    names = {"in_flight_max": "The limit"}
+    # Nothing is no limit, which the API wants to be said.
+    ask = asked_as(OperatorLimitAsk, {"in_flight_max": said}, names=names) if said else None
+    ask = ask or OperatorLimitAsk(in_flight_max=None)
+    return await act(parts, limit_operator, to, ask=ask, params=params, told=_limited)
+
+
+def _limited(answer: OperatorLimitAnswer) -> str:
+    if answer.in_flight_max is None:
+        return f"{answer.name} has no limit now."
+    if answer.in_flight_max == 1:
+        return f"One task of {answer.name} runs at a time now."
+    return f"At most {number(answer.in_flight_max)} tasks of {answer.name} run at a time now."
+
+
+async def _retry(parts: Parts, asked: Asked, to: str) -> Done:
+    ids = lines_of(asked.query.get("ids", "").replace(",", "\n"))
+    ask = asked_as(OutboxRetryAsk, {"ids": ids}, names={"ids": "What to try again"})
+    return await act(parts, retry_outbox, to, ask=ask, told=_retried)
+
+
+def _retried(answer: OutboxRetryAnswer) -> str:
+    if not answer.retried:
+        return "It is not parked any more; nothing was changed."
+    which = "One is" if answer.retried == 1 else f"{number(answer.retried)} are"
+    return f"{which} tried again now."
+
+
+PAGE: Final = Page(
+    "/operations",
+    "operations",
+    _load,
+    live=("figures", "levers", "pauses", "workers", "operators", "outbox"),
+)
+ACTIONS: Final = (
+    Action("/operations/pause-everything", _pause_everything, fields=("reason",)),
+    Action("/operations/resume-everything", _resume_everything),
+    Action("/operations/pause", _pause_job, fields=("job", "reason")),
+    Action("/operations/resume", _resume_job, fields=("job",)),
+    Action("/operations/limit", _limit, fields=("operator", "in_flight_max")),
+    Action("/operations/outbox/retry", _retry, fields=("ids",)),
+)

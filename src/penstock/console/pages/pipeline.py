@@ -1,0 +1,209 @@
+"""The pipeline: the DAG in force, drawn, with the state of each job and the pressure on its edges.
+
+A job is drawn in the worst state that it is in (`job_state`). An edge is busy while its reader has
+work, pressed while its reader's queue is over its limit, and held while its writer is paused
+because of a queue further on; what that is about stands at the edge, in its title, and in words
+below the drawing. Where things stand is computed once for each shape of the DAG. One that is too
+large to be read as a drawing is not drawn: the table of jobs has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+from urllib.parse import quote
+
+from penstock.console.drawing.layering import Drawing, Point, Sizes, curve, drawn
+from penstock.console.pages.base import Asked, Missing, Page
+from penstock.console.pages.job_state import BY_PEOPLE, MANY, STATES, state_of
+from penstock.console.rendering import length, number
+from penstock.dispatcher.api.parts import Parts
+from penstock.dispatcher.views.pipeline import Endings, PipelineViews, Reading
+from penstock.dispatcher.wire.steering import JobAnswer, PressureAnswer, PressuresAnswer
+
+_SIZES: Final = Sizes()
+_MARGIN: Final = 24.0
+_NAME_CHARACTERS_MAX: Final = 24
+_DEAD_MAX: Final = 5
+DRAWN_MAX: Final = 300
+"""How many jobs are drawn; nobody can read more of them in a drawing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node:
+    """A job, as it is drawn."""
+
+    name: str
+    shown: str
+    kind: str
+    state: str
+    x: float
+    y: float
+    lines: Sequence[tuple[str, str]]
+    """Texts below the name, each with the class that it is drawn in."""
+    told: str
+    """All of it in words, for those who do not see it."""
+    href: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Edge:
+    path: str
+    state: str
+    told: str
+    label: str
+    """What stands at it; empty but for one that is pressed."""
+    middle: Point
+
+
+async def _load(parts: Parts, _: Asked) -> Mapping[str, Any] | Missing:
+    views = PipelineViews(parts.database)
+    overall = await parts.views.overall()
+    readings = await views.readings()
+    endings = await views.endings()
+    pressures = await parts.pressures.answer()
+    operators = await parts.metrics.operators()
+    pending, parked = await parts.outbox.counts()
+    plans = await parts.backfills.list(limit=100)
+    dead = []
+    if any(each.dead for each in overall.jobs):
+        page = await parts.views.tasks(job_id=None, status="dead", before=None, limit=_DEAD_MAX)
+        dead = page.tasks
+    jobs = {each.name: each for each in overall.jobs}
+    is_drawn = len(jobs) <= DRAWN_MAX
+    nodes, edges, width, height = _graph(jobs if is_drawn else {}, readings, endings, pressures)
+    return {
+        "overall": overall,
+        "jobs": overall.jobs,
+        "is_drawn": is_drawn,
+        "states": STATES,
+        "nodes": nodes,
+        "edges": edges,
+        "width": width + 2 * _MARGIN,
+        "height": height + 2 * _MARGIN,
+        "margin": _MARGIN,
+        "sizes": _SIZES,
+        "dead": dead,
+        "pressures": [each for each in pressures.jobs if each.pressed],
+        "paused_by_people": [each for each in pressures.pauses if each.cause == BY_PEOPLE],
+        "operators": [each for each in operators.operators if each.in_flight or each.waiting],
+        "outbox_pending": pending,
+        "outbox_parked": parked,
+        "backfills": [each for each in plans.backfills if each.state in ("running", "paused")],
+        "totals": {
+            name: sum(getattr(each, name) for each in overall.jobs)
+            for name in ("queued", "running", "dead")
+        },
+        "completed": sum(each.completed for each in endings.values()),
+        "failed": sum(each.failed for each in endings.values()),
+        "endings": endings,
+        "many": MANY,
+    }
+
+
+def _graph(
+    jobs: Mapping[str, JobAnswer],
+    readings: Sequence[Reading],
+    endings: Mapping[str, Endings],
+    pressures: PressuresAnswer,
+) -> tuple[list[_Node], list[_Edge], float, float]:
+    pairs = {(each.writer, each.reader): each for each in readings}
+    drawing = _drawing(tuple(sorted(jobs)), tuple(sorted(pairs)))
+    pressed = {each.job: each for each in pressures.jobs if each.pressed}
+    held: dict[str, set[str]] = {}
+    for job in pressed.values():
+        for name in job.pauses:
+            held.setdefault(name, set()).add(job.job)
+    nodes = [
+        _node(jobs[name], point.x, point.y, endings.get(name), is_pressed=name in pressed)
+        for name, point in sorted(drawing.nodes.items(), key=lambda item: (item[1].x, item[1].y))
+    ]
+    edges = [
+        _edge(
+            pairs[writer, reader],
+            points,
+            jobs[reader],
+            pressed=pressed.get(reader),
+            held_for=held.get(writer, set()) & {reader, *held.get(reader, ())},
+        )
+        for (writer, reader), points in drawing.edges.items()
+    ]
+    return nodes, edges, drawing.width, drawing.height
+
+
+@lru_cache(maxsize=4)
+def _drawing(jobs: tuple[str, ...], pairs: tuple[tuple[str, str], ...]) -> Drawing:
+    """Where everything stands: the same as long as the DAG has the same shape."""
+    return drawn(list(jobs), pairs, _SIZES)
+
+
+def _edge(
+    reading: Reading,
+    points: Sequence[Point],
+    reader: JobAnswer,
+    *,
+    pressed: PressureAnswer | None,
+    held_for: set[str],
+) -> _Edge:
+    """An edge. `held_for` are the jobs whose queues make its writer pause along it."""
+    state = "" if reading.is_trigger else "read"
+    told, label = f"{reading.reader} reads {reading.dataset} of {reading.writer}", ""
+    # What is only read fills no queue.
+    if pressed is not None and reading.is_trigger:
+        state, label = "pressed", _pressure_label(pressed)
+        told = f"{told}, and has too much to do: {pressed.reason or ''}"
+        if reading.writer in pressed.pauses:
+            told = f"{told} {reading.writer} is held back until that is less."
+    elif held_for and reading.is_trigger:
+        state = "held"
+        told = f"{told}; {reading.writer} is held back for the queue of {', '.join(sorted(held_for))}"
+    elif reader.running:
+        state = f"{state} busy".strip()
+    first, last = points[(len(points) - 1) // 2], points[len(points) // 2]
+    middle = Point((first.x + last.x) / 2, (first.y + last.y) / 2)
+    return _Edge(path=curve(points), state=state, told=told, label=label, middle=middle)
+
+
+def _pressure_label(pressed: PressureAnswer) -> str:
+    if pressed.max_queue_depth is not None and pressed.depth > pressed.max_queue_depth // 2:
+        most = number(pressed.max_queue_depth)
+        return f"{number(pressed.depth, most=MANY)} wait, {most} may"
+    return f"waits for {length(pressed.oldest_seconds)}"
+
+
+def _node(job: JobAnswer, x: float, y: float, ended: Endings | None, *, is_pressed: bool) -> _Node:
+    state = state_of(job, ended, is_pressed=is_pressed)
+    lines: list[tuple[str, str]] = []
+    if job.running:
+        lines.append((f"{number(job.running, most=MANY)} running", "running-text"))
+    if job.queued:
+        lines.append((f"{number(job.queued, most=MANY)} waiting", ""))
+        if job.oldest_seconds >= 60 and not job.running:
+            lines.append((f"for {length(job.oldest_seconds)}", ""))
+    if job.dead:
+        lines.append((f"{number(job.dead, most=MANY)} dead", "dead-text"))
+    if job.paused:
+        lines.append(("paused", ""))
+    if not lines and ended is not None and ended.completed:
+        lines.append((f"{number(ended.completed)} done lately", ""))
+    kind = job.operator or job.activation
+    shown = job.name
+    if len(shown) > _NAME_CHARACTERS_MAX:
+        shown = f"{shown[: _NAME_CHARACTERS_MAX - 1]}…"
+    told = ", ".join([f"Job {job.name}", state, *(text for text, _ in lines), *job.paused])
+    return _Node(
+        name=job.name,
+        shown=shown,
+        kind=kind if len(kind) <= 30 else f"{kind[:29]}…",
+        state=state,
+        x=x,
+        y=y,
+        lines=lines[:2],
+        told=told,
+        href=f"/jobs/{quote(job.name, safe='')}",
+    )
+
+
+PAGE: Final = Page("/", "pipeline", _load, live=("figures", "graph", "beside"))

@@ -1,0 +1,63 @@
+"""All pages and actions of the console."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.console.pages import (
+    alerts,
+    backfill,
+    dataset,
+    datasets,
+    events,
+    job,
+    jobs,
+    keys,
+    operations,
+    partition,
+    pipeline,
+    sources,
+    task,
+    tasks,
+)
+from penstock.console.pages.base import Site
+
+SITE: Final = Site(
+    pages=(
+        pipeline.PAGE,
+        jobs.PAGE,
+        job.PAGE,
+        datasets.PAGE,
+        dataset.PARTITIONS,
+        partition.CONTENTS,
+        partition.ODD,
+        partition.PAGE,
+        # Last of them: what is no other page of a dataset is taken for a name.
+        dataset.PAGE,
+        tasks.PAGE,
+        task.PAGE,
+        operations.PAGE,
+        *sources.PAGES,
+        *backfill.PAGES,
+        *events.PAGES,
+        keys.PAGE,
+        alerts.PAGE,
+    ),
+    actions=(
+        *dataset.ACTIONS,
+        *tasks.ACTIONS,
+        *task.ACTIONS,
+        *operations.ACTIONS,
+        *sources.ACTIONS,
+        *backfill.ACTIONS,
+        *keys.ACTIONS,
+    ),
+    sections={
+        "pipeline": "/",
+        "datasets": "/datasets",
+        "tasks": "/tasks",
+        "queue": "/queue",
+        "operations": "/operations",
+        "alerts": "/alerts",
+    },
+)

@@ -1,0 +1,162 @@
+"""One task: why it failed or waits, its attempts on a time line, its log, what it reads and writes.
+
+The reason of a failure comes first, then what was tried, and the button that tries again. The log
+is of the last attempt, or of the one that `attempt` names. A look costs seven short statements and,
+for the log, at most 64 KiB of a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from penstock.console.drawing.timeline import Lane, Span, Timeline, timeline
+from penstock.console.logs import tail_of
+from penstock.console.pages.acting import act, number_of
+from penstock.console.pages.base import Action, Asked, Done, Missing, Page
+from penstock.console.pages.measured import as_json, figures, progress
+from penstock.console.pages.paths import partition_path
+from penstock.console.pages.standing import standing
+from penstock.dispatcher.api.endpoints import Handler
+from penstock.dispatcher.api.parts import Parts
+from penstock.dispatcher.api.steering import cancel_tasks, replay_tasks
+from penstock.dispatcher.views.pipeline import PipelineViews
+from penstock.dispatcher.views.tasks import PARTITIONS_MAX, About, TaskViews
+from penstock.dispatcher.wire.steering import AttemptAnswer, TaskAnswer, TaskIdsAsk
+
+_SHOWN_MAX: Final = 25
+"""How many attempts, and how many publications, are shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """An attempt, as it is shown."""
+
+    said: AttemptAnswer
+    state: str
+    seconds: float
+    lane: Lane
+    told: str
+
+
+async def _load(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
+    task_id = number_of(asked.path["id"])
+    answer = await parts.views.task(task_id) if task_id else None
+    about = await TaskViews(parts.database).about(task_id) if answer is not None else None
+    if answer is None or about is None:
+        hint = "Tasks that are over are kept for the days that `retention_days` says."
+        return Missing(f"There is no task {asked.path['id'][:40]}.", hint)
+    chosen = _chosen(answer, asked.query.get("attempt", ""))
+    tail = None
+    if chosen is not None:
+        tail = await asyncio.to_thread(
+            tail_of, parts.logs, task_id=task_id, attempt=chosen.number, said=chosen.log
+        )
+    line, rows = _attempts(answer, about)
+    running = answer.attempts[-1] if answer.task.status == "running" else None
+    return {
+        "task": answer.task,
+        "about": about,
+        "standing": standing(answer, about),
+        "rows": rows,
+        "line": line,
+        "chosen": chosen,
+        "tail": tail,
+        "progress": progress(running.progress) if running and running.progress else None,
+        "metrics": figures(chosen.metrics) if chosen and chosen.metrics else [],
+        "payload": as_json(answer.payload),
+        "published": answer.published[:_SHOWN_MAX],
+        "published_more": max(0, len(answer.published) - _SHOWN_MAX),
+        "names": {each.uuid: each.dataset for each in about.outputs},
+        "further": await _further(parts, answer, about),
+        "partitions_max": PARTITIONS_MAX,
+        "partition_path": partition_path,
+    }
+
+
+def _chosen(answer: TaskAnswer, number: str) -> AttemptAnswer | None:
+    """The attempt whose log is shown."""
+    for each in answer.attempts:
+        if str(each.number) == number:
+            return each
+    return answer.attempts[-1] if answer.attempts else None
+
+
+def _attempts(answer: TaskAnswer, about: About) -> tuple[Timeline, Sequence[_Row]]:
+    """The latest attempts with their lanes, the latest first."""
+    shown = answer.attempts[-_SHOWN_MAX:]
+    spans = [_span(each, now=about.now) for each in shown]
+    is_whole = len(shown) == answer.task.attempt or not spans
+    begins_at = answer.task.created_at.timestamp() if is_whole else spans[0].started_at
+    ends_at = (answer.task.settled_at or about.now).timestamp()
+    line = timeline(spans, begins_at=begins_at, ends_at=ends_at)
+    rows = [
+        _row(each, span, lane) for each, span, lane in zip(shown, spans, line.lanes, strict=True)
+    ]
+    return line, rows[::-1]
+
+
+def _span(attempt: AttemptAnswer, *, now: datetime) -> Span:
+    ended = attempt.ended_at or max(now, attempt.started_at)
+    return Span(started_at=attempt.started_at.timestamp(), ended_at=ended.timestamp())
+
+
+def _row(attempt: AttemptAnswer, span: Span, lane: Lane) -> _Row:
+    state = attempt.outcome or "running"
+    seconds = span.ended_at - span.started_at
+    return _Row(
+        said=attempt,
+        state=state,
+        seconds=seconds,
+        lane=lane,
+        told=f"Attempt {attempt.number}, {state}, on the time line",
+    )
+
+
+async def _further(parts: Parts, answer: TaskAnswer, about: About) -> Sequence[str]:
+    """The jobs that follow those that read what a dead task should have made."""
+    if answer.task.status != "dead" or not about.readers:
+        return []
+    after: dict[str, set[str]] = {}
+    for each in await PipelineViews(parts.database).readings():
+        after.setdefault(each.writer, set()).add(each.reader)
+    near = {each.job for each in about.readers}
+    found, left = set(near), list(near)
+    while left:
+        new = after.get(left.pop(), set()) - found
+        found |= new
+        left.extend(new)
+    return sorted(found - near - {answer.task.job})
+
+
+async def _replay(parts: Parts, asked: Asked, to: str) -> Done:
+    return await _steer(parts, asked, to, replay_tasks, "is queued again")
+
+
+async def _cancel(parts: Parts, asked: Asked, to: str) -> Done:
+    return await _steer(parts, asked, to, cancel_tasks, "is cancelled, or asked to stop")
+
+
+async def _steer(parts: Parts, asked: Asked, to: str, handler: Handler, done: str) -> Done:
+    task_id = number_of(asked.path["id"])
+    if not task_id:
+        return Done("There is no such task.", to, is_well=False)
+    ask = TaskIdsAsk(tasks=[task_id], reason="It was cancelled in the console.")
+    return await act(parts, handler, to, ask=ask, told=f"Task {task_id} {done}.")
+
+
+PAGE: Final = Page(
+    "/tasks/{id}",
+    "task",
+    _load,
+    live=("head", "standing", "attempts", "log", "beside"),
+    section="tasks",
+    query=("attempt",),
+)
+ACTIONS: Final = (
+    Action("/tasks/{id}/replay", _replay),
+    Action("/tasks/{id}/cancel", _cancel),
+)

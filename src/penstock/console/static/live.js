@@ -1,0 +1,60 @@
+// Keeps what has `data-live` up to date by server-sent events, and says when they do not come.
+import { morph } from "./morph.js";
+
+const LATE_MS = 15000;
+let isAway = false;
+let lateTimer = 0;
+
+function say(state) {
+  for (const each of document.querySelectorAll("[data-connection]")) {
+    each.dataset.state = state;
+    each.querySelector("b").textContent = state;
+  }
+}
+
+function trouble(text) {
+  const place = document.querySelector("[data-trouble]");
+  place.textContent = text;
+  place.hidden = !text;
+}
+
+function heard() {
+  clearTimeout(lateTimer);
+  lateTimer = setTimeout(() => lost(), LATE_MS);
+  if (isAway) {
+    isAway = false;
+    trouble("");
+  }
+  say("live");
+}
+
+function lost() {
+  isAway = true;
+  say("not connected");
+  trouble("The connection to the dispatcher is lost. This page shows what was last seen, and will go on by itself.");
+}
+
+export function listen(page) {
+  const source = new EventSource(`/live?page=${encodeURIComponent(page)}`);
+  source.onopen = heard;
+  source.onerror = () => {
+    lost();
+    // A browser gives up on an answer that is not a stream, such as the page to sign in.
+    if (source.readyState === EventSource.CLOSED) setTimeout(() => listen(page), 2000);
+  };
+  source.addEventListener("trouble", (event) => {
+    heard();
+    trouble(JSON.parse(event.data));
+  });
+  for (const name of new Set([...document.querySelectorAll("[data-live]")].map((each) => each.dataset.live))) {
+    source.addEventListener(name, (event) => {
+      heard();
+      const html = JSON.parse(event.data);
+      for (const place of document.querySelectorAll(`[data-live="${name}"]`)) {
+        morph(place, html);
+        place.dispatchEvent(new CustomEvent("penstock:update", { bubbles: true }));
+      }
+    });
+  }
+  addEventListener("pagehide", () => source.close(), { once: true });
+}

@@ -1,0 +1,267 @@
+"""Who calls, and by which proof: the gate that every request goes through before it is carried out.
+
+| proof | judged | refused with |
+|---|---|---|
+| the API's token | before the body is read | 401; 403 for a page of another site |
+| a worker's name and token | before the body is read | 401 without, 403 for another's |
+| an invocation's token | before the body is read; its task by the handler | 403 |
+| an attempt's token, in the header | before the body is read, with `exp` | 401 without, 403 |
+| an attempt's token, in each entry | by the handler, without `exp` | the entry's own 401 or 403 |
+
+A token is proof of one `(task_id, attempt)`, and nothing that a body says makes it one of another.
+It is no proof that the attempt still runs: that is in Postgres, and the statement that changes
+something looks there, by the fence. So the token of an attempt that was reaped is worth nothing at
+once, and one that has expired while its heartbeats got no answer is worth what the fence is.
+
+Whoever is refused leaves a note in the audit. What a caller says of itself without proof is noted
+as what it asked for, never as who it is.
+
+Costs no request: keys are held in memory, and read again only for a `kid` that is not known, with a
+floor on how often (`penstock.tokens.verifying`). A signature takes about a tenth of a millisecond
+to verify, so others are let in between a few of them. Called by the application and by handlers.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+from penstock.dispatcher.api.endpoints import Call, Proof
+from penstock.dispatcher.api.parts import Parts
+from penstock.dispatcher.api.problems import problem_of, token_result
+from penstock.dispatcher.api.requests import Headers, credentials, is_of_another_site, task_token
+from penstock.dispatcher.identity import NAME_CHARACTERS_MAX, Identified
+from penstock.dispatcher.tasks.rows import storable
+from penstock.dispatcher.tasks.values import Refusal, Why
+from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER
+from penstock.dispatcher.wire.problem import Problem
+from penstock.dispatcher.wire.work import TaskResult
+from penstock.kernel.clock import SystemClock
+from penstock.kernel.errors import TokenRefused
+from penstock.tokens.claims import INVOKE_AUDIENCE, TASK_AUDIENCE, Claims
+
+Found = TypeVar("Found")
+
+IN_A_ROW_MAX: Final = 32
+"""How many tokens are verified before others are let in: a few milliseconds."""
+_OUTDATED: Final = frozenset({Why.STALE, Why.OVER, Why.DIFFERENT})
+_EXPIRED: Final = "expired"
+_ANOTHER_SITE: Final = Problem(
+    type="forbidden",
+    title="Pages of other sites may not ask this dispatcher.",
+    status=403,
+    detail="Set PENSTOCK_API_TOKEN, and have the caller bring it.",
+)
+_NO_API_TOKEN: Final = Problem(
+    type="unauthorized",
+    title="`Authorization: Bearer` has to have the token of the API.",
+    status=401,
+)
+_NOT_OURS: Final = "PENSTOCK_WORKER_SECRET, or --data, is not that of the dispatcher."
+_NO_TOKEN: Final = (
+    f"`{TASK_HEADER}` has to have the capability token of the attempt, or `token` in its entry."
+)
+_clock = SystemClock()
+
+
+class Held(Protocol):
+    """An entry of a call about several attempts."""
+
+    task_id: int
+    attempt: int
+    token: str | None
+
+
+class Proving:
+    """Judges the proofs that requests bring in their headers."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._api_token = parts.api_token.encode() if parts.api_token is not None else None
+
+    async def refusal(self, proof: Proof, headers: Headers, call: Call) -> Problem | None:
+        """Why this caller may not go on; None if it may, and then `call` says who it is.
+
+        Raises what `problems.problem_of` knows if the keys cannot be read.
+        """
+        call.token = task_token(headers)
+        match proof:
+            case Proof.NONE | Proof.EACH_TASK:
+                return None
+            case Proof.API_TOKEN:
+                return self._api_refusal(headers, call)
+            case Proof.WORKER:
+                return self._worker_refusal(headers, call)
+            case Proof.WORKER_OR_INVOCATION:
+                if not call.token:
+                    return self._worker_refusal(headers, call)
+                return await self._token_refusal(call, audience=INVOKE_AUDIENCE)
+            case Proof.TASK:
+                return await self._token_refusal(call, audience=TASK_AUDIENCE)
+
+    def _api_refusal(self, headers: Headers, call: Call) -> Problem | None:
+        if self._api_token is None:
+            # Any page that somebody looks at can have their browser ask what is on this machine,
+            # without a question first if it sends no content type that is out of the ordinary.
+            if not is_of_another_site(headers):
+                return None
+            note_refused(self._parts, call, reason="another site")
+            return _ANOTHER_SITE
+        worker, bearer = credentials(headers)
+        if hmac.compare_digest(bearer.encode(), self._api_token):
+            return None
+        reason = "wrong api token" if bearer else "no api token"
+        note_refused(self._parts, call, reason=reason, said_name=worker)
+        return _NO_API_TOKEN
+
+    def _worker_refusal(self, headers: Headers, call: Call) -> Problem | None:
+        worker, bearer = credentials(headers)
+        match self._parts.identities.judge(worker, bearer):
+            case Identified.KNOWN:
+                call.worker = worker
+                return None
+            case Identified.WRONG:
+                note_refused(self._parts, call, reason="wrong identity", said_name=worker)
+                title = f"The token is not the one of {worker}."
+                return Problem(type="forbidden", title=title, status=403, detail=_NOT_OURS)
+            case Identified.MISSING:
+                note_refused(self._parts, call, reason="no identity", said_name=worker)
+                title = f"`{WORKER_HEADER}` and `Authorization: Bearer` have to say who calls."
+                return Problem(type="unauthorized", title=title, status=401)
+
+    async def _token_refusal(self, call: Call, *, audience: str) -> Problem | None:
+        try:
+            call.claims = await _verified(self._parts, call.token, audience=audience)
+        except TokenRefused as error:
+            claims: Claims | None = None
+            if error.kind == _EXPIRED:
+                # It is signed by us all the same, so it is known whose it is.
+                claims = await _verified(
+                    self._parts, call.token, audience=audience, is_expiry_judged=False
+                )
+            note_refused(self._parts, call, reason=error.kind, claims=claims)
+            return problem_of(error)
+        return None
+
+
+async def prove_each(
+    parts: Parts, call: Call, entries: Sequence[Held]
+) -> Sequence[Claims | TaskResult]:
+    """What the token of each entry says; where it proves nothing, the answer of that entry.
+
+    A call about one task may have its token in the header.
+    """
+    found: list[Claims | TaskResult] = []
+    for place, entry in enumerate(entries):
+        if place and place % IN_A_ROW_MAX == 0:
+            await _clock.sleep(0)
+        token = entry.token or (call.token if len(entries) == 1 else "")
+        claims: Claims | None = None
+        try:
+            claims = await _verified(parts, token, audience=TASK_AUDIENCE, is_expiry_judged=False)
+            of_attempt(claims, task_id=entry.task_id, attempt=entry.attempt)
+        except TokenRefused as error:
+            asked = (entry.task_id, entry.attempt)
+            note_refused(parts, call, reason=error.kind, claims=claims, asked=asked)
+            found.append(token_result(entry.task_id, error))
+        else:
+            found.append(claims)
+    return found
+
+
+def proved(
+    found: Iterable[Claims | TaskResult], each: Iterable[Found]
+) -> list[tuple[Found, Claims]]:
+    """Those of `each` whose entries are proved, with their proofs."""
+    return [
+        (one, claims) for one, claims in zip(each, found, strict=True) if isinstance(claims, Claims)
+    ]
+
+
+def answered(
+    found: Iterable[Claims | TaskResult], results: Iterable[TaskResult]
+) -> list[TaskResult]:
+    """The answers in the places of their entries: `results` are of those that are proved."""
+    told = iter(results)
+    return [next(told) if isinstance(each, Claims) else each for each in found]
+
+
+def of_attempt(claims: Claims, *, task_id: int, attempt: int) -> None:
+    """Raise `TokenRefused` if a token is of another attempt than the one that is named."""
+    if claims.task_id != task_id:
+        raise TokenRefused(f"The token is not one of task {task_id}.", kind="another attempt")
+    if claims.attempt != attempt:
+        told = f"The token is not the one of attempt {attempt} of task {task_id}."
+        kind = "former attempt" if claims.attempt < attempt else "another attempt"
+        raise TokenRefused(told, kind=kind)
+
+
+def require_attempt(parts: Parts, call: Call, *, task_id: int, attempt: int) -> Claims:
+    """What the token of the header says; raises `TokenRefused` if it is of another attempt."""
+    assert call.claims is not None, "the endpoint's proof is TASK"
+    try:
+        of_attempt(call.claims, task_id=task_id, attempt=attempt)
+    except TokenRefused as error:
+        asked = (task_id, attempt)
+        note_refused(parts, call, reason=error.kind, claims=call.claims, asked=asked)
+        raise
+    return call.claims
+
+
+def require_invoked(parts: Parts, call: Call, *, task_id: int | None) -> None:
+    """Raise `TokenRefused` if who calls was invoked for another task than the one it claims."""
+    if call.claims is None or call.claims.task_id == task_id:
+        return
+    asked = None if task_id is None else (task_id, 0)
+    note_refused(parts, call, reason="another task", claims=call.claims, asked=asked)
+    raise TokenRefused(
+        f"The token of this invocation allows to claim task {call.claims.task_id} alone.",
+        kind="another attempt",
+    )
+
+
+def note_refused(
+    parts: Parts,
+    call: Call,
+    *,
+    reason: str,
+    claims: Claims | None = None,
+    asked: tuple[int, int] | None = None,
+    said_name: str = "",
+    detail: Mapping[str, Any] | None = None,
+) -> None:
+    """Note a refusal: of whom a token proves, or else of what was asked for."""
+    more = dict(detail or {})
+    task_id, attempt = asked or (None, None)
+    if claims is not None:
+        if asked is not None and asked != (claims.task_id, claims.attempt):
+            more["asked"] = f"task:{asked[0]}:{asked[1]}"
+        task_id, attempt = claims.task_id, claims.attempt
+    if said_name:
+        more["said"] = storable(said_name[:NAME_CHARACTERS_MAX])
+    parts.audit.note(
+        what=call.what,
+        outcome="refused",
+        task_id=task_id,
+        attempt=attempt,
+        caller=call.worker if claims is None else claims.sub,
+        address=call.address,
+        reason=reason,
+        detail=more,
+    )
+
+
+def note_fenced(parts: Parts, call: Call, found: Iterable[tuple[object, Claims]]) -> None:
+    """Note those whose tokens are good and whose attempts are over."""
+    for answer, claims in found:
+        if isinstance(answer, Refusal) and answer.why in _OUTDATED:
+            note_refused(parts, call, reason=answer.why.value, claims=claims)
+
+
+async def _verified(
+    parts: Parts, token: str, *, audience: str, is_expiry_judged: bool = True
+) -> Claims:
+    if not token:
+        raise TokenRefused(_NO_TOKEN, kind="missing")
+    return await parts.issuer.verify(token, audience=audience, is_expiry_judged=is_expiry_judged)

@@ -1,0 +1,334 @@
+"""The keys that sign capability tokens: which are published, which sign, which are over.
+
+Private halves are held elsewhere (`holding`); Postgres has the public halves of all dispatchers, so
+each verifies what any other has signed. A key is in one of these states, by the database's clock:
+
+| state | means | moved by |
+|---|---|---|
+| published | all who verify are told of it; `signs_from` is to come | time → signing |
+| signing | the newest one of its holder signs | the next key of its holder, when that signs; no |
+| | | sign of its holder for as long as it was there → retired |
+| retired | signs no more, and verifies | time, when nothing can be shown any more → removed |
+| removed | its row is gone | nobody |
+
+Rotation: `rotate` counts one up; every holder whose newest key is of an earlier rotation makes one,
+at its next turn, or when it is back. Asked again before the new keys sign, it is the same rotation.
+
+Invariants:
+- A key signs `PUBLISH_SECONDS` after it was published if another of its holder signs meanwhile;
+  else `JOIN_SECONDS` after, in which time every other dispatcher looks twice; and at once if there
+  is no other dispatcher: nobody verifies yet.
+- A holder makes one key for a rotation, however many processes it is: it is made and published
+  under the lock of the holder, after another look at the table under the table's lock.
+- A key is removed an hour after the last attempt was over that began before it was retired, and
+  longer than an invocation's token lives. So a completion can be repeated as long as that.
+- A holder that is away keeps its key for as long as it was there before, which is five minutes at
+  least and two hours at most. So dispatchers that come and go leave no heap of keys.
+- The dispatcher itself verifies with all keys. The key set for others has the `KEYS_MAX` that are
+  needed most: those in use first, then those that were in use last.
+- A file whose row is gone, as after a failover that has lost the last moments, is published again,
+  retired: what it has signed is verified, and a new key signs.
+- Who signs has looked at the table less than `CHOICE_SECONDS_MAX` ago. Attempts that begin within
+  `SLACK_SECONDS` after a retirement count as begun before it.
+- A private key is in no row, no log and no message.
+
+A crash after a file was made and before its key is published leaves a useless file, whose key is
+published as a lost one; after that, the key signs when the holder is back. Called by a loop of every dispatcher, every few seconds: one
+transaction of four statements, on a table of a few rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, timedelta
+from typing import Any, Final
+
+from psycopg.types.json import Jsonb
+
+from penstock.dispatcher.capabilities.holding import (
+    Book,
+    Held,
+    Holding,
+    KeyRow,
+    KmsKeys,
+    Rotation,
+)
+from penstock.dispatcher.database.pool import Connection, Database
+from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.wire.keys import KeyAnswer, KeysAnswer, KeyState, RotateAnswer
+from penstock.kernel.clock import Clock, SystemClock
+from penstock.kernel.errors import InvalidInput, SignerUnavailable
+from penstock.kernel.service import Service
+from penstock.tokens.jwks import KEYS_MAX
+from penstock.tokens.signing import Signer
+
+_log = logging.getLogger(__name__)
+
+TURN_SECONDS: Final = 5.0
+PUBLISH_SECONDS: Final = 60.0
+JOIN_SECONDS: Final = 15.0
+CHOICE_SECONDS_MAX: Final = 30.0
+LIVE_SECONDS: Final = 30.0
+AWAY_SECONDS_MIN: Final = 300.0
+AWAY_SECONDS: Final = 7_200.0
+SLACK_SECONDS: Final = 600.0
+KEPT_SECONDS: Final = 3_600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What signs, as of some moment of this machine's."""
+
+    signer: Signer
+    at: float
+
+
+class Keys(Service):
+    """The keys of a dispatcher, and the public halves of all."""
+
+    def __init__(self, database: Database, holding: Holding, *, clock: Clock | None = None) -> None:
+        self._database = database
+        self._holding = holding
+        self._clock = clock or SystemClock()
+        self._turning = asyncio.Lock()
+        self._choice: _Choice | None = None
+        self._why = "The keys were not looked at yet."
+        self._published: Mapping[str, Mapping[str, Any]] = {}
+        self._published_at: float | None = None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether each signature is a request to somebody else."""
+        return self._holding.kind == KmsKeys.kind
+
+    async def start(self) -> None:
+        """Have a key, if one can be had now. Raises `InvalidInput` for what has to be mended."""
+        try:
+            await self.turn()
+        except SignerUnavailable as error:
+            _log.warning("no tokens can be signed yet: %s", error.message)
+
+    async def stop(self) -> None:
+        self._choice = None
+        await self._holding.close()
+
+    async def turn(self) -> float | None:
+        """Make, publish, retire and remove keys, as it is time to, and choose the one that signs.
+
+        Raises `InvalidInput` if a person has to mend something; what signed goes on signing for a
+        moment.
+        """
+        async with self._turning:
+            try:
+                await self._turn()
+            except (InvalidInput, SignerUnavailable) as error:
+                self._why = error.message
+                raise
+        return None
+
+    async def signer(self, *, connection: Connection | None = None) -> Signer:
+        """What signs now. Raises `SignerUnavailable`.
+
+        Who is in a transaction gives its connection, so as not to wait for a second one.
+        """
+        if (choice := self._fresh()) is not None:
+            return choice
+        if connection is not None:
+            # Nothing is made here: it would be undone with the transaction.
+            await self._choose(await _book(connection))
+        else:
+            try:
+                await self.turn()
+            except InvalidInput as error:
+                raise SignerUnavailable(error.message, hint=error.hint) from error
+        if (choice := self._fresh()) is None:
+            raise SignerUnavailable(self._why, hint="Ask again in a moment.")
+        return choice
+
+    async def keys(self) -> Mapping[str, Mapping[str, Any]]:
+        """The public halves by their names, as they are now: all of them."""
+        book = await self._database.transact(_book)
+        self._note_published(book)
+        return {row.kid: row.jwk for row in book.rows}
+
+    async def published(self) -> Mapping[str, Mapping[str, Any]]:
+        """Those for others, as of some seconds ago: anybody may ask for them, as often as they like.
+
+        `KEYS_MAX` at most: the ones that are needed most.
+        """
+        at = self._published_at
+        if at is None or self._clock.monotonic() - at > TURN_SECONDS:
+            await self.keys()
+        return self._published
+
+    async def rotate(self, *, kms_key: str | None = None) -> RotateAnswer:
+        """Have every holder make a new key."""
+        await self._holding.check(kms_key)
+        asked = {"kms_key": kms_key, "publish_seconds": PUBLISH_SECONDS}
+
+        async def work(connection: Connection) -> tuple[Rotation, bool]:
+            made = await (await connection.execute(query("ask_rotation"), asked)).fetchone()
+            if made is not None:
+                return Rotation(**made), True
+            return (await _book(connection)).rotation, False
+
+        rotation, is_new = await self._database.transact(work)
+        assert rotation.asked_at is not None, "it was asked for"
+        return RotateAnswer(
+            rotation=rotation.number,
+            asked_at=rotation.asked_at,
+            is_new=is_new,
+            signs_from=rotation.asked_at + timedelta(seconds=PUBLISH_SECONDS),
+        )
+
+    async def listed(self) -> KeysAnswer:
+        """All keys, for people."""
+        book = await self._database.transact(_book)
+        return KeysAnswer(
+            keys=[_answer(row, book.rotation) for row in book.rows],
+            rotation=book.rotation.number,
+            asked_at=book.rotation.asked_at,
+        )
+
+    def _fresh(self) -> Signer | None:
+        choice = self._choice
+        if choice is None or self._clock.monotonic() - choice.at > CHOICE_SECONDS_MAX:
+            return None
+        return choice.signer
+
+    async def _turn(self) -> None:
+        at = self._clock.monotonic()
+        book = await self._database.transact(_book)
+        held = await self._holding.look(book)
+        if held.is_new_wanted or held.lost:
+            async with self._holding.alone():
+                await self._publish()
+            book = await self._database.transact(_book)
+            held = await self._holding.look(book)
+        is_over = await self._database.transact(lambda connection: _tend(connection, held))
+        # Also what another dispatcher has retired.
+        if is_over or any(row.is_useless and row.kid in held.kids for row in book.rows):
+            async with self._holding.alone():
+                book = await self._database.transact(_book)
+                await self._holding.tidy(book)
+        self._note_published(book)
+        await self._choose(book, held=held, at=at)
+
+    async def _publish(self) -> None:
+        """Make a key and publish it, unless somebody of the same holder has just done so.
+
+        And publish what was lost, so that what it has signed can be verified.
+        """
+        book = await self._database.transact(_book)
+        held = await self._holding.look(book)
+        for lost, name in held.lost:
+            await self._publish_lost(lost, name, held.holder)
+        if not held.is_new_wanted:
+            return
+        await self._holding.tidy(book)
+        signer, reference = await self._holding.make(book)
+        row = {
+            "kid": signer.kid,
+            "signer": self._holding.kind,
+            "holder": held.holder,
+            "reference": reference,
+            "jwk": Jsonb(dict(signer.jwk)),
+            "rotation": book.rotation.number,
+            "held": list(held.kids),
+            "publish_seconds": PUBLISH_SECONDS,
+            "join_seconds": JOIN_SECONDS,
+            "live_seconds": LIVE_SECONDS,
+        }
+
+        async def work(connection: Connection) -> None:
+            await connection.execute(query("lock_keys"))
+            if await (await connection.execute(query("publish_key"), row)).fetchone():
+                _log.info("the key %s, %s, is published", signer.kid, reference)
+            elif await (await connection.execute(query("keep_key"), row)).fetchone():
+                _log.warning("KMS has no other key of the name %s than before", held.holder)
+
+        await self._database.transact(work)
+
+    async def _publish_lost(self, signer: Signer, reference: str, holder: str) -> None:
+        row = {
+            "kid": signer.kid,
+            "signer": self._holding.kind,
+            "holder": holder,
+            "reference": reference,
+            "jwk": Jsonb(dict(signer.jwk)),
+        }
+
+        async def work(connection: Connection) -> None:
+            await connection.execute(query("publish_lost_key"), row)
+
+        await self._database.transact(work)
+        _log.warning("the key %s had no row any more; it verifies what it has signed", signer.kid)
+
+    async def _choose(
+        self, book: Book, *, held: Held | None = None, at: float | None = None
+    ) -> None:
+        """Find what signs: the newest key of this holder whose time has come."""
+        at = self._clock.monotonic() if at is None else at
+        held = held or await self._holding.look(book)
+        own = [row for row in book.rows if row.retired_at is None and row.kid in held.kids]
+        for row in own:
+            if row.may_sign:
+                self._choice = _Choice(await self._holding.signer(row), at)
+                return
+        self._choice = None
+        self._why = "This dispatcher has no key that signs tokens."
+        if own:
+            first = min(row.signs_from for row in own).astimezone(UTC)
+            self._why = f"The key of this dispatcher signs tokens from {first:%H:%M:%S} UTC on."
+
+    def _note_published(self, book: Book) -> None:
+        needed = sorted(
+            book.rows, key=lambda row: (row.is_live, row.retired_at is None, row.seen_at), reverse=True
+        )
+        self._published = {row.kid: row.jwk for row in needed[:KEYS_MAX]}
+        self._published_at = self._clock.monotonic()
+
+
+async def _book(connection: Connection) -> Book:
+    asked = {"live_seconds": LIVE_SECONDS}
+    rows = await (await connection.execute(query("signing_keys"), asked)).fetchall()
+    rotation = await (await connection.execute(query("rotation"))).fetchone()
+    return Book([KeyRow(**row) for row in rows], Rotation(**rotation) if rotation else Rotation())
+
+
+async def _tend(connection: Connection, held: Held) -> bool:
+    """Say what is held, and let go of what is over; whether anything was."""
+    await connection.execute(query("see_keys"), {"held": list(held.kids)})
+    away = {"away_seconds_min": AWAY_SECONDS_MIN, "away_seconds": AWAY_SECONDS}
+    found = await connection.execute(query("retire_keys"), away)
+    retired = [row["kid"] for row in await found.fetchall()]
+    await connection.execute(query("note_idle_keys"), {"slack_seconds": SLACK_SECONDS})
+    found = await connection.execute(query("remove_keys"), {"kept_seconds": KEPT_SECONDS})
+    removed = [row["kid"] for row in await found.fetchall()]
+    for kid in retired:
+        _log.info("the key %s is retired", kid)
+    for kid in removed:
+        _log.info("the key %s is removed", kid)
+    return bool(retired or removed)
+
+
+def _answer(row: KeyRow, rotation: Rotation) -> KeyAnswer:
+    if row.retired_at is not None:
+        state = KeyState.RETIRED
+    else:
+        state = KeyState.SIGNING if row.may_sign else KeyState.PUBLISHED
+    return KeyAnswer(
+        kid=row.kid,
+        state=state,
+        signer=row.signer,
+        holder=row.holder,
+        reference=row.reference,
+        created_at=row.created_at,
+        signs_from=row.signs_from,
+        seen_at=row.seen_at,
+        retired_at=row.retired_at,
+        is_rotated=row.rotation >= rotation.number,
+    )

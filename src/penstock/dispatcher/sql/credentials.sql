@@ -1,0 +1,7 @@
+-- Whether an attempt may have credentials: for penstock.dispatcher.api.credentials.
+
+-- name: running_attempt
+-- Attempts are numbered and never again: without its lease token, too, this is the one.
+SELECT task.cancel_asked
+FROM task
+WHERE task.id = %(task)s AND task.attempt = %(attempt)s AND task.status = 'running'

@@ -1,0 +1,287 @@
+"""A dispatcher from settings: its parts, its loops and its listeners, the console among them.
+
+Started in the order of need and stopped in the reverse: those who look at the console are let go
+before the listeners are closed. Called by the command line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AsyncExitStack, closing
+from importlib.metadata import version
+from typing import Final
+
+from penstock.app import (
+    aws_of,
+    machine_name,
+    make_postgres,
+    make_registry,
+    root_of,
+    secret_of_settings,
+)
+from penstock.console.application import Console
+from penstock.console.live import Live
+from penstock.console.pages.table import SITE
+from penstock.console.sessions import Sessions
+from penstock.dispatcher.alerts.judging import PACE_SECONDS as JUDGING_SECONDS
+from penstock.dispatcher.alerts.judging import Judge
+from penstock.dispatcher.alerts.opening import destinations_of
+from penstock.dispatcher.alerts.reading import read_alerts
+from penstock.dispatcher.alerts.telling import PACE_SECONDS as TELLING_SECONDS
+from penstock.dispatcher.alerts.telling import Teller
+from penstock.dispatcher.api.parts import Parts
+from penstock.dispatcher.api.table import internal_app, public_app
+from penstock.dispatcher.aws import Aws
+from penstock.dispatcher.backfills.backfills import Backfills
+from penstock.dispatcher.building import Builder
+from penstock.dispatcher.capabilities.minting import Minter, make_minter
+from penstock.dispatcher.capabilities.opening import Capabilities, capabilities_of, holding_of
+from penstock.dispatcher.cloudwatch import CloudWatch
+from penstock.dispatcher.dag.model import PlatformOperator
+from penstock.dispatcher.database.migrations import migrate_patiently
+from penstock.dispatcher.database.pool import Database
+from penstock.dispatcher.datasets.keeping import Keeping
+from penstock.dispatcher.datasets.sweeping import Sweeping
+from penstock.dispatcher.deployment.moves import Deployment
+from penstock.dispatcher.identity import Identities
+from penstock.dispatcher.invoking import LambdaCarrier
+from penstock.dispatcher.looping import Loop, Turn
+from penstock.dispatcher.metrics.reading import Metrics
+from penstock.dispatcher.outbox.carriers import InvokeAsWake, WakeCarrier
+from penstock.dispatcher.outbox.outbox import Outbox
+from penstock.dispatcher.outbox.projecting import ProjectCarrier
+from penstock.dispatcher.outbox.reconciler import Reconciler
+from penstock.dispatcher.outbox.relay import Relay
+from penstock.dispatcher.outbox.values import Carrier, Kind
+from penstock.dispatcher.pressure.pressures import Pressures
+from penstock.dispatcher.ranges.operators import RangeOperators
+from penstock.dispatcher.registry import RegisteredRuntimes
+from penstock.dispatcher.retention import Retention
+from penstock.dispatcher.routing.router import Routing, route_events
+from penstock.dispatcher.serving import Listener as Listening
+from penstock.dispatcher.serving import Serving
+from penstock.dispatcher.sources.monitor import SourceMonitor
+from penstock.dispatcher.tasks.lifecycle import Tasks
+from penstock.dispatcher.turns import reaping_turn, routing_turn
+from penstock.dispatcher.views.views import Views
+from penstock.dispatcher.wakeups.base import Sender
+from penstock.dispatcher.wakeups.bucket import (
+    BucketSender,
+    wake_up_queue,
+)
+from penstock.dispatcher.wakeups.sqs import SqsSender, SqsSettings
+from penstock.kernel.clock import SystemClock
+from penstock.kernel.entropy import new_id, system_entropy
+from penstock.kernel.service import Service, Services
+from penstock.settings import Profile, Settings, SignerKind, Wakeups
+from penstock.store.base import ObjectStore
+from penstock.store.opening import open_store
+
+_REAP_SECONDS: Final = 2.0
+
+
+class Dispatcher(Service):
+    """One dispatcher: its loops and its listeners, and a Postgres of its own if it has to."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._name = f"{machine_name()}-{new_id(system_entropy(), characters=6)}"
+        self._stack = AsyncExitStack()
+        self._serving: Serving | None = None
+
+    @property
+    def public_url(self) -> str:
+        """Where people and programs find it."""
+        assert self._serving is not None, "it is started"
+        return self._serving.url("public")
+
+    @property
+    def internal_url(self) -> str:
+        """Where workers and sources find it."""
+        assert self._serving is not None, "it is started"
+        return self._serving.url("internal")
+
+    async def start(self) -> None:
+        settings = self._settings
+        settings.data.mkdir(parents=True, exist_ok=True)
+        dsn = settings.postgres
+        if not dsn:
+            postgres = make_postgres(settings)
+            await self._stack.enter_async_context(postgres)
+            dsn = postgres.dsn
+        await migrate_patiently(dsn)
+        database = Database(dsn, connections_max=settings.connections)
+        await self._stack.enter_async_context(database)
+        store = await open_store(settings.store_url)
+        self._stack.push_async_callback(store.close)
+        sender = _sender(settings)
+        await self._stack.enter_async_context(sender)
+        secret = secret_of_settings(settings)
+        parts, loops = self._parts(database, store, sender, secret)
+        await self._stack.enter_async_context(loops)
+        live = Live(clock=SystemClock())
+        console = _console(settings, parts, live, secret)
+        self._serving = Serving(
+            [
+                Listening("public", console, settings.host, settings.port),
+                Listening(
+                    "internal", internal_app(parts), settings.internal_host, settings.internal_port
+                ),
+            ]
+        )
+        await self._stack.enter_async_context(self._serving)
+        await self._stack.enter_async_context(live)
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+
+    def _parts(
+        self, database: Database, store: ObjectStore, sender: Sender, secret: str
+    ) -> tuple[Parts, Services]:
+        """What answers requests, and what goes on beside them."""
+        settings = self._settings
+        kicked: list[Loop] = []
+
+        def kick() -> None:
+            for each in kicked:
+                each.kick()
+
+        signing = _capabilities(settings, database)
+        parts = Parts(
+            database=database,
+            tasks=Tasks(database, route=route_events),
+            routing=Routing(database),
+            deployment=Deployment(database),
+            backfills=Backfills(database),
+            pressures=Pressures(database),
+            metrics=Metrics(database),
+            outbox=Outbox(database),
+            views=Views(database),
+            identities=Identities(secret),
+            runtimes=RegisteredRuntimes(make_registry(settings)),
+            keys=signing.keys,
+            issuer=signing.issuer,
+            audit=signing.audit,
+            root=root_of(settings),
+            api_token=settings.api_token or None,
+            kick=kick,
+            store=store,
+            sweeping=Sweeping(database, store, grace_seconds=settings.sweep_hours * 3600),
+            minter=self._stack.enter_context(closing(_minter(settings))),
+            logs=settings.data.absolute() / "logs",
+        )
+        operators = RangeOperators(database, parts.tasks, name=self._name)
+        ranges = Loop("range operators", operators.turn, idle_seconds=2.0)
+        carriers = _carriers(settings, parts, sender, own=ranges.kick)
+        carriers[Kind.PROJECT] = ProjectCarrier(database, store)
+        relay = Relay(database, carriers=carriers)
+        relaying = Loop("relay", relay.turn, idle_seconds=0.5)
+        router = Loop("router", routing_turn(parts.routing, [relaying, ranges]), idle_seconds=0.5)
+        backfiller = Loop("backfills", parts.backfills.turn, idle_seconds=1.0)
+        kicked += [router, relaying, backfiller, ranges]
+        others = [*_loops(settings, parts), *_alerting(settings, database, name=self._name)]
+        return parts, Services([*signing.services, relay, *kicked, *others])
+
+
+def _loops(settings: Settings, parts: Parts) -> list[Service]:
+    """What every dispatcher looks after by itself."""
+    database = parts.database
+    keeping = Keeping(database, grace_seconds=settings.sweep_hours * 3600)
+    turns: list[tuple[str, Turn, float]] = [
+        ("reaper", reaping_turn(parts.tasks), _REAP_SECONDS),
+        ("reconciler", Reconciler(database).turn, 5.0),
+        ("pressure", parts.pressures.turn, 2.0),
+        ("builder", Builder(database, parts.deployment).turn, 2.0),
+        ("source monitor", SourceMonitor(database, parts.tasks).turn, 2.0),
+        ("retention", Retention(database, days=settings.retention_days).turn, 60.0),
+        ("keeping", keeping.turn, 60.0),
+    ]
+    if parts.sweeping is not None:
+        turns.append(("sweeping", parts.sweeping.turn, 60.0))
+    if settings.profile is Profile.AWS:
+        turns.append(("cloudwatch", CloudWatch(database, aws=aws_of(settings)).turn, 60.0))
+    return [Loop(name, turn, idle_seconds=seconds) for name, turn, seconds in turns]
+
+
+def _alerting(settings: Settings, database: Database, *, name: str) -> list[Service]:
+    """What judges the rules of alerts, and tells of them."""
+    alerts = read_alerts(settings.alerts)
+    destinations = destinations_of(alerts, environment=os.environ)
+    teller = Teller(database, destinations, url=alerts.url)
+    telling = Loop("alert notices", teller.turn, idle_seconds=TELLING_SECONDS)
+    judge = Judge(
+        database,
+        alerts,
+        name=name,
+        unserved=("lambda",) if settings.profile is Profile.AWS else (),
+        days=settings.retention_days,
+        told=telling.kick,
+    )
+    judging = Loop("alerts", judge.turn, idle_seconds=JUDGING_SECONDS)
+    return [judging, telling] if destinations else [judging]
+
+
+def _capabilities(settings: Settings, database: Database) -> Capabilities:
+    kms_key = settings.kms_key if settings.signer is SignerKind.KMS else None
+    folder = settings.data.absolute() / "keys"
+    holding = holding_of(kms_key=kms_key, folder=folder, aws=aws_of(settings))
+    return capabilities_of(database, holding, root=root_of(settings), org=settings.org)
+
+
+def _minter(settings: Settings) -> Minter:
+    return make_minter(
+        store_url=settings.store_url,
+        role=settings.task_role,
+        sts=Aws(
+            region=settings.sts_region or settings.aws_region or None,
+            endpoint=settings.sts_endpoint or settings.aws_endpoint or None,
+        ),
+        environment=os.environ,
+        clock=SystemClock(),
+    )
+
+
+def _sender(settings: Settings) -> Sender:
+    match settings.wakeups:
+        case Wakeups.BUCKET:
+            return BucketSender(wake_up_queue(settings.store_url))
+        case Wakeups.SQS:
+            return SqsSender(aws_of(settings), settings=SqsSettings(prefix=settings.sqs_prefix))
+
+
+def _carriers(
+    settings: Settings, parts: Parts, sender: Sender, *, own: Callable[[], None]
+) -> dict[str, Carrier]:
+    platform_operators = {str(each): own for each in PlatformOperator}
+    if settings.profile is Profile.LITE:
+        wake = WakeCarrier(sender, own=platform_operators)
+        return {Kind.WAKE: wake, Kind.INVOKE: InvokeAsWake(sender)}
+    wake = WakeCarrier(sender, own=platform_operators, invokes=parts.database, kick=parts.kick)
+    functions = LambdaCarrier(
+        parts.database,
+        dispatcher_url=settings.dispatcher_urls[0],
+        token_for=parts.issuer.invocation,
+        aws=aws_of(settings),
+    )
+    return {Kind.WAKE: wake, Kind.INVOKE: functions}
+
+
+def _console(settings: Settings, parts: Parts, live: Live, secret: str) -> Console:
+    clock = SystemClock()
+    sessions = Sessions(
+        secret,
+        clock=clock,
+        entropy=system_entropy(),
+        api_token=settings.api_token,
+        viewer_token=settings.viewer_token,
+    )
+    return Console(
+        public_app(parts),
+        parts,
+        SITE,
+        sessions=sessions,
+        live=live,
+        clock=clock,
+        version=version("penstock"),
+    )

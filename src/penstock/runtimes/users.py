@@ -1,0 +1,259 @@
+"""Users for untrusted work: a user of its own for each attempt, and nobody else's meanwhile.
+
+`uids = "61184-61247"` in the settings of a runtime names numbers that belong to no account. A
+worker that runs as root takes one for each untrusted attempt, and gives it the folders that the
+attempt may write to. When the attempt is over, every process of the user is killed, what it has
+written becomes the worker's again, and the number is free for another.
+
+| state of a number | its file in `folder` | who moves it |
+|---|---|---|
+| free | is not locked, and empty | `Users.take` |
+| taken | is locked by its worker, and lists the folders that were given | `User.end` |
+| left by a killed worker | is not locked, and lists folders | `Users.take`, after ending it |
+| spoilt: it could not be ended | is locked as long as that worker lives | the next `take` then |
+
+Invariants: no two attempts on a machine have one number at a time, whichever workers they are of
+(the lock is the kernel's, and ends with its holder). A number is free only when no process runs
+as it and when it owns nothing below the folders that it was given, so that who has it next can
+change nothing of what was published before. The list is written before the first folder is given.
+
+A crash at any point leaves a file that is not locked and lists folders, and maybe processes: the
+guard of the worker kills those (`penstock.runtimes.guard`), and `take` does all of it again.
+
+What is not defended: what a user writes where everybody may, as in /tmp, stays there, and the next
+one of that number owns it. Numbers are taken in turn, so that this is late. All of it blocks, for
+a few seconds at most unless the output has many files: called from threads.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from penstock.kernel.errors import InvalidInput, WorkFailed
+from penstock.runtimes.guard import kill_user
+from penstock.runtimes.lowering import hindrance
+
+_log = logging.getLogger(__name__)
+
+FOLDER: Final = "/var/lib/penstock/users"
+"""Where the locks are: one place for all workers of a machine, which only root can write to."""
+_RANGE: Final = re.compile(r"([0-9]{1,10})-([0-9]{1,10})")
+_LEAST: Final = 1_000
+_MOST: Final = 2**31 - 2
+_COUNT_MAX: Final = 4_096
+_RECORD_BYTES_MAX: Final = 2**20
+_TAKING_BACK_SECONDS: Final = 600.0
+_PATH: Final = "/usr/bin:/bin"
+_HINT: Final = (
+    'Run a worker as root, on Linux, with uids = "61184-61247" in the settings of the runtime:'
+    " numbers of users that no account has."
+)
+
+
+class Users:
+    """The numbers of one runtime."""
+
+    def __init__(self, *, first: int, last: int, folder: Path) -> None:
+        self._numbers = range(first, last + 1)
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._turn = 0
+
+    @classmethod
+    def of(cls, said: str, folder: str) -> Users:
+        """The users of a setting such as 61184-61247."""
+        found = _RANGE.fullmatch(said.strip())
+        first, last = (int(found[1]), int(found[2])) if found is not None else (0, 0)
+        if not _LEAST <= first <= last <= _MOST or last - first >= _COUNT_MAX:
+            raise InvalidInput(
+                f"uids has {said[:100]!r}, which is no range of users for untrusted work.",
+                hint=f"Write the first and the last number, as in 61184-61247: at least {_LEAST},"
+                f" and at most {_COUNT_MAX:,} of them.",
+            )
+        return cls(first=first, last=last, folder=Path(folder))
+
+    def take(self) -> User:
+        """A user whom nobody else is, and of whom nothing is left."""
+        if sys.platform != "linux" or os.geteuid() != 0:
+            raise WorkFailed(
+                "This worker cannot keep untrusted work apart: it does not run as root on Linux.",
+                hint=_HINT,
+            )
+        self._check_folder()
+        for number in self._in_turn():
+            _check_unknown(number)
+            user = User.locked(number, self._folder / str(number))
+            if user is None:
+                continue
+            try:
+                user.clear()
+            except (WorkFailed, OSError) as error:
+                _log.error("the user %d stays unused: %s", number, error)
+                user.unlock()
+                continue
+            return user
+        raise WorkFailed(
+            f"All {len(self._numbers)} users for untrusted work are taken.",
+            hint="Name more of them by `uids` in the settings of the runtime.",
+        )
+
+    def _in_turn(self) -> Sequence[int]:
+        with self._lock:
+            turn = self._turn
+            self._turn = (turn + 1) % len(self._numbers)
+        return [*self._numbers[turn:], *self._numbers[:turn]]
+
+    def _check_folder(self) -> None:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = self._folder.lstat()
+        except OSError as error:
+            raise WorkFailed(
+                f"{self._folder}, the folder of users for untrusted work, cannot be made:"
+                f" {error.strerror or error}.",
+                hint="Name another by `uids_folder` in the settings of the runtime.",
+            ) from error
+        if self._folder.is_symlink() or status.st_uid != 0 or status.st_mode & 0o022:
+            raise WorkFailed(
+                f"{self._folder}, the folder of users for untrusted work, is not root's alone.",
+                hint=f"Have it so by chown root {self._folder} and chmod 700 {self._folder}.",
+            )
+
+
+class User:
+    """One number that is taken, until `end` has given it back."""
+
+    def __init__(self, number: int, lock: int) -> None:
+        self.number = number
+        self._file = lock
+
+    @classmethod
+    def locked(cls, number: int, file: Path) -> User | None:
+        """Take a number, if nobody has it."""
+        opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(opened)
+            return None
+        return cls(number, opened)
+
+    def give(self, folders: Sequence[Path]) -> None:
+        """Make folders for what the user writes, and give them to it."""
+        self._record(folders)
+        for each in folders:
+            each.mkdir(parents=True, exist_ok=True)
+            os.chown(each, self.number, self.number, follow_symlinks=False)
+            if (stopped_by := hindrance(each, self.number)) is not None:
+                raise WorkFailed(
+                    f"The user {self.number} of untrusted work cannot reach {each}, because of"
+                    f" {stopped_by}.",
+                    hint=f"Let everybody enter it by chmod o+x {stopped_by}, or keep the data"
+                    " elsewhere.",
+                )
+
+    def clear(self) -> None:
+        """End all processes of the user, and take back what it owns; `WorkFailed` if some stays."""
+        if not kill_user(self.number):
+            raise WorkFailed(f"Processes of the user {self.number} cannot be ended.")
+        given = self._recorded()
+        if given:
+            _take_back(self.number, given)
+        os.ftruncate(self._file, 0)
+
+    def end(self) -> None:
+        """Give the number back. If that cannot be done, it stays taken as long as this process."""
+        try:
+            self.clear()
+        except (WorkFailed, OSError) as error:
+            _log.error("the user %d of untrusted work stays taken: %s", self.number, error)
+            raise WorkFailed(
+                f"What the untrusted work has left cannot be ended: {error}"
+            ) from error
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Let another process have the number."""
+        os.close(self._file)
+
+    def _record(self, folders: Sequence[Path]) -> None:
+        body = json.dumps([str(each) for each in folders]).encode()
+        if os.pwrite(self._file, body, 0) != len(body):
+            raise OSError("the list of folders could not be written whole")
+        os.ftruncate(self._file, len(body))
+        os.fsync(self._file)
+
+    def _recorded(self) -> Sequence[Path]:
+        body = os.pread(self._file, _RECORD_BYTES_MAX, 0)
+        if not body:
+            return []
+        try:
+            return [Path(each) for each in json.loads(body)]
+        except ValueError:
+            # Cut off while it was written, so before anything was given.
+            return []
+
+
+def _check_unknown(number: int) -> None:
+    try:
+        name = pwd.getpwuid(number).pw_name
+    except KeyError:
+        return
+    raise WorkFailed(
+        f"The user {number} of `uids` is {name}, who has an account here.",
+        hint="Name numbers that no account has.",
+    )
+
+
+def _take_back(number: int, folders: Sequence[Path]) -> None:
+    """Make the worker the owner of what is the user's below these, links and all.
+
+    Only what is the user's: a link to somebody else's file changes nothing of that. It is done by
+    `chown`, which copes with folders as deep as anybody can make them.
+    """
+    there = [str(each) for each in folders if os.path.lexists(each)]
+    if not there:
+        return
+    program = shutil.which("chown", path=_PATH)
+    if program is None:
+        raise WorkFailed(f"There is no chown in {_PATH}.")
+    owner = f"{os.geteuid()}:{os.getegid()}"
+    command = [program, "-R", "-h", "-P", f"--from={number}", owner, "--", *there]
+    _run(command)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with what a user has written to it, however deep."""
+    program = shutil.which("rm", path=_PATH)
+    if program is None:
+        raise WorkFailed(f"There is no rm in {_PATH}.")
+    _run([program, "-rf", "--", str(folder)])
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        ended = subprocess.run(  # noqa: S603 - our own
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env={"LC_ALL": "C"},
+            timeout=_TAKING_BACK_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise WorkFailed(f"{command[0]} has failed: {error}.") from error
+    if ended.returncode != 0:
+        said = ended.stderr.decode("utf-8", "replace").strip().partition("\n")[0]
+        raise WorkFailed(f"{command[0]} has failed: {said}.")

@@ -1,0 +1,148 @@
+"""Who verifies tokens: signature, issuer, audience and time, with keys that are remembered.
+
+    verifier = Verifier(HttpKeys(url), issuer="penstock/default", audience=TASK_AUDIENCE)
+    claims = await verifier.verify(token)
+
+Here, and nowhere else in Penstock, something is decided by a wall clock: a verifier elsewhere has
+no other. It is the one of the `Clock` that it is given, and `leeway_seconds` forgive what it is
+wrong by. Where Postgres fences the attempt anyway, no time is judged at all.
+
+Keys are asked for when there are none, when they have become `KEYS_SECONDS_MAX` old, and when a
+token names one that is not known; but never more often than every `refresh_seconds_min`, whatever
+came of it, and by one caller at a time, for whom the others wait. So names that somebody makes up
+cost one request in ten seconds, and no key is missed for it: a new one is published a minute before
+it signs. While the source is away keys go on to serve for `KEYS_SECONDS_TRUSTED`; after that, and
+for a name that is not known, the source's own error is raised: the token may be right, and whoever
+has it may ask again. A key that is no longer published is forgotten with the next answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from penstock.kernel.clock import Clock, SystemClock
+from penstock.kernel.errors import (
+    DispatcherUnavailable,
+    InvalidInput,
+    PenstockError,
+    TokenRefused,
+)
+from penstock.tokens.claims import Claims
+from penstock.tokens.jwks import KeySource
+from penstock.tokens.jws import claims_of, public_key, read
+from penstock.tokens.signing import PublicKey
+
+_log = logging.getLogger(__name__)
+
+REFRESH_SECONDS_MIN: Final = 10.0
+KEYS_SECONDS_MAX: Final = 300.0
+KEYS_SECONDS_TRUSTED: Final = 3600.0
+
+
+class KeyCache:
+    """The keys of a source, remembered. Several verifiers may share one."""
+
+    def __init__(
+        self,
+        source: KeySource,
+        *,
+        clock: Clock,
+        refresh_seconds_min: float = REFRESH_SECONDS_MIN,
+    ) -> None:
+        self._source = source
+        self._clock = clock
+        self._refresh_seconds_min = refresh_seconds_min
+        self._keys: dict[str, PublicKey] = {}
+        self._asked_at: float | None = None
+        self._answered_at: float | None = None
+        self._failure: PenstockError | None = None
+        self._asking = asyncio.Lock()
+
+    async def find(self, kid: str) -> PublicKey:
+        """The key of this name. Raises `TokenRefused`, or the source's error if it is away."""
+        if not self._is_known(kid, seconds_max=KEYS_SECONDS_MAX):
+            await self._refresh(kid)
+        if self._is_known(kid, seconds_max=KEYS_SECONDS_TRUSTED):
+            return self._keys[kid]
+        if self._failure is not None:
+            # It is raised more than once, and must not remember each time.
+            raise self._failure.with_traceback(None)
+        raise TokenRefused("The token is signed by a key that is not known.", kind="unknown key")
+
+    def _is_known(self, kid: str, *, seconds_max: float) -> bool:
+        if self._answered_at is None or kid not in self._keys:
+            return False
+        return self._clock.monotonic() - self._answered_at < seconds_max
+
+    async def _refresh(self, kid: str) -> None:
+        # Whoever can go on with what there is does not wait for the one who asks.
+        if self._asking.locked() and self._is_known(kid, seconds_max=KEYS_SECONDS_TRUSTED):
+            return
+        async with self._asking:
+            now = self._clock.monotonic()
+            if self._asked_at is not None and now - self._asked_at < self._refresh_seconds_min:
+                return
+            if self._is_known(kid, seconds_max=KEYS_SECONDS_MAX):
+                return
+            self._asked_at = now
+            await self._ask(now)
+
+    async def _ask(self, now: float) -> None:
+        # Said first: a caller that gives up half way must leave neither an open door nor a lie.
+        self._failure = DispatcherUnavailable("The keys that sign tokens were not had; ask again.")
+        try:
+            listed = await self._source.keys()
+        except PenstockError as error:
+            _log.warning("The keys that sign tokens cannot be had: %s", error.message)
+            self._failure = error
+            return
+        found = {}
+        for kid, jwk in listed.items():
+            try:
+                found[kid] = public_key(jwk)
+            except InvalidInput as error:
+                _log.warning("The key %.60r is passed over: %s", kid, error.message)
+        self._keys, self._answered_at, self._failure = found, now, None
+
+
+class Verifier:
+    """Verifies the tokens of one issuer for one audience."""
+
+    def __init__(
+        self,
+        keys: KeySource | KeyCache,
+        *,
+        issuer: str,
+        audience: str,
+        clock: Clock | None = None,
+        leeway_seconds: float = 5.0,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._keys = keys if isinstance(keys, KeyCache) else KeyCache(keys, clock=self._clock)
+        self._issuer = issuer
+        self._audience = audience
+        self._leeway_seconds = leeway_seconds
+
+    async def verify(self, token: str, *, is_expiry_judged: bool = True) -> Claims:
+        """What a token says, if it is right. Raises `TokenRefused`.
+
+        Without `is_expiry_judged` no time is looked at: something else decides whether it is over.
+        """
+        unverified = read(token)
+        claims = claims_of(unverified, await self._keys.find(unverified.kid))
+        if claims.iss != self._issuer:
+            raise TokenRefused("The token is of another issuer.", kind="wrong issuer")
+        if claims.aud != self._audience:
+            raise TokenRefused("The token is for another use.", kind="wrong audience")
+        if is_expiry_judged:
+            self._judge_time(claims)
+        return claims
+
+    def _judge_time(self, claims: Claims) -> None:
+        now = self._clock.wall()
+        if claims.exp <= now - self._leeway_seconds:
+            raise TokenRefused("The token has expired.", kind="expired")
+        if claims.nbf > now + self._leeway_seconds:
+            raise TokenRefused("The token is not valid yet.", kind="not yet valid")

@@ -1,0 +1,219 @@
+"""Secrets: from the places that a job names to their values, just before its work begins.
+
+| reference | where this worker looks | what is allowed |
+|---|---|---|
+| `env:NAME` | its environment | not what begins with `PENSTOCK_` or `AWS_` |
+| `file:NAME` | a file directly in `secrets_folder` | links may not lead out of that folder |
+| `aws:ID`, `aws:ID#field` | AWS Secrets Manager (`vault`) | what begins with `secrets_prefix` |
+
+The worker judges references itself, whatever the dispatcher has let pass: what a job may name is
+the business of whoever runs the worker. A value is a text of 1 to 65,536 bytes of UTF-8; ends of
+lines at the end of a file are not part of it. Of a field of a JSON document that is no text, its
+JSON is the value.
+
+States: nothing is kept here. A value goes into `Work.secrets` and, so that failures can be told
+without it, into the `Attempt`; both end with the attempt, and neither shows it. A crash leaves
+nothing, for nothing is written. Cost: what the vault asks AWS, at most one request a minute for
+each secret in use.
+
+What cannot be had fails the attempt with one sentence: the job, the secret's name, and where it was
+looked for, never a value. It is retried, for another worker or a later time may have it, but not if
+the reference is wrong or forbidden. Nothing takes longer than `LOOK_SECONDS_MAX`.
+
+Called by `penstock.worker.hands`, from the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from penstock.dispatcher.dag.secrets import (
+    SECRETS_MAX,
+    SecretKind,
+    SecretReference,
+    secret_name,
+    secret_reference,
+)
+from penstock.kernel.errors import SecretUnavailable, WorkFailed
+from penstock.kernel.words import shown
+
+_log = logging.getLogger(__name__)
+
+VALUE_BYTES_MAX: Final = 65_536
+"""As of AWS Secrets Manager."""
+_LINE_END_BYTES_MAX: Final = 64
+LOOK_SECONDS_MAX: Final = 15.0
+"""How long it may take to find all secrets of an attempt."""
+
+
+class Vault(Protocol):
+    """Where secrets are kept outside of this machine."""
+
+    async def text(self, name: str) -> str:
+        """The text of a secret; `SecretUnavailable` if it cannot be had."""
+        ...
+
+
+class Resolver:
+    """Finds the secrets of attempts."""
+
+    def __init__(
+        self,
+        *,
+        environment: Mapping[str, str],
+        folder: Path,
+        prefix: str,
+        vault: Vault | None,
+    ) -> None:
+        """`folder` has the files that jobs may name; `prefix` begins what they may of the vault."""
+        self._environment = environment
+        self._folder = folder
+        self._prefix = prefix
+        self._vault = vault
+        self._warned: set[Path] = set()
+
+    async def values(self, references: Mapping[Any, Any], *, job: str) -> Mapping[str, str]:
+        """The values of a job's secrets, by name; `WorkFailed` if one cannot be had."""
+        if len(references) > SECRETS_MAX:
+            raise WorkFailed(
+                f"The job {job} has {len(references)} secrets; {SECRETS_MAX} are allowed.",
+                is_retried=False,
+            )
+        places = {str(name): _place(name, text, job=job) for name, text in references.items()}
+        # All at once, so that a slow one is waited for once.
+        found = await asyncio.gather(
+            *(self._value(place) for place in places.values()), return_exceptions=True
+        )
+        values: dict[str, str] = {}
+        for (name, place), each in zip(places.items(), found, strict=True):
+            match each:
+                case str():
+                    values[name] = each
+                case SecretUnavailable():
+                    raise WorkFailed(
+                        f"The secret {name} of job {job} ({place}) {each.message}.",
+                        is_retried=each.is_retried,
+                    ) from None
+                case _:
+                    raise each
+        return values
+
+    async def _value(self, place: SecretReference) -> str:
+        try:
+            async with asyncio.timeout(LOOK_SECONDS_MAX):
+                return _checked(await self._text(place))
+        except TimeoutError:
+            why = f"cannot be had now: it was not found within {LOOK_SECONDS_MAX:g} s"
+            raise SecretUnavailable(why) from None
+
+    async def _text(self, place: SecretReference) -> str:
+        match place.kind:
+            case SecretKind.ENV:
+                return self._variable(place.name)
+            case SecretKind.FILE:
+                return await asyncio.to_thread(self._file, place.name)
+            case SecretKind.AWS:
+                return await self._kept(place)
+
+    def _variable(self, name: str) -> str:
+        value = self._environment.get(name)
+        if value is None:
+            raise SecretUnavailable(
+                f"is not there: this worker has no variable {name} in its environment; set it"
+                " where the worker is started"
+            )
+        return value
+
+    def _file(self, name: str) -> str:
+        """What a file of the folder says. Blocks."""
+        path = self._folder / name
+        try:
+            real, folder = path.resolve(strict=True), self._folder.resolve(strict=True)
+            if not real.is_relative_to(folder):
+                raise SecretUnavailable(
+                    f"is not allowed: {path} is a link that leads out of the folder of secrets",
+                    is_retried=False,
+                )
+            # Without waiting: a named pipe would keep this thread.
+            with os.fdopen(os.open(real, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                if not stat.S_ISREG(mode):
+                    raise SecretUnavailable(f"cannot be read: {path} is not a file")
+                self._warn(path, mode=mode, around=folder.stat().st_mode)
+                said = file.read(VALUE_BYTES_MAX + _LINE_END_BYTES_MAX + 1).rstrip(b"\r\n")
+                return _sized(said).decode()
+        except FileNotFoundError:
+            why = f"is not there: this worker has no file {path}; put it there"
+            raise SecretUnavailable(why) from None
+        except UnicodeDecodeError:
+            raise SecretUnavailable(f"cannot be used: {path} is not UTF-8") from None
+        except (OSError, RuntimeError) as error:
+            why = getattr(error, "strerror", None) or type(error).__name__
+            raise SecretUnavailable(f"cannot be read: {path}: {why}") from None
+
+    def _warn(self, path: Path, *, mode: int, around: int) -> None:
+        if mode & stat.S_IROTH and around & stat.S_IXOTH and path not in self._warned:
+            self._warned.add(path)
+            _log.warning("everybody on this machine can read a secret: chmod 600 %s", path)
+
+    async def _kept(self, place: SecretReference) -> str:
+        if not place.name.startswith(self._prefix):
+            raise SecretUnavailable(
+                "is not allowed: of AWS Secrets Manager this worker gives jobs what begins with"
+                f" {self._prefix!r} (secrets_prefix)",
+                is_retried=False,
+            )
+        if self._vault is None:
+            raise SecretUnavailable("is not there: this worker uses no AWS Secrets Manager")
+        text = await self._vault.text(place.name)
+        return _field(text, place.field) if place.field else text
+
+
+def _place(name: object, text: object, *, job: str) -> SecretReference:
+    """A reference, read as strictly as when the DAG was applied; it is not repeated if wrong."""
+    try:
+        if isinstance(name, str) and isinstance(text, str):
+            secret_name(name)
+            return secret_reference(text)
+        why = "is not a text"
+    except ValueError as error:
+        why = str(error)
+    raise WorkFailed(f"The secret {shown(str(name))} of job {job} {why}.", is_retried=False)
+
+
+def _field(text: str, name: str) -> str:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise SecretUnavailable(f"is not there: what is kept is no JSON object with a field {name}")
+    value = document.get(name)
+    if value is None:
+        raise SecretUnavailable(f"is not there: what is kept has no field {name}")
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _checked(value: str) -> str:
+    try:
+        _sized(value.encode())
+    except UnicodeEncodeError:
+        raise SecretUnavailable("cannot be used: it is not UTF-8") from None
+    return value
+
+
+def _sized(value: bytes) -> bytes:
+    if not value:
+        raise SecretUnavailable("cannot be used: it is empty")
+    if len(value) > VALUE_BYTES_MAX:
+        raise SecretUnavailable(
+            f"cannot be used: it has more than {VALUE_BYTES_MAX:,} bytes", is_retried=False
+        )
+    return value

@@ -1,0 +1,107 @@
+"""What goes wrong: one sentence, the next step, an exit code, and the traceback for who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import click
+import pytest
+
+from penstock.cli import alone, cli, run
+from penstock.cli.groups import Verbs
+from penstock.kernel.errors import InvalidInput, PenstockError
+
+
+@contextmanager
+def failing(error: BaseException) -> Iterator[None]:
+    """A verb `fail` that fails so."""
+
+    @click.command()
+    @click.argument("words", nargs=-1)
+    def fail(words: tuple[str, ...]) -> None:
+        if words != ("--debug",):
+            raise error
+
+    with mock.patch.dict(cli.commands, {"fail": fail}):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (PenstockError("No.", hint="Yes."), 1, "penstock: No.\n  Yes.\n"),
+        (InvalidInput("No.", hint="Yes."), 2, "penstock: No.\n  Yes.\n"),
+        (ExceptionGroup("x", [InvalidInput("No.")]), 2, "penstock: No.\n"),
+        (OSError(28, "No space left", "a/b"), 1, "penstock: The system refused a/b: No space"),
+        (
+            KeyError("x\ny"),
+            1,
+            "penstock: This is a fault of Penstock's: KeyError: 'x\\ny'.\n  The same with --debug",
+        ),
+        (RuntimeError(), 1, "penstock: This is a fault of Penstock's: RuntimeError.\n"),
+        (KeyboardInterrupt(), 130, "\npenstock: Interrupted.\n"),
+        (click.UsageError("No."), 2, "penstock: No.\n"),
+    ],
+)
+def test_an_error_is_one_sentence_and_a_next_step(
+    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with failing(error):
+        assert run(["fail"]) == code
+    shown = capsys.readouterr()
+    assert shown.err.startswith(said)
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize("words", [["--debug", "fail"], ["fail", "--debug"]], ids=" ".join)
+@pytest.mark.parametrize("error", [InvalidInput("No."), KeyError("x"), OSError(1, "x")])
+def test_debug_before_or_after_the_verb_shows_the_traceback(
+    words: list[str], error: Exception
+) -> None:
+    with failing(error), pytest.raises(type(error)):
+        run(words)
+
+
+def test_after_two_dashes_debug_is_a_word_like_others() -> None:
+    with failing(InvalidInput("No.")):
+        assert run(["fail", "--", "--debug"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("docter", "No such command 'docter'. Did you mean 'doctor'?\n  'penstock --help' shows"),
+        ("task lst", "No such command 'lst'. Did you mean 'list'?\n  'penstock task --help'"),
+        ("dag chek", "No such command 'chek'. Did you mean 'check'?\n  'penstock dag --help'"),
+        ("xyzzy", "No such command 'xyzzy'.\n  'penstock --help' shows what it takes.\n"),
+        ("completion", "Missing argument 'bash|zsh|fish'. Choose from: bash, zsh, fish\n"),
+        ("task show x", "Invalid value for 'ID': 'x' is not a valid integer range.\n"),
+    ],
+)
+def test_wrong_words_are_one_sentence_and_where_to_look(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words.split()) == 2
+    assert capsys.readouterr().err.startswith(f"penstock: {said}")
+
+
+def test_what_is_added_to_a_group_is_a_verb_of_it() -> None:
+    assert isinstance(cli, Verbs)
+    with failing(InvalidInput("No.")):
+        context = click.Context(cli)
+        assert cli.list_commands(context)[-1] == "fail"
+        assert cli.get_command(context, "fail") is not None
+        assert [each.value for each in cli.shell_complete(context, "fa")] == ["fail"]
+
+
+def test_no_verb_is_imported_for_the_completion_of_its_name() -> None:
+    with mock.patch("penstock.cli.groups.import_module", side_effect=AssertionError):
+        found = cli.shell_complete(click.Context(cli), "st")
+        with mock.patch.object(alone, "glance", return_value=None):
+            assert run(["--help"]) == 0
+    assert [(each.value, each.help) for each in found] == [
+        ("status", "Show jobs, queues, workers and backfills.")
+    ]

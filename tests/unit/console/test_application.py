@@ -1,0 +1,297 @@
+"""Who gets to see a page, whose forms are taken, and what every answer has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+from urllib.parse import urlencode
+
+import pytest
+
+from penstock.console.answering import is_ours
+from penstock.console.application import Console
+from penstock.console.live import Live
+from penstock.console.pages.base import Action, Asked, Done, Missing, Page, Site
+from penstock.console.sessions import COOKIE, Role, Sessions
+from penstock.dispatcher.api.parts import Parts
+from penstock.kernel.clock import SystemClock
+from penstock.kernel.entropy import seeded_entropy
+from penstock.kernel.errors import DatabaseUnavailable, InvalidInput
+
+_HOST = "127.0.0.1:7070"
+_SCRIPT = "<script>alert(1)</script>"
+
+
+async def _page(_: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
+    if asked.path["name"] == "none":
+        return Missing(f"There is no {_SCRIPT}.", hint="Look elsewhere.")
+    if asked.path["name"] == "away":
+        raise DatabaseUnavailable("away")
+    if asked.path["name"] == "broken":
+        raise ValueError("a mistake")
+    return {"what": asked.path["name"], "hint": "", "status": asked.query.get("q", "")}
+
+
+async def _act(_: Parts, asked: Asked, to: str) -> Done:
+    if asked.query.get("field") == "wrong":
+        raise InvalidInput("The field is wrong.", hint="Write another.")
+    return Done(f"Done: {sorted(asked.query.items())}", to)
+
+
+async def _api(scope: MutableMapping[str, Any], _receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 299, "headers": []})
+    await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+
+@dataclass
+class _Said:
+    status: int
+    headers: list[tuple[str, str]]
+    body: str
+
+    def header(self, name: str) -> str:
+        return next((value for known, value in self.headers if known == name), "")
+
+    @property
+    def cookies(self) -> dict[str, str]:
+        found = [value.partition(";")[0] for name, value in self.headers if name == "set-cookie"]
+        return dict(each.split("=", 1) for each in found)
+
+
+class _Browser:
+    """Keeps cookies, as a browser does."""
+
+    def __init__(self, *, api_token: str = "", viewer_token: str = "") -> None:
+        self.sessions = Sessions(
+            "a secret of some length",
+            clock=SystemClock(),
+            entropy=seeded_entropy(1),
+            api_token=api_token,
+            viewer_token=viewer_token,
+        )
+        site = Site(
+            pages=(Page("/see/{name}", "problem", _page, query=("q",)),),
+            actions=(Action("/do/{name}", _act, fields=("field",)),),
+            sections={"see": "/see/it"},
+        )
+        self.app = Console(
+            _api,
+            cast("Parts", SimpleNamespace(audit=SimpleNamespace(note=self._note))),
+            site,
+            sessions=self.sessions,
+            live=Live(clock=SystemClock()),
+            clock=SystemClock(),
+        )
+        self.cookies: dict[str, str] = {}
+        self.noted: list[str] = []
+
+    def _note(self, *, reason: str = "", **_: object) -> None:
+        self.noted.append(reason)
+
+    def ask(
+        self,
+        path: str,
+        *,
+        method: str = "GET",
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> _Said:
+        path, _, query = path.partition("?")
+        sent = {"host": _HOST, **(headers or {})}
+        if self.cookies:
+            sent["cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "query_string": query.encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in sent.items()],
+        }
+        got: list[MutableMapping[str, Any]] = []
+
+        async def receive() -> MutableMapping[str, Any]:
+            return {"type": "http.request", "body": body}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            got.append(message)
+
+        asyncio.run(self.app(scope, receive, send))
+        start, *rest = got
+        answer = _Said(
+            start["status"],
+            [(name.decode(), value.decode()) for name, value in start["headers"]],
+            b"".join(each["body"] for each in rest).decode(),
+        )
+        self.cookies |= answer.cookies
+        return answer
+
+    def post(
+        self, path: str, fields: Mapping[str, str], headers: Mapping[str, str] | None = None
+    ) -> _Said:
+        kind = {"content-type": "application/x-www-form-urlencoded"}
+        body = urlencode(fields).encode()
+        return self.ask(path, method="POST", body=body, headers={**kind, **(headers or {})})
+
+    @property
+    def token(self) -> str:
+        session = self.sessions.read(self.cookies[COOKIE])
+        assert session is not None
+        return self.sessions.form_token(session)
+
+
+def test_every_answer_keeps_a_page_to_itself() -> None:
+    browser = _Browser()
+    for path in ("/see/it", "/see/none", "/nothing", "/static/console.js", "/static/no.js"):
+        answer = browser.ask(path)
+        policy = answer.header("content-security-policy")
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.header("x-content-type-options") == "nosniff"
+        assert answer.header("x-frame-options") == "DENY"
+    for path in ("/v1/tasks", "/metrics", "/healthz", "/openapi.json"):
+        assert browser.ask(path).status == 299
+
+
+def test_pages_are_found_and_what_is_not_there_is_told() -> None:
+    browser = _Browser()
+    assert browser.ask("/see/it?q=404&other=1").status == 200
+    assert browser.ask("/see/a/b").status == 200
+    missing = browser.ask("/see/none")
+    assert (missing.status, _SCRIPT in missing.body) == (404, False)
+    assert "&lt;script&gt;" in missing.body
+    assert browser.ask("/see/away").status == 503
+    assert browser.ask("/see/broken").status == 500
+    assert browser.ask("/nothing").status == 404
+    assert browser.ask("/see/it", method="DELETE").status == 405
+    assert browser.ask("/see/it", method="HEAD").body == ""
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:7070", "", "127.0.0.1.evil", "[x"])
+def test_without_a_token_only_this_machine_is_answered_whatever_its_name_leads_to(
+    host: str,
+) -> None:
+    assert _Browser().ask("/see/it", headers={"host": host}).status == 403
+    with_token = _Browser(api_token="steer").ask("/see/it", headers={"host": host})
+    assert with_token.status == 401
+
+
+@pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:7070"])
+def test_this_machine_has_these_names(host: str) -> None:
+    assert _Browser().ask("/see/it", headers={"host": host}).status == 200
+
+
+def test_a_form_has_to_be_from_a_page_of_this_session() -> None:
+    browser, other = _Browser(), _Browser()
+    browser.ask("/see/it")
+    other.sessions = browser.sessions
+    assert browser.post("/do/it", {"field": "1"}).status == 403
+    assert browser.post("/do/it", {"field": "1", "form_token": "x"}).status == 403
+    foreign = browser.sessions.form_token(browser.sessions.begin(Role.OPERATOR))
+    assert browser.post("/do/it", {"form_token": foreign}).status == 403
+    done = browser.post(
+        "/do/it", {"field": "1", "x": "2", "form_token": browser.token, "to": "/see/it"}
+    )
+    assert (done.status, done.header("location")) == (303, "/see/it")
+    shown = browser.ask("/see/it")
+    assert "Done: [(&#39;field&#39;, &#39;1&#39;)]" in shown.body
+    assert browser.cookies["penstock_told"] == ""
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:9999"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+def test_forms_of_other_sites_are_not_taken(headers: Mapping[str, str]) -> None:
+    browser = _Browser()
+    browser.ask("/see/it")
+    assert browser.post("/do/it", {"form_token": browser.token}, headers).status == 403
+    ours = {"origin": f"http://{_HOST}", "sec-fetch-site": "same-origin"}
+    assert browser.post("/do/it", {"form_token": browser.token}, ours).status == 303
+
+
+def test_a_form_of_another_kind_or_size_is_refused() -> None:
+    browser = _Browser()
+    browser.ask("/see/it")
+    assert browser.ask("/do/it", method="POST", body=b"{}").status == 415
+    assert browser.post("/do/it", {"field": "x" * 300_000}).status == 413
+    many = {f"f{number}": "" for number in range(300)}
+    assert browser.post("/do/it", many).status == 422
+
+
+def test_what_an_action_refuses_is_told_on_the_page() -> None:
+    browser = _Browser()
+    browser.ask("/see/it")
+    answer = browser.post(
+        "/do/it", {"field": "wrong", "form_token": browser.token, "to": "/see/it"}
+    )
+    assert answer.status == 303
+    assert "The field is wrong. Write another." in browser.ask("/see/it").body
+    assert browser.post("/do-not", {"form_token": browser.token}).status == 404
+
+
+def test_a_viewer_looks_and_an_operator_steers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.console.application._WRONG_SECONDS", 0.0)
+    for token, status in (("steer", 303), ("look", 403)):
+        browser = _Browser(api_token="steer", viewer_token="look")
+        asked = browser.ask("/see/it?q=1")
+        assert asked.status == 401
+        assert "it" not in asked.body.partition("<title>")[2][:20]
+        wrong = browser.post("/sign-in", {"token": "guess", "to": "/see/it"})
+        assert (wrong.status, COOKIE in browser.cookies) == (403, False)
+        assert len(browser.noted) == 1
+        right = browser.post("/sign-in", {"token": token, "to": "/see/it"})
+        assert (right.status, right.header("location")) == (303, "/see/it")
+        assert browser.ask("/see/it").status == 200
+        assert browser.post("/do/it", {"form_token": browser.token}).status == status
+        browser.post("/sign-out", {"form_token": browser.token})
+        assert browser.ask("/see/it").status == 401
+
+
+def test_a_cookie_is_for_this_site_and_not_for_scripts() -> None:
+    browser = _Browser()
+    plain = browser.ask("/see/it").header("set-cookie")
+    assert "HttpOnly" in plain
+    assert "SameSite=Strict" in plain
+    assert "Secure" not in plain
+    secure = _Browser().ask("/see/it", headers={"x-forwarded-proto": "https"})
+    assert "Secure" in secure.header("set-cookie")
+
+
+@pytest.mark.parametrize(
+    "to", ["//evil.example", "/\\evil.example", "https://evil.example", "evil", "/a\r\nb: c", ""]
+)
+def test_nobody_is_sent_away_from_here(to: str) -> None:
+    assert not is_ours(to)
+    browser = _Browser(api_token="steer")
+    assert browser.post("/sign-in", {"token": "steer", "to": to}).header("location") == "/"
+    answer = browser.post("/do/it", {"form_token": browser.token, "to": to})
+    assert answer.header("location") == "/"
+
+
+def test_files_are_kept_for_ever_by_their_digest_and_asked_for_again_without() -> None:
+    browser = _Browser()
+    page = browser.ask("/see/it").body
+    named = page.partition('src="/static/console.js')[2].partition('"')[0]
+    kept = browser.ask(f"/static/console.js{named}")
+    assert "immutable" in kept.header("cache-control")
+    plain = browser.ask("/static/morph.js")
+    assert plain.header("cache-control") == "no-cache"
+    again = browser.ask("/static/morph.js", headers={"if-none-match": plain.header("etag")})
+    assert (again.status, again.body) == (304, "")
+    assert browser.ask("/static/../application.py").status == 404
+
+
+def test_only_pages_that_are_live_have_a_stream() -> None:
+    browser = _Browser()
+    assert browser.ask("/live?page=/see/it").status == 404
+    assert browser.ask("/live?page=/nothing").status == 404
+    assert _Browser(api_token="steer").ask("/live?page=/see/it").status == 401

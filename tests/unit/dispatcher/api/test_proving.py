@@ -1,0 +1,267 @@
+"""Which proofs open what, and what the audit is told of those that do not."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from penstock.dispatcher.api.endpoints import Call, Proof
+from penstock.dispatcher.api.parts import Parts
+from penstock.dispatcher.api.proving import (
+    IN_A_ROW_MAX,
+    answered,
+    prove_each,
+    proved,
+    require_attempt,
+    require_invoked,
+)
+from penstock.dispatcher.identity import Identities
+from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER
+from penstock.dispatcher.wire.work import HeldAsk, TaskResult
+from penstock.kernel.clock import SystemClock
+from penstock.kernel.errors import DatabaseUnavailable, TokenRefused
+from penstock.tokens.claims import Claims
+from tests.unit.dispatcher.api.calling import (
+    SECRET,
+    Caller,
+    FewParts,
+    FewTokens,
+    Said,
+    application,
+    claims,
+    get,
+)
+
+ENDPOINTS = [get(f"/{each.name.lower()}", proof=each) for each in Proof]
+
+
+def identity(name: str = "me") -> list[tuple[str, str]]:
+    token = Identities(SECRET).identity(name).token
+    return [(WORKER_HEADER, name), ("Authorization", f"Bearer {token}")]
+
+
+def ask(parts: FewParts, proof: Proof, headers: Sequence[tuple[str, str]]) -> Said:
+    call = Caller(application(*ENDPOINTS, parts=parts))
+    found = asyncio.run(call("GET", f"/{proof.name.lower()}", headers=headers))
+    assert found is not None
+    return found
+
+
+TOKEN = [(TASK_HEADER, "7-2")]
+OLD = [(TASK_HEADER, "7-2-old")]
+INVOCATION = [(TASK_HEADER, "7-0")]
+FORGED = [(TASK_HEADER, "nonsense")]
+API = [("Authorization", "Bearer the token")]
+
+
+@pytest.mark.parametrize(
+    ("proof", "headers", "status", "reason"),
+    [
+        (Proof.NONE, [], 200, ""),
+        (Proof.NONE, FORGED, 200, ""),
+        (Proof.WORKER, [], 401, "no identity"),
+        (Proof.WORKER, TOKEN, 401, "no identity"),
+        (Proof.WORKER, INVOCATION, 401, "no identity"),
+        (Proof.WORKER, API, 401, "no identity"),
+        (Proof.WORKER, [(WORKER_HEADER, "you"), identity()[1]], 403, "wrong identity"),
+        (Proof.WORKER, identity(), 200, ""),
+        (Proof.WORKER_OR_INVOCATION, [], 401, "no identity"),
+        (Proof.WORKER_OR_INVOCATION, identity(), 200, ""),
+        (Proof.WORKER_OR_INVOCATION, INVOCATION, 200, ""),
+        (Proof.WORKER_OR_INVOCATION, TOKEN, 403, "wrong audience"),
+        (Proof.WORKER_OR_INVOCATION, FORGED, 403, "malformed"),
+        # Whoever brings a token is judged by it: a good identity does not mend a wrong one.
+        (Proof.WORKER_OR_INVOCATION, [*identity(), *TOKEN], 403, "wrong audience"),
+        (Proof.TASK, [], 401, "missing"),
+        (Proof.TASK, identity(), 401, "missing"),
+        (Proof.TASK, API, 401, "missing"),
+        (Proof.TASK, [("Authorization", "Bearer 7-2")], 401, "missing"),
+        (Proof.TASK, FORGED, 403, "malformed"),
+        (Proof.TASK, OLD, 403, "expired"),
+        (Proof.TASK, INVOCATION, 403, "wrong audience"),
+        (Proof.TASK, TOKEN, 200, ""),
+        # Who would have to choose one of two chooses none.
+        (Proof.TASK, [*FORGED, *TOKEN], 403, "malformed"),
+        (Proof.EACH_TASK, [], 200, ""),
+        (Proof.API_TOKEN, [], 401, "no api token"),
+        (Proof.API_TOKEN, TOKEN, 401, "no api token"),
+        (Proof.API_TOKEN, identity(), 401, "wrong api token"),
+        (Proof.API_TOKEN, API, 200, ""),
+    ],
+)
+def test_proofs(proof: Proof, headers: list[tuple[str, str]], status: int, reason: str) -> None:
+    parts = FewParts(api_token="the token")
+    answer = ask(parts, proof, headers)
+    assert answer.status == status
+    assert parts.audit.reasons == ([reason] if reason else [])
+    if reason:
+        (note,) = parts.audit.notes
+        assert (note["what"], note["outcome"]) == (f"GET /{proof.name.lower()}", "refused")
+        assert (note["address"], note["caller"]) == ("1.2.3.4", "")
+        assert answer.problem.title.endswith(".")
+    elif TOKEN[0] in headers or INVOCATION[0] in headers:
+        assert answer.echo.subject in ("task:7:2", "task:7:0")
+        assert answer.echo.worker == ""
+
+
+def test_every_kind_of_proof_is_asked_for_without_one() -> None:
+    """A kind that is new is refused, or is one of those that ask for nothing here."""
+    parts = FewParts(api_token="the token")
+    found = {each for each in Proof if ask(parts, each, []).status == 200}
+    assert found == {Proof.NONE, Proof.EACH_TASK}
+
+
+def test_no_secret_is_in_the_audit_or_an_answer() -> None:
+    parts = FewParts(api_token="the token")
+    (_, secret) = identity("me")
+    wrong = [(WORKER_HEADER, "you"), secret, (TASK_HEADER, "a.secret.token")]
+    for each in Proof:
+        answer = ask(parts, each, wrong)
+        assert b"a.secret.token" not in answer.body
+        assert secret[1].encode() not in answer.body
+    for secret_text in ("a.secret.token", secret[1], secret[1].removeprefix("Bearer ")):
+        assert secret_text not in str(parts.audit.notes)
+    assert "a.secret.token" not in repr(Call(token="a.secret.token"))
+
+
+def test_a_name_without_proof_is_noted_as_what_was_said() -> None:
+    parts = FewParts()
+    ask(parts, Proof.WORKER, [(WORKER_HEADER, "x" * 1000), ("Authorization", "Bearer no")])
+    (note,) = parts.audit.notes
+    assert note["caller"] == ""
+    assert note["detail"] == {"said": "x" * 200}
+
+
+@pytest.mark.parametrize("proof", [Proof.TASK, Proof.WORKER_OR_INVOCATION])
+def test_keys_that_cannot_be_read(proof: Proof) -> None:
+    parts = FewParts(issuer=FewTokens(error=DatabaseUnavailable("It is away.")))
+    answer = ask(parts, proof, TOKEN)
+    assert (answer.status, answer.problem.type) == (503, "unavailable")
+    assert parts.audit.notes == []
+
+
+def held(task_id: int, attempt: int, token: str | None) -> HeldAsk:
+    return HeldAsk(task_id=task_id, attempt=attempt, lease_token="x", token=token)
+
+
+def prove(
+    *entries: HeldAsk, header: str = "", parts: FewParts | None = None
+) -> Sequence[Claims | TaskResult]:
+    call = Call(token=header, what="POST /x")
+    return asyncio.run(prove_each(cast("Parts", parts or FewParts()), call, entries))
+
+
+def test_each_entry_is_judged_by_itself() -> None:
+    parts = FewParts()
+    found = prove(
+        held(7, 2, "7-2"),
+        held(8, 1, None),
+        held(9, 1, "7-2"),
+        held(7, 3, "7-2"),
+        held(7, 1, "7-2"),
+        held(5, 1, "nonsense"),
+        held(6, 1, "6-1-old"),
+        held(4, 1, "4-0"),
+        parts=parts,
+    )
+    assert found[0] == claims(7, 2)
+    # On these calls the fence decides, not how old a token is.
+    assert found[6] == claims(6, 1)
+    refused = [each for each in found if isinstance(each, TaskResult)]
+    assert [(each.task_id, each.status, each.why) for each in refused] == [
+        (8, 401, "token missing"),
+        (9, 403, "token another attempt"),
+        (7, 403, "token former attempt"),
+        (7, 403, "token another attempt"),
+        (5, 403, "token malformed"),
+        (4, 403, "token wrong audience"),
+    ]
+    assert all(each.detail.endswith(".") and each.state is None for each in refused)
+    # Who is known is noted as who it is, with what it asked for; who is not, as what it asked for.
+    notes = [
+        (each["task_id"], each["attempt"], each["caller"], each["detail"])
+        for each in parts.audit.notes
+    ]
+    assert notes == [
+        (8, 1, "", {}),
+        (7, 2, "task:7:2", {"asked": "task:9:1"}),
+        (7, 2, "task:7:2", {"asked": "task:7:3"}),
+        (7, 2, "task:7:2", {"asked": "task:7:1"}),
+        (5, 1, "", {}),
+        (4, 1, "", {}),
+    ]
+
+
+def test_the_header_serves_a_call_about_one_task_alone() -> None:
+    assert prove(held(7, 2, None), header="7-2") == [claims(7, 2)]
+    # The entry's own is nearer.
+    (found,) = prove(held(7, 2, "nonsense"), header="7-2")
+    assert isinstance(found, TaskResult)
+    first, second = prove(held(7, 2, None), held(8, 1, None), header="7-2")
+    assert isinstance(first, TaskResult)
+    assert isinstance(second, TaskResult)
+    assert (first.status, second.status) == (401, 401)
+
+
+def test_many_entries_let_others_run() -> None:
+    """A call of a thousand tokens holds up nobody for longer than a few of them take."""
+    parts = FewParts()
+    turns: list[int] = []
+    clock = SystemClock()
+
+    async def main() -> None:
+        async def other() -> None:
+            while len(parts.issuer.asked) < 1000:
+                turns.append(len(parts.issuer.asked))
+                await clock.sleep(0)
+
+        entries = [held(each, 1, f"{each}-1") for each in range(1, 1001)]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(other())
+            found = await prove_each(cast("Parts", parts), Call(), entries)
+            assert all(isinstance(each, Claims) for each in found)
+
+    asyncio.run(main())
+    steps = [after - before for before, after in itertools.pairwise([0, *turns, 1000])]
+    assert max(steps) <= IN_A_ROW_MAX
+
+
+def test_answers_stand_where_their_entries_stood() -> None:
+    no = TaskResult(task_id=2, status=403)
+    found: list[Claims | TaskResult] = [claims(1, 1), no, claims(3, 1)]
+    assert proved(found, "abc") == [("a", claims(1, 1)), ("c", claims(3, 1))]
+    told = [TaskResult(task_id=1, status=200), TaskResult(task_id=3, status=409)]
+    assert answered(found, told) == [told[0], no, told[1]]
+
+
+@pytest.mark.parametrize(("task_id", "attempt"), [(8, 2), (7, 1), (7, 3)])
+def test_the_token_of_the_header_is_of_the_attempt_that_the_body_names(
+    task_id: int, attempt: int
+) -> None:
+    parts = FewParts()
+    call = Call(claims=claims(7, 2), what="POST /x")
+    few = cast("Parts", parts)
+    assert require_attempt(few, call, task_id=7, attempt=2) == claims(7, 2)
+    assert parts.audit.notes == []
+    with pytest.raises(TokenRefused):
+        require_attempt(few, call, task_id=task_id, attempt=attempt)
+    (note,) = parts.audit.notes
+    assert (note["task_id"], note["caller"]) == (7, "task:7:2")
+
+
+def test_an_invocation_claims_its_own_task_alone() -> None:
+    parts = FewParts()
+    few = cast("Parts", parts)
+    invoked = Call(claims=claims(7, 0), what="POST /x")
+    require_invoked(few, invoked, task_id=7)
+    require_invoked(few, Call(worker="me"), task_id=8)
+    require_invoked(few, Call(worker="me"), task_id=None)
+    assert parts.audit.notes == []
+    for other in (8, None):
+        with pytest.raises(TokenRefused, match="task 7 alone"):
+            require_invoked(few, invoked, task_id=other)
+    assert parts.audit.reasons == ["another task", "another task"]

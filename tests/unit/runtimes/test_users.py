@@ -1,0 +1,257 @@
+"""Users for untrusted work: one for each, whatever is killed, and nothing of the former is left.
+
+What needs root and users of its own is skipped for others, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.kernel.errors import InvalidInput, WorkFailed
+from penstock.runtimes import guard, users
+from penstock.runtimes.lowering import hindrance
+from penstock.runtimes.users import Users
+
+# Of this process: two runs of the tests on one machine would end each other's users.
+FIRST = 20_000 + os.getpid() % 4_000 * 10
+LAST = FIRST + 3
+needs_root = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="only root may become other users"
+)
+LOWERED = """
+import ctypes, os, sys, threading
+sys.path.insert(0, sys.argv[2])
+from penstock.runtimes.lowering import lower
+lower(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that everybody can enter, as the temporary ones of pytest are not."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+def of(folder: Path, *, first: int = FIRST, last: int = LAST) -> Users:
+    return Users(first=first, last=last, folder=folder / "users")
+
+
+def as_user(number: int, code: str, *arguments: str) -> subprocess.Popen[str]:
+    """A process of the user, which lives until it is killed or its standard input ends."""
+    source = str(Path(users.__file__).parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-c", LOWERED + code, str(number), source, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "said", ["", "5", "0-5", "999-1010", "61190-61184", "61184-99999", "a-b", "61184:61190", "-1-5"]
+)
+def test_a_range_that_cannot_be_meant_is_one_sentence(said: str) -> None:
+    with pytest.raises(InvalidInput, match="no range of users for untrusted work"):
+        Users.of(said, "/nowhere")
+
+
+def test_whoever_is_not_root_keeps_nothing_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(WorkFailed, match="does not run as root on Linux") as caught:
+        of(tmp_path).take()
+    assert caught.value.is_retried, "another worker may be able to"
+
+
+@needs_root
+def test_no_two_have_one_number_and_all_are_used_in_turn(folder: Path) -> None:
+    one, other = of(folder), of(folder)
+    taken = [each.take() for each in (one, other, one, other)]
+    assert sorted(each.number for each in taken) == [FIRST, FIRST + 1, FIRST + 2, LAST]
+    with pytest.raises(WorkFailed, match="All 4 users for untrusted work are taken"):
+        one.take()
+    taken[2].end()
+    assert other.take().number == taken[2].number
+    for each in (taken[0], taken[1], taken[3]):
+        each.end()
+    # The one that was used longest ago, and not the last one again.
+    turns = []
+    for _ in range(3):
+        user = one.take()
+        turns.append(user.number)
+        user.end()
+    assert len(set(turns)) == 3
+
+
+@needs_root
+def test_a_number_is_free_only_when_nothing_of_it_runs(folder: Path) -> None:
+    user = of(folder).take()
+    # In a session of its own, and with its first thread ended while another goes on.
+    code = """
+os.setsid()
+threading.Thread(target=sys.stdin.read).start()
+print("lives", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+    with as_user(user.number, code) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "lives\n"
+        assert guard.user_processes(user.number) == [process.pid]
+        user.end()
+        assert process.wait(30) == -signal.SIGKILL
+
+
+@needs_root
+def test_a_user_has_no_groups_of_the_workers_and_no_way_back(folder: Path) -> None:
+    del folder
+    source = str(Path(users.__file__).parents[2])
+    code = """
+try:
+    os.setresuid(0, 0, 0)
+except PermissionError:
+    print(os.getgroups(), os.getresuid() == os.getresgid(), os.umask(0))
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", LOWERED + code, str(FIRST), source],
+        extra_groups=[4, 27],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout == f"[] True {0o022}\n"
+
+
+@needs_root
+def test_a_number_stays_taken_if_something_of_it_cannot_be_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = of(folder, last=FIRST)
+    user = some.take()
+    with monkeypatch.context() as patched:
+        patched.setattr(users, "kill_user", lambda _: False)
+        with pytest.raises(
+            WorkFailed, match=f"left cannot be ended: Processes of the user {FIRST}"
+        ):
+            user.end()
+    with pytest.raises(WorkFailed, match="All 1 users for untrusted work are taken"):
+        some.take()
+    user.end()
+    some.take().end()
+
+
+@needs_root
+def test_what_it_wrote_is_the_workers_again_and_what_it_linked_to_is_left_alone(
+    folder: Path,
+) -> None:
+    user = of(folder).take()
+    given, secret = folder / "store" / "deep" / "given", folder / "secret"
+    secret.write_text("of root")
+    os.chown(secret, 4, 4)
+    user.give([given])
+    assert given.stat().st_uid == user.number
+    # Deeper than Python itself would go back.
+    code = """
+os.chdir(sys.argv[3])
+open("file", "w").write("made")
+os.chmod("file", 0o4755)
+os.symlink(sys.argv[4], "link")
+for number in range(1500):
+    os.mkdir("d")
+    os.chdir("d")
+"""
+    with as_user(user.number, code, str(given), str(secret)) as process:
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    os.link(secret, given / "hard")
+    user.end()
+    owners = {each.name: each.lstat().st_uid for each in given.iterdir()}
+    assert owners == {"file": 0, "link": 0, "d": 0, "hard": 4}
+    assert given.stat().st_uid == 0
+    assert secret.stat().st_uid == 4
+    assert (given / "file").stat().st_mode & 0o6000 == 0, "no way to be root"
+    users.remove_tree(folder / "store")
+    assert not (folder / "store").exists()
+
+
+@needs_root
+def test_what_a_killed_worker_left_is_taken_back_before_the_number_is_used(folder: Path) -> None:
+    some = of(folder, last=FIRST)
+    left, given = some.take(), folder / "given"
+    left.give([given])
+    (given / "file").write_text("")
+    os.chown(given / "file", left.number, left.number)
+    with as_user(left.number, "print('lives', flush=True); sys.stdin.read()") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        # As the kernel does for whoever is killed.
+        left.unlock()
+        user = some.take()
+        assert process.wait(30) == -signal.SIGKILL
+    assert (user.number, given.stat().st_uid, (given / "file").stat().st_uid) == (FIRST, 0, 0)
+    user.end()
+
+
+@needs_root
+def test_a_list_that_was_cut_off_gave_nothing(folder: Path) -> None:
+    of(folder).take().end()
+    (folder / "users" / str(FIRST)).write_text('["/etc", "/us')
+    of(folder).take().end()
+    assert Path("/etc").stat().st_uid == 0
+
+
+@needs_root
+def test_a_folder_that_cannot_be_reached_is_one_sentence(folder: Path) -> None:
+    (folder / "closed").mkdir(mode=0o700)
+    user = of(folder).take()
+    with pytest.raises(WorkFailed, match=rf"cannot reach .*closed/in, because of {folder}/closed"):
+        user.give([folder / "closed" / "in"])
+    user.end()
+
+
+@needs_root
+def test_an_account_is_nobody_elses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Account:
+        pw_name = "joe"
+
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: Account)
+    with pytest.raises(WorkFailed, match=f"The user {FIRST} of `uids` is joe"):
+        of(folder).take()
+
+
+@needs_root
+@pytest.mark.parametrize("spoilt", ["writable", "another's"])
+def test_locks_that_others_could_change_are_none(folder: Path, spoilt: str) -> None:
+    locks = folder / "users"
+    locks.mkdir(mode=0o700)
+    if spoilt == "writable":
+        locks.chmod(0o777)
+    else:
+        os.chown(locks, FIRST, FIRST)
+    with pytest.raises(WorkFailed, match="is not root's alone"):
+        of(folder).take()
+
+
+def test_what_hinders_a_user(folder: Path) -> None:
+    file = folder / "a" / "b" / "file"
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    assert hindrance(file, FIRST) is None
+    (folder / "link").symlink_to(file)
+    file.chmod(0o600)
+    assert hindrance(folder / "link", FIRST) == file
+    file.chmod(0o644)
+    (folder / "a").chmod(0o750)
+    assert hindrance(file, FIRST) == folder / "a"
+    assert hindrance(folder / "none", FIRST) == folder / "none"
