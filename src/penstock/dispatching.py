@@ -20,6 +20,7 @@ from penstock.app import (
     root_of,
     secret_of_settings,
 )
+from penstock.console.alerting import OpenAlerts
 from penstock.console.application import Console
 from penstock.console.live import Live
 from penstock.console.pages.table import SITE
@@ -284,4 +285,5 @@ def _console(settings: Settings, parts: Parts, live: Live, secret: str) -> Conso
         live=live,
         clock=clock,
         version=version("penstock"),
+        alerts=OpenAlerts(parts.database, clock=clock),
     )

@@ -29,6 +29,7 @@ def judge(settings: Settings, registry: Registry) -> None:
     """Raise `InvalidInput` for the first thing with which it could not run."""
     _judge_ports(settings)
     _judge_postgres(settings.postgres)
+    _judge_untrusted(settings)
     outputs = settings.store_url.partition("?")[0]
     Places(outputs)
     if outputs.startswith("s3://"):
@@ -64,3 +65,15 @@ def _judge_postgres(dsn: str) -> None:
             "postgres is not the address of a Postgres.",
             hint="Write postgresql://USER@HOST/DATABASE, or 'host=HOST dbname=DATABASE'.",
         ) from error
+
+
+def _judge_untrusted(settings: Settings) -> None:
+    if settings.api_token:
+        return
+    for name, table in settings.runtimes.items():
+        if table.get("uids"):
+            raise InvalidInput(
+                f"The runtime {name} has uids for untrusted work, and the API of this machine wants"
+                " no token: such work could do with the API whatever it likes.",
+                hint="Set PENSTOCK_API_TOKEN.",
+            )

@@ -91,7 +91,7 @@ jobs:
     inputs: [{from: shared, where: 'partition_key glob "g-*"'}]
     outputs: [remains]
     untrusted: UNTRUSTED
-    heartbeat_timeout: 3s
+    heartbeat_timeout: 8s
     max_attempts: 2
     retry: {first: 100ms}
 """

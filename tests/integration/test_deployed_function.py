@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -33,6 +34,7 @@ from penstock.dispatcher.wire.work import (
     ResultsAnswer,
     TaskResult,
 )
+from penstock.kernel.entropy import system_entropy
 from penstock.kernel.errors import DispatcherUnavailable, InvalidInput
 from penstock.runtimes.deployed import Deployment, task_handler
 from penstock.runtimes.task import DoNotRetry, Stopped
@@ -55,6 +57,8 @@ class Dispatcher:
     heartbeat: Answer = (200, ResultsAnswer(results=[TaskResult(task_id=7, status=200)]))
     refusal: Problem | None = None
     """The answer to an end with outputs."""
+    refusals: int = 1000
+    """How many of them there are."""
     beaten: threading.Event = field(default_factory=threading.Event)
     outage: int = 0
     """How many requests are answered by 503."""
@@ -82,7 +86,8 @@ class Dispatcher:
             case "/v1/task/complete":
                 (end,) = msgspec.json.decode(body, type=CompleteAsk).tasks
                 self.ends.append(end)
-                if self.refusal is not None and end.failure is None:
+                is_refused = self.refusal is not None and len(self.ends) <= self.refusals
+                if self.refusal is not None and is_refused and end.failure is None:
                     return self.refusal.status, self.refusal
                 result = TaskResult(task_id=7, status=200, task_status="completed")
                 return 200, ResultsAnswer(results=[result])
@@ -90,7 +95,9 @@ class Dispatcher:
 
     def invoke(self, handler: Callable[..., Any]) -> Any:
         event = {"dispatcher": self.url, "task_id": 7, "claim_token": "invoked", "payload": {}}
-        return task_handler(handler, Deployment())(event, Context())
+        # Pauses take no time.
+        hasty = Mock(wraps=system_entropy(), uniform=lambda *_: 0.0)
+        return task_handler(handler, Deployment(entropy=hasty))(event, Context())
 
 
 @dataclass
@@ -303,4 +310,19 @@ def test_a_token_that_is_not_known_says_nothing_of_the_attempt(dispatcher: Dispa
     dispatcher.ends.clear()
     dispatcher.refusal = Problem(type="token unknown key", title="No.", status=403)
     assert dispatcher.invoke(lambda *_: None)["status"] == "refused"
-    assert [end.failure for end in dispatcher.ends] == [None]
+    assert {end.failure for end in dispatcher.ends} == {None}
+    assert len(dispatcher.ends) > 1
+
+
+def test_an_end_is_told_again_while_the_token_is_not_known(dispatcher: Dispatcher) -> None:
+    result = TaskResult(task_id=7, status=200, token="second")
+    dispatcher.heartbeat = (200, ResultsAnswer(results=[result]))
+    dispatcher.refusal = Problem(type="token unknown key", title="No.", status=403)
+    dispatcher.refusals = 3
+
+    def handler(*_: Any) -> None:
+        assert dispatcher.beaten.wait(30)
+
+    assert dispatcher.invoke(handler)["status"] == "completed"
+    # The key of the later one may be the one that is not known.
+    assert [end.token for end in dispatcher.ends] == ["second", "first", "second", "first"]

@@ -7,7 +7,7 @@ what is open. What cannot be asked now stays as it was.
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, Protocol
 
 from penstock.console.rendering import number
 from penstock.dispatcher.database.pool import Database
@@ -19,6 +19,28 @@ BLOCK: Final = "open-alerts"
 """What the element in the header is called in the stream of a page."""
 _LOOK_SECONDS: Final = 5.0
 _MANY: Final = 1000
+
+
+class AlertCount(Protocol):
+    """What the header of a page says of alerts."""
+
+    @property
+    def shown(self) -> str:
+        """The count as a text; none are nothing."""
+        ...
+
+    async def look(self) -> None:
+        """Bring it up to date, if it is not."""
+        ...
+
+
+class NoCount:
+    """Of a console that shows none."""
+
+    shown = ""
+
+    async def look(self) -> None:
+        """There is nothing to ask."""
 
 
 class OpenAlerts:

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs
 
 from penstock.console import asking
 from penstock.console.alerting import BLOCK as ALERTS_BLOCK
-from penstock.console.alerting import OpenAlerts
+from penstock.console.alerting import AlertCount, NoCount
 from penstock.console.answering import (
     Answer,
     Header,
@@ -37,7 +37,7 @@ from penstock.console.pages.base import Action, Asked, Done, Missing, Page, Site
 from penstock.console.rendering import Rendering
 from penstock.console.sessions import COOKIE, SESSION_SECONDS, Role, Session, Sessions
 from penstock.dispatcher.api.parts import Parts
-from penstock.dispatcher.api.requests import Receive
+from penstock.dispatcher.api.requests import Receive, is_of_this_machine
 from penstock.dispatcher.wire.problem import Problem
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import DatabaseUnavailable, PenstockError
@@ -86,6 +86,7 @@ class Console:
         live: Live,
         clock: Clock,
         version: str = "",
+        alerts: AlertCount | None = None,
     ) -> None:
         self._api = api
         self._parts = parts
@@ -95,7 +96,7 @@ class Console:
         self._clock = clock
         self._version = version
         self._rendering = Rendering()
-        self._alerts = OpenAlerts(parts.database, clock=clock)
+        self._alerts = alerts or NoCount()
         self._pages = [(_compiled(each.path), each) for each in site.pages]
         self._actions = [(_compiled(each.path), each) for each in site.actions]
 
@@ -117,7 +118,7 @@ class Console:
         path, method = scope["path"], scope["method"]
         if path.startswith("/static/"):
             return self._file(path, scope["query_string"], headers)
-        if self._sessions.is_open and not asking.is_of_this_machine(headers):
+        if self._sessions.is_open and not is_of_this_machine(headers):
             title = "Without a token the console answers to 127.0.0.1 and localhost alone."
             hint = "Set PENSTOCK_API_TOKEN to use another name."
             return self._plain(title, hint=hint, status=403)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from penstock.dispatcher.api.requests import Limits, Receive, body_of
 from penstock.dispatcher.wire.problem import Problem
@@ -14,7 +14,6 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 FORM_BYTES_MAX: Final = 256 * 1024
 _FIELDS_MAX: Final = 200
-_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _LIMITS: Final = Limits(body_bytes_max=FORM_BYTES_MAX)
 
 
@@ -30,19 +29,6 @@ def cookie(headers: Headers, name: str) -> str:
     except CookieError:
         return ""
     return found.value if found is not None else ""
-
-
-def is_of_this_machine(headers: Headers) -> bool:
-    """Whether the host that was asked for is this machine by a name of its own.
-
-    A page of another site can have its own name lead here, and its scripts would then be of the
-    same site as this server. That name stands in `Host`.
-    """
-    try:
-        host = urlsplit(f"//{header(headers, b'host')}").hostname
-    except ValueError:
-        return False
-    return host in _LOOPBACK
 
 
 def is_of_our_page(headers: Headers) -> bool:

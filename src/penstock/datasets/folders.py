@@ -2,12 +2,18 @@
 
 A file appears whole, by a rename, and is on the disk when a call returns, unless syncing is off.
 Below the root of a `file://` store these files are objects of that store like any other.
+
+A link is no file, and neither is a pipe or a device: they are not listed, and not read. Whoever may
+write into one folder could name files of others by a link. Folders on the way may be links: where
+the store lies is its operator's business.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +24,7 @@ from typing import BinaryIO, Final
 from penstock.kernel.errors import NotFound, Refused, Unavailable
 
 _CHUNK_BYTES: Final = 1024 * 1024
+_LINK: Final = "a link or another thing that is no file"
 
 Chunk = bytes | memoryview
 
@@ -37,7 +44,7 @@ class Folder:
     is_synced: bool = True
 
     def chunks(self, key: str) -> Iterator[Chunk]:
-        with _explained(key), Path(key).open("rb") as file:
+        with self.open(key) as file, _explained(key):
             while chunk := file.read(_CHUNK_BYTES):
                 yield chunk
 
@@ -57,18 +64,24 @@ class Folder:
     def settle(self, key: str) -> None:
         if self.is_synced:
             with _explained(key):
-                _sync(Path(key))
+                with _opened(key) as file:
+                    os.fsync(file.fileno())
                 _sync(Path(key).parent)
 
     def list(self, key: str) -> Iterator[Listed]:
         base = Path(key)
+        with _explained(key):
+            if base.is_symlink():
+                raise OSError(errno.ELOOP, _LINK)
         for folder, folders, names in os.walk(base):
             folders.sort()
             for name in sorted(names):
                 path = Path(folder, name)
                 # What vanishes between the look and the question was not there.
                 with suppress(FileNotFoundError):
-                    yield Listed(path.relative_to(base).as_posix(), path.stat().st_size)
+                    status = path.lstat()
+                    if stat.S_ISREG(status.st_mode):
+                        yield Listed(path.relative_to(base).as_posix(), status.st_size)
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -81,7 +94,7 @@ class Folder:
 
     def open(self, key: str) -> BinaryIO:
         with _explained(key):
-            return Path(key).open("rb")
+            return _opened(key)
 
     def _put(self, key: str, fill: Callable[[BinaryIO], None]) -> None:
         to = Path(key)
@@ -114,6 +127,15 @@ def make_folder(path: Path, *, is_synced: bool) -> None:
         _sync(path.parent)
 
 
+def _opened(key: str) -> BinaryIO:
+    # A pipe is not waited for before it is known for one.
+    handle = os.open(key, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.ELOOP, _LINK)
+    return os.fdopen(handle, "rb")
+
+
 def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -136,4 +158,8 @@ def _explained(key: str) -> Iterator[None]:
             hint="Check who owns the folder.",
         ) from error
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise Refused(
+                f"{key} is {_LINK}.", key=key, hint="Write the file itself there."
+            ) from error
         raise Unavailable(f"{key} cannot be used: {error.strerror or error}.", key=key) from error

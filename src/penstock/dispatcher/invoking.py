@@ -9,9 +9,9 @@ It claims the task before it runs anything, with the token, which is good for th
 this task and a quarter of an hour; so a function needs no identity of its own, an invocation that
 comes twice runs once, and one that comes late, or runs on after its attempt was given up, begins no
 other. The dispatcher owns the attempts: retries of Lambda's own are turned off for a function
-before it is first invoked, and an event that Lambda could not start for some minutes is dropped by it, for the
-reconciler invokes again what was not claimed. If that cannot be set up, the function is invoked
-anyway and says so in the log: it may be invoked more often than it has to be.
+before it is first invoked, and an event that Lambda could not start for some minutes is dropped by
+it, for the reconciler invokes again what was not claimed. If that cannot be set up, the function is
+invoked anyway and says so in the log: it may be invoked more often than it has to be.
 
 Only tasks that could be claimed now are invoked. What is over needs nothing, and what is not due,
 paused or beyond a limit is announced again when that changes. A payload that is too large for an

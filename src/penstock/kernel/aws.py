@@ -3,11 +3,15 @@
 The package boto3 is asked for only here, and only when something of AWS is used. Its clients block,
 so they are called in threads; they may be shared by threads. Nothing outlives a bound on its time,
 and boto3 itself tries again only what is safe to.
+
+What it prints when it is debugged has answers whole, with the secrets and credentials in them; so
+botocore logs nothing below INFO once there is a client, whatever the level of other logs is.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -52,6 +56,7 @@ def aws_client(
             f"The package boto3 is needed for {service.upper()} of AWS, and is not installed.",
             hint="pip install 'penstock[aws]'",
         ) from error
+    _hush()
     try:
         # A session of its own: the shared one must not be used by several threads.
         return boto3.session.Session().client(
@@ -67,6 +72,13 @@ def aws_client(
             f"There is no client for {service.upper()} of AWS: {error}",
             hint="Set AWS_REGION, and credentials as for every tool of AWS.",
         ) from error
+
+
+def _hush() -> None:
+    """Keep botocore from logging what is answered."""
+    log = logging.getLogger("botocore")
+    if log.level < logging.INFO:
+        log.setLevel(logging.INFO)
 
 
 def error_code(error: Exception) -> str:

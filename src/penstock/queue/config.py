@@ -31,11 +31,11 @@ from penstock.kernel.errors import (
     UnreadableObject,
 )
 from penstock.kernel.wire import Stamped, decode, encode
-from penstock.queue.layout import QueueLayout
+from penstock.queue.layout import QUEUES, QueueLayout
 from penstock.queue.owning.shards import SHARDS_DEFAULT, Cut, check_shards
 from penstock.queue.pack import RESEND_SECONDS
-from penstock.queue.places import check_name
-from penstock.store.base import CREATE, ObjectStore, Version, find, pages
+from penstock.queue.places import check_name, is_name
+from penstock.store.base import CREATE, PAGE_KEYS_MAX, ObjectStore, Version, find, pages
 from penstock.store.cell import Cell
 
 _log = logging.getLogger(__name__)
@@ -156,12 +156,19 @@ class ConfigWatch:
         return self.config
 
 
+async def queue_names(store: ObjectStore, *, names_max: int) -> tuple[str, ...]:
+    """The first queues of a store, in order: one LIST, or a few where pages come short."""
+    names: list[str] = []
+    async for page in pages(store, QUEUES, delimiter="/", page_keys=min(names_max, PAGE_KEYS_MAX)):
+        names += [folder.removeprefix(QUEUES).rstrip("/") for folder in page.folders]
+        if len(names) >= names_max:
+            break
+    return tuple(name for name in names[:names_max] if is_name(name))
+
+
 async def no_such_queue(store: ObjectStore, layout: QueueLayout) -> QueueNotFound:
     """The error for a queue that is not there; it names those that are."""
-    names: list[str] = []
-    async for page in pages(store, "queues/", delimiter="/", page_keys=_QUEUES_SHOWN):
-        names += [folder.removeprefix("queues/").rstrip("/") for folder in page.folders]
-        break
+    names = await queue_names(store, names_max=_QUEUES_SHOWN)
     known = f"There are: {', '.join(names)}." if names else "There is none here yet."
     return QueueNotFound(
         f"There is no queue {layout.queue!r} in this store.",

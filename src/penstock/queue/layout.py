@@ -57,6 +57,8 @@ from penstock.queue.places import (
     task_at,
 )
 
+QUEUES: Final = "queues/"
+"""The folder of all queues of a store."""
 _WORKER: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,120}")
 _MINUTE: Final = re.compile(r"([0-9]{8,9})/")
 _POINTER: Final = re.compile(
@@ -116,7 +118,7 @@ class QueueLayout:
 
     @cached_property
     def root(self) -> str:
-        return f"queues/{self.queue}/"
+        return f"{QUEUES}{self.queue}/"
 
     def pack(self, at: PackAt) -> str:
         return self.root + at.path

@@ -179,9 +179,14 @@ def task_at(task: str) -> tuple[PackAt, int]:
     )
 
 
+def is_name(name: str) -> bool:
+    """Whether this can be the name of a queue or a type."""
+    return _NAME.fullmatch(name) is not None and not name.endswith(LEDGER)
+
+
 def check_name(name: str, *, what: str) -> str:
     """The name of a queue or a type, or `InvalidInput`."""
-    if not _NAME.fullmatch(name) or name.endswith(LEDGER):
+    if not is_name(name):
         raise InvalidInput(
             f"{name[:120]!r} is not the name of a {what}.",
             hint="Names have 1 to 100 letters, digits, '_', '-' and '.', and begin with no '.'.",

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.datasets.schema import Column
 from penstock.kernel.service import Service
-from penstock.runtimes.handed import Handed
+from penstock.runtimes.handed import Handed, TaskCredentials
 
 if TYPE_CHECKING:
     # What it needs makes the start of a child longer, which has no use for it.
@@ -193,6 +193,10 @@ class Voice(Protocol):
 
     async def emit(self, news: Sequence[News]) -> str:
         """Send events; returns why the source is to pause, or nothing. Repeats until heard."""
+        ...
+
+    async def credentials(self, locations: Sequence[str]) -> TaskCredentials:
+        """Credentials for these folders of the work; `WorkFailed` says why there are none."""
         ...
 
 

@@ -43,6 +43,8 @@ from penstock.runtimes.frames import (
     Failed,
     FromChild,
     Heard,
+    Mint,
+    Minted,
     Progress,
     Stale,
     Style,
@@ -50,6 +52,7 @@ from penstock.runtimes.frames import (
     framed,
     to_child,
 )
+from penstock.runtimes.handed import TaskCredentials
 from penstock.runtimes.resources import limited
 from penstock.runtimes.secrets import print_error
 
@@ -62,7 +65,7 @@ class Runtime:
         self._interruption = interruption
         self._pid = os.getpid()
         self._sending = threading.Lock()
-        self._waiting: dict[int, queue.SimpleQueue[Heard]] = {}
+        self._waiting: dict[int, queue.SimpleQueue[Heard | Minted]] = {}
         self._number = 0
         self.tasks: queue.SimpleQueue[Begin] = queue.SimpleQueue()
 
@@ -87,18 +90,33 @@ class Runtime:
 
     def emit(self, news: Sequence[News]) -> str:
         """Send events, and wait until they are heard."""
+        heard = self._answer(Emit(number=self._next(), news=list(news)))
+        assert isinstance(heard, Heard)
+        return heard.paused
+
+    def credentials(self, locations: Sequence[str]) -> TaskCredentials:
+        """Ask for credentials, and wait for them."""
+        minted = self._answer(Mint(number=self._next(), locations=list(locations)))
+        assert isinstance(minted, Minted)
+        assert minted.credentials is not None
+        return minted.credentials
+
+    def _next(self) -> int:
         with self._sending:
             self._number += 1
-            number = self._number
-        answers = self._waiting[number] = queue.SimpleQueue()
+            return self._number
+
+    def _answer(self, asked: Emit | Mint) -> Heard | Minted:
+        """Ask, and wait for the answer of that number."""
+        answers = self._waiting[asked.number] = queue.SimpleQueue()
         try:
-            self.send(Emit(number=number, news=list(news)))
-            heard = answers.get()
+            self.send(asked)
+            answer = answers.get()
         finally:
-            del self._waiting[number]
-        if heard.error:
-            raise WorkFailed(heard.error)
-        return heard.paused
+            del self._waiting[asked.number]
+        if answer.error:
+            raise WorkFailed(answer.error)
+        return answer
 
     def listen(self) -> None:
         """Hear the runtime until it is gone; then end all that this process has started."""
@@ -111,10 +129,10 @@ class Runtime:
         match to_child.decode(body):
             case Begin() as begin:
                 self.tasks.put(begin)
-            case Heard() as heard:
+            case Heard() | Minted() as answer:
                 # Nobody waits any more if the function was interrupted.
-                if answers := self._waiting.get(heard.number):
-                    answers.put(heard)
+                if answers := self._waiting.get(answer.number):
+                    answers.put(answer)
             case _:
                 self._interruption.stopping.set()
 

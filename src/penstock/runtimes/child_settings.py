@@ -37,10 +37,14 @@ class ChildSettings(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
     """The users that untrusted work runs as, as in 61184-61247; empty runs none of it."""
     uids_folder: str = FOLDER
     """Where it is noted which of them are taken, for all workers of a machine."""
+    untrusted_on_files: bool = False
+    """Whether untrusted work also runs on a `file://` store, where it can read every dataset."""
 
     def users(self) -> Users | None:
         """The users that untrusted work runs as."""
-        return Users.of(self.uids, self.uids_folder) if self.uids else None
+        if not self.uids:
+            return None
+        return Users.of(self.uids, self.uids_folder, is_on_files=self.untrusted_on_files)
 
     def warmth(self) -> Warmth:
         """How long children are kept."""

@@ -40,6 +40,8 @@ from penstock.runtimes.frames import (
     Failed,
     FromChild,
     Heard,
+    Mint,
+    Minted,
     Progress,
     Stale,
     Stop,
@@ -232,9 +234,19 @@ class _Conversation:
                 case Emit() as emit:
                     # Sent once more if this was cancelled: the dispatcher knows an event again.
                     await self._child.say(await self._heard(emit))
+                case Mint() as mint:
+                    await self._child.say(await self._minted(mint))
                 case ended:
                     return ended
             self._unanswered = None
+
+    async def _minted(self, mint: Mint) -> Minted:
+        try:
+            made = await self._voice.credentials(mint.locations)
+        except PenstockError as error:
+            said = f"{error.message} {error.hint}".strip()
+            return Minted(number=mint.number, error=said or "There are no credentials.")
+        return Minted(number=mint.number, credentials=made)
 
     async def _heard(self, emit: Emit) -> Heard:
         try:

@@ -13,8 +13,10 @@ is killed. A refused heartbeat or a cancellation raises `Stopped` in the handler
 
 The invocation brings what allows the claim, `claim_token`: a token for this task, of a few minutes,
 so that the function has no secret of its own. The claim's answer has the capability token of the
-attempt, which every call brings, and a heartbeat the next one. `PENSTOCK_DISPATCHER` in the
-environment says where the dispatcher is, or else the invocation does.
+attempt, which every call brings, and a heartbeat the next one. A dispatcher may not know for a
+moment who has signed a token, as after a failover of its database: an end is told `_PROOFS_MAX`
+times, by turns with the latest token and with the first. `PENSTOCK_DISPATCHER` in the environment
+says where the dispatcher is, or else the invocation does.
 
 This is a small package to deploy, and it lies below the dispatcher, so it uses the standard library
 alone and writes its requests by hand: a test compares them with `penstock.dispatcher.wire`.
@@ -28,10 +30,11 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from itertools import cycle, islice
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -58,6 +61,7 @@ _BODY_BYTES_MAX: Final = 64 * 2**20
 _NOT_NOW: Final = frozenset({408, 425, 429})
 _OVER: Final = frozenset({404, 409})
 _UNPROVED: Final = frozenset({401, 403})
+_PROOFS_MAX: Final = 6
 _TASK_HEADER: Final = "X-Trace-Task-Capability"
 _SCHEMA: Final = "schema"
 _OUTPUTS: Final = frozenset({"outputs", _SCHEMA})
@@ -133,11 +137,24 @@ class Calls:
         result: Mapping[str, Any] = (answer.get("results") or [{}])[0]
         return result
 
-    def complete(self, ended: Mapping[str, Any]) -> str:
-        """Tell how the attempt has ended; returns what the task is now."""
-        answer = self._repeated("/v1/task/complete", {"tasks": [ended]}, {}, self._ends_at)
-        results = answer.get("results") or [{}]
-        return str(results[0].get("task_status", ""))
+    def complete(self, ended: Mapping[str, Any], *, tokens: Sequence[str]) -> str:
+        """Tell how the attempt has ended; returns what the task is now.
+
+        By one of these tokens: if none is known, it is tried again, for it may be in a moment.
+        """
+        for tries, token in enumerate(islice(cycle(tokens), _PROOFS_MAX), 1):
+            body = {"tasks": [{**ended, "token": token}]}
+            try:
+                answer = self._repeated("/v1/task/complete", body, {}, self._ends_at)
+            except DispatcherRefused as error:
+                left_seconds = self._ends_at - self._us.clock.monotonic()
+                if error.status not in _UNPROVED or tries == _PROOFS_MAX or left_seconds < tries:
+                    raise
+                self._pausing.wait(tries * self._us.entropy.uniform(0.5, 1.0))
+                continue
+            results = answer.get("results") or [{}]
+            return str(results[0].get("task_status", ""))
+        raise AssertionError("the last try returns or raises")
 
     def _repeated(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], until: float
@@ -182,6 +199,7 @@ class _Attempt:
         self._calls = calls
         names = ("task_id", "attempt", "lease_token", "token")
         self._held = {name: assignment[name] for name in names}
+        self._first_token: str = assignment["token"]
         self._pause_seconds = assignment["heartbeat_seconds"] / 3
         self._work = work_of(assignment)
         self._over = threading.Event()
@@ -208,7 +226,7 @@ class _Attempt:
     def _tell(self, end: Mapping[str, Any]) -> str:
         """Tell how the attempt has ended; as a failure, if what was made is refused."""
         try:
-            return self._calls.complete({**self._held, **end})
+            return self._complete(end)
         except DispatcherRefused as error:
             is_over = error.status in _OVER and error.kind not in _OUTPUTS
             if is_over or error.status in _UNPROVED or "failure" in end:
@@ -218,7 +236,11 @@ class _Attempt:
                 "reason": f"What it made was refused: {error.message}",
                 "is_retried": error.kind != _SCHEMA,
             }
-            return self._calls.complete({**self._held, "failure": failure})
+            return self._complete({"failure": failure})
+
+    def _complete(self, end: Mapping[str, Any]) -> str:
+        tokens = list(dict.fromkeys([self._held["token"], self._first_token]))
+        return self._calls.complete({**self._held, **end}, tokens=tokens)
 
     def _end(self, user_handler: Handler, context: Any) -> dict[str, Any]:
         try:

@@ -1,9 +1,10 @@
 """What a runtime and its child process say to each other: JSON behind its length.
 
-The runtime begins a task, says that it should stop, and answers events. The child tells progress,
-sends events, and ends the task with `Done` or `Failed`; `Stale` is its answer to a task that it has
-not begun, because the user's code has changed since it was imported. A frame is four bytes of
-length and as many bytes of JSON. Whatever does not read so is a broken child.
+The runtime begins a task, says that it should stop, and answers events and requests for
+credentials. The child tells progress, sends events, asks, and ends the task with `Done` or
+`Failed`; `Stale` is its answer to a task that it has not begun, because the user's code has changed
+since it was imported. A frame is four bytes of length and as many bytes of JSON. Whatever does not
+read so is a broken child.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 
 from penstock.kernel.errors import InvalidInput
 from penstock.runtimes.base import Made, News, Work
+from penstock.runtimes.handed import TaskCredentials
 
 FRAME_BYTES_MAX: Final = 16 * 2**20
 _HEADER_BYTES: Final = 4
@@ -54,6 +56,14 @@ class Heard(msgspec.Struct, tag="heard", kw_only=True):
     error: str = ""
 
 
+class Minted(msgspec.Struct, tag="minted", kw_only=True):
+    """The answer to a request for credentials: what it asked for, or why there is nothing."""
+
+    number: int
+    credentials: TaskCredentials | None = None
+    error: str = ""
+
+
 class Progress(msgspec.Struct, tag="progress"):
     said: dict[str, Any]
 
@@ -63,6 +73,13 @@ class Emit(msgspec.Struct, tag="emit", kw_only=True):
 
     number: int
     news: list[News]
+
+
+class Mint(msgspec.Struct, tag="mint", kw_only=True):
+    """Credentials are wanted for these folders; `number` comes back in the answer."""
+
+    number: int
+    locations: list[str]
 
 
 class Done(msgspec.Struct, tag="done", kw_only=True):
@@ -82,8 +99,8 @@ class Stale(msgspec.Struct, tag="stale"):
     """Nothing was begun: the code on disk is not the code that is loaded."""
 
 
-ToChild = Begin | Stop | Heard
-FromChild = Progress | Emit | Done | Failed | Stale
+ToChild = Begin | Stop | Heard | Minted
+FromChild = Progress | Emit | Mint | Done | Failed | Stale
 
 _encoder: Final = msgspec.json.Encoder()
 to_child: Final = msgspec.json.Decoder(ToChild)

@@ -9,8 +9,11 @@ A group is named before anything of the user runs in it, and taken back before i
 for others. What is in the session of its leader, though it has a group of its own (the Python
 workers of Spark do), is ended too, where the kernel tells (`/proc`). With the group of untrusted
 work comes the number of the user that is its alone: then every process of that user is ended,
-wherever it has hidden itself. A guard that is itself killed is replaced when the next group is
-named.
+wherever it has hidden itself (`kill_user`). A guard that is itself killed is replaced when the next
+group is named.
+
+With a number of a user as its argument the script does one thing: it becomes that user and kills
+all that the user has, at one instant.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ _LOOKS_MAX: Final = 10
 """How often a session is looked at: what is killed may have made a process meanwhile."""
 _USER_LOOKS_MAX: Final = 200
 _USER_LOOK_SECONDS: Final = 0.02
+_NOBODY_FROM: Final = 2**31
+"""Above all numbers of users that are taken for untrusted work."""
 
 
 class Guard:
@@ -130,25 +135,57 @@ def kill_session(leader: int, *, but: int = 0) -> None:
 def kill_user(number: int) -> bool:
     """Kill every process of a user whom nobody else may be; whether none is left.
 
-    One by one, and each by a handle that was looked at, so that no number which has become a
-    stranger's is hit. What forks as fast as it is killed may win: then it is told that it has.
+    Looking for processes and killing what was found is not enough: one that forks and ends all the
+    time is always another by the time that it is looked at. So a process of ours becomes the user
+    and kills all others of it by one call, during which the kernel lets nobody fork. Only after
+    that does it count that none is seen: what is still seen is about to end and makes no other.
     """
     assert number > 0, "root is everybody"
     pause = threading.Event()
     for _ in range(_USER_LOOKS_MAX):
-        found = user_processes(number)
-        if not found:
+        if _is_struck(number) and not user_processes(number):
             return True
-        for process in found:
-            with suppress(OSError):
-                handle = os.pidfd_open(process)
-                try:
-                    if _is_living_of(process, number):
-                        signal.pidfd_send_signal(handle, signal.SIGKILL)
-                finally:
-                    os.close(handle)
         pause.wait(_USER_LOOK_SECONDS)
     return False
+
+
+def _is_struck(number: int) -> bool:
+    """Whether all that the user had a moment ago was sent a signal that ends it."""
+    try:
+        ended = subprocess.run(  # noqa: S603 - our own
+            [sys.executable, "-I", "-S", __file__, str(number)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env={},
+            timeout=_END_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return ended.returncode == 0
+
+
+def strike(number: int) -> None:
+    """Become a user, for good, and kill every process of it but this one.
+
+    Nothing is run as the user in between, and no process of the user can look into this one. Nor
+    can it be quicker and kill this one: the right to do so goes by the real user, and that is one
+    whom nobody is, where the kernel knows so many. Where it does not, a killed one is seen by its
+    end, and another is started.
+    """
+    nobody = _NOBODY_FROM + number
+    os.setgroups([])
+    os.setresgid(number, number, number)
+    try:
+        os.setresuid(nobody, number, nobody)
+    except OSError:
+        os.setresuid(number, number, number)
+    if 0 in os.getresuid():
+        raise PermissionError("root would kill everybody")
+    # There is none, or none but those of others.
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(-1, signal.SIGKILL)
 
 
 def user_processes(number: int) -> list[int]:
@@ -194,4 +231,7 @@ def _is_living_of(process: int, number: int) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 1:
+        strike(int(sys.argv[1]))
+    else:
+        main()

@@ -39,6 +39,8 @@ class Handed:
     endpoint: str = ""
     """Where the store is, if it is not AWS's own."""
     has_credentials: bool = False
+    lacks: str = ""
+    """What the credentials do not hold, in words; empty if they hold all of the attempt's."""
 
     @property
     def token(self) -> str:
@@ -58,12 +60,13 @@ class Handed:
             expires_at=datetime.fromisoformat(said["Expiration"]),
             region=self.region,
             endpoint=self.endpoint,
+            lacks=self.lacks,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCredentials:
-    """Credentials for the prefixes that an attempt reads and writes, and for nothing else."""
+    """Credentials for prefixes that an attempt reads and writes, and for nothing else."""
 
     access_key: str = field(repr=False)
     secret_key: str = field(repr=False)
@@ -72,6 +75,9 @@ class TaskCredentials:
     """When they end; by then the task's are others, so read them anew when you need them."""
     region: str = ""
     endpoint: str = ""
+    lacks: str = ""
+    """Which of the attempt's prefixes they are not for, and what to do, in words; most often
+    nothing. There is no room for many of them in one policy of STS."""
 
     def for_boto3(self) -> dict[str, str]:
         """What a client of boto3 is made with: `boto3.client("s3", **credentials.for_boto3())`."""

@@ -200,16 +200,17 @@ class Offspring(Generic[Heard]):
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         else:
             self._process.wait()
+        if self._user:
+            # While the guard still knows of it. Whether any is left is seen by whoever gives the
+            # user back.
+            with suppress(OSError):
+                kill_user(self._user)
         with self._lock:
             self._kill_group(signal.SIGKILL)
             kill_session(self._process.pid)
             self._guard.forget(self._process.pid)
             self._process.wait()
             self._is_reaped = True
-        if self._user:
-            # Whether any is left is seen by whoever gives the user back.
-            with suppress(OSError):
-                kill_user(self._user)
         with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
             self._loop.call_soon_threadsafe(self._has_ended)
 

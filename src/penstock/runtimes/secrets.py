@@ -7,8 +7,10 @@ nothing here writes them anywhere.
 
 `hidden` takes values out of a text that leaves the work, such as why it failed: as they are, as
 they look in a repr, in JSON and in a URL, line by line, and of a JSON document each of its texts.
-What is shorter than `HIDDEN_CHARACTERS_MIN` stays, for it would be found everywhere. It is a net
-for accidents: code that wants to tell a secret can always write it in another way.
+What is shorter than `HIDDEN_CHARACTERS_MIN` stays, for it would be found everywhere. It never makes
+a text longer, and takes time by the length of it: so texts are cut before, and the beginning of a
+value that is cut off is found as well. It is a net for accidents: code that wants to tell a secret
+can always write it in another way.
 """
 
 from __future__ import annotations
@@ -93,7 +95,10 @@ def _leaves(value: str) -> Iterator[str]:
 
 def _without_beginning(text: str, form: str) -> str:
     """The text without the beginning of a value that was cut off with the end of the text."""
-    for length in range(min(len(form) - 1, len(text)), HIDDEN_CHARACTERS_MIN - 1, -1):
-        if text.endswith(form[:length]):
-            return f"{text[: len(text) - length]}{HIDDEN}"
+    first = form[:HIDDEN_CHARACTERS_MIN]
+    place = text.find(first, max(0, len(text) - len(form) + 1))
+    while place >= 0:
+        if form.startswith(text[place:]):
+            return f"{text[:place]}{HIDDEN}"
+        place = text.find(first, place + 1)
     return text

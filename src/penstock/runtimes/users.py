@@ -2,8 +2,8 @@
 
 `uids = "61184-61247"` in the settings of a runtime names numbers that belong to no account. A
 worker that runs as root takes one for each untrusted attempt, and gives it the folders that the
-attempt may write to. When the attempt is over, every process of the user is killed, what it has
-written becomes the worker's again, and the number is free for another.
+attempt may write to. When the attempt is over, every process of the user is killed, the folders
+are taken back (`reclaiming`), and the number is free for another.
 
 | state of a number | its file in `folder` | who moves it |
 |---|---|---|
@@ -14,15 +14,21 @@ written becomes the worker's again, and the number is free for another.
 
 Invariants: no two attempts on a machine have one number at a time, whichever workers they are of
 (the lock is the kernel's, and ends with its holder). A number is free only when no process runs
-as it and when it owns nothing below the folders that it was given, so that who has it next can
-change nothing of what was published before. The list is written before the first folder is given.
+as it, and when every folder that it was given is closed to it or has nothing that it owns, so that
+who has it next can change nothing of what was published before. What is published was taken back
+whole: outputs that cannot be stay closed, and the attempt fails before its end is told. The list is
+written before the first folder is given.
 
 A crash at any point leaves a file that is not locked and lists folders, and maybe processes: the
-guard of the worker kills those (`penstock.runtimes.guard`), and `take` does all of it again.
+guard of the worker kills those (`penstock.runtimes.guard`), and `take` ends what is left and closes
+the folders. Nobody was told of the end of that attempt, so nothing in them is published.
 
 What is not defended: what a user writes where everybody may, as in /tmp, stays there, and the next
 one of that number owns it. Numbers are taken in turn, so that this is late. All of it blocks, for
 a few seconds at most unless the output has many files: called from threads.
+
+On a store of files a user reads what everybody may, which is every dataset: folders of this machine
+are given only where `untrusted_on_files` says so.
 """
 
 from __future__ import annotations
@@ -44,6 +50,7 @@ from typing import Final
 from penstock.kernel.errors import InvalidInput, WorkFailed
 from penstock.runtimes.guard import kill_user
 from penstock.runtimes.lowering import hindrance
+from penstock.runtimes.reclaiming import close, take_back
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +61,7 @@ _LEAST: Final = 1_000
 _MOST: Final = 2**31 - 2
 _COUNT_MAX: Final = 4_096
 _RECORD_BYTES_MAX: Final = 2**20
-_TAKING_BACK_SECONDS: Final = 600.0
+_REMOVING_SECONDS: Final = 600.0
 _PATH: Final = "/usr/bin:/bin"
 _HINT: Final = (
     'Run a worker as root, on Linux, with uids = "61184-61247" in the settings of the runtime:'
@@ -65,14 +72,15 @@ _HINT: Final = (
 class Users:
     """The numbers of one runtime."""
 
-    def __init__(self, *, first: int, last: int, folder: Path) -> None:
+    def __init__(self, *, first: int, last: int, folder: Path, is_on_files: bool = False) -> None:
         self._numbers = range(first, last + 1)
         self._folder = folder
+        self._is_on_files = is_on_files
         self._lock = threading.Lock()
         self._turn = 0
 
     @classmethod
-    def of(cls, said: str, folder: str) -> Users:
+    def of(cls, said: str, folder: str, *, is_on_files: bool = False) -> Users:
         """The users of a setting such as 61184-61247."""
         found = _RANGE.fullmatch(said.strip())
         first, last = (int(found[1]), int(found[2])) if found is not None else (0, 0)
@@ -82,7 +90,17 @@ class Users:
                 hint=f"Write the first and the last number, as in 61184-61247: at least {_LEAST},"
                 f" and at most {_COUNT_MAX:,} of them.",
             )
-        return cls(first=first, last=last, folder=Path(folder))
+        return cls(first=first, last=last, folder=Path(folder), is_on_files=is_on_files)
+
+    def check_files(self) -> None:
+        """Refuse work whose data is in folders of this machine, unless the settings allow it."""
+        if not self._is_on_files:
+            raise WorkFailed(
+                "This worker runs no untrusted work on a file:// store, where it could read every"
+                " dataset.",
+                hint="Keep the data in a bucket; or set untrusted_on_files = true in the settings"
+                " of the runtime, if untrusted code may read all that is in the store.",
+            )
 
     def take(self) -> User:
         """A user whom nobody else is, and of whom nothing is left."""
@@ -138,6 +156,7 @@ class User:
     def __init__(self, number: int, lock: int) -> None:
         self.number = number
         self._file = lock
+        self._outputs: Sequence[Path] = ()
 
     @classmethod
     def locked(cls, number: int, file: Path) -> User | None:
@@ -150,9 +169,11 @@ class User:
             return None
         return cls(number, opened)
 
-    def give(self, folders: Sequence[Path]) -> None:
-        """Make folders for what the user writes, and give them to it."""
+    def give(self, outputs: Sequence[Path], *, scratch: Sequence[Path] = ()) -> None:
+        """Make folders for what the user writes, and give them to it. Outputs may be published."""
+        folders = [*outputs, *scratch]
         self._record(folders)
+        self._outputs = outputs
         for each in folders:
             each.mkdir(parents=True, exist_ok=True)
             os.chown(each, self.number, self.number, follow_symlinks=False)
@@ -165,24 +186,39 @@ class User:
                 )
 
     def clear(self) -> None:
-        """End all processes of the user, and take back what it owns; `WorkFailed` if some stays."""
-        if not kill_user(self.number):
-            raise WorkFailed(f"Processes of the user {self.number} cannot be ended.")
-        given = self._recorded()
-        if given:
-            _take_back(self.number, given)
+        """End all processes of the user, and close its folders; `WorkFailed` if some stays."""
+        self._stop()
         os.ftruncate(self._file, 0)
 
     def end(self) -> None:
-        """Give the number back. If that cannot be done, it stays taken as long as this process."""
+        """Give the number back, and its outputs to whoever reads them.
+
+        `WorkFailed` says that the outputs are not to be published. If something cannot be ended,
+        the number stays taken as long as this process.
+        """
         try:
-            self.clear()
+            self._stop()
         except (WorkFailed, OSError) as error:
             _log.error("the user %d of untrusted work stays taken: %s", self.number, error)
             raise WorkFailed(
                 f"What the untrusted work has left cannot be ended: {error}"
             ) from error
-        self.unlock()
+        try:
+            for each in self._outputs:
+                take_back(each, user=self.number)
+        except WorkFailed as error:
+            _log.warning("an output of the user %d stays closed: %s", self.number, error)
+            raise
+        finally:
+            # Also of outputs that stay closed: the user cannot reach into them.
+            os.ftruncate(self._file, 0)
+            self.unlock()
+
+    def _stop(self) -> None:
+        if not kill_user(self.number):
+            raise WorkFailed(f"Processes of the user {self.number} cannot be ended.")
+        for each in self._recorded():
+            close(each)
 
     def unlock(self) -> None:
         """Let another process have the number."""
@@ -217,23 +253,6 @@ def _check_unknown(number: int) -> None:
     )
 
 
-def _take_back(number: int, folders: Sequence[Path]) -> None:
-    """Make the worker the owner of what is the user's below these, links and all.
-
-    Only what is the user's: a link to somebody else's file changes nothing of that. It is done by
-    `chown`, which copes with folders as deep as anybody can make them.
-    """
-    there = [str(each) for each in folders if os.path.lexists(each)]
-    if not there:
-        return
-    program = shutil.which("chown", path=_PATH)
-    if program is None:
-        raise WorkFailed(f"There is no chown in {_PATH}.")
-    owner = f"{os.geteuid()}:{os.getegid()}"
-    command = [program, "-R", "-h", "-P", f"--from={number}", owner, "--", *there]
-    _run(command)
-
-
 def remove_tree(folder: Path) -> None:
     """Remove a folder with what a user has written to it, however deep."""
     program = shutil.which("rm", path=_PATH)
@@ -249,7 +268,7 @@ def _run(command: Sequence[str]) -> None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env={"LC_ALL": "C"},
-            timeout=_TAKING_BACK_SECONDS,
+            timeout=_REMOVING_SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

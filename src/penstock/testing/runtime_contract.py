@@ -30,6 +30,7 @@ import msgspec
 
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import Finished, Made, News, Place, Runtime, Work
+from penstock.runtimes.handed import TaskCredentials
 
 BEGUN: Final = "begun\n"
 PRINTED: Final = "printed\n"
@@ -91,6 +92,9 @@ class Ear:
     async def emit(self, news: Sequence[News]) -> str:
         self.news.extend(news)
         return self.pause
+
+    async def credentials(self, locations: Sequence[str]) -> TaskCredentials:
+        raise WorkFailed(f"Nobody mints credentials for {', '.join(locations)}.")
 
 
 class Bench(Protocol):

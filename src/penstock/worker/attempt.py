@@ -39,6 +39,7 @@ Running = Callable[[Work, Voice], Coroutine[Any, Any, Finished]]
 
 _LETTING_GO_SECONDS: Final = 20.0
 """How long a runtime may take, beyond the grace period, to end work by force."""
+_TRACE_MAX: Final = 20_000
 
 
 class Interruption(Enum):
@@ -63,6 +64,10 @@ class Attempt:
         """The newest capability token; empty if the dispatcher has given none."""
         self.token_news = asyncio.Event()
         """Set when there is a newer one."""
+        self._other_token = ""
+        """The one before it, which is known to have proved something."""
+        self.minting = asyncio.Lock()
+        """Held while credentials are asked for: the dispatcher mints one after the other."""
         self.is_over = False
         """Whether the work has ended, and only the end has to be told."""
         self.secrets: Mapping[str, str] = {}
@@ -98,7 +103,17 @@ class Attempt:
     def renew(self, token: str) -> None:
         """Take the token that a heartbeat has brought; none keeps the old one."""
         if token and token != self.token:
-            self.token = token
+            self._other_token, self.token = self.token, token
+            self.token_news.set()
+
+    def doubt(self, token: str) -> None:
+        """This token has proved nothing, so the next call brings the other one that there is.
+
+        A newer one can be signed by a key that nobody knows, as after a failover of Postgres; and
+        where the older one is no good either, they take turns.
+        """
+        if token == self.token and self._other_token:
+            self.token, self._other_token = self._other_token, self.token
             self.token_news.set()
 
     def interrupt(self, why: Interruption) -> None:
@@ -163,7 +178,7 @@ class Attempt:
             raise error if self._why is None else WorkFailed(self._reason())
         if not isinstance(error, PenstockError):
             trace = "".join(traceback.format_exception(error)).rstrip()
-            _log.error("%s failed in its runtime\n%s", self, self._hidden(trace))
+            _log.error("%s failed in its runtime\n%s", self, self._hidden(trace[:_TRACE_MAX]))
         told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise WorkFailed(told if self._why is None else self._reason()) from error
 
@@ -189,7 +204,7 @@ class Attempt:
         """The end of this attempt as a failure."""
         return orders.failed(
             self.assignment,
-            self._hidden(reason),
+            self._hidden(reason[: orders.REASON_CHARACTERS_MAX]),
             token=self.token,
             is_retried=is_retried,
             log=log,
@@ -197,6 +212,7 @@ class Attempt:
         )
 
     def _hidden(self, text: str) -> str:
+        """Only for texts that are cut already: it takes a while, and the event loop waits."""
         return hidden(text, self.secrets.values()) if self.secrets else text
 
     def __str__(self) -> str:

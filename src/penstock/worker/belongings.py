@@ -33,6 +33,7 @@ from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import InvalidInput, WorkFailed
 from penstock.runtimes.base import Work
 from penstock.runtimes.handed import TEMPORARY, TOKEN
+from penstock.runtimes.reclaiming import close
 from penstock.runtimes.task import path_of
 from penstock.runtimes.users import User, Users, remove_tree
 
@@ -128,8 +129,11 @@ class Belongings:
         """Have a user for untrusted work, with its folders, and the folder with the token."""
         try:
             if self._work.is_untrusted:
-                self._user = _taken(self._users)
-                self._user.give(_folders(self._work))
+                work = self._work
+                outputs = _folders([each.location for each in work.outputs.values()])
+                scratch = _folders([work.scratch])
+                self._user = _taken(self._users, on_files=bool(outputs or scratch))
+                self._user.give(outputs, scratch=scratch)
             if self.folder is not None:
                 self._make_folder(self.folder)
         except OSError as error:
@@ -148,9 +152,15 @@ class Belongings:
                     raise _unwritten(error) from error
 
     def end(self) -> None:
-        """Take everything back. Nothing of the work may run, but for what its user has left."""
+        """Take everything back. Nothing of the work may run, but for what its user has left.
+
+        `WorkFailed` says that what the work has written is not to be published.
+        """
         try:
             if self._user is not None:
+                if self._is_made and self.folder is not None:
+                    # Whoever is that user next has nothing to do with this token.
+                    close(self.folder)
                 self._user.end()
         finally:
             with self._lock:
@@ -185,19 +195,20 @@ class Belongings:
             raise
 
 
-def _taken(users: Users | None) -> User:
+def _taken(users: Users | None, *, on_files: bool) -> User:
     if users is None:
         raise WorkFailed(
             "This worker cannot keep untrusted work apart.",
             hint='Set uids = "61184-61247" for its runtime, and run the worker as root.',
         )
+    if on_files:
+        users.check_files()
     return users.take()
 
 
-def _folders(work: Work) -> Sequence[Path]:
-    """Where the work writes on this machine."""
-    places = [*(each.location for each in work.outputs.values()), work.scratch]
-    return [path_of(each) for each in places if each.startswith(_FILE)]
+def _folders(locations: Sequence[str]) -> Sequence[Path]:
+    """Those of the places to write to that are on this machine."""
+    return [path_of(each) for each in locations if each.startswith(_FILE)]
 
 
 def _unwritten(error: OSError) -> WorkFailed:

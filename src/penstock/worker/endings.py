@@ -11,7 +11,7 @@ answers the same words with the same answer, so a lost answer costs a repeat.
 | refused: not the current attempt, or over | nothing is published; the attempt is done |
 | refused for its outputs | the attempt is still ours: its end is told as a failure instead |
 | refused for their schema | the same, and it is not retried: another attempt would make the same |
-| its token proves nothing | again with the newest token, a few times; then it is the reaper's |
+| its token proves nothing | again with another token, a few times; then it is the reaper's |
 | the whole call is refused | its ends are told one by one; one that is refused alone is a failure |
 | none | again after a pause; after each failure with fewer ends, so that none spoils the others |
 
@@ -219,6 +219,7 @@ class Endings:
     def _unproved(self, ending: _Ending, result: TaskResult) -> list[_Ending]:
         """A failure would prove no more, so the same is told again."""
         ending.unproved += 1
+        ending.attempt.doubt(ending.ask.token or "")
         if ending.unproved >= _UNPROVED_MAX:
             told = "%s: its end is not accepted, and its lease will run out: %s"
             _log.error(told, ending.attempt, result.detail or result.why)

@@ -12,9 +12,9 @@ time limit and the end of the worker reach it as they reach the work.
 
 Credentials are renewed when a third of their life is left.
 
-Credentials that cannot be had: a refusal fails the attempt with the dispatcher's sentence, and is
-not tried again; a dispatcher that is away, or that does not know the token yet, is asked for
-`MINT_SECONDS_MAX`, and then the attempt fails and is retried. Once the work runs, nothing of that
+Credentials for more folders than fit are those for the outputs, and say so (`worker.minting`).
+Where none can be had at all, by a refusal or because nobody mints for `MINT_SECONDS_MAX`, the
+attempt fails with the dispatcher's sentence and is retried. Once the work runs, nothing of that
 ends it: the old credentials stay until they are replaced, whoever is away, and whether the disk is
 full; it is told once, and tried again.
 
@@ -32,6 +32,7 @@ import json
 import logging
 import shlex
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -39,13 +40,7 @@ from typing import Final
 from penstock.dispatcher.wire.credentials import CredentialsAnswer
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
-from penstock.kernel.errors import (
-    DispatcherError,
-    DispatcherRefused,
-    DispatcherUnavailable,
-    PenstockError,
-    WorkFailed,
-)
+from penstock.kernel.errors import DispatcherError, PenstockError, WorkFailed
 from penstock.kernel.service import Service
 from penstock.runtimes.base import Finished, Runtime, Voice, Work
 from penstock.runtimes.handed import (
@@ -60,20 +55,14 @@ from penstock.worker.attempt import Attempt
 from penstock.worker.backoff import Backoff
 from penstock.worker.belongings import Belongings, RunFolder
 from penstock.worker.client import InternalClient
+from penstock.worker.minting import WAIT_FIRST_SECONDS, WAIT_MOST_SECONDS, Minting
 
 _log = logging.getLogger(__name__)
 
-MINT_SECONDS_MAX: Final = 60.0
-"""For how long credentials are asked for before the work begins."""
 _LIFE_SECONDS_MIN: Final = 60.0
 _LIFE_SECONDS_MAX: Final = 900.0
 _RENEWED_AFTER: Final = 2 / 3
-_WAIT_FIRST_SECONDS: Final = 1.0
-_WAIT_MOST_SECONDS: Final = 30.0
 _CANCELS_MAX: Final = 100
-_UNPROVED: Final = frozenset({401, 403})
-_FOR_GOOD: Final = "no credentials"
-"""The type of the problem that no attempt would get past."""
 
 
 class Handing(Service):
@@ -106,7 +95,8 @@ class Handing(Service):
         token = attempt.token
         try:
             await _whole(lambda: belongings.prepare(token))
-            keeping = _Keeping(attempt, belongings, self._client, self._clock, self._entropy)
+            minting = Minting(attempt, work, self._client, self._clock, self._entropy)
+            keeping = _Keeping(attempt, belongings, minting, self._clock, self._entropy)
             handed: Handed | None = None
             renewing: Sequence[Coroutine[None, None, None]] = ()
             if folder is not None:
@@ -114,12 +104,19 @@ class Handing(Service):
             loop = asyncio.get_running_loop()
             keepers = [loop.create_task(each) for each in renewing]
             try:
-                return await runtime.run(replace(work, handed=handed, user=belongings.user), voice)
+                given = replace(work, handed=handed, user=belongings.user)
+                finished = await runtime.run(given, voice)
             finally:
                 for each in keepers:
                     each.cancel()
-        finally:
-            await _whole(belongings.end)
+        except BaseException:
+            # What went wrong first is told, also that it was cancelled; the rest is in the log.
+            with suppress(WorkFailed):
+                await _whole(belongings.end)
+            raise
+        # Before its end is told: what it has left may keep it from being published.
+        await _whole(belongings.end)
+        return finished
 
 
 class _Keeping:
@@ -129,13 +126,13 @@ class _Keeping:
         self,
         attempt: Attempt,
         belongings: Belongings,
-        client: InternalClient,
+        minting: Minting,
         clock: Clock,
         entropy: Entropy,
     ) -> None:
         self._attempt = attempt
         self._belongings = belongings
-        self._client = client
+        self._minting = minting
         self._clock = clock
         self._entropy = entropy
 
@@ -148,7 +145,9 @@ class _Keeping:
             variables |= {"HOME": f"{folder}/{TEMPORARY}", "TMPDIR": f"{folder}/{TEMPORARY}"}
         if not self._attempt.assignment.mints:
             return Handed(folder=folder, variables=variables), [self._keep_token(token)]
-        minted = await self._minted()
+        minted = await self._minting.first()
+        if lacks := self._minting.lacking(minted):
+            _log.info("%s: %s", self._attempt, lacks)
         await _whole(lambda: self._belongings.write(_files(folder, minted)))
         handed = Handed(
             folder=folder,
@@ -156,33 +155,9 @@ class _Keeping:
             region=minted.region,
             endpoint=minted.endpoint,
             has_credentials=True,
+            lacks=lacks,
         )
         return handed, [self._keep_token(token), self._keep_credentials(folder, minted)]
-
-    async def _minted(self) -> CredentialsAnswer:
-        """The first credentials, within a bound."""
-        backoff = _backoff(self._entropy)
-        until = self._clock.monotonic() + MINT_SECONDS_MAX
-        while True:
-            try:
-                return await self._client.credentials(self._attempt.token)
-            except DispatcherUnavailable as error:
-                told = error.message
-            except DispatcherRefused as error:
-                if error.status not in _UNPROVED:
-                    raise WorkFailed(
-                        f"No credentials are minted for the task: {error.message}",
-                        is_retried=error.kind != _FOR_GOOD,
-                        hint=error.hint,
-                    ) from error
-                # A heartbeat may bring a token that is known, or newer.
-                told = error.message
-            if self._clock.monotonic() >= until:
-                raise WorkFailed(
-                    f"No credentials could be had for the task within {MINT_SECONDS_MAX:g} s:"
-                    f" {told}"
-                )
-            await self._clock.sleep(backoff.next_seconds())
 
     async def _keep_token(self, written: str) -> None:
         backoff = _backoff(self._entropy)
@@ -205,7 +180,7 @@ class _Keeping:
             await self._clock.sleep(self._life_seconds(minted) * _RENEWED_AFTER)
             while True:
                 try:
-                    minted = await self._client.credentials(self._attempt.token)
+                    minted = await self._minting.again()
                     files = _files(folder, minted)
                     await _whole(lambda: self._belongings.write(files))  # noqa: B023 - awaited
                 except (DispatcherError, WorkFailed) as error:
@@ -250,7 +225,7 @@ def _for_aws(folder: str, minted: CredentialsAnswer) -> Mapping[str, str]:
 
 
 def _backoff(entropy: Entropy) -> Backoff:
-    return Backoff(entropy, first_seconds=_WAIT_FIRST_SECONDS, most_seconds=_WAIT_MOST_SECONDS)
+    return Backoff(entropy, first_seconds=WAIT_FIRST_SECONDS, most_seconds=WAIT_MOST_SECONDS)
 
 
 async def _whole(blocking: Callable[[], None]) -> None:

@@ -7,8 +7,10 @@ at different times are soon told of together. A short task ends before it is tol
 An answer may ask to cancel a task, and may refuse one: then another attempt has taken over, or the
 task is over, and the attempt is interrupted. No answer means nothing: the work goes on and the call
 is repeated, beyond the lease too, for a lease that nobody has ended is still ours. Nor does an
-answer that our token proves nothing: it says nothing of the attempt. An answer may bring the next
-capability token of an attempt; one that brings none leaves the one there is. The pauses
+answer that our token proves nothing: it says nothing of the attempt, and the next call brings the
+token before it. An answer may bring the next
+capability token of an attempt; one that brings none leaves the one there is. A call has no more
+than `_BYTES_MAX`, for tokens may be long and many; what is left goes with the next. The pauses
 between such repeats stay below the pause between heartbeats, and so does the time that a dispatcher
 has to answer, so that one that hangs costs no lease.
 
@@ -24,7 +26,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.dispatcher.wire.work import HeartbeatAsk, TaskResult
+import msgspec
+
+from penstock.dispatcher.wire.work import HeartbeatAsk, HeldAsk, TaskResult
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import DispatcherError, DispatcherRefused
@@ -36,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 TASKS_MAX: Final = 500
 """How many attempts one call may be about."""
+_BYTES_MAX: Final = 500_000
+"""How long a call may be, unless it is about one attempt."""
 _PAUSE_SECONDS_MIN: Final = 0.05
 _CALL_SECONDS_MIN: Final = 1.0
 _REFUSED: Final = frozenset({404, 409})
@@ -101,11 +107,13 @@ class Heartbeats:
 
     async def _beat(self, due: Sequence[_Held]) -> bool:
         """One call; returns whether it was answered."""
+        asks = _fitting(due)
+        due = due[: len(asks)]
         shortest = min(each.pause_seconds for each in due)
         said = [each.attempt.progress for each in due]
         try:
             answer = await self._client.heartbeat(
-                HeartbeatAsk(tasks=[each.attempt.held_ask() for each in due]),
+                HeartbeatAsk(tasks=asks),
                 call_seconds=min(CALL_SECONDS, max(_CALL_SECONDS_MIN, shortest)),
             )
         except DispatcherError as error:
@@ -120,16 +128,17 @@ class Heartbeats:
             return False
         if self._backoff.succeeded():
             _log.info("heartbeats are answered again")
-        for held, words, result in zip(due, said, answer.results, strict=True):
+        for held, ask, words, result in zip(due, asks, said, answer.results, strict=True):
             held.due_at = self._clock.monotonic() + held.pause_seconds
-            self._take(held.attempt, result)
+            self._take(held.attempt, ask, result)
             if held.attempt.progress is words:
                 held.attempt.progress = None
         return True
 
-    def _take(self, attempt: Attempt, result: TaskResult) -> None:
+    def _take(self, attempt: Attempt, ask: HeldAsk, result: TaskResult) -> None:
         attempt.renew(result.token)
         if result.status in _UNPROVED:
+            attempt.doubt(ask.token or "")
             _log.warning("%s: its heartbeat proves nothing: %s", attempt, result.detail)
         elif result.status in _REFUSED:
             self.release(attempt)
@@ -140,3 +149,16 @@ class Heartbeats:
         elif result.cancel_asked and not attempt.is_over:
             _log.info("%s is cancelled", attempt)
             attempt.interrupt(Interruption.CANCELLED)
+
+
+def _fitting(due: Sequence[_Held]) -> list[HeldAsk]:
+    """What is said of the first of these: of as many as one call has room for, and of one."""
+    asks: list[HeldAsk] = []
+    size_bytes = 0
+    for each in due:
+        ask = each.attempt.held_ask()
+        size_bytes += len(msgspec.json.encode(ask))
+        if asks and size_bytes > _BYTES_MAX:
+            break
+        asks.append(ask)
+    return asks

@@ -27,7 +27,7 @@ from penstock.kernel.errors import InvalidInput, WorkFailed
 from penstock.runtimes.base import Facts, Finished, Given, Made, Part, Place, Work
 from penstock.runtimes.places import Places
 
-_REASON_CHARACTERS_MAX: Final = 10_000
+REASON_CHARACTERS_MAX: Final = 10_000
 _OUTPUTS_MAX: Final = 10_000
 _PARTS_MAX: Final = 10_000
 _METRICS_BYTES_MAX: Final = 8_000
@@ -118,7 +118,7 @@ def failed(
     metrics: dict[str, Any] | None = None,
 ) -> EndAsk:
     """The end of an attempt that has failed."""
-    told = reason.encode("utf-8", "replace").decode()[:_REASON_CHARACTERS_MAX]
+    told = reason.encode("utf-8", "replace").decode()[:REASON_CHARACTERS_MAX]
     return EndAsk(
         task_id=assignment.task_id,
         attempt=assignment.attempt,

@@ -1,10 +1,10 @@
-"""What running work says to the dispatcher: how far it is, and events of its outputs.
+"""What running work says to the dispatcher: how far it is, events, and what it needs.
 
 Progress goes with the next heartbeat. Events are sent until they are heard, however long that
 takes: an event has the source's own id, so the same one twice is one. Only a refusal of the attempt
 ends this, and the attempt with it. A token that has expired, because no heartbeat was answered for
-a while, is no such refusal: the next heartbeat brings another. Called by runtimes, from the event
-loop.
+a while, is no such refusal: the next heartbeat brings another. Credentials for some of the work's
+folders are asked for as `worker.minting` says. Called by runtimes, from the event loop.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, WorkFailed
 from penstock.runtimes.base import News, Work
+from penstock.runtimes.handed import TaskCredentials
 from penstock.worker.attempt import Attempt, Interruption
 from penstock.worker.backoff import Backoff
 from penstock.worker.client import InternalClient
+from penstock.worker.minting import Minting
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ EVENTS_MAX: Final = 1000
 _PROGRESS_BYTES_MAX: Final = 16_000
 _OVER: Final = frozenset({404, 409})
 _UNPROVED: Final = frozenset({401, 403})
+_EXPIRED: Final = "token expired"
 _UNPROVED_MAX: Final = 20
 """How often events are refused for their token before the work is told; about two minutes."""
 _ASKS: Final = msgspec.json.Decoder(TaskEventsAsk)
@@ -77,6 +80,19 @@ class AttemptVoice:
                 paused = result.paused or paused
         return paused
 
+    async def credentials(self, locations: Sequence[str]) -> TaskCredentials:
+        """Credentials for these folders."""
+        minting = Minting(self._attempt, self._work, self._client, self._clock, self._entropy)
+        minted = await minting.some(locations)
+        return TaskCredentials(
+            access_key=minted.access_key,
+            secret_key=minted.secret_key,
+            session_token=minted.session_token,
+            expires_at=minted.expires_at,
+            region=minted.region,
+            endpoint=minted.endpoint,
+        )
+
     def _ask(self, news: Sequence[News]) -> TaskEventsAsk:
         ask = TaskEventsAsk(
             task_id=self._work.task_id,
@@ -112,8 +128,9 @@ class AttemptVoice:
         backoff = Backoff(self._entropy)
         unproved = 0
         while not self._attempt.is_over:
+            token = self._attempt.token
             try:
-                return (await self._client.task_events(ask, token=self._attempt.token)).results
+                return (await self._client.task_events(ask, token=token)).results
             except DispatcherUnavailable as error:
                 if not backoff.failures:
                     _log.warning("%s: its events wait: %s", self._attempt, error)
@@ -123,5 +140,7 @@ class AttemptVoice:
                 unproved += error.status in _UNPROVED
                 if error.status not in _UNPROVED or unproved > _UNPROVED_MAX:
                     raise WorkFailed(f"Its events were refused: {error.message}") from error
+                if error.kind != _EXPIRED:
+                    self._attempt.doubt(token)
             await self._clock.sleep(backoff.next_seconds())
         raise WorkFailed("The attempt is over; its events are not sent.")

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from penstock.console.alerting import OpenAlerts
 from penstock.console.application import Console
 from penstock.console.live import Live
 from penstock.console.pages.table import SITE
@@ -91,7 +92,13 @@ async def visiting(
     )
     async with staged(world, **fields) as stage, Live(clock=clock) as live:
         console = Console(
-            public_app(stage.parts), stage.parts, SITE, sessions=sessions, live=live, clock=clock
+            public_app(stage.parts),
+            stage.parts,
+            SITE,
+            sessions=sessions,
+            live=live,
+            clock=clock,
+            alerts=OpenAlerts(stage.parts.database, clock=clock),
         )
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(console), base_url="http://127.0.0.1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import hmac
 import json
 import re
@@ -250,9 +251,7 @@ def test_mail_is_handed_in_with_what_a_person_has_to_know(play: Play) -> None:
         async with mailing() as server:
             table = {"url": "https://console.example", "mail": {**MAIL, "port": server.port}}
             settings = read_alerts(table)
-            teller = teller_of(
-                world, *destinations_of(settings, environment={}), url=settings.url
-            )
+            teller = teller_of(world, *destinations_of(settings, environment={}), url=settings.url)
             dead = await opened(world, table)
             await teller.turn()
             await over(world, table, dead)
@@ -415,6 +414,8 @@ def test_a_mail_server_that_says_nothing_holds_no_thread() -> None:
                 await asyncio.get_running_loop().shutdown_default_executor()
 
     asyncio.run(story())
+    # A socket that is left open is a warning, and warnings are errors.
+    gc.collect()
 
 
 def test_many_are_sent_in_turns_and_a_failure_leaves_the_rest_for_later(play: Play) -> None:

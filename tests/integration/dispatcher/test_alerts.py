@@ -329,7 +329,10 @@ def test_one_of_two_dispatchers_judges_until_it_is_gone(play: Play) -> None:
         pipeline = Pipeline(world)
         await pipeline.apply(chain())
         await die(pipeline)
-        first, second = judge_of(world), judge_of(world, rule("dead_tasks", enabled=False), name="b")
+        first, second = (
+            judge_of(world),
+            judge_of(world, rule("dead_tasks", enabled=False), name="b"),
+        )
         await first.turn()
         for _ in range(5):
             # One that is set differently changes nothing while the other is there.

@@ -163,7 +163,7 @@ def test_several_on_different_folders_verify_each_other(play: Play, tmp_path: Pa
         assert set((await states(world)).values()) == {"signing"}
         one, two = issuer_of(world, first), issuer_of(world, second)
         for signer, verifier in ((one, two), (two, one)):
-            token = await signer.invocation(7)
+            token = await signer.invocation(7, 1)
             claims = await verifier.verify(token, audience=INVOKE_AUDIENCE, is_expiry_judged=True)
             assert claims.task_id == 7
 
@@ -525,7 +525,7 @@ def test_tokens_live_by_the_clock_of_the_database(play: Play, tmp_path: Path) ->
         for token, audience, kind in (
             (claimed.token, TASK_AUDIENCE, "expired"),
             (renewed[task], INVOKE_AUDIENCE, "wrong audience"),
-            (await issuer_of(world, keys).invocation(task), INVOKE_AUDIENCE, "wrong issuer"),
+            (await issuer_of(world, keys).invocation(task, 1), INVOKE_AUDIENCE, "wrong issuer"),
         ):
             with pytest.raises(TokenRefused) as refused:
                 await issuer.verify(token, audience=audience, is_expiry_judged=True)

@@ -59,7 +59,7 @@ def test_keys_of_kms_are_one_for_all(play: Play, aws_server: AwsServer) -> None:
         assert {await signing(each) for each in all_keys} == {kid}
         assert await arn_of(world, kid) == arn
         one, two = (issuer_of(world, each) for each in all_keys[:2])
-        token = await one.invocation(1)
+        token = await one.invocation(1, 1)
         await two.verify(token, audience=INVOKE_AUDIENCE, is_expiry_judged=True)
         # There is nothing to rotate to: the name means the key that it meant.
         await all_keys[0].rotate()
@@ -88,7 +88,7 @@ def test_an_alias_that_is_moved_takes_effect_at_a_rotation(
         # What it has signed is still of the key that it was found to be.
         issuer = issuer_of(world, keys)
         await issuer.verify(
-            await issuer.invocation(1), audience=INVOKE_AUDIENCE, is_expiry_judged=True
+            await issuer.invocation(1, 1), audience=INVOKE_AUDIENCE, is_expiry_judged=True
         )
         assert await arn_of(world, await signing(keys)) == first
         await keys.rotate()

@@ -71,8 +71,8 @@ class Functions:
             return [await self.told.get() for _ in range(count)]
 
 
-async def token_for(task_id: int) -> str:
-    return f"token of {task_id}"
+async def token_for(task_id: int, attempt: int) -> str:
+    return f"token of {task_id}, {attempt}"
 
 
 def issuer_of(world: World) -> Issuer:
@@ -117,7 +117,7 @@ def test_a_function_is_invoked_for_each_task(play: Play, aws_server: AwsServer) 
                 claims = await issuer.verify(
                     event.pop("claim_token"), audience=INVOKE_AUDIENCE, is_expiry_judged=True
                 )
-                assert (claims.task_id, claims.attempt) == (event["task_id"], 0)
+                assert (claims.task_id, claims.attempt) == (event["task_id"], 1)
                 assert claims.exp - claims.iat == 900
                 assert claims.grants == Grants()
             assert sorted(events, key=lambda event: event["task_id"]) == [
@@ -218,7 +218,7 @@ def test_without_a_signer_nothing_is_invoked_and_all_is_tried_again(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(world: World) -> None:
-        async def away(_task_id: int) -> str:
+        async def away(_task_id: int, _attempt: int) -> str:
             raise SignerUnavailable("KMS cannot sign now.")
 
         recorded = Recorded()

@@ -97,6 +97,7 @@ class TestUntrusted:
                 "python": [test_untrusted.PYTHON],
                 "uids": test_untrusted.RANGE,
                 "uids_folder": str(folder / "users"),
+                "untrusted_on_files": True,
             }
         )
 

@@ -56,3 +56,8 @@ def test_a_bar_is_told_in_words() -> None:
         [("10:00", {"completed": 12, "failed": 0})], told="", series=("completed", "failed")
     )
     assert [each.told for each in plot.bars] == ["10:00: 12 completed"]
+
+
+def test_what_is_counted_has_whole_figures_at_its_side() -> None:
+    plot = stacked([("a", {"failed": 2})], told="", series=("failed",), is_whole=True)
+    assert [each.text for each in plot.lines] == ["0", "1", "2"]

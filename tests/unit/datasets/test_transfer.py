@@ -141,3 +141,27 @@ def test_it_travels_and_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None
     assert transfer.environment["AWS_SECRET_ACCESS_KEY"] == "quite-secret"
     assert "UNRELATED" not in transfer.environment
     assert "secret" not in repr(transfer)
+
+
+def test_no_link_is_followed_and_no_pipe_waited_for(tmp_path: Path, transfer: Transfer) -> None:
+    (tmp_path / "secret").write_text("of another")
+    made = tmp_path / "made"
+    (made / "in").mkdir(parents=True)
+    (made / "in" / "file").write_text("own")
+    (made / "link").symlink_to(tmp_path / "secret")
+    (made / "folder").symlink_to(tmp_path)
+    os.mkfifo(made / "pipe")
+    assert [each.name for each in transfer.list(made.as_uri())] == ["in/file"]
+    for name in ("link", "pipe", "folder", "in"):
+        location = f"{made.as_uri()}/{name}"
+        for read in (transfer.read_bytes, transfer.sum, transfer.open):
+            with pytest.raises(Refused, match=f"{name} is a link or another thing that is no file"):
+                read(location)
+    with pytest.raises(Refused, match="folder is a link"):
+        list(transfer.list(f"{made.as_uri()}/folder"))
+    # What lies behind a link of the operator's is read.
+    assert transfer.read_bytes(f"{made.as_uri()}/folder/made/in/file") == b"own"
+    # Writing replaces a link, and leaves what it leads to.
+    transfer.write_bytes(f"{made.as_uri()}/link", b"new")
+    assert (tmp_path / "secret").read_text() == "of another"
+    assert transfer.read_bytes(f"{made.as_uri()}/link") == b"new"

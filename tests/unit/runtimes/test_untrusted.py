@@ -127,9 +127,14 @@ class Site:
 
     def made(self, **settings: Any) -> Process:
         """The runtime, with these settings."""
-        said = {"path": (str(self.folder), str(SOURCE), str(PACKAGES)), "python": (PYTHON,)}
-        folder = str(self.folder / "users")
-        return Process(ChildSettings(uids=RANGE, uids_folder=folder, **{**said, **settings}))
+        said = {
+            "path": (str(self.folder), str(SOURCE), str(PACKAGES)),
+            "python": (PYTHON,),
+            "uids": RANGE,
+            "uids_folder": str(self.folder / "users"),
+            "untrusted_on_files": True,
+        }
+        return Process(ChildSettings(**{**said, **settings}))
 
     def module(self, text: str) -> None:
         (self.folder / "mine.py").write_text(text)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.dispatcher.wire.problem import Problem
+from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import Made, Voice, Work
 from penstock.worker import belongings
 from penstock.worker.handing import MINT_SECONDS_MAX
@@ -292,3 +293,37 @@ def test_untrusted_work_is_not_run_by_a_worker_that_cannot_keep_it_apart(said: o
 
     checked: Doing = doing
     play(story, setting=waiting(1, definition=definition), doing=checked, seeds=range(2))
+
+
+class BadlyEnded(belongings.Belongings):
+    """Of work that has left what keeps its outputs from being published."""
+
+    def end(self) -> None:
+        super().end()
+        raise WorkFailed("It has a link.")
+
+
+@pytest.mark.parametrize("first", ["", "It is wrong.", "The worker was stopped."])
+def test_a_bad_end_fails_the_attempt_unless_something_was_wrong_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    monkeypatch.setattr("penstock.worker.handing.Belongings", BadlyEnded)
+
+    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+        if first == "It is wrong.":
+            raise WorkFailed(first)
+        if first:
+            await asyncio.Event().wait()
+        return await nothing(work, voice)
+
+    async def story(bench: Bench) -> None:
+        if first == "The worker was stopped.":
+            await bench.until(lambda: bool(bench.runtime.running))
+            bench.worker.stop()
+            bench.worker.stop()
+            await bench.running[0]
+        await bench.until(lambda: bool(bench.dispatcher.tasks[1].ended))
+        assert bench.dispatcher.tasks[1].reason == (first or "It has a link.")
+
+    checked: Doing = doing
+    play(story, setting=waiting(1), doing=checked, handed=tmp_path / "handed", seeds=[1])

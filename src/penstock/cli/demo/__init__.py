@@ -10,6 +10,7 @@ By itself it runs the pipeline of examples/flights on Spark, `queue` shows the p
 | `chaos` | what is killed on the way, and when |
 | `result` | what is published: sums of files, the table |
 | `finding` | what the data says |
+| `staying` | the end on a terminal: the console, and a task to mend and replay |
 | `pieces`, `pipeline`, `store`, `queue`, `proof` | `penstock demo queue` |
 """
 
@@ -21,6 +22,7 @@ import click
 
 from penstock.cli.demo.flights import show_flights
 from penstock.cli.demo.pieces import show_pieces
+from penstock.cli.demo.staying import is_a_terminal
 
 
 @click.group(
@@ -41,18 +43,30 @@ from penstock.cli.demo.pieces import show_pieces
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep everything in this folder.  [default: a temporary one]",
 )
+@click.option(
+    "--stay/--no-stay",
+    default=None,
+    help="Stay with the console and a task to mend, until Ctrl-C.  [default: on a terminal]",
+)
 @click.pass_context
-def demo(context: click.Context, *, days: int, chaos: bool, data: Path | None) -> None:
+def demo(
+    context: click.Context, *, days: int, chaos: bool, data: Path | None, stay: bool | None
+) -> None:
     """Run a pipeline on Spark, from the flights that left New York in 2013 to a report.
 
     It brings all that it needs: a Postgres, a dispatcher, a worker, Spark and the data. A month
     takes about a minute. 'penstock demo queue' shows what lies below: tasks without Spark, the
     store, the bucket's own queue, simulated worlds, the price.
 
+    It tells where its console is, which shows the pipeline as it runs. On a terminal it stays at
+    the end, with a task that has failed on purpose: find out why in the console, mend it, and
+    replay it.
+
     Exit code 0: the pipeline is done, and with --chaos both results are the same. 1: not.
     """
     if context.invoked_subcommand is None:
-        show_flights(days=days, chaos=chaos, data=data)
+        is_staying = is_a_terminal() if stay is None else stay
+        show_flights(days=days, chaos=chaos, data=data, is_staying=is_staying)
 
 
 @demo.command(

@@ -23,6 +23,7 @@ from penstock.cli.demo.display import Display
 from penstock.cli.demo.finding import finding, read_rows
 from penstock.cli.demo.result import Dataset, checksums, differences
 from penstock.cli.demo.running import DAG, Pipeline, Run, days_of, stages_of, whole_months
+from penstock.cli.demo.staying import Stay, keys_of_terminal
 from penstock.cli.queue.showing import table
 from penstock.cli.telling import counted
 from penstock.kernel.clock import SystemClock
@@ -34,8 +35,11 @@ _STARTING: Final = "penstock up flights.yaml: a Postgres, a dispatcher, a worker
 _SHOWN_MAX: Final = 5
 
 
-def show_flights(*, days: int, chaos: bool, data: Path | None) -> None:
-    """Run the pipeline and show what came out; with `chaos` once more, with deaths on the way."""
+def show_flights(*, days: int, chaos: bool, data: Path | None, is_staying: bool) -> None:
+    """Run the pipeline and show what came out; with `chaos` once more, with deaths on the way.
+
+    Who stays has the console, and a task to mend, until Ctrl-C.
+    """
     code = pipeline_folder()
     _check_packages()
     with _folder(data) as folder, asyncio.Runner() as runner:
@@ -45,15 +49,16 @@ def show_flights(*, days: int, chaos: bool, data: Path | None) -> None:
         logging.getLogger("penstock").addHandler(logging.NullHandler())
         span = _span(days)
         click.secho(f"Penstock: the flights that left New York {span}, on Spark.", bold=True)
-        quiet = runner.run(_quiet(folder / "quiet" if chaos else folder, code, days, span))
+        first = folder / "quiet" if chaos else folder
+        quiet = runner.run(_quiet(first, code, days, span, is_staying=is_staying and not chaos))
         if chaos:
-            runner.run(_disturbed(folder / "chaos", code, days, quiet))
+            runner.run(_disturbed(folder / "chaos", code, days, quiet, is_staying=is_staying))
     _show_next(
         code, folder / "quiet" if chaos else folder, is_kept=data is not None, is_shown=chaos
     )
 
 
-async def _quiet(data: Path, code: Path, days: int, span: str) -> Run:
+async def _quiet(data: Path, code: Path, days: int, span: str, *, is_staying: bool) -> Run:
     """The pipeline, and what came out of it; that is shown before everything is stopped."""
     display = Display(stages_of(days))
     display.say(_STARTING)
@@ -61,10 +66,12 @@ async def _quiet(data: Path, code: Path, days: int, span: str) -> Run:
         run = await pipeline.run(days, display)
         _show_table(run)
         _show_finding(run.datasets, days, span)
+        if is_staying:
+            await _stay(pipeline, data)
     return run
 
 
-async def _disturbed(data: Path, code: Path, days: int, quiet: Run) -> None:
+async def _disturbed(data: Path, code: Path, days: int, quiet: Run, *, is_staying: bool) -> None:
     """The same with deaths on the way, and whether that made a difference."""
     click.secho("\nOnce more, and something dies on the way.", bold=True)
     display = Display(stages_of(days))
@@ -73,6 +80,16 @@ async def _disturbed(data: Path, code: Path, days: int, quiet: Run) -> None:
     async with Pipeline(data, code, clock=SystemClock()) as pipeline:
         disturbed = await pipeline.run(days, display, deaths)
         _show_comparison(quiet, disturbed, deaths)
+        if is_staying:
+            await _stay(pipeline, data)
+
+
+async def _stay(pipeline: Pipeline, data: Path) -> None:
+    """Leave everything as it is until somebody has seen enough."""
+    stay = Stay(pipeline.client, url=pipeline.url, folder=data, clock=SystemClock())
+    with keys_of_terminal() as keys:
+        await stay.run(keys)
+    click.echo("Stopping ...")
 
 
 def pipeline_folder() -> Path:

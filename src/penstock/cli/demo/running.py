@@ -120,10 +120,22 @@ class Pipeline:
     ) -> None:
         await self._opened.aclose()
 
+    @property
+    def url(self) -> str:
+        """Where the console is."""
+        url: str = self._installation.public_url
+        return url
+
+    @property
+    def client(self) -> Client:
+        """For what comes after the run."""
+        return self._client
+
     async def run(self, days: int, display: Display, chaos: Chaos | None = None) -> Run:
         """Run the pipeline for so many days."""
         client, stages = self._client, stages_of(days)
         await self._until_ready()
+        display.say(f"Watch it at {self.url}")
         await client.apply(self._code / DAG)
         began_at, began = (await client.status()).now, self._clock.monotonic()
 

@@ -63,11 +63,15 @@ def stacked(
     told: str,
     series: Sequence[str],
     unit: str = "",
+    is_whole: bool = False,
 ) -> Plot:
-    """Bars side by side: a label and the values of each series at every place, in order."""
+    """Bars side by side: a label and the values of each series at every place, in order.
+
+    What is counted is whole, and so are the figures at the side.
+    """
     base, room = HEIGHT - _BOTTOM, HEIGHT - _BOTTOM - _TOP
     highest = max((sum(values.values()) for _, values in places), default=0.0)
-    top, step = ceiling(highest)
+    top, step = ceiling(highest, step_min=1.0 if is_whole else 0.0)
     width = (WIDTH - _LEFT) / max(1, len(places))
     bars: list[Bar] = []
     for at, (label, values) in enumerate(places):
@@ -101,7 +105,7 @@ def stacked(
     return Plot(told=told, bars=bars, marks=marks, lines=lines, series=series)
 
 
-def ceiling(highest: float) -> tuple[float, float]:
+def ceiling(highest: float, *, step_min: float = 0.0) -> tuple[float, float]:
     """A round number that is not lower, and the step that it is divided by: 2 to 5 of them."""
     if highest <= 0:
         return 1.0, 1.0
@@ -109,6 +113,6 @@ def ceiling(highest: float) -> tuple[float, float]:
     for factor in (0.2, 0.5, 1.0, 2.0, 5.0):
         step = factor * power
         count = ceil(highest / step - 1e-9)
-        if count <= 5:
+        if count <= 5 and step >= step_min:
             return max(1, count) * step, step
     return 10 * power, 5 * power

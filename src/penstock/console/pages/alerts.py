@@ -63,4 +63,6 @@ def _told(notices: Sequence[NoticeAnswer]) -> Sequence[tuple[str, str]]:
     return shown
 
 
-PAGE: Final = Page("/alerts", "alerts", _load, live=("open", "past", "rules"), query=("before",))
+PAGE: Final = Page(
+    "/alerts", "alerts", _load, live=("standing", "past", "rules"), query=("before",)
+)

@@ -84,10 +84,10 @@ def _running(about: AboutJob) -> Iterator[tuple[str, str]]:
     if limits := _limits(body):
         yield "Queue limit", limits
     yield "Attempts", _attempts(about)
-    yield "Timeout", f"{length(about.timeout_seconds)} an attempt"
+    yield "Timeout", f"{_long(about.timeout_seconds)} an attempt"
     yield (
         "Silence",
-        f"an attempt that is not heard of for {length(about.heartbeat_seconds)} is over",
+        f"an attempt that is not heard of for {_long(about.heartbeat_seconds)} is over",
     )
 
 
@@ -109,7 +109,9 @@ def _update(about: AboutJob) -> str:
 
 def _at_a_time(about: AboutJob) -> str:
     most = about.max_concurrency
-    said = f"at most {number(most)} tasks" if most else "as many tasks as workers take"
+    said = "as many tasks as workers take"
+    if most is not None:
+        said = "one task" if most == 1 else f"at most {number(most)} tasks"
     together = about.body.get("coalesce", 1)
     also = f", up to {number(together)} of them run as one" if together > 1 else ""
     of_all = f"; {number(about.operator_max)} of its operator" if about.operator_max else ""
@@ -128,8 +130,14 @@ def _limits(body: Mapping[str, Any]) -> str:
 def _attempts(about: AboutJob) -> str:
     if about.max_attempts == 1:
         return "one"
-    first, most = length(about.retry_first_seconds), length(about.retry_max_seconds)
-    return (
-        f"{number(about.max_attempts)}, the second {first} after the first has failed, each pause"
-        f" {number(about.retry_backoff)} times the last, up to {most}"
-    )
+    first, most = _long(about.retry_first_seconds), _long(about.retry_max_seconds)
+    said = f"{number(about.max_attempts)}, the second {first} after the first has failed"
+    if about.max_attempts == 2:
+        return said
+    times = number(about.retry_backoff)
+    return f"{said}; each pause is {times} times the last, {most} at most"
+
+
+def _long(seconds: float) -> str:
+    # Nobody has measured it.
+    return length(seconds).replace(".0 ", " ")

@@ -8,7 +8,7 @@ jobs, and where that does not reach back an hour the page says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -31,7 +31,7 @@ from penstock.dispatcher.views.jobs import (
 
 _SLICES: Final = 30
 _SERIES: Final = ("completed", "failed", "expired")
-_LISTED_MAX: Final = 10
+_LISTED_MAX: Final = 5
 _NAME_CHARACTERS_MAX: Final = 200
 _LENGTHS_MIN: Final = 5
 """How many lengths are shown at least, so that one of them is not as wide as the plot."""
@@ -52,6 +52,10 @@ class _Lately:
     @property
     def has_any(self) -> bool:
         return self.total is not None
+
+    @property
+    def failures(self) -> int:
+        return self.total.failed + self.total.expired if self.total is not None else 0
 
 
 async def _load(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
@@ -132,12 +136,7 @@ def _lately(about: AboutJob) -> _Lately:
     # Of nothing there is a row of the whole too.
     if total is not None and not (total.completed or total.failed or total.expired):
         total = None
-    told = ""
-    if total is not None and total.middle_seconds is not None:
-        told = (
-            f"Half of them took {length(total.middle_seconds)} or less, nineteen of twenty"
-            f" {length(total.most_seconds)} or less, the longest {length(total.longest_seconds)}."
-        )
+    told = _lengths_told(total) if total is not None else ""
     cut_at = total.reaches_to if total is not None and total.looked_at >= WINDOW else None
     return _Lately(
         total=total,
@@ -145,6 +144,15 @@ def _lately(about: AboutJob) -> _Lately:
         by_length=_by_length(about, told),
         told=told,
         cut_at=cut_at,
+    )
+
+
+def _lengths_told(total: Ended) -> str:
+    if total.completed + total.failed + total.expired == 1:
+        return f"It took {length(total.longest_seconds)}."
+    return (
+        f"Half of them took {length(total.middle_seconds)} or less, nineteen of twenty"
+        f" {length(total.most_seconds)} or less, the longest {length(total.longest_seconds)}."
     )
 
 
@@ -161,7 +169,7 @@ def _by_time(about: AboutJob) -> Plot:
     told = f"Attempts that ended in the last hour, by {SLICE_SECONDS // 60} minutes: " + _summed(
         [*found.values()]
     )
-    return stacked(places, told=told, series=_used(found.values()))
+    return stacked(places, told=told, series=_used(found.values()), is_whole=True)
 
 
 def _by_length(about: AboutJob, told: str) -> Plot:
@@ -178,6 +186,7 @@ def _by_length(about: AboutJob, told: str) -> Plot:
         places,
         told=f"How long the attempts of the last hour took. {told}".strip(),
         series=_used(found.values()),
+        is_whole=True,
     )
 
 
@@ -191,9 +200,10 @@ def _outcomes(ended: Ended) -> Mapping[str, float]:
     return {name: float(getattr(ended, name)) for name in _SERIES}
 
 
-def _used(found: Any) -> Sequence[str]:
+def _used(found: Iterable[Ended]) -> Sequence[str]:
     """The outcomes that there are; of none, what there might be."""
-    used = [name for name in _SERIES if any(getattr(each, name) for each in found)]
+    ended = list(found)
+    used = [name for name in _SERIES if any(getattr(each, name) for each in ended)]
     return used or _SERIES[:1]
 
 

@@ -23,9 +23,9 @@ from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.views.pipeline import Endings, PipelineViews, Reading
 from penstock.dispatcher.wire.steering import JobAnswer, PressureAnswer, PressuresAnswer
 
-_SIZES: Final = Sizes()
+_SIZES: Final = Sizes(width=200.0, between_layers=66.0)
 _MARGIN: Final = 24.0
-_NAME_CHARACTERS_MAX: Final = 24
+_NAME_CHARACTERS_MAX: Final = 20
 _DEAD_MAX: Final = 5
 DRAWN_MAX: Final = 300
 """How many jobs are drawn; nobody can read more of them in a drawing."""
@@ -45,6 +45,8 @@ class _Node:
     """Texts below the name, each with the class that it is drawn in."""
     told: str
     """All of it in words, for those who do not see it."""
+    pressure: str
+    """What stands above it, where its edges come in; empty if it is not pressed."""
     href: str
 
 
@@ -53,9 +55,6 @@ class _Edge:
     path: str
     state: str
     told: str
-    label: str
-    """What stands at it; empty but for one that is pressed."""
-    middle: Point
 
 
 async def _load(parts: Parts, _: Asked) -> Mapping[str, Any] | Missing:
@@ -117,7 +116,7 @@ def _graph(
         for name in job.pauses:
             held.setdefault(name, set()).add(job.job)
     nodes = [
-        _node(jobs[name], point.x, point.y, endings.get(name), is_pressed=name in pressed)
+        _node(jobs[name], point, endings.get(name), pressed.get(name))
         for name, point in sorted(drawing.nodes.items(), key=lambda item: (item[1].x, item[1].y))
     ]
     edges = [
@@ -149,32 +148,33 @@ def _edge(
 ) -> _Edge:
     """An edge. `held_for` are the jobs whose queues make its writer pause along it."""
     state = "" if reading.is_trigger else "read"
-    told, label = f"{reading.reader} reads {reading.dataset} of {reading.writer}", ""
+    told = f"{reading.reader} reads {reading.dataset} of {reading.writer}"
     # What is only read fills no queue.
     if pressed is not None and reading.is_trigger:
-        state, label = "pressed", _pressure_label(pressed)
-        told = f"{told}, and has too much to do: {pressed.reason or ''}"
+        state, told = "pressed", f"{told}, and has too much to do: {pressed.reason or ''}"
         if reading.writer in pressed.pauses:
             told = f"{told} {reading.writer} is held back until that is less."
     elif held_for and reading.is_trigger:
         state = "held"
-        told = f"{told}; {reading.writer} is held back for the queue of {', '.join(sorted(held_for))}"
+        told = (
+            f"{told}; {reading.writer} is held back for the queue of {', '.join(sorted(held_for))}"
+        )
     elif reader.running:
         state = f"{state} busy".strip()
-    first, last = points[(len(points) - 1) // 2], points[len(points) // 2]
-    middle = Point((first.x + last.x) / 2, (first.y + last.y) / 2)
-    return _Edge(path=curve(points), state=state, told=told, label=label, middle=middle)
+    return _Edge(path=curve(points), state=state, told=told)
 
 
-def _pressure_label(pressed: PressureAnswer) -> str:
+def _pressure(pressed: PressureAnswer) -> str:
     if pressed.max_queue_depth is not None and pressed.depth > pressed.max_queue_depth // 2:
         most = number(pressed.max_queue_depth)
         return f"{number(pressed.depth, most=MANY)} wait, {most} may"
     return f"waits for {length(pressed.oldest_seconds)}"
 
 
-def _node(job: JobAnswer, x: float, y: float, ended: Endings | None, *, is_pressed: bool) -> _Node:
-    state = state_of(job, ended, is_pressed=is_pressed)
+def _node(
+    job: JobAnswer, point: Point, ended: Endings | None, pressed: PressureAnswer | None
+) -> _Node:
+    state = state_of(job, ended, is_pressed=pressed is not None)
     lines: list[tuple[str, str]] = []
     if job.running:
         lines.append((f"{number(job.running, most=MANY)} running", "running-text"))
@@ -196,12 +196,13 @@ def _node(job: JobAnswer, x: float, y: float, ended: Endings | None, *, is_press
     return _Node(
         name=job.name,
         shown=shown,
-        kind=kind if len(kind) <= 30 else f"{kind[:29]}…",
+        kind=kind if len(kind) <= 26 else f"{kind[:25]}…",
         state=state,
-        x=x,
-        y=y,
+        x=point.x,
+        y=point.y,
         lines=lines[:2],
         told=told,
+        pressure=_pressure(pressed) if pressed is not None else "",
         href=f"/jobs/{quote(job.name, safe='')}",
     )
 

@@ -27,12 +27,13 @@ class Pane {
     this.fit();
   }
 
-  fit() {
+  // Everything, if that is asked for; otherwise as much as can be read.
+  fit(least = READABLE) {
     const width = this.place.clientWidth;
     const room = Math.min(Math.max(300, innerHeight * 0.62), 760);
     const all = Math.min(width / this.size.width, room / this.size.height);
     // What cannot be read is no use: then it begins at its beginning, and can be moved.
-    const scale = Math.min(1.1, Math.max(READABLE, all));
+    const scale = Math.min(1.1, Math.max(least, all));
     const height = Math.min(room, Math.max(260, this.size.height * scale));
     this.place.style.height = `${height}px`;
     const within = (size, room) => (size <= room ? (room - size) / 2 : 0);
@@ -116,8 +117,9 @@ class Pane {
 
   button(what) {
     if (what === "fit") {
-      this.isTouched = false;
-      this.fit();
+      this.fit(LEAST);
+      // It stays so when its frame becomes another.
+      this.isTouched = true;
     } else this.zoom(what === "in" ? 1.25 : 0.8, this.middle());
   }
 

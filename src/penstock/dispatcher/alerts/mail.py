@@ -57,7 +57,7 @@ class _Plain(smtplib.SMTP):
 
     def getreply(self) -> tuple[int, bytes]:
         # There is a socket by now: from here on `end` reaches it.
-        self._session.go_on()
+        self._session.go_on(self)
         return super().getreply()
 
 
@@ -71,7 +71,7 @@ class _Tls(smtplib.SMTP_SSL):
         super().__init__(settings.host, settings.port, timeout=_STEP_SECONDS, context=context)
 
     def getreply(self) -> tuple[int, bytes]:
-        self._session.go_on()
+        self._session.go_on(self)
         return super().getreply()
 
 
@@ -102,9 +102,10 @@ class _Session:
             with contextlib.suppress(OSError):
                 opened.shutdown(socket.SHUT_RDWR)
 
-    def go_on(self) -> None:
+    def go_on(self, client: smtplib.SMTP) -> None:
         """Raise if nobody waits for the mail to be sent any more."""
         if self._is_ended:
+            client.close()
             raise smtplib.SMTPServerDisconnected
 
     def _hand_in(self, notice: Notice) -> int:
@@ -134,7 +135,7 @@ class _Session:
             case TimeoutError():
                 return "The mail server did not answer in time."
             case smtplib.SMTPServerDisconnected():
-                return "The mail server broke off."
+                return "The mail server broke off, or did not answer in time."
         return "The mail server cannot be reached."
 
     def _answered(self, error: smtplib.SMTPResponseException) -> str:

@@ -13,6 +13,7 @@ from typing import Final
 from penstock.dispatcher.api.endpoints import Call
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.problems import conflict, unknown
+from penstock.dispatcher.capabilities.grants import check_outputs
 from penstock.dispatcher.dag.diffing import diff
 from penstock.dispatcher.dag.errors import DagError
 from penstock.dispatcher.dag.model import Dag
@@ -41,6 +42,7 @@ from penstock.dispatcher.wire.dags import (
     VersionAnswer,
     VersionsAnswer,
 )
+from penstock.tokens.scopes import Root
 
 
 async def dag(parts: Parts, _: Call) -> Answer:
@@ -63,6 +65,7 @@ async def apply(parts: Parts, call: Call) -> Answer:
     read = await asyncio.to_thread(
         parse, ask.source, ask.where, runtimes=parts.runtimes, files=ask.files
     )
+    check_outputs(read, Root.parse(parts.root))
     found: Applied | Foreseen | NotApplied
     if ask.dry_run:
         found = await parts.deployment.foresee(read)

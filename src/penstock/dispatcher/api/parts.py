@@ -24,6 +24,7 @@ from penstock.dispatcher.identity import Identities
 from penstock.dispatcher.metrics.reading import Metrics
 from penstock.dispatcher.outbox.outbox import Outbox
 from penstock.dispatcher.pressure.pressures import Pressures
+from penstock.dispatcher.queues.looks import Queues
 from penstock.dispatcher.routing.router import Routing
 from penstock.dispatcher.tasks.lifecycle import BATCH_MAX, Tasks
 from penstock.dispatcher.tasks.values import Completion, Ended, Failure, Refusal
@@ -64,7 +65,7 @@ class Parts:
     sweeping: Sweeping | None = None
     """What sweeps the store; None where there is none to be reached."""
     store: ObjectStore | None = None
-    """Where datasets lie, for previews; None where there is none to be reached."""
+    """Where datasets and queues lie, for people to see; None where there is none to be reached."""
     minter: Minter = field(default_factory=Minter)
     """Mints credentials of attempts; by itself it refuses all."""
     kick: Callable[[], None] = no_kick
@@ -74,8 +75,13 @@ class Parts:
     end: Gathering[Completion | Failure, Ended | Refusal] = field(init=False)
     """Ends attempts: those of calls that come at the same time in one transaction."""
     datasets: DatasetViews = field(init=False)
+    queues: Queues | None = field(init=False)
+    """The queues in the store."""
 
     def __post_init__(self) -> None:
         end = Gathering(self.tasks.end, key=lambda said: said.fence.task_id, items_max=BATCH_MAX)
         object.__setattr__(self, "end", end)
         object.__setattr__(self, "datasets", DatasetViews(self.database))
+        store = self.store
+        queues = Queues(store, entropy=self.entropy) if store is not None else None
+        object.__setattr__(self, "queues", queues)

@@ -2,7 +2,8 @@
 
 | proof | judged | refused with |
 |---|---|---|
-| the API's token | before the body is read | 401; 403 for a page of another site |
+| the API's token | before the body is read | 401 |
+| the API, if it has none | before the body is read | 403 for another site's page, or its name |
 | a worker's name and token | before the body is read | 401 without, 403 for another's |
 | an invocation's token | before the body is read; its task by the handler | 403 |
 | an attempt's token, in the header | before the body is read, with `exp` | 401 without, 403 |
@@ -13,8 +14,9 @@ It is no proof that the attempt still runs: that is in Postgres, and the stateme
 something looks there, by the fence. So the token of an attempt that was reaped is worth nothing at
 once, and one that has expired while its heartbeats got no answer is worth what the fence is.
 
-Whoever is refused leaves a note in the audit. What a caller says of itself without proof is noted
-as what it asked for, never as who it is.
+Whoever is refused leaves a note in the audit, with the task that is proved. What a caller says of
+itself or of tasks without proof is in the details of one note for the whole call, never who it is:
+thousands of made-up tasks are no more than one.
 
 Costs no request: keys are held in memory, and read again only for a `kid` that is not known, with a
 floor on how often (`penstock.tokens.verifying`). A signature takes about a tenth of a millisecond
@@ -30,7 +32,13 @@ from typing import Any, Final, Protocol, TypeVar
 from penstock.dispatcher.api.endpoints import Call, Proof
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.problems import problem_of, token_result
-from penstock.dispatcher.api.requests import Headers, credentials, is_of_another_site, task_token
+from penstock.dispatcher.api.requests import (
+    Headers,
+    credentials,
+    is_of_another_site,
+    is_of_this_machine,
+    task_token,
+)
 from penstock.dispatcher.identity import NAME_CHARACTERS_MAX, Identified
 from penstock.dispatcher.tasks.rows import storable
 from penstock.dispatcher.tasks.values import Refusal, Why
@@ -47,11 +55,14 @@ IN_A_ROW_MAX: Final = 32
 """How many tokens are verified before others are let in: a few milliseconds."""
 _OUTDATED: Final = frozenset({Why.STALE, Why.OVER, Why.DIFFERENT})
 _EXPIRED: Final = "expired"
+_NAMED_MAX: Final = 10
+"""How many of the tasks that somebody without proof has named are in a note."""
 _ANOTHER_SITE: Final = Problem(
     type="forbidden",
     title="Pages of other sites may not ask this dispatcher.",
     status=403,
-    detail="Set PENSTOCK_API_TOKEN, and have the caller bring it.",
+    detail="Without a token the API answers to 127.0.0.1 and localhost alone. Set"
+    " PENSTOCK_API_TOKEN, and have the caller bring it.",
 )
 _NO_API_TOKEN: Final = Problem(
     type="unauthorized",
@@ -103,8 +114,9 @@ class Proving:
     def _api_refusal(self, headers: Headers, call: Call) -> Problem | None:
         if self._api_token is None:
             # Any page that somebody looks at can have their browser ask what is on this machine,
-            # without a question first if it sends no content type that is out of the ordinary.
-            if not is_of_another_site(headers):
+            # without a question first if it sends no content type that is out of the ordinary; and
+            # as one of this site, if the name that it came from leads here since.
+            if is_of_this_machine(headers) and not is_of_another_site(headers):
                 return None
             note_refused(self._parts, call, reason="another site")
             return _ANOTHER_SITE
@@ -153,6 +165,7 @@ async def prove_each(
     A call about one task may have its token in the header.
     """
     found: list[Claims | TaskResult] = []
+    unproved: dict[str, list[Held]] = {}
     for place, entry in enumerate(entries):
         if place and place % IN_A_ROW_MAX == 0:
             await _clock.sleep(0)
@@ -162,11 +175,17 @@ async def prove_each(
             claims = await _verified(parts, token, audience=TASK_AUDIENCE, is_expiry_judged=False)
             of_attempt(claims, task_id=entry.task_id, attempt=entry.attempt)
         except TokenRefused as error:
-            asked = (entry.task_id, entry.attempt)
-            note_refused(parts, call, reason=error.kind, claims=claims, asked=asked)
+            if claims is None:
+                unproved.setdefault(error.kind, []).append(entry)
+            else:
+                asked = (entry.task_id, entry.attempt)
+                note_refused(parts, call, reason=error.kind, claims=claims, asked=asked)
             found.append(token_result(entry.task_id, error))
         else:
             found.append(claims)
+    for reason, those in unproved.items():
+        named = [_named(each.task_id, each.attempt) for each in those[:_NAMED_MAX]]
+        note_refused(parts, call, reason=reason, detail={"asked": named, "entries": len(those)})
     return found
 
 
@@ -231,25 +250,26 @@ def note_refused(
     said_name: str = "",
     detail: Mapping[str, Any] | None = None,
 ) -> None:
-    """Note a refusal: of whom a token proves, or else of what was asked for."""
+    """Note a refusal: of whom a token proves, if it does. What was asked for is a detail."""
     more = dict(detail or {})
-    task_id, attempt = asked or (None, None)
-    if claims is not None:
-        if asked is not None and asked != (claims.task_id, claims.attempt):
-            more["asked"] = f"task:{asked[0]}:{asked[1]}"
-        task_id, attempt = claims.task_id, claims.attempt
+    if asked is not None and (claims is None or asked != (claims.task_id, claims.attempt)):
+        more["asked"] = _named(*asked)
     if said_name:
         more["said"] = storable(said_name[:NAME_CHARACTERS_MAX])
     parts.audit.note(
         what=call.what,
         outcome="refused",
-        task_id=task_id,
-        attempt=attempt,
+        task_id=None if claims is None else claims.task_id,
+        attempt=None if claims is None else claims.attempt,
         caller=call.worker if claims is None else claims.sub,
         address=call.address,
         reason=reason,
         detail=more,
     )
+
+
+def _named(task_id: int, attempt: int) -> str:
+    return f"task:{task_id}:{attempt}"
 
 
 def note_fenced(parts: Parts, call: Call, found: Iterable[tuple[object, Claims]]) -> None:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
@@ -21,6 +21,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Headers = Iterable[tuple[bytes, bytes]]
 
+_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _PARAMETERS_MAX: Final = 100
 _DRAINED_MAX: Final = 8
 """How many times the largest body is heard, and thrown away, so that its sender is answered."""
@@ -68,6 +69,19 @@ def is_of_another_site(headers: Headers) -> bool:
         elif name == b"host":
             host = value
     return origin is not None and origin.partition(b"://")[2].lower() != host.lower()
+
+
+def is_of_this_machine(headers: Headers) -> bool:
+    """Whether the host that was asked for is this machine by a name of its own.
+
+    A page of another site can have its own name lead here, and its scripts would then be of the
+    same site as this server. That name stands in `Host`.
+    """
+    host = next((value.decode("latin-1") for name, value in headers if name == b"host"), "")
+    try:
+        return urlsplit(f"//{host}").hostname in _LOOPBACK
+    except ValueError:
+        return False
 
 
 def parameters(

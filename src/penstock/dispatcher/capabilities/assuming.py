@@ -3,12 +3,15 @@
 One call, `sts:AssumeRole`, for the shortest time that STS knows. Its client blocks, so it is called
 in threads of a pool of their own: `at_once_max` at a time, and no more than `waiting_max` wait for
 one. Who asks is answered within `seconds_max`, however STS behaves; a thread that goes on after
-that is done within its client's own bounds, and keeps its place until then.
+that is done within its client's own bounds, and keeps its place until then. One session of a name
+is asked for at a time, so no attempt ever has more than one of these places.
 
-What STS says no to for good is `CredentialsRefused`: the role, the policy, who may assume it.
-Everything else, as no answer, too many calls, or credentials of the dispatcher's own that have run
-out, is `CredentialsUnavailable`: ask again. STS's own words are not passed on, for they can have
-the dispatcher's session token in them; its error code is.
+What would be wrong with every request like it is `CredentialsRefused`: a policy that STS does not
+understand, or that is too large. Everything else is `CredentialsUnavailable`: ask again. That is no
+answer, too many calls, and all that is about the dispatcher and not about who asks: its keys, its
+clock, its region, whether it may assume the role. What people have to put right is told loudly in
+the log, once until it is something else. STS's own words are not passed on, for they can have the
+dispatcher's session token in them; its error code is.
 
 Nothing is kept here, so a crash leaves nothing but a session that nobody knows the keys of.
 """
@@ -22,27 +25,38 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, Protocol
 
 from penstock.kernel.aws import Aws, aws_client, error_code
 from penstock.kernel.errors import CredentialsRefused, CredentialsUnavailable, InvalidInput
+
+_log = logging.getLogger(__name__)
 
 SESSION_SECONDS: Final = 900
 """The shortest that STS knows."""
 _CONNECT_SECONDS_MAX: Final = 2.0
 _READ_SECONDS_MAX: Final = 3.0
 _TRIES_MAX: Final = 2
-_UNAVAILABLE: Final = frozenset(
+_PASSING: Final = frozenset(
     {
         *("Throttling", "ThrottlingException", "ThrottledException", "TooManyRequestsException"),
         *("RequestLimitExceeded", "RequestThrottled", "SlowDown", "ServiceUnavailable"),
         *("InternalFailure", "InternalError", "IDPCommunicationError", "STSNotReady"),
-        # These are about the dispatcher's own credentials or clock, which are renewed or set right.
-        *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "RequestTimeTooSkewed"),
+    }
+)
+"""What is over soon by itself."""
+_FINAL: Final = frozenset(
+    {
+        *("MalformedPolicyDocument", "MalformedPolicyDocumentException"),
+        *("ValidationError", "ValidationException", "InvalidParameterValue"),
     }
 )
 _TOO_LARGE: Final = frozenset({"PackedPolicyTooLarge", "PackedPolicyTooLargeException"})
-_NOT_TRUSTED: Final = "Check the role's ARN and its trust policy: docs/iam.md has one that serves."
+_NOT_TRUSTED: Final = (
+    "Check the dispatcher's own credentials and clock, and the role's ARN and trust policy:"
+    " docs/iam.md has one that serves."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,18 +100,28 @@ class StsSessions:
         self._connecting = threading.Lock()
         self._counting = threading.Lock()
         self._count = 0
+        self._names: set[str] = set()
+        """The sessions that are being asked for."""
+        self._told = ""
+        """What the log was told last; empty since STS has answered well."""
         self._pool = ThreadPoolExecutor(self._bounds.at_once_max, thread_name_prefix="penstock-sts")
 
     async def assume(self, *, role: str, name: str, policy: str) -> Session:
         bounds = self._bounds
         with self._counting:
+            if name in self._names:
+                raise CredentialsUnavailable(
+                    "Other credentials of this attempt are being made.",
+                    hint="Ask for one after the other.",
+                )
             if self._count >= bounds.at_once_max + bounds.waiting_max:
                 raise CredentialsUnavailable(
                     "The dispatcher asks STS for as many credentials at a time as it may."
                 )
             self._count += 1
+            self._names.add(name)
         asked = self._pool.submit(self._ask, role=role, name=name, policy=policy)
-        asked.add_done_callback(self._done)
+        asked.add_done_callback(partial(self._done, name))
         try:
             async with asyncio.timeout(bounds.seconds_max):
                 return await asyncio.wrap_future(asked)
@@ -109,10 +133,11 @@ class StsSessions:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _done(self, _: Future[Session]) -> None:
+    def _done(self, name: str, _: Future[Session]) -> None:
         """In the thread that has done it, or where it was cancelled before it began."""
         with self._counting:
             self._count -= 1
+            self._names.discard(name)
 
     def _ask(self, *, role: str, name: str, policy: str) -> Session:
         try:
@@ -128,8 +153,10 @@ class StsSessions:
             found = _judged(error, role)
             if found is None:
                 raise
+            self._tell(found)
             # Not `from error`: its words may be shown with it.
             raise found from None
+        self._told = ""
         made = answer["Credentials"]
         return Session(
             access_key=made["AccessKeyId"],
@@ -138,11 +165,16 @@ class StsSessions:
             expires_at=made["Expiration"],
         )
 
+    def _tell(self, found: CredentialsRefused | CredentialsUnavailable) -> None:
+        """Tell the log of what somebody has to put right: no task gets credentials meanwhile."""
+        if isinstance(found, CredentialsUnavailable) and found.hint and found.message != self._told:
+            self._told = found.message
+            _log.error("no task gets credentials: %s %s", found.message, found.hint)
+
     def _connected(self) -> Any:
         """The client, made when it is first needed; threads may share it."""
         with self._connecting:
             if self._client is None:
-                _hush()
                 try:
                     self._client = aws_client(
                         "sts",
@@ -153,15 +185,10 @@ class StsSessions:
                         connections_max=self._bounds.at_once_max,
                     )
                 except InvalidInput as error:
-                    raise CredentialsRefused(error.message, hint=error.hint) from None
+                    found = CredentialsUnavailable(error.message, hint=error.hint)
+                    self._tell(found)
+                    raise found from None
             return self._client
-
-
-def _hush() -> None:
-    """Keep botocore from logging what STS answers: when it debugs, it prints secrets and all."""
-    log = logging.getLogger("botocore")
-    if log.level < logging.INFO:
-        log.setLevel(logging.INFO)
 
 
 def _judged(error: Exception, role: str) -> CredentialsRefused | CredentialsUnavailable | None:
@@ -174,9 +201,13 @@ def _judged(error: Exception, role: str) -> CredentialsRefused | CredentialsUnav
             hint="Ask for fewer of them at a time with `read` and `write`.",
         )
     if code:
-        if code in _UNAVAILABLE or _status(error) >= 500 or _status(error) == 429:
+        if code in _FINAL:
+            return CredentialsRefused(f"STS makes no session of {role}: {code}.")
+        if code in _PASSING or _status(error) >= 500 or _status(error) == 429:
             return CredentialsUnavailable(f"STS cannot serve now ({code}).")
-        return CredentialsRefused(f"STS makes no session of {role}: {code}.", hint=_NOT_TRUSTED)
+        return CredentialsUnavailable(
+            f"STS makes no session of {role} now: {code}.", hint=_NOT_TRUSTED
+        )
     kinds = importlib.import_module("botocore.exceptions")
     if isinstance(error, kinds.ParamValidationError):
         return CredentialsRefused(

@@ -4,9 +4,18 @@
 writes what has come together in one statement. The same again within a minute, by the database's
 clock, is counted in its row and not written anew, whichever dispatcher it came to.
 
-Bounds: `NOTES_MAX` different notes wait at a time, and `MINUTE_MAX` come into being in a minute, so
-that a caller that says something else each time fills no disk. What is beyond is dropped, and a row
-says how many were. Texts are cut. Nothing that is noted is a token, a credential or a lease's.
+Bounds: of each kind `NOTES_MAX` different notes wait at a time, and so many come into being in a
+minute, so that a caller that says something else each time fills no disk:
+
+| kind | a minute |
+|---|---|
+| what was allowed | `MINUTE_MAX` |
+| refused, of a `caller` who is proved | `MINUTE_MAX` |
+| refused, of anybody | `UNPROVED_MINUTE_MAX`, and of one address `ADDRESS_MINUTE_MAX` |
+
+Nobody who has no proof, however much they ask, takes the room of a note about somebody who has one.
+What is beyond is dropped, and a row says how many were. Texts are cut. Nothing that is noted is a
+token, a credential or a lease's.
 
 A database that is away keeps the notes waiting; a crash loses those of the last second; a write
 whose answer is lost counts twice. Stopping writes what waits, within a bound. Old rows are removed
@@ -16,10 +25,14 @@ by `dispatcher.retention`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
+import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from psycopg.types.json import Jsonb
@@ -36,6 +49,8 @@ _log = logging.getLogger(__name__)
 
 NOTES_MAX: Final = 5_000
 MINUTE_MAX: Final = 2_000
+UNPROVED_MINUTE_MAX: Final = 1_000
+ADDRESS_MINUTE_MAX: Final = 100
 TEXT_CHARACTERS_MAX: Final = 200
 WRITTEN_MAX: Final = 1_000
 _STOP_SECONDS_MAX: Final = 5.0
@@ -57,10 +72,45 @@ class _Same(NamedTuple):
     reason: str
 
 
+_DROPPED: Final = _Same("audit", "refused", None, None, "", "", "notes were dropped")
+
+
 @dataclass(slots=True)
 class _Noted:
     times: int = 0
     detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _Kind(Enum):
+    """Whose room a note takes, in the order in which they are written."""
+
+    PROVED = "proved"
+    ALLOWED = "allowed"
+    UNPROVED = "unproved"
+
+
+class _Room:
+    """The notes of one kind that wait, and how many more may come."""
+
+    def __init__(self, minute_max: int, *, address_max: int | None = None) -> None:
+        self.notes: dict[_Same, _Noted] = {}
+        self._minute_max = minute_max
+        self._address_max = minute_max if address_max is None else address_max
+        self._this_minute: Counter[str] = Counter()
+        self._minute_began = -math.inf
+
+    def take(self, same: _Same, *, now: float) -> _Noted | None:
+        """The note of this, which may be new; None if there is no room for it."""
+        if (noted := self.notes.get(same)) is not None:
+            return noted
+        if now - self._minute_began >= _MINUTE_SECONDS:
+            self._minute_began = now
+            self._this_minute.clear()
+        is_full = self._this_minute.total() >= self._minute_max or len(self.notes) >= NOTES_MAX
+        if is_full or self._this_minute[same.address] >= self._address_max:
+            return None
+        self._this_minute[same.address] += 1
+        return self.notes.setdefault(same, _Noted())
 
 
 class Audit(Service):
@@ -69,10 +119,12 @@ class Audit(Service):
     def __init__(self, database: Database, *, clock: Clock | None = None) -> None:
         self._database = database
         self._clock = clock or SystemClock()
-        self._notes: dict[_Same, _Noted] = {}
+        self._rooms = {
+            _Kind.PROVED: _Room(MINUTE_MAX),
+            _Kind.ALLOWED: _Room(MINUTE_MAX),
+            _Kind.UNPROVED: _Room(UNPROVED_MINUTE_MAX, address_max=ADDRESS_MINUTE_MAX),
+        }
         self._dropped = 0
-        self._minute_began = self._clock.monotonic()
-        self._this_minute = 0
 
     def note(
         self,
@@ -89,7 +141,8 @@ class Audit(Service):
         """Remember that something was refused, or allowed. Returns at once, and never fails.
 
         `what` is the operation, as in `POST /v1/task/credentials`; `outcome` is `allowed` or
-        `refused`; `reason` is a word or a few; what differs each time belongs into `detail`.
+        `refused`; `caller` is who it is, by a proof, or empty; `reason` is a word or a few; what
+        differs each time, and what somebody without a proof has made up, belongs into `detail`.
         """
         same = _Same(
             _text(what),
@@ -100,12 +153,10 @@ class Audit(Service):
             _text(address),
             _text(reason),
         )
-        noted = self._notes.get(same)
+        noted = self._rooms[_kind(same)].take(same, now=self._clock.monotonic())
         if noted is None:
-            if not self._has_room():
-                self._dropped += 1
-                return
-            noted = self._notes[same] = _Noted()
+            self._dropped += 1
+            return
         noted.times = min(noted.times + 1, _TIMES_MAX)
         noted.detail = detail or noted.detail
 
@@ -119,26 +170,26 @@ class Audit(Service):
                 while await self.turn() == 0.0:
                     pass
         except (PenstockError, TimeoutError) as error:
-            _log.warning("%d notes of the audit are lost: %s", len(self._notes), error)
+            _log.warning("%d notes of the audit are lost: %s", self._waiting(), error)
 
     async def turn(self) -> float | None:
         """Write some of the notes that wait; 0 if there are more."""
         if self._dropped:
             _log.warning("%d notes of the audit were dropped", self._dropped)
-            same = _Same("audit", "refused", None, None, "", "", "notes were dropped")
-            noted = self._notes.setdefault(same, _Noted())
+            noted = self._rooms[_Kind.PROVED].notes.setdefault(_DROPPED, _Noted())
             noted.times, self._dropped = min(noted.times + self._dropped, _TIMES_MAX), 0
-        some = dict(list(self._notes.items())[:WRITTEN_MAX])
+        waiting = (each for room in self._rooms.values() for each in room.notes.items())
+        some = dict(itertools.islice(waiting, WRITTEN_MAX))
         if not some:
             return None
         for same in some:
-            del self._notes[same]
+            del self._rooms[_kind(same)].notes[same]
         try:
             await self._write(some)
         except BaseException:
             self._put_back(some)
             raise
-        return 0.0 if self._notes else None
+        return 0.0 if self._waiting() else None
 
     async def listed(
         self,
@@ -175,19 +226,19 @@ class Audit(Service):
 
     def _put_back(self, some: Mapping[_Same, _Noted]) -> None:
         for same, noted in some.items():
-            newer = self._notes.setdefault(same, noted)
+            newer = self._rooms[_kind(same)].notes.setdefault(same, noted)
             if newer is not noted:
                 newer.times = min(newer.times + noted.times, _TIMES_MAX)
                 newer.detail = newer.detail or noted.detail
 
-    def _has_room(self) -> bool:
-        now = self._clock.monotonic()
-        if now - self._minute_began >= _MINUTE_SECONDS:
-            self._minute_began, self._this_minute = now, 0
-        if self._this_minute >= MINUTE_MAX or len(self._notes) >= NOTES_MAX:
-            return False
-        self._this_minute += 1
-        return True
+    def _waiting(self) -> int:
+        return sum(len(room.notes) for room in self._rooms.values())
+
+
+def _kind(same: _Same) -> _Kind:
+    if same.outcome == "allowed":
+        return _Kind.ALLOWED
+    return _Kind.PROVED if same.caller or same == _DROPPED else _Kind.UNPROVED
 
 
 def _text(said: str) -> str:

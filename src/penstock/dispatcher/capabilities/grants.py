@@ -32,6 +32,7 @@ from penstock.datasets.layout import (
     part,
     scratch_prefix,
 )
+from penstock.dispatcher.dag.model import DISPATCHER_RUNTIME, Dag
 from penstock.dispatcher.tasks.values import Claimed
 from penstock.kernel.errors import InvalidInput
 from penstock.tokens.claims import Grants, ReadGrant, WriteGrant
@@ -43,6 +44,10 @@ GRANTS_BYTES_MAX: Final = 9_000
 """Room for the grants of a token, whose text is a third longer and goes into a header."""
 WRITES_BYTES_MAX: Final = 11_000
 """Room for outputs, if there is nothing else."""
+KEY_CHARACTERS: Final = 32
+"""How long a partition's key is taken to be when a job is judged."""
+_GENERATION_CHARACTERS: Final = 36
+_ATTEMPT_CHARACTERS: Final = 40
 _ALL: Final = "all"
 _GRANT_BYTES: Final = 130
 """What a grant takes besides its prefixes: two uuids and the names of its fields."""
@@ -64,6 +69,34 @@ def grants_of(claimed: Claimed, root: Root) -> Grants:
         write.append(each)
     read = _fitted(list(_reads(claimed, root)), room=GRANTS_BYTES_MAX - taken)
     return Grants(read=read, write=tuple(write), scratch=scratch)
+
+
+def check_outputs(dag: Dag, root: Root) -> None:
+    """Raise `InvalidInput` for a job with more outputs than a token can name.
+
+    How long the keys of partitions are is not known here: they are taken to have `KEY_CHARACTERS`.
+    """
+    for job in dag.jobs:
+        if not job.runs or job.runtime == DISPATCHER_RUNTIME:
+            continue
+        folders = [
+            attempt_prefix(
+                each.dataset,
+                generation="g" * _GENERATION_CHARACTERS,
+                partition_key="k" * KEY_CHARACTERS,
+                attempt="a" * _ATTEMPT_CHARACTERS,
+            )
+            for each in job.outputs
+        ]
+        left = WRITES_BYTES_MAX - len(str(root)) - len(scratch_prefix("a" * _ATTEMPT_CHARACTERS))
+        for named, folder in enumerate(folders):
+            left -= _GRANT_BYTES + len(str(root)) + len(folder) + 1
+            if left < 0:
+                raise InvalidInput(
+                    f"The job {job.name} has {len(folders)} outputs, and the token of a task has"
+                    f" room for the folders of {named} of them.",
+                    hint="Make several jobs of it.",
+                )
 
 
 def _writes(claimed: Claimed, root: Root, folder: str) -> Iterator[WriteGrant]:

@@ -12,7 +12,7 @@ decided by `keys`, in Postgres, where only public halves are.
 Several dispatchers on one folder share its keys: one makes a key and publishes it under the lock,
 the others find both. A crash between the two leaves a file that nobody signs with; a file is left
 over, too, if Postgres has lost the row of its key. Both are told as lost, and are removed when they
-are a day old, under the lock: until then they are told again if they are lost again. The file of a retired key is removed at once: what it has signed is
+are a day old, under the lock. The file of a retired key is removed at once: what it has signed is
 verified by the public half. A file that is damaged, or readable by others, is an `InvalidInput`
 that says what to do. One that is gone is made anew, unless somebody else is seen to sign with it:
 then the folder is a copy of another's, and both would go on retiring each other's keys.

@@ -8,17 +8,19 @@
 
 A claim and its tokens are one: if nothing can be signed, the claim is undone, and no attempt is
 spent. Of a heartbeat those have a next token for which one could be signed, within
-`RENEW_SECONDS_MAX`; the others are in the next one. A renewed token is the one that was shown, signed again with a later end: its grants are looked up
-nowhere, and are those of the claim for as long as the attempt runs.
+`RENEW_SECONDS_MAX`; the others are in the next one. A renewed token is the one that was shown,
+signed again with a later end: its grants are looked up nowhere, and are those of the claim for as
+long as the attempt runs.
 
 Times are the database's. When a token is over is judged by it too, where it is judged at all: on
 `events` and `credentials`, at the cost of one statement. The machine's clock decides nothing.
 
 Signing costs one request to KMS for each token, `AT_ONCE_MAX` at a time. So with KMS a token is
 renewed when half of its life is over, and a claim is of `KMS_CLAIMS_MAX` tasks at most: it holds
-locks while it is signed. With a key in a file it costs none. Verifying costs none either, as long as the key is known: see `tokens.verifying`. An
-unknown name of a key costs a look at the table, once in a second at most. Nothing is stored, and no
-token is logged. Called by the API and by the carrier of invocations.
+locks while it is signed. With a key in a file it costs none. Verifying costs none either, as long
+as the key is known: see `tokens.verifying`. An unknown name of a key costs a look at the table,
+once in a second at most. Nothing is stored, and no token is logged. Called by the API and by the
+carrier of invocations.
 """
 
 from __future__ import annotations

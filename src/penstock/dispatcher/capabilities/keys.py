@@ -33,8 +33,8 @@ Invariants:
 - A private key is in no row, no log and no message.
 
 A crash after a file was made and before its key is published leaves a useless file, whose key is
-published as a lost one; after that, the key signs when the holder is back. Called by a loop of every dispatcher, every few seconds: one
-transaction of four statements, on a table of a few rows.
+published as a lost one; after that, the key signs when the holder is back. Called by a loop of
+every dispatcher, every few seconds: one transaction of four statements, on a table of a few rows.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Keys(Service):
         return {row.kid: row.jwk for row in book.rows}
 
     async def published(self) -> Mapping[str, Mapping[str, Any]]:
-        """Those for others, as of some seconds ago: anybody may ask for them, as often as they like.
+        """Those for others, as of some seconds ago: anybody may ask, as often as they like.
 
         `KEYS_MAX` at most: the ones that are needed most.
         """
@@ -286,7 +286,9 @@ class Keys(Service):
 
     def _note_published(self, book: Book) -> None:
         needed = sorted(
-            book.rows, key=lambda row: (row.is_live, row.retired_at is None, row.seen_at), reverse=True
+            book.rows,
+            key=lambda row: (row.is_live, row.retired_at is None, row.seen_at),
+            reverse=True,
         )
         self._published = {row.kid: row.jwk for row in needed[:KEYS_MAX]}
         self._published_at = self._clock.monotonic()

@@ -13,8 +13,10 @@ outlive their attempt by 15 minutes at most, in which they can fill the attempt'
 read its inputs. What lies there then is published by nobody.
 
 The same attempt that asks for the same folders again within `SHARED_SECONDS` is given the same
-answer: one that was lost on the way, say. That is the only state, it is in memory and bounded, and
-a crash loses nothing by it. One mint is one request to STS, and none to the store.
+answer: one that was lost on the way, say. Beyond that an attempt may have `MINTS_MAX` in
+`WINDOW_SECONDS`, and one at a time (see `assuming`), so that none takes STS from the others; more
+is `CredentialsUnavailable`. That is all state, it is in memory and bounded, and a crash loses
+nothing by it. One mint is one request to STS, and none to the store.
 """
 
 from __future__ import annotations
@@ -29,13 +31,22 @@ from penstock.dispatcher.capabilities.bucket_policies import partition_of
 from penstock.dispatcher.capabilities.policies import session_policy
 from penstock.kernel.aws import Aws
 from penstock.kernel.clock import Clock, SystemClock
-from penstock.kernel.errors import CredentialsRefused, InvalidInput, TokenRefused
+from penstock.kernel.errors import (
+    CredentialsRefused,
+    CredentialsUnavailable,
+    InvalidInput,
+    TokenRefused,
+)
 from penstock.store.s3.config import s3_config
 from penstock.tokens.claims import Claims
 from penstock.tokens.scopes import S3, Root, Scope
 
 SHARED_SECONDS: Final = 30.0
 _SHARED_MAX: Final = 1_000
+MINTS_MAX: Final = 32
+"""How many mints an attempt may have in a window: as many as one input has folders in a token."""
+WINDOW_SECONDS: Final = 60.0
+_ASKING_MAX: Final = 10_000
 
 _Key = tuple[int, int, tuple[str, ...], tuple[str, ...]]
 
@@ -76,6 +87,12 @@ class _Shared:
     at_seconds: float
 
 
+@dataclass(slots=True)
+class _Window:
+    began_seconds: float
+    mints: int = 0
+
+
 class Minter:
     """Mints credentials, or says why it does not."""
 
@@ -94,6 +111,8 @@ class Minter:
         self._hint = hint
         self._clock = clock or SystemClock()
         self._shared: dict[_Key, _Shared] = {}
+        self._asking: dict[tuple[int, int], _Window] = {}
+        """How much the attempts have asked for that asked last; the oldest window comes first."""
 
     @property
     def mints(self) -> bool:
@@ -120,6 +139,7 @@ class Minter:
         if (known := self._recent(key)) is not None:
             return known
         policy = session_policy(read=reads, write=writes, partition=self._store.partition)
+        self._count(claims)
         session = await self._sessions.assume(
             role=self._store.role,
             name=f"penstock-{claims.task_id}-{claims.attempt}",
@@ -143,6 +163,23 @@ class Minter:
         if self._sessions is not None:
             self._sessions.close()
         self._shared.clear()
+        self._asking.clear()
+
+    def _count(self, claims: Claims) -> None:
+        """One more for this attempt, or a refusal for now."""
+        now, who = self._clock.monotonic(), (claims.task_id, claims.attempt)
+        window = self._asking.get(who)
+        if window is None or now - window.began_seconds >= WINDOW_SECONDS:
+            self._asking.pop(who, None)
+            if len(self._asking) >= _ASKING_MAX:
+                del self._asking[next(iter(self._asking))]
+            window = self._asking[who] = _Window(now)
+        if window.mints >= MINTS_MAX:
+            raise CredentialsUnavailable(
+                f"This attempt has had credentials {MINTS_MAX} times within a minute.",
+                hint="Ask again in a minute, or for several folders at a time.",
+            )
+        window.mints += 1
 
     def _recent(self, key: _Key) -> Minted | None:
         known = self._shared.get(key)

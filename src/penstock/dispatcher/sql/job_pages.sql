@@ -153,6 +153,7 @@ GROUP BY GROUPING SETS ((slice), (length), ())
 
 -- name: failures_of_job
 -- Why attempts of it have failed in the last hour, by the first line of the reason; the latest first.
+-- Reasons that differ in the partition or in figures alone are one, which the latest stands for.
 WITH recent AS MATERIALIZED (
     SELECT attempt.task_id, attempt.number, attempt.outcome, attempt.reason, attempt.ended_at
     FROM attempt
@@ -160,16 +161,20 @@ WITH recent AS MATERIALIZED (
     ORDER BY attempt.ended_at DESC
     LIMIT %(window)s
 ), ours AS (
-    SELECT recent.*, left(split_part(coalesce(recent.reason, ''), E'\n', 1), 300) AS cause
+    SELECT recent.*, left(split_part(coalesce(recent.reason, ''), E'\n', 1), 300) AS cause,
+           nullif(task.payload ->> 'partition_key', '') AS partition_key
     FROM recent
     JOIN task ON task.id = recent.task_id
     WHERE task.job_id = %(job)s AND recent.outcome IN ('failed', 'expired')
 )
-SELECT cause, count(*) AS times, count(DISTINCT task_id) AS tasks, max(ended_at) AS last_at,
+SELECT (array_agg(cause ORDER BY ended_at DESC))[1] AS cause,
+       count(DISTINCT cause) > 1 AS is_alike,
+       count(*) AS times, count(DISTINCT task_id) AS tasks, max(ended_at) AS last_at,
        (array_agg(task_id ORDER BY ended_at DESC))[1] AS task_id,
        (array_agg(number ORDER BY ended_at DESC))[1] AS attempt,
        (array_agg(outcome ORDER BY ended_at DESC))[1] AS outcome
 FROM ours
-GROUP BY cause
+GROUP BY regexp_replace(
+    replace(cause, coalesce(partition_key, E'\n'), '#'), '[0-9]+', '#', 'g')
 ORDER BY last_at DESC
 LIMIT %(limit)s

@@ -126,6 +126,8 @@ async def _found(
     if search.partition is not None:
         asked["partition"] = search.partition
         return await _rows(connection, "events_of_partition", **asked), None
+    if search.dataset is None:
+        return await _rows(connection, "latest_events", **asked, floor=0), None
     floor = await _rows(connection, "events_floor", before=asked["before"], window=WINDOW)
     lowest = floor[0]["seq"] if floor else None
     return await _rows(connection, "latest_events", **asked, floor=lowest or 0), lowest

@@ -92,6 +92,8 @@ class Cause:
     """Why attempts have failed: the first line of what they said, and the latest of them."""
 
     cause: str
+    is_alike: bool
+    """Whether others differ from it, in the partition or in figures."""
     times: int
     tasks: int
     last_at: datetime

@@ -43,7 +43,7 @@ from penstock.queue.places import PackAt
 from penstock.store.base import Entry, Version, pages
 from penstock.store.metered import labelled
 
-LEDGERS_MAX: Final = 40
+LEDGERS_MAX: Final = 120
 BATCHES_MAX: Final = 6
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 """Larger ones are not read: to unpack them takes too long for a look."""
@@ -89,6 +89,8 @@ class Lately:
         self._dead: dict[str, tuple[Version, tuple[DeadLetter, ...]]] = {}
         self._fresh: dict[PackAt, tuple[DeadLetter, ...]] = {}
         """Dead letters whose ledgers are still in the queue."""
+        self._damaged: dict[PackAt, str] = {}
+        """Ledgers that cannot be read, and why: they are not tried again."""
         self._notes: list[str] = []
 
     async def look(self, access: Access, survey: Survey) -> Seen:
@@ -103,7 +105,11 @@ class Lately:
             letters = self._letters()
             replayed = await self._replayed(access, survey) if letters else frozenset()
         return self._seen(
-            now, left=left, letters=letters, are_whole=are_whole, replayed=frozenset(replayed)
+            now,
+            left=left,
+            letters=letters,
+            are_whole=are_whole and survey.is_whole and not self._has_unread(survey),
+            replayed=frozenset(replayed),
         )
 
     async def _settled(self, access: Access, survey: Survey, now: float) -> None:
@@ -115,7 +121,7 @@ class Lately:
         ]
         for at, ledger in alone:
             self._packs.setdefault(at, unread(at, settled_at=ledger.modified))
-        wanted = [pair for pair in alone if not self._packs[pair[0]].is_read]
+        wanted = [pair for pair in alone if self._is_unread(pair[0])]
         wanted.sort(key=lambda pair: -pair[1].modified)
         wanted = wanted[:LEDGERS_MAX]
         for start in range(0, len(wanted), _AT_ONCE):
@@ -131,7 +137,10 @@ class Lately:
                     self._take_in(at, ledger)
                     self._fresh[at] = tuple(dead_letters_of(at, ledger))
         except UnreadableObject as error:
-            self._notes.append(str(error))
+            self._damaged[at] = str(error)
+
+    def _is_unread(self, at: PackAt) -> bool:
+        return not self._packs[at].is_read and at not in self._damaged
 
     async def _archive(self, access: Access, survey: Survey, now: float) -> int:
         """Batches of the last hour; how many of them were not read yet."""
@@ -226,6 +235,11 @@ class Lately:
             self._notes.append(f"Of the last hour, {PACKS_MAX:,} packs are counted, the newest.")
         self._packs = dict(kept[:PACKS_MAX])
         self._fresh = {at: each for at, each in self._fresh.items() if at in survey.pairs}
+        self._damaged = {at: each for at, each in self._damaged.items() if at in self._packs}
+
+    def _has_unread(self, survey: Survey) -> bool:
+        """Whether a ledger is in the queue that may hold dead letters nobody has read."""
+        return any(self._is_unread(at) and at in survey.pairs for at in self._packs)
 
     def _letters(self) -> list[DeadLetter]:
         found: dict[str, DeadLetter] = {}
@@ -268,5 +282,5 @@ class Lately:
             letters=tuple(letters),
             are_letters_whole=are_whole,
             replayed=replayed,
-            notes=tuple(self._notes),
+            notes=(*self._damaged.values(), *self._notes),
         )

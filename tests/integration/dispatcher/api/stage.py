@@ -180,7 +180,7 @@ async def staged(
     async with contextlib.AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(
-                httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{app.name}")
+                httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
             )
             for app in (internal_app(parts, limits=limits), public_app(parts, limits=limits))
         ]

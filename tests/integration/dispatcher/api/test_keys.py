@@ -57,7 +57,7 @@ def test_a_verifier_somewhere_else_needs_the_key_set_alone(on_stage: Perform) ->
         await stage.trigger("q")
         (other,) = await stage.claim()
         assert (await verifier.verify(other.token)).task_id == other.task_id
-        invoked = await stage.parts.issuer.invocation(1)
+        invoked = await stage.parts.issuer.invocation(1, 1)
         with pytest.raises(TokenRefused) as wrong:
             await verifier.verify(invoked)
         assert wrong.value.kind == "wrong audience"

@@ -108,7 +108,9 @@ def test_without_a_database(worlds: Worlds) -> None:
             proof = {WORKER_HEADER: who.name, "Authorization": f"Bearer {who.token}"}
             for app in (internal_app(parts), public_app(parts)):
                 transport = httpx.ASGITransport(app)
-                async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                async with httpx.AsyncClient(
+                    transport=transport, base_url="http://localhost"
+                ) as client:
                     ok(await client.get("/healthz"))
                     assert refused(await client.get("/readyz"), 503).type == "unavailable"
                     if app.name == "public":
@@ -130,7 +132,9 @@ def test_a_database_that_hangs_is_not_ready(worlds: Worlds) -> None:
         async with worlds.world() as world:
             parts = parts_of(World(world.dsn, Hangs(world.dsn), world.tasks))
             transport = httpx.ASGITransport(public_app(parts))
-            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
                 refused(await client.get("/readyz"), 503)
 
     asyncio.run(main())

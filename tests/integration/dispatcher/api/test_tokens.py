@@ -262,7 +262,7 @@ def test_an_invocation_claims_its_task(on_stage: Perform) -> None:
         await stage.apply(ATTEMPTS)
         await stage.trigger("p", "q")
         ids = [row["id"] for row in await stage.world.rows("SELECT id FROM task ORDER BY id")]
-        token = await stage.parts.issuer.invocation(ids[0])
+        token = await stage.parts.issuer.invocation(ids[0], 1)
         for ask in ({"task_id": ids[1]}, {"operator": "a:clean"}, {}):
             problem = refused(await claim_by(stage, token, **ask), 403)
             assert f"task {ids[0]} alone" in problem.title
@@ -310,7 +310,7 @@ def test_every_refusal_is_noted_and_no_secret_is(on_stage: Perform) -> None:
             ("GET /internal/sources", None, "", "wrong identity"),
             ("POST /v1/task/complete", other.task_id, who, "another attempt"),
             ("POST /v1/task/events", None, "", "missing"),
-            ("POST /v1/task/heartbeat", task.task_id, "", "malformed"),
+            ("POST /v1/task/heartbeat", None, "", "malformed"),
         ]
         times = await stage.world.rows("SELECT times FROM audit ORDER BY times DESC")
         assert [each["times"] for each in times] == [3, 1, 1, 1, 1]

@@ -181,12 +181,15 @@ class Caller:
         messages: Sequence[Message] | None = None,
     ) -> Said | None:
         path, _, query = target.partition("?")
+        sent_headers = list(headers)
+        if not any(name.lower() == "host" for name, _ in headers):
+            sent_headers.append(("Host", "localhost:7070"))
         scope = {
             "type": "http",
             "method": method,
             "path": path,
             "query_string": query.encode(),
-            "headers": [(name.lower().encode(), value.encode()) for name, value in headers],
+            "headers": [(name.lower().encode(), value.encode()) for name, value in sent_headers],
             "client": ("1.2.3.4", 5),
         }
         coming = iter(messages if messages is not None else [whole(body)])

@@ -101,7 +101,9 @@ def test_proofs(proof: Proof, headers: list[tuple[str, str]], status: int, reaso
     if reason:
         (note,) = parts.audit.notes
         assert (note["what"], note["outcome"]) == (f"GET /{proof.name.lower()}", "refused")
-        assert (note["address"], note["caller"]) == ("1.2.3.4", "")
+        # Who brings an old token is known all the same.
+        assert note["address"] == "1.2.3.4"
+        assert note["caller"] == ("task:7:2" if reason == "expired" else "")
         assert answer.problem.title.endswith(".")
     elif TOKEN[0] in headers or INVOCATION[0] in headers:
         assert answer.echo.subject in ("task:7:2", "task:7:0")
@@ -181,18 +183,19 @@ def test_each_entry_is_judged_by_itself() -> None:
         (4, 403, "token wrong audience"),
     ]
     assert all(each.detail.endswith(".") and each.state is None for each in refused)
-    # Who is known is noted as who it is, with what it asked for; who is not, as what it asked for.
+    # Who is known is noted as who it is, with what it asked for; those who are not as one, for each
+    # reason, with what they asked for in the details alone.
     notes = [
         (each["task_id"], each["attempt"], each["caller"], each["detail"])
         for each in parts.audit.notes
     ]
     assert notes == [
-        (8, 1, "", {}),
         (7, 2, "task:7:2", {"asked": "task:9:1"}),
         (7, 2, "task:7:2", {"asked": "task:7:3"}),
         (7, 2, "task:7:2", {"asked": "task:7:1"}),
-        (5, 1, "", {}),
-        (4, 1, "", {}),
+        (None, None, "", {"asked": ["task:8:1"], "entries": 1}),
+        (None, None, "", {"asked": ["task:5:1"], "entries": 1}),
+        (None, None, "", {"asked": ["task:4:1"], "entries": 1}),
     ]
 
 

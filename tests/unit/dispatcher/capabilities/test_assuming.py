@@ -89,10 +89,14 @@ def test_a_session_is_asked_for_the_shortest_time() -> None:
         (botocore.exceptions.ReadTimeoutError(endpoint_url="x"), CredentialsUnavailable),
         (botocore.exceptions.NoCredentialsError(), CredentialsUnavailable),
         (ConnectionResetError(), CredentialsUnavailable),
-        (error("AccessDenied", 403), CredentialsRefused),
+        # These are about the dispatcher, and no reason to end a task.
+        (error("AccessDenied", 403), CredentialsUnavailable),
+        (error("SignatureDoesNotMatch", 403), CredentialsUnavailable),
+        (error("InvalidClientTokenId", 403), CredentialsUnavailable),
+        (error("RegionDisabledException", 403), CredentialsUnavailable),
         (error("MalformedPolicyDocument", 400), CredentialsRefused),
+        (error("ValidationError", 400), CredentialsRefused),
         (error("PackedPolicyTooLarge", 400), CredentialsRefused),
-        (error("RegionDisabledException", 403), CredentialsRefused),
         (botocore.exceptions.ParamValidationError(report="short"), CredentialsRefused),
     ],
 )
@@ -103,6 +107,39 @@ def test_what_it_answers_is_no_for_good_or_not_now(failure: Exception, kind: typ
     # Its words can have the dispatcher's own token in them.
     assert SECRET not in f"{no.value!r} {no.value} {no.value.__cause__!r}"
     assert no.value.__suppress_context__
+    sessions.close()
+
+
+def test_what_people_have_to_put_right_is_told_loudly_and_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = Client()
+    sessions = StsSessions(Aws(), client=client)
+
+    async def story() -> None:
+        for code in (
+            "AccessDenied",
+            "AccessDenied",
+            "Throttling",
+            "ExpiredToken",
+            "",
+            "ExpiredToken",
+        ):
+            client.failure = error(code, 403) if code else None
+            if code:
+                with pytest.raises(CredentialsUnavailable):
+                    await assume(sessions)
+            else:
+                await assume(sessions)
+
+    asyncio.run(story())
+    told = [each.message for each in caplog.records if each.levelname == "ERROR"]
+    assert [each.partition(" now: ")[2].partition(".")[0] for each in told] == [
+        "AccessDenied",
+        "ExpiredToken",
+        "ExpiredToken",
+    ]
+    assert SECRET not in caplog.text
     sessions.close()
 
 
@@ -128,12 +165,15 @@ def test_who_asks_is_answered_in_time_and_the_place_stays_taken() -> None:
 
     async def story() -> None:
         with pytest.raises(CredentialsUnavailable, match="did not answer within"):
-            await assume(sessions)
+            await assume(sessions, "penstock-1-1")
         # It has begun, so that its thread is not free; what waits is dropped when its time is over.
         assert client.inside.acquire(timeout=LONG_SECONDS)
         for _ in range(3):
             with pytest.raises(CredentialsUnavailable, match="did not answer within"):
                 await assume(sessions)
+        # Its own name stays taken with it.
+        with pytest.raises(CredentialsUnavailable, match="are being made"):
+            await assume(sessions, "penstock-1-1")
         assert len(client.asked) == 1
 
     asyncio.run(story())
@@ -162,13 +202,35 @@ def test_no_more_are_asked_at_once_than_may() -> None:
     sessions.close()
 
 
+def test_an_attempt_has_one_place_however_often_it_asks() -> None:
+    client = Client(waits=True)
+    sessions = StsSessions(Aws(), client=client, bounds=Bounds(at_once_max=2, waiting_max=0))
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            greedy = group.create_task(assume(sessions, "penstock-1-1"))
+            assert await asyncio.to_thread(client.inside.acquire, timeout=LONG_SECONDS)
+            for _ in range(40):
+                with pytest.raises(CredentialsUnavailable, match="are being made"):
+                    await assume(sessions, "penstock-1-1")
+            other = group.create_task(assume(sessions, "penstock-2-1"))
+            assert await asyncio.to_thread(client.inside.acquire, timeout=LONG_SECONDS)
+            client.go.set()
+        assert greedy.result().access_key == other.result().access_key == "ASIA1"
+        # And then the next.
+        await assume(sessions, "penstock-1-1")
+
+    asyncio.run(story())
+    sessions.close()
+
+
 def test_one_that_leaves_gives_its_place_back() -> None:
     client = Client(waits=True)
     sessions = StsSessions(Aws(), client=client, bounds=Bounds(at_once_max=1, waiting_max=1))
 
     async def story() -> None:
         async with asyncio.TaskGroup() as group:
-            first = group.create_task(assume(sessions))
+            first = group.create_task(assume(sessions, "penstock-1-1"))
             assert await asyncio.to_thread(client.inside.acquire, timeout=LONG_SECONDS)
             for _ in range(3):
                 waits = asyncio.timeout(0)
@@ -184,8 +246,8 @@ def test_one_that_leaves_gives_its_place_back() -> None:
     sessions.close()
 
 
-def test_what_cannot_be_asked_at_all_is_a_refusal() -> None:
+def test_what_cannot_be_asked_at_all_may_be_put_right() -> None:
     sessions = StsSessions(Aws(region="no region", endpoint="nothing"))
-    with pytest.raises(CredentialsRefused, match="no client for STS"):
+    with pytest.raises(CredentialsUnavailable, match="no client for STS"):
         asyncio.run(assume(sessions))
     sessions.close()

@@ -19,7 +19,7 @@ from penstock.dispatcher.tasks.values import Claimed
 from penstock.runtimes.places import Places
 from penstock.tokens.claims import TASK_AUDIENCE, Claims, ReadGrant, WriteGrant
 from penstock.tokens.jws import TOKEN_BYTES_MAX, token_bytes
-from penstock.tokens.scopes import Root, Scope
+from penstock.tokens.scopes import Root, Scope, scope_of_location
 
 URL = "s3://lake/one"
 ROOT = Root.parse(URL)
@@ -160,6 +160,22 @@ def test_more_folders_than_a_token_names_are_not_granted_at_all() -> None:
     assert (len(found.prefixes), found.omitted) == (FOLDERS_MAX, 0)
     (found,) = reads(raw=given_parts("raw", *most, location("raw", "more")))
     assert (found.prefixes, found.omitted) == ((), FOLDERS_MAX + 1)
+
+
+def test_of_too_many_parts_only_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def counted(text: str) -> Scope:
+        read.append(text)
+        return scope_of_location(text)
+
+    monkeypatch.setattr("penstock.dispatcher.capabilities.grants.scope_of_location", counted)
+    for dataset in ("raw", "other"):
+        read.clear()
+        many = [location(dataset, str(number)) for number in range(10_000)]
+        (found,) = reads(raw=given_parts("raw", *many))
+        assert (found.prefixes, found.omitted) == ((), 10_000)
+        assert len(read) == FOLDERS_MAX + 1
 
 
 def test_the_longest_inputs_are_left_out_if_there_is_no_room_for_all() -> None:

@@ -12,7 +12,9 @@ import pytest
 
 from penstock.dispatcher.capabilities.assuming import Session
 from penstock.dispatcher.capabilities.minting import (
+    MINTS_MAX,
     SHARED_SECONDS,
+    WINDOW_SECONDS,
     MintedStore,
     Minter,
     make_minter,
@@ -192,6 +194,37 @@ def test_the_same_attempt_that_asks_again_soon_is_given_the_same() -> None:
         assert (await mints.mint(claims())).access_key == "AKIA6"
 
     simulate(story, seed=1)
+
+
+def test_an_attempt_is_not_minted_more_than_so_much_in_a_minute() -> None:
+    async def story(world: World) -> None:
+        sessions, clock = Sessions(), world.clock()
+        mints = minter(sessions, clock=clock)
+        for number in range(MINTS_MAX):
+            await mints.mint(claims(), read=[f"{IN}{number}/"])
+        with pytest.raises(CredentialsUnavailable, match="32 times within a minute"):
+            await mints.mint(claims(), read=[f"{IN}x/"])
+        # What was had can be had again, others have their own, and a minute later so has it.
+        await mints.mint(claims(), read=[f"{IN}0/"])
+        await mints.mint(claims(task_id=8))
+        await mints.mint(claims(attempt=3))
+        assert len(sessions.asked) == MINTS_MAX + 2
+        await clock.sleep(WINDOW_SECONDS)
+        await mints.mint(claims(), read=[f"{IN}x/"])
+
+    simulate(story, seed=1)
+
+
+def test_what_is_counted_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.dispatcher.capabilities.minting._ASKING_MAX", 3)
+
+    async def story() -> None:
+        mints = minter(Sessions())
+        for task_id in range(1, 9):
+            await mints.mint(claims(task_id=task_id))
+        assert list(mints._asking) == [(6, 2), (7, 2), (8, 2)]
+
+    asyncio.run(story())
 
 
 def test_what_failed_is_not_shared() -> None:

@@ -95,6 +95,31 @@ def test_brothers_are_never_merged_into_their_parent() -> None:
     assert allowed(found, "in/x") == set()
 
 
+def real(dataset: str, hour: int) -> Scope:
+    """A folder with names as Penstock makes them."""
+    generation = "0190c1c0-0000-7000-8000-000000000000"
+    attempt = f"{1000 + hour}-1-{'a' * 24}"
+    return Scope.parse(
+        f"s3://acme-lake/prod/datasets/{dataset}/{generation}/2020-01-05T{hour:02}/{attempt}/"
+    )
+
+
+@pytest.mark.parametrize(("most", "is_written"), [(5, True), (7, False)])
+def test_how_many_folders_fit_is_what_the_documents_say(most: int, is_written: bool) -> None:
+    scratch = Scope.parse(f"s3://acme-lake/prod/scratch/1000-1-{'a' * 24}/")
+    own = [scratch] if is_written else []
+    write = [real("clean", 0), scratch] if is_written else []
+
+    def made(count: int) -> str:
+        reads = [real("raw_events", hour) for hour in range(count)]
+        return session_policy(read=[*reads, *own], write=write)
+
+    assert made(most)
+    with pytest.raises(CredentialsRefused) as no:
+        made(most + 1)
+    assert no.value.kind == "too many folders"
+
+
 def test_eight_pairs_of_ordinary_folders_fit() -> None:
     names = [f"s3://lake/datasets/trips/2026/{day:02}/17-1-{'x' * 24}/" for day in range(8)]
     text = session_policy(read=map(Scope.parse, names[:4]), write=map(Scope.parse, names[4:]))

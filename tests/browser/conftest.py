@@ -1,0 +1,92 @@
+"""Debian's Chromium, and one installation for all tests of this folder.
+
+Both are of this package alone: while Playwright runs, no other event loop can run in this thread,
+and the tests after these have loops of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Error, expect, sync_playwright
+
+from penstock.dispatcher.database.local import LocalPostgres
+from penstock.kernel.errors import PenstockError
+from tests.browser.installation import Installation, guarded, installed
+from tests.browser.window import SECONDS_MAX, Window, window
+from tests.conftest import Background
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """A Chromium without a window; `CHROMIUM` names another than the one that is found."""
+    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
+    if found is None:
+        pytest.skip("The console is not tested in a browser: there is no Chromium in PATH.")
+    expect.set_options(timeout=1000 * SECONDS_MAX)
+    with sync_playwright() as playwright:
+        try:
+            browser = playwright.chromium.launch(executable_path=found, args=list(_FLAGS))
+        except Error as error:
+            first = error.message.splitlines()[0]
+            pytest.skip(f"The console is not tested in a browser: {found} does not start: {first}")
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="package")
+def installation(browser: Browser, background: Background) -> Iterator[Installation]:
+    """`penstock up` with a pipeline; not started where there is no browser."""
+    with tempfile.TemporaryDirectory(prefix="penstock-browser-") as folder:
+        place = Path(folder)
+        server = LocalPostgres(place / "postgres", settings={"fsync": "off"}, grace_seconds=5)
+        try:
+            background.run(server.start())
+        except PenstockError as error:
+            background.run(server.stop())
+            pytest.skip(f"no Postgres: {error.message} {error.hint}")
+        try:
+            with installed(place, server.dsn) as installation:
+                yield installation
+        finally:
+            background.run(server.stop())
+
+
+@pytest.fixture(scope="package")
+def guarded_url(installation: Installation) -> Iterator[str]:
+    """A dispatcher of the installation that wants a token."""
+    with guarded(installation) as url:
+        yield url
+
+
+@pytest.fixture
+def seen(browser: Browser, installation: Installation) -> Iterator[Window]:
+    """A window on the console. When the test is over, nothing may have gone wrong in it."""
+    opened = window(browser, installation.url)
+    yield opened
+    opened.check()
+    opened.page.context.close()
+
+
+@pytest.fixture
+def stranger(browser: Browser, guarded_url: str) -> Iterator[Window]:
+    """A window on the console that wants a token, with nobody signed in."""
+    opened = window(browser, guarded_url)
+    yield opened
+    opened.page.context.close()

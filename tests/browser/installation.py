@@ -1,0 +1,204 @@
+"""A whole installation for the browser: `penstock up` over a Postgres of its own, with a pipeline.
+
+The pipeline is `pipeline/browsed.yaml`. One installation serves all tests of this folder, so each
+test has partitions of its own. A second dispatcher over the same Postgres wants tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from penstock.kernel.clock import SystemClock
+from penstock.kernel.ports import free_port
+from tests.e2e.command import PENSTOCK
+
+CLOCK = SystemClock()
+PAUSE = threading.Event()
+PIPELINE = Path(__file__).parent / "pipeline" / "browsed.yaml"
+SECONDS_MAX = 90.0
+STOP_SECONDS_MAX = 30.0
+SCRIPT = "<script>window.attacked = 'said'</script>"
+PLAIN, DEAD, PICKY, RUDE = "2026-01-01", "picky-dead", "picky-seeded", f"rude-{SCRIPT}"
+ODD = 'odd/../key?a=b&c#d "e" %2F+ü <b>'
+API_TOKEN, VIEWER_TOKEN = "the token of operators", "the token of viewers"
+
+
+@dataclass
+class Installation:
+    """What runs, and how it is asked."""
+
+    process: subprocess.Popen[str]
+    url: str
+    folder: Path
+    dsn: str
+    client: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = httpx.Client(base_url=self.url, timeout=20)
+
+    @property
+    def there(self) -> Path:
+        """Where the files are that partitions of the job `picky` wait for."""
+        return self.folder / "there"
+
+    def trigger(self, key: str, **fields: Any) -> None:
+        """Tell of a partition of the source."""
+        told = {"job": "feed", "partition_key": key, "event_id": key, **fields}
+        answer = self.client.post("/v1/trigger", json=told)
+        assert answer.status_code == 200, answer.text
+
+    def task(self, job: str, key: str, *statuses: str) -> int:
+        """The task of a job for a partition, once it is in one of these states."""
+        found: list[Mapping[str, Any]] = []
+
+        def is_there() -> bool:
+            asked = {"job": job, "partition_key": key, "limit": "1"}
+            answer = self.client.get("/v1/tasks", params=asked)
+            assert answer.status_code == 200, answer.text
+            found[:] = answer.json()["tasks"]
+            return bool(found) and (not statuses or found[0]["status"] in statuses)
+
+        self.until(is_there)
+        return int(found[0]["id"])
+
+    def until(self, holds: Callable[[], object]) -> None:
+        """Wait until something holds."""
+        deadline = CLOCK.monotonic() + SECONDS_MAX
+        while not holds():
+            assert self.process.poll() is None, self.said()
+            assert CLOCK.monotonic() < deadline, self.said()
+            PAUSE.wait(0.05)
+
+    def said(self) -> str:
+        """What the processes have said, for a test that fails."""
+        logs = [self.folder / "up.err", *sorted((self.folder / "data" / "logs").glob("[a-z]*.log"))]
+        return "\n".join(f"== {log.name}\n{log.read_text()[-1500:]}" for log in logs)
+
+    def kill_dispatcher(self) -> None:
+        """End the dispatcher as a crash does; `up` starts it again."""
+        for number, command in _children(self.process.pid):
+            if "penstock dispatcher" in command:
+                # The leash is the child, and its own child is the dispatcher.
+                for below, _ in _children(number) or [(number, command)]:
+                    os.kill(below, signal.SIGKILL)
+                return
+        raise AssertionError(f"No dispatcher runs: {_children(self.process.pid)}")
+
+
+def _below(root: int) -> set[int]:
+    found: set[int] = set()
+    waiting = [root]
+    while waiting:
+        new = {number for number, _ in _children(waiting.pop())} - found
+        found |= new
+        waiting.extend(new)
+    return found
+
+
+def _children(parent: int) -> Sequence[tuple[int, str]]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            above = int((folder / "stat").read_text().rpartition(") ")[2].split()[1])
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (OSError, IndexError, UnicodeDecodeError):
+            continue
+        if above == parent:
+            found.append((int(folder.name), command))
+    return found
+
+
+@contextlib.contextmanager
+def installed(folder: Path, dsn: str) -> Iterator[Installation]:
+    """Run `penstock up` with the pipeline, seeded."""
+    port = free_port()
+    ports = ("--internal-port", str(free_port()), "--webhook-port", str(free_port()))
+    words = ("--postgres", dsn, "--data", str(folder / "data"), "--port", str(port), *ports)
+    (folder / "there").mkdir()
+    with (folder / "up.err").open("w") as said:
+        process = subprocess.Popen(
+            [PENSTOCK, "up", str(PIPELINE), "--concurrency", "4", *words],
+            stderr=said,
+            text=True,
+            env={**os.environ, "BROWSED_THERE": str(folder / "there")},
+        )
+    installation = Installation(process, f"http://127.0.0.1:{port}", folder, dsn)
+    try:
+        installation.until(lambda: "Penstock is up" in (folder / "up.err").read_text())
+        _seed(installation)
+        yield installation
+    finally:
+        installation.client.close()
+        below = _below(process.pid)
+        # What is leashed ends by itself when its parent has gone, and at once.
+        process.kill()
+        process.wait(STOP_SECONDS_MAX)
+        deadline = CLOCK.monotonic() + STOP_SECONDS_MAX
+        while any(Path(f"/proc/{each}").exists() for each in below):
+            assert CLOCK.monotonic() < deadline, installation.said()
+            PAUSE.wait(0.05)
+
+
+def _seed(installation: Installation) -> None:
+    """Have something of every kind: done, dead, odd, rude, held back, told and planned."""
+    for key in (PLAIN, ODD, PICKY, RUDE):
+        installation.trigger(key, payload={SCRIPT: SCRIPT})
+    ask = {"job": "quick", "keys": ["filled-1", "filled-2"], "request_id": SCRIPT}
+    assert installation.client.post("/v1/backfills", json=ask).status_code == 200
+    why = {"reason": f"Nobody needs it. {SCRIPT}"}
+    assert installation.client.post("/v1/jobs/nightly/pause", json=why).status_code == 200
+    for key in (PLAIN, ODD):
+        installation.task("-odd_-name-", key, "completed")
+    installation.task("picky", PICKY, "dead")
+    installation.task("rude", RUDE, "dead")
+
+
+@contextlib.contextmanager
+def guarded(installation: Installation) -> Iterator[str]:
+    """The address of a second dispatcher of the same installation, which wants tokens."""
+    port = free_port()
+    told = {
+        "PENSTOCK_API_TOKEN": API_TOKEN,
+        "PENSTOCK_VIEWER_TOKEN": VIEWER_TOKEN,
+        "PENSTOCK_POSTGRES": installation.dsn,
+        "PENSTOCK_DATA": str(installation.folder / "data"),
+        "PENSTOCK_PORT": str(port),
+        "PENSTOCK_INTERNAL_PORT": str(free_port()),
+    }
+    with (installation.folder / "guarded.err").open("w") as said:
+        process = subprocess.Popen(
+            [PENSTOCK, "dispatcher"], stderr=said, text=True, env={**os.environ, **told}
+        )
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        assert process.poll() is None, (installation.folder / "guarded.err").read_text()
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{url}/healthz", timeout=5).status_code == 200
+        return False
+
+    try:
+        installation.until(answers)
+        yield url
+    finally:
+        _stop(process)
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(STOP_SECONDS_MAX)

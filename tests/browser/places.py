@@ -1,0 +1,48 @@
+"""Where every page of the console is, for the partitions that the installation was seeded with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from penstock.console.pages.paths import partition_path
+from penstock.console.pages.table import SITE
+from tests.browser.installation import ODD, PICKY, PLAIN, RUDE, Installation
+
+PATHS = tuple(dict.fromkeys(page.path for page in SITE.pages))
+
+_GIVEN = {
+    "/jobs/{name}": ("/jobs/rude", "/jobs/-odd_-name-", "/jobs/feed"),
+    "/datasets/{name}": ("/datasets/fresh", "/datasets/_", "/datasets/rude", "/datasets/news"),
+    "/datasets/{name}/partitions": ("/datasets/fresh/partitions", "/datasets/rude/partitions"),
+    "/datasets/{name}/partitions/{key}": (
+        partition_path("fresh", ODD),
+        partition_path("rude", RUDE),
+        partition_path("partitions", PLAIN),
+    ),
+    "/datasets/{name}/partition": ("/datasets/fresh/partition",),
+    "/datasets/{name}/contents": (f"/datasets/fresh/contents?key={quote(ODD, safe='')}",),
+    "/operations/sources/{job}": ("/operations/sources/feed", "/operations/sources/nightly"),
+    "/operations/backfills/new": (
+        "/operations/backfills/new",
+        "/operations/backfills/new?preview=1&job=quick&by=keys&keys=a%0Ab&concurrency=10",
+    ),
+    "/tasks": ("/tasks", "/tasks?status=dead", "/tasks?status=cancelled"),
+}
+
+
+def addresses(path: str, installation: Installation) -> Sequence[str]:
+    """Where a page of the table is, in one or several ways."""
+    if path in _GIVEN:
+        return _GIVEN[path]
+    if path == "/tasks/{id}":
+        rude = installation.task("rude", RUDE)
+        return [f"/tasks/{rude}", f"/tasks/{installation.task('-odd_-name-', ODD)}"]
+    if path == "/backfills/{id}":
+        (first, *_) = installation.client.get("/v1/backfills").json()["backfills"]
+        return [f"/backfills/{first['id']}"]
+    assert "{" not in path, f"Say in {__name__} where an example of {path} is."
+    return [path]
+
+
+__all__ = ["ODD", "PATHS", "PICKY", "PLAIN", "RUDE", "addresses"]

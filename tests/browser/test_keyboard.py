@@ -1,0 +1,110 @@
+"""The console without a mouse."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page, expect
+
+from tests.browser.installation import PICKY, Installation
+from tests.browser.window import Window
+
+_REACHABLE = """
+    () => {
+      const all = document.querySelectorAll(
+        "a[href], button:not([disabled]), summary, input:not([type=hidden]), select, textarea, [tabindex='0']");
+      const seen = [...all].filter((each) => each.checkVisibility() && !each.disabled);
+      seen.forEach((each, place) => { each.dataset.place = place; });
+      return seen.length;
+    }
+"""
+_FOCUSED = "() => document.activeElement.dataset.place ?? null"
+_SHOWN = """
+    () => {
+      const style = getComputedStyle(document.activeElement);
+      const box = document.activeElement.querySelector("rect.box");
+      const drawn = box && parseFloat(getComputedStyle(box).strokeWidth) > 2;
+      return drawn || (style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0);
+    }
+"""
+TABS_MAX = 200
+
+
+def _tabbed(page: Page) -> tuple[set[int], set[int]]:
+    """What there is to reach, and what Tab reaches; where it is has to be seen."""
+    count = page.evaluate(_REACHABLE)
+    assert 0 < count < TABS_MAX
+    reached: set[int] = set()
+    for _ in range(count + 10):
+        page.keyboard.press("Tab")
+        place = page.evaluate(_FOCUSED)
+        if place is not None:
+            reached.add(int(place))
+            assert page.evaluate(_SHOWN), page.evaluate("document.activeElement.outerHTML")
+    return set(range(count)), reached
+
+
+def test_tab_reaches_everything_on_the_page_of_a_task(
+    seen: Window, installation: Installation
+) -> None:
+    # Nothing moves on it: what is there has to be the same until the end.
+    task = installation.task("picky", PICKY)
+    seen.open(f"/tasks/{task}")
+    seen.until_live()
+    wanted, reached = _tabbed(seen.page)
+    missed = [
+        seen.page.locator(f"[data-place='{each}']").evaluate("each => each.outerHTML")
+        for each in wanted - reached
+    ]
+    assert missed == []
+    place = seen.page.get_by_role("button", name="Replay").get_attribute("data-place")
+    assert int(place or -1) in reached
+
+
+def test_enter_on_an_action_does_it(seen: Window, installation: Installation) -> None:
+    installation.trigger("picky-keyed")
+    task = installation.task("picky", "picky-keyed", "dead")
+    (installation.there / "picky-keyed").touch()
+    seen.open(f"/tasks/{task}")
+    seen.until_live()
+    for _ in range(TABS_MAX):
+        seen.page.keyboard.press("Tab")
+        if seen.page.evaluate("document.activeElement.textContent.trim()") == "Replay":
+            break
+    seen.page.keyboard.press("Enter")
+    expect(seen.page.locator("h1 .badge")).to_have_text("completed")
+
+
+def test_enter_on_a_node_opens_the_job(seen: Window) -> None:
+    page = seen.page
+    seen.open("/")
+    seen.until_live()
+    for _ in range(TABS_MAX):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.dataset.key ?? ''") == "slow":
+            break
+    assert page.evaluate(_SHOWN)
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_contain_text("slow")
+    assert page.url.endswith("/jobs/slow")
+
+
+def test_the_drawing_moves_with_the_keyboard(seen: Window) -> None:
+    page = seen.page
+    seen.open("/")
+    drawing = page.locator("[data-panzoom] svg")
+    before = drawing.get_attribute("style")
+    page.locator("[data-panzoom]").focus()
+    page.keyboard.press("ArrowRight")
+    moved = drawing.get_attribute("style")
+    assert moved != before
+    page.keyboard.press("+")
+    assert drawing.get_attribute("style") != moved
+
+
+def test_the_first_tab_skips_to_the_content(seen: Window) -> None:
+    page = seen.page
+    seen.open("/tasks")
+    page.keyboard.press("Tab")
+    expect(page.locator(".skip")).to_be_focused()
+    expect(page.locator(".skip")).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()

@@ -1,0 +1,128 @@
+"""Everything that people do to a pipeline, by clicking."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import expect
+
+from tests.browser.installation import Installation
+from tests.browser.window import Window
+
+
+def test_trigger(seen: Window) -> None:
+    page = seen.page
+    seen.open("/")
+    page.locator("a.node[data-key=feed]").click()
+    page.locator(".head").get_by_role("link", name="Trigger").click()
+    page.get_by_label("Partition", exact=True).fill("clicked-1")
+    page.get_by_role("button", name="Trigger").click()
+    expect(page.locator(".told")).to_contain_text("was taken")
+    expect(page.locator("tr", has_text="clicked-1").locator("a", has_text="quick")).to_be_visible()
+    page.locator("tr", has_text="clicked-1").locator("a", has_text="quick").click()
+    expect(page.locator("h1 .badge")).to_have_text("completed")
+
+
+def test_a_trigger_that_is_wrong_is_told(seen: Window) -> None:
+    page = seen.page
+    seen.open("/operations/sources/feed")
+    page.get_by_text("Payload, for the jobs that read it").click()
+    page.get_by_label("A JSON object").fill("{wrong")
+    page.get_by_role("button", name="Trigger").click()
+    expect(page.locator(".told.bad")).to_contain_text("payload")
+
+
+def test_backfill_with_its_preview(seen: Window, installation: Installation) -> None:
+    page = seen.page
+    seen.open("/jobs/quick")
+    page.locator(".head").get_by_role("link", name="Backfill").click()
+    expect(page.get_by_label("Job")).to_have_value("quick")
+    page.get_by_label("days").check()
+    page.get_by_label("First day").fill("2025-12-30")
+    page.get_by_label("Last day, part of it").fill("2026-01-01")
+    page.get_by_role("button", name="Show what it will create").click()
+    expect(page.locator("h1")).to_have_text("What it will create")
+    expect(page.locator("main")).to_contain_text("2025-12-30, 2025-12-31, 2026-01-01")
+    # One of them is there already, and nothing was started.
+    expect(page.locator(".figure", has_text="There already")).to_contain_text("1")
+    expect(page.locator(".figure", has_text="New")).to_contain_text("2")
+    before = len(installation.client.get("/v1/backfills").json()["backfills"])
+    page.get_by_role("button", name="Start 3 tasks").click()
+    expect(page.locator("h1")).to_have_text(re.compile(r"Backfill \d+"))
+    expect(page.locator("main")).to_contain_text("All 3 are computed.")
+    expect(page.locator("h1 .badge")).to_have_text("done")
+    assert len(installation.client.get("/v1/backfills").json()["backfills"]) == before + 1
+
+
+def test_replay_of_a_dead_task_once_its_cause_is_gone(
+    seen: Window, installation: Installation
+) -> None:
+    installation.trigger("picky-replayed")
+    task = installation.task("picky", "picky-replayed", "dead")
+    page = seen.page
+    seen.open("/tasks?status=dead")
+    page.locator("tr", has_text="picky-replayed").get_by_role("link", name=f"{task}").click()
+    expect(page.locator(".standing")).to_contain_text("picky-replayed is not there.")
+    (installation.there / "picky-replayed").touch()
+    page.get_by_role("button", name="Replay").click()
+    expect(page.locator(".told")).to_contain_text(f"Task {task} is queued again.")
+    expect(page.locator("h1 .badge")).to_have_text("completed")
+    expect(page.locator(".attempts tbody tr")).to_have_count(2)
+    expect(page.get_by_role("button", name="Replay")).to_have_count(0)
+
+
+def test_cancel_asks_first(seen: Window, installation: Installation) -> None:
+    installation.trigger("slow-cancelled")
+    task = installation.task("slow", "slow-cancelled", "running")
+    page = seen.page
+    seen.open(f"/tasks/{task}")
+    asked: list[str] = []
+    page.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    page.get_by_role("button", name="Cancel").click()
+    assert asked == [f"Cancel task {task}? It will not run again."]
+    expect(page.locator("h1 .badge")).to_have_text("running")
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator(".told")).to_contain_text("is cancelled, or asked to stop")
+    expect(page.locator("h1 .badge")).to_have_text("cancelled")
+
+
+def test_pause_and_resume_a_job(seen: Window) -> None:
+    page = seen.page
+    seen.open("/jobs/held")
+    page.locator("details.menu > summary").click()
+    page.get_by_label("Why, for those who see it").fill("The disk is full.")
+    page.get_by_role("button", name="Pause held").click()
+    expect(page.locator("h1 .badge")).to_have_text("paused")
+    expect(page.locator("main")).to_contain_text("The disk is full.")
+    page.get_by_role("link", name="Operations").first.click()
+    row = page.locator("#pauses tr", has_text="held")
+    expect(row).to_contain_text("The disk is full.")
+    row.get_by_role("button", name="Resume").click()
+    expect(page.locator("#pauses tr", has_text="held")).to_have_count(0)
+    seen.open("/jobs/held")
+    expect(page.locator("h1 .badge")).not_to_have_text("paused")
+
+
+def test_pause_and_resume_everything(seen: Window, installation: Installation) -> None:
+    page = seen.page
+    page.on("dialog", lambda dialog: dialog.accept())
+    seen.open("/operations")
+    page.get_by_role("button", name="Pause everything").click()
+    expect(page.locator("#pauses tr", has_text="quick")).to_be_visible()
+    installation.trigger("paused-1")
+    installation.task("quick", "paused-1", "queued")
+    page.get_by_role("button", name="Resume everything").click()
+    expect(page.locator("#pauses tr", has_text="quick")).to_have_count(0)
+    installation.task("quick", "paused-1", "completed")
+
+
+def test_the_theme_that_is_chosen_stays(seen: Window) -> None:
+    page = seen.page
+    dark = "getComputedStyle(document.body).backgroundColor === 'rgb(16, 21, 27)'"
+    seen.open("/")
+    assert page.evaluate(dark) is False
+    page.get_by_role("button", name="Switch between light and dark").click()
+    assert page.evaluate(dark) is True
+    seen.open("/tasks")
+    assert page.evaluate(dark) is True
