@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
 
 from tests.browser.installation import Installation
 from tests.browser.places import PATHS, addresses
-from tests.browser.window import THEMES, Window, window
+from tests.browser.window import THEMES, Window
 
-_AXE = "axe-core@4.11"
+_AXE = "axe-core@4.11.4"
 _FETCH_SECONDS_MAX = 60
 _RUN = """
     async () => {
@@ -75,6 +74,14 @@ def test_a_page_has_no_serious_fault(
     for address in addresses(path, installation):
         seen.open(address)
         assert _faults(seen, axe) == [], address
+
+
+def test_a_fault_is_found(axe: str, seen: Window) -> None:
+    seen.open("/tasks")
+    seen.page.evaluate("document.querySelector('label').remove()")
+    seen.page.locator("h1").evaluate("each => { each.style.color = '#999'; }")
+    rules = {each["rule"] for each in _faults(seen, axe)}
+    assert {"select-name", "color-contrast"} <= rules
 
 
 def test_the_page_to_sign_in_has_no_serious_fault(axe: str, stranger: Window) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import pytest
 from playwright.sync_api import expect
 
@@ -28,7 +30,7 @@ def test_the_page_of_a_task_shows_its_words(seen: Window, installation: Installa
         "/jobs/rude",
         "/jobs/nightly",
         "/operations",
-        "/operations/events",
+        f"/operations/events?partition={quote(RUDE)}",
         "/datasets/rude/partitions",
         partition_path("rude", RUDE),
     ],

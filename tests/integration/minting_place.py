@@ -90,7 +90,7 @@ class Place:
         )
         minter = self.minter()
         try:
-            return await minter.mint(_claims(grants))
+            return await minter.mint(claims(grants))
         finally:
             minter.close()
 
@@ -165,7 +165,8 @@ def _encoded(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def _claims(grants: Grants) -> Claims:
+def claims(grants: Grants) -> Claims:
+    """A token's claims that grant this."""
     return Claims(
         iss="penstock/default",
         aud="penstock:task",

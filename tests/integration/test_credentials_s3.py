@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,16 @@ import pytest
 
 from penstock.dispatcher.capabilities.assuming import SESSION_SECONDS
 from penstock.dispatcher.capabilities.minting import Minted
-from penstock.kernel.errors import CredentialsRefused, PenstockError
+from penstock.kernel.errors import CredentialsRefused, CredentialsUnavailable, PenstockError
 from penstock.store.s3.local import LocalS3
+from penstock.tokens.claims import Grants, ReadGrant, WriteGrant
 from tests.conftest import Background
 from tests.integration.minting_place import (
     BUCKET_VARIABLE,
     ROLE_VARIABLE,
     Place,
     aws_place,
+    claims,
     refusal,
     seaweedfs_place,
 )
@@ -328,7 +331,39 @@ def test_after_fifteen_minutes_it_is_over(stage: Stage) -> None:
     refused_key(stage, aws_session_token=stage.place.aged(stage.minted, SESSION_SECONDS + 1))
 
 
-def test_a_role_that_cannot_be_assumed_is_a_refusal(stage: Stage) -> None:
+def test_a_day_of_24_hours_is_read_some_hours_at_a_time(stage: Stage) -> None:
+    place = stage.place
+    hours = [f"in/day/2020-01-05T{hour:02}/{hour + 1}-1-{'a' * 24}/" for hour in range(24)]
+    for each in hours:
+        place.client().put_object(**stage.at(f"{each}x"), Body=each.encode())
+    reads = tuple(place.url(each) for each in hours)
+    write = (WriteGrant(dataset="d", version="v", prefix=place.url(WRITE)),)
+    grants = Grants(read=(ReadGrant(dataset="d", version="v", prefixes=reads),), write=write)
+
+    async def story() -> None:
+        minter, token = place.minter(), claims(grants)
+        with pytest.raises(CredentialsRefused) as no:
+            await minter.mint(token)
+        assert no.value.kind == "too many folders"
+        place.as_minted(await minter.mint(token, read=[])).put_object(
+            **stage.at("out/a/day"), Body=b"whole"
+        )
+        for first in range(0, 24, 4):
+            some, others = hours[first : first + 4], hours[first - 4 : first] or hours[4:8]
+            s3 = place.as_minted(
+                await minter.mint(token, read=list(map(place.url, some)), write=[])
+            )
+            for each in some:
+                assert s3.get_object(**stage.at(f"{each}x"))["Body"].read() == each.encode()
+            is_forbidden(partial(s3.get_object, **stage.at(f"{others[0]}x")))
+            is_forbidden(partial(s3.put_object, **stage.at("out/a/day"), Body=b"no"))
+        minter.close()
+
+    asyncio.run(story())
+    assert stage.holds("out/a/day") == b"whole"
+
+
+def test_a_role_that_cannot_be_assumed_is_not_now(stage: Stage) -> None:
     nobody = Place(**{**vars(stage.place), "role": f"{stage.place.role}-that-is-not-there"})
-    with pytest.raises(CredentialsRefused, match="AccessDenied"):
+    with pytest.raises(CredentialsUnavailable, match="AccessDenied"):
         asyncio.run(mint(nobody))

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.dispatcher.capabilities.assuming import Session, StsSessions
 from penstock.kernel.aws import Aws
-from penstock.kernel.errors import CredentialsRefused, CredentialsUnavailable
+from penstock.kernel.errors import CredentialsUnavailable
 
 ROLE = "arn:aws:iam::123456789012:role/tasks"
 SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"
@@ -79,7 +79,8 @@ def test_a_real_answer_of_no_is_understood() -> None:
     )
     with server(403, body) as endpoint:
         sessions = StsSessions(aws(endpoint))
-        with pytest.raises(CredentialsRefused, match=f"no session of {ROLE}: AccessDenied") as no:
+        said = f"no session of {ROLE} now: AccessDenied"
+        with pytest.raises(CredentialsUnavailable, match=said) as no:
             asyncio.run(assume(sessions))
         sessions.close()
     assert "docs/iam.md" in no.value.hint

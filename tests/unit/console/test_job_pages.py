@@ -268,6 +268,15 @@ def test_edges_say_where_the_pressure_is_and_who_is_held_back() -> None:
     assert {each.name: each.state for each in nodes}["report"] == "pressed"
 
 
+def test_what_presses_a_job_stands_above_it_until_it_is_over() -> None:
+    found = pressure()
+    assert pipeline._pressure(found) == "12 wait, 10 may"
+    found.depth = 7
+    assert pipeline._pressure(found) == "7 wait, not over yet"
+    found.max_queue_age_seconds = 60.0
+    assert pipeline._pressure(found) == "waits for 1 min, 1 min is the limit"
+
+
 def test_a_node_is_drawn_in_its_worst_state() -> None:
     ended = Endings(job="a", completed=3, failed=0, last_at=NOW)
     assert state_of(a_job("a"), ended, is_pressed=False) == "ok"

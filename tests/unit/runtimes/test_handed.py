@@ -5,15 +5,27 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.kernel.errors import InvalidInput, WorkFailed
 from penstock.runtimes.base import Work
 from penstock.runtimes.environment import of_children, of_untrusted
-from penstock.runtimes.handed import CONFIG, CREDENTIALS, TOKEN, TOKEN_VARIABLE, Handed
+from penstock.runtimes.handed import (
+    CONFIG,
+    CREDENTIALS,
+    TOKEN,
+    TOKEN_VARIABLE,
+    Handed,
+    TaskCredentials,
+)
 from penstock.runtimes.task import Task
+from penstock.testing.runtime_contract import Ear
 from tests.unit.runtimes.benches import User, run
 
 LOOKS = """
@@ -58,6 +70,38 @@ def run(task):
     }
     (task.output.path / "said.json").write_text(json.dumps(said))
 """
+
+DAILY = """
+import json
+
+def run(task):
+    found = [task.credentials_for(f"s3://lake/{hour}") for hour in range(24)]
+    said = {
+        "lacks": task.credentials.lacks,
+        "keys": [each.access_key for each in found],
+        "boto3": found[0].for_boto3(),
+    }
+    try:
+        task.credentials_for("s3://lake/refused", "s3://lake/1")
+    except Exception as error:
+        said["error"] = str(error)
+    (task.output.path / "said.json").write_text(json.dumps(said))
+"""
+
+
+class Minting(Ear):
+    """A voice that has credentials."""
+
+    async def credentials(self, locations: Sequence[str]) -> TaskCredentials:
+        if len(locations) > 1:
+            raise WorkFailed("There are too many.", hint="Ask for fewer.")
+        return TaskCredentials(
+            access_key=locations[0],
+            secret_key="hidden",
+            session_token="session",
+            expires_at=datetime(2026, 1, 1, tzinfo=UTC),
+            region="eu-west-9",
+        )
 
 
 @pytest.fixture
@@ -218,3 +262,32 @@ def test_untrusted_children_have_what_a_program_needs() -> None:
         "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
+
+
+def test_a_function_has_credentials_for_some_of_its_folders_at_a_time(user: User) -> None:
+    user.module(DAILY)
+    given = replace(handed(user.folder / "one", has_credentials=True), lacks="24 folders.")
+
+    async def main() -> None:
+        async with user.process() as runtime:
+            await runtime.run(user.work(handed=given), Minting())
+
+    asyncio.run(main())
+    said = json.loads((user.folder / "out" / "said.json").read_text())
+    assert said["lacks"] == "24 folders."
+    assert said["keys"] == [f"s3://lake/{hour}" for hour in range(24)]
+    assert said["boto3"] == {
+        "aws_access_key_id": "s3://lake/0",
+        "aws_secret_access_key": "hidden",
+        "aws_session_token": "session",
+        "region_name": "eu-west-9",
+    }
+    assert said["error"] == "There are too many. Ask for fewer."
+
+
+def test_where_none_are_minted_there_are_none_for_some_folders_either(user: User) -> None:
+    task = Task(user.work(handed=handed(user.folder / "one")))
+    with pytest.raises(InvalidInput, match="No credentials are minted"):
+        task.credentials_for("s3://lake/1")
+    with pytest.raises(ValueError, match="for which locations"):
+        task.credentials_for()

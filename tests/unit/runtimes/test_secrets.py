@@ -139,3 +139,13 @@ def test_a_value_is_never_left(value: str, before: str, after: str) -> None:
     found = hidden(before + value + after, [value])
     if value.strip() and not set(value) <= set(HIDDEN):
         assert value not in found
+
+
+@given(st.text("ab", min_size=HIDDEN_CHARACTERS_MIN, max_size=12), st.text("ab", max_size=20))
+def test_the_longest_beginning_at_the_end_is_hidden(value: str, text: str) -> None:
+    found = hidden(text, [value])
+    if value in text:
+        return
+    lengths = range(HIDDEN_CHARACTERS_MIN, len(value))
+    most = max((each for each in lengths if text.endswith(value[:each])), default=0)
+    assert found == (f"{text[:-most]}{HIDDEN}" if most else text)

@@ -35,6 +35,7 @@ from penstock.dispatcher.wire.work import (
     HeartbeatAsk,
     HelloAnswer,
     HelloAsk,
+    InputAnswer,
     OperatorAnswer,
     ResultsAnswer,
     TaskResult,
@@ -75,6 +76,7 @@ class Task:
     batch: str = ""
     """Claimed together with those of the same batch, as one."""
     mints: bool = False
+    inputs: dict[str, InputAnswer] = field(default_factory=dict)
     tokens: list[str] = field(default_factory=list)
     """Those of the running attempt, the newest last."""
 
@@ -113,7 +115,13 @@ class Dispatcher:
     """How many tokens are taken for strangers'."""
     strange_ends: set[str] = field(default_factory=set)
     """Tokens that are taken for strangers' where attempts end."""
+    strangers: set[str] = field(default_factory=set)
+    """Tokens that are taken for strangers' everywhere."""
     minted: int = 0
+    folders_max: int | None = None
+    """For how many folders credentials are minted at a time; None for any number."""
+    granted: dict[str, list[str]] = field(default_factory=dict)
+    """What tokens grant to `read` and to `write`."""
     in_calls: Counter[str] = field(default_factory=Counter)
     most_in_calls: Counter[str] = field(default_factory=Counter)
 
@@ -224,6 +232,7 @@ class Dispatcher:
             folder=attempt_name(task_id=task.id, attempt=task.attempt, lease_token="scripted"),
             token=task.signed(),
             mints=task.mints,
+            inputs=task.inputs,
         )
 
     def _heartbeat(self, ask: HeartbeatAsk) -> tuple[int, Answer]:
@@ -287,9 +296,12 @@ class Dispatcher:
         return 200, EventsAnswer(results=results)
 
     def _credentials(self, ask: CredentialsAsk) -> tuple[int, Answer]:
-        del ask
         if (problem := self._header_problem()) is not None:
             return problem.status, problem
+        read = self.granted.get("read", []) if ask.read is None else ask.read
+        write = self.granted.get("write", []) if ask.write is None else ask.write
+        if self.folders_max is not None and len(read) + len(write) > self.folders_max:
+            return 409, Problem(type="too many folders", title="There are too many.", status=409)
         self.minted += 1
         return 200, CredentialsAnswer(
             access_key=f"key-{self.minted}",
@@ -297,8 +309,8 @@ class Dispatcher:
             session_token=f"session-{self.minted}",
             expires_at=at(900),
             region="eu-west-1",
-            read=[],
-            write=[],
+            read=read,
+            write=write,
             endpoint="http://store",
         )
 
@@ -313,6 +325,8 @@ class Dispatcher:
     def _is_strange(self, token: str | None, task_id: int, attempt: int) -> bool:
         if self.unknown_tokens > 0:
             self.unknown_tokens -= 1
+            return True
+        if token in self.strangers:
             return True
         return not (token or "").startswith(f"cap.{task_id}.{attempt}-")
 

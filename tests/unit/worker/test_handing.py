@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from penstock.dispatcher.wire.problem import Problem
+from penstock.dispatcher.wire.work import InputAnswer, PartAnswer
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import Made, Voice, Work
 from penstock.worker import belongings
-from penstock.worker.handing import MINT_SECONDS_MAX
+from penstock.worker.minting import MINT_SECONDS_MAX
 from tests.unit.worker.bench import Bench, Doing, nothing, play
 from tests.unit.worker.test_worker import HEARTBEAT, waiting
 
@@ -164,17 +165,133 @@ def test_old_credentials_stay_while_new_ones_cannot_be_had(tmp_path: Path) -> No
     tell(tmp_path, story, mints=True)
 
 
-def test_a_refusal_for_good_ends_the_task_with_its_sentence(tmp_path: Path) -> None:
+def test_a_refusal_fails_the_attempt_with_its_sentence_and_never_the_task(tmp_path: Path) -> None:
     async def story(bench: Bench, watching: Watching) -> None:
-        title = "The policy of 40 prefixes has more than 2,048 characters."
-        refusal = Problem(type="no credentials", title=title, status=409, detail="Compact it.")
+        title = "This dispatcher has no role to mint credentials of."
+        refusal = Problem(type="no credentials", title=title, status=409, detail="Set one.")
         bench.dispatcher.problems[MINT] = refusal
-        await bench.until(lambda: bench.dispatcher.tasks[1].status == "dead")
-        said = f"No credentials are minted for the task: {title} Compact it."
+        await bench.until(lambda: bench.dispatcher.tasks[1].status == "failed")
+        said = f"No credentials are minted for the task: {title} Set one."
         assert bench.dispatcher.tasks[1].reason == said
         assert (watching.works, bench.dispatcher.paths()[MINT]) == ([], 1)
 
     tell(tmp_path, story, mints=True)
+
+
+HOURS = [f"file:///data/datasets/raw/g/2020-01-05T{hour:02}/1-1-x" for hour in range(24)]
+
+
+def of_hours() -> dict[str, InputAnswer]:
+    parts = [PartAnswer(location=each, revision=1) for each in HOURS]
+    return {"raw": InputAnswer(dataset="raw", uuid="u", generation="g", parts=parts)}
+
+
+def asked(bench: Bench) -> list[tuple[list[str] | None, list[str] | None]]:
+    return [(ask.read, ask.write) for path, ask in bench.dispatcher.calls if path == MINT]
+
+
+def test_a_task_with_more_folders_than_fit_runs_and_has_them_some_at_a_time(
+    tmp_path: Path,
+) -> None:
+    got: list[str] = []
+
+    async def daily(work: Work, voice: Voice) -> tuple[Made, ...]:
+        assert work.handed is not None
+        found = work.handed.credentials
+        assert found is not None
+        assert found.lacks == (
+            "These credentials are not for 24 folders of the task, for a policy of STS has no room"
+            " for all of them. Ask for some of them at a time: task.credentials_for(LOCATION, ...)."
+        )
+        quarters = [HOURS[first : first + 4] for first in range(0, len(HOURS), 4)]
+        got.extend([(await voice.credentials(each)).access_key for each in quarters])
+        out = f"{work.outputs['out'].location}/deeper"
+        got.append((await voice.credentials([out, work.scratch])).access_key)
+        with pytest.raises(WorkFailed, match="There are too many"):
+            await voice.credentials(HOURS)
+        return await nothing(work, voice)
+
+    async def story(bench: Bench) -> None:
+        dispatcher = bench.dispatcher
+        dispatcher.folders_max = 5
+        dispatcher.granted = {"read": [f"{each}/" for each in HOURS], "write": ["file:///data/"]}
+        await bench.until(lambda: dispatcher.tasks[1].status == "completed")
+        scratch = f"{bench.runtime.works[0].scratch}/"
+        assert asked(bench)[:3] == [
+            (None, None),
+            ([scratch], None),
+            ([f"{each}/" for each in HOURS[:4]], []),
+        ]
+        out = bench.runtime.works[0].outputs["out"].location
+        assert asked(bench)[-2] == ([scratch], [f"{out}/deeper/", scratch])
+        assert got == [f"key-{number}" for number in range(2, 9)]
+
+    setting = waiting(1, mints=True, inputs=of_hours())
+    play(story, setting=setting, doing=daily, handed=tmp_path / "handed", seeds=[1])
+
+
+def test_what_fits_is_what_is_renewed(tmp_path: Path) -> None:
+    async def story(bench: Bench, watching: Watching) -> None:
+        bench.dispatcher.folders_max = 2
+        bench.dispatcher.granted = {"write": [f"file:///data/{each}/" for each in "abc"]}
+        await bench.until(lambda: bool(watching.works))
+        scratch = [f"{watching.works[0].scratch}/"]
+        # Not even the outputs: the scratch folder alone.
+        begun = [(None, None), (scratch, None), (scratch, scratch)]
+        assert asked(bench) == begun
+        await bench.until(lambda: bench.dispatcher.minted == 2)
+        assert asked(bench) == [*begun, (scratch, scratch)]
+
+    tell(tmp_path, story, mints=True, inputs=of_hours())
+
+
+def test_what_the_token_does_not_grant_is_told_too(tmp_path: Path) -> None:
+    async def story(bench: Bench, watching: Watching) -> None:
+        bench.dispatcher.granted = {"read": [f"{HOURS[0]}/"], "write": ["file:///data/"]}
+        await bench.until(lambda: bool(watching.works))
+        handed = watching.works[0].handed
+        assert handed is not None
+        assert handed.lacks.startswith("These credentials are not for 23 folders of the task")
+        assert "does not grant" in handed.lacks
+
+    tell(tmp_path, story, mints=True, inputs=of_hours())
+
+
+def test_work_that_asks_for_more_than_is_granted_is_told_so_at_once(tmp_path: Path) -> None:
+    refusal = Problem(type="token not granted", title="It grants no such thing.", status=403)
+
+    refused = asyncio.Event()
+
+    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+        await refused.wait()
+        with pytest.raises(WorkFailed, match="grants no such thing"):
+            await voice.credentials(["s3://elsewhere/x"])
+        return await nothing(work, voice)
+
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: bench.dispatcher.minted == 1)
+        bench.dispatcher.problems[MINT] = refusal
+        refused.set()
+        await bench.until(lambda: bench.dispatcher.tasks[1].status == "completed")
+        assert bench.dispatcher.paths()[MINT] == 2
+
+    setting = waiting(1, mints=True)
+    play(story, setting=setting, doing=doing, handed=tmp_path / "handed", seeds=[1])
+
+
+def test_one_call_of_an_attempt_mints_at_a_time(tmp_path: Path) -> None:
+    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+        async with asyncio.TaskGroup() as group:
+            for each in HOURS[:5]:
+                group.create_task(voice.credentials([each]))
+        return await nothing(work, voice)
+
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: bench.dispatcher.tasks[1].status == "completed")
+        assert (bench.dispatcher.minted, bench.dispatcher.most_in_calls[MINT]) == (6, 1)
+
+    setting = waiting(1, mints=True)
+    play(story, setting=setting, doing=doing, handed=tmp_path / "handed", seeds=[1])
 
 
 def test_who_mints_may_be_away_for_a_while(tmp_path: Path) -> None:

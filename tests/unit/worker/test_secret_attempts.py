@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ import pytest
 
 from penstock.kernel.errors import SecretUnavailable, WorkFailed
 from penstock.runtimes.base import Made, Voice, Work
+from penstock.runtimes.secrets import hidden
 from penstock.testing.virtual import World
+from penstock.worker.orders import REASON_CHARACTERS_MAX
 from penstock.worker.secrets import Resolver
 from tests.unit.worker.bench import Bench, nothing, play
 from tests.unit.worker.scripted import DATASET, Dispatcher
@@ -185,3 +187,28 @@ def test_secrets_stay_with_their_task() -> None:
         assert seen == {1: {"TOKEN": VALUE}, 2: {"PIN": "abc"}, 3: {}}
 
     play(story, setting=setting, doing=doing, secrets=found)
+
+
+def test_a_reason_is_cut_before_values_are_looked_for_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A child can say sixteen megabytes, and everybody's heartbeats wait for this."""
+    lengths: list[int] = []
+
+    def looked(text: str, values: Iterable[str]) -> str:
+        lengths.append(len(text))
+        return hidden(text, values)
+
+    monkeypatch.setattr("penstock.worker.attempt.hidden", looked)
+    room = REASON_CHARACTERS_MAX - 10
+
+    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+        raise WorkFailed("x" * room + VALUE + "y" * 1_000_000)
+
+    async def story(bench: Bench) -> None:
+        (task,) = bench.dispatcher.tasks.values()
+        await bench.until(lambda: task.status == "failed")
+        assert task.reason == "x" * room + "***", "also what the cut has left of one"
+        assert max(lengths) == REASON_CHARACTERS_MAX
+
+    play(story, setting=waiting(TOKEN="env:KEY"), doing=doing, secrets=found, seeds=[1])

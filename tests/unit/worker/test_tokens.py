@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
+
+import msgspec
 
 from penstock.dispatcher.wire.problem import Problem
 from penstock.runtimes.base import Made, News, Voice, Work
+from penstock.worker.attempt import Attempt
 from tests.unit.worker.bench import Bench, nothing, play
+from tests.unit.worker.test_orders import assignment
 from tests.unit.worker.test_worker import COMPLETE, HEARTBEAT, waiting
 
 EVENTS = "/v1/task/events"
@@ -119,3 +124,64 @@ def test_events_that_never_prove_anything_fail_the_attempt() -> None:
         assert bench.dispatcher.tasks[1].reason == "Its events were refused: It is not signed."
 
     play(story, setting=waiting(1, heartbeat_seconds=6.0), doing=doing, seeds=range(2))
+
+
+def test_a_token_that_nobody_knows_gives_way_to_the_one_before_it() -> None:
+    """As after a failover that has lost the row of the newest key."""
+
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: len(tokens(bench, HEARTBEAT)) == 2)
+        bench.dispatcher.strangers.update(f"cap.1.1-{number}" for number in range(2, 5))
+        await bench.until(lambda: len(tokens(bench, HEARTBEAT)) == 7)
+        # Each new one is of that key, until it is known again.
+        assert tokens(bench, HEARTBEAT)[2:] == [
+            *("cap.1.1-2", "cap.1.1-1", "cap.1.1-3", "cap.1.1-1", "cap.1.1-4"),
+        ]
+        await bench.until(lambda: bench.dispatcher.tasks[1].status == "completed")
+        assert tokens(bench, COMPLETE)[0] == "cap.1.1-5"
+
+    play(story, setting=waiting(1, heartbeat_seconds=3.0), seconds=8.5)
+
+
+def test_an_end_is_told_with_the_token_before_if_that_one_is_known() -> None:
+    async def story(bench: Bench) -> None:
+        bench.dispatcher.strange_ends.add("cap.1.1-1")
+        await bench.until(lambda: bench.dispatcher.tasks[1].status == "completed")
+        assert tokens(bench, COMPLETE) == ["cap.1.1-1", "cap.1.1-0"]
+
+    play(story, setting=waiting(1, heartbeat_seconds=30.0), seconds=11)
+
+
+def test_a_token_that_is_older_and_no_good_either_takes_turns() -> None:
+    attempt = Attempt(msgspec.structs.replace(assignment(), token="first"))
+    attempt.doubt("first")
+    assert attempt.token == "first"
+    attempt.renew("second")
+    attempt.doubt("first")
+    assert attempt.token == "second", "not the one that was sent"
+    attempt.doubt("second")
+    attempt.doubt("second")
+    assert attempt.token == "first", "two calls with one token are one doubt"
+    attempt.doubt("first")
+    assert attempt.token == "second"
+
+
+def test_a_heartbeat_is_never_longer_than_a_call_may_be() -> None:
+    """Tokens and progress may be long: many attempts are told of in several calls."""
+    count = 60
+
+    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+        voice.progress({"words": "x" * 15_000})
+        await asyncio.Event().wait()
+        return ()
+
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: len(bench.runtime.running) == count)
+        await bench.until(lambda: all(each.progress for each in bench.dispatcher.tasks.values()))
+        asks = [ask for path, ask in bench.dispatcher.calls if path == HEARTBEAT]
+        assert len(asks) == 2
+        assert all(len(msgspec.json.encode(each)) <= 501_000 for each in asks)
+        assert sum(len(each.tasks) for each in asks) == count
+
+    setting = waiting(count, heartbeat_seconds=30.0)
+    play(story, setting=setting, doing=doing, seeds=[1], concurrency=count)

@@ -15,6 +15,7 @@ from typing import Final
 
 WIDTH: Final = 1000.0
 _BAR_WIDTH_MIN: Final = 6.0
+_SECONDS_MIN: Final = 1e-6
 _PAUSE_PER_WORK: Final = 2.0
 """How much longer than all attempts together a pause may be drawn."""
 _PAUSE_SECONDS_MIN: Final = 1.0
@@ -81,7 +82,8 @@ def timeline(spans: Sequence[Span], *, begins_at: float, ends_at: float) -> Time
     shown = [min(each, longest) for each in pauses]
     shown_rest = min(rest, longest)
     total = sum(shown) + sum(works) + shown_rest
-    scale = WIDTH / total if total > 0 else 0.0
+    # Less than the clocks can tell is nothing.
+    scale = WIDTH / total if total > _SECONDS_MIN else 0.0
     lanes: list[Lane] = []
     breaks: list[Break] = []
     x = 0.0

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from penstock.console.sessions import Session
 from penstock.dispatcher.api.parts import Parts
@@ -47,6 +47,8 @@ class Done:
     is_well: bool = True
 
 
+_RESERVED: Final = frozenset({"open", "error", "message", "trouble"})
+
 Loading = Callable[[Parts, Asked], Awaitable[Mapping[str, Any] | Missing]]
 Acting = Callable[[Parts, Asked, str], Awaitable[Done]]
 """The last is the page that the form says to go to afterwards."""
@@ -66,6 +68,10 @@ class Page:
     section: str = ""
     query: tuple[str, ...] = ()
     """The parameters that it understands; others are left out."""
+
+    def __post_init__(self) -> None:
+        # An event of such a name is the browser's own.
+        assert not _RESERVED.intersection(self.live), "a live block needs another name"
 
 
 @dataclass(frozen=True, slots=True)

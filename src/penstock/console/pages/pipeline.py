@@ -165,10 +165,18 @@ def _edge(
 
 
 def _pressure(pressed: PressureAnswer) -> str:
-    if pressed.max_queue_depth is not None and pressed.depth > pressed.max_queue_depth // 2:
-        most = number(pressed.max_queue_depth)
-        return f"{number(pressed.depth, most=MANY)} wait, {most} may"
-    return f"waits for {length(pressed.oldest_seconds)}"
+    most, age = pressed.max_queue_depth, pressed.max_queue_age_seconds
+    if most is not None and pressed.depth > most:
+        return f"{number(pressed.depth, most=MANY)} wait, {number(most)} may"
+    if age is not None and pressed.oldest_seconds > age:
+        return f"waits for {_roughly(pressed.oldest_seconds)}, {_roughly(age)} is the limit"
+    # Below the limit, and not yet where it is over.
+    return f"{number(pressed.depth, most=MANY)} wait, not over yet"
+
+
+def _roughly(seconds: float) -> str:
+    """A length in its largest unit: there is little room."""
+    return " ".join(length(seconds).split()[:2])
 
 
 def _node(
@@ -181,7 +189,7 @@ def _node(
     if job.queued:
         lines.append((f"{number(job.queued, most=MANY)} waiting", ""))
         if job.oldest_seconds >= 60 and not job.running:
-            lines.append((f"for {length(job.oldest_seconds)}", ""))
+            lines.append((f"for {_roughly(job.oldest_seconds)}", ""))
     if job.dead:
         lines.append((f"{number(job.dead, most=MANY)} dead", "dead-text"))
     if job.paused:

@@ -66,8 +66,8 @@ def session_policy(*, read: Iterable[Scope], write: Iterable[Scope], partition: 
             f" {_counted(len(writes), 'folder')} to write has {len(text):,} characters, and STS"
             f" takes {POLICY_CHARACTERS_MAX:,}.",
             kind="too many folders",
-            hint="Ask for fewer of them at a time with `read` and `write`, declare the input with"
-            " `read: all`, or compact its dataset so that it has fewer parts.",
+            hint="Ask for fewer of them at a time, by task.credentials_for or with `read` and"
+            " `write`; or declare the input with `read: all`, or compact its dataset.",
         )
     return text
 
