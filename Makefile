@@ -13,7 +13,7 @@ help: ## Show this list
 demo: $(VENV)/run.stamp ## See Penstock work, on embedded defaults
 	@$(BIN)/penstock demo
 
-test: $(VENV)/dev.stamp ## Run all tests; the servers they need are started by them
+test: $(VENV)/dev.stamp $(VENV)/chromium.stamp ## Run all tests; the servers they need are started by them
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/dev.stamp ## Lint, types, formatting, layers, sizes and words
@@ -32,6 +32,7 @@ bench: $(VENV)/dev.stamp ## Measure; prints figures, asserts none
 	@$(BIN)/python -m benchmarks.queue_scale
 	@$(BIN)/python -m benchmarks.dispatcher
 	@$(BIN)/python -m benchmarks.pipeline
+	@$(BIN)/python -m benchmarks.console
 
 EVERY := --extra local --extra dispatcher --extra spark --extra demo
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
@@ -61,3 +62,18 @@ $(VENV)/dev.stamp: requirements/dev.txt $(VENV)/run.stamp
 	@echo "Installing the tools for tests and checks ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@touch $@
+
+# The console is tested in a real browser. It is installed, once, where that needs no questions: as
+# root on Debian. Elsewhere, and if it fails, those tests are skipped and say why.
+APT := DEBIAN_FRONTEND=noninteractive apt-get -qq
+$(VENV)/chromium.stamp: | $(VENV)/bin/python
+	@for name in "$$CHROMIUM" chromium chromium-browser google-chrome; do \
+	  if command -v "$$name" >/dev/null 2>&1; then touch $@; exit 0; fi; \
+	done; \
+	if [ "$$(id -u)" = 0 ] && grep -qx 'ID=debian' /etc/os-release 2>/dev/null; then \
+	  echo "Installing Chromium for the tests of the console ..."; \
+	  timeout 60 env $(APT) update >/dev/null 2>&1; \
+	  timeout 300 env $(APT) install -y --no-install-recommends chromium >/dev/null 2>&1 \
+	    || echo "Chromium could not be installed; the tests that need it are skipped." >&2; \
+	fi; \
+	touch $@

@@ -120,7 +120,7 @@ async def routing(bench: Bench, *, events: int) -> None:
     dsn = await bench.database("routing")
     async with Database(dsn) as database:
         await Deployment(database).apply(parse(FAN_OUT, where="bench"), FAN_OUT)
-        async with _dispatcher(bench, dsn) as urls, _client(urls[1]) as client:
+        async with dispatcher_over(bench, dsn) as urls, _client(urls[1]) as client:
             began = time.monotonic()
             for first in range(0, events, 1000):
                 some = range(first, min(events, first + 1000))
@@ -156,7 +156,7 @@ async def wakeups(bench: Bench, *, per_second: int, seconds: float) -> None:
         for statement in NOTED.split(";\n    CREATE"):
             text = statement if statement.lstrip().startswith("CREATE") else f"CREATE{statement}"
             await _query(database, text)
-    async with _dispatcher(bench, dsn) as urls, _client(urls[1]) as client:
+    async with dispatcher_over(bench, dsn) as urls, _client(urls[1]) as client:
         began = time.monotonic()
         for number in range(int(per_second * seconds)):
             await asyncio.sleep(max(0.0, began + number / per_second - time.monotonic()))
@@ -179,7 +179,7 @@ async def http(bench: Bench, *, tasks: int, workers: int, batch: int) -> None:
     dsn = await bench.database(f"http{batch}")
     async with Database(dsn) as database:
         await _queued(database, tasks)
-        async with _dispatcher(bench, dsn) as urls:
+        async with dispatcher_over(bench, dsn) as urls:
             took = await _drained(urls[1], workers=workers, batch=batch)
     name = f"http: claim + complete, {workers} workers, {batch} at a time"
     bench.tell(name, tasks / took, "tasks/s")
@@ -253,7 +253,7 @@ async def backfill(bench: Bench, *, partitions: int, seconds: float) -> None:
     dsn = await bench.database("backfill")
     async with Database(dsn) as database:
         await _queued(database, 20_000)
-        async with _dispatcher(bench, dsn) as urls, _client(urls[0]) as client:
+        async with dispatcher_over(bench, dsn) as urls, _client(urls[0]) as client:
             before = await _rate(urls[1], seconds=seconds)
             began = time.monotonic()
             ask = {"job": "clean", "start": 0, "end": partitions, "step": 1, "concurrency": 1000}
@@ -299,10 +299,10 @@ async def curve(bench: Bench, *, steps: tuple[int, ...], sample: int) -> None:
         (claimed,) = await tasks.claim_next("bench:clean", worker="filler")
         before = 0
         for step in steps:
-            await _fill(database, claimed.definition_id, claimed.generation, before, step)
+            await fill(database, claimed.definition_id, claimed.generation, before, step)
             before = step
             took: list[float] = []
-            async with _dispatcher(bench, dsn) as urls:
+            async with dispatcher_over(bench, dsn) as urls:
                 for run in range(5):
                     await _queued(database, sample, first=100_000_000 + 10 * step + run * sample)
                     took.append(await _drained(urls[1], workers=8, batch=16))
@@ -310,7 +310,7 @@ async def curve(bench: Bench, *, steps: tuple[int, ...], sample: int) -> None:
             bench.tell(name, 1000 * statistics.median(took) / sample, "ms a task")
 
 
-async def _fill(database: Database, definition: int, generation: str, begin: int, end: int) -> None:
+async def fill(database: Database, definition: int, generation: str, begin: int, end: int) -> None:
     """Finished tasks with their attempts, events and publications, as months of work leave them."""
     for first in range(begin, end, 100_000):
         last = min(end, first + 100_000) - 1
@@ -364,7 +364,9 @@ async def _fill(database: Database, definition: int, generation: str, begin: int
 
 
 @contextlib.asynccontextmanager
-async def _dispatcher(bench: Bench, dsn: str, *, store: str = "") -> AsyncIterator[tuple[str, str]]:
+async def dispatcher_over(
+    bench: Bench, dsn: str, *, store: str = ""
+) -> AsyncIterator[tuple[str, str]]:
     """A dispatcher in a process of its own; its public and its internal address."""
     settings = Settings(
         data=bench.folder / "data",

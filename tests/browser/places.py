@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from penstock.console.pages.paths import partition_path
 from penstock.console.pages.table import SITE
-from tests.browser.installation import ODD, PICKY, PLAIN, RUDE, Installation
+from tests.browser.installation import ODD, PLAIN, RUDE, Installation
 
 PATHS = tuple(dict.fromkeys(page.path for page in SITE.pages))
 
@@ -43,6 +43,3 @@ def addresses(path: str, installation: Installation) -> Sequence[str]:
         return [f"/backfills/{first['id']}"]
     assert "{" not in path, f"Say in {__name__} where an example of {path} is."
     return [path]
-
-
-__all__ = ["ODD", "PATHS", "PICKY", "PLAIN", "RUDE", "addresses"]

@@ -1,4 +1,4 @@
-"""Every page of the table, in both themes and on a phone: nothing goes wrong, nothing is believed."""
+"""Every page of the table, in both themes and on a phone: nothing goes wrong in any of them."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from tests.browser.window import Window
 
 _REACHABLE = """
     () => {
-      const all = document.querySelectorAll(
-        "a[href], button:not([disabled]), summary, input:not([type=hidden]), select, textarea, [tabindex='0']");
-      const seen = [...all].filter((each) => each.checkVisibility() && !each.disabled);
+      const kinds = "a[href], button, summary, input, select, textarea, [tabindex='0']";
+      const all = [...document.querySelectorAll(kinds)];
+      const seen = all.filter((each) => each.checkVisibility() && !each.disabled);
       seen.forEach((each, place) => { each.dataset.place = place; });
       return seen.length;
     }

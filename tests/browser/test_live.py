@@ -10,9 +10,7 @@ from tests.browser.installation import Installation
 from tests.browser.window import Window
 
 
-def test_a_task_appears_and_ends_without_a_reload(
-    seen: Window, installation: Installation
-) -> None:
+def test_a_task_appears_and_ends_without_a_reload(seen: Window, installation: Installation) -> None:
     seen.open("/tasks?job=quick")
     seen.until_live()
     seen.mark()
@@ -67,9 +65,7 @@ def test_what_is_typed_and_open_stays(seen: Window, installation: Installation) 
     expect(typed).to_be_focused()
 
 
-def test_a_lost_connection_is_told_and_comes_back(
-    seen: Window, installation: Installation
-) -> None:
+def test_a_lost_connection_is_told_and_comes_back(seen: Window, installation: Installation) -> None:
     seen.open("/tasks?job=quick")
     seen.until_live()
     seen.mark()

@@ -47,9 +47,7 @@ def test_an_operator_signs_in_and_out(stranger: Window) -> None:
     # To the page that was asked for.
     expect(page.locator("h1")).to_have_text("Tasks")
     stranger.until_live()
-    (cookie,) = [
-        each for each in page.context.cookies() if each["name"] == "penstock_session"
-    ]
+    (cookie,) = [each for each in page.context.cookies() if each["name"] == "penstock_session"]
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
     assert page.evaluate("document.cookie") == ""
     page.get_by_role("button", name="Sign out").click()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from playwright.sync_api import expect
+from playwright.sync_api import Dialog, expect
 
 from tests.browser.installation import Installation
 from tests.browser.window import Window
@@ -77,7 +77,12 @@ def test_cancel_asks_first(seen: Window, installation: Installation) -> None:
     page = seen.page
     seen.open(f"/tasks/{task}")
     asked: list[str] = []
-    page.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+
+    def no(dialog: Dialog) -> None:
+        asked.append(dialog.message)
+        dialog.dismiss()
+
+    page.once("dialog", no)
     page.get_by_role("button", name="Cancel").click()
     assert asked == [f"Cancel task {task}? It will not run again."]
     expect(page.locator("h1 .badge")).to_have_text("running")

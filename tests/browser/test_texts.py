@@ -35,7 +35,8 @@ def test_the_page_of_a_task_shows_its_words(seen: Window, installation: Installa
         partition_path("rude", RUDE),
     ],
 )
-def test_a_page_shows_it(path: str, seen: Window) -> None:
+def test_a_page_shows_it(path: str, seen: Window, installation: Installation) -> None:
+    installation.pause("nightly")
     seen.open(path)
     seen.until_live()
     expect(seen.page.locator("main")).to_contain_text(SCRIPT)

@@ -23,7 +23,7 @@ _VIOLATIONS = """
 _UNTRUE = """
     () => [
       ...document.querySelectorAll("script:not([src]):not([type='application/json'])"),
-      ...document.querySelectorAll("img[src='x'], [onerror], [onclick], [style*='attack'], b:empty"),
+      ...document.querySelectorAll("img[src='x'], [onerror], [onclick], b:empty"),
     ].map((each) => each.outerHTML)
 """
 

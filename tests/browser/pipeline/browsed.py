@@ -1,36 +1,39 @@
-"""The functions of browsed.yaml. A file with the name of a partition in `there/` makes it pass."""
+"""The functions of browsed.yaml. A file with the name of a partition in a folder lets it pass."""
 
 import os
+import sys
 import threading
 from pathlib import Path
+
+from penstock.runtimes.task import Task
 
 SCRIPT = "<script>window.attacked = 'said'</script><img src=x onerror=\"window.attacked = 'img'\">"
 SLOW_SECONDS_MAX = 120.0
 
 
-def quick(task):
+def quick(task: Task) -> None:
     """Write a row, with a tag in it."""
-    print("It was quick.", SCRIPT)
+    sys.stdout.write(f"It was quick. {SCRIPT}\n")
     for each in task.outputs.values():
         (each.path / "rows.csv").write_text(f'name,said\nsomebody,"{SCRIPT}"\n')
 
 
-def slow(task):
+def slow(task: Task) -> None:
     """Say that it runs, and wait to be stopped."""
-    print("It has begun.", flush=True)
+    sys.stdout.write("It has begun.\n")
+    sys.stdout.flush()
     task.progress(done=1, of=4)
     threading.Event().wait(SLOW_SECONDS_MAX)
 
 
-def picky(task):
+def picky(task: Task) -> None:
     """Fail until a file is there."""
-    if not Path(os.environ["BROWSED_THERE"], task.partition_key).exists():
+    if not Path(os.environ["BROWSED_THERE"], str(task.partition_key)).exists():
         raise FileNotFoundError(f"{task.partition_key} is not there.")
     quick(task)
 
 
-def rude(task):
+def rude(task: Task) -> None:
     """Print and fail with what a page must not believe."""
-    print(SCRIPT)
-    print("</pre></script><!--", SCRIPT)
+    sys.stdout.write(f"{SCRIPT}\n</pre></script><!-- {SCRIPT}\n")
     raise ValueError(SCRIPT)

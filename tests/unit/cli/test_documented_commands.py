@@ -98,6 +98,12 @@ def test_the_commands_on_a_page_are_ours(page: Path) -> None:
     assert not [each for command in commands(page.read_text()) for each in problems(command)]
 
 
+def test_the_index_has_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = {each.name for each in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert not {each for each in pages if f"]({each})" not in index}
+
+
 def test_the_pages_show_commands() -> None:
     found = [each for page in PAGES for each in commands(page.read_text())]
     assert len(found) > 100
