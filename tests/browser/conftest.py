@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Error, expect, sync_playwright
 
 from penstock.dispatcher.database.local import LocalPostgres
 from penstock.kernel.errors import PenstockError
-from tests.browser.installation import Installation, guarded, installed
+from tests.browser.installation import Installation, bare, guarded, installed
 from tests.browser.window import SECONDS_MAX, Window, window
 from tests.conftest import Background
 
@@ -38,7 +38,10 @@ def browser() -> Iterator[Browser]:
     """A Chromium without a window; `CHROMIUM` names another than the one that is found."""
     found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
     if found is None:
-        pytest.skip("The console is not tested in a browser: there is no Chromium in PATH.")
+        pytest.skip(
+            "The console is not tested in a browser: there is no Chromium in PATH; install one"
+            " (on Debian: apt-get install chromium), or name it in the variable CHROMIUM."
+        )
     expect.set_options(timeout=1000 * SECONDS_MAX)
     with sync_playwright() as playwright:
         try:
@@ -75,10 +78,26 @@ def guarded_url(installation: Installation) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="package")
+def bare_url(installation: Installation) -> Iterator[str]:
+    """A dispatcher without a DAG, workers or anything else."""
+    with bare(installation) as url:
+        yield url
+
+
 @pytest.fixture
 def seen(browser: Browser, installation: Installation) -> Iterator[Window]:
     """A window on the console. When the test is over, nothing may have gone wrong in it."""
     opened = window(browser, installation.url)
+    yield opened
+    opened.check()
+    opened.page.context.close()
+
+
+@pytest.fixture
+def seen_bare(browser: Browser, bare_url: str) -> Iterator[Window]:
+    """A window on a console that has nothing to show yet."""
+    opened = window(browser, bare_url)
     yield opened
     opened.check()
     opened.page.context.close()

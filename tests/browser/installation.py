@@ -1,7 +1,8 @@
 """A whole installation for the browser: `penstock up` over a Postgres of its own, with a pipeline.
 
 The pipeline is `pipeline/browsed.yaml`. One installation serves all tests of this folder, so each
-test has partitions of its own. A second dispatcher over the same Postgres wants tokens.
+test has partitions of its own. There is also a dispatcher of it that wants tokens, and one that has
+nothing yet.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
+from psycopg.conninfo import make_conninfo
 
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.ports import free_port
@@ -144,14 +147,13 @@ def installed(folder: Path, dsn: str) -> Iterator[Installation]:
         yield installation
     finally:
         installation.client.close()
+        # Nothing of it is needed any more, so nobody has to be waited for.
         below = _below(process.pid)
-        # What is leashed ends by itself when its parent has gone, and at once.
         process.kill()
         process.wait(STOP_SECONDS_MAX)
-        deadline = CLOCK.monotonic() + STOP_SECONDS_MAX
-        while any(Path(f"/proc/{each}").exists() for each in below):
-            assert CLOCK.monotonic() < deadline, installation.said()
-            PAUSE.wait(0.05)
+        for each in below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
 
 
 def _seed(installation: Installation) -> None:
@@ -168,25 +170,25 @@ def _seed(installation: Installation) -> None:
 
 
 @contextlib.contextmanager
-def guarded(installation: Installation) -> Iterator[str]:
-    """The address of a second dispatcher of the same installation, which wants tokens."""
+def dispatching(installation: Installation, name: str, **told: str) -> Iterator[str]:
+    """The address of another dispatcher, with settings of its own."""
     port = free_port()
-    told = {
-        "PENSTOCK_API_TOKEN": API_TOKEN,
-        "PENSTOCK_VIEWER_TOKEN": VIEWER_TOKEN,
+    variables = {
         "PENSTOCK_POSTGRES": installation.dsn,
         "PENSTOCK_DATA": str(installation.folder / "data"),
         "PENSTOCK_PORT": str(port),
         "PENSTOCK_INTERNAL_PORT": str(free_port()),
+        **{f"PENSTOCK_{each.upper()}": value for each, value in told.items()},
     }
-    with (installation.folder / "guarded.err").open("w") as said:
+    log = installation.folder / f"{name}.err"
+    with log.open("w") as said:
         process = subprocess.Popen(
-            [PENSTOCK, "dispatcher"], stderr=said, text=True, env={**os.environ, **told}
+            [PENSTOCK, "dispatcher"], stderr=said, text=True, env={**os.environ, **variables}
         )
     url = f"http://127.0.0.1:{port}"
 
     def answers() -> bool:
-        assert process.poll() is None, (installation.folder / "guarded.err").read_text()
+        assert process.poll() is None, log.read_text()
         with contextlib.suppress(httpx.TransportError):
             return httpx.get(f"{url}/healthz", timeout=5).status_code == 200
         return False
@@ -196,6 +198,19 @@ def guarded(installation: Installation) -> Iterator[str]:
         yield url
     finally:
         _stop(process)
+
+
+def guarded(installation: Installation) -> contextlib.AbstractContextManager[str]:
+    """The address of a dispatcher of the same installation that wants tokens."""
+    return dispatching(installation, "guarded", api_token=API_TOKEN, viewer_token=VIEWER_TOKEN)
+
+
+def bare(installation: Installation) -> contextlib.AbstractContextManager[str]:
+    """The address of a dispatcher that has nothing: what somebody sees who begins."""
+    with psycopg.connect(installation.dsn, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE bare")
+    dsn = make_conninfo(installation.dsn, dbname="bare")
+    return dispatching(installation, "bare", postgres=dsn, data=str(installation.folder / "bare"))
 
 
 def _stop(process: subprocess.Popen[str]) -> None:

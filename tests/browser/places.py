@@ -10,6 +10,8 @@ from penstock.console.pages.table import SITE
 from tests.browser.installation import ODD, PLAIN, RUDE, Installation
 
 PATHS = tuple(dict.fromkeys(page.path for page in SITE.pages))
+WHOLE_PATHS = tuple(path for path in PATHS if "{" not in path)
+"""The pages that are there before anything else is."""
 
 _GIVEN = {
     "/jobs/{name}": ("/jobs/rude", "/jobs/-odd_-name-", "/jobs/feed"),

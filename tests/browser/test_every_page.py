@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.installation import Installation
-from tests.browser.places import PATHS, addresses
+from tests.browser.places import PATHS, WHOLE_PATHS, addresses
 from tests.browser.window import PHONE, THEMES, WIDE, Window
 
 
@@ -15,6 +15,14 @@ def test_a_page(path: str, seen: Window, installation: Installation) -> None:
     for address in addresses(path, installation):
         seen.open(address)
         _looked_at(seen, address)
+
+
+def test_pages_that_have_nothing_to_show_yet(seen_bare: Window) -> None:
+    for path in WHOLE_PATHS:
+        seen_bare.open(path)
+        _looked_at(seen_bare, path)
+        # It says what to do, or that nothing has to be done.
+        assert len(seen_bare.page.locator("main").inner_text()) > 40, path
 
 
 def test_a_page_that_is_not_there(seen: Window) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from playwright.sync_api import Browser, Page, ViewportSize, expect
+from playwright.sync_api import Browser, ConsoleMessage, Page, ViewportSize, expect
 
 Theme = Literal["light", "dark"]
 
@@ -25,6 +25,21 @@ _UNTRUE = """
       ...document.querySelectorAll("script:not([src]):not([type='application/json'])"),
       ...document.querySelectorAll("img[src='x'], [onerror], [onclick], b:empty"),
     ].map((each) => each.outerHTML)
+"""
+_TOO_WIDE = """
+    async () => {
+      // What is drawn by scripts is drawn anew in the frame after a change of its size.
+      for (const _ of [1, 2]) await new Promise((done) => requestAnimationFrame(done));
+      const root = document.documentElement;
+      const all = [...document.querySelectorAll("body *")];
+      const outside = root.scrollWidth <= root.clientWidth
+        ? [] : all.filter((each) => each.getBoundingClientRect().right > root.clientWidth + 1);
+      // The drawing of the DAG is moved in its pane, and buttons zoom it.
+      const cut = all.filter((each) => !each.closest("[data-panzoom], svg")
+        && ["hidden", "clip"].includes(getComputedStyle(each).overflowX)
+        && each.scrollWidth > each.clientWidth + 1);
+      return [...outside, ...cut].slice(0, 8).map((each) => each.outerHTML.slice(0, 150));
+    }
 """
 
 
@@ -64,17 +79,8 @@ class Window:
         assert self.page.evaluate(_UNTRUE) == [], self.page.url
 
     def too_wide(self) -> list[str]:
-        """What makes the page itself scroll sideways; empty if nothing does."""
-        found: list[str] = self.page.evaluate("""
-            () => {
-              const width = document.documentElement.clientWidth;
-              if (document.documentElement.scrollWidth <= width) return [];
-              return [...document.querySelectorAll("body *")]
-                .filter((each) => each.getBoundingClientRect().right > width + 1)
-                .slice(0, 8)
-                .map((each) => each.outerHTML.slice(0, 120));
-            }
-        """)
+        """What makes the page itself scroll sideways, or is cut off where nobody can scroll."""
+        found: list[str] = self.page.evaluate(_TOO_WIDE)
         return found
 
 
@@ -85,9 +91,13 @@ def window(browser: Browser, url: str, *, theme: Theme = "light") -> Window:
     page = context.new_page()
     page.set_default_timeout(1000 * SECONDS_MAX)
     opened = Window(page, url)
-    page.on(
-        "console",
-        lambda said: opened.wrong.append(said.text) if said.type in ("error", "warning") else None,
-    )
+
+    def heard(said: ConsoleMessage) -> None:
+        # Of an answer that is no page, browsers ask for an icon that is not there.
+        is_icon = said.location["url"].endswith("/favicon.ico")
+        if said.type in ("error", "warning") and not is_icon:
+            opened.wrong.append(said.text)
+
+    page.on("console", heard)
     page.on("pageerror", lambda error: opened.wrong.append(str(error)))
     return opened

@@ -33,6 +33,10 @@ PenstockError
 ├── DispatcherError         a request to a dispatcher did not do what was asked
 │   ├── DispatcherUnavailable   no answer, or not now: whether it was done is not known
 │   └── DispatcherRefused   it answered no, and says why
+├── TokenRefused            a capability token proves nothing here
+├── SignerUnavailable       no token can be signed now
+├── CredentialsRefused      no credentials can be minted for this token
+├── CredentialsUnavailable  none can be minted now
 ├── DatabaseUnavailable     Postgres did not answer; whether it committed is not known
 ├── MigrationRefused        the database is not one that this release can bring forward
 └── UnreadableObject        an object is not in a form that this release can read
@@ -184,8 +188,8 @@ class SecretUnavailable(PenstockError):
     `is_retried` is false if it will not be had later either.
     """
 
-    def __init__(self, message: str, *, is_retried: bool = True) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, is_retried: bool = True, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
         self.is_retried = is_retried
 
 
@@ -229,7 +233,7 @@ class TokenRefused(PenstockError):
     expired, not yet valid, another attempt, former attempt, not granted.
     """
 
-    def __init__(self, message: str, *, kind: str, hint: str = "") -> None:
+    def __init__(self, message: str, *, kind: str = "malformed", hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.kind = kind
 

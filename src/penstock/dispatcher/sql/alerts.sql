@@ -49,7 +49,7 @@ CROSS JOIN LATERAL (
       AND NOT EXISTS (SELECT FROM generation
                       WHERE generation.version = task.generation
                         AND generation.state IN ('retired', 'abandoned'))
-    ORDER BY task.settled_at DESC
+    ORDER BY task.settled_at DESC, task.id DESC
     LIMIT 1
 ) AS last
 WHERE dead.count >= %(at_least)s
