@@ -15,10 +15,10 @@ from psycopg.conninfo import make_conninfo
 
 from penstock import installation as installations
 from penstock.app import make_client, make_webhook_source, make_worker
-from penstock.dispatching import Dispatcher
 from penstock.dispatcher.client import Client
 from penstock.dispatcher.database.local import LocalPostgres
 from penstock.dispatcher.wire.work import Assignment, ClaimAsk, CompleteAsk, EndAsk, OutputAsk
+from penstock.dispatching import Dispatcher
 from penstock.installation import Installation
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import InvalidInput, PenstockError
