@@ -25,9 +25,12 @@ Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 HTML: Final = "text/html; charset=utf-8"
+_UNREAD_SECONDS_MAX: Final = 30.0
 _TOLD: Final = "penstock_told"
 _TOLD_SECONDS: Final = 30
-_TOLD_CHARACTERS_MAX: Final = 1000
+_TOLD_BYTES_MAX: Final = 2_500
+"""Browsers keep cookies of 4,096 bytes."""
+_COOKIE_CHARACTERS_MAX: Final = 4_096
 _POLICY: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
     b" connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -72,7 +75,8 @@ def set_cookie(name: str, value: str, *, seconds: int, is_secure: bool) -> Heade
 
 def tell(done: Done, *, is_secure: bool) -> Header:
     """What became of a form, for the next page."""
-    said = json.dumps({"told": done.told[:_TOLD_CHARACTERS_MAX], "is_well": done.is_well})
+    cut = done.told.encode("utf-8", "replace")[:_TOLD_BYTES_MAX].decode("utf-8", "ignore")
+    said = json.dumps({"told": cut, "is_well": done.is_well}, ensure_ascii=False)
     value = base64.urlsafe_b64encode(said.encode()).decode().rstrip("=")
     return set_cookie(_TOLD, value, seconds=_TOLD_SECONDS, is_secure=is_secure)
 
@@ -85,10 +89,12 @@ def forget_told(*, is_secure: bool) -> Header:
 def told(headers: asking.Headers) -> Done | None:
     """What became of the form before; None if there was none."""
     value = asking.cookie(headers, _TOLD)
+    if len(value) > _COOKIE_CHARACTERS_MAX:
+        return None
     try:
         said = json.loads(base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)))
         return Done(str(said["told"]), "", is_well=bool(said["is_well"])) if value else None
-    except (binascii.Error, ValueError, KeyError, TypeError):
+    except (binascii.Error, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -121,7 +127,9 @@ async def send_events(
 
     async def all_events() -> None:
         async for each in events:
-            await send({"type": "http.response.body", "body": each, "more_body": True})
+            # Who does not read is let go, and comes back when it does.
+            async with asyncio.timeout(_UNREAD_SECONDS_MAX):
+                await send({"type": "http.response.body", "body": each, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
     loop = asyncio.get_running_loop()

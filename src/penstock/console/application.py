@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote, unquote, urlencode
 
 from penstock.console import asking
 from penstock.console.alerting import BLOCK as ALERTS_BLOCK
@@ -70,7 +70,8 @@ class _Visit:
     @property
     def here(self) -> str:
         """The page that is asked for."""
-        return f"{self.path}?{self.query.decode('utf-8', 'replace')}" if self.query else self.path
+        path = quote(self.path, safe="/")
+        return f"{path}?{self.query.decode('utf-8', 'replace')}" if self.query else path
 
 
 class Console:
@@ -131,6 +132,8 @@ class Console:
         if path == "/sign-in" or visit is None:
             return self._sign_in(to=path if path != "/sign-in" else "/")
         if path == "/live":
+            if method == "HEAD":
+                return self._plain("A stream is read with GET.", status=405)
             return await self._stream(visit, receive, send)
         return await self._page(visit)
 
@@ -187,7 +190,7 @@ class Console:
     async def _stream(self, visit: _Visit, receive: Receive, send: Send) -> Answer | None:
         to = parse_qs(visit.query.decode("utf-8", "replace")).get("page", [""])[0]
         path, _, query = to.partition("?")
-        seen = replace(visit, path=path, query=query.encode())
+        seen = replace(visit, path=unquote(path), query=query.encode())
         page, asked = self._found(seen)
         if page is None or not page.live:
             return self._plain("There is no such page.", status=404)
@@ -203,7 +206,9 @@ class Console:
             return {**shown, ALERTS_BLOCK: self._alerts.shown}
 
         try:
-            events = self._live.stream(f"{visit.session.role} {seen.here}", blocks)
+            # What the page does not understand makes no watch of its own.
+            known = urlencode(sorted(asked.query.items()))
+            events = self._live.stream(f"{visit.session.role} {seen.path}?{known}", blocks)
         except Full:
             return self._plain("As many look as may; try again.", status=503)
         async with aclosing(events):

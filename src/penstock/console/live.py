@@ -141,7 +141,7 @@ class Live(Service):
                         _log.warning("a page cannot be loaded: %s", error)
                     watch.tell({"trouble": "The dispatcher cannot load this page now."}, new)
                 else:
-                    watch.tell({**found, "trouble": ""}, new)
+                    watch.tell({"trouble": "", **found}, new)
                     for each in new:
                         each.is_new = False
                 await self._clock.sleep(self._look_seconds)

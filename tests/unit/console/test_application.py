@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, MutableMapping
+from collections.abc import AsyncIterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,8 +11,8 @@ from urllib.parse import urlencode
 
 import pytest
 
-from penstock.console.answering import is_ours
-from penstock.console.application import Console
+from penstock.console.answering import is_ours, send_events, tell, told
+from penstock.console.application import Console, _Visit
 from penstock.console.live import Live
 from penstock.console.pages.base import Action, Asked, Done, Missing, Page, Site
 from penstock.console.sessions import COOKIE, Role, Sessions
@@ -295,3 +295,62 @@ def test_only_pages_that_are_live_have_a_stream() -> None:
     assert browser.ask("/live?page=/see/it").status == 404
     assert browser.ask("/live?page=/nothing").status == 404
     assert _Browser(api_token="steer").ask("/live?page=/see/it").status == 401
+
+
+@pytest.mark.parametrize(
+    "other", ['prefs={"a": 1}', "a=b c", "flag", "\xe9=1", "penstock_session_x=1", "=", '"']
+)
+def test_cookies_of_other_programs_of_this_host_hide_nothing(other: str) -> None:
+    browser = _Browser(api_token="steer")
+    browser.post("/sign-in", {"token": "steer"})
+    cookie = f"{other}; {COOKIE}={browser.cookies[COOKIE]}"
+    browser.cookies = {}
+    assert browser.ask("/see/it", headers={"cookie": cookie}).status == 200
+
+
+def test_a_page_knows_where_it_is_whatever_its_name_has_in_it() -> None:
+    visit = _Visit("/see/a?b %41", b"q=1", [], _Browser().sessions.begin(Role.VIEWER), is_new=True)
+    assert visit.here == "/see/a%3Fb%20%2541?q=1"
+
+
+def test_what_became_of_an_action_fits_into_a_cookie_and_strange_ones_are_none() -> None:
+    name, value = tell(Done("\u6f22" * 5000, "/"), is_secure=False)
+    assert name == b"set-cookie"
+    assert len(value) < 4096
+    for strange in ("W1tb" * 3000, "x", "e30", "bnVsbA"):
+        assert told([(b"cookie", f"penstock_told={strange}".encode())]) is None
+    cookie = value.partition(b";")[0]
+    said = told([(b"cookie", cookie)])
+    assert said is not None
+    assert set(said.told) == {"\u6f22"}
+
+
+def test_a_stream_is_not_asked_for_its_head() -> None:
+    assert _Browser().ask("/live?page=/see/it", method="HEAD").status == 405
+
+
+def test_who_does_not_read_a_stream_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.console.answering._UNREAD_SECONDS_MAX", 0.05)
+
+    async def events() -> AsyncIterator[bytes]:
+        while True:
+            yield b"event"
+
+    async def receive() -> MutableMapping[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody says anything")
+
+    sent = 0
+
+    async def send(_: MutableMapping[str, Any]) -> None:
+        nonlocal sent
+        sent += 1
+        if sent > 3:
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with asyncio.timeout(20):
+            await send_events(events(), receive, send, first=b"hello")
+
+    asyncio.run(main())
+    assert sent == 4

@@ -25,6 +25,7 @@ from penstock.dispatcher.views.events import Event, EventViews, Search
 from penstock.dispatcher.views.operations import News, OperationViews
 from penstock.dispatcher.wire.events import SourceAnswer
 from penstock.kernel.cron import next_after
+from penstock.kernel.entropy import new_id
 
 PATH: Final = "/operations/sources"
 SHOWN_MAX: Final = 200
@@ -133,6 +134,7 @@ async def _load_one(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
         "source": row.said,
         "job": row.said.job,
         "form_kind": kind_of(row.said),
+        "request_id": f"console:{new_id(parts.entropy)}",
         "datasets": sorted(row.said.datasets),
         "events": rows_of(await _events(parts, sorted(row.said.datasets))),
         "path": PATH,

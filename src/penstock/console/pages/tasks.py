@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.console.pages.base import Action, Asked, Done, Missing, Page
 from penstock.console.rendering import number
-from penstock.dispatcher.api.endpoints import Call
+from penstock.dispatcher.api.endpoints import Call, Reply
 from penstock.dispatcher.api.looking import tasks as list_tasks
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.problems import not_as_declared
@@ -23,6 +23,7 @@ from penstock.dispatcher.api.steering import replay_tasks
 from penstock.dispatcher.wire.asking import TasksParams, TaskStatus
 from penstock.dispatcher.wire.problem import Problem
 from penstock.dispatcher.wire.steering import JobAnswer, TaskIdsAsk, TasksAnswer
+from penstock.dispatcher.wire.work import ResultsAnswer
 
 _PAGE: Final = 50
 _ROUND: Final = 1000
@@ -116,8 +117,10 @@ async def _replay(parts: Parts, asked: Asked, to: str) -> Done:
             return Done(title, to, is_well=False)
         ids = [each.id for each in found.tasks]
         if ids:
-            await replay_tasks(parts, Call(ask=TaskIdsAsk(tasks=ids)))
-            replayed += len(ids)
+            answer = await replay_tasks(parts, Call(ask=TaskIdsAsk(tasks=ids)))
+            body = answer.body if isinstance(answer, Reply) else answer
+            if isinstance(body, ResultsAnswer):
+                replayed += sum(each.status < 400 for each in body.results)
         if found.before is None:
             break
         params.before = found.before

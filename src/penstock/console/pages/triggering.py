@@ -24,7 +24,7 @@ from penstock.kernel.errors import InvalidInput
 
 FIELDS: Final = (
     *("partition_key", "cursor", "start", "end"),
-    *("time", "from", "until", "payload", "event_id"),
+    *("time", "from", "until", "payload", "event_id", "request_id"),
 )
 _NAMES: Final = {
     "job": "The source",
@@ -48,6 +48,8 @@ def trigger_ask(job: str, fields: Mapping[str, str]) -> TriggerAsk:
     said: dict[str, object] = {"job": job}
     for name in ("partition_key", "cursor", "start", "end", "event_id"):
         said[name] = fields.get(name, "")
+    # The same form sent twice is one event.
+    said["event_id"] = said["event_id"] or fields.get("request_id", "")
     if time := fields.get("time", "").strip():
         said["cursor"] = milliseconds(time_of(time, name="The time"))
     begin, end = fields.get("from", "").strip(), fields.get("until", "").strip()

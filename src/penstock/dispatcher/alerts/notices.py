@@ -67,6 +67,8 @@ def as_mail(notice: Notice, *, sender: str, to: tuple[str, ...]) -> EmailMessage
     head = f"{'Over' if is_over else 'Alert'}: {alert['summary']}"
     if len(head) > _SUBJECT_CHARACTERS_MAX:
         head = f"{head[: _SUBJECT_CHARACTERS_MAX - 1]}…"
+    # What looks like an encoded word would be decoded into the header, ends of lines included.
+    head = head.replace("=?", "= ?")
     host = sender.rpartition("@")[2]
     at = datetime.fromisoformat(alert["over_at"] if is_over else alert["opened_at"])
     mail["Subject"] = f"[penstock] {head}"
