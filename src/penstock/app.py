@@ -16,7 +16,6 @@ import platform
 from importlib.util import find_spec
 from typing import Any
 
-from penstock.dispatcher.aws import Aws
 from penstock.dispatcher.database.local import LocalPostgres
 from penstock.dispatcher.identity import Identities, secret_of
 from penstock.dispatcher.looping import Loop
@@ -31,6 +30,7 @@ from penstock.dispatcher.wakeups.bucket import (
     wake_up_queue,
 )
 from penstock.dispatcher.wakeups.sqs import SqsListener, SqsSettings
+from penstock.kernel.aws import Aws
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import system_entropy
 from penstock.kernel.service import Service, Services

@@ -33,7 +33,6 @@ from penstock.dispatcher.alerts.telling import PACE_SECONDS as TELLING_SECONDS
 from penstock.dispatcher.alerts.telling import Teller
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.table import internal_app, public_app
-from penstock.dispatcher.aws import Aws
 from penstock.dispatcher.backfills.backfills import Backfills
 from penstock.dispatcher.building import Builder
 from penstock.dispatcher.capabilities.minting import Minter, make_minter
@@ -72,6 +71,7 @@ from penstock.dispatcher.wakeups.bucket import (
     wake_up_queue,
 )
 from penstock.dispatcher.wakeups.sqs import SqsSender, SqsSettings
+from penstock.kernel.aws import Aws
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import new_id, system_entropy
 from penstock.kernel.service import Service, Services

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from penstock.dispatcher.aws import Aws
+from penstock.kernel.aws import Aws
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.leash import Leashed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
-from penstock.cli.options import absolute_option
+from penstock.cli.options import absolute_option, paged
 from penstock.cli.telling import ago, counted, fitted, line, show_json
 from penstock.dispatcher.wire.alerts import AlertAnswer, AlertsAnswer, AlertState, NoticeState
 
@@ -21,15 +21,7 @@ EXIT_OPEN = 1
 @click.option(
     "--check", is_flag=True, help="Exit with 1 if one is open, for scripts and health checks."
 )
-@click.option(
-    "--limit",
-    metavar="N",
-    type=click.IntRange(1, 1000),
-    default=100,
-    show_default=True,
-    help="How many alerts at most.",
-)
-@click.option("--before", metavar="ID", type=click.IntRange(min=1), help="Only earlier alerts.")
+@paged(limit=100)
 @absolute_option
 @on_a_dispatcher
 def alerts(

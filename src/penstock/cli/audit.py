@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from penstock.cli.calling import asked, on_a_dispatcher
-from penstock.cli.options import absolute_option
+from penstock.cli.options import absolute_option, paged
 from penstock.cli.telling import ago, fitted, line, show_json
 from penstock.dispatcher.wire.keys import AuditNote
 
@@ -19,15 +19,7 @@ from penstock.dispatcher.wire.keys import AuditNote
 @click.option(
     "--outcome", type=click.Choice(["allowed", "refused"]), help="Only what was, or was not."
 )
-@click.option(
-    "--limit",
-    metavar="N",
-    type=click.IntRange(1, 1000),
-    default=100,
-    show_default=True,
-    help="How many notes at most.",
-)
-@click.option("--before", metavar="ID", type=click.IntRange(min=1), help="Only earlier notes.")
+@paged(limit=100)
 @absolute_option
 @on_a_dispatcher
 def audit(

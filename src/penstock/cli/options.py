@@ -1,4 +1,4 @@
-"""Options that verbs of every kind share: `--json` for programs, `--absolute` for times.
+"""Options that verbs of every kind share: `--json`, `--absolute` for times, pages of lists.
 
 Times are shown as ages, because that is what people ask; `--absolute` shows them as ISO 8601 in
 UTC. Programs get them with `--json` in any case. Whoever shows a time asks `is_absolute`.
@@ -6,7 +6,8 @@ UTC. Programs get them with `--json` in any case. Whoever shows a time asks `is_
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import click
 
@@ -25,6 +26,29 @@ absolute_option = click.option(
     callback=_note,
     help="Show times in UTC instead of how long ago they were.",
 )
+
+
+def paged(*, limit: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`--limit` and `--before`, for lists of what is numbered, the newest first."""
+
+    def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
+        before = click.option(
+            "--before",
+            metavar="ID",
+            type=click.IntRange(min=1),
+            help="Only what came before this one: the next page.",
+        )
+        most = click.option(
+            "--limit",
+            metavar="N",
+            type=click.IntRange(1, 1000),
+            default=limit,
+            show_default=True,
+            help="At most so many.",
+        )
+        return most(before(verb))
+
+    return decorate
 
 
 def is_absolute() -> bool:

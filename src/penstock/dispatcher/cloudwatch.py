@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from penstock.dispatcher.aws import Aws, aws_client
 from penstock.dispatcher.database.pool import Database
 from penstock.dispatcher.metrics.figures import Figures
 from penstock.dispatcher.metrics.reading import Metrics, take_turn
+from penstock.kernel.aws import Aws, aws_client
 
 _log = logging.getLogger(__name__)
 

@@ -31,10 +31,10 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from penstock.dispatcher.aws import Aws, aws_client, error_code
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.outbox.values import Row
+from penstock.kernel.aws import Aws, aws_client, error_code
 from penstock.kernel.errors import InvalidInput
 from penstock.kernel.service import Service
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.aws import aws_client
 from penstock.dispatcher.cloudwatch import DATA_MAX, PERIOD_SECONDS, CloudWatch, metric_data
 from penstock.dispatcher.metrics.figures import Figures
 from penstock.dispatcher.metrics.reading import Metrics
 from penstock.dispatcher.wire.steering import OperatorLoad
+from penstock.kernel.aws import aws_client
 from tests.integration.aws_server import AwsServer
 from tests.integration.dispatcher.test_deployment import Pipeline, chain
 from tests.integration.dispatcher.test_pressure import fill

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.aws import Aws, aws_client
 from penstock.dispatcher.capabilities.issuing import Issuer
 from penstock.dispatcher.invoking import EVENT_AGE_SECONDS_MAX, LambdaCarrier
 from penstock.dispatcher.outbox.carriers import WakeCarrier
 from penstock.dispatcher.outbox.relay import Relay
 from penstock.dispatcher.outbox.values import Row
 from penstock.dispatcher.tasks.values import Claimed
+from penstock.kernel.aws import Aws, aws_client
 from penstock.kernel.entropy import new_id, system_entropy
 from penstock.kernel.errors import InvalidInput, SignerUnavailable
 from penstock.tokens.claims import INVOKE_AUDIENCE, Grants

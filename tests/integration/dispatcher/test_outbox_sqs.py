@@ -8,10 +8,10 @@ import socket
 
 import pytest
 
-from penstock.dispatcher.aws import aws_client
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.wakeups.base import Channel
 from penstock.dispatcher.wakeups.sqs import SqsListener, SqsSender, SqsSettings
+from penstock.kernel.aws import aws_client
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import new_id, system_entropy
 from tests.integration.aws_server import AwsServer

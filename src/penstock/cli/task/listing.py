@@ -8,7 +8,7 @@ import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
 from penstock.cli.completing import jobs
-from penstock.cli.options import absolute_option
+from penstock.cli.options import absolute_option, paged
 from penstock.cli.queue.showing import notes
 from penstock.cli.telling import ago, fitted, line, show_json
 from penstock.dispatcher.wire.asking import TaskStatus
@@ -25,14 +25,7 @@ STATUSES: Final = tuple(each.value for each in TaskStatus)
 @click.option("--job", metavar="NAME", shell_complete=jobs, help="Only of this job.")
 @click.option("--status", type=click.Choice(STATUSES), help="Only these.")
 @click.option("--partition", metavar="KEY", help="Only of this partition.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1000),
-    default=50,
-    show_default=True,
-    help="At most so many.",
-)
-@click.option("--before", metavar="ID", type=click.IntRange(min=1), help="For the next page.")
+@paged(limit=50)
 @absolute_option
 @on_a_dispatcher
 def list_(

@@ -21,10 +21,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from penstock.dispatcher.aws import Aws, aws_client, error_code
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.wakeups.base import Channel, Heard, Listener, Sender
 from penstock.dispatcher.wakeups.naming import channel_name
+from penstock.kernel.aws import Aws, aws_client, error_code
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, system_entropy
 from penstock.kernel.errors import InvalidInput

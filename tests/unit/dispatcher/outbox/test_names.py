@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dispatcher.aws import Aws, aws_client, error_code
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.invoking import EVENT_BYTES_MAX, encoded_event, function_name
 from penstock.dispatcher.wakeups.base import Channel
 from penstock.dispatcher.wakeups.bucket import FAR_POLLING, NEAR_POLLING, polling_of, type_of
 from penstock.dispatcher.wakeups.naming import channel_name
 from penstock.dispatcher.wakeups.sqs import SqsSettings
+from penstock.kernel.aws import Aws, aws_client, error_code
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.places import check_name
 
