@@ -32,6 +32,7 @@ bench: $(VENV)/dev.stamp ## Measure; prints figures, asserts none
 	@$(BIN)/python -m benchmarks.queue_scale
 	@$(BIN)/python -m benchmarks.dispatcher
 	@$(BIN)/python -m benchmarks.pipeline
+	@$(BIN)/python -m benchmarks.pipeline_cost
 	@$(BIN)/python -m benchmarks.console
 
 EVERY := --extra local --extra dispatcher --extra spark --extra demo

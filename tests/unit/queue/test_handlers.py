@@ -184,7 +184,6 @@ async def _async_generator(task: TaskContext) -> Any:
         ({"retry": 3}, "not a Retry"),
         ({"retry": None}, "not a Retry"),
     ],
-    ids=repr,
 )
 def test_a_handler_that_cannot_be_right_is_refused(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):

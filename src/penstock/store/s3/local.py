@@ -9,6 +9,9 @@ What it has answered survives its being killed.
 With `mints` it is an STS too, at the same address: `credentials` may assume `task_role`, which may
 do in the bucket what credentials of tasks can ever be for. The role trusts nobody else, least of
 all those who have assumed it: they would lose the policy of their session by doing it again.
+
+With `counts` it tells how many requests it has answered, by what they asked for, to anyone on this
+machine: `metrics_url` is for Prometheus. It counts those of Spark too, which no store of ours sees.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ class LocalS3(Service):
         *,
         bucket: str = "penstock",
         mints: bool = False,
+        counts: bool = False,
         grace_seconds: float = 3.0,
         clock: Clock | None = None,
         entropy: Entropy | None = None,
@@ -62,6 +66,7 @@ class LocalS3(Service):
         self._folder = folder
         self._bucket = bucket
         self._mints = mints
+        self._counts = counts
         self._grace_seconds = grace_seconds
         self._clock = clock or SystemClock()
         entropy = entropy or system_entropy()
@@ -82,6 +87,11 @@ class LocalS3(Service):
         return f"arn:aws:iam::{_ACCOUNT}:role/{_ROLE}" if self._mints else ""
 
     @property
+    def metrics_url(self) -> str:
+        """Where its figures are, once it is started; there are some if the server counts."""
+        return f"http://127.0.0.1:{self._ports[4]}/metrics" if self._counts else ""
+
+    @property
     def log(self) -> Path:
         """What the server says."""
         return self._folder / "seaweedfs.log"
@@ -91,9 +101,11 @@ class LocalS3(Service):
         data.mkdir(parents=True, exist_ok=True)
         identities = _written(self._folder / "identities.json", self._identities())
         if not self._ports:
-            with _free_ports(4) as ports:
+            with _free_ports(5) as ports:
                 self._ports = ports
-        command = _command(data, identities, self._ports)
+        command = _command(data, identities, self._ports[:4])
+        if self._counts:
+            command += [f"-metricsPort={self._ports[4]}", "-metricsIp=127.0.0.1"]
         if self._mints:
             iam = _written(self._folder / "iam.json", self._iam())
             command += [f"-s3.iam.config={iam}", "-s3.iam.readOnly=true"]
