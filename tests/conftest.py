@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,6 +76,44 @@ def aws_server(
         pytest.skip(f"no AWS server: {error.message} {error.hint}")
     yield server
     background.run(server.stop())
+
+
+_LONGEST_FIRST = ("browser", "e2e", "integration", "contract", "simulation", "unit")
+_TOGETHER = {
+    # One installation and one browser for all of them.
+    "browser": ("browser",),
+    # The same users of this machine.
+    "users": (
+        "e2e/test_hostile.py",
+        "integration/worker/test_handed.py",
+        "unit/runtimes/test_untrusted.py",
+        "unit/runtimes/test_users.py",
+    ),
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In several processes (`-n`): a file stays whole, and what takes long begins first."""
+    if config.getoption("dist", "no") == "no":
+        return
+    tests = Path(__file__).parent
+    rank = {name: place for place, name in enumerate(_LONGEST_FIRST)}
+    groups = {place: group for group, places in _TOGETHER.items() for place in places}
+    for item in items:
+        place = item.path.relative_to(tests)
+        group = groups.get(place.parts[0]) or groups.get(place.as_posix()) or place.as_posix()
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: rank.get(item.path.relative_to(tests).parts[0], len(rank)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test has logged goes from process to process as UTF-8, which not every text can be."""
+    report = yield
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
 
 
 # How long an example takes says how busy the machine is, and nothing else.
