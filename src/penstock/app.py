@@ -21,6 +21,7 @@ from penstock.dispatcher.identity import Identities, secret_of
 from penstock.dispatcher.looping import Loop
 from penstock.dispatcher.serving import Listener as Listening
 from penstock.dispatcher.serving import Serving
+from penstock.dispatcher.sources.admission import Source
 from penstock.dispatcher.sources.cron import CronSource
 from penstock.dispatcher.sources.webhook import WebhookApp
 from penstock.dispatcher.wakeups.base import Heard, Listener
@@ -33,7 +34,7 @@ from penstock.dispatcher.wakeups.sqs import SqsListener, SqsSettings
 from penstock.kernel.aws import Aws
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import system_entropy
-from penstock.kernel.service import Service, Services
+from penstock.kernel.service import Service
 from penstock.runtimes.base import Delivery
 from penstock.runtimes.registry import Registry
 from penstock.runtimes.spark.runtime import SparkRuntime
@@ -86,14 +87,15 @@ def make_log_pruning(settings: Settings) -> Service:
     return Loop("log pruning", pruning.turn, idle_seconds=3600.0)
 
 
-def make_cron_source(settings: Settings) -> Service:
+def make_cron_source(settings: Settings) -> Source:
     """What emits the events of cron sources."""
     client = make_client(settings, f"cron-{machine_name()}-{os.getpid()}")
     source = CronSource(client, SystemClock())
-    return Services([client, Loop("cron", source.turn, idle_seconds=10.0)])
+    loop = Loop("cron", source.turn, idle_seconds=10.0)
+    return Source(client, [client, loop])
 
 
-def make_webhook_source(settings: Settings) -> Service:
+def make_webhook_source(settings: Settings) -> Source:
     """What takes requests and emits events for them."""
     client = make_client(settings, f"webhook-{machine_name()}-{os.getpid()}")
     app = WebhookApp(
@@ -103,7 +105,7 @@ def make_webhook_source(settings: Settings) -> Service:
         token=settings.api_token or None,
     )
     listening = Listening("webhook", app, settings.webhook_host, settings.webhook_port)
-    return Services([client, Serving([listening])])
+    return Source(client, [client, Serving([listening])])
 
 
 def make_postgres(settings: Settings) -> LocalPostgres:

@@ -61,6 +61,7 @@ from penstock.dispatcher.retention import Retention
 from penstock.dispatcher.routing.router import Routing, route_events
 from penstock.dispatcher.serving import Listener as Listening
 from penstock.dispatcher.serving import Serving
+from penstock.dispatcher.sessions import EndedSessions
 from penstock.dispatcher.sources.monitor import SourceMonitor
 from penstock.dispatcher.tasks.lifecycle import Tasks
 from penstock.dispatcher.turns import reaping_turn, routing_turn
@@ -103,6 +104,12 @@ class Dispatcher(Service):
         assert self._serving is not None, "it is started"
         return self._serving.url("internal")
 
+    @property
+    def bound(self) -> tuple[str, str]:
+        """The addresses that the public and the internal listener have taken."""
+        assert self._serving is not None, "it is started"
+        return self._serving.bound("public"), self._serving.bound("internal")
+
     async def start(self) -> None:
         settings = self._settings
         settings.data.mkdir(parents=True, exist_ok=True)
@@ -121,8 +128,9 @@ class Dispatcher(Service):
         secret = secret_of_settings(settings)
         parts, loops = self._parts(database, store, sender, secret)
         await self._stack.enter_async_context(loops)
-        live = Live(clock=SystemClock())
-        console = _console(settings, parts, live, secret)
+        sessions = _sessions(settings, database, secret)
+        live = Live(clock=SystemClock(), over=sessions.over)
+        console = _console(parts, sessions, live)
         self._serving = Serving(
             [
                 Listening("public", console, settings.host, settings.port),
@@ -166,6 +174,7 @@ class Dispatcher(Service):
             audit=signing.audit,
             root=root_of(settings),
             api_token=settings.api_token or None,
+            viewer_token=settings.viewer_token or None,
             kick=kick,
             store=store,
             sweeping=Sweeping(database, store, grace_seconds=settings.sweep_hours * 3600),
@@ -268,15 +277,19 @@ def _carriers(
     return {Kind.WAKE: wake, Kind.INVOKE: functions}
 
 
-def _console(settings: Settings, parts: Parts, live: Live, secret: str) -> Console:
-    clock = SystemClock()
-    sessions = Sessions(
+def _sessions(settings: Settings, database: Database, secret: str) -> Sessions:
+    return Sessions(
         secret,
-        clock=clock,
+        clock=SystemClock(),
         entropy=system_entropy(),
+        ended=EndedSessions(database),
         api_token=settings.api_token,
         viewer_token=settings.viewer_token,
     )
+
+
+def _console(parts: Parts, sessions: Sessions, live: Live) -> Console:
+    clock = SystemClock()
     return Console(
         public_app(parts),
         parts,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ from penstock.judging import judge
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.keeping import Keepable, Keeper
 from penstock.kernel.leash import Leashed
-from penstock.kernel.logs import last_words
+from penstock.kernel.logs import last_complaint, last_words
 from penstock.kernel.ports import check_free, free_port
 from penstock.kernel.service import Service
 from penstock.settings import (
@@ -34,6 +34,12 @@ from penstock.settings import (
 
 _WORKER_GRACE_SECONDS: Final = 15.0
 _ENDINGS_MAX: Final = 2
+_WAITED: Final = {
+    "postgres": "Postgres",
+    "dispatcher": "the dispatcher",
+    "cron": "the cron sources",
+    "webhook": "the webhook sources",
+}
 _TAKEN: Final = (
     "Is another 'penstock up' running? Choose other ports with --port, --internal-port and"
     " --webhook-port."
@@ -43,9 +49,17 @@ _TAKEN: Final = (
 class Installation(Service):
     """Everything on one data folder, as processes that are kept running."""
 
-    def __init__(self, settings: Settings, *, code: Path, file: Path | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        code: Path,
+        file: Path | None = None,
+        waiting: Callable[[str], None] | None = None,
+    ) -> None:
         """`code` is the folder that functions of jobs are imported from; `file` has the settings
-        of runtimes, and is the settings file of this process if nothing is said.
+        of runtimes, and is the settings file of this process if nothing is said. `waiting` is told
+        what is waited for, if stopping takes long.
 
         Settings that cannot be right are told here, before anything is started or made.
         """
@@ -61,6 +75,7 @@ class Installation(Service):
         )
         self._code = code
         self._file = file
+        self._waiting = waiting or (lambda _said: None)
         self._keeper: Keeper | None = None
         self._ended: Counter[str] = Counter()
 
@@ -79,6 +94,11 @@ class Installation(Service):
     @property
     def data(self) -> Path:
         return self._settings.data
+
+    @property
+    def store(self) -> str:
+        """The store that was chosen, without its options; empty if it is in `data`."""
+        return self._settings.store.partition("?")[0]
 
     def log_of(self, process: str) -> Path:
         """Where the log of a process is."""
@@ -120,7 +140,15 @@ class Installation(Service):
             ("webhook", ["source", "webhook"]),
         ):
             kept.append((name, self._process(name, words, environment)))
-        self._keeper = Keeper(kept, changed=self._note)
+        # Nobody of those asks another; all of them have something to tell the dispatcher.
+        together = ("worker", "cron", "webhook")
+        self._keeper = Keeper(
+            kept,
+            changed=self._note,
+            why_ended=self._why_ended,
+            together=together,
+            waiting=self._tell_of_waiting,
+        )
         await self._keeper.start()
 
     async def stop(self) -> None:
@@ -128,8 +156,19 @@ class Installation(Service):
             await self._keeper.stop()
             self._keeper = None
 
+    def _tell_of_waiting(self, names: Sequence[str]) -> None:
+        seconds = self._settings.stop_seconds
+        who = {**_WAITED, "worker": f"the worker: what runs may take {seconds:g} s to end"}
+        # What may take long comes last, for it says more.
+        said = sorted((who[name] for name in names), key=len)
+        self._waiting(f"Waiting for {', and for '.join(said)} ...")
+
     def _note(self, name: str, what: str) -> None:
         self._ended[name] += what == "ended"
+
+    def _why_ended(self, name: str) -> str:
+        """What a process complained of last; nothing of one that was killed."""
+        return last_complaint(self.log_of(name))
 
     def _process(
         self, name: str, words: list[str], environment: dict[str, str]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -31,6 +31,9 @@ _OTHERS: Final = (
 )
 """Variables that others read: the verbs that ask, deployed functions, workers of queues."""
 _NEAR: Final = 0.75
+TOKEN_CHARACTERS_MIN: Final = 16
+"""Of the worker secret, and of tokens where others than this machine may try them."""
+_MAKE_ONE: Final = "openssl rand -hex 32"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _STORES: Final = frozenset({"s3", "file", "memory"})
 _BOUNDS: Final = {
@@ -107,11 +110,13 @@ class Settings:
     webhook_port: int = 7072
     """The port where webhooks are taken; 0 for any that is free."""
     api_token: str = ""
-    """What callers of the public listener have to bring; needed if it is not on loopback."""
+    """What callers of the public listener have to bring; needed if it is not on loopback, and then
+    of 16 characters or more."""
     viewer_token: str = ""
     """What lets people look at the console and nothing else."""
     worker_secret: str = ""
-    """What the tokens of workers and sources are made from; empty for a file in the data folder."""
+    """What the tokens of workers and sources are made from, of 16 characters or more; empty for a
+    file in the data folder."""
     org: str = "default"
     """Whose tasks these are; every capability token says so."""
     signer: SignerKind = SignerKind.PEM
@@ -151,21 +156,7 @@ class Settings:
         for name, (least, most) in _BOUNDS.items():
             if not least <= getattr(self, name) <= most:
                 raise InvalidInput(f"{name} must be between {least:g} and {most:g}.")
-        if self.host not in _LOOPBACK and not self.api_token:
-            raise InvalidInput(
-                f"Without a token the public listener is on loopback only, not on {self.host}.",
-                hint="Set PENSTOCK_API_TOKEN, or leave host at 127.0.0.1.",
-            )
-        if self.viewer_token and self.viewer_token == self.api_token:
-            raise InvalidInput(
-                "viewer_token and api_token are the same: who looks could steer as well.",
-                hint="Give each of them a text of its own.",
-            )
-        if self.viewer_token and not self.api_token:
-            raise InvalidInput(
-                "viewer_token lets people look; without api_token anybody may steer.",
-                hint="Set PENSTOCK_API_TOKEN as well.",
-            )
+        _check_tokens(self)
         _check_store(self.store)
         if not _SPARK.match(self.spark):
             raise InvalidInput(
@@ -222,7 +213,19 @@ def read_settings(
             continue
         values[each.name] = _as(each.name, found, origin=origin)
         origins[each.name] = origin
-    return Told(Settings(**values), origins)
+    try:
+        return Told(Settings(**values), origins)
+    except InvalidInput as error:
+        raise _placed(error, origins) from None
+
+
+def _placed(error: InvalidInput, origins: Mapping[str, str]) -> InvalidInput:
+    """The same error, with where the setting stands that it begins with."""
+    name = re.split(r"[^a-z_]", error.message, maxsplit=1)[0]
+    origin = origins.get(name, "default")
+    if origin == "default":
+        return error
+    return InvalidInput(f"{error.message.rstrip('.')} ({origin}).", hint=error.hint)
 
 
 def bounds_of(name: str) -> tuple[float, float] | None:
@@ -232,7 +235,7 @@ def bounds_of(name: str) -> tuple[float, float] | None:
 
 def misspelt(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Variables that nobody reads and that are nearly ones that are read, and those."""
-    known = {f"{PREFIX}{each.name.upper()}" for each in fields(Settings)}
+    known = set(variables())
     known |= {f"{PREFIX}{each}" for each in _OTHERS}
     for name in sorted(environment):
         if not name.startswith(PREFIX) or name in known:
@@ -253,6 +256,11 @@ def settings_file(environment: Mapping[str, str], folder: Path) -> Path | None:
     return default if default.is_file() else None
 
 
+def variables() -> Sequence[str]:
+    """The variables of all settings."""
+    return [f"{PREFIX}{each.name.upper()}" for each in fields(Settings)]
+
+
 def variables_of(settings: Settings) -> Mapping[str, str]:
     """The settings as variables, for processes that are started with them."""
     return {
@@ -264,7 +272,7 @@ def variables_of(settings: Settings) -> Mapping[str, str]:
 
 def without_settings(environment: Mapping[str, str]) -> Mapping[str, str]:
     """The variables that are no settings."""
-    known = {f"{PREFIX}{each.name.upper()}" for each in fields(Settings)}
+    known = frozenset(variables())
     return {name: value for name, value in environment.items() if name not in known}
 
 
@@ -274,15 +282,50 @@ def _in_file(file: Path) -> Mapping[str, Any]:
     except FileNotFoundError:
         raise InvalidInput(f"There is no settings file {file}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{file} is not TOML: {error}") from error
+        raise InvalidInput(
+            f"{file} is not TOML: {error}",
+            hint="A setting is a line such as port = 8080; a text is in quotes: host = '127.0.0.1'",
+        ) from error
     names = [each.name for each in fields(Settings)]
     for name in said:
         if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=_NEAR)
             raise InvalidInput(
                 f"{file} has {name!r}, which is not a setting.",
-                hint=f"Settings are {', '.join(names)}.",
+                hint=f"Is {near[0]} meant?" if near else f"Settings are {', '.join(names)}.",
             )
     return said
+
+
+def _check_tokens(settings: Settings) -> None:
+    if settings.host not in _LOOPBACK:
+        if not settings.api_token:
+            raise InvalidInput(
+                f"Without a token the public listener is on loopback only, not on {settings.host}.",
+                hint="Set PENSTOCK_API_TOKEN, or leave host at 127.0.0.1.",
+            )
+        for name in ("api_token", "viewer_token"):
+            if 0 < len(getattr(settings, name)) < TOKEN_CHARACTERS_MIN:
+                raise InvalidInput(
+                    f"{name} has fewer than {TOKEN_CHARACTERS_MIN} characters, and {settings.host}"
+                    " can be asked from elsewhere.",
+                    hint=f"Make one: {_MAKE_ONE}",
+                )
+    if settings.viewer_token and settings.viewer_token == settings.api_token:
+        raise InvalidInput(
+            "viewer_token and api_token are the same: who looks could steer as well.",
+            hint="Give each of them a text of its own.",
+        )
+    if settings.viewer_token and not settings.api_token:
+        raise InvalidInput(
+            "viewer_token lets people look; without api_token anybody may steer.",
+            hint="Set PENSTOCK_API_TOKEN as well.",
+        )
+    if 0 < len(settings.worker_secret) < TOKEN_CHARACTERS_MIN:
+        raise InvalidInput(
+            f"worker_secret has fewer than {TOKEN_CHARACTERS_MIN} characters.",
+            hint=f"Make one, the same for dispatchers, workers and sources: {_MAKE_ONE}",
+        )
 
 
 def _check_store(url: str) -> None:

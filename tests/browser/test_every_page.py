@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-from playwright.sync_api import expect
+import re
 
-from tests.browser.installation import Installation
+import pytest
+from playwright.sync_api import ViewportSize, expect
+
+from tests.browser.installation import PLAIN, Installation
 from tests.browser.places import PATHS, WHOLE_PATHS, addresses
 from tests.browser.window import PHONE, THEMES, WIDE, Window
 
@@ -31,6 +33,60 @@ def test_a_page_that_is_not_there(seen: Window) -> None:
         # What the browser says of the status is no mistake of the page.
         seen.wrong[:] = [each for each in seen.wrong if "404" not in each]
         _looked_at(seen, address)
+
+
+@pytest.mark.parametrize("width", [320, 390, 800])
+def test_the_sections_and_the_count_of_alerts_are_in_sight_on_small_screens(
+    width: int, seen: Window
+) -> None:
+    page = seen.page
+    page.set_viewport_size({"width": width, "height": 844})
+    seen.open("/operations")
+    # There are dead tasks, and a rule of every installation is about them.
+    expect(page.locator(".top .count")).to_have_text(re.compile(r"\d"))
+    for each in (*page.locator(".top nav a").all(), page.locator(".top .count")):
+        expect(each).to_be_in_viewport(ratio=1)
+
+
+def test_nothing_of_a_completed_task_has_to_be_scrolled_for(
+    seen: Window, installation: Installation
+) -> None:
+    seen.open(f"/tasks/{installation.task('quick', PLAIN, 'completed')}")
+    tables = seen.page.locator(".beside .scroll").all()
+    assert len(tables) >= 3
+    for each in tables:
+        assert each.evaluate("each => each.scrollWidth <= each.clientWidth"), each.inner_text()
+
+
+def test_what_an_anchor_leads_to_is_below_the_header(
+    seen: Window, installation: Installation
+) -> None:
+    page = seen.page
+    task = installation.task("quick", PLAIN, "completed")
+    for size, path, name in (
+        (ViewportSize(width=1440, height=300), f"/tasks/{task}#log", "#log h2"),
+        (ViewportSize(width=390, height=500), "/operations/sources/feed#trigger", "#trigger h2"),
+    ):
+        page.set_viewport_size(size)
+        seen.open(path)
+        page.wait_for_function("scrollY > 0")
+        header, heading = page.locator(".top").bounding_box(), page.locator(name).bounding_box()
+        assert header is not None
+        assert heading is not None
+        assert header["height"] <= heading["y"] < size["height"]
+
+
+def test_lineage_on_a_phone_shows_the_dataset_itself(seen: Window) -> None:
+    page = seen.page
+    page.set_viewport_size(PHONE)
+    seen.open("/datasets/_")
+    frame = page.locator(".lineage").bounding_box()
+    here = page.locator(".lineage [aria-current] rect").bounding_box()
+    assert frame is not None
+    assert here is not None
+    assert page.locator(".lineage").evaluate("each => each.scrollWidth > each.clientWidth")
+    assert frame["x"] <= here["x"]
+    assert here["x"] + here["width"] <= frame["x"] + frame["width"] + 1
 
 
 def _looked_at(seen: Window, address: str) -> None:

@@ -6,8 +6,21 @@ import re
 
 from playwright.sync_api import expect
 
+from penstock.console.live import BEAT, QUIET_SECONDS
 from tests.browser.installation import Installation
 from tests.browser.window import Window
+
+_SILENT = """
+    // A stream that is open and says nothing by itself.
+    window.EventSource = class extends EventTarget {
+      constructor() {
+        super();
+        window.source = this;
+        setTimeout(() => this.onopen());
+      }
+      close() {}
+    };
+"""
 
 
 def test_a_task_appears_and_ends_without_a_reload(seen: Window, installation: Installation) -> None:
@@ -63,6 +76,24 @@ def test_what_is_typed_and_open_stays(seen: Window, installation: Installation) 
     expect(typed).to_be_focused()
     task = installation.task("slow", "slow-typed")
     assert installation.client.post("/v1/tasks/cancel", json={"tasks": [task]}).status_code == 200
+
+
+def test_a_page_on_which_nothing_changes_stays_live(seen: Window) -> None:
+    page = seen.page
+    page.clock.install()
+    page.add_init_script(_SILENT)
+    seen.open("/jobs")
+    connection = page.locator("[data-connection]")
+    page.clock.run_for(100)
+    expect(connection).to_have_attribute("data-state", "live")
+    for _ in range(12):
+        page.clock.run_for(round(1000 * QUIET_SECONDS))
+        page.evaluate("name => source.dispatchEvent(new MessageEvent(name, {data: '\"\"'}))", BEAT)
+        assert connection.get_attribute("data-state") == "live"
+    expect(page.locator("[data-trouble]")).to_be_hidden()
+    # Without heartbeats it is not.
+    page.clock.run_for(round(5000 * QUIET_SECONDS))
+    expect(connection).to_have_attribute("data-state", "not connected")
 
 
 def test_a_lost_connection_is_told_and_comes_back(seen: Window, installation: Installation) -> None:

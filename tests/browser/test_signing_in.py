@@ -20,6 +20,7 @@ _SEND = """
       return [answer.status, await answer.text()];
     }
 """
+_COOKIE = "penstock_session"
 _TOKEN = "document.body.dataset.formToken"
 
 
@@ -38,7 +39,7 @@ def test_a_wrong_token_lets_nobody_in(stranger: Window) -> None:
     _sign_in(stranger, "a guess")
     expect(stranger.page.locator("main, .sign-in")).to_contain_text("not a token")
     stranger.open("/tasks", status=401)
-    assert "penstock_session" not in {each["name"] for each in stranger.page.context.cookies()}
+    assert _COOKIE not in {each["name"] for each in stranger.page.context.cookies()}
 
 
 def test_an_operator_signs_in_and_out(stranger: Window) -> None:
@@ -47,11 +48,25 @@ def test_an_operator_signs_in_and_out(stranger: Window) -> None:
     # To the page that was asked for.
     expect(page.locator("h1")).to_have_text("Tasks")
     stranger.until_live()
-    (cookie,) = [each for each in page.context.cookies() if each["name"] == "penstock_session"]
+    (cookie,) = [each for each in page.context.cookies() if each["name"] == _COOKIE]
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
     assert page.evaluate("document.cookie") == ""
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_label("Token")).to_be_visible()
+    stranger.open("/tasks", status=401)
+
+
+def test_who_signs_out_is_shown_nothing_more_in_other_windows(stranger: Window) -> None:
+    page = stranger.page
+    _sign_in(stranger, VIEWER_TOKEN)
+    stranger.until_live()
+    other = page.context.new_page()
+    other.goto(f"{stranger.url}/operations", wait_until="load")
+    (copied,) = [each["value"] for each in page.context.cookies() if each["name"] == _COOKIE]
+    other.get_by_role("button", name="Sign out").click()
+    # The page that was left open is let go, and shows the page to sign in.
+    expect(page.get_by_label("Token")).to_be_visible()
+    page.context.add_cookies([{"name": _COOKIE, "value": copied, "url": stranger.url}])
     stranger.open("/tasks", status=401)
 
 

@@ -6,7 +6,7 @@ import re
 
 from playwright.sync_api import Dialog, expect
 
-from tests.browser.installation import Installation
+from tests.browser.installation import PIPELINE, Installation
 from tests.browser.window import Window
 
 
@@ -75,6 +75,7 @@ def test_cancel_asks_first(seen: Window, installation: Installation) -> None:
     installation.trigger("slow-cancelled")
     task = installation.task("slow", "slow-cancelled", "running")
     page = seen.page
+    seen.open("/tasks?job=slow")
     seen.open(f"/tasks/{task}")
     asked: list[str] = []
 
@@ -88,8 +89,36 @@ def test_cancel_asks_first(seen: Window, installation: Installation) -> None:
     expect(page.locator("h1 .badge")).to_have_text("running")
     page.once("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="Cancel").click()
-    expect(page.locator(".told")).to_contain_text("is cancelled, or asked to stop")
+    expect(page.locator(".told")).to_contain_text(f"Task {task} was asked to stop")
     expect(page.locator("h1 .badge")).to_have_text("cancelled")
+    # Back leads to where one came from, and not to the same page.
+    page.go_back()
+    expect(page).to_have_url(f"{seen.url}/tasks?job=slow")
+
+
+def test_what_cannot_be_sent_is_told_and_nothing_that_was_typed_is_lost(seen: Window) -> None:
+    page = seen.page
+    seen.open("/jobs/held")
+    seen.mark()
+    page.locator("details.menu > summary").click()
+    why = page.get_by_label("Why, for those who see it")
+    why.fill("The disk is full.")
+    page.route("**/operations/pause", lambda route: route.abort("connectionrefused"))
+    page.get_by_role("button", name="Pause held").click()
+    expect(page.locator(".told.bad")).to_contain_text("The dispatcher does not answer")
+    expect(why).to_have_value("The disk is full.")
+    expect(page.get_by_role("button", name="Pause held")).to_be_enabled()
+    # What is refused is told in its words.
+    page.unroute("**/operations/pause")
+    page.evaluate(
+        "for (const each of document.querySelectorAll('[name=form_token]')) each.value = 'x'"
+    )
+    page.get_by_role("button", name="Pause held").click()
+    told = "This form is too old. Load the page again, and send the form once more."
+    expect(page.locator(".told.bad")).to_have_text(told)
+    assert seen.is_marked
+    # What the browser says of both is no mistake of the page.
+    seen.wrong[:] = [each for each in seen.wrong if "Failed to load resource" not in each]
 
 
 def test_pause_and_resume_a_job(seen: Window) -> None:
@@ -119,6 +148,37 @@ def test_pause_and_resume_everything(seen: Window, installation: Installation) -
     page.get_by_role("button", name="Resume everything").click()
     expect(page.locator("#pauses tr", has_text="quick")).to_have_count(0)
     installation.task("quick", "paused-1", "completed")
+
+
+def test_roll_back_shows_what_it_does_and_asks(seen: Window, installation: Installation) -> None:
+    client, source = installation.client, PIPELINE.read_text()
+    present = client.get("/v1/dag").json()["version"]["id"]
+    more = "  more:\n    runtime: process\n    operator: browsed:quick\n    inputs: [held.held]\n"
+    applied = client.post("/v1/dag", json={"source": f"{source}\n{more}    outputs: [more]\n"})
+    assert applied.status_code == 200, applied.text
+    page = seen.page
+    try:
+        seen.open("/")
+        page.get_by_role("link", name=f"Version {applied.json()['version']}").click()
+        page.locator(".head").get_by_role("link", name="Roll back").click()
+        expect(page.locator("main")).to_contain_text("Jobs that go")
+        expect(page.locator("dd", has_text="more")).to_be_visible()
+        asked: list[str] = []
+
+        def no(dialog: Dialog) -> None:
+            asked.append(dialog.message)
+            dialog.dismiss()
+
+        page.once("dialog", no)
+        page.get_by_role("button", name=f"Put version {present} in force").click()
+        assert asked == [f"Put version {present} of the DAG in force, for all jobs?"]
+        assert client.get("/v1/dag").json()["version"]["id"] == applied.json()["version"]
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name=f"Put version {present} in force").click()
+        expect(page.locator(".told")).to_contain_text(f"Version {present} of the DAG is in force.")
+        assert client.get("/v1/dag").json()["version"]["id"] == present
+    finally:
+        client.post("/v1/dag/rollback", json={"version": present})
 
 
 def test_the_theme_that_is_chosen_stays(seen: Window) -> None:

@@ -118,11 +118,16 @@ async def fleet_of(
     modules: Mapping[str, str],
     told: Mapping[str, Any] | None = None,
     variables: Mapping[str, str] | None = None,
+    database: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Fleet]:
-    """A fleet that runs until the block ends; `modules` are the user's, by file name."""
+    """A fleet that runs until the block ends; `modules` are the user's, by file name.
+
+    `database` has settings of its Postgres.
+    """
     for name, text in modules.items():
         (folder / name).write_text(text)
-    postgres = LocalPostgres(folder / "postgres", settings={"fsync": "off"}, grace_seconds=5)
+    settings = {"fsync": "off", **(database or {})}
+    postgres = LocalPostgres(folder / "postgres", settings=settings, grace_seconds=5)
     fleet = Fleet(folder, dispatchers, workers, postgres, told or {}, variables or {})
     async with postgres:
         for number in range(dispatchers):

@@ -119,6 +119,7 @@ def test_the_example_has_no_problems() -> None:
 
 
 def test_check_counts_over_several_files(user: User) -> None:
+    user.file("mine.py", "def work(task): ...\n")
     ran = user.dag("check", str(EXAMPLE), user.file("small.yaml", SMALL))
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout == "No problems in 2 files: 7 jobs, 6 datasets.\n"
@@ -145,6 +146,7 @@ def test_check_says_more_problems_than_an_error_message_would(user: User) -> Non
 
 
 def test_check_goes_on_after_a_file_that_is_wrong(user: User) -> None:
+    user.file("mine.py", "from other import *\n")
     good, bad = user.file("good.yaml", SMALL), user.file("bad.yaml", BAD)
     missing = str(user.folder / "missing.yaml")
     ran = user.dag("check", missing, bad, good)

@@ -98,7 +98,8 @@ def test_files_are_fetched_once_and_old_ones_become_rows(say: Say, tmp_path: Pat
     assert "3 files are new" in say("archive", "fetch", "--to", str(folder)).out
     assert "0 files are new" in say("archive", "fetch", "--to", str(folder)).out
     rows: list[dict[str, Any]] = []
-    for path in sorted(folder.iterdir()):
+    assert [path.name for path in sorted(folder.iterdir())] == ["archive", "dead"]
+    for path in sorted(folder.glob("*/*")):
         assert path.name.endswith(".jsonl.gz")
         rows += map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
     assert sorted((row["type"], row["status"]) for row in rows) == [
@@ -107,12 +108,25 @@ def test_files_are_fetched_once_and_old_ones_become_rows(say: Say, tmp_path: Pat
         ("a", "succeeded"),
         ("b", "succeeded"),
     ]
+    (letters,) = (folder / "dead").iterdir()
+    assert b'"failed"' in gzip.decompress(letters.read_bytes())
     printed = say("archive", "fetch").out.splitlines()
     assert sorted(json.loads(line)["id"] for line in printed) == sorted(row["id"] for row in rows)
     (dead,) = json.loads(say("archive", "list", "--dead", "--json").out)
     (line,) = say("archive", "fetch", dead["key"]).out.splitlines()
     assert json.loads(line)["error"] == "E"
     assert json.loads(say("get", json.loads(line)["id"], "--json").out)["status"] == "failed"
+
+
+def test_what_was_replayed_is_marked_in_the_list_of_what_failed(say: Say) -> None:
+    words = ("list", "--status", "failed")
+    (before,) = json.loads(say(*words, "--json").out)["tasks"]
+    assert before["is_replayed"] is False
+    assert "replayed" not in say(*words).out
+    assert say("replay", before["id"]).code == 0
+    (after,) = json.loads(say(*words, "--json").out)["tasks"]
+    assert (after["id"], after["is_replayed"]) == (before["id"], True)
+    assert "  replayed; E: m" in say(*words).out
 
 
 def test_what_is_settled_just_now_is_not_flushed(say: Say) -> None:
@@ -147,7 +161,7 @@ def test_a_purge_asks_and_then_does_what_it_said(say: Say) -> None:
     # What was cancelled a moment ago is too young to be forgotten.
     assert done["too_young"] == 1
     last = say("purge", "--all", "--yes")
-    assert "forgotten: 1" in last.out
+    assert last.out.startswith("0 tasks cancelled, 0 asked to stop, 1 forgotten, with 0 payloads.")
     assert "1 task has ended too recently to be forgotten" in last.err
 
 

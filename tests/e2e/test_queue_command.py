@@ -204,6 +204,8 @@ def test_a_task_from_submit_to_cancel(user: User) -> None:
     view = user.json("get", now)
     assert (view["status"], view["input"], view["attempt"]) == ("ready", {"n": 1}, 0)
     assert view["submitted_at"].endswith("Z")
+    # What it does not have is null, be it a text or not.
+    assert (view["key"], view["error"], view["batch"]) == (None, None, None)
     shown = user.said("get", now)
     assert 'input      {"n": 1}\n' in shown
     assert "submitted  20" in shown
@@ -232,7 +234,7 @@ def test_a_task_from_submit_to_cancel(user: User) -> None:
 
     assert f"{now}  cancelled\n" in user.said("cancel", now, later)
     told = [(event["what"], event["who"]) for event in user.json("history", now)]
-    assert told[0] == ("submitted", "")
+    assert told[0] == ("submitted", None)
     assert told[-1] == ("cancelled", "cancel")
     assert "what" in user.said("history", now).splitlines()[0]
     assert {task["status"] for task in user.json("list")["tasks"]} == {"ready", "cancelled"}
@@ -245,6 +247,25 @@ def test_many_tasks_from_lines(user: User) -> None:
     lines = user.folder / "lines"
     lines.write_text("1\n2\n")
     assert len(user.json("submit", "resize", str(lines), "--many")["ids"]) == 2
+
+
+def test_lines_become_a_batch_that_is_waited_for(user: User) -> None:
+    words = ("submit", "resize", "--many", "--batch", "--then", "zip")
+    made = user.json(*words, "--tag", "of=day", stdin="1\n2\n")
+    view = user.json("batch", made["batch"])
+    assert (view["total"], view["status"]) == (2, "sealed")
+    assert user.json("get", made["ids"][0])["batch"] == made["batch"]
+    user.said("cancel", *made["ids"])
+    assert user.json("batch", made["batch"])["then_task"].endswith(".zip")
+    told = user.said("submit", "resize", "--many", "--batch", stdin="3").strip()
+    assert user.json("batch", told)["total"] == 1
+    for wrong, said in (
+        (("--batch",), "--batch goes with --many."),
+        (("--many", "--then", "zip"), "--then goes with --batch."),
+    ):
+        ran = user.here("submit", "resize", *wrong, stdin="1")
+        assert (ran.returncode, ran.stdout) == (2, "")
+        assert said in ran.stderr
 
 
 @pytest.mark.parametrize(
@@ -261,7 +282,7 @@ def test_many_tasks_from_lines(user: User) -> None:
         (("resize", "nowhere", "--many"), "", "'nowhere' cannot be read: No such file"),
         (("resize", "--many", "--key", "k"), "", "does not go with --many"),
         (("re/size",), "", "'re/size' is not the name of a type"),
-        (("resize", "--delay", "-1"), "", "A delay of -1.0 s"),
+        (("resize", "--delay", "-1"), "", "A delay of -1 s"),
         (("resize", "--delay", "nan"), "", "A delay of nan s"),
         (("resize", "--key", ""), "", "An idempotency key has 1 to"),
     ],
@@ -441,7 +462,17 @@ def test_a_failed_task_is_shown_and_replayed_once(user: User) -> None:
     assert {_line(running), _line(running)} == {"failing", "began 2"}
     running.send_signal(signal.SIGTERM)
     _release(running)
-    running.communicate(timeout=60)
+    _, errors = running.communicate(timeout=60)
+    # Nobody reads it on a terminal: the log is JSON, as that of every process is then.
+    logged = [line for line in errors.splitlines() if "ValueError" in line]
+    assert logged
+    assert {json.loads(line)["level"] for line in logged} == {"warning"}
+    counted = user.json("stats")["types"]
+    assert [(each["type"], each["failed_recently"]) for each in counted] == [
+        ("bad", 1),
+        ("wait", 0),
+    ]
+    assert "There are dead letters" in user.said("stats")
     shown = user.said("get", task)
     assert "error      ValueError: no good\n" in shown
     assert "trace      Traceback (most recent call last):" in shown

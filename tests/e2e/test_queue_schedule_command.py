@@ -95,7 +95,7 @@ def test_a_second_definition_is_one_sentence_and_the_first_stays(user: User) -> 
     ran = user.queue("schedule", "add", "n", "0 4 * * *", "report")
     assert ran.returncode != 0
     assert "its cron is '0 3 * * *' and not '0 4 * * *'" in ran.stderr
-    assert "--replace" in ran.stderr
+    assert "  Choose another name, or replace it: --replace.\n" in ran.stderr
     assert user.json("schedule", "show", "n")["cron"] == "0 3 * * *"
     replaced = user.json("schedule", "add", "n", "0 4 * * *", "report", "--replace")
     assert replaced["cron"] == "0 4 * * *"
@@ -109,7 +109,7 @@ def test_a_second_definition_is_one_sentence_and_the_first_stays(user: User) -> 
         (("schedule", "add", "n", "@daily", "t", "--catch-up", "x"), "'x' is no way to catch up"),
         (("schedule", "add", "n", "@daily", "t", "{"), "INPUT is not JSON"),
         (("schedule", "add", "n", "@daily", "t", "--tag", "x"), "'x' is not a tag"),
-        (("schedule", "show", "n"), "There is no schedule 'n'"),
+        (("schedule", "show", "n"), "schedule 'n' in the queue 'default'.\n  The queue has no"),
         (("batch", "x"), "'x' is not the id of a batch"),
         (("batch", "0" * 24), "Nothing is known of the batch"),
         (("batch", "--wait"), "--wait and --timeout go with the ID"),

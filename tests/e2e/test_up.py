@@ -5,12 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
-import shlex
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -263,27 +260,3 @@ def test_a_file_that_would_break_work_is_refused_until_it_is_forced(tmp_path: Pa
     assert "penstock:" not in after
     with _up(tmp_path, str(shorter), "--force") as up:
         assert "Removed: clean, " in up.said.read_text()
-
-
-@pytest.mark.timeout(300)
-def test_what_the_page_on_pipelines_says_to_type(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "pipeline.md").read_text()
-    blocks = re.findall(r"```\n(penstock .*?)```", page, re.DOTALL)
-    begun, typed = blocks[0].strip(), blocks[1].strip().splitlines()
-    (program,) = [
-        each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Client" in each
-    ]
-    assert begun == "penstock up examples/five_jobs.yaml"
-    with _up(tmp_path, str(EXAMPLE)) as up:
-        said = [up.ask(*shlex.split(line, comments=True)[1:]) for line in typed]
-        assert "2026-01-01T00" in said[-1]
-        assert len(up.tasks()) >= len(JOBS)
-        ran = subprocess.run(
-            [sys.executable, "-W", "error", "-c", program.replace("http://127.0.0.1:7070", up.url)],
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-            cwd=ROOT,
-        )
-        assert ran.returncode == 0, ran.stderr

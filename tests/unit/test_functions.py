@@ -42,5 +42,5 @@ def test_with_a_secret_that_is_too_short(
 ) -> None:
     monkeypatch.setenv("PENSTOCK_DISPATCHERS", "http://d:1")
     monkeypatch.setenv("PENSTOCK_WORKER_SECRET", "short")
-    with pytest.raises(InvalidInput, match="A secret has 16 characters"):
+    with pytest.raises(InvalidInput, match="worker_secret has fewer than 16 characters"):
         handler(EVENT, None)

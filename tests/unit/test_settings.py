@@ -68,6 +68,32 @@ def test_what_cannot_be_right_is_one_sentence(tmp_path: Path, text: str, words: 
         told(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("port = 70000", "port must be between 0 and 65535 ({file}).", ""),
+        ("[alerts]\nwebook = 'http://x'", "({file}).", ""),
+        ("spark = 'there'", "not where Spark could run ({file}).", "local"),
+        ("prot = 1", "{file} has 'prot'", "Is port meant?"),
+        ("colour = 1", "{file} has 'colour'", "Settings are data, "),
+        ("port = ", "{file} is not TOML", "port = 8080"),
+        ("worker_secret = 'short'", "worker_secret has fewer than 16", "openssl rand"),
+        ("host = '0.0.0.0'\napi_token = 'short'", "api_token has fewer than 16", "openssl rand"),
+    ],
+)
+def test_it_is_said_where_it_stands_and_what_to_do(
+    tmp_path: Path, text: str, message: str, hint: str
+) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        told(tmp_path, text)
+    assert message.format(file=tmp_path / "penstock.toml") in raised.value.message
+    assert hint in raised.value.hint
+
+
+def test_on_this_machine_alone_a_token_may_be_short() -> None:
+    assert Settings(api_token="short").api_token == "short"
+
+
 def test_runtimes_are_tables(tmp_path: Path) -> None:
     found = told(tmp_path, "[runtimes.process]\nchildren_max = 3\n")
     assert found.runtimes == {"process": {"children_max": 3}}

@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 from types import FrameType
 from typing import Final
@@ -30,6 +31,9 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_SIGNALLED = 128
 _DEBUG: Final = "--debug"
+_RANGES: Final = {"valid integer range": "valid integer", "valid float range": "valid number"}
+"""What click calls a number that has bounds, and what people call it."""
+_interrupted: Final = threading.Event()
 
 
 @click.group(
@@ -56,6 +60,7 @@ def cli(context: click.Context, debug: bool) -> None:  # noqa: FBT001 - click pa
 
 def main() -> None:
     """The entry point of the installed command."""
+    sys.unraisablehook = _complain_unless_interrupted
     sys.exit(run(sys.argv[1:]))
 
 
@@ -75,6 +80,7 @@ def run(words: list[str]) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt, asyncio.CancelledError):
         # asyncio lets the cancellation through if the signal came before its first step.
+        _interrupted.set()
         _complain("Interrupted.", "")
         return EXIT_SIGNALLED + (ended_by[0] if ended_by else signal.SIGINT)
     except BrokenPipeError:
@@ -94,6 +100,15 @@ def run(words: list[str]) -> int:
     finally:
         forget()
     return code or 0
+
+
+def _complain_unless_interrupted(problem: sys.UnraisableHookArgs) -> None:
+    """What Python cannot raise is shown; not what an interrupt has left half done to be dropped.
+
+    A simulation has thousands of coroutines that end so, with a traceback each.
+    """
+    if not _interrupted.is_set():
+        sys.__unraisablehook__(problem)
 
 
 def _debugged(words: list[str]) -> tuple[bool, list[str]]:
@@ -129,7 +144,16 @@ def _usage(error: click.ClickException) -> tuple[str, str]:
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = f"'{context.command_path} --help' shows what it takes." if context is not None else ""
     # It has lines where it lists choices.
-    return " ".join(error.format_message().split()), hint
+    message = " ".join(error.format_message().split())
+    for theirs, ours in _RANGES.items():
+        message = message.replace(f"is not a {theirs}.", f"is not a {ours}.")
+    if context is not None and isinstance(error, click.NoSuchOption):
+        word = error.option_name.lstrip("-").upper()
+        if any(word == (each.metavar or "").strip("[].") for each in context.command.params):
+            message = f"There is no option {error.option_name}: {word} is given without a name."
+            _options, *pieces = context.command.collect_usage_pieces(context)
+            hint = f"Write {' '.join([context.command_path, *pieces])}"
+    return message, hint
 
 
 def _only(error: Exception) -> Exception:

@@ -39,6 +39,9 @@ def alerts(
 
     An alert is over a minute after its cause is gone. Rules, and where notices are sent, are
     settings; see docs/alerts.md.
+
+    Exit code 0: here they are; with --check, none is open. 1: with --check, one is open, or the
+    dispatcher cannot be asked.
     """
     state = None if is_all else AlertState.OPEN
     answer, now = asked(

@@ -18,7 +18,7 @@ import click
 from penstock.cli.addresses import Address, address, likely_address
 from penstock.cli.glancing import Glance, glance
 from penstock.kernel.errors import InvalidInput
-from penstock.settings import DEFAULT_FILE, settings_file
+from penstock.settings import DEFAULT_FILE, settings_file, variables
 
 LOOK_SECONDS: Final = 0.3
 _UNAUTHORIZED: Final = (401, 403)
@@ -97,7 +97,12 @@ def _situation() -> Iterator[tuple[str, bool]]:
         meant = likely_address()
     file = settings_file(os.environ, Path.cwd())
     if file is None:
-        yield f"There is no {DEFAULT_FILE} in this folder: every setting has its default.", False
+        named = [name for name in variables() if os.environ.get(name)]
+        rest = "." if named else ": every setting has its default."
+        yield f"There is no {DEFAULT_FILE} in this folder{rest}", False
+        if named:
+            more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+            yield f"Set by {named[0]}{more}: 'penstock settings --changed'.", False
     else:
         yield f"Settings are read from {file.name}; 'penstock settings' shows them.", False
     seen = glance(meant.url, "/v1/status", token=meant.token, seconds=LOOK_SECONDS)

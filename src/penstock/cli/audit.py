@@ -64,7 +64,7 @@ def audit(
         for each in answer.notes
     ]
     heads = ("id", "when", "outcome", "times", "what", "task", "caller", "from", "reason", "detail")
-    fitted(heads, rows, numbers=(0, 3))
+    fitted(heads, rows, numbers=(0, 3), least=(9, 7, 3, 6))
     if answer.before is not None:
         click.echo(f"There may be more: --before {answer.before}", err=True)
 

@@ -7,6 +7,7 @@ with exit code 2; everything else that it refuses is a failure, with exit code 1
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
@@ -15,7 +16,8 @@ import click
 from penstock.cli.addresses import URL, address, likely_address
 from penstock.cli.options import json_option
 from penstock.dispatcher.client import Client
-from penstock.kernel.errors import DispatcherRefused, InvalidInput
+from penstock.kernel.errors import DispatcherRefused, InvalidInput, PenstockError
+from penstock.kernel.words import nearest
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 Told = TypeVar("Told")
@@ -32,6 +34,8 @@ _LISTS: Final = {
     "version": "penstock dag list",
 }
 """Which verb shows those that there are."""
+
+_UNKNOWN: Final = re.compile(r"\bno (?P<noun>job|dataset) '?(?P<word>[\w.-]*\w)")
 
 _SETTINGS_URL: Final = "penstock.url"
 
@@ -94,10 +98,12 @@ def asked(
     try:
         return asyncio.run(ask())
     except DispatcherRefused as error:
+        # It is told to programs as well.
+        error.hint = error.hint.replace(", or force=True", "")
         if error.status in _WRONG_WORDS:
             raise InvalidInput(error.message, hint=error.hint) from error
         if error.status == _NOT_THERE and not error.hint:
-            error.hint = _where_they_are(error.message)
+            error.hint = f"{_meant(url, token, error.message)}{_where_they_are(error.message)}"
         raise
 
 
@@ -106,6 +112,26 @@ def _where_they_are(message: str) -> str:
     words = message.split()
     named = next((noun for noun in reversed(words) if noun in _LISTS), None)
     return f"'{_LISTS[named]}' shows those that there are." if named is not None else ""
+
+
+def _meant(url: str, token: str | None, message: str) -> str:
+    """Which job or dataset was probably meant, if the dispatcher has one of a name like that."""
+    found = _UNKNOWN.search(message)
+    if found is None:
+        return ""
+    noun, word = found["noun"], found["word"]
+
+    async def names() -> list[str]:
+        async with connected(url, token) as client:
+            if noun == "job":
+                return [each.name for each in (await client.status()).jobs]
+            return [each.name for each in (await client.datasets()).datasets]
+
+    try:
+        meant = nearest(word, asyncio.run(names()))
+    except PenstockError:
+        return ""
+    return f"Is {meant!r} meant? " if meant else ""
 
 
 def connected(url: str, token: str | None) -> Client:

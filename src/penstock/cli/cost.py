@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 
 import click
 
 from penstock.cli.progress import Bar
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.settings import mode_from
+from penstock.queue.settings import Mode, mode_from
 from penstock.store.metered import Kind
 from penstock.testing.cost import Figures, Growth, Workload, price, price_modes, saturate
 
@@ -64,8 +65,8 @@ def cost(
     """Tell what a queue costs a month in requests, at S3 Standard's prices.
 
     Runs the real code in virtual time on a bucket in memory: the fleet with its load, and the same
-    fleet with nothing to do. Takes about a minute, and longer with many workers or modes; of a
-    large load a part is simulated and scaled, which is then said.
+    fleet with nothing to do. Takes a minute or several, and longer with many workers or modes; of
+    a large load a part is simulated and scaled, which is then said.
 
     Exit code 0: here are the figures. 2: an option is wrong.
     """
@@ -85,17 +86,28 @@ def cost(
         seed=seed,
     )
     with Bar() as bar:
-        bar.show("Simulating; that takes about a minute ...")
         if saturated:
-            growth = saturate(load, fleets=(1, load.workers))
+            growth = saturate(load, fleets=(1, load.workers), tell=_teller(bar, runs=2))
             text, found = growth_text(growth), growth.as_dict()
         elif table:
-            modes = price_modes(load, full=full)
+            modes = price_modes(load, full=full, tell=_teller(bar, runs=2 * len(Mode)))
             text, found = table_text(modes), table_dict(modes)
         else:
-            figures = price(load, full=full)
+            figures = price(load, full=full, tell=_teller(bar, runs=2))
             text, found = figures_text(figures), figures.as_dict()
     click.echo(json.dumps(found, indent=2) if as_json else text)
+
+
+def _teller(bar: Bar, *, runs: int) -> Callable[[str], None]:
+    """Shows which of so many runs is simulated; how far a run is can only be known at its end."""
+    done = count()
+
+    def tell(what: str) -> None:
+        number = next(done)
+        text = f"Simulating {what}, {number + 1} of {runs}; a run takes a minute or several"
+        bar.show(text, done=number, of=runs)
+
+    return tell
 
 
 def figures_text(figures: Figures) -> str:

@@ -46,9 +46,10 @@ async def _run(service: Dispatcher) -> None:
     stopped = asyncio.Event()
     with stopped_by_signals(stopped.set):
         async with service:
+            public, internal = service.bound
             click.echo(
-                f"Serving {service.public_url} for people and programs, and"
-                f" {service.internal_url} for workers; Ctrl-C stops.",
+                f"Serving {public} for people and programs, and {internal} for workers;"
+                " Ctrl-C stops.",
                 err=True,
             )
             await stopped.wait()

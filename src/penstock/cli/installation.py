@@ -71,7 +71,7 @@ OPTIONS: Final = {
         help="spark://HOST:7077 or sc://HOST, instead of Spark on this machine.",
     ),
 }
-_LOG_FORMAT: Final = click.option(
+log_format_option: Final = click.option(
     "--log-format",
     type=click.Choice([str(each) for each in LogFormat]),
     help="How the log looks.  [default: text on a terminal, else json]",
@@ -83,7 +83,7 @@ def set_by(*names: str, is_logging: bool = True) -> Callable[[Verb], Verb]:
 
     def decorate(verb: Verb) -> Verb:
         if is_logging:
-            verb = _LOG_FORMAT(verb)
+            verb = log_format_option(verb)
         for name in reversed(names):
             verb = OPTIONS[name](verb)
         return verb
@@ -93,9 +93,13 @@ def set_by(*names: str, is_logging: bool = True) -> Callable[[Verb], Verb]:
 
 def begun(given: dict[str, Any]) -> Settings:
     """The settings of a verb that runs for long, whose log is shown from now on."""
-    form = given.pop("log_format", None)
-    log_to_stderr(LogFormat(form or (LogFormat.TEXT if sys.stderr.isatty() else LogFormat.JSON)))
+    show_log(given.pop("log_format", None))
     return settings_of(given)
+
+
+def show_log(form: str | None) -> None:
+    """Show the log of this process from now on: as asked, or as whoever reads it wants it."""
+    log_to_stderr(LogFormat(form or (LogFormat.TEXT if sys.stderr.isatty() else LogFormat.JSON)))
 
 
 def settings_of(given: dict[str, Any]) -> Settings:

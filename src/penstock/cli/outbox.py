@@ -7,7 +7,7 @@ import click
 from penstock.cli.calling import asked, on_a_dispatcher
 from penstock.cli.options import absolute_option
 from penstock.cli.queue.showing import complain
-from penstock.cli.telling import ago, counted, fitted, line, show_json
+from penstock.cli.telling import ago, counted, fitted, gist, line, show_json
 from penstock.kernel.errors import PenstockError
 
 
@@ -46,7 +46,7 @@ def list_(*, url: str, token: str | None, as_json: bool) -> None:
             line(each.target),
             f"{each.tries:,}",
             ago(each.created_at, now=now),
-            line(each.last_error),
+            gist(each.last_error),
         )
         for each in answer.parked
     ]

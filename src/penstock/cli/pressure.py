@@ -55,7 +55,7 @@ def _show_jobs(jobs: list[PressureAnswer], *, now: float) -> None:
         for each in jobs
     ]
     heads = ("job", "state", "depth", "oldest", "since", "pauses", "reason")
-    fitted(heads, rows, numbers=(2, 3))
+    fitted(heads, rows, numbers=(2, 3), least=(4,))
 
 
 def _show_pauses(pauses: list[PauseAnswer], *, now: float) -> None:

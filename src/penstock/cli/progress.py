@@ -22,7 +22,8 @@ class Bar:
     """A bar, from the first `show` to the end of the block. Codes that move are no colours."""
 
     def __init__(self, *, is_live: bool | None = None) -> None:
-        self._is_live = sys.stderr.isatty() if is_live is None else is_live
+        self.is_live = sys.stderr.isatty() if is_live is None else is_live
+        """Whether somebody looks: what is asked for the bar alone is asked only then."""
         self._is_drawn = False
 
     def __enter__(self) -> Self:
@@ -44,7 +45,7 @@ class Bar:
 
     def show(self, text: str, *, done: int = 0, of: int = 0) -> None:
         """So much is done of so much; of nothing that can be counted there is only the text."""
-        if not self._is_live:
+        if not self.is_live:
             return
         shown = f"{bar(done, of)} {text}" if of > 0 else text
         # What went over the edge would stay.

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -61,6 +62,9 @@ def settings(*, reference: bool, changed: bool, as_json: bool, **given: Any) -> 
     said = {name: None if value == () else value for name, value in given.items()}
     file = settings_file(os.environ, Path.cwd())
     told = read_settings(said, environment=os.environ, folder=Path.cwd())
+    if told.settings.runtimes:
+        # Imported here: it takes its time, and few settings have any.
+        import_module("penstock.runtimes.registry").Registry(told.settings.runtimes)
     rows = [
         {
             "name": each.name,

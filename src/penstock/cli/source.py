@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock.cli.installation import begun, set_by, wiring
-from penstock.kernel.service import Service
 from penstock.kernel.signals import stopped_by_signals
+
+if TYPE_CHECKING:
+    from penstock.dispatcher.sources.admission import Source
 
 
 @click.group(
+    invoke_without_command=True,
     short_help="Run what emits events: cron and webhooks.",
     epilog="Example: penstock source cron --dispatcher http://10.0.0.5:7071",
 )
-def source() -> None:
+@click.pass_context
+def source(context: click.Context) -> None:
     """Run the processes that emit the events of cron and webhook sources.
 
-    `penstock up` runs both. Any number of each may run: what two of them send is one event.
+    `penstock up` runs both. Any number of each may run: what two of them send is one event. Each
+    proves who it is as a worker does, by PENSTOCK_WORKER_SECRET or worker.secret in the data
+    folder.
+
+    Exit code 0 after a signal. 1: the dispatcher does not let it in, and it is said why.
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 @source.command(
@@ -46,9 +56,10 @@ def webhook(**given: Any) -> None:
     asyncio.run(_run(wiring().make_webhook_source(settings), f"Taking webhooks at {where}"))
 
 
-async def _run(service: Service, doing: str) -> None:
+async def _run(service: Source, doing: str) -> None:
     stopped = asyncio.Event()
     with stopped_by_signals(stopped.set):
         async with service:
             click.echo(f"{doing}; Ctrl-C stops.", err=True)
+            await service.until_let_in(stopped)
             await stopped.wait()

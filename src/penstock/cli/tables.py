@@ -1,14 +1,16 @@
 """Tables for people: aligned, and as wide as the terminal at most.
 
 In a pipe or a file nothing is cut, so that what reads it has everything. On a terminal the longest
-columns give way first; numbers, and columns that somebody has to copy whole, never do.
+columns give way first; numbers, and columns that somebody has to copy whole, are never cut. Where
+that is not enough whole columns are left out, those first that their verb can do without, and it is
+said which: lines that the terminal breaks are no table.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import click
@@ -45,22 +47,33 @@ def table(
     *,
     numbers: Iterable[int] = (),
     whole: Iterable[int] = (),
+    least: Sequence[int] = (),
 ) -> None:
     """An aligned table; a column named `status` is coloured, those in `numbers` go to the right.
 
-    Those in `numbers` and `whole` are never cut.
+    Those in `numbers` and `whole` are never cut. Those in `least` are left out where there is no
+    room, the first first, before others are cut to what cannot be read any more.
     """
     shown = [tuple(heads), *(tuple(row) for row in rows)]
     right = frozenset(numbers)
+    left_out: list[str] = []
     if sys.stdout.isatty():
         columns = shutil.get_terminal_size().columns
-        kept = _worth_showing(shown, columns=columns)
-        shown = [tuple(row[place] for place in kept) for row in shown]
-        heads = [heads[place] for place in kept]
+        copied = frozenset(whole)
+        uncut = right | copied
+        some = _worth_showing(shown, columns=columns)
+        kept = _with_room(shown, some, columns=columns, uncut=uncut, copied=copied, least=least)
+        left_out = [heads[place] for place in some if place not in kept]
         right = frozenset(kept.index(place) for place in right if place in kept)
-        stay = right.union(kept.index(place) for place in whole if place in kept)
-        shown = cut(shown, columns=columns, whole=stay)
-    widths = [max(len(row[column]) for row in shown) for column in range(len(heads))]
+        shown = cut(*_chosen(shown, kept, uncut), columns=columns)
+    _show(shown, right)
+    if left_out:
+        named = ", ".join(filter(None, left_out))
+        click.echo(f"note: the terminal has no room for: {named}.", err=True)
+
+
+def _show(shown: Sequence[Sequence[str]], right: Collection[int]) -> None:
+    heads, widths = shown[0], _widths(shown)
     for number, row in enumerate(shown):
         cells = []
         for column, cell in enumerate(row):
@@ -84,27 +97,54 @@ def _worth_showing(rows: Sequence[Sequence[str]], *, columns: int) -> list[int]:
     return [place for place in every if any(row[place] for row in rows[1:])] or every
 
 
+def _with_room(
+    rows: Sequence[Sequence[str]],
+    kept: Sequence[int],
+    *,
+    columns: int,
+    uncut: Collection[int],
+    copied: Collection[int],
+    least: Sequence[int],
+) -> list[int]:
+    """Which of the columns are shown: as many as fit, the first and those that are copied always.
+
+    Where what is copied does not fit by itself, nothing would, and everything is shown.
+    """
+
+    def fits(places: Sequence[int], characters: int) -> bool:
+        chosen, whole = _chosen(rows, places, uncut)
+        return _width(_narrowed(chosen, columns, whole, least=characters)) <= columns
+
+    found = list(kept)
+    for place in least:
+        if place in found and not fits(found, _CELL_CHARACTERS_MIN):
+            found.remove(place)
+    needed = [place for place in found if place == found[0] or place in copied]
+    if not fits(needed, _CELL_CHARACTERS_LEAST):
+        return list(kept)
+    while not fits(found, _CELL_CHARACTERS_LEAST):
+        others = [place for place in found[1:] if place not in copied]
+        found.remove(max(others, key=lambda place: (place not in uncut, place)))
+    return found
+
+
+def _chosen(
+    rows: Sequence[Sequence[str]], places: Sequence[int], uncut: Collection[int]
+) -> tuple[list[tuple[str, ...]], list[int]]:
+    """The rows with some of their columns, and which of those are never cut."""
+    chosen = [tuple(row[place] for place in places) for row in rows]
+    return chosen, [new for new, place in enumerate(places) if place in uncut]
+
+
 def cut(
-    rows: Sequence[Sequence[str]], *, columns: int, whole: Iterable[int] = ()
+    rows: Sequence[Sequence[str]], whole: Collection[int] = (), *, columns: int
 ) -> list[tuple[str, ...]]:
     """The rows, of which the first has the heads, cut so that a table of them has so many columns.
 
     The longest columns give way first, then heads that are longer than what is below them, then
     the longest again. What is short is never cut: then the table is wider than the terminal.
     """
-    widths = _widths(rows)
-    kept = frozenset(whole)
-    long = [
-        place
-        for place, width in enumerate(_widths(rows[1:] or rows))
-        if width > _CELL_CHARACTERS_MIN and place not in kept
-    ]
-    _narrow(widths, long, columns, _CELL_CHARACTERS_MIN)
-    for place, width in enumerate(_widths(rows[1:])):
-        over = max(0, _width(widths) - columns)
-        least = max(width, min(_HEAD_CHARACTERS_MIN, widths[place]))
-        widths[place] = max(min(widths[place], least), widths[place] - over)
-    _narrow(widths, long, columns, _CELL_CHARACTERS_LEAST)
+    widths = _narrowed(rows, columns, whole, least=_CELL_CHARACTERS_LEAST)
     return [
         tuple(
             cell if len(cell) <= width else f"{cell[: width - 1]}…"
@@ -112,6 +152,25 @@ def cut(
         )
         for row in rows
     ]
+
+
+def _narrowed(
+    rows: Sequence[Sequence[str]], columns: int, whole: Collection[int], *, least: int
+) -> list[int]:
+    """How wide the columns are then; those that are long at least so wide."""
+    widths = _widths(rows)
+    long = [
+        place
+        for place, width in enumerate(_widths(rows[1:] or rows))
+        if width > _CELL_CHARACTERS_MIN and place not in whole
+    ]
+    _narrow(widths, long, columns, _CELL_CHARACTERS_MIN)
+    for place, width in enumerate(_widths(rows[1:])):
+        over = max(0, _width(widths) - columns)
+        lowest = max(width, min(_HEAD_CHARACTERS_MIN, widths[place]))
+        widths[place] = max(min(widths[place], lowest), widths[place] - over)
+    _narrow(widths, long, columns, least)
+    return widths
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:

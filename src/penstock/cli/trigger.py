@@ -61,7 +61,7 @@ def trigger(
     """Tell that a source has something new: a partition, or a cursor that has moved on.
 
     Every job that depends on it gets a task. The job is the source, and not the one that should
-    run.
+    run. A partition that has a range keeps it, unless --start and --end say another.
 
     Exit code 0: it was heard, now or before. 1: it was refused.
     """

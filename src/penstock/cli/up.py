@@ -63,7 +63,9 @@ def up(*, file: Path | None, force: bool, **given: Any) -> None:
         raise click.UsageError("--force is about FILE, and there is none.")
     settings = begun(given)
     code = file.absolute().parent if file is not None else Path.cwd()
-    installation = wiring("penstock.installation").Installation(settings, code=code)
+    installation = wiring("penstock.installation").Installation(
+        settings, code=code, waiting=lambda said: click.echo(said, err=True)
+    )
     if file is not None:
         # Imported here: reading YAML needs a package that not every installation has.
         reading = import_module("penstock.cli.dag.reading")
@@ -85,13 +87,19 @@ async def _run(installation: Installation, file: Path | None, *, force: bool) ->
             if not stopped.is_set():
                 click.echo(
                     f"Penstock is up at {installation.public_url}, for webhooks at"
-                    f" {installation.webhook_url}, with everything in {installation.data};"
-                    " Ctrl-C stops.",
+                    f" {installation.webhook_url}, with {_kept(installation)}; Ctrl-C stops.",
                     err=True,
                 )
                 await stopped.wait()
                 click.echo("Stopping ...", err=True)
     click.echo("Stopped; 'penstock up' goes on from here.", err=True)
+
+
+def _kept(installation: Installation) -> str:
+    """Where everything is. A store elsewhere may be one that was exported for something else."""
+    if not installation.store:
+        return f"everything in {installation.data}"
+    return f"datasets and queues in {installation.store}, the rest in {installation.data}"
 
 
 async def _begin(

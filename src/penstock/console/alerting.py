@@ -1,4 +1,4 @@
-"""How many alerts are open, for the header of every page.
+"""How many alerts are open and hold, for the header of every page.
 
 One short question for all who look, at most every five seconds, by an index that has nothing but
 what is open. What cannot be asked now stays as it was.

@@ -25,6 +25,7 @@ Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 HTML: Final = "text/html; charset=utf-8"
+JSON: Final = "application/json"
 _UNREAD_SECONDS_MAX: Final = 30.0
 _TOLD: Final = "penstock_told"
 _TOLD_SECONDS: Final = 30
@@ -59,6 +60,15 @@ class Answer:
 def redirect(to: str) -> Answer:
     """To a page of ours. After a form it is read with GET, so that a reload does nothing twice."""
     return Answer(status=303, headers=[(b"location", quote(to, safe="/?&=%:~+,;@!$'()*").encode())])
+
+
+def for_script(answer: Answer) -> Answer:
+    """The same answer for a script that has sent a form: where to go, and it goes there itself."""
+    to = next((value for name, value in answer.headers if name == b"location"), None)
+    if to is None:
+        return answer
+    kept = [(name, value) for name, value in answer.headers if name != b"location"]
+    return Answer(json.dumps({"to": to.decode()}), kind=JSON, headers=kept)
 
 
 def is_ours(to: str) -> bool:
@@ -118,19 +128,22 @@ async def send_events(
 ) -> None:
     """Send events until they end, or the browser has left. `first` shows that they come."""
     headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), *_SAFE]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": first, "more_body": True})
+
+    async def write(message: Message) -> None:
+        # Who does not read is let go, and comes back when it does.
+        async with asyncio.timeout(_UNREAD_SECONDS_MAX):
+            await send(message)
 
     async def until_left() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
     async def all_events() -> None:
+        await write({"type": "http.response.start", "status": 200, "headers": headers})
+        await write({"type": "http.response.body", "body": first, "more_body": True})
         async for each in events:
-            # Who does not read is let go, and comes back when it does.
-            async with asyncio.timeout(_UNREAD_SECONDS_MAX):
-                await send({"type": "http.response.body", "body": each, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+            await write({"type": "http.response.body", "body": each, "more_body": True})
+        await write({"type": "http.response.body", "body": b""})
 
     loop = asyncio.get_running_loop()
     tasks = {loop.create_task(until_left()), loop.create_task(all_events())}

@@ -1,15 +1,14 @@
 """The console over HTTP: pages, forms, files, the stream. What is the API's goes to the API.
 
-In this order: the host (403), the session (the page to sign in), the path (404), of a form that it
-is from here and that its sender may steer (403), then the page or the action within its time.
-Whatever goes wrong is a page with a sentence.
+In this order: the host (403), the session, whether it is over included (the page to sign in), the
+path (404), of a form that it is from here and that its sender may steer (403), then the page or the
+action within its time. Whatever goes wrong is a page with a sentence.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -20,9 +19,11 @@ from penstock.console import asking
 from penstock.console.alerting import BLOCK as ALERTS_BLOCK
 from penstock.console.alerting import AlertCount, NoCount
 from penstock.console.answering import (
+    JSON,
     Answer,
     Header,
     Send,
+    for_script,
     forget_told,
     is_ours,
     redirect,
@@ -36,6 +37,7 @@ from penstock.console.live import HELLO, Full, Live
 from penstock.console.pages.base import Action, Asked, Done, Missing, Page, Site
 from penstock.console.rendering import Rendering
 from penstock.console.sessions import COOKIE, SESSION_SECONDS, Role, Session, Sessions
+from penstock.dispatcher.api.endpoints import pattern_of
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.requests import Receive, is_of_this_machine
 from penstock.dispatcher.wire.problem import Problem
@@ -48,10 +50,10 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 _log = logging.getLogger(__name__)
 
 _API: Final = ("/v1/", "/internal/", "/metrics", "/healthz", "/readyz", "/openapi.json")
-_PARAMETER: Final = re.compile(r"\{(\w+)\}")
 _PAGE_SECONDS_MAX: Final = 15.0
 _WRONG_SECONDS: Final = 1.0
 """How long a wrong token takes, so that guessing is slow."""
+_DATABASE_AWAY: Final = "The database does not answer now."
 _A_YEAR: Final = b"public, max-age=31536000, immutable"
 _ASK_AGAIN: Final = b"no-cache"
 
@@ -66,6 +68,8 @@ class _Visit:
     session: Session
     is_new: bool
     """Whether the session has to be told to the browser."""
+    address: str = ""
+    """Where the request comes from."""
 
     @property
     def here(self) -> str:
@@ -98,8 +102,8 @@ class Console:
         self._version = version
         self._rendering = Rendering()
         self._alerts = alerts or NoCount()
-        self._pages = [(_compiled(each.path), each) for each in site.pages]
-        self._actions = [(_compiled(each.path), each) for each in site.actions]
+        self._pages = [(pattern_of(each.path), each) for each in site.pages]
+        self._actions = [(pattern_of(each.path), each) for each in site.actions]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"].startswith(_API):
@@ -123,13 +127,17 @@ class Console:
             title = "Without a token the console answers to 127.0.0.1 and localhost alone."
             hint = "Set PENSTOCK_API_TOKEN to use another name."
             return self._plain(title, hint=hint, status=403)
-        visit = self._visit(path, scope["query_string"], headers)
-        if method == "POST":
-            address = (scope.get("client") or ("",))[0]
-            return await self._posted(visit, path, headers, receive, address=address)
-        if method not in ("GET", "HEAD"):
+        if method not in ("GET", "HEAD", "POST"):
             return self._plain("Pages are read with GET.", status=405)
-        if path == "/sign-in" or visit is None:
+        address = (scope.get("client") or ("",))[0]
+        visit = await self._visit(path, scope["query_string"], headers, address=address)
+        if isinstance(visit, Answer):
+            return visit
+        if method == "POST":
+            posted = await self._posted(visit, path, headers, receive, address=address)
+            is_script = asking.header(headers, b"accept") == JSON
+            return for_script(posted) if posted is not None and is_script else posted
+        if visit is None:
             return self._sign_in(to=path if path != "/sign-in" else "/")
         if path == "/live":
             if method == "HEAD":
@@ -137,14 +145,23 @@ class Console:
             return await self._stream(visit, receive, send)
         return await self._page(visit)
 
-    def _visit(self, path: str, query: bytes, headers: list[Header]) -> _Visit | None:
-        """Who asks; None for somebody who has to sign in."""
+    async def _visit(
+        self, path: str, query: bytes, headers: list[Header], *, address: str
+    ) -> _Visit | Answer | None:
+        """Who asks; None for somebody who has to sign in, and an answer if that is not known."""
         session = self._sessions.read(asking.cookie(headers, COOKIE))
-        if session is not None:
-            return _Visit(path, query, headers, session, is_new=False)
-        if not self._sessions.is_open:
+        if path == "/sign-in" or (session is None and not self._sessions.is_open):
             return None
-        return _Visit(path, query, headers, self._sessions.begin(Role.OPERATOR), is_new=True)
+        if session is None:
+            session = self._sessions.begin(Role.OPERATOR)
+            return _Visit(path, query, headers, session, is_new=True, address=address)
+        visit = _Visit(path, query, headers, session, is_new=False, address=address)
+        try:
+            async with asyncio.timeout(_PAGE_SECONDS_MAX):
+                is_over = session in await self._sessions.over([session])
+        except (DatabaseUnavailable, TimeoutError):
+            return self._problem(visit, _DATABASE_AWAY, status=503)
+        return None if is_over else visit
 
     async def _page(self, visit: _Visit) -> Answer:
         page, asked = self._found(visit)
@@ -155,11 +172,11 @@ class Console:
                 said = await page.load(self._parts, asked)
                 await self._alerts.look()
         except (DatabaseUnavailable, TimeoutError):
-            return self._problem(visit, "The database does not answer now.", status=503)
+            return self._problem(visit, _DATABASE_AWAY, status=503)
         if isinstance(said, Missing):
             return self._problem(visit, said.what, hint=said.hint, status=404)
         before = told(visit.headers)
-        whole = {**self._whole(visit, page), **said, "told": before}
+        whole = {**self._given(visit, page, said), "told": before}
         answer = Answer(self._rendering.page(page.name, whole))
         if before is not None:
             answer.headers.append(forget_told(is_secure=_is_secure(visit.headers)))
@@ -171,6 +188,12 @@ class Console:
                 query = asking.query(visit.query, page.query)
                 return page, Asked(found.groupdict(), query, visit.session)
         return None, Asked({}, {}, visit.session)
+
+    def _given(self, visit: _Visit, page: Page, said: Mapping[str, Any]) -> dict[str, Any]:
+        """What the template of a page is given."""
+        whole = self._whole(visit, page)
+        assert whole.keys().isdisjoint(said), "a page says what every page is given"
+        return {**whole, **said}
 
     def _whole(self, visit: _Visit, page: Page | None) -> dict[str, Any]:
         """What every template is given."""
@@ -200,7 +223,7 @@ class Console:
             if isinstance(said, Missing):
                 return {"trouble": said.what}
             # Shared by all of a role: a form keeps the token that its page came with.
-            whole = {**self._whole(seen, page), **said, "form_token": ""}
+            whole = {**self._given(seen, page, said), "form_token": ""}
             await self._alerts.look()
             shown = {name: self._rendering.block(page.name, name, whole) for name in page.live}
             return {**shown, ALERTS_BLOCK: self._alerts.shown}
@@ -208,7 +231,13 @@ class Console:
         try:
             # What the page does not understand makes no watch of its own.
             known = urlencode(sorted(asked.query.items()))
-            events = self._live.stream(f"{visit.session.role} {seen.path}?{known}", blocks)
+            events = self._live.stream(
+                f"{visit.session.role} {seen.path}?{known}",
+                blocks,
+                session=visit.session,
+                # Who brings no session would be somebody else each time.
+                counted_as=visit.address if visit.is_new else visit.session.number,
+            )
         except Full:
             return self._plain("As many look as may; try again.", status=503)
         async with aclosing(events):
@@ -239,10 +268,7 @@ class Console:
             hint = "Load the page again, and send the form once more."
             return self._problem(visit, "This form is too old.", hint=hint, status=403)
         if path == "/sign-out":
-            answer = redirect("/")
-            gone = set_cookie(COOKIE, "", seconds=0, is_secure=_is_secure(headers))
-            answer.headers.append(gone)
-            return answer
+            return await self._signed_out(visit)
         return await self._act(visit, fields)
 
     async def _act(self, visit: _Visit, fields: Mapping[str, str]) -> Answer:
@@ -287,6 +313,18 @@ class Console:
         answer.headers.append(self._session_cookie(self._sessions.begin(role), headers))
         return answer
 
+    async def _signed_out(self, visit: _Visit) -> Answer:
+        try:
+            async with asyncio.timeout(_PAGE_SECONDS_MAX):
+                await self._sessions.end(visit.session)
+        except (DatabaseUnavailable, TimeoutError):
+            what = f"You are not signed out. {_DATABASE_AWAY}"
+            return self._problem(visit, what, hint="Try again in a moment.", status=503)
+        answer = redirect("/")
+        gone = set_cookie(COOKIE, "", seconds=0, is_secure=_is_secure(visit.headers))
+        answer.headers.append(gone)
+        return answer
+
     def _sign_in(self, *, to: str, wrong: bool = False) -> Answer:
         said = {"to": to if is_ours(to) else "/", "wrong": wrong, "version": self._version}
         return Answer(self._rendering.page("sign_in", said), status=403 if wrong else 401)
@@ -322,15 +360,3 @@ class Console:
 
 def _is_secure(headers: list[Header]) -> bool:
     return asking.header(headers, b"x-forwarded-proto") == "https"
-
-
-def _compiled(path: str) -> re.Pattern[str]:
-    pieces: list[str] = []
-    after = 0
-    for found in _PARAMETER.finditer(path):
-        pieces.append(re.escape(path[after : found.start()]))
-        # The last may have slashes: names of datasets and operators do.
-        any_text = ".+" if path.endswith(found[0]) else "[^/]+"
-        pieces.append(f"(?P<{found[1]}>{any_text})")
-        after = found.end()
-    return re.compile("".join([*pieces, re.escape(path[after:])]), re.DOTALL)

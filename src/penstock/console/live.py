@@ -4,10 +4,16 @@ A *watch* is a page with its parameters, and a role, that one or more people loo
 somebody, the page is loaded about once a second and its live blocks are rendered; a block that is
 not what it was is sent, to all of them. Somebody who comes later has a page that is newer than what
 was last sent: all of the next look is sent to them, and nothing older. So a page costs the same
-however many look at it, and nothing while nobody does.
+however many look at it, and nothing while nobody does. Before each look it is asked whose session
+is over (`sessions`); they are let go, and see nothing of it.
+
+A watcher has its place from when its stream is made until that is closed, whether or not anything
+was ever read of it. There are `WATCHERS_MAX` places, of which nobody has more than
+`WATCHERS_EACH_MAX`; who is one is said by `counted_as`.
 
 Each watcher has a place for one block of each name: who is slow gets the latest, and never makes
-others wait. A comment is sent now and then, so that a connection that is dead is noticed by both.
+others wait. While there is nothing new a heartbeat is sent now and then, as an event of its own
+(scripts are not handed comments), so that a connection that is dead is noticed by both.
 When a page cannot be loaded, watchers are told (`trouble`) and it is tried again: the last that was
 seen stays. Streams end by themselves after a while, and browsers come back by themselves.
 
@@ -21,8 +27,9 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, Self
 
+from penstock.console.sessions import Session
 from penstock.kernel.clock import Clock
 from penstock.kernel.service import Service
 
@@ -32,12 +39,19 @@ HELLO: Final = b"retry: 1000\n: hello\n\n"
 """What a stream begins with: how soon a browser comes back, in milliseconds."""
 LOOK_SECONDS: Final = 1.0
 WATCHERS_MAX: Final = 200
-_QUIET_SECONDS: Final = 10.0
+WATCHERS_EACH_MAX: Final = 20
+"""More than the windows that a browser keeps connected to one site."""
+QUIET_SECONDS: Final = 10.0
+"""How often a heartbeat is sent. Browsers think a stream dead after more than this (`live.js`)."""
+BEAT: Final = "heartbeat"
+"""The name of the heartbeat; no block of a page has it."""
 _STREAM_SECONDS_MAX: Final = 3600.0
 _LOAD_SECONDS_MAX: Final = 10.0
 
 Blocks = Callable[[], Awaitable[Mapping[str, str]]]
 """Loads a page and renders its live blocks."""
+Over = Callable[[Collection[Session]], Awaitable[Collection[Session]]]
+"""Which of these sessions are over."""
 
 
 class Full(Exception):
@@ -47,11 +61,14 @@ class Full(Exception):
 class _Watcher:
     """Somebody who looks: the blocks that were not sent to them yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session, counted_as: str) -> None:
+        self.session = session
+        self.counted_as = counted_as
         self.unsent: dict[str, str] = {}
         self.news = asyncio.Event()
         self.is_new = True
         """Whether no page was loaded since it came."""
+        self.is_let_go = False
 
     def tell(self, name: str, said: str) -> None:
         self.unsent[name] = said
@@ -76,12 +93,42 @@ class _Watch:
                 if has_changed or each in new:
                     each.tell(name, said)
 
+    def let_go(self, over: Collection[Session]) -> None:
+        """Send nothing more to those whose session is over."""
+        for each in [each for each in self.watchers if each.session in over]:
+            self.watchers.discard(each)
+            each.is_let_go = True
+            each.news.set()
+
+
+class Stream:
+    """The events of one watcher, as they go over the wire. Has to be closed, read or not."""
+
+    def __init__(
+        self, watch: _Watch, watcher: _Watcher, events: AsyncGenerator[bytes, None]
+    ) -> None:
+        self._watch = watch
+        self._watcher = watcher
+        self._events = events
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._events)
+
+    async def aclose(self) -> None:
+        """Give the place back."""
+        self._watch.watchers.discard(self._watcher)
+        await self._events.aclose()
+
 
 class Live(Service):
     """All that is looked at."""
 
-    def __init__(self, *, clock: Clock, look_seconds: float = LOOK_SECONDS) -> None:
+    def __init__(self, *, clock: Clock, over: Over, look_seconds: float = LOOK_SECONDS) -> None:
         self._clock = clock
+        self._over = over
         self._look_seconds = look_seconds
         self._watches: dict[str, _Watch] = {}
         self._is_stopped = False
@@ -101,32 +148,31 @@ class Live(Service):
         """How many look."""
         return sum(len(each.watchers) for each in self._watches.values())
 
-    def stream(self, key: str, blocks: Blocks) -> AsyncGenerator[bytes, None]:
-        """The events of one watcher, as they go over the wire. `key` names the page."""
-        if self.count >= WATCHERS_MAX or self._is_stopped:
+    def stream(self, key: str, blocks: Blocks, *, session: Session, counted_as: str) -> Stream:
+        """What somebody is sent who looks at a page, which `key` names. Raises `Full`."""
+        everybody = [each for watch in self._watches.values() for each in watch.watchers]
+        theirs = sum(each.counted_as == counted_as for each in everybody)
+        if len(everybody) >= WATCHERS_MAX or theirs >= WATCHERS_EACH_MAX or self._is_stopped:
             raise Full
-        return self._stream(key, blocks)
-
-    async def _stream(self, key: str, blocks: Blocks) -> AsyncGenerator[bytes, None]:
         watch = self._watches.setdefault(key, _Watch(blocks))
-        watcher = _Watcher()
+        watcher = _Watcher(session, counted_as)
         watch.watchers.add(watcher)
         if watch.looking is None:
             watch.looking = asyncio.get_running_loop().create_task(self._look(key, watch))
+        return Stream(watch, watcher, self._events(watcher))
+
+    async def _events(self, watcher: _Watcher) -> AsyncGenerator[bytes, None]:
         ends_at = self._clock.monotonic() + _STREAM_SECONDS_MAX
-        try:
-            while not self._is_stopped and self._clock.monotonic() < ends_at:
-                watcher.news.clear()
-                unsent, watcher.unsent = watcher.unsent, {}
-                for name, said in unsent.items():
-                    yield event(name, said)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_QUIET_SECONDS):
-                        await watcher.news.wait()
-                        continue
-                yield b": still here\n\n"
-        finally:
-            watch.watchers.discard(watcher)
+        while not (self._is_stopped or watcher.is_let_go or self._clock.monotonic() >= ends_at):
+            watcher.news.clear()
+            unsent, watcher.unsent = watcher.unsent, {}
+            for name, said in unsent.items():
+                yield event(name, said)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(QUIET_SECONDS):
+                    await watcher.news.wait()
+                    continue
+            yield event(BEAT, "")
 
     async def _look(self, key: str, watch: _Watch) -> None:
         """Load the page again and again, while somebody looks."""
@@ -135,6 +181,9 @@ class Live(Service):
                 new = [each for each in watch.watchers if each.is_new]
                 try:
                     async with asyncio.timeout(_LOAD_SECONDS_MAX):
+                        watch.let_go(await self._over({each.session for each in watch.watchers}))
+                        if not watch.watchers:
+                            continue
                         found = await watch.blocks()
                 except Exception as error:  # noqa: BLE001 - whatever it is, the page is tried again
                     if not watch.seen.get("trouble"):

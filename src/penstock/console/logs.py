@@ -38,6 +38,12 @@ class Tail:
     """Whether there is more before it."""
 
 
+def would_be_here(logs: Path, *, task_id: int, attempt: int, said: str | None) -> bool:
+    """Whether the log would be here if its worker were on this machine and it had printed."""
+    file = Path(Places("file:///", logs).log(task_id=task_id, attempt=attempt))
+    return said is None or _is_same(said, file)
+
+
 def tail_of(logs: Path | None, *, task_id: int, attempt: int, said: str | None) -> Tail | None:
     """The end of the log of an attempt; None if it is not here. `said` is what its worker says.
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from penstock.datasets.layout import DATASETS, MANIFEST, place_of
 from penstock.datasets.manifest import Manifest, decode, digest
+from penstock.datasets.snapshot import TEXTS
 from penstock.kernel.errors import NotFound, PenstockError
 from penstock.store.base import ObjectStore
 
@@ -34,7 +35,6 @@ READER_SECONDS_MAX: Final = 8.0
 READERS_MAX: Final = 4
 FILES_SHOWN: Final = 50
 _LINE_CHARACTERS_MAX: Final = 300
-_TEXTS: Final = (".csv", ".json", ".jsonl", ".md", ".ndjson", ".tsv", ".txt")
 _STRANGE: Final = "\N{REPLACEMENT CHARACTER}"
 _FOLDERS: Final = 4
 """Of a dataset, a generation, a partition and an attempt."""
@@ -148,7 +148,7 @@ async def _body(store: ObjectStore, folder: str, files: Sequence[FileRow]) -> tu
 def _is_shown(name: str) -> bool:
     # Spark's own names for what is not data begin so.
     hidden = any(part.startswith(("_", ".")) for part in name.split("/"))
-    return name.endswith((".parquet", *_TEXTS)) and not hidden and name != MANIFEST
+    return name.endswith((".parquet", *TEXTS)) and not hidden and name != MANIFEST
 
 
 async def _read(store: ObjectStore, key: str, *, bytes_max: int) -> bytes:

@@ -27,7 +27,10 @@ _KINDS: Final = {
 _UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
 _POWERS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _LINE_CHARACTERS_MAX: Final = 200
+_WHOLE_CHARACTERS_MAX: Final = 40
 _NOTHING: Final = "\N{EN DASH}"
+_TIMES: Final = (631_152_000, 4_102_444_800)
+"""What is taken for a time: seconds of the years from 1990 to 2099."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,9 @@ class Rendering:
         )
         self._environment.filters.update(
             ago=ago, lasting=length, size=size, number=number, data=data, line=line, share=share
+        )
+        self._environment.filters.update(
+            plural=plural, counted=counted, prose=prose, word=word, span=span, cursor=cursor
         )
         self._environment.globals["file"] = self.address
 
@@ -129,6 +135,56 @@ def number(count: float | None, *, most: int | None = None) -> str:
     return f"{shown}+" if most is not None and count >= most else shown
 
 
+def plural(count: float | None, one: str, many: str = "") -> str:
+    """The word for one, or for several; that for several mostly has an `s` more."""
+    return one if count == 1 else many or f"{one}s"
+
+
+def counted(count: float | None, one: str, many: str = "", *, most: int | None = None) -> str:
+    """So many of something, with its word."""
+    return f"{number(count, most=most)} {plural(count, one, many)}"
+
+
+def prose(text: str | None) -> Markup:
+    """Sentences; what stands between backticks is set as code."""
+    pieces = (text or "").split("`")
+    # One that has no other is a backtick.
+    if len(pieces) % 2 == 0:
+        last = pieces.pop()
+        pieces[-1] = f"{pieces[-1]}`{last}"
+    marks = [
+        Markup("<code>{}</code>") if place % 2 else Markup("{}") for place in range(len(pieces))
+    ]
+    return Markup("").join(mark.format(piece) for mark, piece in zip(marks, pieces, strict=True))
+
+
+def span(start: int | None, end: int | None) -> Markup:
+    """A range: as times in UTC if both ends can be seconds since 1970, and as numbers otherwise."""
+    if start is None or end is None:
+        return Markup("<span class=quiet>{}</span>").format(_NOTHING)
+    if not all(_TIMES[0] <= each < _TIMES[1] for each in (start, end)):
+        return Markup("<span class=mono>{} {} {}</span>").format(start, _NOTHING, end)
+    told = f"{start} to {end}, in seconds since 1970; the end is not part of it"
+    shown = Markup('<span class="span" title="{}"><span>{} {}</span> <span>{} UTC</span></span>')
+    return shown.format(told, _minutes(start), _NOTHING, _minutes(end))
+
+
+def cursor(value: int | None) -> Markup:
+    """A cursor: as a time in UTC if it can be milliseconds since 1970, otherwise as a number."""
+    if value is None:
+        return Markup("<span class=quiet>{}</span>").format(_NOTHING)
+    if not _TIMES[0] * 1000 <= value < _TIMES[1] * 1000:
+        return Markup("<span class=mono>{}</span>").format(value)
+    told = f"{value}, in milliseconds since 1970"
+    shown = Markup('<span class="span" title="{}"><span>{} UTC</span></span>')
+    return shown.format(told, _minutes(value // 1000))
+
+
+def _minutes(seconds: float) -> str:
+    at = datetime.fromtimestamp(seconds, UTC)
+    return f"{at:%Y-%m-%d %H:%M}" if at.second == 0 else f"{at:%Y-%m-%d %H:%M:%S}"
+
+
 def share(part: float, whole: float) -> str:
     """A share as a percentage."""
     return _NOTHING if not whole else f"{100 * part / whole:.0f} %"
@@ -138,6 +194,14 @@ def line(text: str | None, characters_max: int = _LINE_CHARACTERS_MAX) -> str:
     """Somebody's words as one line."""
     shown = "".join(each if each.isprintable() else " " for each in text or "").strip()
     return shown if len(shown) <= characters_max else f"{shown[: characters_max - 1]}…"
+
+
+def word(text: str | None, characters_max: int = _LINE_CHARACTERS_MAX) -> Markup:
+    """A key or a name as one line; a short one is not broken, at its hyphens for instance."""
+    shown = line(text, characters_max)
+    if len(shown) > _WHOLE_CHARACTERS_MAX or " " in shown:
+        return Markup("{}").format(shown)
+    return Markup('<span class="word">{}</span>').format(shown)
 
 
 def data(value: Any) -> Markup:

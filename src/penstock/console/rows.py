@@ -3,7 +3,8 @@
 What an attempt has written is not to be trusted: a small file can unpack to any size, and the
 reader of it is a large program. So it is read here, with bounds on memory and time that the system
 keeps, in a process that holds nothing and knows nobody. The file comes in by standard input; out
-goes one JSON object, `columns` and `rows`, all texts that were cut. Imports nothing of ours.
+goes one JSON object, `columns` and `rows`, all texts that were cut. A value that Python has no room
+for, or a text that is none, hides itself alone. Imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ MEMORY_BYTES_MAX = 2 * 1024**3
 CPU_SECONDS_MAX = 10
 COLUMNS_MAX = 60
 CHARACTERS_MAX = 200
+CANNOT_BE_SHOWN = "(cannot be shown)"
+# What Arrow and Python say of a time out of range, a time zone that nobody knows, bytes that are no
+# text. Too little memory is not of one value: it ends the process.
+ODD = (ArithmeticError, LookupError, NotImplementedError, TypeError, ValueError)
 
 
 def shown(value: Any) -> str | None:
@@ -29,6 +34,14 @@ def shown(value: Any) -> str | None:
         return f"0x{value[:32].hex()}{dots}"
     text = str(value)
     return text if len(text) <= CHARACTERS_MAX else f"{text[: CHARACTERS_MAX - 1]}…"
+
+
+def cell(scalar: Any) -> str | None:
+    """A value of Arrow's as a text, or that it cannot be one."""
+    try:
+        return shown(scalar.as_py())
+    except ODD:
+        return CANNOT_BE_SHOWN
 
 
 def first_rows(body: bytes, count: int) -> dict[str, Any]:
@@ -44,7 +57,7 @@ def first_rows(body: bytes, count: int) -> dict[str, Any]:
     for batch in file.iter_batches(batch_size=count, use_threads=False):
         kept = [batch.column(place) for place in range(min(COLUMNS_MAX, batch.num_columns))]
         rows += [
-            [shown(column[number].as_py()) for column in kept]
+            [cell(column[number]) for column in kept]
             for number in range(min(batch.num_rows, count - len(rows)))
         ]
         if len(rows) >= count:

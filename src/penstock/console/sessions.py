@@ -1,9 +1,17 @@
 """Who looks at the console, as what, and that a form comes from a page of ours.
 
 A session is a cookie: a role, when it began and a random number, signed by a key that is derived
-from the installation's secret and from the tokens that let people in. So nothing is stored, every
-dispatcher takes the sessions of the others, and a new token ends all sessions. Cookies are for this
+from the installation's secret and from the tokens that let people in. So no session is stored,
+every dispatcher takes those of the others, and a new token ends all of them. Cookies are for this
 site alone (`SameSite=Strict`) and not for scripts.
+
+A session is over after `SESSION_SECONDS`, or when somebody has signed out of it. That is stored, by
+its number, where every dispatcher looks (`Ended`): before any page, form or stream, and of streams
+that are open at every look, about once a second. So a cookie that was copied is good for nothing
+from then on, whatever dispatcher it is shown to, and what it had opened ends. While that cannot be
+asked nobody is let in, and nothing is sent. Where nobody has to sign in, nobody signs out either,
+and nothing is asked. What is stored is kept twice as long as a session lasts, so that no clock that
+is late takes it back; a crash leaves a session signed out of, or not.
 
 | listener | without a session | who signs in |
 |---|---|---|
@@ -11,7 +19,7 @@ site alone (`SameSite=Strict`) and not for scripts.
 | with an API token | the page to sign in | by the API token an operator, by another a viewer |
 
 A form has to bring the session's own number (`form_token`), which no other site can read, and an
-`Origin` that is ours, if it has one. Pure, but for the clock.
+`Origin` that is ours, if it has one. Pure, but for the clock and what is asked of `Ended`.
 """
 
 from __future__ import annotations
@@ -19,9 +27,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy, new_id
@@ -53,6 +62,18 @@ class Session:
         return self.role is Role.OPERATOR
 
 
+class Ended(Protocol):
+    """The numbers of the sessions that people have signed out of."""
+
+    async def end(self, number: str, *, seconds: float) -> None:
+        """Remember it, for so many seconds at least."""
+        ...
+
+    async def among(self, numbers: Collection[str]) -> Collection[str]:
+        """Which of these it has."""
+        ...
+
+
 class Sessions:
     """Makes and judges sessions. Without an API token, everybody who gets here is an operator."""
 
@@ -62,11 +83,13 @@ class Sessions:
         *,
         clock: Clock,
         entropy: Entropy,
+        ended: Ended,
         api_token: str = "",
         viewer_token: str = "",
     ) -> None:
         self._clock = clock
         self._entropy = entropy
+        self._ended = ended
         self._tokens = {Role.OPERATOR: api_token, Role.VIEWER: viewer_token}
         said = f"penstock console\x00{api_token}\x00{viewer_token}"
         self._key = hmac.digest(secret.encode(), said.encode(), hashlib.sha256)
@@ -96,7 +119,10 @@ class Sessions:
         return f"{body}.{signature}"
 
     def read(self, cookie: str) -> Session | None:
-        """The session of a cookie; None if it is none, not ours, or too old."""
+        """The session of a cookie; None if it is none, not ours, or too old.
+
+        Whether somebody has signed out of it is another question: `over`.
+        """
         body, _, signature = cookie.rpartition(".")
         if len(cookie) > _COOKIE_CHARACTERS_MAX or not hmac.compare_digest(
             self._signature("session", body).encode(), signature.encode("utf-8", "replace")
@@ -104,8 +130,18 @@ class Sessions:
             return None
         role, began_at, number = body.split(".")
         session = Session(Role(role), int(began_at), number)
-        age = self._clock.wall() - session.began_at
-        return session if -60 <= age <= SESSION_SECONDS else None
+        return None if self._is_old(session) else session
+
+    async def end(self, session: Session) -> None:
+        """Sign out of a session: for all who have its cookie, at every dispatcher."""
+        await self._ended.end(session.number, seconds=2 * SESSION_SECONDS)
+
+    async def over(self, sessions: Collection[Session]) -> Collection[Session]:
+        """Which of these are over. Raises `DatabaseUnavailable` if that is not known."""
+        if self.is_open:
+            return ()
+        ended = await self._ended.among({each.number for each in sessions})
+        return [each for each in sessions if each.number in ended or self._is_old(each)]
 
     def form_token(self, session: Session) -> str:
         """What a form of this session has to bring."""
@@ -115,6 +151,10 @@ class Sessions:
         """Whether a form is from a page of this session."""
         known = self.form_token(session)
         return hmac.compare_digest(known.encode(), token.encode("utf-8", "replace"))
+
+    def _is_old(self, session: Session) -> bool:
+        """Whether it is older than sessions get, or of a time to come."""
+        return not -60 <= self._clock.wall() - session.began_at <= SESSION_SECONDS
 
     def _signature(self, purpose: str, body: str) -> str:
         said = f"{purpose}\x00{body}".encode("utf-8", "replace")

@@ -12,12 +12,21 @@ relays may write the same or different revisions in any order, any number of tim
 stays. A write whose answer was lost is settled by reading again. One that is still on its way is
 conditional on a version that is gone when anything else was written, so it does no harm later.
 
-Called by the carrier of the outbox's rows of kind `project`. A process that dies inside leaves the
-old object or the new one, and the row is carried out again.
+A database that was brought back to an earlier time has lower revisions than the objects, which name
+what it has forgotten. `amend` puts that right without trusting revisions: it reads the object, asks
+the database after that, and swaps from the version that was read. Whatever the object said was
+known to some database before it was read, so what is asked later is the truth. It is written under
+a revision above the one that was there, so that revisions grow for readers all the same; from then
+on the objects of these partitions are ahead of the database, and are always amended.
+
+Called by the carrier of the outbox's rows of kind `project`, and by `datasets.refreshing` of the
+dispatcher. A process that dies inside leaves the old object or the new one, and the row is carried
+out again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -81,7 +90,15 @@ Current = CurrentPartition | CurrentDataset
 
 @dataclass(frozen=True, slots=True)
 class Projected:
-    """What there is after a projection: the revision, and whether this call wrote it."""
+    """What there is after a projection: the revision, and whether it is what this call had."""
+
+    revision: int
+    is_written: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Amended:
+    """The database's revision of what there is now, and whether this call wrote it."""
 
     revision: int
     is_written: bool
@@ -113,11 +130,44 @@ async def project(store: ObjectStore, current: Current) -> Projected:
         else:
             return Projected(current.revision, is_written=True)
         found = await _find(store, key)
-    if lost is not None:
-        raise lost
-    raise VersionConflict(
-        f"The object {key!r} was changed by others in each of {TRIES_MAX} tries.", key=key
-    )
+    raise lost or _contended(key)
+
+
+async def amend(
+    store: ObjectStore, key: str, now: Callable[[], Awaitable[Current | None]]
+) -> Amended | None:
+    """Make an object say what the database says, which `now` asks; None if that is nothing.
+
+    Raises as `project` does.
+    """
+    lost: OutcomeUnknown | None = None
+    for _ in range(TRIES_MAX):
+        found = await _find(store, key)
+        # After the reading, and never before it: see above.
+        current = await now()
+        if current is None:
+            return None
+        written = current
+        if found is None:
+            if isinstance(current, CurrentPartition) and not current.parts:
+                # Nobody was told of it, and nobody needs to be told that it is gone.
+                return Amended(current.revision, is_written=False)
+        else:
+            there = wire.decode(type(current), found.body, where=key)
+            if there.revision >= current.revision:
+                if _says(there) == _says(current):
+                    return Amended(current.revision, is_written=False)
+                written = msgspec.structs.replace(current, revision=there.revision + 1)
+        mode: PutMode = CREATE if found is None else Swap(found.version)
+        try:
+            await store.put(key, wire.encode(written), mode)
+        except (AlreadyExists, VersionConflict):
+            lost = None
+        except OutcomeUnknown as error:
+            lost = error
+        else:
+            return Amended(current.revision, is_written=True)
+    raise lost or _contended(key)
 
 
 async def read_partition(
@@ -134,6 +184,17 @@ async def read_dataset(store: ObjectStore, dataset: str) -> CurrentDataset | Non
     key = dataset_current_key(dataset)
     found = await _find(store, key)
     return None if found is None else wire.decode(CurrentDataset, found.body, where=key)
+
+
+def _says(current: Current) -> Current:
+    """The same, but for its revision."""
+    return msgspec.structs.replace(current, revision=0)
+
+
+def _contended(key: str) -> VersionConflict:
+    return VersionConflict(
+        f"The object {key!r} was changed by others in each of {TRIES_MAX} tries.", key=key
+    )
 
 
 async def _find(store: ObjectStore, key: str) -> Object | None:

@@ -5,7 +5,7 @@ them into the files that the manifests name, in order. All of a list that was ta
 transaction is one consistent snapshot, and its files stay for at least the grace of the sweeper. A
 manifest whose sum is another than what was published is `Damaged`, and so is one that is missing.
 Parts without a manifest were made by jobs that write what they like; their Parquet files are
-listed.
+listed, and where there are none, what else lies there.
 
 Called by runtimes that read inputs, and by the command line (`files`, `preview`, `verify`). Blocks;
 asks for several manifests at a time.
@@ -27,6 +27,9 @@ from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import Damaged, NotFound
 
 AT_ONCE: Final = 8
+TEXTS: Final = (".csv", ".json", ".jsonl", ".md", ".ndjson", ".tsv", ".txt")
+"""How the names of files end whose first lines can be shown."""
+_LINE_BYTES_MAX: Final = 4096
 _HINT: Final = "Make the partition again: a backfill of it writes new files."
 
 Answer = TypeVar("Answer")
@@ -60,6 +63,8 @@ class Contents:
     location: str
     files: tuple[DataFile, ...]
     manifest: Manifest | None = None
+    others: tuple[DataFile, ...] = ()
+    """Of a part with neither a manifest nor a Parquet file, what it has instead."""
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -72,6 +77,24 @@ def read(parts: Sequence[Published], transfer: Transfer) -> list[Contents]:
     return list(_each(lambda part: _contents(part, transfer), parts))
 
 
+def read_what_is_there(
+    parts: Sequence[Published], transfer: Transfer
+) -> tuple[list[Contents], list[Damaged]]:
+    """The same of the parts whose manifests can be read; and what is wrong with those of others."""
+
+    def look(part: Published) -> Contents | Damaged:
+        try:
+            return _contents(part, transfer)
+        except Damaged as error:
+            return error
+
+    found = list(_each(look, parts))
+    return (
+        [each for each in found if isinstance(each, Contents)],
+        [each for each in found if isinstance(each, Damaged)],
+    )
+
+
 def files(contents: Iterable[Contents]) -> list[DataFile]:
     """All files of these parts, in order."""
     return [each for part in contents for each in part.files]
@@ -79,8 +102,10 @@ def files(contents: Iterable[Contents]) -> list[DataFile]:
 
 def preview(every: Sequence[DataFile], transfer: Transfer, *, rows: int) -> list[dict[str, Any]]:
     """The first rows of these files, as far as they go. Reads no more of them than it needs."""
-    parquet = import_module("pyarrow.parquet")
     found: list[dict[str, Any]] = []
+    if not every:
+        return found
+    parquet = import_module("pyarrow.parquet")
     for each in every:
         if len(found) >= rows:
             break
@@ -93,6 +118,13 @@ def preview(every: Sequence[DataFile], transfer: Transfer, *, rows: int) -> list
                 if len(found) >= rows:
                     break
     return found[:rows]
+
+
+def first_lines(file: DataFile, transfer: Transfer, *, lines: int) -> list[str]:
+    """The first lines of a text; long ones are cut. What is no text is shown as far as it goes."""
+    with transfer.open(file.location) as opened:
+        body = opened.read(lines * _LINE_BYTES_MAX)
+    return [each[:_LINE_BYTES_MAX] for each in body.decode("utf-8", "replace").splitlines()[:lines]]
 
 
 def verify(every: Sequence[DataFile], transfer: Transfer) -> Iterator[tuple[DataFile, str]]:
@@ -119,7 +151,8 @@ def verify(every: Sequence[DataFile], transfer: Transfer) -> Iterator[tuple[Data
 def _contents(part: Published, transfer: Transfer) -> Contents:
     base = part.location.rstrip("/")
     if part.manifest is None:
-        return Contents(location=base, files=tuple(_loose(base, transfer)))
+        tables, others = _loose(base, transfer)
+        return Contents(location=base, files=tables, others=others)
     where = f"{base}/{MANIFEST}"
     try:
         body = transfer.read_bytes(where)
@@ -143,17 +176,30 @@ def _contents(part: Published, transfer: Transfer) -> Contents:
     return Contents(location=base, files=named, manifest=manifest)
 
 
-def _loose(base: str, transfer: Transfer) -> Iterator[DataFile]:
-    """The Parquet files below a location, or the file that it is."""
+def _loose(base: str, transfer: Transfer) -> tuple[tuple[DataFile, ...], tuple[DataFile, ...]]:
+    """The Parquet files below a location, or the file that it is; without any, what else is there.
+
+    Spark's own names for what is not data begin with a dot or an underscore.
+    """
     if base.endswith(".parquet"):
-        with transfer.open(base) as file:
-            yield DataFile(location=base, bytes=file.seek(0, io.SEEK_END))
-        return
-    for each in transfer.list(base):
-        parts = each.name.split("/")
-        # Spark's own names for what is not data begin so.
-        if each.name.endswith(".parquet") and not any(one.startswith(("_", ".")) for one in parts):
-            yield DataFile(location=f"{base}/{each.name}", bytes=each.bytes)
+        return (_one(base, transfer),), ()
+    found = [
+        DataFile(location=f"{base}/{each.name}", bytes=each.bytes)
+        for each in transfer.list(base)
+        if not any(one.startswith(("_", ".")) for one in each.name.split("/"))
+    ]
+    tables = tuple(each for each in found if each.location.endswith(".parquet"))
+    if found:
+        return tables, () if tables else tuple(found)
+    try:
+        return (), (_one(base, transfer),) if base.endswith(TEXTS) else ()
+    except NotFound:
+        return (), ()
+
+
+def _one(location: str, transfer: Transfer) -> DataFile:
+    with transfer.open(location) as file:
+        return DataFile(location=location, bytes=file.seek(0, io.SEEK_END))
 
 
 def _each(ask: Callable[[Asked], Answer], every: Sequence[Asked]) -> Iterator[Answer]:

@@ -22,7 +22,11 @@ For everything else the book says KEEP, and what it says nothing of is kept.
 
 The sweeper adds a rule of its own: a folder is left alone while anything in it is younger than the
 grace, on the store's clock. So a zombie that still writes into its own folder is not raced; what it
-wrote is removed when it has been quiet for so long, however often it comes back.
+wrote is removed when it has been quiet for so long, however often it comes back. And another: what
+`current.json` of its partition names is left alone, whatever the book says. A database that was
+brought back to an earlier time gives out numbers of tasks again, and takes the folders of those it
+has forgotten for those of others; readers of the bucket are still sent there. That costs a reading
+for each partition of which something is removed.
 
 Why a reader never loses a file: a reader is an attempt, which the book knows, or somebody who read
 `current.json`, or a snapshot of the dispatcher's, less than a grace ago. All of them read what was
@@ -44,9 +48,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
-from penstock.datasets.layout import DATASETS, SCRATCH, attempt_of, part
-from penstock.kernel.errors import StoreError
-from penstock.store.base import Entry, ObjectStore, pages
+from penstock.datasets.layout import CURRENT, DATASETS, SCRATCH, attempt_of, part, place_of
+from penstock.datasets.projection import CurrentPartition
+from penstock.kernel.errors import StoreError, UnreadableObject
+from penstock.kernel.wire import decode
+from penstock.store.base import Entry, ObjectStore, find, pages
 
 PAGES_MAX: Final = 20
 """Pages that are listed in a turn."""
@@ -190,9 +196,25 @@ class Sweeper:
         swept = Swept()
         for each in folders:
             is_gone = verdicts.get(each.place) is Verdict.GONE
-            if is_gone and each.newest + self._grace_seconds < now:
+            is_quiet = each.newest + self._grace_seconds < now
+            if is_gone and is_quiet and not await self._is_named(each):
                 swept += await self._remove(each)
         return swept
+
+    async def _is_named(self, folder: _Found) -> bool:
+        """Whether readers without Postgres are sent to a folder, or may be."""
+        if not folder.prefix.startswith(DATASETS):
+            return False
+        key = f"{folder.prefix.rstrip('/').rpartition('/')[0]}/{CURRENT}"
+        found = await find(self._store, key)
+        if found is None:
+            return False
+        try:
+            current = decode(CurrentPartition, found.body, where=key)
+        except UnreadableObject as error:
+            _log.warning("%s is not swept: %s", folder.place, error.message)
+            return True
+        return any(place_of(each.location) == folder.place for each in current.parts)
 
     async def _remove(self, folder: _Found) -> Swept:
         removed, size, problem = 0, 0, ""

@@ -47,7 +47,12 @@ class Identities:
 
     def __init__(self, secret: str) -> None:
         if len(secret) < SECRET_CHARACTERS_MIN:
-            raise InvalidInput(f"A secret has {SECRET_CHARACTERS_MIN} characters or more.")
+            raise InvalidInput(
+                f"A secret has {SECRET_CHARACTERS_MIN} characters or more; this one of workers and"
+                " sources has fewer.",
+                hint="It is PENSTOCK_WORKER_SECRET, or worker.secret in the data folder. Make one:"
+                " openssl rand -hex 32",
+            )
         self._secret = secret.encode()
 
     def identity(self, name: str) -> Identity:

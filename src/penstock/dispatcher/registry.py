@@ -57,7 +57,13 @@ class RegisteredRuntimes:
 
 
 class BuiltInRuntimes(RegisteredRuntimes, Partial):
-    """The runtimes that come with Penstock, as they are by default, where no settings are known."""
+    """The runtimes that come with Penstock, as they are by default, where the dispatcher's settings
+    are not known."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Collection[str] = ()) -> None:
+        """`others` are names of runtimes that the settings here have."""
         super().__init__(Registry(installed=()))
+        self._others = others
+
+    def others(self) -> Collection[str]:
+        return self._others

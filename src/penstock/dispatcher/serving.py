@@ -1,9 +1,10 @@
 """The listeners: applications that answer on addresses, from `start` to `stop`.
 
 Each listener is a server of uvicorn's on a socket of ours, all in the event loop of the caller. It
-takes no signals: who owns the process decides when to stop. `stop` takes no more connections, lets
-requests that have begun end within a bound, and interrupts the rest; a transaction that is
-interrupted is undone. Called by the wiring of the dispatcher and of webhook sources.
+takes no signals: who owns the process decides when to stop. `stop` takes no more connections, ends
+streams of events, lets other requests that have begun end within a bound, and interrupts the rest;
+a transaction that is interrupted is undone. Called by the wiring of the dispatcher and of webhook
+sources.
 
 The bounds of a body are the application's. Those of what comes before it are kept here, where
 uvicorn has none: a connection that says nothing, or never ends its headers, is closed, and so is
@@ -39,6 +40,7 @@ _CONNECTIONS_MAX: Final = 2000
 _GRACE_SECONDS: Final = 5
 _HEADERS_SECONDS_MAX: Final = 10.0
 _HEADERS_BYTES_MAX: Final = 64 * 2**10
+_STREAM: Final = b"text/event-stream"
 # What uvicorn takes for its own pauses, on top of the grace.
 _STOP_SECONDS_MAX: Final = _GRACE_SECONDS + 5.0
 
@@ -91,6 +93,15 @@ class _Connection(HttpToolsProtocol):
         self._have_headers()
         super().on_headers_complete()
 
+    def shutdown(self) -> None:
+        # There is none before the first request, whatever its type says.
+        cycle = getattr(self, "cycle", None)
+        if cycle is not None and not cycle.response_complete and _is_stream(cycle.scope):
+            # It would never end by itself; who reads it comes back.
+            self.transport.close()
+            return
+        super().shutdown()
+
     def _await_headers(self) -> None:
         self._have_headers()
         self._headers_bytes = 0
@@ -129,7 +140,12 @@ class Serving(Service):
         """The address of a listener as this machine reaches it."""
         (host,) = [each.host for each in self._listeners if each.name == name]
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - looked for
-        return f"http://{f'[{host}]' if ':' in host else host}:{self._ports[name]}"
+        return _url(host, self._ports[name])
+
+    def bound(self, name: str) -> str:
+        """The address that a listener has taken, which may be all of this machine's."""
+        (host,) = [each.host for each in self._listeners if each.name == name]
+        return _url(host, self._ports[name])
 
     async def start(self) -> None:
         with contextlib.ExitStack() as stack:
@@ -146,7 +162,7 @@ class Serving(Service):
             while not all(server.started for server, _ in self._running):
                 await self._clock.sleep(_START_LOOK_SECONDS)
         for each in self._listeners:
-            _log.info("the %s listener answers on %s", each.name, self.url(each.name))
+            _log.info("the %s listener answers on %s", each.name, self.bound(each.name))
 
     async def stop(self) -> None:
         running, self._running = self._running, []
@@ -161,6 +177,16 @@ class Serving(Service):
         for ended in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(ended, Exception):
                 _log.error("a listener has failed", exc_info=ended)
+
+
+def _is_stream(scope: Any) -> bool:
+    """Whether a request is one of a page that is told of news for as long as it is open."""
+    accepted = (value for name, value in scope["headers"] if name == b"accept")
+    return any(_STREAM in value for value in accepted)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _bound(listener: Listener) -> socket.socket:

@@ -59,6 +59,11 @@ class PenstockError(Exception):
         self.message = message
         self.hint = hint
 
+    @property
+    def advice(self) -> str:
+        """What is wrong and what to do, in one line of a log."""
+        return f"{self.message} {self.hint}" if self.hint else self.message
+
 
 class InvalidInput(PenstockError):
     """What the caller gave cannot be right, whatever the state of the world."""

@@ -1,10 +1,11 @@
 """Keeps things running: what ends by itself, or is killed, is started again.
 
-A `Keeper` starts what it is given in order, looks after it, and stops it in the reverse order. One
-that has ended is started anew, with pauses that grow while it keeps ending soon after its start and
-are forgotten once it has run for a while. How the others do is not touched by that: each has a
-task of its own that looks after it, and no error of one ends the others or keeps them from being
-stopped. Called by `penstock up`, for its processes.
+A `Keeper` starts what it is given in order, looks after it, and stops it in the reverse order;
+those that need nothing of each other at the same time. Who is waited for then is told after a
+while. One that has ended is started anew, with pauses that grow while it keeps ending soon after
+its start and are forgotten once it has run for a while. How the others do is not touched by that:
+each has a task of its own that looks after it, and no error of one ends the others or keeps them
+from being stopped. Called by `penstock up`, for its processes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -25,6 +26,8 @@ _LOOK_SECONDS: Final = 0.2
 _PAUSE_SECONDS_MIN: Final = 0.2
 _PAUSE_SECONDS_MAX: Final = 10.0
 _STEADY_SECONDS: Final = 20.0
+_SILENT_SECONDS_MAX: Final = 3.0
+"""How long a stop may take before it is told what is waited for."""
 
 
 class Keepable(Protocol):
@@ -57,10 +60,21 @@ class Keeper(Service):
         *,
         clock: Clock | None = None,
         changed: Callable[[str, str], None] | None = None,
+        why_ended: Callable[[str], str] | None = None,
+        together: Collection[str] = (),
+        waiting: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
+        """Those of `together` that follow each other are stopped at once. `waiting` is told who
+        has not ended yet, where that takes long, and again when they are fewer. `why_ended` is
+        asked of one that has ended by itself, for a sentence; it may have none.
+        """
         self._kept = [_Kept(name, make) for name, make in services]
+        self._together = frozenset(together)
+        self._waiting = waiting or (lambda _names: None)
+        self._ending: list[str] = []
         self._clock = clock or SystemClock()
         self._changed = changed or (lambda _name, _what: None)
+        self._why_ended = why_ended or (lambda _name: "")
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -74,8 +88,33 @@ class Keeper(Service):
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watch
             self._watch = None
+        async with asyncio.TaskGroup() as telling:
+            watch = telling.create_task(self._tell_of_waiting())
+            for some in self._endings():
+                self._ending = [kept.name for kept in some if kept.service is not None]
+                async with asyncio.TaskGroup() as group:
+                    for kept in some:
+                        group.create_task(self._end(kept))
+            watch.cancel()
+
+    def _endings(self) -> list[list[_Kept]]:
+        """Who is stopped, one after the other, and who of them at the same time."""
+        found: list[list[_Kept]] = []
         for kept in reversed(self._kept):
-            await self._end(kept)
+            if found and self._together.issuperset({kept.name, found[-1][0].name}):
+                found[-1].append(kept)
+            else:
+                found.append([kept])
+        return found
+
+    async def _tell_of_waiting(self) -> None:
+        await self._clock.sleep(_SILENT_SECONDS_MAX)
+        told: list[str] = []
+        while True:
+            if self._ending and self._ending != told:
+                told = list(self._ending)
+                self._waiting(told)
+            await self._clock.sleep(_LOOK_SECONDS)
 
     async def _end(self, kept: _Kept) -> None:
         """Stop it, if it is there; an error is told and leaves the others alone."""
@@ -86,6 +125,8 @@ class Keeper(Service):
         except Exception:  # noqa: BLE001 - it is told, and the others have to be stopped
             _log.exception("%s did not stop as it should", kept.name)
         kept.service = None
+        if kept.name in self._ending:
+            self._ending.remove(kept.name)
 
     async def _begin(self, kept: _Kept) -> None:
         service = kept.make()
@@ -116,7 +157,9 @@ class Keeper(Service):
             return
         if kept.service is not None:
             # It has ended. What is left of it goes before the next one comes.
-            _log.warning("%s has ended; it is started again", kept.name)
+            why = self._why_ended(kept.name)
+            said = f" It says: {why}" if why else ""
+            _log.warning("%s has ended; it is started again.%s", kept.name, said)
             self._changed(kept.name, "ended")
             await self._end(kept)
             kept.due_at = now + kept.pause_seconds

@@ -72,16 +72,29 @@ def last_words(log: Path) -> tuple[str, str]:
     Where there is no next step, it is where the log is.
     """
     where = f"Its log is {log}."
+    lines = _last_lines(log)
+    for place in range(len(lines) - 1, -1, -1):
+        if lines[place].startswith(_COMPLAINT):
+            after = [line.strip() for line in lines[place + 1 : place + 2] if line.startswith("  ")]
+            return lines[place].removeprefix(_COMPLAINT), after[0] if after else where
+    return (lines[-1].strip() if lines else _NOTHING), where
+
+
+def last_complaint(log: Path) -> str:
+    """What a process complained of with its last words; nothing if these were no complaint."""
+    lines = _last_lines(log)
+    while lines and lines[-1].startswith("  "):
+        lines.pop()
+    said = lines[-1] if lines else ""
+    return said.removeprefix(_COMPLAINT) if said.startswith(_COMPLAINT) else ""
+
+
+def _last_lines(log: Path) -> list[str]:
     try:
         with log.open("rb") as opened:
             size = opened.seek(0, 2)
             opened.seek(max(0, size - _TAIL_BYTES))
             lines = opened.read().decode("utf-8", "replace").splitlines()
     except OSError:
-        return _NOTHING, where
-    lines = [line for line in lines if line.strip()]
-    for place in range(len(lines) - 1, -1, -1):
-        if lines[place].startswith(_COMPLAINT):
-            after = [line.strip() for line in lines[place + 1 : place + 2] if line.startswith("  ")]
-            return lines[place].removeprefix(_COMPLAINT), after[0] if after else where
-    return (lines[-1].strip() if lines else _NOTHING), where
+        return []
+    return [line for line in lines if line.strip()]

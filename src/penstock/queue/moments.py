@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from penstock.kernel.errors import InvalidInput
+from penstock.queue.options import DELAY_SECONDS_MAX
 from penstock.store.base import ObjectStore
 
 
@@ -15,6 +16,12 @@ async def delay_until(store: ObjectStore, delay: float, at: datetime | None) -> 
     if delay or at.tzinfo is None:
         raise InvalidInput(
             "A task starts at a time that knows its zone, or after a delay.",
-            hint="Write at=datetime(2030, 1, 31, 6, tzinfo=ZoneInfo('Europe/Paris')).",
+            hint="Write at=datetime(YEAR, 1, 31, 6, tzinfo=ZoneInfo('Europe/Paris')).",
         )
-    return max(0.0, at.timestamp() - (await store.now()).latest)
+    found = max(0.0, at.timestamp() - (await store.now()).latest)
+    if found > DELAY_SECONDS_MAX:
+        raise InvalidInput(
+            f"{at.isoformat()} is more than a year from now.",
+            hint="A task starts within a year: give an earlier time.",
+        )
+    return found

@@ -41,7 +41,10 @@ class Options:
 
     def __post_init__(self) -> None:
         if not 0 <= self.delay <= DELAY_SECONDS_MAX:
-            raise InvalidInput(f"A delay of {self.delay} s is not between 0 and a year.")
+            raise InvalidInput(
+                f"A delay of {self.delay:g} s is not between 0 and a year.",
+                hint=f"Give a number of seconds from 0 to {DELAY_SECONDS_MAX:,}.",
+            )
         check_priority(self.priority)
         if self.limit:
             check_limit(self.limit)

@@ -167,6 +167,10 @@ def told(error: BaseException) -> tuple[str, bool]:
         case SystemExit():
             return _text(f"The function ended by SystemExit: {_shown(error.code)}."), True
     first = _text("".join(traceback.format_exception_only(error)).strip())
+    if isinstance(error, SyntaxError):
+        # Python says where first; lists show the first line, which is to say what.
+        place, _, what = first.rpartition("\n")
+        first = f"{what}\n  {place}" if place else what
     trace = "".join(traceback.format_list(_frames(error.__traceback__))).splitlines()
     lines = [first, *trace[-_TRACE_LINES_MAX:]]
     return _text("\n".join(lines)), not isinstance(error, DoNotRetry)

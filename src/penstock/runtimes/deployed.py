@@ -63,6 +63,7 @@ _OVER: Final = frozenset({404, 409})
 _UNPROVED: Final = frozenset({401, 403})
 _PROOFS_MAX: Final = 6
 _TASK_HEADER: Final = "X-Trace-Task-Capability"
+_PROTOCOL: Final = {"X-Penstock-Protocol": "1"}
 _SCHEMA: Final = "schema"
 _OUTPUTS: Final = frozenset({"outputs", _SCHEMA})
 """The types of the problems that an attempt's outputs are."""
@@ -174,7 +175,7 @@ class Calls:
     ) -> Mapping[str, Any]:
         host, port = self._address
         connection = self._kind(host, port, timeout=_REQUEST_SECONDS)
-        sent = {"Content-Type": "application/json", **headers}
+        sent = {"Content-Type": "application/json", **_PROTOCOL, **headers}
         try:
             connection.request("POST", self._prefix + path, json.dumps(body).encode(), sent)
             response = connection.getresponse()

@@ -28,6 +28,7 @@ import msgspec
 
 from penstock.kernel.errors import InvalidInput
 from penstock.kernel.shapes import wrong_shape
+from penstock.kernel.words import nearest
 from penstock.runtimes.base import Runtime
 from penstock.runtimes.function import function
 from penstock.runtimes.process import process
@@ -109,10 +110,12 @@ def _entry(name: str, said: Mapping[str, Any], factories: Mapping[str, Factory])
         raise InvalidInput(f"The runtime {DISPATCHER} is part of the platform and has no settings.")
     uses = said.get("uses", name)
     if uses not in factories:
+        near = nearest(str(uses), factories)
+        meant = f"Is {near} meant? " if near else ""
         raise InvalidInput(
             f"The runtime {name} would use {uses!r}, which is not there;"
             f" there are {', '.join(sorted(factories))}.",
-            hint=f"Write `uses` in the settings of {name}, or install what brings {uses!r}.",
+            hint=f"{meant}Write `uses` in the settings of {name}, or install what brings {uses!r}.",
         )
     if uses == "lambda" != name:
         # Tasks of this very name are invoked at AWS; another name would only be woken.

@@ -17,6 +17,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
+import msgspec
+
 from penstock.dispatcher.wakeups.base import Channel
 from penstock.dispatcher.wire.work import ClaimAsk, HelloAsk, OperatorAnswer
 from penstock.kernel.clock import Clock
@@ -25,7 +27,7 @@ from penstock.kernel.errors import DispatcherError, DispatcherRefused, Dispatche
 from penstock.runtimes.base import Runtime
 from penstock.worker.appetite import Appetite, Asking
 from penstock.worker.backoff import Backoff
-from penstock.worker.client import InternalClient
+from penstock.worker.client import UNSERVED, InternalClient
 from penstock.worker.hands import Hands
 from penstock.worker.settings import WorkerSettings
 
@@ -33,7 +35,8 @@ _log = logging.getLogger(__name__)
 
 _WAIT_SECONDS_MAX: Final = 60.0
 _IDLE_HELLO_SECONDS: Final = 1.0
-_UNKNOWN_CALLER: Final = frozenset({401, 403})
+_GOODBYE_SECONDS: Final = 3.0
+_UNKNOWN_CALLER: Final = frozenset({401, 403, UNSERVED})
 
 
 class Claiming:
@@ -102,7 +105,7 @@ class Claiming:
                 raise
             except DispatcherUnavailable as error:
                 if not self._hellos.failures:
-                    _log.warning("waiting for a dispatcher: %s", error)
+                    _log.warning("waiting for a dispatcher: %s", error.advice)
                 await self._pause(self._hellos.next_seconds())
             else:
                 self._hellos.succeeded()
@@ -122,11 +125,17 @@ class Claiming:
                 await self._say_hello()
             except DispatcherError as error:
                 if not self._hellos.failures:
-                    _log.warning("no dispatcher answers to a hello: %s", error)
+                    _log.warning("no dispatcher answers to a hello: %s", error.advice)
                 await self._pause(self._hellos.next_seconds())
             else:
                 if self._hellos.succeeded():
                     _log.info("a dispatcher answers to a hello again")
+
+    async def say_goodbye(self) -> None:
+        """Tell that this worker leaves, once and briefly; not to be heard costs nothing."""
+        with suppress(DispatcherError, TimeoutError):
+            async with asyncio.timeout(_GOODBYE_SECONDS):
+                await self._client.hello(msgspec.structs.replace(self._hello, is_leaving=True))
 
     async def run(self, hands: Hands) -> None:
         """Claim, until stopped."""
@@ -176,7 +185,7 @@ class Claiming:
                 await self._not_answered(asking, error)
                 return
             # An answer all the same: there is nothing here to claim.
-            _log.warning("a claim for %s was refused: %s", asking.operator, error)
+            _log.warning("a claim for %s was refused: %s", asking.operator, error.advice)
             self._appetite.answered(asking, is_more=False)
         except DispatcherUnavailable as error:
             await self._not_answered(asking, error)
@@ -195,7 +204,7 @@ class Claiming:
             self._appetite.refuse(_stopping())
             return
         if not self._claims.failures:
-            _log.warning("a claim for %s was not answered: %s", asking.operator, error)
+            _log.warning("a claim for %s was not answered: %s", asking.operator, error.advice)
         await self._pause(self._claims.next_seconds())
 
     def _heed(self, room: int) -> None:

@@ -3,7 +3,9 @@
 There may be several dispatchers, all equal. A call goes to the one that answered last, and to the
 next when it does not answer or cannot serve now. Only when none does is it `DispatcherUnavailable`:
 then whether the call was carried out is not known, and it may be made again, for every call may.
-`DispatcherRefused` is an answer: no, and why. Of a call about several tasks each has an answer of
+`DispatcherRefused` is an answer: no, and why. One that does not serve our release (426) is passed
+over like one that is away, since a fleet that is being upgraded has others; if all that answer say
+so, that is the refusal. Of a call about several tasks each has an answer of
 its own, so a refused task raises nothing: it is in the results.
 
 One pool of connections that are kept alive; every try has a bound of its own. Nothing is kept here
@@ -21,7 +23,13 @@ import httpx
 import msgspec
 
 from penstock.dispatcher.identity import Identity
-from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER, Ask
+from penstock.dispatcher.wire.base import (
+    PROTOCOL,
+    PROTOCOL_HEADER,
+    TASK_HEADER,
+    WORKER_HEADER,
+    Ask,
+)
 from penstock.dispatcher.wire.credentials import CredentialsAnswer, CredentialsAsk
 from penstock.dispatcher.wire.events import EventsAnswer, EventsAsk, SourcesAnswer, TaskEventsAsk
 from penstock.dispatcher.wire.problem import Problem
@@ -51,6 +59,8 @@ _CONNECT_SECONDS: Final = 3.0
 _IDLE_SECONDS: Final = 30.0
 _CONNECTIONS_MAX: Final = 16
 _AWAY_SECONDS: Final = 60.0
+UNSERVED: Final = 426
+"""The status of a dispatcher that does not serve callers of our release."""
 _NOT_NOW: Final = frozenset({408, 425, 429})
 _DROPPED: Final = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 
@@ -108,6 +118,7 @@ class InternalClient(Service):
         self._http = httpx.AsyncClient(
             headers={
                 WORKER_HEADER: self._identity.name,
+                PROTOCOL_HEADER: str(PROTOCOL),
                 "Authorization": f"Bearer {self._identity.token}",
                 "Content-Type": "application/json",
             },
@@ -199,6 +210,7 @@ class InternalClient(Service):
             self._preferred = self._home
         order = [(self._preferred + step) % count for step in range(count)]
         failures: list[str] = []
+        unserved: _Answered | None = None
         for number in order:
             url = self._urls[number]
             try:
@@ -206,10 +218,15 @@ class InternalClient(Service):
             except DispatcherUnavailable as error:
                 failures.append(error.message)
                 continue
+            if answered.status == UNSERVED:
+                unserved = answered
+                continue
             self._prefer(number)
             return answered
         # Whoever did not answer now is not the one to begin with next time.
         self._prefer(order[1 % count])
+        if unserved is not None:
+            raise _refused(unserved)
         raise DispatcherUnavailable(
             " ".join(failures), hint="Check that the dispatcher runs and that its URL is right."
         )

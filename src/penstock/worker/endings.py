@@ -34,10 +34,10 @@ from penstock.dispatcher.tasks.values import Why
 from penstock.dispatcher.wire.work import CompleteAsk, EndAsk, TaskResult
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
-from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable
+from penstock.kernel.errors import DispatcherError, DispatcherRefused, DispatcherUnavailable
 from penstock.worker.attempt import Attempt
 from penstock.worker.backoff import Backoff
-from penstock.worker.client import InternalClient
+from penstock.worker.client import UNSERVED, InternalClient
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ TASKS_MAX: Final = 200
 """How many ends one call tells: its transaction should be short."""
 _BYTES_MAX: Final = 500_000
 # These say something about a call, not about what is in it.
-_NOT_JUDGED: Final = frozenset({401, 403, 404, 405})
+_NOT_JUDGED: Final = frozenset({401, 403, 404, 405, UNSERVED})
 _UNPROVED: Final = frozenset({401, 403})
 _UNPROVED_MAX: Final = 5
 """How often an end is told whose token proves nothing."""
@@ -179,9 +179,9 @@ class Endings:
         self._note_empty()
         return pause_seconds
 
-    def _unanswered(self, error: Exception) -> float:
+    def _unanswered(self, error: DispatcherError) -> float:
         if not self.is_failing:
-            _log.warning("ends of tasks are kept until they are answered: %s", error)
+            _log.warning("ends of tasks are kept until they are answered: %s", error.advice)
         self._most = max(1, self._most // 2)
         return self._backoff.next_seconds()
 

@@ -165,7 +165,11 @@ class Hands:
         assignment = attempt.assignment
         runtime = self._runtimes.get(assignment.runtime)
         if runtime is None:
-            return attempt.failure(f"This worker has no runtime {assignment.runtime!r}.")
+            # Of another release, perhaps: the next attempt may be another worker's.
+            return attempt.failure(
+                f"This worker has no runtime {assignment.runtime!r}. Give it one, or bring it to"
+                " the release of the dispatcher."
+            )
         try:
             work = orders.work_of(
                 assignment,

@@ -120,7 +120,7 @@ class Heartbeats:
             # A refusal of the whole call says nothing of any attempt: something between us and
             # the dispatcher is wrong, and may be put right.
             if not self._backoff.failures:
-                _log.warning("no heartbeat is answered; the work goes on: %s", error)
+                _log.warning("no heartbeat is answered; the work goes on: %s", error.advice)
             if isinstance(error, DispatcherRefused):
                 # Progress is all that work itself puts into the call.
                 for each in due:

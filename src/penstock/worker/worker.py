@@ -6,10 +6,10 @@
 
 `run` starts the client, the runtimes and the listener, and stops them in the end. It goes on until
 `stop` is called. Then it claims nothing more, lets what runs go on for `stop_seconds`, gives the
-rest back, and tells how all of it has ended, within a bound. A second `stop` gives back at once.
-While no dispatcher answers the work goes on, and its end is kept until one does. `kill -9` at any
-point loses nothing: the leases run out, the dispatcher gives the tasks to others, and what this
-attempt has written stays in its own folders, unpublished.
+rest back, tells how all of it has ended, within a bound, and says goodbye. A second `stop` gives
+back at once. While no dispatcher answers the work goes on, and its end is kept until one does.
+`kill -9` at any point loses nothing: the leases run out, the dispatcher gives the tasks to others,
+and what this attempt has written stays in its own folders, unpublished.
 
 | part | does |
 |---|---|
@@ -134,6 +134,7 @@ class PipelineWorker:
             await self._claiming.greet()
             if not self._stopping.is_set():
                 await self._work()
+                await self._claiming.say_goodbye()
 
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as group:

@@ -24,6 +24,7 @@ from penstock.console.pages.table import SITE
 from penstock.console.sessions import COOKIE, Sessions
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.table import public_app
+from penstock.dispatcher.sessions import EndedSessions
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import seeded_entropy
 from tests.integration.dispatcher.api.stage import SECRET, Stage, staged
@@ -40,6 +41,7 @@ class Visitor:
     stage: Stage
     browser: httpx.AsyncClient
     sessions: Sessions
+    live: Live
 
     @property
     def world(self) -> World:
@@ -87,10 +89,11 @@ async def visiting(
         SECRET,
         clock=clock,
         entropy=seeded_entropy(2),
+        ended=EndedSessions(world.database),
         api_token=api_token,
         viewer_token=viewer_token,
     )
-    async with staged(world, **fields) as stage, Live(clock=clock) as live:
+    async with staged(world, **fields) as stage, Live(clock=clock, over=sessions.over) as live:
         console = Console(
             public_app(stage.parts),
             stage.parts,
@@ -103,7 +106,7 @@ async def visiting(
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(console), base_url="http://127.0.0.1"
         ) as browser:
-            yield Visitor(stage, browser, sessions)
+            yield Visitor(stage, browser, sessions, live)
 
 
 Story = Callable[[Visitor], Coroutine[Any, Any, None]]

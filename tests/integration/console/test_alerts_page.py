@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.dispatcher.views.alerts import AlertViews
 from tests.integration.console.looking import Look, Visitor, words
 from tests.integration.dispatcher.alerting import judge_of
 from tests.integration.dispatcher.test_alerts import HOOK, die
@@ -56,6 +57,8 @@ def test_what_is_open_is_shown_with_a_link_and_who_was_told(console: Look) -> No
         await judge_of(visitor.world, HOOK).turn()
         _, page = await visitor.get("/alerts")
         assert "It is not so any more since" in words(page)
+        # It does not count where people look for what is the matter.
+        assert await AlertViews(visitor.world.database).open_count() == 0
         assert "Nobody was told by webhook of alert 1" in words(page)
         assert EVIL not in page
         visitor.world.later(60)

@@ -39,6 +39,41 @@ def test_a_preview_says_what_will_be_created_and_creates_nothing(console: Look) 
     console(story)
 
 
+def test_a_preview_says_what_has_no_input(console: Look) -> None:
+    async def story(visitor: Visitor) -> None:
+        await visitor.stage.apply()
+        await visitor.stage.trigger("2026-01-02")
+        (task,) = await visitor.stage.claim()
+        ok(await visitor.stage.complete(held(task, outputs=[output(task)])))
+
+        async def said(job: str, *keys: str) -> str:
+            status, page = await visitor.get(
+                f"{NEW}?preview=1&job={job}&by=keys&keys={'%0A'.join(keys)}"
+            )
+            assert status == 200
+            return words(page)
+
+        found = await said("report", "2026-01-02", "2013-02-30", "foo")
+        assert (
+            "2 of 3 have no input and will most likely fail:"
+            " tidy has nothing for 2013-02-30 , foo ." in found
+        )
+        assert "no input" not in await said("report", "2026-01-02")
+        # What only a source tells of has no data for anything.
+        assert "no input" not in await said("clean", "foo")
+        # Of what is known as a range, other partitions may be read.
+        asked = {"job": "feed", "partition_key": "foo", "event_id": "e", "start": 1, "end": 2}
+        ok(await visitor.stage.public.post("/v1/trigger", json=asked))
+        await visitor.world.rows(
+            "UPDATE event SET (dataset_id, generation) = (SELECT dataset_id, version"
+            " FROM generation JOIN dataset ON dataset.id = dataset_id WHERE name = 'tidy')"
+            " WHERE partition_key = 'foo'"
+        )
+        assert "no input" not in await said("report", "foo")
+
+    console(story)
+
+
 def test_ranges_that_are_there_already_are_counted(console: Look) -> None:
     async def story(visitor: Visitor) -> None:
         await visitor.stage.apply()
@@ -124,7 +159,7 @@ def test_a_backfill_goes_on_and_its_dead_are_replayed(console: Look) -> None:
         _, page = await visitor.get("/backfills/1")
         assert SCRIPT not in page
         said = words(page)
-        assert "2 of 6 are over, 33 %." in said
+        assert "2 of 6 are over, 33 %: 1 is dead." in said
         assert "Running 1 now Waiting 1 for a worker To be made 2" in said
         assert f'href="/tasks/{dead.task_id}"' in page
         assert f"{dead.task_id} 10-20 {SCRIPT}" in said
@@ -134,6 +169,34 @@ def test_a_backfill_goes_on_and_its_dead_are_replayed(console: Look) -> None:
         assert "No task of it is dead." in words(page)
         _, page = await visitor.post("/backfills/1/replay")
         assert "nothing was replayed" in words(page)
+
+    console(story)
+
+
+def test_what_was_cancelled_of_a_backfill_was_not_computed(console: Look) -> None:
+    async def story(visitor: Visitor) -> None:
+        stage = visitor.stage
+        await stage.apply()
+        keys = {"job": "clean", "by": "keys", "keys": "a\nb\nc"}
+        await visitor.post("/operations/backfills/start", keys)
+        await stage.parts.backfills.turn()
+        done, dead, cancelled = await stage.claim(limit=3)
+        ok(await stage.public.post("/v1/tasks/cancel", json={"tasks": [cancelled.task_id]}))
+        for task in (dead, cancelled):
+            failure = {"reason": "x", "is_retried": False}
+            ok(await stage.complete(held(task, failure=failure)))
+        ok(await stage.complete(held(done, outputs=[output(done)])))
+        await stage.parts.backfills.turn()
+        _, page = await visitor.get("/backfills/1")
+        said = words(page)
+        assert "It is over. Of 3 partitions 1 was computed, 1 was cancelled, 1 is dead." in said
+        assert '<span class="badge incomplete">incomplete</span>' in page
+        assert "Computed 1 of 3" in said
+        assert "Cancelled 1 and not computed" in said
+        _, page = await visitor.get("/operations/backfills")
+        assert "1 clean incomplete 1 cancelled 3 of 3" in words(page)
+        answer = (await stage.public.get("/v1/backfills/1")).json()
+        assert (answer["state"], answer["dead"], answer["cancelled"]) == ("done", 1, 1)
 
     console(story)
 

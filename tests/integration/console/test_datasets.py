@@ -34,6 +34,8 @@ def test_the_list_shows_all_datasets_and_finds_by_name(console: Look) -> None:
         row = page[page.index('data-key="tidy"') :].split("</tr>")[0]
         assert "/jobs/clean" in row
         assert "tidy current clean 2" in words(row)
+        told = page[page.index('data-key="raw"') :].split("</tr>")[0]
+        assert "raw events only feed" in words(told)
         one = (await visitor.get("/datasets?name=tid"))[1]
         assert "/datasets/tidy" in one
         assert "/datasets/raw" not in one
@@ -52,7 +54,10 @@ def test_a_dataset_shows_sums_generations_columns_and_lineage(console: Look) -> 
         said = words(page)
         assert "Partitions 2 published" in said
         assert "Rows 6 in all of them" in said
-        assert "600 B" in said
+        assert "600 B in 4 files" in said
+        # What came at the same time has the last of it first.
+        recent = page[page.index("Published last") :]
+        assert recent.index('data-key="p-q"') < recent.index('data-key="p-p"')
         assert "current" in said
         assert 'href="/datasets/raw"' in page
         assert 'href="/datasets/daily"' in page
@@ -76,6 +81,8 @@ def test_what_a_source_tells_of_is_shown_by_its_events(console: Look) -> None:
         assert EVIL not in listed
         path = f"/datasets/raw/partitions/{quote(EVIL, safe='')}"
         assert "publishes nothing itself" in words((await visitor.get(path))[1])
+        assert "Told of Partition Range Last event p" in words(listed)
+        assert "The last 2 partitions, by key." in words(listed)
 
     console(story)
 
@@ -232,7 +239,7 @@ def test_what_is_being_built_can_be_cut_over(console: Look) -> None:
         assert "now read the generation" in words(done[1])
         after = (await visitor.get("/datasets/tidy"))[1]
         assert "cut-over" not in after
-        assert "penstock dag rollback" in words(after)
+        assert 'href="/operations/versions?version=before"' in after
         row = next(each for each in after.split("<tr ") if "badge retired" in each)
         old = re.search(r"generation=[0-9a-f-]{36}", row)
         assert old is not None

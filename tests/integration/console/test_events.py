@@ -41,9 +41,37 @@ def test_events_and_what_each_has_made(console: Look) -> None:
         said = words(page)
         assert len(_rows(page)) == 3
         assert "tidy p task 1 routed report 3 queued" in said
-        assert "raw p id-p routed clean 1 completed" in said
+        assert "raw p feed id-p routed clean 1 completed" in said
         for path in ("/events", "/events?dataset=tidy"):
             assert (await visitor.get(path))[0] == 200
+
+    console(story)
+
+
+def test_who_told_is_a_source_and_a_way_and_ranges_are_times(console: Look) -> None:
+    async def story(visitor: Visitor) -> None:
+        await visitor.stage.apply()
+        range_ = {"start": 1357344000, "end": 1357430400}
+        for name, more in (("console:1", range_), ("trigger:1", {}), ("cron:1", {}), ("own", {})):
+            asked = {"job": "feed", "partition_key": name, "event_id": name, **more}
+            ok(await visitor.stage.public.post("/v1/trigger", json=asked))
+        _, page = await visitor.get("/operations/events")
+        said = words(page)
+        for told in (
+            "feed in the console console:1",
+            "feed on the command line, or by a program trigger:1",
+            "feed by its clock cron:1",
+            "feed own",
+        ):
+            assert told in said
+        assert page.count('<a href="/jobs/feed">feed</a>') == 4
+        assert "2013-01-05 00:00 \N{EN DASH} 2013-01-06 00:00 UTC" in said
+        assert 'title="1357344000 to 1357430400' in page
+        _, page = await visitor.get("/operations/sources/feed")
+        assert "feed in the console console:1" in words(page)
+        _, page = await visitor.get("/operations/events?id=none")
+        assert "Events are kept for the days that retention_days says." in words(page)
+        assert "<code>retention_days</code>" in page
 
     console(story)
 
@@ -158,6 +186,6 @@ def test_events_that_nothing_is_made_of_say_why(console: Look) -> None:
         )
         _, page = await visitor.get("/operations/events")
         assert SCRIPT not in page
-        assert f"raw 7 x kept {SCRIPT} no task" in words(page)
+        assert f"raw 7 feed x kept {SCRIPT} no task" in words(page)
 
     console(story)

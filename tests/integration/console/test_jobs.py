@@ -55,7 +55,7 @@ async def dead(visitor: Visitor, *keys: str) -> list[int]:
 def test_a_job_with_dead_tasks_says_why_and_leads_to_them(console: Look) -> None:
     async def story(visitor: Visitor) -> None:
         await applied(visitor)
-        number, *_ = await dead(visitor, "p1", "p2")
+        number, latest = await dead(visitor, "p1", "p2")
         status, page = await visitor.get("/jobs/clean")
         assert status == 200
         said = words(page)
@@ -66,8 +66,9 @@ def test_a_job_with_dead_tasks_says_why_and_leads_to_them(console: Look) -> None
         assert 'href="/tasks?job=clean&amp;status=dead"' in page
         # From the page of the whole, it is one click to the task.
         status, page = await visitor.get("/")
-        assert f"Task {number} of clean, p1" in words(page)
-        assert f'href="/tasks/{number}"' in page
+        assert "2 tasks of clean the latest is" in words(page)
+        assert page.count('data-key="dead-') == 1
+        assert f'href="/tasks/{latest}"' in page
         assert 'class="node dead" href="/jobs/clean"' in page
         _, page = await visitor.post("/tasks/replay", {"job": "clean", "to": "/jobs/clean"})
         assert "2 tasks are queued again." in words(page)

@@ -22,10 +22,17 @@ CRON = """
 """
 
 
-async def _hello(visitor: Visitor, name: str = "worker", **about: str) -> None:
+async def _hello(
+    visitor: Visitor, name: str = "worker", *, is_leaving: bool = False, **about: str
+) -> None:
     answer = await visitor.stage.internal.post(
         "/internal/hello",
-        json={"runtimes": ["process"], "concurrency": 4, "about": about},
+        json={
+            "runtimes": ["process"],
+            "concurrency": 4,
+            "about": about,
+            "is_leaving": is_leaving,
+        },
         headers=visitor.stage.identity(name),
     )
     ok(answer)
@@ -44,6 +51,8 @@ def test_an_empty_installation_says_what_to_do(console: Look) -> None:
             ("/operations/backfills", "no job that computes partitions"),
             ("/operations/backfills/new", "no job that computes partitions"),
             ("/operations/events", "penstock trigger"),
+            ("/operations/versions", "penstock dag apply"),
+            ("/operations/versions?version=before", "No DAG is in force."),
             ("/operations/keys", "Nobody was refused"),
         ):
             status, page = await visitor.get(path)
@@ -151,6 +160,15 @@ def test_workers_and_limits_of_operators(console: Look) -> None:
         _, page = await visitor.get("/operations")
         assert "worker silent" in words(page)
         assert "<script>a" not in page
+        await _hello(visitor)
+        assert ok(await visitor.stage.public.get("/v1/status"))["workers"] == 2
+        await _hello(visitor, is_leaving=True)
+        assert ok(await visitor.stage.public.get("/v1/status"))["workers"] == 1
+        _, page = await visitor.get("/operations")
+        assert "worker stopped" in words(page)
+        visitor.world.later(3700)
+        _, page = await visitor.get("/operations")
+        assert "worker stopped" not in words(page)
         visitor.world.later(2 * 86400)
         _, page = await visitor.get("/operations")
         assert "No worker was heard of in the last day." in words(page)
@@ -224,6 +242,7 @@ def test_who_may_only_look_steers_nothing(console: Look) -> None:
             *("/operations/pause-everything", "/operations/resume-everything"),
             *("/operations/limit", "/operations/trigger", "/operations/backfills/start"),
             *("/operations/keys/rotate", "/backfills/1/cancel", "/operations/outbox/retry"),
+            "/operations/versions/roll-back",
         ):
             status, page = await visitor.post(path)
             assert (status, "You may look, and not steer." in words(page)) == (403, True), path
@@ -305,7 +324,8 @@ def test_forms_by_the_kind_of_the_source(console: Look) -> None:
         fields = {"job": "tick", "from": "2026-01-31T06:00", "until": "2026-01-31T07:00"}
         _, page = await visitor.post("/operations/trigger", {**fields, "to": "/events"})
         assert "was taken" in words(page)
-        assert "2026-01-31T06:00Z from 1769839200 to 1769842800" in words(page)
+        day = "2026-01-31"
+        assert f"{day}T06:00Z {day} 06:00 \N{EN DASH} {day} 07:00 UTC" in words(page)
         ok(await visitor.stage.apply(chain(extra=CRON)))
         _, page = await visitor.get("/operations/sources/tick")
         assert 'name="time"' in page
@@ -326,7 +346,9 @@ def test_keys_are_shown_and_rotated(console: Look) -> None:
         assert "A rotation was asked for a moment ago" in words(page)
         await visitor.parts.audit.turn()
         _, page = await visitor.get("/operations/keys")
-        assert "allowed POST /v1/keys/rotate" in words(page)
+        assert "allowed Have every dispatcher sign with a new key POST /v1/keys/rotate" in words(
+            page
+        )
         assert "the console" in words(page)
 
     console(story)
@@ -336,7 +358,8 @@ def test_the_audit_by_task_and_outcome(console: Look) -> None:
     async def story(visitor: Visitor) -> None:
         audit = visitor.parts.audit
         for task in range(1, 61):
-            audit.note(what="heartbeat", outcome="refused", task_id=task, reason="stale")
+            what = "POST /v1/task/heartbeat"
+            audit.note(what=what, outcome="refused", task_id=task, reason="over")
         audit.note(what="mint", outcome="allowed", task_id=7, caller=SCRIPT, reason=SCRIPT)
         await audit.turn()
         _, page = await visitor.get("/operations/keys")
@@ -347,6 +370,8 @@ def test_the_audit_by_task_and_outcome(console: Look) -> None:
         assert page.count('data-key="note-') == 2
         _, page = await visitor.get("/operations/keys?task=7&outcome=refused")
         assert page.count('data-key="note-') == 1
+        assert "A heartbeat of an attempt POST /v1/task/heartbeat" in words(page)
+        assert "Its attempt had ended (over)" in words(page)
         _, page = await visitor.get("/operations/keys?task=99")
         assert "There is no such note." in words(page)
         status, page = await visitor.get("/operations/keys?task=%3Cscript%3E")

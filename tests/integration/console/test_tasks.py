@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def test_what_a_dead_task_holds_up_is_named(console: Look) -> None:
         said = words(page)
         assert "Until it is completed, report gets nothing new for this partition" in said
         assert "nor does, after it, mail" in said
-        assert "report tidy waits for this task" in said
+        assert "report reads tidy waits for this task" in said
 
     console(story)
 
@@ -150,6 +151,29 @@ def test_the_log_of_an_attempt_that_runs_is_shown_with_its_progress(
         assert '<progress value="50" max="200"' in page
         assert "1 of 4 stages" in words(page)
         assert ">Cancel</button>" in page
+
+    console(story, logs=tmp_path)
+
+
+def test_a_worker_of_this_machine_has_printed_nothing(console: Look, tmp_path: Path) -> None:
+    async def story(visitor: Visitor) -> None:
+        await applied(visitor)
+        await visitor.stage.trigger("p1", "p2")
+        hello = {"runtimes": ["process"], "about": {"host": platform.node()}}
+        identity = visitor.stage.identity()
+        ok(await visitor.stage.internal.post("/internal/hello", json=hello, headers=identity))
+        (task,) = await visitor.stage.claim(limit=1)
+        here = f"/tasks/{task.task_id}"
+        assert "It has printed nothing so far." in words((await visitor.get(here))[1])
+        log = str(tmp_path / f"{task.task_id}-1.log")
+        ok(await visitor.stage.complete(held(task, outputs=[output(task)], log=log)))
+        assert "It printed nothing." in words((await visitor.get(here))[1])
+        # Of one that is not known any more, as long as all others are here.
+        await visitor.world.rows("UPDATE worker SET name = 'another'")
+        assert "It printed nothing." in words((await visitor.get(here))[1])
+        elsewhere = """UPDATE worker SET name = 'worker', about = '{"about": {"host": "other"}}'"""
+        await visitor.world.rows(elsewhere)
+        assert "has it on its own machine" in words((await visitor.get(here))[1])
 
     console(story, logs=tmp_path)
 
@@ -250,7 +274,7 @@ def test_a_completed_task_names_what_it_published_and_who_reads_it(console: Look
         assert "This task was completed by attempt 1" in said
         assert 'href="/datasets/tidy/partitions/p1"' in page
         assert "tidy p1 published revision 1" in said
-        assert re.search(r"report tidy queued task \d+", said)
+        assert re.search(r"report reads tidy queued task \d+", said)
         assert "executor run 1.5 s" in said
         assert "Replay" not in said
         # The task that follows reads it.
@@ -267,9 +291,17 @@ def test_cancel_of_what_waits_and_of_what_runs(console: Look) -> None:
         await visitor.stage.trigger("p1", "p2")
         await visitor.stage.claim()
         _, page = await visitor.post("/tasks/2/cancel", {"to": "/tasks/2"})
-        assert "This task was cancelled." in words(page)
-        assert "It was cancelled in the console." in words(page)
+        said = words(page)
+        assert "Task 2 is cancelled." in said
+        assert "This task was cancelled." in said
+        assert "It was cancelled in the console." in said
+        # Nothing of it is to come, and it is no error.
+        assert 'class="reason"' not in page
+        assert "It was never tried." in said
+        assert "There is none: it was never tried." in said
+        assert "report reads tidy no task followed" in said
         _, page = await visitor.post("/tasks/1/cancel", {"to": "/tasks/1"})
+        assert "Task 1 was asked to stop; it ends as soon as" in words(page)
         assert "This task was asked to stop" in words(page)
         _, page = await visitor.post("/tasks/2/cancel", {"to": "/tasks/2"})
         assert "Task 2 is cancelled" in words(page)
@@ -293,10 +325,11 @@ def test_who_may_only_look_cannot_replay(console: Look) -> None:
 
 def test_what_is_no_task(console: Look) -> None:
     async def story(visitor: Visitor) -> None:
-        for path in ("1", "0", "-1", "abc", "9" * 19, "9" * 40, "1%00", "%D9%A1", SCRIPT):
+        for path in ("1", "0", "-1", "abc", "9" * 19, "9" * 40, "1%00", "%D9%A1", SCRIPT[:24]):
             status, page = await visitor.get(f"/tasks/{path}")
             assert (status, "There is no task" in words(page)) == (404, True), path
             assert "<script>alert(" not in page
+            assert "<code>retention_days</code>" in page
             _, page = await visitor.post(f"/tasks/{path}/replay")
             assert "There is no" in words(page)
 

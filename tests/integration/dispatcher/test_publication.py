@@ -7,8 +7,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from penstock.datasets.projection import CurrentPartition
+from penstock.datasets.projection import (
+    CurrentDataset,
+    CurrentPart,
+    CurrentPartition,
+    project,
+)
 from penstock.datasets.schema import Column
+from penstock.dispatcher.datasets.refreshing import Refreshed, Refreshing
 from penstock.dispatcher.outbox import projecting
 from penstock.dispatcher.outbox.reconciler import PARKED_SECONDS, Reconciler
 from penstock.dispatcher.tasks.values import (
@@ -22,7 +28,7 @@ from penstock.dispatcher.tasks.values import (
 )
 from penstock.kernel.errors import Unavailable
 from penstock.store.base import PutMode
-from tests.integration.dispatcher.readers import Library, columns, completed, facts
+from tests.integration.dispatcher.readers import ROOT, Library, columns, completed, facts
 from tests.integration.dispatcher.world import Job, Play, World, done
 
 
@@ -444,5 +450,56 @@ def test_an_object_that_is_not_ours_holds_back_no_other(play: Play) -> None:
         assert (await publication(world))["projected"] == 0
         said = await world.value("SELECT last_error FROM outbox WHERE kind = 'project'")
         assert "current.json" in said
+
+    play(story)
+
+
+def test_a_database_that_has_gone_back_tells_readers_what_it_knows(play: Play) -> None:
+    """As after a restore: revisions are given out twice, and the second ones count."""
+
+    async def story(world: World) -> None:
+        library, job = Library(world), await world.job()
+        first = await library.publish(job, await job.claimed())
+        await library.carry()
+        # Published by a life of the database that is forgotten: of this partition and of another.
+        generation = job.generation
+        for key, revision in (("p", 2), ("q", 4)):
+            part = CurrentPart(location=f"{ROOT}/datasets/job/{generation}/{key}/forgotten")
+            gone = CurrentPartition(
+                dataset="job",
+                generation=generation,
+                partition_key=key,
+                revision=revision,
+                parts=(part,),
+            )
+            await project(library.store, gone)
+        await project(library.store, CurrentDataset(dataset="job", generation="x", revision=8))
+        forgotten = await library.locations(job)
+        assert forgotten != [first]
+        # What is computed again is told, under a revision that readers have not seen.
+        second = await library.publish(job, await job.claimed("again"), partition="q")
+        await library.carry()
+        assert await library.locations(job, partition="q") == [second]
+        (row,) = await world.rows(
+            "SELECT revision, projected FROM publication WHERE partition_key = 'q'"
+        )
+        assert row == {"revision": 1, "projected": 1}
+        seen = await library.seen(job, partition="q")
+        assert seen is not None
+        assert seen.revision == 5
+        # What is not is told when somebody asks for it, and once.
+        (dataset,) = await world.rows("SELECT id::text AS uuid FROM dataset WHERE name = 'job'")
+        refreshing = Refreshing(world.database, library.store, clock=library.clock)
+        assert await library.locations(job) == forgotten
+        done = await refreshing.refresh("job", uuid=dataset["uuid"])
+        assert done == Refreshed(looked=2, written=2, at=None)
+        assert await library.locations(job) == [first]
+        assert await library.current() == (generation, 9)
+        done = await refreshing.refresh("job", uuid=dataset["uuid"])
+        assert done == Refreshed(looked=2, written=0, at=None)
+        # And from now on publications of it are told as ever.
+        third = await library.publish(job, await job.claimed("third"))
+        await library.carry()
+        assert await library.locations(job) == [third]
 
     play(story)

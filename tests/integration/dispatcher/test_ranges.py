@@ -262,14 +262,17 @@ def test_a_task_that_was_cancelled_publishes_nothing(play: Play) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"partition_key": "p"}, "works on ranges, and what came has none"),
-        ({"partition_key": "p", "start": 0, "end": 10**9}, "more than 10,000 ranges"),
+        ({"start": 0, "end": 5}, "works on ranges, and what came has none"),
+        ({"start": 0, "end": 10**9}, "more than 10,000 ranges"),
     ],
 )
 def test_what_cannot_be_cut_is_dead_at_once(play: Play, fields: dict[str, Any], said: str) -> None:
     async def story(world: World) -> None:
         ranges = await started(world)
-        await ranges.routing.accept([await ranges.event("e", **fields)])
+        await ranges.routing.accept([await ranges.event("e", partition_key="p", **fields)])
+        if "has none" in said:
+            # As a function publishes it; what a source sends so is refused.
+            await world.rows("UPDATE event SET range_start = NULL, range_end = NULL")
         await ranges.bring(0, 10)
         await ranges.operators().turn()
         rows = await world.rows("SELECT reason FROM task WHERE status = 'dead'")

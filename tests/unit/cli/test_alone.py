@@ -16,6 +16,7 @@ from penstock.cli.addresses import Address, address, likely_address
 from penstock.cli.glancing import Glance
 from penstock.kernel.errors import InvalidInput
 
+OURS = "a token of our own"
 STATUS: Mapping[str, Any] = {
     "dag_version": 3,
     "jobs": [
@@ -52,6 +53,16 @@ def test_where_nothing_runs_it_proposes_to_try_it(capsys: pytest.CaptureFixture[
     assert first_group(text) == "Try it"
     assert all(f"\n{title}\n" in text for title in alone.EXAMPLES)
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_what_variables_say_is_no_default(
+    capsys: pytest.CaptureFixture[str], somewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "every setting has its default." in said(capsys, None)
+    monkeypatch.setenv("PENSTOCK_STORE", "file:///tmp/bucket")
+    text = said(capsys, None)
+    assert "its default" not in text
+    assert "Set by PENSTOCK_STORE: 'penstock settings --changed'." in text
 
 
 def test_where_one_answers_it_says_how_it_is(
@@ -113,8 +124,8 @@ def test_the_dispatcher_is_that_of_the_settings_unless_another_is_named(
     somewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert address() == Address("http://127.0.0.1:7070", None)
-    (somewhere / "penstock.toml").write_text("port = 8080\nhost = '0.0.0.0'\napi_token = 'ours'")
-    assert address() == Address("http://127.0.0.1:8080", "ours")
+    (somewhere / "penstock.toml").write_text(f"port = 8080\nhost = '0.0.0.0'\napi_token = '{OURS}'")
+    assert address() == Address("http://127.0.0.1:8080", OURS)
     # Our token is for our dispatcher, and goes to nobody else.
     assert address("http://elsewhere") == Address("http://elsewhere", None)
     monkeypatch.setenv("PENSTOCK_URL", "http://there")
@@ -128,8 +139,8 @@ def test_the_dispatcher_is_that_of_the_settings_unless_another_is_named(
     ("text", "url"),
     [
         ("port = 0", "http://127.0.0.1:7070"),
-        ("host = '::'\napi_token = 'x'", "http://[::1]:7070"),
-        ("host = 'fd00::1'\napi_token = 'x'", "http://[fd00::1]:7070"),
+        (f"host = '::'\napi_token = '{OURS}'", "http://[::1]:7070"),
+        (f"host = 'fd00::1'\napi_token = '{OURS}'", "http://[fd00::1]:7070"),
     ],
 )
 def test_every_host_gives_an_address(somewhere: Path, text: str, url: str) -> None:

@@ -18,6 +18,7 @@ from penstock.dispatcher.wire.datasets import (
     DatasetDetail,
     GenerationDetail,
     KeepAnswer,
+    RefreshAnswer,
     SnapshotAnswer,
     SnapshotPart,
     SweepAnswer,
@@ -102,13 +103,13 @@ def test_others_read_the_files_of_a_snapshot(user: User, sales: Path) -> None:
 
 def test_some_rows_are_shown(user: User, sales: Path) -> None:
     assert user.said("dataset preview sales --rows 3").splitlines() == [
-        "id  day",
-        "1   p",
-        "2   p",
-        "3   r",
+        "_partition  id  day",
+        "p           1   p",
+        "p           2   p",
+        "r           3   r",
     ]
     lines = user.said("dataset preview sales --rows 1 --json").splitlines()
-    assert [json.loads(each) for each in lines] == [{"id": 1, "day": "p"}]
+    assert [json.loads(each) for each in lines] == [{"_partition": "p", "id": 1, "day": "p"}]
     (sales / "p" / "manifest.json").write_bytes(b"{}")
     ran = user.types("dataset preview sales")
     assert ran.returncode == 1
@@ -130,6 +131,76 @@ def test_damage_is_found(user: User, sales: Path) -> None:
     assert [each["location"] for each in shown["damaged"]] == [
         f"{(sales / key).as_uri()}/part-0.parquet" for key in "pr"
     ]
+
+
+def test_every_manifest_that_is_gone_is_named(user: User, sales: Path) -> None:
+    for key in "pr":
+        (sales / key / "manifest.json").unlink()
+    ran = user.types("dataset verify sales")
+    assert ran.returncode == 1
+    assert "2 damaged" in ran.stdout
+    for key in "pr":
+        assert f"{(sales / key).as_uri()}/manifest.json is not there" in ran.stderr
+    shown = user.json("dataset verify sales", code=1)
+    assert (shown["parts"], len(shown["damaged"])) == (3, 2)
+
+
+@pytest.fixture
+def reports(user: User, tmp_path: Path) -> Path:
+    """Two partitions of a job that writes what it likes: one has a text, the other nothing."""
+    parts = []
+    for key in "pq":
+        (tmp_path / key).mkdir()
+        location = (tmp_path / key).as_uri()
+        parts.append(SnapshotPart(location=location, partition_key=key, revision=1, manifest=None))
+    (tmp_path / "p" / "report.md").write_text("# Sales\n\x1b[31mall\twell\n")
+    (tmp_path / "p" / "_SUCCESS").write_text("")
+    answer = SnapshotAnswer(dataset="sales", generation="g1", columns=[], parts=parts)
+    user.on(SNAPSHOT, *[answer] * 3)
+    return tmp_path
+
+
+def test_what_has_no_manifest_is_not_said_to_be_whole(user: User, reports: Path) -> None:
+    ran = user.types("dataset verify sales")
+    assert ran.returncode == 1
+    assert ran.stdout == "2 parts have no manifest: nothing could be compared.\n"
+    shown = user.json("dataset verify sales", code=1)
+    assert (shown["parts"], shown["unlisted"], shown["compared"]) == (2, 2, 0)
+
+
+def test_of_what_has_no_manifest_the_files_that_are_there_are_listed(
+    user: User, reports: Path
+) -> None:
+    ran = user.types("dataset files sales")
+    assert ran.stdout == f"{(reports / 'p').as_uri()}/report.md\n"
+    assert ran.stderr == f"note: there is no manifest and no file in {(reports / 'q').as_uri()}\n"
+    shown = user.json("dataset files sales")
+    assert [len(each["files"]) for each in shown["parts"]] == [1, 0]
+
+
+def test_of_what_has_no_rows_the_first_lines_are_shown(user: User, reports: Path) -> None:
+    ran = user.types("dataset preview sales --rows 2")
+    assert ran.stdout == "# Sales\n[31mall    well\n"
+    assert ran.stderr == f"The first lines of {(reports / 'p').as_uri()}/report.md:\n"
+    first = json.loads(user.said("dataset preview sales --rows 1 --json"))
+    assert (first["_partition"], first["line"]) == ("p", "# Sales")
+    (reports / "p" / "report.md").unlink()
+    ran = user.types("dataset preview sales")
+    assert (
+        ran.stderr == f"It has no manifest, and there are no files in {(reports / 'p').as_uri()}.\n"
+    )
+
+
+def test_refreshing_goes_on_until_it_is_over(user: User) -> None:
+    more = RefreshAnswer(looked=200, written=0, after="g/p")
+    last = RefreshAnswer(looked=3, written=2, after=None)
+    user.on("POST /v1/datasets/sales/refresh", more, last)
+    said = user.said("dataset refresh sales")
+    assert said == "203 partitions compared: 2 files said something else, and now do not.\n"
+    assert user.bodies == [{}, {"after": "g/p"}]
+    user.on("POST /v1/datasets/sales/refresh", RefreshAnswer(looked=1, written=0, after=None))
+    said = user.said("dataset refresh sales")
+    assert said == "1 partition compared: all of them say what is published.\n"
 
 
 def test_a_partition_that_is_not_there(user: User) -> None:

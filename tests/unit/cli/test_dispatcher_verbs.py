@@ -37,6 +37,7 @@ from penstock.dispatcher.wire.steering import (
     BackfillsAnswer,
     DatasetAnswer,
     DatasetsAnswer,
+    EverythingAnswer,
     GenerationAnswer,
     JobPausesAnswer,
     OperatorLimitAnswer,
@@ -101,6 +102,7 @@ VERBS = (
     "dataset preview",
     "dataset verify",
     "dataset sweep",
+    "dataset refresh",
     "dataset cut-over",
     "operator list",
     "operator limit",
@@ -227,6 +229,7 @@ ARGUMENTS = {
     "dataset files": "sales",
     "dataset preview": "sales",
     "dataset verify": "sales",
+    "dataset refresh": "sales",
     "dataset cut-over": "sales",
     "operator limit": "m:f 3",
     "outbox retry": "1",
@@ -242,7 +245,7 @@ def test_where_no_dispatcher_answers_every_verb_says_what_to_do(verb: str, user:
     assert ran.stdout == ""
     assert ran.stderr.splitlines()[:2] == [
         "penstock: No dispatcher answers at http://127.0.0.1:7070.",
-        "  Start one with 'penstock up', or say where it is: --url, PENSTOCK_URL or Client(URL).",
+        "  Start one with 'penstock up', or say where it is: --url or PENSTOCK_URL.",
     ]
 
 
@@ -295,6 +298,9 @@ def test_a_token_that_is_missing_is_a_failure_with_the_next_step(user: User) -> 
         ("task cancel 1 x", "'x' is not a valid integer"),
         ("task show -- -1", "-1 is not in the range"),
         ("pause a/b", "'a/b' is not the name of a job."),
+        ("pause", "Name one job, or give --all."),
+        ("pause clean --all", "Name one job, or give --all."),
+        ("resume", "Name one job, or give --all."),
         ("dataset partitions a/b", "'a/b' is not the name of a dataset."),
         ("dag apply missing.yaml", "There is no file 'missing.yaml'."),
         ("status --url ftp://x", "'ftp://x' is not the URL of a dispatcher."),
@@ -318,6 +324,27 @@ def test_what_the_dispatcher_finds_wrong_with_the_words_is_the_users(
     ran = user.types("backfill start totals --key a")
     assert ran.returncode == exit_code
     assert ran.stderr == "penstock: Not so.\n  But so.\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "title", "hint"),
+    [
+        ("trigger ingset", "trigger", "The DAG has no job 'ingset'.", "Is 'ingest' meant? 'penst"),
+        ("pause ingset", "jobs/ingset/pause", "There is no job 'ingset'.", "Is 'ingest' meant? "),
+        ("pause xyz", "jobs/xyz/pause", "There is no job 'xyz'.", "'penstock status' shows those"),
+    ],
+)
+def test_a_job_that_is_not_there_may_be_one_that_is(
+    words: str, path: str, title: str, hint: str, user: User
+) -> None:
+    user.on(f"POST /v1/{path}", problem(404, title=title))
+    user.on("GET /v1/status", status(job("clean"), job("ingest")))
+    ran = user.types(words)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith(f"penstock: {title}\n  {hint}")
+    # Who cannot be asked says nothing more.
+    user.on("GET /v1/status", problem(503, title="Later."))
+    assert user.types(words).stderr.startswith(f"penstock: {title}\n  'penstock status' shows")
 
 
 # The DAG ----------------------------------------------------------------------------------------
@@ -366,7 +393,7 @@ def test_a_dag_that_breaks_work_is_a_failure_with_the_list(user: User, tmp_path:
     assert ran.stderr == (
         "penstock: It breaks work:\n"
         "  clean: 2 waiting, 1 running, 0 backfills\n"
-        "  Wait for it to end, or cancel it with --force, or force=True.\n"
+        "  Wait for it to end, or cancel it with --force.\n"
     )
 
 
@@ -595,9 +622,23 @@ def test_a_job_is_paused_and_resumed(user: User) -> None:
     user.on("POST /v1/jobs/clean/pause", JobPausesAnswer(job="clean", pauses=[mine]))
     user.on("POST /v1/jobs/clean/resume", JobPausesAnswer(job="clean", pauses=[]))
     assert user.said("pause clean", "--reason", "Moving.") == "clean is paused: Moving.\n"
-    assert user.said("resume clean") == "clean is not paused.\n"
+    assert user.said("resume clean") == "clean goes on: nothing pauses it.\n"
     assert user.bodies == [{"reason": "Moving."}, None]
     assert user.json("pause clean")["pauses"][0]["cause"] == "operator"
+
+
+def test_everything_is_paused_and_resumed(user: User) -> None:
+    many = [f"job-{number}" for number in range(12)]
+    paused = EverythingAnswer(jobs=many, paused_by_people=13, paused_by_pressure=1)
+    user.on("POST /v1/pause", paused)
+    user.on("POST /v1/resume", EverythingAnswer([], paused_by_people=0, paused_by_pressure=0))
+    assert user.said("pause --all", "--reason", "Moving.") == (
+        "12 jobs paused: job-0, job-1, job-2, job-3, job-4, job-5, job-6, job-7, job-8, job-9,"
+        " and 2 more.\nPaused by people now: 13. By pressure: 1.\n"
+    )
+    assert user.said("resume --all") == "0 jobs resumed.\nPaused by people now: 0.\n"
+    assert user.bodies == [{"reason": "Moving."}, None]
+    assert user.json("pause --all") == msgspec.to_builtins(paused)
 
 
 # Backfills --------------------------------------------------------------------------------------
@@ -636,6 +677,7 @@ def test_too_many_keys_are_one_sentence(user: User, tmp_path: Path) -> None:
     [
         (backfill(planned=1000, state="done"), 0),
         (backfill(planned=1000, state="done", dead=2), 1),
+        (backfill(planned=1000, state="done", cancelled=1), 1),
         (backfill(planned=300, state="cancelled"), 1),
     ],
 )
@@ -666,6 +708,9 @@ def test_backfills_are_listed_shown_and_steered(user: User) -> None:
     assert user.types("backfill list").stderr == "No backfills.\n"
     user.on("GET /v1/backfills/7", backfill(planned=999, open=0))
     assert "ended       999 (99%), of which 0 are dead\n" in user.said("backfill show 7")
+    user.on("GET /v1/backfills/7", backfill(planned=1000, state="done", dead=1, cancelled=1))
+    ended = "ended       1,000 (100%), of which 1 is dead and 1 was cancelled\n"
+    assert ended in user.said("backfill show 7")
     for verb, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
         user.on(f"POST /v1/backfills/7/{verb}", backfill(state=state, open=2))
         said = f"Backfill 7 of totals is {state}; 2 tasks of it not over.\n"
@@ -679,7 +724,7 @@ def test_backfills_are_listed_shown_and_steered(user: User) -> None:
 def test_tasks_are_listed_by_age_with_what_is_worth_knowing(user: User) -> None:
     later = NOW + timedelta(seconds=30)
     tasks = [
-        summary(id=43, status="retrying", attempt=1, due_at=later, reason="Boom."),
+        summary(id=43, status="retrying", attempt=1, due_at=later, reason="Boom.\n  at line 3"),
         summary(status="running", attempt=1, worker="w1", created_at=AN_HOUR_AGO),
     ]
     user.on("GET /v1/tasks", TasksAnswer(tasks=tasks, before=42))
@@ -704,7 +749,7 @@ def test_a_task_is_shown_with_its_attempts_and_outputs(user: User) -> None:
             started_at=AN_HOUR_AGO,
             ended_at=AN_HOUR_AGO + timedelta(seconds=3),
             outcome="failed",
-            reason="Boom.",
+            reason="Boom.\n  at line 3",
             progress=None,
             log="/logs/1",
             metrics={"rows_in": 1234, "read_bytes": 2048},
@@ -728,7 +773,7 @@ def test_a_task_is_shown_with_its_attempts_and_outputs(user: User) -> None:
     )
     user.on("GET /v1/tasks/42", answer)
     said = user.said("task show 42")
-    assert "reason      Boom.\n            at line 3\n" in said
+    assert "reason      Boom.\n              at line 3\n" in said
     assert 'progress    {"rows": 5}\n' in said
     assert "      1  failed   w1      65 min ago  3 s   /logs/1  Boom.\n" in said
     assert "      2  running  w2      0 s ago     0 s\n" in said

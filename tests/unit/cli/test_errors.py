@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
@@ -9,7 +11,7 @@ from unittest import mock
 import click
 import pytest
 
-from penstock.cli import alone, cli, run
+from penstock.cli import alone, cli, main, run
 from penstock.cli.groups import Verbs
 from penstock.kernel.errors import InvalidInput, PenstockError
 
@@ -56,6 +58,33 @@ def test_an_error_is_one_sentence_and_a_next_step(
     assert shown.out == ""
 
 
+class Unraisable:
+    """Something that fails when it is thrown away, as half a coroutine does."""
+
+    def __del__(self) -> None:
+        raise ValueError("This is buried.")
+
+
+@pytest.mark.parametrize(("kind", "is_shown"), [(KeyboardInterrupt, False), (KeyError, True)])
+def test_what_an_interrupt_leaves_half_done_is_not_complained_of(
+    kind: type[BaseException], is_shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @click.command()
+    def fail() -> None:
+        half = Unraisable()  # It goes with the frames of the error.
+        raise kind(half.__class__)
+
+    with (
+        mock.patch.dict(cli.commands, {"fail": fail}),
+        mock.patch.object(sys, "unraisablehook"),
+        mock.patch.object(sys, "argv", ["penstock", "fail"]),
+        mock.patch("penstock.cli._interrupted", threading.Event()),
+        pytest.raises(SystemExit),
+    ):
+        main()
+    assert ("This is buried." in capsys.readouterr().err) is is_shown
+
+
 @pytest.mark.parametrize("words", [["--debug", "fail"], ["fail", "--debug"]], ids=" ".join)
 @pytest.mark.parametrize("error", [InvalidInput("No."), KeyError("x"), OSError(1, "x")])
 def test_debug_before_or_after_the_verb_shows_the_traceback(
@@ -78,7 +107,7 @@ def test_after_two_dashes_debug_is_a_word_like_others() -> None:
         ("dag chek", "No such command 'chek'. Did you mean 'check'?\n  'penstock dag --help'"),
         ("xyzzy", "No such command 'xyzzy'.\n  'penstock --help' shows what it takes.\n"),
         ("completion", "Missing argument 'bash|zsh|fish'. Choose from: bash, zsh, fish\n"),
-        ("task show x", "Invalid value for 'ID': 'x' is not a valid integer range.\n"),
+        ("task show x", "Invalid value for 'ID': 'x' is not a valid integer.\n"),
     ],
 )
 def test_wrong_words_are_one_sentence_and_where_to_look(

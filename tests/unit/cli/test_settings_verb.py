@@ -73,9 +73,9 @@ def test_no_secret_is_shown(
     capsys: pytest.CaptureFixture[str], somewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (somewhere / "penstock.toml").write_text(
-        "worker_secret = 'hunter2'\nstore = 's3://key:hunter2@bucket'\n"
+        "worker_secret = 'hunter2-of-all-workers'\nstore = 's3://key:hunter2@bucket'\n"
         "[runtimes.spark]\n'spark.hadoop.fs.s3a.secret.key' = 'hunter2'\npassword = 'hunter2'\n"
-        "[runtimes.other.smtp]\ntoken = 'hunter2'\nurl = 'smtp://me:hunter2@host'\n"
+        "[runtimes.other]\nuses = 'process'\n[runtimes.other.smtp]\ntoken = 'hunter2'\nurl = 'smtp://me:hunter2@host'\n"
     )
     monkeypatch.setenv("PENSTOCK_API_TOKEN", "hunter2")
     monkeypatch.setenv("PENSTOCK_VIEWER_TOKEN", "hunter2-too")
@@ -120,6 +120,16 @@ def test_words_that_cannot_be_right_are_told(
     monkeypatch.setenv("PENSTOCK_PORT", "x")
     assert run(["settings"]) == 2
     assert "port cannot be 'x' (PENSTOCK_PORT)" in capsys.readouterr().err
+
+
+def test_a_runtime_that_cannot_be_is_told(
+    capsys: pytest.CaptureFixture[str], somewhere: Path
+) -> None:
+    (somewhere / "penstock.toml").write_text("[runtimes.proces]\nchildren_max = 3\n")
+    assert run(["settings"]) == 2
+    said = capsys.readouterr().err
+    assert "The runtime proces would use 'proces', which is not there" in said
+    assert "Is process meant?" in said
 
 
 def test_the_reference_is_the_page_of_the_docs(capsys: pytest.CaptureFixture[str]) -> None:

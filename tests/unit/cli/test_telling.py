@@ -17,7 +17,7 @@ from hypothesis import strategies as some
 from penstock.cli.backfill.showing import Progress, percent
 from penstock.cli.options import absolute_option
 from penstock.cli.progress import bar
-from penstock.cli.telling import ago, cut, fitted, line
+from penstock.cli.telling import ago, cut, fitted, gist, line, lines
 from tests.unit.dispatcher.client.scripted import NOW, backfill
 
 
@@ -34,6 +34,46 @@ from tests.unit.dispatcher.client.scripted import NOW, backfill
 )
 def test_an_age_is_one_figure(seconds: float, said: str) -> None:
     assert ago(NOW - timedelta(seconds=seconds), now=NOW.timestamp()) == said
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        (None, ""),
+        ("", ""),
+        ("The function was stopped.", "The function was stopped."),
+        # As runtimes tell of an error: itself, and then where it was.
+        ('ValueError: boom\n  File "shop.py", line 3, in clean\n    raise', "ValueError: boom"),
+        # As Python does.
+        (
+            (
+                'Traceback (most recent call last):\n  File "shop.py", line 3, in clean\n    x\n\n'
+                "ValueError: boom\n"
+            ),
+            "ValueError: boom",
+        ),
+        (
+            'File "shop.py", line 3\n    def\n       ^\nSyntaxError: no\n  File "a"',
+            "SyntaxError: no",
+        ),
+        ('Traceback (most recent call last):\n  File "a"', "Traceback (most recent call last):"),
+        ("\n\n  \x1b[31mboom\n", "[31mboom"),
+    ],
+)
+def test_the_gist_of_a_reason_is_the_error(reason: str | None, said: str) -> None:
+    assert gist(reason) == said
+
+
+def test_words_keep_their_lines_and_indentation() -> None:
+    said = 'ValueError: boom\r\n  File "a\x1b[2J"\n\traise\n\n' + "x" * 20
+    assert lines(said, characters_max=12).split("\n") == [
+        "ValueError:…",
+        '  File "a [2J"',
+        "    raise",
+        "",
+        "xxxxxxxxxxx…",
+    ]
+    assert lines(None) == ""
 
 
 def test_a_time_that_there_is_not_has_no_age() -> None:

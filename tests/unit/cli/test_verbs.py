@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -54,6 +56,8 @@ def walk(group: click.Group, path: str) -> Iterator[Verb]:
 
 ALL = list(walk(cli, "penstock"))
 LEAVES = [each for each in ALL if not isinstance(each.command, click.Group)]
+# `penstock demo` is a demo by itself.
+GROUPS = [each for each in ALL if isinstance(each.command, click.Group) and each.path[9:] != "demo"]
 each_verb = pytest.mark.parametrize("verb", ALL, ids=lambda verb: verb.path)
 each_leaf = pytest.mark.parametrize("verb", LEAVES, ids=lambda verb: verb.path)
 
@@ -93,6 +97,22 @@ def test_a_verb_that_shows_something_shows_it_to_programs(verb: Verb) -> None:
         assert "--json" not in verb.options, "it has --json, and a reason why not"
     else:
         assert "--json" in verb.options
+
+
+@each_leaf
+def test_a_verb_that_ends_with_1_by_itself_says_when(verb: Verb) -> None:
+    assert verb.command.callback is not None
+    source = inspect.getsource(inspect.unwrap(verb.command.callback))
+    if re.search(r"\.exit\((?!0\))|return EXIT_", source):
+        assert "xit code" in (verb.command.help or ""), "its help has no exit codes"
+
+
+@pytest.mark.parametrize("verb", GROUPS, ids=lambda verb: verb.path)
+def test_a_group_alone_shows_its_verbs(verb: Verb, capsys: pytest.CaptureFixture[str]) -> None:
+    with click.Context(verb.command, info_name=verb.path) as context:
+        context.invoked_subcommand = None
+        context.invoke(verb.command)
+    assert "Commands:" in capsys.readouterr().out
 
 
 def test_the_exceptions_are_verbs() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, MutableMapping
+import json
+from collections.abc import AsyncIterator, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +16,8 @@ from penstock.console.answering import is_ours, send_events, tell, told
 from penstock.console.application import Console, _Visit
 from penstock.console.live import Live
 from penstock.console.pages.base import Action, Asked, Done, Missing, Page, Site
-from penstock.console.sessions import COOKIE, Role, Sessions
+from penstock.console.pages.table import SITE
+from penstock.console.sessions import COOKIE, SESSION_SECONDS, Role, Sessions
 from penstock.dispatcher.api.parts import Parts
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import seeded_entropy
@@ -61,28 +63,52 @@ class _Said:
         return dict(each.split("=", 1) for each in found)
 
 
+class _Ended:
+    """What is remembered of sessions that were ended."""
+
+    def __init__(self) -> None:
+        self.numbers: set[str] = set()
+        self.is_away = False
+
+    async def end(self, number: str, *, seconds: float) -> None:
+        assert seconds >= SESSION_SECONDS
+        await self.among(())
+        self.numbers.add(number)
+
+    async def among(self, numbers: Collection[str]) -> Collection[str]:
+        if self.is_away:
+            raise DatabaseUnavailable("away")
+        return self.numbers.intersection(numbers)
+
+
 class _Browser:
     """Keeps cookies, as a browser does."""
 
     def __init__(self, *, api_token: str = "", viewer_token: str = "") -> None:
+        self.ended = _Ended()
         self.sessions = Sessions(
             "a secret of some length",
             clock=SystemClock(),
             entropy=seeded_entropy(1),
+            ended=self.ended,
             api_token=api_token,
             viewer_token=viewer_token,
         )
         site = Site(
-            pages=(Page("/see/{name}", "problem", _page, query=("q",)),),
+            pages=(
+                Page("/see/{name:path}", "problem", _page, query=("q",)),
+                Page("/watch/{name}", "problem", _page, live=("content",)),
+            ),
             actions=(Action("/do/{name}", _act, fields=("field",)),),
             sections={"see": "/see/it"},
         )
+        self.live = Live(clock=SystemClock(), over=self.sessions.over)
         self.app = Console(
             _api,
             cast("Parts", SimpleNamespace(audit=SimpleNamespace(note=self._note))),
             site,
             sessions=self.sessions,
-            live=Live(clock=SystemClock()),
+            live=self.live,
             clock=SystemClock(),
         )
         self.cookies: dict[str, str] = {}
@@ -200,6 +226,21 @@ def test_a_form_has_to_be_from_a_page_of_this_session() -> None:
     assert browser.cookies["penstock_told"] == ""
 
 
+def test_a_script_that_sends_a_form_is_told_where_to_go_and_goes_there_itself() -> None:
+    browser = _Browser()
+    browser.ask("/see/it")
+    fields = {"field": "1", "form_token": browser.token, "to": "/see/it"}
+    done = browser.post("/do/it", fields, {"accept": "application/json"})
+    assert (done.status, done.header("location")) == (200, "")
+    assert done.header("content-type") == "application/json"
+    assert json.loads(done.body) == {"to": "/see/it"}
+    # What became of it waits for the page that it goes to.
+    assert "Done: [(&#39;field&#39;, &#39;1&#39;)]" in browser.ask("/see/it").body
+    refused = browser.post("/do/it", {"form_token": "x"}, {"accept": "application/json"})
+    assert (refused.status, "This form is too old." in refused.body) == (403, True)
+    assert "data-hint" in refused.body
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -254,6 +295,29 @@ def test_a_viewer_looks_and_an_operator_steers(monkeypatch: pytest.MonkeyPatch) 
         assert browser.post("/do/it", {"form_token": browser.token}).status == status
         browser.post("/sign-out", {"form_token": browser.token})
         assert browser.ask("/see/it").status == 401
+
+
+def test_signing_out_ends_what_was_signed_out() -> None:
+    browser = _Browser(api_token="steer")
+    browser.post("/sign-in", {"token": "steer"})
+    copied, token = browser.cookies[COOKIE], browser.token
+    browser.ended.is_away = True
+    for answer in (
+        browser.post("/sign-out", {"form_token": token}),
+        browser.ask("/see/it"),
+        browser.post("/do/it", {"form_token": token}),
+        browser.ask("/live?page=/watch/it"),
+    ):
+        assert (answer.status, COOKIE in answer.cookies) == (503, False)
+    browser.ended.is_away = False
+    gone = browser.post("/sign-out", {"form_token": token})
+    assert (gone.status, browser.cookies[COOKIE]) == (303, "")
+    browser.cookies[COOKIE] = copied
+    assert browser.ask("/see/it").status == 401
+    assert browser.ask("/live?page=/watch/it").status == 401
+    assert browser.post("/do/it", {"form_token": token}).status == 401
+    browser.post("/sign-in", {"token": "steer"})
+    assert browser.ask("/see/it").status == 200
 
 
 def test_a_cookie_is_for_this_site_and_not_for_scripts() -> None:
@@ -325,6 +389,11 @@ def test_what_became_of_an_action_fits_into_a_cookie_and_strange_ones_are_none()
     assert set(said.told) == {"\u6f22"}
 
 
+def test_the_last_parameter_of_every_page_may_have_slashes() -> None:
+    for page in SITE.pages:
+        assert not page.path.endswith("}") or page.path.endswith(":path}"), page.path
+
+
 def test_a_stream_is_not_asked_for_its_head() -> None:
     assert _Browser().ask("/live?page=/see/it", method="HEAD").status == 405
 
@@ -354,3 +423,34 @@ def test_who_does_not_read_a_stream_is_let_go(monkeypatch: pytest.MonkeyPatch) -
 
     asyncio.run(main())
     assert sent == 4
+
+
+@pytest.mark.parametrize("sent_before", [0, 1, 2])
+def test_a_stream_that_cannot_be_sent_gives_its_place_back(sent_before: int) -> None:
+    browser = _Browser()
+    counts: list[int] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody says anything")
+
+    async def send(_: MutableMapping[str, Any]) -> None:
+        counts.append(browser.live.count)
+        if len(counts) > sent_before:
+            raise ConnectionResetError
+
+    async def main() -> None:
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/live",
+            "query_string": b"page=/watch/it",
+            "headers": [(b"host", _HOST.encode())],
+            "client": ("127.0.0.1", 1),
+        }
+        async with asyncio.timeout(60):
+            await browser.app(scope, receive, send)
+
+    asyncio.run(main())
+    assert set(counts) == {1}
+    assert browser.live.count == 0

@@ -11,8 +11,8 @@ import pytest
 from penstock.console.pages import pipeline
 from penstock.console.pages.defined import defined
 from penstock.console.pages.job_state import STATES, remarks, state_of, waits_for, word_of
-from penstock.dispatcher.views.jobs import AboutJob, Counts, Ended, JobInput
-from penstock.dispatcher.views.pipeline import Endings, Reading
+from penstock.dispatcher.views.jobs import AboutJob, Counts, JobInput
+from penstock.dispatcher.views.pipeline import RECENT_MINUTES, Endings, Reading
 from penstock.dispatcher.wire.steering import (
     JobAnswer,
     PauseAnswer,
@@ -126,29 +126,22 @@ def test_the_worst_comes_first() -> None:
     found = remarks(about, [pause("operator")], pressure())
     assert [each.tone for each in found] == ["bad", "paused", "warn"]
     assert found[0].told == "1 task has failed and will not be tried again without somebody."
-    assert word_of(about, [], is_pressed=True) == "dead"
-    assert word_of(replace(about, is_in_force=False), [], is_pressed=True) == "retired"
+    assert word_of(about, [], None, is_pressed=True) == "dead"
+    assert word_of(replace(about, is_in_force=False), [], None, is_pressed=True) == "retired"
     assert "The DAG in force has no such job." in told(replace(about, is_in_force=False))
 
 
 def test_the_word_is_the_worst_that_is_true() -> None:
-    assert word_of(ABOUT, [], is_pressed=False) == "idle"
-    ended = Ended(
-        slice=None,
-        length=None,
-        completed=1,
-        failed=0,
-        expired=0,
-        middle_seconds=1.0,
-        most_seconds=1.0,
-        longest_seconds=1.0,
-        looked_at=1,
-        reaches_to=NOW,
-    )
-    assert word_of(replace(ABOUT, ended=[ended]), [], is_pressed=False) == "ok"
-    assert word_of(waiting(1), [], is_pressed=False) == "waiting"
-    assert word_of(waiting(1), [pause("operator")], is_pressed=False) == "paused"
-    assert word_of(waiting(1), [pause("operator")], is_pressed=True) == "pressed"
+    assert word_of(ABOUT, [], None, is_pressed=False) == "idle"
+    ended = Endings(job="clean", completed=1, failed=0, last_at=NOW)
+    assert word_of(ABOUT, [], ended, is_pressed=False) == "ok"
+    assert word_of(waiting(1), [], ended, is_pressed=False) == "waiting"
+    assert word_of(waiting(1), [pause("operator")], None, is_pressed=False) == "paused"
+    assert word_of(waiting(1), [pause("operator")], None, is_pressed=True) == "pressed"
+
+
+def test_the_legend_says_as_many_minutes_as_are_looked_at() -> None:
+    assert STATES["ok"] == f"has completed tasks in the last {RECENT_MINUTES} minutes"
 
 
 def an_input(dataset: str, *, is_trigger: bool = True) -> JobInput:

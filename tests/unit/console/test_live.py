@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import aclosing
 
 import pytest
 
 from penstock.console import live
-from penstock.console.live import Full, Live, event
+from penstock.console.live import BEAT, Full, Live, Stream, event
+from penstock.console.sessions import Role, Session
+from penstock.kernel.clock import Clock
+from penstock.kernel.errors import DatabaseUnavailable
 from penstock.testing.virtual import World, simulate
+
+_SESSION = Session(Role.VIEWER, 0, "one")
+
+
+async def _none(_: Collection[Session]) -> Collection[Session]:
+    return ()
+
+
+def _hub(clock: Clock, over: live.Over = _none) -> Live:
+    return Live(clock=clock, over=over)
 
 
 class _Page:
@@ -28,8 +41,13 @@ class _Page:
             raise ValueError("broken")
         return {"block": self.said, "same": "always"}
 
+    def stream(
+        self, hub: Live, key: str = "page", *, session: Session = _SESSION, counted_as: str = ""
+    ) -> Stream:
+        return hub.stream(key, self.blocks, session=session, counted_as=counted_as)
 
-async def _next(events: AsyncGenerator[bytes, None]) -> tuple[str, str]:
+
+async def _next(events: AsyncIterator[bytes]) -> tuple[str, str]:
     """The next event; comments are passed over."""
     async for each in events:
         if each.startswith(b"event: "):
@@ -41,8 +59,8 @@ async def _next(events: AsyncGenerator[bytes, None]) -> tuple[str, str]:
 def test_what_has_changed_is_sent_and_what_has_not_is_not() -> None:
     async def main(world: World) -> None:
         page = _Page()
-        hub = Live(clock=world.clock())
-        async with hub, aclosing(hub.stream("page", page.blocks)) as events:
+        hub = _hub(world.clock())
+        async with hub, aclosing(page.stream(hub)) as events:
             first = {await _next(events), await _next(events), await _next(events)}
             assert first == {("block", "one"), ("same", "always"), ("trouble", "")}
             page.said = "two\n<b>"
@@ -55,13 +73,13 @@ def test_what_has_changed_is_sent_and_what_has_not_is_not() -> None:
 def test_who_comes_later_is_sent_all_and_nothing_that_is_older_than_their_page() -> None:
     async def main(world: World) -> None:
         page = _Page()
-        hub = Live(clock=world.clock())
-        async with hub, aclosing(hub.stream("page", page.blocks)) as first:
+        hub = _hub(world.clock())
+        async with hub, aclosing(page.stream(hub)) as first:
             for _ in range(3):
                 await _next(first)
             # Somebody changes it, and is sent to the page, which shows that.
             page.said = "two"
-            async with aclosing(hub.stream("page", page.blocks)) as second:
+            async with aclosing(page.stream(hub)) as second:
                 found = {await _next(second) for _ in range(3)}
                 assert found == {("block", "two"), ("same", "always"), ("trouble", "")}
 
@@ -72,8 +90,8 @@ def test_many_cost_as_much_as_one_and_nobody_costs_nothing() -> None:
     async def main(world: World) -> None:
         page = _Page()
         clock = world.clock()
-        hub = Live(clock=clock)
-        streams = [hub.stream("page", page.blocks) for _ in range(20)]
+        hub = _hub(clock)
+        streams = [page.stream(hub) for _ in range(20)]
         for each in streams:
             await _next(each)
         loads = page.loads
@@ -93,7 +111,7 @@ def test_many_cost_as_much_as_one_and_nobody_costs_nothing() -> None:
     simulate(main, seed=1)
 
 
-async def _drain(events: AsyncGenerator[bytes, None]) -> None:
+async def _drain(events: AsyncIterator[bytes]) -> None:
     async for _ in events:
         pass
 
@@ -102,8 +120,8 @@ def test_a_page_that_breaks_is_told_and_comes_back() -> None:
     async def main(world: World) -> None:
         page = _Page()
         page.is_broken = True
-        hub = Live(clock=world.clock())
-        async with aclosing(hub.stream("page", page.blocks)) as events:
+        hub = _hub(world.clock())
+        async with aclosing(page.stream(hub)) as events:
             name, said = await _next(events)
             assert name == "trouble"
             assert said
@@ -119,38 +137,106 @@ def test_a_quiet_stream_is_heard_of_and_stopping_ends_it() -> None:
     async def main(world: World) -> None:
         page = _Page()
         clock = world.clock()
-        hub = Live(clock=clock)
+        hub = _hub(clock)
         heard: list[bytes] = []
 
         async def listen() -> None:
-            async with aclosing(hub.stream("page", page.blocks)) as events:
+            async with aclosing(page.stream(hub)) as events:
                 heard.extend([each async for each in events])
 
         async with asyncio.TaskGroup() as group:
             group.create_task(listen())
             await clock.sleep(35)
             await hub.stop()
-        # Heard of every ten seconds, and at its end.
-        assert sum(each.startswith(b":") for each in heard) >= 3
+        # Every ten seconds, by an event: a browser hands no comments to scripts.
+        assert heard.count(event(BEAT, "")) == 3
+        assert all(each.startswith(b"event: ") for each in heard)
         with pytest.raises(Full):
-            hub.stream("page", page.blocks)
+            page.stream(hub)
 
     simulate(main, seed=1)
 
 
-def test_no_more_look_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_look_than_may_whether_or_not_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "WATCHERS_MAX", 2)
 
     async def main(world: World) -> None:
         page = _Page()
-        hub = Live(clock=world.clock())
-        streams = [hub.stream("page", page.blocks) for _ in range(2)]
-        for each in streams:
-            await _next(each)
+        hub = _hub(world.clock())
+        streams = [page.stream(hub) for _ in range(2)]
+        await _next(streams[0])
         with pytest.raises(Full):
-            hub.stream("other", page.blocks)
+            page.stream(hub, "other")
+        # One was read and one was not: both give their place back.
         for each in streams:
             await each.aclose()
+            async with aclosing(page.stream(hub, "other")):
+                pass
+        assert hub.count == 0
+
+    simulate(main, seed=1)
+
+
+def test_nobody_takes_the_places_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "WATCHERS_EACH_MAX", 2)
+
+    async def main(world: World) -> None:
+        page = _Page()
+        hub = _hub(world.clock())
+        streams = [page.stream(hub, f"page {number}", counted_as="one") for number in range(2)]
+        with pytest.raises(Full):
+            page.stream(hub, counted_as="one")
+        streams.append(page.stream(hub, counted_as="other"))
+        for each in streams:
+            await each.aclose()
+        await page.stream(hub, counted_as="one").aclose()
+
+    simulate(main, seed=1)
+
+
+def test_whose_session_is_over_is_let_go_and_others_go_on() -> None:
+    async def main(world: World) -> None:
+        page = _Page()
+        gone = Session(Role.VIEWER, 0, "gone")
+        over: set[Session] = set()
+
+        async def judge(sessions: Collection[Session]) -> Collection[Session]:
+            return over.intersection(sessions)
+
+        hub = _hub(world.clock(), judge)
+        async with (
+            aclosing(page.stream(hub)) as one,
+            aclosing(page.stream(hub, session=gone)) as other,
+        ):
+            for _ in range(3):
+                await _next(one)
+                await _next(other)
+            over.add(gone)
+            page.said = "two"
+            assert [each async for each in other] == []
+            assert await _next(one) == ("block", "two")
+            assert hub.count == 1
+
+    simulate(main, seed=1)
+
+
+def test_while_nobody_knows_whose_session_is_over_nothing_is_sent() -> None:
+    async def main(world: World) -> None:
+        page = _Page()
+        is_away = True
+
+        async def judge(_: Collection[Session]) -> Collection[Session]:
+            if is_away:
+                raise DatabaseUnavailable("away")
+            return ()
+
+        hub = _hub(world.clock(), judge)
+        async with aclosing(page.stream(hub)) as events:
+            name, said = await _next(events)
+            assert (name, bool(said), page.loads) == ("trouble", True, 0)
+            is_away = False
+            found = {await _next(events) for _ in range(3)}
+            assert ("block", "one") in found
 
     simulate(main, seed=1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.console.pages.measured import Count, as_json, figures, progress
+from penstock.console.pages.measured import Count, Group, as_json, figures, groups, progress
 
 
 def test_figures_have_their_units() -> None:
@@ -22,6 +22,34 @@ def test_figures_within_others_follow_them() -> None:
         ("spark: jobs", "2"),
         ("note", "fast"),
     ]
+
+
+def test_what_a_batch_took_is_told_apart_from_what_the_task_read() -> None:
+    said: dict[str, float] = {"rows_in": 933, "bytes_in": 2048, "files_out": 1, "batched": 31}
+    said |= {"input_rows": 27004, "jobs": 2, "running_seconds": 1.5, "shared_by": 31, "mine": 7}
+    own, batch = groups(said, runtime="spark")
+    assert own.title == "This task"
+    assert dict(own.figures)["Rows read"] == "933"
+    # What somebody's own code has measured is of the task.
+    assert dict(own.figures)["mine"] == "7"
+    assert batch.title == "The batch of 31 tasks"
+    assert "of all of them" in batch.note
+    assert dict(batch.figures) == {
+        "Time for computing": "1.5 s",
+        "Spark jobs": "2",
+        "Rows that Spark read": "27,004",
+    }
+
+
+def test_what_spark_did_for_one_task_alone_is_no_batch() -> None:
+    (alone,) = groups({"executor_run_ms": 1500, "shared_by": "many"}, runtime="spark")
+    assert (alone.title, alone.note) == ("Spark", "")
+    assert alone.figures == [("Time of executors, added up", "1.5 s")]
+
+
+def test_figures_of_others_are_one_group_as_they_are() -> None:
+    said = {"jobs": 2, "rows_in": 3}
+    assert groups(said, runtime="process") == [Group(title="", figures=figures(said))]
 
 
 @pytest.mark.parametrize(

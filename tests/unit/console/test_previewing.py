@@ -87,6 +87,44 @@ def test_the_first_rows_of_a_parquet_file_as_texts() -> None:
     assert found.manifest is not None
 
 
+def odd_parquet() -> bytes:
+    """Two rows, of which the second is odd in every column but the first."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet as writer  # noqa: PLC0415
+
+    ends = pyarrow.array([0, 4, 6], pyarrow.int32()).buffers()[1]
+    wide = pyarrow.py_buffer((150).to_bytes(16, "little") + (2**126).to_bytes(16, "little"))
+    table = pyarrow.table(
+        {
+            "n": [1, 2],
+            "when": pyarrow.array([0, 2**62], pyarrow.timestamp("us")),
+            "there": pyarrow.array([None, 0], pyarrow.timestamp("us", tz="No/Where")),
+            "day": pyarrow.array([0, 2**31 - 1], pyarrow.date32()),
+            "long": pyarrow.array([0, 2**62], pyarrow.duration("s")),
+            "text": pyarrow.Array.from_buffers(
+                pyarrow.string(), 2, [None, ends, pyarrow.py_buffer(b"good\xff\xfe")]
+            ),
+            "inside": pyarrow.array([[0], [2**62]], pyarrow.list_(pyarrow.timestamp("us"))),
+            "money": pyarrow.Array.from_buffers(pyarrow.decimal128(38, 2), 2, [None, wide]),
+        }
+    )
+    out = io.BytesIO()
+    writer.write_table(table, out)
+    return out.getvalue()
+
+
+def test_an_odd_cell_hides_itself_alone() -> None:
+    found = shown({"part.parquet": odd_parquet()})
+    assert found.why_not == ""
+    good, odd = found.rows
+    assert good == [
+        *("1", "1970-01-01 00:00:00", None, "1970-01-01", "0:00:00", "good"),
+        *("[datetime.datetime(1970, 1, 1, 0, 0)]", "1.50"),
+    ]
+    # One digit more than the column says to have is still a number.
+    assert odd == ["2", *["(cannot be shown)"] * 6, f"{2**126 // 100}.{2**126 % 100:02}"]
+
+
 def test_what_is_no_parquet_is_told() -> None:
     assert "cannot be read as Parquet" in shown({"x.parquet": b"junk"}).why_not
 

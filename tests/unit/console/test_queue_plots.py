@@ -12,7 +12,7 @@ def test_tasks_by_age_have_a_name_for_each_age() -> None:
     drawn = ages_plot([AgeStats(10.0, ready=3), AgeStats(60.0, in_progress=2), AgeStats(None)])
     assert [each.text for each in drawn.marks] == ["< 10 s", "< 1 min", "over 1 min"]
     assert drawn.told == (
-        "Tasks by age. < 10 s: 3 waiting and 0 in progress; < 1 min: 0 waiting and 2 in progress."
+        "By age. < 10 s: 3 waiting and 0 in progress; < 1 min: 0 waiting and 2 in progress."
     )
     assert [(each.series, each.told) for each in drawn.bars] == [
         ("waiting", "< 10 s: 3 waiting"),
@@ -25,11 +25,11 @@ def test_what_ended_is_drawn_by_outcome_and_what_started_by_how_long_it_waited()
     pack = Ended(((160, "succeeded", 2), (159, "failed", 1)), ((160, 0.5, 9), (160, 4.0, 1)))
     minutes = by_minute([pack], now=160 * 60)
     drawn = ended_plot(minutes)
-    assert drawn.told == "Tasks that ended in the last hour: 2 succeeded, 1 failed."
+    assert drawn.told == "Ended in the last hour: 2 succeeded, 1 failed."
     assert [each.told for each in drawn.bars] == ["1 min ago: 1 failed", "now: 2 succeeded"]
     assert "Nothing has ended" in ended_plot(by_minute([], now=0)).told
     waited = starts_plot(minutes, told="All of it.")
-    told = "now: 10 tasks started, half within 500 ms, 19 of 20 within 4.0 s"
+    told = "now: 10 started, half within 500 ms, 19 of 20 within 4.0 s"
     assert [(each.series, each.told) for each in waited.bars] == [("half", told), ("most", told)]
     # The median, and what is beyond it.
     assert waited.bars[1].height > 6 * waited.bars[0].height

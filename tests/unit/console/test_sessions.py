@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,17 +27,34 @@ class _Clock:
         raise AssertionError("nobody sleeps here")
 
 
+class _Ended:
+    """Forgets by the clock of its own, as a database does."""
+
+    def __init__(self, clock: _Clock) -> None:
+        self._clock = clock
+        self._until: dict[str, float] = {}
+
+    async def end(self, number: str, *, seconds: float) -> None:
+        self._until[number] = self._clock.now + seconds
+
+    async def among(self, numbers: Collection[str]) -> Collection[str]:
+        return {each for each in numbers if self._until.get(each, 0.0) > self._clock.now}
+
+
 def _sessions(
     secret: str = "a secret of some length",
     *,
     api_token: str = "operators",
     viewer_token: str = "viewers",
     clock: _Clock | None = None,
+    ended: _Ended | None = None,
 ) -> Sessions:
+    clock = clock or _Clock()
     return Sessions(
         secret,
-        clock=clock or _Clock(),
+        clock=clock,
         entropy=seeded_entropy(1),
+        ended=ended or _Ended(clock),
         api_token=api_token,
         viewer_token=viewer_token,
     )
@@ -87,6 +107,30 @@ def test_a_session_ends() -> None:
     assert sessions.read(cookie) is None
     clock.now -= 2 * SESSION_SECONDS
     assert sessions.read(cookie) is None
+
+
+def test_who_signs_out_is_out_for_as_long_as_the_cookie_would_be_good_anywhere() -> None:
+    clock, late = _Clock(), _Clock()
+    ended = _Ended(clock)
+    here, there = _sessions(clock=clock, ended=ended), _sessions(clock=late, ended=ended)
+    one, other = here.begin(Role.OPERATOR), here.begin(Role.OPERATOR)
+    assert asyncio.run(there.over([one, other])) == []
+    asyncio.run(here.end(one))
+    for hours in range(20):
+        # A dispatcher whose clock is eight hours late would take the cookie for twenty.
+        clock.now, late.now = 1_000_000.0 + hours * 3600, 1_000_000.0 + max(0, hours - 8) * 3600
+        assert there.read(here.written(one)) is not None
+        assert asyncio.run(there.over([one, other])) == [one]
+    clock.now = 1_000_000.0 + SESSION_SECONDS + 1
+    assert asyncio.run(here.over([one, other])) == [one, other]
+
+
+def test_where_nobody_signs_in_nobody_is_asked_about() -> None:
+    clock = _Clock()
+    sessions = _sessions(api_token="", viewer_token="", clock=clock)
+    session = sessions.begin(Role.OPERATOR)
+    asyncio.run(sessions.end(session))
+    assert asyncio.run(sessions.over([session])) == ()
 
 
 @given(st.text(max_size=80))

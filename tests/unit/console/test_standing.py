@@ -117,6 +117,15 @@ def test_what_was_asked_to_stop_is_not_cancelled_again() -> None:
     assert not found.can_cancel
 
 
+def test_what_was_cancelled_has_not_failed() -> None:
+    answer = task("cancelled")
+    answer.task.reason = "It was cancelled in the console."
+    found = standing(answer, ABOUT)
+    # A reason is set in the type of an error; this is a sentence.
+    assert (found.reason, found.tone) == ("", "")
+    assert found.further == ["It was cancelled in the console."]
+
+
 @pytest.mark.parametrize("status", ["completed", "cancelled"])
 def test_what_is_over_offers_nothing(status: str) -> None:
     found = standing(task(status, failed(1, "x", "completed")), ABOUT)

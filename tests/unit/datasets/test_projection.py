@@ -10,11 +10,13 @@ import msgspec
 import pytest
 
 from penstock.datasets.projection import (
+    Amended,
     Current,
     CurrentDataset,
     CurrentPart,
     CurrentPartition,
     Projected,
+    amend,
     project,
     read_dataset,
     read_partition,
@@ -150,6 +152,96 @@ def test_what_is_not_ours_is_left(body: bytes, problem: type[Exception]) -> None
         assert found.body == body
 
     simulate(main, seed=1)
+
+
+def test_an_object_that_is_ahead_of_the_database_is_amended_under_a_higher_revision() -> None:
+    """After a restore: what the object names is forgotten, and its revision is not."""
+
+    async def main(world: World) -> None:
+        store = memory(world)
+        await project(store, partition(5))
+        told = msgspec.structs.replace(partition(1), revision=5)
+
+        async def now() -> Current:
+            return told
+
+        # The same revision, and something else: neither is written by its revision alone.
+        assert await project(store, told) == Projected(5, is_written=False)
+        assert await amend(store, KEY, now) == Amended(5, is_written=True)
+        found = await read_partition(store, "sales", generation="g", partition_key="2013-01-01")
+        assert found == msgspec.structs.replace(told, revision=6)
+        assert await amend(store, KEY, now) == Amended(5, is_written=False)
+        told = partition(9)
+        assert await amend(store, KEY, now) == Amended(9, is_written=True)
+        found = await read_partition(store, "sales", generation="g", partition_key="2013-01-01")
+        assert found == partition(9)
+
+    simulate(main, seed=1)
+
+
+def test_nothing_is_written_of_what_nobody_was_told() -> None:
+    async def main(world: World) -> None:
+        store = memory(world)
+
+        async def nothing() -> Current | None:
+            return None
+
+        async def dropped() -> Current | None:
+            return msgspec.structs.replace(partition(3), parts=())
+
+        assert await amend(store, KEY, nothing) is None
+        assert await amend(store, KEY, dropped) == Amended(3, is_written=False)
+        assert await read_dataset(store, "sales") is None
+        await project(store, partition(2))
+        assert await amend(store, KEY, nothing) is None
+        assert await amend(store, KEY, dropped) == Amended(3, is_written=True)
+
+    simulate(main, seed=1)
+
+
+def test_who_amends_while_others_publish_leaves_what_was_published_last() -> None:
+    """The database moves on, relays carry it out late and in any order, and all is amended."""
+
+    async def main(world: World) -> None:
+        bucket = MemoryBucket(world.clock())
+        await project(MemoryStore(bucket, clock=world.clock()), partition(7))
+        revision = 1
+        plan = FaultPlan(lost_answer=0.2, lost_request=0.2, duplicate=0.3)
+
+        async def relay(number: int) -> None:
+            nonlocal revision
+            clock, entropy = world.clock(), world.entropy(f"relay {number}")
+            store = FaultyStore(MemoryStore(bucket, clock=clock), plan, entropy=entropy)
+
+            async def now() -> Current:
+                await clock.sleep(entropy.random())
+                found = partition(revision)
+                await clock.sleep(entropy.random())
+                return found
+
+            for _ in range(100):
+                revision += entropy.random() < 0.1
+                said = partition(revision)
+                await clock.sleep(entropy.random())
+                try:
+                    if not (await project(store, said)).is_written:
+                        await amend(store, KEY, now)
+                except Exception:  # noqa: BLE001 - it is carried out again
+                    continue
+                if said.revision == revision:
+                    break
+            await store.close()
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(4):
+                tasks.create_task(relay(number))
+        store = MemoryStore(bucket, clock=world.clock())
+        found = await read_partition(store, "sales", generation="g", partition_key="2013-01-01")
+        assert found is not None
+        assert (found.parts, found.revision > 7) == (partition(revision).parts, True)
+
+    for seed in range(50):
+        simulate(main, seed=seed)
 
 
 class Deaf(Wrapper):

@@ -9,8 +9,10 @@ import pytest
 
 from penstock.datasets import sweeping
 from penstock.datasets.layout import attempt_name
+from penstock.datasets.projection import CurrentPart, CurrentPartition
 from penstock.datasets.sweeping import Sweeper, Swept, Verdict
 from penstock.kernel.errors import Refused, Unavailable
+from penstock.kernel.wire import encode
 from penstock.store.base import Delimiter, Page, Version, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.testing.virtual import World, simulate
@@ -63,7 +65,6 @@ def test_what_is_gone_goes_and_all_else_stays() -> None:
     foreign = {
         "datasets/readme.txt",
         "datasets/d/current.json",
-        "datasets/d/g/p/current.json",
         "datasets/d/g/p/somebody/else.parquet",
         f"datasets/d/g/p/{name(9)}",
         f"datasets/d/g/{name(9)}/x",
@@ -90,6 +91,38 @@ def test_what_is_gone_goes_and_all_else_stays() -> None:
             f"scratch/{busy}",
         }
         assert sorted(book.asked) == sorted((gone, kept, silent, scratch, busy))
+
+    simulate(main, seed=1)
+
+
+def current(*places: str) -> bytes:
+    parts = tuple(CurrentPart(location=f"s3://b/datasets/{each}") for each in places)
+    return encode(
+        CurrentPartition(dataset="d", generation="g", partition_key="p", revision=3, parts=parts)
+    )
+
+
+def test_what_readers_of_the_bucket_are_sent_to_stays_whatever_the_book_says() -> None:
+    named, left, scratch = f"d/g/p/{name(1)}", f"d/g/p/{name(2)}", name(1)
+
+    async def main(world: World) -> None:
+        shed = Shed(world)
+        for place in (named, left, scratch):
+            await shed.write(place)
+        await shed.store.put("datasets/d/g/p/current.json", current(named))
+        await shed.clock.sleep(GRACE + 1)
+        sweeper = Sweeper(shed.store, Words(named, left, scratch), grace_seconds=GRACE)
+        assert (await sweeper.round()).attempts == 2
+        assert {key.rpartition("/")[0] for key in shed.keys} == {
+            f"datasets/{named}",
+            "datasets/d/g/p",
+        }
+        # One that cannot be read may name anything.
+        await shed.store.put("datasets/d/g/p/current.json", b"{}")
+        assert (await sweeper.round()).attempts == 0
+        await shed.store.put("datasets/d/g/p/current.json", current(left))
+        assert (await sweeper.round()).attempts == 1
+        assert shed.keys == {"datasets/d/g/p/current.json"}
 
     simulate(main, seed=1)
 

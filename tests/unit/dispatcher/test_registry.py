@@ -60,6 +60,19 @@ def test_a_wrong_dag_is_refused(old: str, new: str, sentence: str) -> None:
     assert sentence in problem.message
 
 
+@pytest.mark.parametrize("slip", ["proces", "sparc", "lamda"])
+def test_a_slip_of_the_pen_is_told_also_where_not_all_runtimes_are_known(slip: str) -> None:
+    text = DAG.replace("runtime: process", f"runtime: {slip}")
+    with pytest.raises(DagError, match="Did you mean"):
+        _parse(text, BuiltInRuntimes())
+    _parse(text, BuiltInRuntimes([slip]))
+
+
+@pytest.mark.parametrize("name", ["process-big", "spark3", "express", "gpu"])
+def test_other_runtimes_may_be_there(name: str) -> None:
+    _parse(DAG.replace("runtime: process", f"runtime: {name}"), BuiltInRuntimes())
+
+
 def test_defaults_are_judged_with_the_job() -> None:
     with pytest.raises(DagError):
         _parse(DAG, _runtimes(process={"resources": {"memory": "much"}}))

@@ -46,6 +46,32 @@ def _answer(*pieces: bytes) -> bytes:
     return asyncio.run(main())
 
 
+def test_a_page_that_is_open_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without an end of its own it would be waited for without end.
+    monkeypatch.setattr(serving, "_GRACE_SECONDS", None)
+    monkeypatch.setattr(serving, "_STOP_SECONDS_MAX", None)
+    ended = []
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"news", "more_body": True})
+        ended.append((await receive())["type"])
+
+    async def main() -> bytes:
+        async with asyncio.timeout(60):
+            async with Serving([Listener("test", app, "127.0.0.1", 0)]) as listening:
+                reader, writer = await asyncio.open_connection("127.0.0.1", listening.port("test"))
+                writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n")
+                await reader.readuntil(b"news")
+            rest = await reader.read()
+            writer.close()
+            return rest
+
+    assert asyncio.run(main()) in (b"", b"\r\n")
+    assert ended == ["http.disconnect"]
+
+
 @pytest.mark.parametrize("said", [(), (HEAD,), (b"\r\n",)])
 def test_a_silent_caller_does_not_hold_a_connection(
     monkeypatch: pytest.MonkeyPatch, said: tuple[bytes, ...]
@@ -76,3 +102,14 @@ def test_a_long_body_in_one_piece_with_headers_is_no_long_header(
     answer = _answer(said[:10], said[10:40], said[40:])
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.endswith(b"\r\n\r\n5000")
+
+
+def test_an_address_is_told_as_it_was_taken_and_as_this_machine_reaches_it() -> None:
+    async def main() -> None:
+        every = "0.0.0.0"
+        async with Serving([Listener("test", _app, every, 0)]) as listening:
+            port = listening.port("test")
+            assert listening.bound("test") == f"http://{every}:{port}"
+            assert listening.url("test") == f"http://127.0.0.1:{port}"
+
+    asyncio.run(main())

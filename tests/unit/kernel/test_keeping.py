@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
+from penstock.kernel.clock import Clock
 from penstock.kernel.keeping import Keeper
 from penstock.testing.virtual import World, simulate
 
@@ -170,3 +172,75 @@ def test_one_that_does_not_stop_leaves_the_others_kept_and_stopped() -> None:
 
     simulate(main, seed=1)
     assert log[-2:] == ["stop b", "stop a"]
+
+
+class Slow(Scripted):
+    """A service that takes its time to stop."""
+
+    def __init__(self, name: str, log: list[str], clock: Clock, seconds: float) -> None:
+        super().__init__(name, log)
+        self._clock = clock
+        self._seconds = seconds
+
+    async def stop(self) -> None:
+        await super().stop()
+        await self._clock.sleep(self._seconds)
+
+
+def test_those_that_need_nothing_of_each_other_stop_at_the_same_time() -> None:
+    log: list[str] = []
+    told: list[list[str]] = []
+
+    async def main(world: World) -> None:
+        clock = world.clock()
+        began = clock.monotonic()
+        ends = {"base": 2.0, "middle": 1.0, "a": 9.0, "b": 5.0, "top": 1.0}
+        made = [(name, partial(Slow, name, log, clock, each)) for name, each in ends.items()]
+        keeper = Keeper(
+            made,
+            clock=clock,
+            together=("a", "b", "top", "base"),
+            waiting=lambda names: told.append(list(names)),
+        )
+        await keeper.start()
+        await keeper.stop()
+        # The longest of three, and then one after the other.
+        assert clock.monotonic() - began == pytest.approx(9 + 1 + 2)
+
+    simulate(main, seed=1)
+    ends = [each for each in log if each.startswith("stop")]
+    assert sorted(ends[:3]) == ["stop a", "stop b", "stop top"]
+    assert ends[3:] == ["stop middle", "stop base"]
+    # Who has ended within three seconds is not spoken of, nor is anybody twice.
+    assert told == [["b", "a"], ["a"], ["middle"], ["base"]]
+
+
+def test_a_quick_stop_is_not_spoken_of() -> None:
+    told: list[object] = []
+
+    async def main(world: World) -> None:
+        clock = world.clock()
+        made = [(name, partial(Slow, name, [], clock, 1.4)) for name in ("a", "b")]
+        async with Keeper(made, clock=clock, waiting=told.append):
+            await clock.sleep(60)
+
+    simulate(main, seed=1)
+    assert told == []
+
+
+def test_it_is_told_at_once_why_one_has_ended(caplog: pytest.LogCaptureFixture) -> None:
+    log: list[str] = []
+    alive: list[Scripted] = []
+
+    def make() -> Scripted:
+        alive.append(Scripted("a", log))
+        return alive[-1]
+
+    async def main(world: World) -> None:
+        keeper = Keeper([("a", make)], clock=world.clock(), why_ended=lambda name: f"No {name}.")
+        async with keeper:
+            alive[0].running = False
+            await world.clock().sleep(1)
+
+    simulate(main, seed=1)
+    assert "a has ended; it is started again. It says: No a." in caplog.messages

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.kernel.logs import LogFormat, last_words, log_to_stderr
+from penstock.kernel.logs import LogFormat, last_complaint, last_words, log_to_stderr
 
 
 @contextlib.contextmanager
@@ -79,3 +79,13 @@ def test_the_last_words_of_a_process(tmp_path: Path) -> None:
     assert last_words(log) == ("No.", where)
     log.write_bytes(b"x" * 20_000 + b"\n\xff\n")
     assert last_words(log) == ("\ufffd", where)
+
+
+def test_only_a_complaint_at_the_end_is_why_a_process_has_ended(tmp_path: Path) -> None:
+    log = tmp_path / "it.log"
+    assert last_complaint(log) == ""
+    log.write_text("{}\npenstock: No.\n  Do this.\n")
+    assert last_complaint(log) == "No."
+    # It went on since, and was killed.
+    log.write_text("penstock: No.\n  Do this.\n{}\n")
+    assert last_complaint(log) == ""

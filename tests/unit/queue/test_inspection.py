@@ -285,6 +285,10 @@ def test_failed_tasks_are_listed_from_the_queue_and_from_the_archive_once() -> N
         # Of all statuses, only what is in the queue.
         assert _ids(await list_tasks(access)) == {task.id for task in new}
         assert (await stats(access)).dead_letter_objects >= 1
+        (bad,) = (await stats(access)).types
+        assert bad.failed_recently is None
+        (bad,) = (await stats(access, failures_of=1)).types
+        assert (bad.settled_recently, bad.failed_recently) == (2, 2)
 
         # A crash after the archive was written leaves a record in both places.
         at, _ = task_at(new[0].id)

@@ -218,7 +218,10 @@ def test_an_idle_fleet_costs_at_most_5_dollars_and_wakes_up_within_10_seconds() 
 
 def test_requests_to_process_a_task_hardly_grow_with_the_fleet() -> None:
     load = replace(FLEET, concurrency=4, handler_seconds=2.0)
-    growth = saturate(load, fleets=(1, 16), window=Window(40.0, warm_up_seconds=60.0))
+    told: list[str] = []
+    window = Window(40.0, warm_up_seconds=60.0)
+    growth = saturate(load, fleets=(1, 16), window=window, tell=told.append)
+    assert told == ["a fleet of 1", "a fleet of 16"]
     (_, one), (_, many) = growth.by_workers
     assert (one.busy, many.busy) == (1, 16)
     assert many.tasks > 14 * one.tasks

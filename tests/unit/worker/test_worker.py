@@ -349,6 +349,26 @@ def test_stopping_twice_gives_back_at_once() -> None:
     play(story, setting=waiting(2), seconds=1000)
 
 
+def test_who_is_stopped_says_goodbye_last() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: all_are(bench, "completed"))
+        await bench.stopped()
+        said = [ask.is_leaving for path, ask in bench.dispatcher.calls if path == HELLO]
+        assert said == [False] * (len(said) - 1) + [True]
+        assert bench.dispatcher.calls[-1][0] == HELLO
+
+    play(story, setting=waiting(2))
+
+
+def test_nobody_has_to_hear_a_goodbye() -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: all_are(bench, "completed"))
+        bench.dispatcher.is_hanging = True
+        assert await bench.stopped() < 10
+
+    play(story, setting=waiting(2))
+
+
 def test_what_a_claim_brings_while_stopping_is_given_back_unrun() -> None:
     async def story(bench: Bench) -> None:
         await bench.until(lambda: bench.dispatcher.in_calls[CLAIM] > 0)
@@ -430,7 +450,10 @@ def test_a_task_of_a_runtime_that_is_not_here_is_given_back() -> None:
     async def story(bench: Bench) -> None:
         one, two = bench.dispatcher.tasks.values()
         await bench.until(lambda: bool(one.ended and two.ended))
-        assert one.reason == "This worker has no runtime 'spark'."
+        assert one.reason == (
+            "This worker has no runtime 'spark'. Give it one, or bring it to the release of the"
+            " dispatcher."
+        )
         assert two.reason.startswith("An output of job clean cannot be understood")
 
     def setting(dispatcher: Dispatcher) -> None:

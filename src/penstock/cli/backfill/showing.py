@@ -27,7 +27,7 @@ def show_backfills(backfills: Iterable[BackfillAnswer], *, now: float) -> None:
         for each in backfills
     ]
     heads = ("backfill", "status", "job", "kind", "ended", "", "open", "dead", "started")
-    fitted(heads, rows, numbers=(0, 4, 5, 6, 7))
+    fitted(heads, rows, numbers=(0, 4, 5, 6, 7), least=(3, 8))
 
 
 def show_backfill(found: BackfillAnswer, *, now: float) -> None:
@@ -61,7 +61,10 @@ def _share(found: BackfillAnswer) -> str:
 def _ended(found: BackfillAnswer) -> str:
     share = f" ({percent(found)})" if percent(found) else ""
     verb = "is" if found.dead == 1 else "are"
-    return f"{ended(found):,}{share}, of which {found.dead:,} {verb} dead"
+    dead = f"{ended(found):,}{share}, of which {found.dead:,} {verb} dead"
+    if not found.cancelled:
+        return dead
+    return f"{dead} and {found.cancelled:,} {'was' if found.cancelled == 1 else 'were'} cancelled"
 
 
 def percent(found: BackfillAnswer) -> str:
@@ -84,6 +87,7 @@ class Progress:
             f" {ended(found):,} of {found.partitions:,} ended, {found.open:,} open,"
             f" {found.dead:,} dead"
         )
+        text += f", {found.cancelled:,} cancelled" if found.cancelled else ""
         text += "" if found.state in ("running", "done") else f" ({found.state})"
         self._bar.show(text, done=ended(found), of=found.partitions)
 

@@ -35,4 +35,4 @@ async def waited(client: Client, id: int, *, timeout_seconds: float) -> Backfill
 
 def exit_code(found: BackfillAnswer, *, wait: bool) -> int:
     """1 for a backfill that was waited for and has not computed everything."""
-    return 1 if wait and (found.state == "cancelled" or found.dead) else 0
+    return 1 if wait and (found.state == "cancelled" or found.dead or found.cancelled) else 0

@@ -9,6 +9,7 @@ from penstock.cli.dataset.files import files
 from penstock.cli.dataset.listing import list_
 from penstock.cli.dataset.partitions import partitions
 from penstock.cli.dataset.preview import preview
+from penstock.cli.dataset.refresh import refresh
 from penstock.cli.dataset.show import show
 from penstock.cli.dataset.sweep import sweep
 from penstock.cli.dataset.verify import verify
@@ -26,5 +27,5 @@ def dataset(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for verb in (list_, show, partitions, files, preview, verify, sweep, cut_over):
+for verb in (list_, show, partitions, files, preview, verify, sweep, refresh, cut_over):
     dataset.add_command(verb)

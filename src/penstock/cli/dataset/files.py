@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.cli.dataset.snapshots import on_a_snapshot, snapshot_of
 from penstock.cli.queue.showing import as_json as show_plain
+from penstock.cli.queue.showing import notes
 
 
 @click.command(
@@ -30,15 +31,19 @@ def files(
 
     Any program that reads Parquet can read them: DuckDB, pandas, Spark. Columns that were added
     later are missing in earlier files. With --json there are the sizes, rows and SHA-256 sums as
-    well, and the columns of the dataset. The files stay for some hours at least, also if other
-    ones are published meanwhile.
+    well, and the columns of the dataset. Of what was published without a manifest the files are
+    listed that lie there now: its Parquet files, or whatever it has instead. The files stay for
+    some hours at least, also if other ones are published meanwhile.
     """
     found = snapshot_of(
         name, generation=generation, partition=partition, store=store, url=url, token=token
     )
     if not as_json:
-        for each in found.files:
-            click.echo(each.location)
+        for contents in found.contents:
+            for each in (*contents.files, *contents.others):
+                click.echo(each.location)
+            if contents.manifest is None and not (contents.files or contents.others):
+                notes([f"there is no manifest and no file in {contents.location}"])
         return
     show_plain(
         {
@@ -52,7 +57,7 @@ def files(
                     "end": part.end,
                     "revision": part.revision,
                     "location": part.location,
-                    "files": [asdict(each) for each in contents.files],
+                    "files": [asdict(each) for each in (*contents.files, *contents.others)],
                 }
                 for part, contents in zip(found.answer.parts, found.contents, strict=True)
             ],

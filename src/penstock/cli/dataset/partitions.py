@@ -64,7 +64,7 @@ def partitions(
     ]
     if rows:
         heads = ("partition", "published", "revision", "rows", "size", "files", "task", "location")
-        fitted(heads, rows, numbers=(2, 3, 4, 5, 6))
+        fitted(heads, rows, numbers=(2, 3, 4, 5, 6), least=(7, 5))
     else:
         click.echo("Nothing is published.", err=True)
     if answer.after is not None:

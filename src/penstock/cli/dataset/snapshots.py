@@ -8,16 +8,17 @@ needed only to say which server `s3://` means, if the environment does not.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
 from penstock.cli.completing import datasets
-from penstock.datasets.snapshot import Contents, DataFile, files, read
+from penstock.datasets.snapshot import Contents, DataFile, files, read, read_what_is_there
 from penstock.datasets.transfer import Transfer
 from penstock.dispatcher.wire.datasets import SnapshotAnswer
+from penstock.kernel.errors import Damaged
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -41,6 +42,8 @@ class Snapshot:
     answer: SnapshotAnswer
     contents: list[Contents]
     transfer: Transfer
+    damaged: list[Damaged] = field(default_factory=list)
+    """What is wrong with manifests, if who asks wants to know of all of them."""
 
     @property
     def files(self) -> list[DataFile]:
@@ -62,12 +65,17 @@ def snapshot_of(
     store: str,
     url: str,
     token: str | None,
+    is_judged: bool = False,
 ) -> Snapshot:
-    """Ask for a snapshot, and read its manifests."""
+    """Ask for a snapshot, and read its manifests. One that is wrong is `Damaged`, unless they are
+    judged: then it is told of all of them."""
     answer, _ = asked(
         url,
         token,
         lambda client: client.snapshot(name, generation=generation, partition_key=partition),
     )
     transfer = Transfer(store)
+    if is_judged:
+        contents, damaged = read_what_is_there(answer.parts, transfer)
+        return Snapshot(answer, contents, transfer, damaged)
     return Snapshot(answer, read(answer.parts, transfer), transfer)

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import click
+
 from penstock.cli.demo.chaos import Chaos
 from penstock.cli.demo.display import Display, Stage
 from penstock.cli.demo.result import Dataset, read_datasets
@@ -98,7 +100,7 @@ class Pipeline:
         settings = Settings(data=data, store=store, port=0, internal_port=0, webhook_port=0)
         self._file = data / "penstock.toml"
         self._installation = wiring("penstock.installation").Installation(
-            settings, code=code, file=self._file
+            settings, code=code, file=self._file, waiting=click.echo
         )
         self._client = Client(self._installation.public_url)
         self._opened = AsyncExitStack()

@@ -23,14 +23,18 @@ _FOREVER = "forever"
 
 
 @click.group(
+    invoke_without_command=True,
     short_help="Files of settled tasks: list, fetch, flush, retain.",
     epilog="Example: penstock queue archive fetch --to /tmp/tasks --store file:///tmp/store",
 )
-def archive() -> None:
+@click.pass_context
+def archive(context: click.Context) -> None:
     """What is left of settled tasks: gzip of JSON Lines, one row a task.
 
     Spark and pandas read the files as they are.
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 @archive.command(
@@ -105,7 +109,8 @@ def fetch(
 ) -> None:
     """Fetch files of the archive, all or those that are named as 'archive list' shows them.
 
-    Files that are in the folder already are not fetched again. Without --to, the rows are printed,
+    They go into the folders 'archive' and 'dead', the dead letters, below that of --to. Files that
+    are there already are not fetched again. Without --to, the rows are printed,
     one JSON object a line.
     """
     if as_json and folder is None:
@@ -144,7 +149,7 @@ async def _fetched(
         with Bar() as bar:
             for number, each in enumerate(found):
                 bar.show(f"{number:,} of {len(found):,} files", done=number, of=len(found))
-                path = folder / each.name
+                path = folder / ("dead" if each.is_dead_letters else "archive") / each.name
                 if not path.exists():
                     _write(path, await queue.archive.fetch(each.key))
                     written.append(path)

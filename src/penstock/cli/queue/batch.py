@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final
 
 import click
 
 from penstock.cli.options import absolute_option
+from penstock.cli.progress import Bar
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import age, fields, notes, table, when
 from penstock.cli.queue.showing import as_json as show_json
-from penstock.kernel.errors import InvalidInput
+from penstock.kernel.clock import Clock
+from penstock.kernel.errors import InvalidInput, PenstockError
+from penstock.queue.batches.api import Batch
 from penstock.queue.batches.documents import BatchView
 
+_LOOK_SECONDS_MIN: Final = 1.0
+_LOOK_SECONDS_MAX: Final = 15.0
 _COUNTS = ("ready", "running", "succeeded", "failed", "cancelled", "expired", "lost")
 
 
@@ -93,8 +100,44 @@ async def _asked(
 ) -> tuple[BatchView, float]:
     async with opened(store, name) as queue:
         asked = queue.batches.get(id)
-        view = await asked.wait(timeout) if wait else await asked.progress()
+        if wait:
+            clock = queue.access.store.clock.machine
+            view = await _waited(asked, timeout, clock=clock)
+        else:
+            view = await asked.progress()
         return view, queue.access.now().middle
+
+
+async def _waited(
+    batch: Batch,
+    timeout: float | None,  # noqa: ASYNC109 - users' word
+    *,
+    clock: Clock,
+) -> BatchView:
+    """The batch when it has ended. How far it is stands on the terminal, if there is one."""
+    with Bar() as bar:
+        if not bar.is_live:
+            return await batch.wait(timeout)
+        async with asyncio.TaskGroup() as group:
+            showing = group.create_task(_show_progress(batch, bar, clock=clock))
+            view = await batch.wait(timeout)
+            showing.cancel()
+        return view
+
+
+async def _show_progress(batch: Batch, bar: Bar, *, clock: Clock) -> None:
+    """Look again and again, more and more rarely, until it has ended or nobody waits any more."""
+    pause = _LOOK_SECONDS_MIN
+    is_ended = False
+    while not is_ended:
+        # What is wrong is told by the waiting itself.
+        with suppress(PenstockError):
+            found = await batch.progress()
+            is_ended = found.is_ended
+            text = f"{found.settled:,} of {found.total:,} ended, {found.running:,} running"
+            bar.show(text, done=found.settled, of=found.total)
+        await clock.sleep(pause)
+        pause = min(_LOOK_SECONDS_MAX, pause * 1.5)
 
 
 def _rows(view: BatchView, *, now: float) -> Iterator[tuple[str, str]]:

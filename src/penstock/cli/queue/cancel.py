@@ -115,7 +115,12 @@ async def _cancelled_by_tag(
     """Cancel what has these tags and has not ended, a pack at a time."""
     async with opened(store, name) as queue:
         found = await list_tasks(
-            queue.access, statuses=_UNSETTLED, type=type, tags=tags, limit=limit
+            queue.access,
+            statuses=_UNSETTLED,
+            type=type,
+            tags=tags,
+            limit=limit,
+            among="that can be cancelled",
         )
         # A name that is mistyped must not make 'name!=value' mean everything.
         for sentence in found.unknown_tags:

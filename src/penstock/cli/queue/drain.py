@@ -6,6 +6,7 @@ import asyncio
 
 import click
 
+from penstock.cli.progress import Bar
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.pause import show_held, type_option
 from penstock.cli.queue.showing import as_json as show_json
@@ -75,10 +76,20 @@ async def _drained(
         paused = [each for each in held if each.paused_at and each.type in (None, type)]
         if paused:
             notes(["It is paused, so what waits does not start: 'penstock queue resume' lifts it."])
-        is_empty = await wait_until_empty(queue.access, type, seconds=seconds, tell=_tell)
+        with _Progress() as progress:
+            is_empty = await wait_until_empty(queue.access, type, seconds=seconds, tell=progress)
         return held, now, is_empty
 
 
-def _tell(left: Left) -> None:
-    more = "" if left.is_whole else " at least"
-    click.echo(f"{left.tasks:,}{more} left", err=True)
+class _Progress(Bar):
+    """Says how much is left, as a part of the most that there was."""
+
+    _most = 0
+
+    def __call__(self, left: Left) -> None:
+        self._most = max(self._most, left.tasks)
+        more = "" if left.is_whole else " at least"
+        text = f"{left.tasks:,}{more} left"
+        if not left.tasks:
+            text += "; producers are given the time to hear of it"
+        self.show(text, done=self._most - left.tasks, of=self._most)

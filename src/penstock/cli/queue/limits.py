@@ -10,7 +10,7 @@ import click
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import as_json as show_json
 from penstock.cli.queue.showing import length, table
-from penstock.kernel.errors import PenstockError
+from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.queue.limits.api import Limit
 
 _EXAMPLE = "penstock queue limits set api --concurrency 5 --store file:///tmp/store"
@@ -38,7 +38,7 @@ def limits(context: click.Context) -> None:
 @click.option(
     "--per",
     metavar="SECONDS",
-    type=float,
+    type=click.FloatRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
     help="With --rate: in which time.",
@@ -61,6 +61,12 @@ def set_(
     Workers that use it hear of a change within 20 seconds, and of a new limit within 30. What is
     above a lower limit goes on to its end.
     """
+
+    if concurrency is None and rate is None:
+        raise InvalidInput(
+            "A limit needs a concurrency, a rate, or both.",
+            hint="Write --concurrency 5, or --rate 10 --per 60.",
+        )
 
     async def set_it() -> Limit:
         async with opened(store, name) as queue:

@@ -8,11 +8,12 @@ import click
 
 from penstock.cli.options import absolute_option
 from penstock.cli.queue.connection import on_a_queue, opened, tag_option
-from penstock.cli.queue.showing import age, note_of, notes, table
+from penstock.cli.queue.showing import age, note_of, notes, plain, table
 from penstock.cli.queue.showing import as_json as show_json
 from penstock.queue.inspection import Listing
 from penstock.queue.inspection.filters import tag_filters
-from penstock.queue.views import STATES
+from penstock.queue.replays import name_of, replayed
+from penstock.queue.views import STATES, TaskView
 
 
 @click.command(
@@ -52,11 +53,16 @@ def list_(
 
     Settled tasks leave for the archive some minutes after their end, those with a key after a
     day, and are then found by 'get' only. With --status failed alone, the dead letters in the
-    archive are listed too.
+    archive are listed too. What failed and was replayed since is marked as replayed.
     """
-    listing, now = asyncio.run(_listed(store, name, statuses, type=type, tags=tags, limit=limit))
+    listing, again, now = asyncio.run(
+        _listed(store, name, statuses, type=type, tags=tags, limit=limit)
+    )
     if as_json:
-        show_json(listing)
+        told = plain(listing)
+        for task, view in zip(told["tasks"], listing.tasks, strict=True):
+            task["is_replayed"] = name_of(view) in again
+        show_json(told)
         return
     rows = [
         (
@@ -65,7 +71,7 @@ def list_(
             str(view.attempt or ""),
             age(view.submitted_at, now=now),
             view.id,
-            note_of(view, now=now),
+            _note(view, now=now, is_replayed=name_of(view) in again),
         )
         for view in listing.tasks
     ]
@@ -87,8 +93,18 @@ async def _listed(
     type: str | None,
     tags: tuple[str, ...],
     limit: int,
-) -> tuple[Listing, float]:
+) -> tuple[Listing, frozenset[str], float]:
+    """The tasks, the names of those that were replayed, and the store's time then."""
     tag_filters(tags)  # What is wrong is said before anything is asked.
     async with opened(store, name) as queue:
         listing = await queue.tasks(status=statuses or None, type=type, tags=tags, limit=limit)
-        return listing, queue.access.now().middle
+        is_failed = any(view.status == "failed" for view in listing)
+        again = await replayed(queue.access) if is_failed else frozenset()
+        return listing, again, queue.access.now().middle
+
+
+def _note(view: TaskView, *, now: float, is_replayed: bool) -> str:
+    told = note_of(view, now=now)
+    if not is_replayed:
+        return told
+    return f"replayed; {told}" if told else "replayed"

@@ -9,7 +9,7 @@ import click
 
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import as_json as show_json
-from penstock.cli.queue.showing import plain, when
+from penstock.cli.queue.showing import plain, since
 from penstock.queue.control import WORKER_SECONDS, Held
 
 type_option = click.option("--type", metavar="TYPE", help="Only tasks of this type.")
@@ -60,7 +60,7 @@ def held_lines(held: Sequence[Held], *, now: float) -> Iterator[str]:
         what = "The queue" if each.type is None else f"The type {each.type!r}"
         if each.paused_at is not None:
             reason = f": {each.reason}" if each.reason else "."
-            yield f"{what} is paused since {when(each.paused_at, now=now)}{reason}"
+            yield f"{what} is paused since {since(each.paused_at, now=now)}{reason}"
         if each.drained_at is not None:
-            since = when(each.drained_at, now=now)
-            yield f"{what} is drained, and takes no more tasks, since {since}."
+            begun = since(each.drained_at, now=now)
+            yield f"{what} is drained, and takes no more tasks, since {begun}."

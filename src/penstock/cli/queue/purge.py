@@ -139,8 +139,14 @@ def _sentence(purged: Purged, *, dry_run: bool) -> str:
     kept = ""
     if purged.tasks_kept:
         kept = f" {purged.tasks_kept} stay: their packs have other tasks that are not meant."
-    return (
-        f"{'Would be' if dry_run else 'Were'} cancelled: {purged.cancelled} tasks, asked to stop:"
-        f" {purged.asked_to_stop}, forgotten: {purged.tasks_forgotten},"
-        f" with {purged.payloads_deleted} payloads.{kept}"
+    would = "would be " if dry_run else ""
+    done = (
+        f"{_counted(purged.cancelled, 'task')} {would}cancelled",
+        f"{purged.asked_to_stop:,} {would}asked to stop",
+        f"{purged.tasks_forgotten:,} {would}forgotten",
     )
+    return f"{', '.join(done)}, with {_counted(purged.payloads_deleted, 'payload')}.{kept}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -130,7 +130,12 @@ async def _replayed_failed(
     async with opened(store, name) as queue:
         done = await replayed(queue.access)
         found = await list_tasks(
-            queue.access, statuses=("failed",), type=type, tags=tags, limit=LIMIT_MAX
+            queue.access,
+            statuses=("failed",),
+            type=type,
+            tags=tags,
+            limit=LIMIT_MAX,
+            among="that has failed",
         )
         # A name that is mistyped must not make 'name!=value' mean everything.
         for sentence in found.unknown_tags:

@@ -36,7 +36,7 @@ def reshard(*, shards: int, store: str | None, name: str, as_json: bool) -> None
     else:
         click.echo(
             f"The queue has {after.shards} shards now; before it had {before}."
-            f" Workers have moved after {_MOVED_SECONDS} s; 'penstock queue stats' shows them."
+            f" Workers move to them within {_MOVED_SECONDS} s; 'penstock queue stats' shows them."
         )
 
 

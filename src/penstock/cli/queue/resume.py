@@ -26,10 +26,13 @@ def resume(*, type: str | None, store: str | None, name: str, as_json: bool) -> 
     what is still held. Exit code 0, also if there was nothing to lift, which is then said.
     """
     before, held, now = asyncio.run(_resumed(store, name, type))
-    show_held(held, now=now, as_json=as_json)
+    what = "queue as a whole" if type is None else f"type {type!r}"
     if all(each.type != type for each in before):
-        what = "the queue as a whole" if type is None else f"the type {type!r}"
-        notes([f"{what} was neither paused nor drained; there was nothing to lift."])
+        notes([f"the {what} was neither paused nor drained; there was nothing to lift."])
+    elif not as_json:
+        click.echo(f"The {what} goes on.")
+    if held or as_json:
+        show_held(held, now=now, as_json=as_json)
 
 
 async def _resumed(

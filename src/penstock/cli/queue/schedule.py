@@ -13,7 +13,9 @@ from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import age, compact, fields, table, when
 from penstock.cli.queue.showing import as_json as show_json
 from penstock.cli.queue.submit import INPUT, json_value, tags_from
+from penstock.kernel.errors import InvalidInput
 from penstock.queue.client import Queue
+from penstock.queue.schedules.checking import REPLACE
 from penstock.queue.schedules.document import ScheduleView
 from penstock.queue.schedules.ticks import CatchUp
 
@@ -73,13 +75,20 @@ def add(
 ) -> None:
     """Submit a task of TYPE with INPUT at every time of CRON, from now on.
 
-    CRON has five fields: minute, hour, day of month, month and day of week. Makes the queue if
+    All four are given without a name, in this order. CRON is one word, so put it in quotes; it has
+    five fields: minute, hour, day of month, month and day of week. Makes the queue if
     there is none. To add the same again changes nothing.
     """
     value = None if given is None else json_value(given, where=INPUT)
 
     async def act(queue: Queue) -> ScheduleView:
-        return await queue.schedules.add(schedule_name, input=value, tags=tags_from(tags), **how)
+        try:
+            return await queue.schedules.add(
+                schedule_name, input=value, tags=tags_from(tags), **how
+            )
+        except InvalidInput as error:
+            error.hint = error.hint.replace(REPLACE, "--replace")
+            raise
 
     _show(_run(store, name, act, create=True), as_json=as_json)
 

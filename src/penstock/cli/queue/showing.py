@@ -63,6 +63,11 @@ def when(at: float, *, now: float) -> str:
     return f"{iso(at)}  {age(at, now=now)}" if not is_absolute() else iso(at) or ""
 
 
+def since(at: float, *, now: float) -> str:
+    """A time and how long ago it was, within a sentence."""
+    return f"{iso(at)} ({age(at, now=now)})" if not is_absolute() else iso(at) or ""
+
+
 def fields(rows: Iterable[tuple[str, str]]) -> None:
     """Names and values, one a line; values of several lines are indented."""
     shown = list(rows)
@@ -101,10 +106,10 @@ def as_json_line(value: object) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it; fields that end in `_at` are times."""
+    """The value as JSON has it; fields that end in `_at` are times, and no text is null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
-            each.name: _field(each.name, getattr(value, each.name))
+            each.name: _field(each.name, getattr(value, each.name), is_text=each.type == "str")
             for each in dataclasses.fields(value)
         }
     if isinstance(value, list | tuple):
@@ -114,7 +119,10 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _field(name: str, value: Any) -> Any:
+def _field(name: str, value: Any, *, is_text: bool) -> Any:
+    if is_text and not value:
+        # What a task does not have; an empty text that is somebody's input stays one.
+        return None
     is_time = (name == "at" or name.endswith("_at")) and isinstance(value, float)
     return iso(value, precise=True) if is_time else plain(value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Final
 
 import click
 
@@ -15,6 +16,9 @@ from penstock.cli.queue.showing import as_json as show_json
 from penstock.queue import inspection
 from penstock.queue.inspection import Stats
 
+_FAILURES_OF: Final = 50
+"""So many packs that have settled are read for what of them has failed."""
+
 
 @click.command(
     short_help="Count tasks; show workers and shards.",
@@ -25,8 +29,9 @@ from penstock.queue.inspection import Stats
 def stats(*, store: str | None, name: str, as_json: bool) -> None:
     """Count tasks by type, and show the workers and the shards that they own.
 
-    Counted from lists, six for a small queue, and one read a worker. Tasks of a pack that is in
-    progress all count as in progress; settled tasks count until they are archived.
+    Counted from lists, six for a small queue, and one read a worker; for the failures the last 50
+    packs that have settled are read. Tasks of a pack that is in progress all count as in progress;
+    settled tasks, and those of them that failed, count until they are archived.
     """
     found = asyncio.run(_counted(store, name))
     if as_json:
@@ -41,7 +46,7 @@ def stats(*, store: str | None, name: str, as_json: bool) -> None:
 
 async def _counted(store: str | None, name: str) -> Stats:
     async with opened(store, name) as queue:
-        return await inspection.stats(queue.access)
+        return await inspection.stats(queue.access, failures_of=_FAILURES_OF)
 
 
 def _show_types(found: Stats) -> None:
@@ -55,12 +60,16 @@ def _show_types(found: Stats) -> None:
             f"{each.delayed:,}",
             f"{each.in_progress:,}",
             f"{each.settled_recently:,}",
+            f"{each.failed_recently or 0:,}",
             "" if each.oldest_ready_at is None else age(each.oldest_ready_at, now=found.at),
         )
         for each in found.types
     ]
-    heads = ("type", "ready", "delayed", "in progress", "settled recently", "oldest ready since")
-    table(heads, rows, numbers=(1, 2, 3, 4))
+    heads = (
+        *("type", "ready", "delayed", "in progress"),
+        *("settled recently", "failed", "oldest ready since"),
+    )
+    table(heads, rows, numbers=(1, 2, 3, 4, 5))
 
 
 def _show_workers(found: Stats) -> None:
@@ -102,5 +111,5 @@ def _remarks(found: Stats) -> Iterator[str]:
     met = sorted({kind for worker in found.workers for kind in worker.help_wanted})
     if met:
         yield f"No handler, or more than the owners can run, of: {', '.join(met)}."
-    if found.dead_letter_objects:
+    if found.dead_letter_objects or any(each.failed_recently for each in found.types):
         yield "There are dead letters: 'penstock queue list --status failed' shows them."

@@ -16,6 +16,7 @@ from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import as_json as show_json
 from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.kernel.words import shown as shown_word
+from penstock.queue.moments import delay_until
 from penstock.queue.submission import INPUT_BYTES_MAX, NotAllSubmitted
 
 LINES_MAX: Final = 1_000_000
@@ -23,6 +24,8 @@ _STDIN: Final = "-"
 INPUT: Final = "INPUT"
 _QUOTES: Final = "Text needs double quotes inside of the shell's: '\"text\"'."
 _SHOWN_MAX: Final = 10
+_TIME: Final = "YYYY-MM-DDTHH:MM+01:00"
+"""The form of a time with its zone. An example would age: tasks start within a year."""
 
 
 @click.command(
@@ -33,7 +36,7 @@ _SHOWN_MAX: Final = 10
 @click.argument("given", metavar="[INPUT]", required=False)
 @click.option("--key", help="Submit at most once as long as this key is taken.")
 @click.option("--delay", metavar="SECONDS", type=float, default=0.0, help="Start so much later.")
-@click.option("--at", metavar="TIME", help="Start then: 2030-01-31T06:00+01:00, with its zone.")
+@click.option("--at", metavar="TIME", help=f"Start then, within a year: {_TIME}.")
 @click.option(
     "--priority",
     type=click.IntRange(-9, 9),
@@ -49,6 +52,8 @@ _SHOWN_MAX: Final = 10
     "--tag", "tags", metavar="NAME=VALUE", multiple=True, help="A tag; may be given several times."
 )
 @click.option("--many", is_flag=True, help="INPUT is a file, or - , with one JSON value a line.")
+@click.option("--batch", is_flag=True, help="With --many: as one batch, whose id is printed.")
+@click.option("--then", metavar="TYPE", help="With --batch: a task that comes when all have ended.")
 @on_a_queue
 def submit(
     *,
@@ -62,6 +67,8 @@ def submit(
     expires: float | None,
     tags: tuple[str, ...],
     many: bool,
+    batch: bool,
+    then: str | None,
     store: str | None,
     name: str,
     as_json: bool,
@@ -72,7 +79,14 @@ def submit(
     input is null. With --many, INPUT is a file with one JSON value a line (standard input if
     there is none), each becomes a task, and up to 1,000 of them share one object: much cheaper
     than one by one. If a line is wrong, nothing is submitted.
+
+    With --batch as well, they are one batch, and its id is printed instead of theirs: 'penstock
+    queue batch ID --wait' waits for all of them.
     """
+    if batch and not many:
+        raise InvalidInput("--batch goes with --many.", hint="A batch has one task a line.")
+    if then is not None and not batch:
+        raise InvalidInput("--then goes with --batch.")
     options = {
         "delay": delay,
         "at": None if at is None else _time(at),
@@ -85,6 +99,10 @@ def submit(
         if key is not None:
             raise InvalidInput("--key is for one task; it does not go with --many.")
         lines = _lines(given or _STDIN)
+        if batch:
+            made, ids = asyncio.run(_submitted_batch(store, name, type, lines, options, then=then))
+            _show({"batch": made, "ids": ids} if as_json else [made])
+            return
         ids = asyncio.run(_submitted_many(store, name, type, lines, options))
         _show({"ids": ids} if as_json else ids)
     else:
@@ -111,7 +129,7 @@ def tags_from(given: Sequence[str]) -> dict[str, str]:
 
 
 def _time(text: str) -> datetime:
-    hint = "Write 2030-01-31T06:00+01:00, or Z for UTC."
+    hint = f"Write {_TIME}, or Z for UTC."
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:
@@ -149,6 +167,28 @@ async def _submitted_many(
         except NotAllSubmitted as error:
             _tell_the_rest(error, list(lines))
         return [task.id for task in tasks]
+
+
+async def _submitted_batch(
+    store: str | None,
+    name: str,
+    type: str,
+    lines: dict[int, object],
+    options: Mapping[str, Any],
+    *,
+    then: str | None,
+) -> tuple[str, list[str]]:
+    """The id of the batch, and those of its tasks."""
+    how = dict(options)
+    async with opened(store, name, create=True) as queue:
+        how["delay"] = await delay_until(queue.access.store, how["delay"], how.pop("at"))
+        async with queue.new_batch(then=then) as batch:
+            try:
+                tasks = await batch.submit_many(type, list(lines.values()), **how)
+            except NotAllSubmitted as error:
+                # It is never sealed: what is in it runs, and it does not end.
+                _tell_the_rest(error, list(lines))
+        return batch.id, list(tasks)
 
 
 def _tell_the_rest(error: NotAllSubmitted, lines: list[int]) -> NoReturn:

@@ -13,10 +13,10 @@ from typing import Final, NoReturn
 
 import click
 
+from penstock.cli.installation import log_format_option, show_log
 from penstock.cli.options import json_option
 from penstock.cli.queue.showing import notes
 from penstock.kernel.errors import InvalidInput, PenstockError
-from penstock.kernel.logs import log_to_stderr
 from penstock.queue.client import Queue
 from penstock.queue.scraping import MetricsDoor
 from penstock.queue.settings import Mode
@@ -48,6 +48,7 @@ _FORM: Final = "Write MODULE:WORKER, for example tasks:worker for 'worker' in ta
     show_default=True,
     help="Where to show them; 0.0.0.0 for everybody.",
 )
+@log_format_option
 @json_option
 def worker(
     *,
@@ -59,6 +60,7 @@ def worker(
     name: str | None,
     metrics_port: int | None,
     metrics_host: str,
+    log_format: str | None,
     as_json: bool,
 ) -> None:
     """Run the worker that a module of yours has, until SIGTERM or Ctrl-C.
@@ -72,7 +74,7 @@ def worker(
         def resize(task): return {"ok": task.input["n"]}
 
     The options go over what the module says; PENSTOCK_STORE and PENSTOCK_QUEUE do not. The log
-    goes to standard error.
+    goes to standard error, as text on a terminal and else as JSON, one object a line.
 
     The first signal lets what runs end, for as long as the worker's stop_seconds, and gives the
     rest back; the second gives back at once. Exit code 0 after either.
@@ -86,7 +88,7 @@ def worker(
         found.call(called)
     if store is not None or name is not None:
         found.queue = Queue(store or found.queue.url, name=name or found.queue.name)
-    log_to_stderr()
+    show_log(log_format)
     if found.queue.url.startswith("memory:"):
         notes(["a memory:// queue is this process's own: only the module itself can submit to it."])
     _tell(found, "started", as_json=as_json)

@@ -10,7 +10,7 @@ from penstock.cli.calling import asked, on_a_dispatcher
 from penstock.cli.completing import jobs
 from penstock.cli.options import absolute_option, paged
 from penstock.cli.queue.showing import notes
-from penstock.cli.telling import ago, fitted, line, show_json
+from penstock.cli.telling import ago, fitted, gist, line, show_json
 from penstock.dispatcher.wire.asking import TaskStatus
 from penstock.dispatcher.wire.steering import TaskSummary
 
@@ -52,7 +52,7 @@ def list_(
         return
     if answer.tasks:
         heads = ("id", "status", "job", "partition", "attempt", "made", "worker", "note")
-        fitted(heads, [_row(each, now=now) for each in answer.tasks], numbers=(0, 4))
+        fitted(heads, [_row(each, now=now) for each in answer.tasks], numbers=(0, 4), least=(6,))
     else:
         is_some = job or status or partition or before
         click.echo("No such tasks." if is_some else "No tasks.", err=True)
@@ -75,7 +75,7 @@ def _row(task: TaskSummary, *, now: float) -> tuple[str, ...]:
 
 def note_of(task: TaskSummary, *, now: float) -> str:
     """The one thing besides its status that is worth knowing of a task."""
-    reason = line(task.reason)
+    reason = gist(task.reason)
     if task.status in ("queued", "retrying") and task.due_at.timestamp() > now + 1:
         due = f"due {ago(task.due_at, now=now)}"
         return f"{due}, after: {reason}" if reason else due

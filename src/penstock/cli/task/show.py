@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 import click
 
@@ -12,10 +11,8 @@ from penstock.cli.completing import tasks
 from penstock.cli.options import absolute_option
 from penstock.cli.queue.showing import compact, fields, length, status
 from penstock.cli.task.figures import figures, progress_line
-from penstock.cli.telling import ago, fitted, line, show_json
+from penstock.cli.telling import ago, fitted, gist, line, lines, show_json
 from penstock.dispatcher.wire.steering import AttemptAnswer, TaskAnswer
-
-_REASON_MAX: Final = 4000
 
 
 @click.command(
@@ -58,9 +55,8 @@ def _rows(answer: TaskAnswer, *, now: float) -> Iterator[tuple[str, str]]:
     yield "operator", line(task.operator)
     yield "status", status(task.status)
     if task.reason:
-        # The end of a traceback has lines, and they are worth having here.
-        lines = task.reason.splitlines()
-        yield "reason", "\n".join(line(each, characters_max=_REASON_MAX) for each in lines)
+        # A traceback has lines, and they are worth having once.
+        yield "reason", lines(task.reason)
     yield "attempt", f"{task.attempt} of {task.attempt_limit}"
     if task.partition_key is not None:
         yield "partition", line(task.partition_key, characters_max=500)
@@ -88,5 +84,5 @@ def _attempt(attempt: AttemptAnswer, *, now: float) -> tuple[str, ...]:
         ago(attempt.started_at, now=now),
         length(ends - attempt.started_at.timestamp()),
         line(attempt.log),
-        line(attempt.reason),
+        gist(attempt.reason),
     )

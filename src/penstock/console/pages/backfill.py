@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 
 from penstock.console.pages.acting import act, asked_as, number_of
 from penstock.console.pages.base import Action, Asked, Done, Missing, Page
+from penstock.console.pages.outcome import computed, ended, sentence_of, word_of
 from penstock.console.pages.planning import (
     FIELDS,
     KEYS_CHARACTERS_MAX,
@@ -23,7 +24,7 @@ from penstock.console.pages.planning import (
     range_key,
     way_of,
 )
-from penstock.console.rendering import number
+from penstock.console.rendering import counted, plural
 from penstock.dispatcher.api.endpoints import Call, Handler, Reply
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.steering import (
@@ -77,7 +78,7 @@ async def _load_all(parts: Parts, _: Asked) -> Mapping[str, Any] | Missing:
     found = await parts.backfills.list(limit=SHOWN_MAX + 1)
     overall = await parts.views.overall()
     return {
-        "backfills": found.backfills[:SHOWN_MAX],
+        "rows": [(each, word_of(each), ended(each)) for each in found.backfills[:SHOWN_MAX]],
         "is_cut": len(found.backfills) > SHOWN_MAX,
         "shown_max": SHOWN_MAX,
         "has_jobs": any(each.activation != "source" for each in overall.jobs),
@@ -137,17 +138,20 @@ async def _load_one(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
     if found is None or about is None:
         hint = "The list of backfills has the latest of them."
         return Missing(f"There is no backfill {asked.path['id'][:40]}.", hint)
-    ended = found.planned - found.open
+    over = ended(found)
     return {
         "backfill": found,
         "about": about,
-        "ended": ended,
+        "word": word_of(found),
+        "sentence": sentence_of(found),
+        "ended": over,
+        "computed": computed(found),
         "waiting": max(0, found.open - about.running),
         "left": max(0, found.partitions - found.planned),
-        "is_open": found.state in ("running", "paused"),
+        "is_going": found.state in ("running", "paused"),
         "first": _first(about),
         "last": _last(found, about),
-        "seconds_left": _seconds_left(found, about, ended),
+        "seconds_left": _seconds_left(found, about, over),
         "dead_more": max(0, found.dead - LISTED_MAX),
         "running_more": max(0, about.running - LISTED_MAX),
         "path": PATH,
@@ -167,12 +171,12 @@ def _last(found: BackfillAnswer, about: AboutBackfill) -> str:
     return about.last_key or "" if found.partitions > 1 else ""
 
 
-def _seconds_left(found: BackfillAnswer, about: AboutBackfill, ended: int) -> float | None:
+def _seconds_left(found: BackfillAnswer, about: AboutBackfill, over: int) -> float | None:
     """How long it goes on at the pace that it had so far; None if nobody can tell."""
-    if found.state != "running" or ended < _PACE_MIN or about.paused or ended >= found.partitions:
+    if found.state != "running" or over < _PACE_MIN or about.paused or over >= found.partitions:
         return None
     so_far = (about.now - found.created_at).total_seconds()
-    return so_far / ended * (found.partitions - ended)
+    return so_far / over * (found.partitions - over)
 
 
 async def _start(parts: Parts, asked: Asked, to: str) -> Done:
@@ -180,7 +184,7 @@ async def _start(parts: Parts, asked: Asked, to: str) -> Done:
     ask = backfill_ask(asked.query, request_id=request_id)
     answer = await create_backfill(parts, Call(ask=ask))
     if isinstance(answer, BackfillAnswer):
-        count = f"{number(answer.partitions)} partition{'s' if answer.partitions > 1 else ''}"
+        count = counted(answer.partitions, "partition")
         return Done(f"The backfill of {count} has started.", f"/backfills/{answer.id}")
     title = answer.title if isinstance(answer, Problem) else "It was not started."
     return Done(title, to, is_well=False)
@@ -224,7 +228,8 @@ async def _replay(parts: Parts, asked: Asked, to: str) -> Done:
             break
     if not replayed:
         return Done("No task of it is dead; nothing was replayed.", to)
-    return Done(f"{number(replayed)} task{'s are' if replayed > 1 else ' is'} queued again.", to)
+    verb = plural(replayed, "is", "are")
+    return Done(f"{counted(replayed, 'task')} {verb} queued again.", to)
 
 
 def _queued(body: Answer | bytes) -> int:
@@ -238,7 +243,7 @@ PAGES: Final = (
     Page(PATH, "backfills", _load_all, live=("list",), section="operations"),
     Page(NEW, "backfill_new", _load_new, section="operations", query=(*FIELDS, "preview")),
     Page(
-        "/backfills/{id}",
+        "/backfills/{id:path}",
         "backfill",
         _load_one,
         live=("head", "progress", "dead", "running", "beside"),

@@ -47,7 +47,7 @@ class Done:
     is_well: bool = True
 
 
-_RESERVED: Final = frozenset({"open", "error", "message", "trouble"})
+_RESERVED: Final = frozenset({"open", "error", "message", "trouble", "heartbeat"})
 
 Loading = Callable[[Parts, Asked], Awaitable[Mapping[str, Any] | Missing]]
 Acting = Callable[[Parts, Asked, str], Awaitable[Done]]
@@ -56,7 +56,11 @@ Acting = Callable[[Parts, Asked, str], Awaitable[Done]]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page. A path has parameters as `{name}`."""
+    """One page. A path has parameters as `{name}`; `{name:path}` is one that may have slashes.
+
+    Where a parameter is the last, it is of that kind: what has slashes in it is then told to be no
+    job, or no task, rather than no page.
+    """
 
     path: str
     name: str
@@ -70,7 +74,7 @@ class Page:
     """The parameters that it understands; others are left out."""
 
     def __post_init__(self) -> None:
-        # An event of such a name is the browser's own.
+        # An event of such a name is the browser's own, or the stream's.
         assert not _RESERVED.intersection(self.live), "a live block needs another name"
 
 

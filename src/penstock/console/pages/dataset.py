@@ -137,7 +137,7 @@ async def _load_partitions(parts: Parts, asked: Asked) -> Mapping[str, Any] | Mi
         "wanted": wanted,
         "cells": cells,
         "partitions": page.partitions,
-        "told": found[:_TABLE_ROWS] if place.is_told else (),
+        "told_of": found[:_TABLE_ROWS] if place.is_told else (),
         "next": page.after,
         "is_first": not after,
         "blocking": blocking[:_MISSING_SHOWN],
@@ -187,7 +187,7 @@ async def _cut_over(parts: Parts, asked: Asked, to: str) -> Done:
 
 
 PAGE: Final = Page(
-    "/datasets/{name}",
+    "/datasets/{name:path}",
     "dataset",
     _load,
     live=("figures", "map", "blocked", "generations", "recent"),

@@ -23,6 +23,11 @@ MADE_MAX: Final = 5
 """How many tasks of one event are shown."""
 _TEXT_MAX: Final = 1000
 _FIELDS: Final = ("dataset", "partition", "id")
+_WAYS: Final = {
+    "console:": "in the console",
+    "trigger:": "on the command line, or by a program",
+    "cron:": "by its clock",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +37,8 @@ class Row:
     said: Event
     id: str
     """What its source calls it; empty for a publication."""
+    way: str
+    """How it was told, if that is known and no task has told of it."""
     state: str
     made: Sequence[Made]
     more: int
@@ -67,13 +74,20 @@ def rows_of(events: Sequence[Event]) -> list[Row]:
 
 
 def _row(said: Event) -> Row:
+    known_as = "" if said.revision is not None else said.dedupe.removeprefix("source:")
     return Row(
         said=said,
-        id="" if said.revision is not None else said.dedupe.removeprefix("source:"),
+        id=known_as,
+        way="" if said.task_id else way_of(known_as),
         state={"pending": "waiting", "routed": "routed"}.get(said.routed, "kept"),
         made=said.made[:MADE_MAX],
         more=max(0, len(said.made) - MADE_MAX),
     )
+
+
+def way_of(event_id: str) -> str:
+    """How an event was told, by the id that it was given; empty if somebody has chosen the id."""
+    return next((way for begins, way in _WAYS.items() if event_id.startswith(begins)), "")
 
 
 def _text(said: str) -> str:

@@ -28,6 +28,7 @@ from penstock.dispatcher.views.jobs import (
     Ended,
     JobViews,
 )
+from penstock.dispatcher.views.pipeline import PipelineViews
 
 _SLICES: Final = 30
 _SERIES: Final = ("completed", "failed", "expired")
@@ -68,6 +69,7 @@ async def _load(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
     pressures = await parts.pressures.answer()
     pressure = next((each for each in pressures.jobs if each.job == name), None)
     is_pressed = pressure is not None and pressure.pressed
+    endings = await PipelineViews(parts.database).endings()
     plans = await parts.backfills.list(limit=100)
     tasks = {
         status: (
@@ -81,7 +83,7 @@ async def _load(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
     return {
         "about": about,
         "counts": about.counts,
-        "word": word_of(about, pauses, is_pressed=is_pressed),
+        "word": word_of(about, pauses, endings.get(name), is_pressed=is_pressed),
         "remarks": remarks(about, pauses, pressure),
         "waits_for": waits_for(about),
         "is_paused_by_people": any(each.cause == BY_PEOPLE for each in pauses),
@@ -213,7 +215,7 @@ def _summed(found: Sequence[Ended]) -> str:
 
 
 PAGE: Final = Page(
-    "/jobs/{name}",
+    "/jobs/{name:path}",
     "job",
     _load,
     live=("head", "remarks", "figures", "lately", "tasks", "edges"),

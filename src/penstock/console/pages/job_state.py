@@ -14,7 +14,7 @@ from typing import Final
 
 from penstock.console.rendering import length, number
 from penstock.dispatcher.views.jobs import AboutJob
-from penstock.dispatcher.views.pipeline import Endings
+from penstock.dispatcher.views.pipeline import RECENT_MINUTES, Endings
 from penstock.dispatcher.wire.steering import JobAnswer, PauseAnswer, PressureAnswer
 
 STATES: Final = {
@@ -23,7 +23,7 @@ STATES: Final = {
     "paused": "starts nothing new",
     "running": "tasks run now",
     "waiting": "tasks wait to be run",
-    "ok": "has completed tasks in the last minutes",
+    "ok": f"has completed tasks in the last {RECENT_MINUTES} minutes",
     "idle": "has nothing to do",
 }
 MANY: Final = 10_000
@@ -61,7 +61,9 @@ class Remark:
     """The status of the tasks to look at."""
 
 
-def word_of(about: AboutJob, pauses: Sequence[PauseAnswer], *, is_pressed: bool) -> str:
+def word_of(
+    about: AboutJob, pauses: Sequence[PauseAnswer], ended: Endings | None, *, is_pressed: bool
+) -> str:
     """The word for a job, by all that is known of it."""
     counts = about.counts
     if not about.is_in_force:
@@ -76,7 +78,7 @@ def word_of(about: AboutJob, pauses: Sequence[PauseAnswer], *, is_pressed: bool)
         return "running"
     if counts.waiting:
         return "waiting"
-    return "ok" if any(each.completed for each in about.ended) else "idle"
+    return "ok" if ended is not None and ended.completed else "idle"
 
 
 def remarks(

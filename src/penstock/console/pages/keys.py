@@ -12,6 +12,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from penstock.console.pages.acting import act, asked_as
+from penstock.console.pages.audited import call_of, reason_of
 from penstock.console.pages.base import Action, Asked, Done, Missing, Page
 from penstock.console.pages.measured import as_json
 from penstock.dispatcher.api.keys import rotate
@@ -51,6 +52,8 @@ async def _load(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
         "is_first": params.before is None,
         "older": _link({**kept, "before": found.before}) if found.before is not None else "",
         "newest": _link(kept),
+        "call_of": call_of,
+        "reason_of": reason_of,
         "wrong": wrong,
         "path": PATH,
     }

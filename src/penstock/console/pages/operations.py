@@ -88,7 +88,7 @@ def _worker(said: Worker) -> _AWorker:
     concurrency = said.about.get("concurrency")
     return _AWorker(
         said=said,
-        state="ok" if said.is_heard else "silent",
+        state="ok" if said.is_heard else "stopped" if said.is_gone else "silent",
         runtimes=", ".join(str(each) for each in runtimes) if isinstance(runtimes, list) else "",
         concurrency=concurrency if isinstance(concurrency, int) else None,
         operators=said.operators[:3],

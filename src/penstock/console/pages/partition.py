@@ -159,7 +159,7 @@ def about_input(each: InputNow) -> str:
 
 
 PAGE: Final = Page(
-    "/datasets/{name}/partitions/{key}",
+    "/datasets/{name}/partitions/{key:path}",
     "partition",
     _load,
     live=("state", "inputs", "tasks"),

@@ -17,16 +17,19 @@ from urllib.parse import quote
 
 from penstock.console.drawing.layering import Drawing, Point, Sizes, curve, drawn
 from penstock.console.pages.base import Asked, Missing, Page
+from penstock.console.pages.failing import together
 from penstock.console.pages.job_state import BY_PEOPLE, MANY, STATES, state_of
 from penstock.console.rendering import length, number
 from penstock.dispatcher.api.parts import Parts
-from penstock.dispatcher.views.pipeline import Endings, PipelineViews, Reading
+from penstock.dispatcher.views.pipeline import RECENT_MINUTES, Endings, PipelineViews, Reading
 from penstock.dispatcher.wire.steering import JobAnswer, PressureAnswer, PressuresAnswer
 
 _SIZES: Final = Sizes(width=200.0, between_layers=66.0)
 _MARGIN: Final = 24.0
 _NAME_CHARACTERS_MAX: Final = 20
-_DEAD_MAX: Final = 5
+_DEAD_MAX: Final = 100
+"""How many dead tasks are looked at, to show what they have died of."""
+_FAILING_MAX: Final = 5
 DRAWN_MAX: Final = 300
 """How many jobs are drawn; nobody can read more of them in a drawing."""
 
@@ -70,6 +73,7 @@ async def _load(parts: Parts, _: Asked) -> Mapping[str, Any] | Missing:
     if any(each.dead for each in overall.jobs):
         page = await parts.views.tasks(job_id=None, status="dead", before=None, limit=_DEAD_MAX)
         dead = page.tasks
+    failing = together(dead)
     jobs = {each.name: each for each in overall.jobs}
     is_drawn = len(jobs) <= DRAWN_MAX
     nodes, edges, width, height = _graph(jobs if is_drawn else {}, readings, endings, pressures)
@@ -84,7 +88,9 @@ async def _load(parts: Parts, _: Asked) -> Mapping[str, Any] | Missing:
         "height": height + 2 * _MARGIN,
         "margin": _MARGIN,
         "sizes": _SIZES,
-        "dead": dead,
+        "dead_max": _DEAD_MAX,
+        "failing": failing[:_FAILING_MAX],
+        "failing_more": len(failing) > _FAILING_MAX or len(dead) >= _DEAD_MAX,
         "pressures": [each for each in pressures.jobs if each.pressed],
         "paused_by_people": [each for each in pressures.pauses if each.cause == BY_PEOPLE],
         "operators": [each for each in operators.operators if each.in_flight or each.waiting],
@@ -98,6 +104,7 @@ async def _load(parts: Parts, _: Asked) -> Mapping[str, Any] | Missing:
         "completed": sum(each.completed for each in endings.values()),
         "failed": sum(each.failed for each in endings.values()),
         "endings": endings,
+        "minutes": RECENT_MINUTES,
         "many": MANY,
     }
 
@@ -195,7 +202,7 @@ def _node(
     if job.paused:
         lines.append(("paused", ""))
     if not lines and ended is not None and ended.completed:
-        lines.append((f"{number(ended.completed)} done lately", ""))
+        lines.append((f"{number(ended.completed)} done in {RECENT_MINUTES} min", ""))
     kind = job.operator or job.activation
     shown = job.name
     if len(shown) > _NAME_CHARACTERS_MAX:

@@ -106,6 +106,8 @@ def _shown(look: Look) -> dict[str, Any]:
         "tabs": [(each, f"/queue?{urlencode({'name': each})}") for each in look.names[:_TABS_MAX]],
         "tabs_more": max(0, len(look.names) - _TABS_MAX),
         "is_wake_ups": stats.queue == QUEUE_NAME,
+        "thing": "wake-up" if stats.queue == QUEUE_NAME else "task",
+        "things": "Wake-ups" if stats.queue == QUEUE_NAME else "Tasks",
         "types": _types(look, held)[:_TYPES_MAX],
         "types_more": max(0, len(_types(look, held)) - _TYPES_MAX),
         "held": held.get(None),
@@ -157,7 +159,7 @@ def _starts_told(look: Look) -> str:
     lately = look.lately
     if not lately.starts:
         return "No first attempt has started in the last hour, as far as is known."
-    started = "1 task" if lately.starts == 1 else f"{number(lately.starts)} tasks"
+    started = number(lately.starts)
     median, most = length(lately.median_seconds), length(lately.most_seconds)
     return f"{started} started in the last hour: half within {median}, 19 of 20 within {most}."
 
@@ -175,6 +177,8 @@ def _spent(parts: Parts, look: Look) -> dict[str, Any]:
     )
     a_task, standing = look.a_task, look.standing
     return {
+        # Anything but a bucket costs nothing.
+        "is_free": not parts.root.startswith("s3://"),
         "a_task": a_task,
         "a_million": money(a_task.dollars_per_million) if a_task is not None else "",
         "a_task_dollars": money(a_task.dollars) if a_task is not None else "",

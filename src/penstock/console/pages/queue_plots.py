@@ -23,7 +23,7 @@ def ages_plot(ages: Sequence[AgeStats]) -> Plot:
         for name, each in zip(names, ages, strict=True)
         if each.ready or each.in_progress
     ]
-    told = f"Tasks by age. {'; '.join(said) or 'Nothing waits and nothing runs'}."
+    told = f"By age. {'; '.join(said) or 'Nothing waits and nothing runs'}."
     drawn = stacked(places, told=told, series=("waiting", "running"))
     # They are few: each has its name.
     width = (drawn.width - drawn.left) / len(names)
@@ -43,7 +43,7 @@ def ended_plot(minutes: Sequence[Minute]) -> Plot:
     }
     shown = tuple(name for name in OUTCOMES if sums[name]) or OUTCOMES[:1]
     said = ", ".join(f"{number(sums[name])} {name}" for name in shown if sums[name])
-    told = f"Tasks that ended in the last hour: {said}."
+    told = f"Ended in the last hour: {said}."
     if not said:
         told = "Nothing has ended in the last hour, as far as is known."
     return stacked(places, told=told, series=shown)
@@ -65,9 +65,8 @@ def starts_plot(minutes: Sequence[Minute], *, told: str) -> Plot:
 
 
 def _waited(label: str, each: Minute) -> str:
-    started = "1 task" if each.starts == 1 else f"{number(each.starts)} tasks"
     median, most = length(each.median_seconds), length(each.most_seconds)
-    return f"{label}: {started} started, half within {median}, 19 of 20 within {most}"
+    return f"{label}: {number(each.starts)} started, half within {median}, 19 of 20 within {most}"
 
 
 def _ago(minutes: Sequence[Minute], place: int) -> str:

@@ -157,6 +157,12 @@ async def _trigger(parts: Parts, asked: Asked, to: str) -> Done:
 
 PAGES: Final = (
     Page(PATH, "sources", _load, live=("list",), section="operations"),
-    Page(f"{PATH}/{{job}}", "source", _load_one, live=("standing", "events"), section="operations"),
+    Page(
+        f"{PATH}/{{job:path}}",
+        "source",
+        _load_one,
+        live=("standing", "events"),
+        section="operations",
+    ),
 )
 ACTIONS: Final = (Action("/operations/trigger", _trigger, fields=("job", *FIELDS)),)

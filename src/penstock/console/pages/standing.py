@@ -26,7 +26,7 @@ class Standing:
     """The class of the note: `bad`, `warn`, `paused`, or nothing."""
     head: str
     reason: str = ""
-    """Why it has failed, is tried again, or was cancelled: whole, in the words of the attempt."""
+    """Why it has failed or is tried again: whole, in the words of the attempt."""
     further: Sequence[str] = field(default=())
     can_replay: bool = False
     can_cancel: bool = False
@@ -58,7 +58,11 @@ def standing(answer: TaskAnswer, about: About) -> Standing:
         case "running":
             return _running(answer, about)
         case "cancelled":
-            return Standing(tone="", head="This task was cancelled.", reason=task.reason or "")
+            return Standing(
+                tone="",
+                head="This task was cancelled.",
+                further=[task.reason] if task.reason else [],
+            )
     return Standing(tone="", head=_completed(answer))
 
 
@@ -129,7 +133,7 @@ def _running(answer: TaskAnswer, about: About) -> Standing:
         return Standing(
             tone="warn",
             head="This task was asked to stop, and ends as soon as its worker hears of it.",
-            reason=task.reason or "",
+            further=[task.reason] if task.reason else [],
         )
     may = f"It may take {length(about.timeout_seconds)}."
     return Standing(tone="", head=head, further=[may], can_cancel=True)

@@ -20,6 +20,7 @@ from penstock.console.pages import (
     sources,
     task,
     tasks,
+    versions,
 )
 from penstock.console.pages.base import Site
 
@@ -42,6 +43,7 @@ SITE: Final = Site(
         *sources.PAGES,
         *backfill.PAGES,
         *events.PAGES,
+        versions.PAGE,
         keys.PAGE,
         alerts.PAGE,
     ),
@@ -53,6 +55,7 @@ SITE: Final = Site(
         *operations.ACTIONS,
         *sources.ACTIONS,
         *backfill.ACTIONS,
+        *versions.ACTIONS,
         *keys.ACTIONS,
     ),
     sections={

@@ -8,16 +8,17 @@ for the log, at most 64 KiB of a file.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import platform
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from penstock.console.drawing.timeline import Lane, Span, Timeline, timeline
-from penstock.console.logs import tail_of
+from penstock.console.logs import tail_of, would_be_here
 from penstock.console.pages.acting import act, number_of
 from penstock.console.pages.base import Action, Asked, Done, Missing, Page
-from penstock.console.pages.measured import as_json, figures, progress
+from penstock.console.pages.measured import as_json, groups, progress
 from penstock.console.pages.paths import partition_path
 from penstock.console.pages.standing import standing
 from penstock.dispatcher.api.endpoints import Handler
@@ -26,6 +27,7 @@ from penstock.dispatcher.api.steering import cancel_tasks, replay_tasks
 from penstock.dispatcher.views.pipeline import PipelineViews
 from penstock.dispatcher.views.tasks import PARTITIONS_MAX, About, TaskViews
 from penstock.dispatcher.wire.steering import AttemptAnswer, TaskAnswer, TaskIdsAsk
+from penstock.dispatcher.wire.work import ResultsAnswer, TaskResult
 
 _SHOWN_MAX: Final = 25
 """How many attempts, and how many publications, are shown."""
@@ -55,6 +57,7 @@ async def _load(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
         tail = await asyncio.to_thread(
             tail_of, parts.logs, task_id=task_id, attempt=chosen.number, said=chosen.log
         )
+    is_silent = tail is None and chosen is not None and await _is_silent(parts, task_id, chosen)
     line, rows = _attempts(answer, about)
     running = answer.attempts[-1] if answer.task.status == "running" else None
     return {
@@ -65,8 +68,12 @@ async def _load(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
         "line": line,
         "chosen": chosen,
         "tail": tail,
+        "is_silent": is_silent,
+        "is_over": answer.task.settled_at is not None,
         "progress": progress(running.progress) if running and running.progress else None,
-        "metrics": figures(chosen.metrics) if chosen and chosen.metrics else [],
+        "groups": groups(chosen.metrics, runtime=about.runtime)
+        if chosen and chosen.metrics
+        else [],
         "payload": as_json(answer.payload),
         "published": answer.published[:_SHOWN_MAX],
         "published_more": max(0, len(answer.published) - _SHOWN_MAX),
@@ -83,6 +90,15 @@ def _chosen(answer: TaskAnswer, number: str) -> AttemptAnswer | None:
         if str(each.number) == number:
             return each
     return answer.attempts[-1] if answer.attempts else None
+
+
+async def _is_silent(parts: Parts, task_id: int, attempt: AttemptAnswer) -> bool:
+    """Whether an attempt without a log here has printed nothing, for its worker is here too."""
+    if parts.logs is None or not await asyncio.to_thread(
+        would_be_here, parts.logs, task_id=task_id, attempt=attempt.number, said=attempt.log
+    ):
+        return False
+    return await TaskViews(parts.database).is_of_host(attempt.worker, platform.node())
 
 
 def _attempts(answer: TaskAnswer, about: About) -> tuple[Timeline, Sequence[_Row]]:
@@ -133,23 +149,35 @@ async def _further(parts: Parts, answer: TaskAnswer, about: About) -> Sequence[s
 
 
 async def _replay(parts: Parts, asked: Asked, to: str) -> Done:
-    return await _steer(parts, asked, to, replay_tasks, "is queued again")
+    return await _steer(parts, asked, to, replay_tasks, lambda _: "is queued again")
 
 
 async def _cancel(parts: Parts, asked: Asked, to: str) -> Done:
-    return await _steer(parts, asked, to, cancel_tasks, "is cancelled, or asked to stop")
+    return await _steer(parts, asked, to, cancel_tasks, _cancelled)
 
 
-async def _steer(parts: Parts, asked: Asked, to: str, handler: Handler, done: str) -> Done:
+def _cancelled(result: TaskResult) -> str:
+    if result.task_status == "cancelled":
+        return "is cancelled"
+    return "was asked to stop; it ends as soon as its worker hears of it"
+
+
+async def _steer(
+    parts: Parts, asked: Asked, to: str, handler: Handler, done: Callable[[TaskResult], str]
+) -> Done:
     task_id = number_of(asked.path["id"])
     if not task_id:
         return Done("There is no such task.", to, is_well=False)
     ask = TaskIdsAsk(tasks=[task_id], reason="It was cancelled in the console.")
-    return await act(parts, handler, to, ask=ask, told=f"Task {task_id} {done}.")
+
+    def told(answer: ResultsAnswer) -> str:
+        return f"Task {task_id} {done(answer.results[0])}."
+
+    return await act(parts, handler, to, ask=ask, told=told)
 
 
 PAGE: Final = Page(
-    "/tasks/{id}",
+    "/tasks/{id:path}",
     "task",
     _load,
     live=("head", "standing", "attempts", "log", "beside"),

@@ -1,5 +1,6 @@
-// What every page has: the stream, times that go on, the switch of the theme, forms that ask.
+// What every page has: the stream, times that go on, the switch of the theme, forms.
 import { listen } from "./live.js";
+import { sendForms } from "./sending.js";
 import { keepTimes } from "./times.js";
 
 function switchTheme() {
@@ -17,18 +18,6 @@ document.addEventListener("click", (event) => {
   if (button) switchTheme();
 });
 
-document.addEventListener("submit", (event) => {
-  const form = event.target;
-  if (form.dataset.sure && !confirm(form.dataset.sure)) {
-    event.preventDefault();
-    return;
-  }
-  // A form that came with the stream, which is the same for all, has no token of its own.
-  const token = form.elements.namedItem("form_token");
-  if (token && !token.value) token.value = document.body.dataset.formToken;
-  // Twice is never meant.
-  for (const button of form.querySelectorAll("button")) queueMicrotask(() => { button.disabled = true; });
-});
-
 keepTimes();
+sendForms();
 if (document.body.dataset.stream) listen(document.body.dataset.stream);

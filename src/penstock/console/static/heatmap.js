@@ -155,7 +155,7 @@ class Heat {
     const name = names[states[place]];
     const parts = [keys[place] || "all of it"];
     if (name !== "published" || ages[place] === null) parts.push(WORDS[name]);
-    if (rows[place] !== null) parts.push(`${rows[place].toLocaleString("en")} rows`);
+    if (rows[place] !== null) parts.push(`${rows[place].toLocaleString("en")} ${rows[place] === 1 ? "row" : "rows"}`);
     if (ages[place] !== null) parts.push(`published ${age(ages[place] + (performance.now() - this.fetchedAt) / 1000)}`);
     if (tasks[place]) parts.push(`task ${tasks[place]}`);
     this.told.textContent = parts.join(" · ");

@@ -1,7 +1,8 @@
 // Keeps what has `data-live` up to date by server-sent events, and says when they do not come.
 import { morph } from "./morph.js";
 
-const LATE_MS = 15000;
+// Something is heard every ten seconds, be it a heartbeat: one of them may be late, or lost.
+const LATE_MS = 25000;
 let isAway = false;
 let lateTimer = 0;
 
@@ -34,14 +35,22 @@ function lost() {
   trouble("The connection to the dispatcher is lost. This page shows what was last seen, and will go on by itself.");
 }
 
+// What a stream was refused for: who is signed out is shown the page to sign in, and not what was here.
+async function again(page) {
+  const answer = await fetch("/live", { method: "HEAD" }).catch(() => null);
+  if (answer?.status === 401) location.reload();
+  else listen(page);
+}
+
 export function listen(page) {
   const source = new EventSource(`/live?page=${encodeURIComponent(page)}`);
   source.onopen = heard;
   source.onerror = () => {
     lost();
     // A browser gives up on an answer that is not a stream, such as the page to sign in.
-    if (source.readyState === EventSource.CLOSED) setTimeout(() => listen(page), 2000);
+    if (source.readyState === EventSource.CLOSED) setTimeout(() => again(page), 2000);
   };
+  source.addEventListener("heartbeat", heard);
   source.addEventListener("trouble", (event) => {
     heard();
     trouble(JSON.parse(event.data));

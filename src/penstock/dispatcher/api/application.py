@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from penstock.dispatcher.api.endpoints import PARAMETER, Call, Endpoint, Reply
+from penstock.dispatcher.api.endpoints import PARAMETER, Call, Endpoint, Reply, pattern_of
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.problems import not_as_declared, not_json, problem_of, unknown
 from penstock.dispatcher.api.proving import Proving
+from penstock.dispatcher.api.releases import unserved
 from penstock.dispatcher.api.requests import (
     Headers,
     Limits,
@@ -31,7 +31,7 @@ from penstock.dispatcher.api.requests import (
     body_of,
     parameters,
 )
-from penstock.dispatcher.wire.base import Answer
+from penstock.dispatcher.wire.base import PROTOCOL, Answer
 from penstock.dispatcher.wire.problem import Problem
 from penstock.kernel.clock import Clock, SystemClock
 
@@ -96,7 +96,7 @@ class Application:
         for each in endpoints:
             table = patterns if "{" in each.path else self._fixed
             table.setdefault(each.path, {})[each.method] = _Route(each, self._limits)
-        self._patterns = [(_compiled(path), routes) for path, routes in patterns.items()]
+        self._patterns = [(pattern_of(path), routes) for path, routes in patterns.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -148,6 +148,8 @@ class Application:
         """What to say; None to nobody."""
         headers = scope["headers"]
         endpoint = route.endpoint
+        if (problem := unserved(headers)) is not None:
+            return problem
         if (problem := await self._unproved(route, headers, call)) is not None:
             return problem
         if endpoint.params is not None:
@@ -206,16 +208,6 @@ class Application:
         )
 
 
-def _compiled(path: str) -> re.Pattern[str]:
-    pieces: list[str] = []
-    after = 0
-    for found in PARAMETER.finditer(path):
-        pieces.append(re.escape(path[after : found.start()]))
-        pieces.append(f"(?P<{found[1]}>{'.+' if found[2] else '[^/]+'})")
-        after = found.end()
-    return re.compile("".join([*pieces, re.escape(path[after:])]), re.DOTALL)
-
-
 def _not_routed(listener: str, routes: Routes, method: str, path: str) -> Problem:
     if not routes:
         is_internal = path.startswith(("/internal/", "/v1/task/"))
@@ -271,6 +263,8 @@ def _problem_headers(status: int, routes: Routes) -> list[tuple[bytes, bytes]]:
         case 408 | 413:
             # What is left of the body is not waited for.
             return [(b"connection", b"close")]
+        case 426:
+            return [(b"upgrade", b"penstock/%d" % PROTOCOL)]
         case 503:
             return [(b"retry-after", b"1")]
     return []

@@ -1,21 +1,25 @@
-"""What people ask of datasets as files: everything about one, snapshots, and to sweep.
+"""What people ask of datasets as files: everything about one, snapshots, to sweep, to refresh.
 
 The handlers, and their part of the table of the public listener.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from penstock.datasets.sweeping import Swept
 from penstock.dispatcher.api.endpoints import Call, Endpoint
 from penstock.dispatcher.api.parts import Parts
-from penstock.dispatcher.api.problems import conflict, unknown
+from penstock.dispatcher.api.problems import conflict, malformed, unknown
+from penstock.dispatcher.datasets.refreshing import At, Refreshing
 from penstock.dispatcher.wire.asking import NameParams
 from penstock.dispatcher.wire.base import Answer
 from penstock.dispatcher.wire.datasets import (
     SNAPSHOT_PARTS_MAX,
     DatasetDetail,
+    RefreshAnswer,
+    RefreshAsk,
     SnapshotAnswer,
     SnapshotParams,
     SweepAnswer,
@@ -24,6 +28,7 @@ from penstock.dispatcher.wire.datasets import (
 from penstock.kernel.errors import StoreError
 
 _SWEEP_SECONDS_MAX: Final = 60.0
+_AFTER: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/(.*)", re.DOTALL)
 
 
 async def show(parts: Parts, call: Call) -> Answer:
@@ -87,6 +92,28 @@ def _answer(swept: Swept) -> SweepAnswer:
     )
 
 
+async def refresh(parts: Parts, call: Call) -> Answer:
+    """Have every `current.json` of a dataset say what is published."""
+    params: NameParams = call.params
+    ask: RefreshAsk = call.ask
+    after = _AFTER.fullmatch(ask.after)
+    if ask.after and after is None:
+        return malformed("`after` is not what an answer has said.", field="after")
+    found = await parts.datasets.show(params.name)
+    if found is None:
+        return unknown(f"There is no dataset {params.name!r}.")
+    if parts.store is None:
+        return conflict("no store", "This dispatcher has no store to write to.")
+    refreshing = Refreshing(parts.database, parts.store)
+    at = None if after is None else At(generation=after[1], partition_key=after[2])
+    try:
+        done = await refreshing.refresh(params.name, uuid=found.uuid, after=at)
+    except StoreError as error:
+        return conflict("store", error.message, detail=error.hint)
+    more = None if done.at is None else f"{done.at.generation}/{done.at.partition_key}"
+    return RefreshAnswer(looked=done.looked, written=done.written, after=more)
+
+
 ENDPOINTS: Final = (
     Endpoint(
         "GET",
@@ -105,6 +132,18 @@ ENDPOINTS: Final = (
         params=SnapshotParams,
         answer=SnapshotAnswer,
         problems=(404, 409),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/datasets/{name}/refresh",
+        "Have every current.json of a dataset say what is published",
+        refresh,
+        ask=RefreshAsk,
+        params=NameParams,
+        answer=RefreshAnswer,
+        problems=(404, 409),
+        may_omit_body=True,
+        request_seconds_max=_SWEEP_SECONDS_MAX,
     ),
     *(
         Endpoint(

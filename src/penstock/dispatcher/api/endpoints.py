@@ -22,6 +22,20 @@ PARAMETER: Final = re.compile(r"\{(\w+)(:path)?\}")
 """A parameter of a path."""
 
 
+def pattern_of(path: str) -> re.Pattern[str]:
+    """What matches the paths of requests whole: the API's, and the console's.
+
+    A parameter `{name}` is one part of a path; `{name:path}` may have slashes.
+    """
+    pieces: list[str] = []
+    after = 0
+    for found in PARAMETER.finditer(path):
+        pieces.append(re.escape(path[after : found.start()]))
+        pieces.append(f"(?P<{found[1]}>{'.+' if found[2] else '[^/]+'})")
+        after = found.end()
+    return re.compile("".join([*pieces, re.escape(path[after:])]), re.DOTALL)
+
+
 class Proof(Enum):
     """What a caller has to show before anything else is looked at."""
 
@@ -40,6 +54,8 @@ class Proof(Enum):
     the handler judges each by `proving.prove_each`, and the database its fence."""
     API_TOKEN = "api token"  # noqa: S105 - the name of a kind of proof
     """The token of the API, if there is one."""
+    LOOKING = "looking"
+    """The same, or the token of those who may look and nothing else."""
 
 
 @dataclass(slots=True)

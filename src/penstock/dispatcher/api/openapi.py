@@ -43,12 +43,14 @@ _SECURITY: Final[Mapping[Proof, list[Document]]] = {
     Proof.TASK: [_TASK],
     Proof.EACH_TASK: [_TASK, {}],
     Proof.API_TOKEN: [{"apiToken": []}, {}],
+    Proof.LOOKING: [{"apiToken": []}, {"viewerToken": []}, {}],
 }
 _SCHEMES: Final = {
     "worker": {"type": "apiKey", "in": "header", "name": WORKER_HEADER},
     "workerToken": {"type": "http", "scheme": "bearer"},
     "taskToken": {"type": "apiKey", "in": "header", "name": TASK_HEADER},
     "apiToken": {"type": "http", "scheme": "bearer"},
+    "viewerToken": {"type": "http", "scheme": "bearer"},
 }
 
 

@@ -62,6 +62,8 @@ class Parts:
     """None judges no runtimes when a DAG is applied."""
     api_token: str | None = None
     """What callers of the public side have to show; None is nothing."""
+    viewer_token: str | None = None
+    """What those may show who only look; None is that there are none."""
     sweeping: Sweeping | None = None
     """What sweeps the store; None where there is none to be reached."""
     store: ObjectStore | None = None

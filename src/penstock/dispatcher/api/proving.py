@@ -2,7 +2,8 @@
 
 | proof | judged | refused with |
 |---|---|---|
-| the API's token | before the body is read | 401 |
+| the API's token | before the body is read | 401; 403 for that of those who only look |
+| that, or the token of those who only look | before the body is read | 401 |
 | the API, if it has none | before the body is read | 403 for another site's page, or its name |
 | a worker's name and token | before the body is read | 401 without, 403 for another's |
 | an invocation's token | before the body is read; its task by the handler | 403 |
@@ -68,6 +69,13 @@ _NO_API_TOKEN: Final = Problem(
     type="unauthorized",
     title="`Authorization: Bearer` has to have the token of the API.",
     status=401,
+    detail="It is the dispatcher's PENSTOCK_API_TOKEN; to look, its PENSTOCK_VIEWER_TOKEN will do.",
+)
+_ONLY_LOOKING: Final = Problem(
+    type="forbidden",
+    title="The token of viewers lets you look, and change nothing.",
+    status=403,
+    detail="This takes the dispatcher's PENSTOCK_API_TOKEN.",
 )
 _NOT_OURS: Final = "PENSTOCK_WORKER_SECRET, or --data, is not that of the dispatcher."
 _NO_TOKEN: Final = (
@@ -90,6 +98,7 @@ class Proving:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._api_token = parts.api_token.encode() if parts.api_token is not None else None
+        self._viewer_token = (parts.viewer_token or "").encode()
 
     async def refusal(self, proof: Proof, headers: Headers, call: Call) -> Problem | None:
         """Why this caller may not go on; None if it may, and then `call` says who it is.
@@ -100,8 +109,8 @@ class Proving:
         match proof:
             case Proof.NONE | Proof.EACH_TASK:
                 return None
-            case Proof.API_TOKEN:
-                return self._api_refusal(headers, call)
+            case Proof.API_TOKEN | Proof.LOOKING:
+                return self._api_refusal(headers, call, is_looking=proof is Proof.LOOKING)
             case Proof.WORKER:
                 return self._worker_refusal(headers, call)
             case Proof.WORKER_OR_INVOCATION:
@@ -111,7 +120,7 @@ class Proving:
             case Proof.TASK:
                 return await self._token_refusal(call, audience=TASK_AUDIENCE)
 
-    def _api_refusal(self, headers: Headers, call: Call) -> Problem | None:
+    def _api_refusal(self, headers: Headers, call: Call, *, is_looking: bool) -> Problem | None:
         if self._api_token is None:
             # Any page that somebody looks at can have their browser ask what is on this machine,
             # without a question first if it sends no content type that is out of the ordinary; and
@@ -121,8 +130,15 @@ class Proving:
             note_refused(self._parts, call, reason="another site")
             return _ANOTHER_SITE
         worker, bearer = credentials(headers)
+        # Both are compared, so that the time tells nothing.
+        is_viewer = hmac.compare_digest(bearer.encode(), self._viewer_token)
         if hmac.compare_digest(bearer.encode(), self._api_token):
             return None
+        if is_viewer and self._viewer_token:
+            if is_looking:
+                return None
+            note_refused(self._parts, call, reason="viewer token", said_name=worker)
+            return _ONLY_LOOKING
         reason = "wrong api token" if bearer else "no api token"
         note_refused(self._parts, call, reason=reason, said_name=worker)
         return _NO_API_TOKEN
@@ -273,9 +289,12 @@ def _named(task_id: int, attempt: int) -> str:
 
 
 def note_fenced(parts: Parts, call: Call, found: Iterable[tuple[object, Claims]]) -> None:
-    """Note those whose tokens are good and whose attempts are over."""
+    """Note those whose tokens are good and whose attempts are over.
+
+    A heartbeat that was under way while its own attempt was ended is nothing to look at.
+    """
     for answer, claims in found:
-        if isinstance(answer, Refusal) and answer.why in _OUTDATED:
+        if isinstance(answer, Refusal) and answer.why in _OUTDATED and not answer.is_late:
             note_refused(parts, call, reason=answer.why.value, claims=claims)
 
 

@@ -7,6 +7,7 @@ programs do. Neither has anything of the other's but the probes and its own Open
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -351,12 +352,19 @@ _LOOKING: Final = (
     Endpoint("GET", "/metrics", "Figures for Prometheus", looking.metrics, answer=None),
 )
 
-PUBLIC: Final = (
+_ALL: Final = (
     *(*_DAG, _CUT_OVER, *_TASKS, *_BACKFILLS, *_STEERING, *_LOOKING),
     *datasets.ENDPOINTS,
     *pausing.ENDPOINTS,
     *keys.PUBLIC,
     *alerts.PUBLIC,
+)
+# Who may look at the console may ask for the same: whatever is asked by GET changes nothing.
+PUBLIC: Final = tuple(
+    replace(each, proof=Proof.LOOKING)
+    if (each.method, each.proof) == ("GET", Proof.API_TOKEN)
+    else each
+    for each in _ALL
 )
 
 
@@ -372,7 +380,7 @@ def public_app(
     parts: Parts, *, limits: Limits | None = None, clock: Clock | None = None
 ) -> Application:
     """The application of the public listener."""
-    endpoints = _documented("Penstock", (*PUBLIC, *PROBES), Proof.API_TOKEN)
+    endpoints = _documented("Penstock", (*PUBLIC, *PROBES), Proof.LOOKING)
     return Application("public", endpoints, parts, limits=limits, clock=clock)
 
 

@@ -131,7 +131,8 @@ async def trigger(parts: Parts, call: Call) -> Answer:
         for each in targets
         if each.dataset is not None and each.generation is not None
     ]
-    results = await _accepted(parts, new)
+    # To whoever triggers it is one event, in however many datasets and generations.
+    results = _merged(new, await parts.routing.accept(new, all_or_none=True))
     if wrong := [each.why for each in results if each.outcome == "refused"]:
         return malformed(wrong[0] or "The event makes no sense.")
     parts.kick()

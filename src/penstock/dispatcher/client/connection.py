@@ -27,7 +27,7 @@ import msgspec
 
 from penstock.dispatcher.dag.errors import DagError
 from penstock.dispatcher.dag.errors import Problem as DagProblem
-from penstock.dispatcher.wire.base import Answer, Ask
+from penstock.dispatcher.wire.base import PROTOCOL, PROTOCOL_HEADER, Answer, Ask
 from penstock.dispatcher.wire.problem import Problem
 from penstock.dispatcher.wire.steering import TaskIdsAsk
 from penstock.dispatcher.wire.work import ResultsAnswer, TaskResult
@@ -74,7 +74,7 @@ class Connection:
         self._clock = clock
         self._entropy = entropy
         self._answered: tuple[float, float] | None = None
-        headers = {"Accept": "application/json"}
+        headers = {"Accept": "application/json", PROTOCOL_HEADER: str(PROTOCOL)}
         if token is not None:
             headers["Authorization"] = f"Bearer {_checked_token(token)}"
         self._http = httpx.AsyncClient(
@@ -185,8 +185,7 @@ class Connection:
             why = f": {error}" if request.url.scheme == "https" and str(error) else ""
             nobody = DispatcherUnavailable(
                 f"No dispatcher answers at {self.url}{why}.",
-                hint="Start one with 'penstock up', or say where it is:"
-                " --url, PENSTOCK_URL or Client(URL).",
+                hint="Start one with 'penstock up', or say where it is: --url or PENSTOCK_URL.",
             )
             return _Missed(nobody, None)
         except (httpx.TimeoutException, TimeoutError):
@@ -320,5 +319,5 @@ def _next_step(problem: Problem) -> str:
     if problem.detail:
         return problem.detail
     if problem.status == HTTPStatus.UNAUTHORIZED:
-        return "Give the token of the API: --token, PENSTOCK_API_TOKEN or Client(token=…)."
+        return "Give the token of the API: --token or PENSTOCK_API_TOKEN."
     return ""

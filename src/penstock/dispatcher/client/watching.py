@@ -11,6 +11,8 @@ from penstock.dispatcher.wire.alerts import AlertsAnswer
 from penstock.dispatcher.wire.dags import CutOverAnswer, CutOverAsk
 from penstock.dispatcher.wire.datasets import (
     DatasetDetail,
+    RefreshAnswer,
+    RefreshAsk,
     SnapshotAnswer,
     SweepAnswer,
     SweepAsk,
@@ -18,6 +20,7 @@ from penstock.dispatcher.wire.datasets import (
 from penstock.dispatcher.wire.keys import AuditAnswer, KeysAnswer, RotateAnswer, RotateAsk
 from penstock.dispatcher.wire.steering import (
     DatasetsAnswer,
+    EverythingAnswer,
     JobPausesAnswer,
     OperatorLimitAnswer,
     OperatorLimitAsk,
@@ -62,6 +65,15 @@ class Watching:
         """Take back what `pause` did; a pause because of pressure stays."""
         path = f"/v1/jobs/{_name(job, 'job')}/resume"
         return await self._connection.send(path, JobPausesAnswer)
+
+    async def pause_all(self, *, reason: str | None = None) -> EverythingAnswer:
+        """Start nothing of any job until it is resumed; a job that comes later is not paused."""
+        ask = PauseAsk() if reason is None else PauseAsk(reason=reason)
+        return await self._connection.send("/v1/pause", EverythingAnswer, ask)
+
+    async def resume_all(self) -> EverythingAnswer:
+        """End all pauses that people have made; those because of pressure stay."""
+        return await self._connection.send("/v1/resume", EverythingAnswer)
 
     async def operators(self) -> OperatorsAnswer:
         """What runs and waits of each operator, for autoscalers."""
@@ -131,6 +143,11 @@ class Watching:
         ask = SweepAsk(grace_seconds=grace_seconds, dry_run=dry_run)
         path = "/v1/sweep" if dataset is None else f"/v1/datasets/{_name(dataset, 'dataset')}/sweep"
         return await self._connection.send(path, SweepAnswer, ask)
+
+    async def refresh(self, dataset: str, *, after: str = "") -> RefreshAnswer:
+        """Have every `current.json` say what is published; ask with `after` until that is None."""
+        path = f"/v1/datasets/{_name(dataset, 'dataset')}/refresh"
+        return await self._connection.send(path, RefreshAnswer, RefreshAsk(after=after))
 
     async def cut_over(self, dataset: str, *, force: bool = False) -> CutOverAnswer:
         """Have readers read the generation that is being built.

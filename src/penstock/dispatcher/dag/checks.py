@@ -7,8 +7,10 @@ could not be read, `parsing` leaves the complaint out, for it would blame a job 
 
 from __future__ import annotations
 
+import difflib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.dispatcher.dag.graph import Graph
@@ -32,6 +34,8 @@ from penstock.kernel.words import listed, nearest, shown
 HEARTBEAT_MS_MAX: Final = 86_400_000
 """A worker that may be silent for longer than a day would leave its task alone for as long."""
 _SEVERAL: Final = 2
+_SLIP: Final = 0.8
+"""How like another a name is that was meant to be that one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +247,7 @@ def _registered(job: Job, runtimes: Runtimes) -> Iterator[Complaint]:
     reads = ("activation", "source", "runtime", "operator")
     known = sorted({*runtimes.names(), DISPATCHER_RUNTIME})
     if job.runtime not in known:
-        if isinstance(runtimes, Partial):
+        if isinstance(runtimes, Partial) and _may_be_there(job.runtime, runtimes, known):
             return
         message = (
             f"There is no runtime {shown(job.runtime)}; there are {listed(known)}."
@@ -264,13 +268,26 @@ def _registered(job: Job, runtimes: Runtimes) -> Iterator[Complaint]:
         yield Complaint(job.name, fault.field, fault.message, (*reads, field))
 
 
+def _may_be_there(name: str, runtimes: Partial, known: Collection[str]) -> bool:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=_SLIP)
+    return not near or name.startswith(near[0]) or name in runtimes.others()
+
+
 def _ask(word: str, names: Collection[str]) -> str:
     meant = nearest(word, names)
     return f" Did you mean {meant}?" if meant else ""
 
 
 def _cycles(dag: Dag) -> Iterator[Complaint]:
-    for cycle in Graph(dag).cycles():
+    writers = Counter(output.dataset for job in dag.jobs for output in job.outputs)
+    # Of a dataset that two jobs write it is not known who feeds whom; that alone is complained of.
+    clear = Dag(
+        tuple(
+            replace(job, inputs=tuple(each for each in job.inputs if writers[each.dataset] <= 1))
+            for job in dag.jobs
+        )
+    )
+    for cycle in Graph(clear).cycles():
         way = " -> ".join([*cycle, cycle[0]])
         message = (
             f"The data goes round in a circle: {way}; take out one of these inputs."

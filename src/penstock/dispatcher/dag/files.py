@@ -48,9 +48,9 @@ def references(text: str) -> tuple[str, ...]:
     except UnreadableYaml:
         return ()
     names: dict[str, None] = {}
-    for job in _values(_field(tree, "jobs")):
-        operator = _field(job, "operator")
-        named = _field(_field(job, "config"), "sql_file")
+    for job in _values(field_node(tree, "jobs")):
+        operator = field_node(job, "operator")
+        named = field_node(field_node(job, "config"), "sql_file")
         if not isinstance(operator, yaml.ScalarNode) or operator.value != SQL_OPERATOR:
             continue
         if isinstance(named, yaml.ScalarNode) and not name_problem(str(named.value)):
@@ -108,6 +108,16 @@ def too_large(name: str) -> str:
     return f"{shown(name)} is larger than {FILE_BYTES_MAX:,} bytes; make several jobs of it."
 
 
+def field_node(node: yaml.Node | None, name: str) -> yaml.Node | None:
+    """The value of a field; None if there is none."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value == name:
+                assert isinstance(value, yaml.Node)
+                return value
+    return None
+
+
 def texts(dag: Dag) -> dict[str, str]:
     """The files that a DAG was read with: enough to read its text again."""
     found: dict[str, str] = {}
@@ -116,15 +126,6 @@ def texts(dag: Dag) -> dict[str, str]:
         if job.operator == SQL_OPERATOR and isinstance(name, str) and isinstance(sql, str):
             found.setdefault(name, sql)
     return found
-
-
-def _field(node: yaml.Node | None, name: str) -> yaml.Node | None:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value == name:
-                assert isinstance(value, yaml.Node)
-                return value
-    return None
 
 
 def _values(node: yaml.Node | None) -> Iterator[yaml.Node]:

@@ -25,7 +25,15 @@ class Fault:
 
 
 class Partial:
-    """A mark of `Runtimes` that are not all that there may be: of others nothing is said."""
+    """`Runtimes` that are not all that there may be: of others nothing is said.
+
+    But what is nearly the name of one of them, and not a longer name such as `process-big`, is a
+    slip of the pen, unless it is known to be there.
+    """
+
+    def others(self) -> Collection[str]:
+        """Runtimes that are there, and of which no more is known."""
+        return ()
 
 
 class Runtimes(Protocol):

@@ -24,6 +24,7 @@ import hashlib
 import importlib.util
 import os
 import pwd
+import shlex
 import shutil
 import stat
 import sys
@@ -258,7 +259,7 @@ def _check_reachable(programs: Path) -> None:
         if not folder.stat().st_mode & stat.S_IXOTH:
             raise PenstockError(
                 f"Postgres does not run as root, and {folder} is closed to other users.",
-                hint="Install Penstock elsewhere, or run it as a normal user.",
+                hint=f"chmod o+x {shlex.quote(str(folder))}, or run it as a normal user.",
             )
 
 

@@ -5,7 +5,9 @@ for a generation, however many partitions have moved, and one for a dataset whos
 has. What there is to write follows from the tables: every partition whose revision is higher than
 what is known to be written. So a row is only the word that there is something, rows may be lost,
 merged or doubled, and any number of relays may carry them out at once: `datasets.projection` never
-lets a revision go back.
+lets a revision go back. Where an object is found to be ahead of what was to be written, another
+relay was faster, or the database was brought back to an earlier time: the database is asked again,
+and the object amended if it says something else.
 
 What was written is confirmed afterwards, and only by that do folders that have left publication
 become free to be swept. A crash in between writes the same once more. One partition that cannot be
@@ -18,7 +20,8 @@ What one delivery cannot do in its time is left to a row of its own. Called by t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +31,7 @@ from penstock.datasets.projection import (
     CurrentDataset,
     CurrentPart,
     CurrentPartition,
+    amend,
     project,
 )
 from penstock.dispatcher.database.pool import Connection, Database
@@ -42,6 +46,9 @@ PAGES_MAX: Final = 100
 AT_ONCE: Final = 16
 CARRY_SECONDS: Final = 10.0
 """When so much time has passed, the rest is left to another delivery: half of what one may take."""
+
+Now = Callable[[], Awaitable[Current | None]]
+"""Asks what readers are to be told."""
 
 
 class ProjectCarrier:
@@ -84,10 +91,8 @@ class ProjectCarrier:
             if not is_whole:
                 await self._do("project_again", dataset=dataset, generation=None)
                 return ""
-            current = CurrentDataset(
-                dataset=row["dataset"], generation=row["generation"], revision=row["revision"]
-            )
-            if isinstance(outcome := await self._write(current), str):
+            now = partial(dataset_now, self._database, dataset)
+            if isinstance(outcome := await self._write(_dataset_of(row), now), str):
                 return outcome
         await self._do("confirm_dataset", dataset=dataset, revision=row["revision"])
         return ""
@@ -102,7 +107,7 @@ class ProjectCarrier:
         for _ in range(PAGES_MAX):
             asked = {"dataset": dataset, "generation": generation}
             page = await self._ask("unprojected_partitions", **asked, after=after, limit=PAGE)
-            outcomes = await self._write_page(page, generation=generation)
+            outcomes = await self._write_page(page, **asked)
             written = {key: each for key, each in outcomes.items() if isinstance(each, int)}
             await self._do(
                 "confirm_partitions",
@@ -120,38 +125,33 @@ class ProjectCarrier:
         return why, False
 
     async def _write_page(
-        self, page: Sequence[Mapping[str, Any]], *, generation: str
-    ) -> Mapping[str, int | str]:
+        self, page: Sequence[Mapping[str, Any]], *, dataset: str, generation: str
+    ) -> Mapping[str, int | str | None]:
         """For each partition, by key, the revision that is there now, or what went wrong."""
         room = asyncio.Semaphore(AT_ONCE)
 
-        async def write(row: Mapping[str, Any]) -> int | str:
-            current = CurrentPartition(
-                dataset=row["dataset"],
-                generation=generation,
-                partition_key=row["partition_key"] or None,
-                start=row["start"],
-                end=row["end"],
-                revision=row["revision"],
-                parts=msgspec.convert(row["parts"], tuple[CurrentPart, ...]),
-            )
+        async def write(row: Mapping[str, Any]) -> int | str | None:
+            place = {"generation": generation, "partition_key": row["partition_key"]}
+            now = partial(partition_now, self._database, dataset, **place)
             async with room:
-                return await self._write(current)
+                return await self._write(_partition_of(row, generation=generation), now)
 
         outcomes = await asyncio.gather(*(write(row) for row in page))
         return {row["partition_key"]: each for row, each in zip(page, outcomes, strict=True)}
 
-    async def _write(self, current: Current) -> int | str:
+    async def _write(self, current: Current, now: Now) -> int | str | None:
+        """The revision that is written, of the database's; None if it has forgotten the place."""
         try:
-            return (await project(self._store, current)).revision
+            written = await project(self._store, current)
+            if written.is_written:
+                return written.revision
+            amended = await amend(self._store, current.key, now)
         except PenstockError as error:
             return error.message
+        return None if amended is None else amended.revision
 
     async def _ask(self, statement: str, /, **asked: object) -> list[dict[str, Any]]:
-        async def work(connection: Connection) -> list[dict[str, Any]]:
-            return await (await connection.execute(query(statement), asked)).fetchall()
-
-        return await self._database.transact(work)
+        return await _rows(self._database, statement, **asked)
 
     async def _do(self, statement: str, /, **asked: object) -> None:
         async def work(connection: Connection) -> None:
@@ -160,3 +160,43 @@ class ProjectCarrier:
             await connection.execute(query(statement), asked)
 
         await self._database.transact(work)
+
+
+async def partition_now(
+    database: Database, dataset: str, *, generation: str, partition_key: str
+) -> CurrentPartition | None:
+    """What readers are to be told of a partition; None if it was never published."""
+    asked = {"dataset": dataset, "generation": generation, "partition_key": partition_key}
+    rows = await _rows(database, "partition_now", **asked)
+    return _partition_of(rows[0], generation=generation) if rows else None
+
+
+async def dataset_now(database: Database, dataset: str) -> CurrentDataset | None:
+    """What readers are to be told of a dataset; None if it has no current generation."""
+    rows = await _rows(database, "dataset_now", dataset=dataset)
+    return _dataset_of(rows[0]) if rows else None
+
+
+def _partition_of(row: Mapping[str, Any], *, generation: str) -> CurrentPartition:
+    return CurrentPartition(
+        dataset=row["dataset"],
+        generation=generation,
+        partition_key=row["partition_key"] or None,
+        start=row["start"],
+        end=row["end"],
+        revision=row["revision"],
+        parts=msgspec.convert(row["parts"], tuple[CurrentPart, ...]),
+    )
+
+
+def _dataset_of(row: Mapping[str, Any]) -> CurrentDataset:
+    return CurrentDataset(
+        dataset=row["dataset"], generation=row["generation"], revision=row["revision"]
+    )
+
+
+async def _rows(database: Database, statement: str, /, **asked: object) -> list[dict[str, Any]]:
+    async def work(connection: Connection) -> list[dict[str, Any]]:
+        return await (await connection.execute(query(statement), asked)).fetchall()
+
+    return await database.transact(work)

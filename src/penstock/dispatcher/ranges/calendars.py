@@ -7,6 +7,7 @@ does. The years are 1 to 9998, so that the end of each has a date; what lies out
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, date, datetime, timedelta
 from typing import Final
 
@@ -17,6 +18,7 @@ _DAY_SECONDS: Final = 86_400
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 FIRST: Final = (date(1, 1, 1).toordinal() - _EPOCH) * _DAY_SECONDS
 LAST: Final = (date(9999, 1, 1).toordinal() - _EPOCH) * _DAY_SECONDS
+_NAMED: Final = re.compile(r"([0-9]{4})(?:-W([0-9]{2})|-([0-9]{2})(?:-([0-9]{2}))?)?", re.ASCII)
 
 
 def calendar_windows(start: int, end: int, *, size: Calendar) -> tuple[Range, ...] | None:
@@ -47,6 +49,27 @@ def calendar_key(start: int, *, size: Calendar) -> str:
             return f"{day.year:04}-{day.month:02}"
         case Calendar.YEAR:
             return f"{day.year:04}"
+
+
+def calendar_range(key: str) -> Range | None:
+    """The part of the calendar that is called so, by `calendar_key`; None if none is."""
+    if (found := _NAMED.fullmatch(key)) is None:
+        return None
+    year, week, month, day = (None if each is None else int(each) for each in found.groups())
+    assert year is not None, "the pattern has it"
+    if not 1 <= year <= date.max.year - 1:
+        return None
+    try:
+        if week is not None:
+            begin, size = date.fromisocalendar(year, week, 1), Calendar.WEEK
+        elif month is None:
+            begin, size = date(year, 1, 1), Calendar.YEAR
+        else:
+            begin = date(year, month, 1 if day is None else day)
+            size = Calendar.MONTH if day is None else Calendar.DAY
+    except ValueError:
+        return None
+    return _seconds(begin), _seconds(_following(begin, size))
 
 
 def _begin(day: date, size: Calendar) -> date:

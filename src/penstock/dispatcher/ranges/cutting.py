@@ -6,12 +6,15 @@ not depend on the range that asks, so that every range which reaches a window na
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 PIECES_MAX: Final = 10_000
 """How many ranges one task may make; more than that is a mistake in the sizes."""
 
 Range = tuple[int, int]
+
+_NAMED: Final = re.compile(r"(-?[0-9]{1,19})-(-?[0-9]{1,19})", re.ASCII)
 
 
 def pieces(start: int, end: int, *, size: int) -> tuple[Range, ...] | None:
@@ -35,3 +38,12 @@ def windows(start: int, end: int, *, size: int, step: int) -> tuple[Range, ...] 
 def key(piece: Range) -> str:
     """The name of the partition that is this range."""
     return f"{piece[0]}-{piece[1]}"
+
+
+def named(partition_key: str) -> Range | None:
+    """The range that is called so by `key`; None if none is."""
+    if (found := _NAMED.fullmatch(partition_key)) is None:
+        return None
+    piece = int(found[1]), int(found[2])
+    in_bits = -(2**63) <= piece[0] < piece[1] < 2**63
+    return piece if in_bits and key(piece) == partition_key else None

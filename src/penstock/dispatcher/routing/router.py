@@ -11,6 +11,7 @@ Invariants:
   replaced. With `per_update` each event is a task. With `per_partition` what one task has published
   of one partition, in several datasets, is one task; else each event is one, for a partition that
   comes again is news.
+- An event of a partition whose range is known, or implied, has that range: see `ranging`.
 - Only inputs that trigger count; what is only read makes no task. A job with `when: all` gets its
   task when all of those have something for the partition, or for all partitions: the last to be
   routed makes it, and every one after that makes another. What has no partition counts for all of
@@ -43,6 +44,7 @@ from psycopg.types.json import Jsonb
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.payloads import payload_fault
+from penstock.dispatcher.routing.ranging import with_ranges
 from penstock.dispatcher.routing.values import (
     Acceptance,
     Accepted,
@@ -69,11 +71,19 @@ class Routing:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def accept(self, events: Sequence[NewEvent]) -> tuple[Accepted | NotAccepted, ...]:
-        """Keep events, each with its own answer. They are tasks after the next `route`."""
+    async def accept(
+        self, events: Sequence[NewEvent], *, all_or_none: bool = False
+    ) -> tuple[Accepted | NotAccepted, ...]:
+        """Keep events, each with its own answer. They are tasks after the next `route`.
+
+        Of several that are one to whoever sends them, none is kept if one is refused: then that
+        is the answer of all.
+        """
         if len(events) > BATCH_MAX:
             raise InvalidInput(f"One call brings {BATCH_MAX} events at most, not {len(events)}.")
-        return await self._database.transact(lambda connection: accept_events(connection, events))
+        return await self._database.transact(
+            lambda connection: accept_events(connection, events, all_or_none=all_or_none)
+        )
 
     async def route(self, *, limit: int = 1000) -> Routed:
         """Make tasks of pending events, the oldest first. All zero means that none was free."""
@@ -141,7 +151,7 @@ async def _route(
 
 
 async def accept_events(
-    connection: Connection, events: Sequence[NewEvent]
+    connection: Connection, events: Sequence[NewEvent], *, all_or_none: bool = False
 ) -> tuple[Accepted | NotAccepted, ...]:
     """Keep events inside the caller's transaction: those of a task, while its attempt is held."""
     answers: dict[int, Accepted | NotAccepted] = {
@@ -163,8 +173,34 @@ async def accept_events(
             answers[place] = NotAccepted(
                 WhyRefused.UNKNOWN_DATASET, f"There is no dataset {each.dataset}."
             )
+    kept, lacking = await _ranged(connection, kept, judged)
+    answers |= lacking
+    if all_or_none and answers:
+        return (answers[min(answers)],) * len(events)
     answers |= await _keep(connection, kept, judged)
     return tuple(answers[place] for place in range(len(events)))
+
+
+async def _ranged(
+    connection: Connection,
+    events: Mapping[int, NewEvent],
+    judged: Mapping[tuple[str, str], Mapping[str, Any]],
+) -> tuple[dict[int, NewEvent], Mapping[int, NotAccepted]]:
+    """Events with their ranges, and the answers of those that need one and have none."""
+    of_interest = {}
+    for place, each in events.items():
+        about = judged[each.dataset, each.generation]
+        # What becomes no task needs no range.
+        if about["is_ranged"] and about["why_not"] is None:
+            of_interest[place] = each
+    if all(each.start is not None for each in of_interest.values()):
+        return dict(events), {}
+    found = await with_ranges(connection, of_interest, prefix=_FROM_SOURCE)
+    refused = {
+        place: NotAccepted(WhyRefused.NO_RANGE, told) for place, told in found.refused.items()
+    }
+    kept = {place: each for place, each in events.items() if place not in refused}
+    return {**kept, **found.events}, refused
 
 
 async def _keep(

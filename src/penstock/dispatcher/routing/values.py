@@ -55,6 +55,8 @@ class WhyRefused(StrEnum):
 
     UNKNOWN_DATASET = "unknown dataset"
     MALFORMED = "malformed"
+    NO_RANGE = "no range"
+    """It leads to a job that works on ranges, and has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -322,4 +322,6 @@ ORDER BY alert_id, what, destination
 SELECT ran_at, quiet_until > penstock_now() AS is_quiet, said FROM alert_judge
 
 -- name: count_open_alerts
-SELECT count(*) FROM (SELECT FROM alert WHERE over_at IS NULL LIMIT 1000) AS first
+-- Not those whose cause is gone, which only wait to be over.
+SELECT count(*)
+FROM (SELECT FROM alert WHERE over_at IS NULL AND clear_since IS NULL LIMIT 1000) AS first

@@ -76,6 +76,50 @@ WHERE EXISTS (SELECT FROM generation WHERE generation.version = %(generation)s::
               AND publication.generation = generation.version
               AND publication.partition_key = wanted.partition_key))
 
+-- name: keys_without_input
+-- Which of these partitions have nothing published of an input that their tasks would read. Of a key
+-- that is known as a range anywhere, other partitions may be read: nothing is said of it.
+WITH fed AS MATERIALIZED (
+    SELECT inputs.dataset_id, inputs.generation, dataset.name, inputs.reads = 'partition'
+        -- Sources that run nothing, and ranges, have no data to read.
+        AND coalesce(writing.runtime NOT IN ('', 'dispatcher'), true) AS is_needed
+    FROM job
+    CROSS JOIN LATERAL penstock_inputs(job.id, %(generation)s::uuid) AS inputs
+    JOIN dataset ON dataset.id = inputs.dataset_id
+    LEFT JOIN dag_current ON true
+    LEFT JOIN dag_job ON dag_job.dag_version_id = dag_current.dag_version_id
+        AND dag_job.job_id = dataset.job_id
+    LEFT JOIN job_definition AS writing ON writing.id = dag_job.definition_id
+    WHERE job.name = %(job)s
+), places AS MATERIALIZED (
+    SELECT fed.dataset_id, fed.generation FROM fed
+    UNION
+    SELECT generation.dataset_id, generation.version
+    FROM job
+    JOIN dataset ON dataset.job_id = job.id
+    JOIN generation ON generation.dataset_id = dataset.id
+    WHERE job.name = %(job)s
+), lacking AS (
+    SELECT wanted.partition_key, wanted.place, array_agg(DISTINCT fed.name) AS names
+    FROM unnest(%(keys)s::text[]) WITH ORDINALITY AS wanted(partition_key, place)
+    JOIN fed ON fed.is_needed AND NOT EXISTS (
+        SELECT
+        FROM publication
+        WHERE publication.dataset_id = fed.dataset_id AND publication.generation = fed.generation
+          AND publication.partition_key IN ('', wanted.partition_key))
+    WHERE NOT EXISTS (
+        SELECT
+        FROM places
+        JOIN event ON event.dataset_id = places.dataset_id
+            AND event.generation = places.generation
+            AND event.partition_key = wanted.partition_key
+        WHERE event.range_start IS NOT NULL)
+    GROUP BY wanted.partition_key, wanted.place
+)
+SELECT (SELECT count(*) FROM lacking) AS count,
+       ARRAY(SELECT partition_key FROM lacking ORDER BY place LIMIT %(limit)s) AS keys,
+       ARRAY(SELECT DISTINCT unnest(names) AS name FROM lacking ORDER BY name LIMIT %(limit)s) AS inputs
+
 -- name: count_ranges_there
 -- How many of the partitions from start to end by step all outputs of a job have; of very many, so many.
 SELECT count(*) AS there

@@ -34,6 +34,9 @@ SELECT backfill.id, job.name AS job, coalesce(backfill.plan ->> 'kind', '') AS k
        (SELECT count(*) FROM task
         WHERE task.backfill_id = backfill.id AND task.backfill_id IS NOT NULL
           AND task.status = 'dead') AS dead,
+       (SELECT count(*) FROM task
+        WHERE task.backfill_id = backfill.id AND task.backfill_id IS NOT NULL
+          AND task.status = 'cancelled') AS cancelled,
        backfill.concurrency_max AS concurrency, backfill.created_at
 FROM backfill
 JOIN job_definition AS definition ON definition.id = backfill.definition_id
@@ -154,7 +157,8 @@ ON CONFLICT (job_id, generation, dedupe_key) DO NOTHING
 RETURNING id
 
 -- name: make_keys
--- A key that the job or one of its inputs has as a range is a range for the task as well.
+-- A key that the job or one of its inputs has as a range is a range for the task as well, also if
+-- the last of its events have lost it.
 WITH plan AS MATERIALIZED (
     SELECT backfill.id, backfill.position, backfill.generation, definition.job_id,
            definition.id AS definition_id, definition.operator, definition.max_attempts,
@@ -193,7 +197,7 @@ WITH plan AS MATERIALIZED (
             WHERE event.dataset_id = places.dataset_id AND event.generation = places.generation
               AND event.partition_key = listed.partition_key
             ORDER BY event.seq DESC
-            LIMIT 1
+            LIMIT 20
         ) AS found
         WHERE found.range_start IS NOT NULL
         ORDER BY found.seq DESC

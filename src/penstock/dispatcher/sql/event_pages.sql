@@ -10,12 +10,14 @@ OFFSET %(window)s - 1
 LIMIT 1
 
 -- name: latest_events
-SELECT event.seq, dataset.name AS dataset, generation.state AS generation_state, event.cursor,
+SELECT event.seq, dataset.name AS dataset, job.name AS job,
+       generation.state AS generation_state, event.cursor,
        event.partition_key, event.range_start, event.range_end, event.dedupe, event.task_id,
        event.revision, event.routed, event.why_not, event.received_at,
        left(event.payload::text, 2000) AS payload
 FROM event
 JOIN dataset ON dataset.id = event.dataset_id
+LEFT JOIN job ON job.id = dataset.job_id
 LEFT JOIN generation
     ON generation.dataset_id = event.dataset_id AND generation.version = event.generation
 WHERE event.seq < %(before)s AND event.seq >= %(floor)s
@@ -24,12 +26,14 @@ ORDER BY event.seq DESC
 LIMIT %(limit)s
 
 -- name: events_of_partition
-SELECT event.seq, dataset.name AS dataset, generation.state AS generation_state, event.cursor,
+SELECT event.seq, dataset.name AS dataset, job.name AS job,
+       generation.state AS generation_state, event.cursor,
        event.partition_key, event.range_start, event.range_end, event.dedupe, event.task_id,
        event.revision, event.routed, event.why_not, event.received_at,
        left(event.payload::text, 2000) AS payload
 FROM event
 JOIN dataset ON dataset.id = event.dataset_id
+LEFT JOIN job ON job.id = dataset.job_id
 LEFT JOIN generation
     ON generation.dataset_id = event.dataset_id AND generation.version = event.generation
 WHERE event.partition_key = %(partition)s AND event.seq < %(before)s
@@ -49,13 +53,15 @@ WITH found AS (
     UNION
     SELECT event.seq FROM event WHERE event.seq = %(number)s
 )
-SELECT event.seq, dataset.name AS dataset, generation.state AS generation_state, event.cursor,
+SELECT event.seq, dataset.name AS dataset, job.name AS job,
+       generation.state AS generation_state, event.cursor,
        event.partition_key, event.range_start, event.range_end, event.dedupe, event.task_id,
        event.revision, event.routed, event.why_not, event.received_at,
        left(event.payload::text, 2000) AS payload
 FROM found
 JOIN event ON event.seq = found.seq
 JOIN dataset ON dataset.id = event.dataset_id
+LEFT JOIN job ON job.id = dataset.job_id
 LEFT JOIN generation
     ON generation.dataset_id = event.dataset_id AND generation.version = event.generation
 WHERE event.seq < %(before)s

@@ -1,4 +1,5 @@
--- Events that are brought, for penstock.dispatcher.routing.router: judged, kept, found again.
+-- Events that are brought, for penstock.dispatcher.routing: judged, given their ranges, kept, found
+-- again.
 
 -- name: judge_datasets
 -- What is known of the datasets that events tell of, and who has paused their sources.
@@ -20,7 +21,22 @@ SELECT asked.dataset_id::text AS dataset, asked.generation::text,
         JOIN job_definition AS definition ON definition.id = dag_job.definition_id
         JOIN pause ON pause.job_id = dag_job.job_id
         WHERE dag_job.job_id = dataset.job_id
-          AND (pause.scope = 'all' OR definition.priority = 'bulk')) AS paused
+          AND (pause.scope = 'all' OR definition.priority = 'bulk')) AS paused,
+       -- Whether ranges are of any interest here, so that nobody else pays for them.
+       EXISTS (
+           SELECT
+           FROM dag_current
+           JOIN dag_job USING (dag_version_id)
+           JOIN job_definition AS definition ON definition.id = dag_job.definition_id
+           WHERE definition.runtime = 'dispatcher'
+              OR dag_job.job_id = dataset.job_id
+                  AND definition.body -> 'source' ->> 'emits' = 'interval')
+       OR EXISTS (
+           SELECT
+           FROM generation AS live
+           JOIN event ON event.generation::text = live.version::text
+           WHERE live.dataset_id = asked.dataset_id AND live.state IN ('building', 'current')
+             AND event.range_start IS NOT NULL) AS is_ranged
 FROM (
     SELECT DISTINCT *
     FROM unnest(%(datasets)s::uuid[], %(generations)s::uuid[]) AS asked(dataset_id, generation)
@@ -28,6 +44,85 @@ FROM (
 JOIN dataset ON dataset.id = asked.dataset_id
 LEFT JOIN generation
     ON generation.dataset_id = asked.dataset_id AND generation.version = asked.generation
+
+-- name: known_ranges
+-- What is known of events that came without a range: the range that their partition has, by the
+-- latest of its last events that had one, in their own generation or else in the other that is
+-- live; and whether they are kept already.
+SELECT asked.place, known.range_start AS start, known.range_end AS end,
+       EXISTS (
+           SELECT FROM event
+           WHERE event.dataset_id = asked.dataset_id AND event.generation = asked.generation
+             AND event.dedupe = asked.dedupe) AS is_kept
+FROM jsonb_to_recordset(%(events)s) AS asked(
+    place integer, dataset_id uuid, generation uuid, partition_key text, dedupe text)
+LEFT JOIN LATERAL (
+    SELECT lately.range_start, lately.range_end
+    FROM generation
+    CROSS JOIN LATERAL (
+        SELECT event.seq, event.range_start, event.range_end
+        FROM event
+        WHERE event.partition_key = asked.partition_key
+          AND event.dataset_id = asked.dataset_id AND event.generation = generation.version
+        ORDER BY event.seq DESC
+        LIMIT 20
+    ) AS lately
+    WHERE generation.dataset_id = asked.dataset_id AND generation.state IN ('building', 'current')
+      AND lately.range_start IS NOT NULL
+    ORDER BY generation.version = asked.generation DESC, lately.seq DESC
+    LIMIT 1
+) AS known ON true
+
+-- name: range_readers
+-- Of events without a range: what their job says as a source, and the range operators of the DAG in
+-- force that they lead to. What a task of Spark makes has the partition of the task, and no other;
+-- functions may publish ranges of their own, so that it is not sure what becomes of theirs. Neither
+-- is it where a filter stops what has no range.
+WITH RECURSIVE asked AS MATERIALIZED (
+    SELECT *
+    FROM jsonb_to_recordset(%(events)s) AS asked(
+        place integer, dataset_id uuid, partition_key text, cursor bigint)
+), in_force AS MATERIALIZED (
+    SELECT dag_job.dag_version_id, dag_job.job_id, job.name, definition.runtime,
+           definition.operator, definition.body
+    FROM dag_current
+    JOIN dag_job USING (dag_version_id)
+    JOIN job ON job.id = dag_job.job_id
+    JOIN job_definition AS definition ON definition.id = dag_job.definition_id
+), followed AS (
+    SELECT asked.place, asked.partition_key, asked.cursor, NULL::integer AS job_id,
+           asked.dataset_id, true AS is_sure
+    FROM asked
+    UNION
+    SELECT followed.place, followed.partition_key, followed.cursor, reader.job_id, output.id,
+           followed.is_sure AND (from_job.runtime = 'spark' OR followed.job_id IS NULL)
+           AND (edge.filter IS NULL OR penstock_passes(
+               edge.filter, followed.partition_key, NULL, NULL, followed.cursor))
+    FROM followed
+    LEFT JOIN in_force AS from_job ON from_job.job_id = followed.job_id
+    JOIN edge ON edge.dataset_id = followed.dataset_id AND edge.is_trigger
+        AND edge.dag_version_id = (SELECT dag_version_id FROM dag_current)
+    JOIN in_force AS reader ON reader.job_id = edge.job_id
+    LEFT JOIN dataset AS output
+        ON output.job_id = reader.job_id AND reader.runtime <> 'dispatcher'
+)
+SELECT asked.place, source.body -> 'source' AS source, readers.readers
+FROM asked
+JOIN dataset ON dataset.id = asked.dataset_id
+LEFT JOIN in_force AS source ON source.job_id = dataset.job_id
+CROSS JOIN LATERAL (
+    SELECT jsonb_agg(jsonb_build_object(
+               'job', found.name, 'operator', found.operator, 'size', found.size,
+               'is_sure', found.is_sure) ORDER BY found.name) AS readers
+    FROM (
+        SELECT reader.name, reader.operator, reader.body -> 'config' -> 'size' AS size,
+               bool_or(followed.is_sure) AS is_sure
+        FROM followed
+        JOIN in_force AS reader ON reader.job_id = followed.job_id
+        WHERE followed.place = asked.place AND reader.runtime = 'dispatcher'
+        GROUP BY reader.name, reader.operator, reader.body
+    ) AS found
+) AS readers
 
 -- name: keep_events
 -- Numbered in the order in which they came, and kept in that of the unique key, so that two who

@@ -1,18 +1,22 @@
 -- What people look at to operate: workers and sources. For penstock.dispatcher.views.operations.
 
 -- name: shown_workers
--- Those that were heard of in the last day, with what runs on them.
+-- Those that were heard of in the last day, with what runs on them. Those that have left are shown
+-- for an hour.
 SELECT worker.name, worker.operators, worker.about, worker.first_seen_at, worker.last_seen_at,
-       worker.last_seen_at > penstock_now() - interval '1 minute' AS is_heard,
+       gone.is_gone,
+       NOT gone.is_gone AND worker.last_seen_at > penstock_now() - interval '1 minute' AS is_heard,
        coalesce(work.running, 0) AS running
 FROM worker
+CROSS JOIN LATERAL (SELECT worker.about -> 'has_left' IS NOT NULL AS is_gone) AS gone
 LEFT JOIN (
     SELECT few.worker, count(*) AS running
     FROM (SELECT task.worker FROM task WHERE task.status = 'running' LIMIT 10000) AS few
     GROUP BY few.worker
 ) AS work ON work.worker = worker.name
-WHERE worker.last_seen_at > penstock_now() - interval '1 day'
-ORDER BY is_heard DESC, worker.name
+WHERE worker.last_seen_at > penstock_now()
+        - CASE WHEN gone.is_gone THEN interval '1 hour' ELSE interval '1 day' END
+ORDER BY is_heard DESC, gone.is_gone, worker.name
 LIMIT %(limit)s
 
 -- name: source_news

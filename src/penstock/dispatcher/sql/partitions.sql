@@ -283,7 +283,9 @@ SELECT publication.partition_key, publication.task_id, publication.attempt, publ
        publication.published_at, publication.files, publication.rows, publication.bytes
 FROM publication
 WHERE publication.dataset_id = %(dataset)s::uuid AND publication.generation = %(generation)s::uuid
-ORDER BY publication.published_at DESC
+-- What one task has published came at the same time: the last of that first, too.
+ORDER BY publication.published_at DESC, publication.range_start DESC NULLS LAST,
+         publication.partition_key DESC
 LIMIT %(limit)s
 
 -- name: partition_lineage

@@ -47,6 +47,14 @@ LEFT JOIN LATERAL (
 ) AS later ON true
 WHERE task.id = %(task)s
 
+-- name: is_worker_of_host
+-- One that is not known any more is where all are that are known.
+SELECT coalesce(
+    (SELECT about -> 'about' ->> 'host' = %(host)s FROM worker WHERE name = %(worker)s),
+    EXISTS (SELECT FROM worker)
+    AND NOT EXISTS (SELECT FROM worker WHERE about -> 'about' ->> 'host' IS DISTINCT FROM %(host)s)
+) AS is_here
+
 -- name: inputs_of_task
 -- What is published now of what it reads: its own partition, or the whole, or how many of several.
 SELECT reading.input, dataset.name AS dataset, writer.name AS writer, reading.reads,

@@ -125,6 +125,8 @@ WHERE task.id = held.id AND task.status = 'running' AND definition.id = task.def
 RETURNING task.id AS task_id, task.attempt, task.status,
           CASE WHEN task.status = 'retrying' THEN task.due_at END AS due_at,
           task.generation::text, definition.update_mode,
+          task.payload ->> 'partition_key' AS own_key, task.payload -> 'start' AS own_start,
+          task.payload -> 'end' AS own_end,
           EXISTS (SELECT FROM job
                   WHERE job.id = task.job_id AND job.max_concurrency IS NOT NULL)
           OR EXISTS (SELECT FROM operator
@@ -149,6 +151,15 @@ FROM unnest(%(tasks)s::bigint[], %(attempts)s::integer[], %(tokens)s::text[])
     AS asked(task_id, number, lease_token)
 JOIN attempt USING (task_id, number, lease_token)
 WHERE attempt.said IS NOT NULL
+
+-- name: ended_lately
+-- Of attempts, those that their own holders have ended not long ago; not what was taken from them.
+SELECT attempt.task_id
+FROM unnest(%(tasks)s::bigint[], %(attempts)s::integer[], %(tokens)s::text[])
+    AS asked(task_id, number, lease_token)
+JOIN attempt USING (task_id, number, lease_token)
+WHERE attempt.said IS NOT NULL
+  AND attempt.ended_at >= penstock_now() - %(seconds)s * interval '1 second'
 
 -- name: publish
 -- Moves partitions to what completed tasks have made, and makes events of what has moved. To

@@ -175,8 +175,9 @@ ORDER BY job.name
 SELECT (SELECT dag_version_id FROM dag_current) AS dag_version, penstock_now() AS now,
        (SELECT count(*) FROM (SELECT FROM event WHERE routed = 'pending' LIMIT 10000) AS pending)
            AS events_pending,
-       (SELECT count(*) FROM worker WHERE last_seen_at > penstock_now() - interval '1 minute')
-           AS workers
+       (SELECT count(*) FROM worker
+        WHERE last_seen_at > penstock_now() - interval '1 minute'
+          AND about -> 'has_left' IS NULL) AS workers
 
 -- name: job_pauses
 SELECT job.name AS job, pause.cause, pause.scope, pause.reason, pause.since

@@ -296,6 +296,10 @@ def _completions(sayings: Iterable[Saying]) -> list[Completion]:
 
 
 def _output_row(output: Output, *, place: int, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    start, end = output.start, output.end
+    if start is None and row["own_key"] is not None and row["own_key"] == output.partition_key:
+        # The task's own partition is its own range, whether or not its function has said so.
+        start, end = row["own_start"], row["own_end"]
     return {
         "task_id": row["task_id"],
         "place": place,
@@ -304,8 +308,8 @@ def _output_row(output: Output, *, place: int, row: Mapping[str, Any]) -> Mappin
         "generation": row["generation"],
         "mode": row["update_mode"],
         "partition_key": output.partition_key,
-        "range_start": output.start,
-        "range_end": output.end,
+        "range_start": start,
+        "range_end": end,
         "cursor": output.cursor,
         "append_key": output.append_key or f"task:{row['task_id']}",
         "location": output.location,

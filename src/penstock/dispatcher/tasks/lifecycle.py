@@ -66,6 +66,8 @@ from penstock.kernel.errors import InvalidInput
 BATCH_MAX: Final = 1000
 """How many tasks one call may be about; `create` takes any number."""
 WORKER_CHARACTERS_MAX: Final = 200
+LATE_SECONDS_MAX: Final = 60.0
+"""How long after the end of its attempt a heartbeat may come that was only under way."""
 KEY_BYTES_MAX: Final = 1000
 _ROWS_MAX: Final = 5_000
 _TIERS: Final = (Priority.NORMAL, Priority.BULK)
@@ -187,12 +189,9 @@ class Tasks:
             found = await connection.execute(query("heartbeat"), fence_arrays(fences))
             extended = {row["task_id"]: Extended(**row) for row in await found.fetchall()}
             await _note_progress(connection, extended.values(), progress or {})
-            left = [fence.task_id for fence in fences if fence.task_id not in extended]
-            states = await task_states(connection, left)
-            return tuple(
-                extended.get(each.task_id) or refusal(each.task_id, states.get(each.task_id))
-                for each in fences
-            )
+            left = [fence for fence in fences if fence.task_id not in extended]
+            refused = await _refused_beats(connection, left)
+            return tuple(extended.get(each.task_id) or refused[each.task_id] for each in fences)
 
         return await self._database.transact(work)
 
@@ -292,6 +291,20 @@ async def _with_tokens(
         return tuple(claimed)
     tokens = await issue(claimed, connection=connection)
     return tuple(replace(each, token=token) for each, token in zip(claimed, tokens, strict=True))
+
+
+async def _refused_beats(connection: Connection, fences: Sequence[Fence]) -> Mapping[int, Refusal]:
+    """Why leases were not extended. One that has crossed its holder's own word is only late."""
+    if not fences:
+        return {}
+    states = await task_states(connection, [fence.task_id for fence in fences])
+    asked = {**fence_arrays(fences), "seconds": LATE_SECONDS_MAX}
+    found = await connection.execute(query("ended_lately"), asked)
+    late = {row["task_id"] for row in await found.fetchall()}
+    return {
+        task_id: replace(refusal(task_id, states.get(task_id)), is_late=task_id in late)
+        for task_id in (fence.task_id for fence in fences)
+    }
 
 
 async def _note_progress(

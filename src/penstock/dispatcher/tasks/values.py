@@ -99,6 +99,8 @@ class Refusal:
     why: Why
     state: TaskState | None
     detail: str = ""
+    is_late: bool = False
+    """Whether it is a heartbeat of an attempt that its holder has just ended by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ class AlertViews:
         return await self._database.transact(work)
 
     async def open_count(self) -> int:
-        """How many are open, to a thousand."""
+        """How many are open and hold, to a thousand."""
 
         async def work(connection: Connection) -> int:
             (row,) = await _rows(connection, "count_open_alerts", {})

@@ -19,6 +19,9 @@ LISTED_MAX: Final = 50
 """How many dead tasks, and how many that run, are listed."""
 THERE_MAX: Final = 100_000
 """How far partitions of ranges are counted that are there already."""
+LACKING_MAX: Final = 10_000
+"""For how many keys of a plan it is looked whether their inputs are there."""
+_NAMED_MAX: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,17 @@ class AboutBackfill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lacking:
+    """Partitions of a plan whose tasks would have nothing to read."""
+
+    count: int
+    keys: Sequence[str] = ()
+    """The first of them."""
+    inputs: Sequence[str] = ()
+    """Some of the datasets that have nothing for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where a backfill of a job would write."""
 
@@ -80,6 +94,8 @@ class Place:
     paused: Sequence[str]
     there: int
     """How many of its partitions all outputs have; of ranges, counted to `THERE_MAX`."""
+    lacking: Lacking
+    """Of a list of keys, and of the first `LACKING_MAX` of those. Nobody knows it of ranges."""
 
 
 class BackfillViews:
@@ -123,7 +139,11 @@ class BackfillViews:
             if not found:
                 return None
             generation = found[0]["generation"]
-            return Place(**found[0], there=await _there(connection, generation, plan))
+            return Place(
+                **found[0],
+                there=await _there(connection, generation, plan),
+                lacking=await _lacking(connection, job, generation, plan),
+            )
 
         return await self._database.transact(work)
 
@@ -137,6 +157,14 @@ async def _there(connection: Connection, generation: str, plan: Plan) -> int:
         rows = await _rows(connection, "count_ranges_there", **asked)
     there: int = rows[0]["there"]
     return there
+
+
+async def _lacking(connection: Connection, job: str, generation: str, plan: Plan) -> Lacking:
+    if plan.kind is not Kind.KEYS:
+        return Lacking(count=0)
+    asked = {"job": job, "generation": generation, "keys": list(plan.keys[:LACKING_MAX])}
+    (row,) = await _rows(connection, "keys_without_input", **asked, limit=_NAMED_MAX)
+    return Lacking(**row)
 
 
 async def _rows(connection: Connection, name: str, **asked: object) -> list[dict[str, Any]]:

@@ -43,6 +43,8 @@ class Event:
 
     seq: int
     dataset: str
+    job: str | None
+    """The job that writes the dataset: the source, of an event that no task has told of."""
     generation_state: str | None
     cursor: int | None
     partition_key: str | None

@@ -30,7 +30,9 @@ class Worker:
     first_seen_at: datetime
     last_seen_at: datetime
     is_heard: bool
-    """Whether it was heard of in the last minute."""
+    """Whether it was heard of in the last minute, and has not left."""
+    is_gone: bool
+    """Whether it has said that it leaves."""
     running: int
 
 

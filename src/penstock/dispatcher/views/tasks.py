@@ -104,10 +104,20 @@ class About:
 
 
 class TaskViews:
-    """The question."""
+    """The questions."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    async def is_of_host(self, worker: str, host: str) -> bool:
+        """Whether a worker runs on a machine of this name, as far as it says so."""
+
+        async def work(connection: Connection) -> bool:
+            asked = {"worker": worker, "host": host}
+            found = await connection.execute(query("is_worker_of_host"), asked)
+            return any(row["is_here"] for row in await found.fetchall())
+
+        return await self._database.transact(work)
 
     async def about(self, task_id: int) -> About | None:
         """What there is to say of a task; None if there is none."""

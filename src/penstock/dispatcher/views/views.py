@@ -49,6 +49,9 @@ class Views:
         async def work(connection: Connection) -> HelloAnswer:
             found = await _rows(connection, "operators_to_serve", runtimes=ask.runtimes)
             about = {"runtimes": ask.runtimes, "concurrency": ask.concurrency, "about": ask.about}
+            if ask.is_leaving:
+                # Who serves nothing is counted for no job; and it is told apart from the silent.
+                about, found = {**about, "has_left": True}, []
             heard = {
                 "name": worker,
                 "operators": [row["name"] for row in found],

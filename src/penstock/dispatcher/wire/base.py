@@ -13,6 +13,13 @@ WORKER_HEADER = "X-Penstock-Worker"
 TASK_HEADER: Final = "X-Trace-Task-Capability"
 """The capability token of an attempt, for calls about one task."""
 
+PROTOCOL_HEADER: Final = "X-Penstock-Protocol"
+"""Which protocol who calls speaks; who does not say so is not judged by it. See decision 0025."""
+PROTOCOL: Final = 1
+"""What this release speaks: one more whenever a request may say what an earlier release refuses."""
+PROTOCOL_MIN: Final = 1
+"""The earliest that a dispatcher of this release still serves."""
+
 Capability = str
 """A capability token: see `penstock.tokens`. Any text: each is judged by itself, and a wrong one is
 the answer of its own entry, never of the whole call."""

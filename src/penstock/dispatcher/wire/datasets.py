@@ -103,3 +103,20 @@ class SweepAnswer(Answer):
     left: int
     """Files that could not be removed now."""
     is_over: bool
+
+
+class RefreshAsk(Ask):
+    """Have every `current.json` of a dataset say what is published."""
+
+    after: Annotated[str, Meta(max_length=600, pattern=HELD)] = ""
+    """What the answer before has said; empty to begin."""
+
+
+class RefreshAnswer(Answer):
+    """What was done by this request. Ask again with `after`, until it is null."""
+
+    looked: int
+    """Partitions that were compared."""
+    written: int
+    """Files that said something else, and were written."""
+    after: str | None

@@ -70,6 +70,8 @@ class BackfillAnswer(Answer):
     dead: int
     concurrency: int
     created_at: datetime
+    cancelled: int = 0
+    """How many of those that have ended were cancelled, and not computed."""
 
 
 class BackfillsAnswer(Answer):

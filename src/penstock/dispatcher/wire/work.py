@@ -23,11 +23,13 @@ from penstock.dispatcher.wire.base import (
 
 
 class HelloAsk(Ask):
-    """A worker is there. Repeated every few seconds."""
+    """A worker is there, or leaves. Repeated every few seconds while it is there."""
 
     runtimes: Annotated[list[Name], Meta(max_length=100)]
     concurrency: Annotated[int, Meta(ge=1, le=10_000)] = 1
     about: dict[str, str] = {}
+    is_leaving: bool = False
+    """The last word of a worker that was told to stop: it serves nothing from now on."""
 
 
 class OperatorAnswer(Answer):

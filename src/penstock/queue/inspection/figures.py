@@ -3,6 +3,7 @@
 | what | requests at the most |
 |---|---|
 | `stats` | a survey, a LIST of `workers/`, one of `dead/`, `DOUBTS_MAX` + 3 GETs and one a worker |
+| its `failures_of` | a GET for each of so many packs, those that settled last |
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from penstock.queue.config import ConfigWatch
 from penstock.queue.control import ControlState, Held, held
 from penstock.queue.election import Elected
 from penstock.queue.inspection.survey import Kind, Survey, dead_keys, document, surveyed
+from penstock.queue.ledger import Ledger, Status
 from penstock.queue.owning import shards as decide
 from penstock.queue.owning.registry import Found, Registration, Registry, Role
 from penstock.queue.owning.shards import Cut
@@ -28,6 +30,7 @@ from penstock.queue.places import PackAt
 from penstock.store.metered import labelled
 
 DOUBTS_MAX: Final = 50
+_AT_ONCE: Final = 16
 AGES_SECONDS: Final = (10.0, 60.0, 300.0, 900.0, 3600.0, 21_600.0, 86_400.0, inf)
 """What waits is counted by its age, up to these."""
 
@@ -59,6 +62,8 @@ class TypeStats:
     in_progress: int = 0
     settled_recently: int = 0
     """Not yet in the archive."""
+    failed_recently: int | None = None
+    """Those of them that have failed; None if that was not looked at, a part if a note says so."""
     oldest_ready_at: float | None = None
     """When the task that waits longest was submitted or became due, in seconds."""
 
@@ -104,11 +109,16 @@ class Stats:
 
 
 async def stats(
-    access: Access, *, survey: Survey | None = None, known: Remembered | None = None
+    access: Access,
+    *,
+    survey: Survey | None = None,
+    known: Remembered | None = None,
+    failures_of: int = 0,
 ) -> Stats:
     """The queue in figures, from lists: what tasks wait, and who is there for them.
 
-    A `survey` that was just made is not made again, and what is `known` is kept up to date.
+    A `survey` that was just made is not made again, and what is `known` is kept up to date. The
+    ledgers of so many packs that have settled are read for `failures_of`.
     """
     with labelled("inspect"):
         now = await access.store.now()
@@ -121,11 +131,14 @@ async def stats(
         dead = await dead_keys(access, notes)
         elected = await _readable(access, access.layout.monitor, Elected, notes)
         control = await _readable(access, access.layout.control, ControlState, notes)
+        types = _by_type(survey, later)
+        if failures_of:
+            await _count_failures(access, survey, types, most=failures_of)
     is_term = elected is not None and elected.expires_ms > now.earliest * 1000
     return Stats(
         queue=access.layout.queue,
         at=now.middle,
-        types=_by_type(survey, later),
+        types=types,
         workers=workers,
         shards=config.shards,
         unowned=decide.unowned(owned, shards=config.shards),
@@ -182,6 +195,27 @@ def _by_type(survey: Survey, later: Collection[PackAt]) -> tuple[TypeStats, ...]
             since = _waits_since(survey, at)
             counts.oldest_ready_at = min(since, counts.oldest_ready_at or since)
     return tuple(types[name] for name in sorted(types))
+
+
+async def _count_failures(
+    access: Access, survey: Survey, types: tuple[TypeStats, ...], *, most: int
+) -> None:
+    """Read the ledgers of the packs that settled last, and count what has failed."""
+    settled = {at: ledger for at, (pack, ledger) in survey.pairs.items() if pack is None and ledger}
+    newest = sorted(settled, key=lambda at: -settled[at].modified)[:most]
+    counts = {each.type: each for each in types}
+    for each in types:
+        each.failed_recently = 0
+    for begin in range(0, len(newest), _AT_ONCE):
+        some = newest[begin : begin + _AT_ONCE]
+        reads = (_readable(access, access.layout.ledger(at), Ledger, survey.notes) for at in some)
+        for at, ledger in zip(some, await asyncio.gather(*reads), strict=True):
+            failed = sum(task.status is Status.FAILED for task in ledger.tasks) if ledger else 0
+            counts[at.type].failed_recently = (counts[at.type].failed_recently or 0) + failed
+    if len(settled) > most:
+        survey.notes.append(
+            f"failures were counted in {most:,} of {len(settled):,} packs, those that settled last."
+        )
 
 
 def _waits_since(survey: Survey, at: PackAt) -> float:

@@ -94,8 +94,10 @@ def _checked(made: TagFilter) -> TagFilter:
     return made
 
 
-def unknown_tags(filters: Iterable[TagFilter], names: Iterable[str]) -> list[str]:
-    """A sentence for each tag that is filtered by and that nothing in sight has."""
+def unknown_tags(
+    filters: Iterable[TagFilter], names: Iterable[str], *, among: str = "in sight"
+) -> list[str]:
+    """A sentence for each tag that is filtered by and that no task has `among` those looked at."""
     known = sorted(names)
     sentences = []
     for name in dict.fromkeys(each.name for each in filters):
@@ -103,5 +105,5 @@ def unknown_tags(filters: Iterable[TagFilter], names: Iterable[str]) -> list[str
             continue
         meant = nearest(name, known)
         rest = f"; is {meant!r} meant?" if meant else f"; there are {listed(known)}."
-        sentences.append(f"no task in sight has a tag {name!r}{rest if known else '.'}")
+        sentences.append(f"no task {among} has a tag {name!r}{rest if known else '.'}")
     return sentences

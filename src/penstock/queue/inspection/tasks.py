@@ -76,11 +76,13 @@ async def list_tasks(
     type: str | None = None,
     tags: TagFilters | None = None,
     limit: int = 50,
+    among: str = "in sight",
 ) -> Listing:
     """Tasks of these statuses that are in the queue or have settled recently.
 
     First what runs, retries or is in part done, then what waits, both oldest first, then what has
     settled, newest first. If failed tasks are asked for, by that word alone, the dead letters too.
+    `among` is what they are called where none has a tag.
     """
     sieve = _Sieve(frozenset(statuses), tag_filters(tags))
     with labelled("inspect"):
@@ -91,7 +93,7 @@ async def list_tasks(
             found += [view for view in dead.tasks if view.id not in known]
             notes += dead.notes
             is_whole = is_whole and dead.is_whole and len(found) <= limit
-    unknown = unknown_tags(sieve.filters, sieve.tags_met)
+    unknown = unknown_tags(sieve.filters, sieve.tags_met, among=among)
     return Listing(tuple(found[:limit]), tuple(notes), is_whole, tuple(unknown))
 
 

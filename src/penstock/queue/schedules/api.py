@@ -199,7 +199,11 @@ class Schedules:
     async def _not_found(self, name: str) -> ScheduleNotFound:
         names = await self._names()
         like = nearest(name, names)
-        known = f"There are: {listed(names)}." if names else "There is none yet."
+        known = (
+            f"There are: {listed(names)}."
+            if names
+            else "The queue has no schedules yet; 'penstock queue schedule add' adds one."
+        )
         return ScheduleNotFound(
             f"There is no schedule {name!r} in the queue {self._access.layout.queue!r}.",
             hint=f"Did you mean {like!r}?" if like else known,

@@ -16,6 +16,8 @@ from penstock.queue.schedules.document import SCHEDULE_TAG, TICK_TAG, Schedule
 from penstock.queue.schedules.ticks import CatchUp
 
 _OWN_TAGS: Final = (SCHEDULE_TAG, TICK_TAG)
+REPLACE: Final = "replace=True"
+"""How one says in Python that a schedule replaces another; the command line has its own word."""
 
 
 def check_cron(text: str) -> str:
@@ -72,7 +74,7 @@ def taken(name: str, present: Schedule, new: Schedule, differences: Sequence[str
     )
     return InvalidInput(
         f"There is another schedule {name!r}: {told}.",
-        hint="Choose another name, or replace it: replace=True, or --replace.",
+        hint=f"Choose another name, or replace it: {REPLACE}.",
     )
 
 

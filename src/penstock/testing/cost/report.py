@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,6 +24,13 @@ from penstock.testing.cost.runs import (
 
 SATURATED_WINDOW: Final = Window(60.0, warm_up_seconds=90.0)
 MILLION: Final = 1_000_000
+
+Tell = Callable[[str], None]
+"""Hears what is simulated next."""
+
+
+def _nobody(_what: str) -> None:
+    """Nobody wants to hear it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +116,18 @@ class Figures:
         }
 
 
-def price(load: Workload, *, full: bool = False) -> Figures:
-    """Run a workload, and its fleet without it."""
+def price(load: Workload, *, full: bool = False, tell: Tell = _nobody) -> Figures:
+    """Run a workload, and its fleet without it. `tell` hears before each run what it is."""
     window = window_of(load, full=full)
-    return Figures(load, window, run_steady(load, window), run_idle(load))
+    tell(f"the mode {load.mode.value} with its load")
+    steady = run_steady(load, window)
+    tell(f"the mode {load.mode.value} with nothing to do")
+    return Figures(load, window, steady, run_idle(load))
 
 
-def price_modes(load: Workload, *, full: bool = False) -> tuple[Figures, ...]:
+def price_modes(load: Workload, *, full: bool = False, tell: Tell = _nobody) -> tuple[Figures, ...]:
     """The same workload in every mode."""
-    return tuple(price(replace(load, mode=mode), full=full) for mode in Mode)
+    return tuple(price(replace(load, mode=mode), full=full, tell=tell) for mode in Mode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +167,18 @@ class Growth:
         }
 
 
-def saturate(load: Workload, *, fleets: Sequence[int], window: Window = SATURATED_WINDOW) -> Growth:
+def saturate(
+    load: Workload,
+    *,
+    fleets: Sequence[int],
+    window: Window = SATURATED_WINDOW,
+    tell: Tell = _nobody,
+) -> Growth:
     """Let fleets of these sizes work on a backlog of single tasks that they cannot finish."""
     # Nothing but the backlog is submitted: what the load says of that does not count.
     alone = replace(load, tasks_per_day=1, batch=1, days=1.0)
-    runs = [(workers, run_saturated(replace(alone, workers=workers), window)) for workers in fleets]
+    runs = []
+    for workers in fleets:
+        tell(f"a fleet of {workers:,}")
+        runs.append((workers, run_saturated(replace(alone, workers=workers), window)))
     return Growth(alone, runs)

@@ -26,6 +26,7 @@ from tests.integration.dispatcher.api.stage import Stage, held, ok, output
 
 API = "the token of the API"
 API_HEADER = {"Authorization": f"Bearer {API}"}
+VIEWER_HEADER = {"Authorization": "Bearer the token of viewers"}
 ATTEMPTS = """
 jobs:
   feed: {activation: source, source: {kind: manual}, outputs: [raw]}
@@ -38,6 +39,7 @@ jobs:
 """
 NONE, WORKER, CLAIM = Proof.NONE, Proof.WORKER, Proof.WORKER_OR_INVOCATION
 TASK, EACH, PEOPLE = Proof.TASK, Proof.EACH_TASK, Proof.API_TOKEN
+LOOK = Proof.LOOKING
 TABLE = {
     ("internal", "POST /internal/hello"): WORKER,
     ("internal", "POST /internal/task-claim"): CLAIM,
@@ -53,41 +55,42 @@ TABLE = {
     ("internal", "GET /openapi.json"): NONE,
     ("public", "GET /healthz"): NONE,
     ("public", "GET /readyz"): NONE,
-    ("public", "GET /openapi.json"): PEOPLE,
-    ("public", "GET /metrics"): PEOPLE,
-    ("public", "GET /v1/audit"): PEOPLE,
-    ("public", "GET /v1/alerts"): PEOPLE,
+    ("public", "GET /openapi.json"): LOOK,
+    ("public", "GET /metrics"): LOOK,
+    ("public", "GET /v1/audit"): LOOK,
+    ("public", "GET /v1/alerts"): LOOK,
     ("public", "POST /v1/pause"): PEOPLE,
     ("public", "POST /v1/resume"): PEOPLE,
-    ("public", "GET /v1/backfills"): PEOPLE,
+    ("public", "GET /v1/backfills"): LOOK,
     ("public", "POST /v1/backfills"): PEOPLE,
-    ("public", "GET /v1/backfills/{id}"): PEOPLE,
+    ("public", "GET /v1/backfills/{id}"): LOOK,
     ("public", "POST /v1/backfills/{id}/cancel"): PEOPLE,
     ("public", "POST /v1/backfills/{id}/pause"): PEOPLE,
     ("public", "POST /v1/backfills/{id}/resume"): PEOPLE,
-    ("public", "GET /v1/dag"): PEOPLE,
+    ("public", "GET /v1/dag"): LOOK,
     ("public", "POST /v1/dag"): PEOPLE,
     ("public", "POST /v1/dag/rollback"): PEOPLE,
-    ("public", "GET /v1/dag/versions"): PEOPLE,
-    ("public", "GET /v1/datasets"): PEOPLE,
-    ("public", "GET /v1/datasets/{name}"): PEOPLE,
+    ("public", "GET /v1/dag/versions"): LOOK,
+    ("public", "GET /v1/datasets"): LOOK,
+    ("public", "GET /v1/datasets/{name}"): LOOK,
     ("public", "POST /v1/datasets/{name}/cut-over"): PEOPLE,
-    ("public", "GET /v1/datasets/{name}/partitions"): PEOPLE,
-    ("public", "GET /v1/datasets/{name}/snapshot"): PEOPLE,
+    ("public", "GET /v1/datasets/{name}/partitions"): LOOK,
+    ("public", "POST /v1/datasets/{name}/refresh"): PEOPLE,
+    ("public", "GET /v1/datasets/{name}/snapshot"): LOOK,
     ("public", "POST /v1/datasets/{name}/sweep"): PEOPLE,
     ("public", "POST /v1/jobs/{name}/pause"): PEOPLE,
     ("public", "POST /v1/jobs/{name}/resume"): PEOPLE,
-    ("public", "GET /v1/keys"): PEOPLE,
+    ("public", "GET /v1/keys"): LOOK,
     ("public", "POST /v1/keys/rotate"): PEOPLE,
-    ("public", "GET /v1/operators"): PEOPLE,
+    ("public", "GET /v1/operators"): LOOK,
     ("public", "PUT /v1/operators/{name:path}"): PEOPLE,
-    ("public", "GET /v1/outbox"): PEOPLE,
+    ("public", "GET /v1/outbox"): LOOK,
     ("public", "POST /v1/outbox/retry"): PEOPLE,
-    ("public", "GET /v1/pressure"): PEOPLE,
-    ("public", "GET /v1/status"): PEOPLE,
+    ("public", "GET /v1/pressure"): LOOK,
+    ("public", "GET /v1/status"): LOOK,
     ("public", "POST /v1/sweep"): PEOPLE,
-    ("public", "GET /v1/tasks"): PEOPLE,
-    ("public", "GET /v1/tasks/{id}"): PEOPLE,
+    ("public", "GET /v1/tasks"): LOOK,
+    ("public", "GET /v1/tasks/{id}"): LOOK,
     ("public", "POST /v1/tasks/cancel"): PEOPLE,
     ("public", "POST /v1/tasks/replay"): PEOPLE,
     ("public", "POST /v1/trigger"): PEOPLE,
@@ -164,7 +167,8 @@ class Scene:
             Shown("a worker", worker, frozenset({WORKER, CLAIM}), status=401),
             Shown("another worker's token", {**worker, WORKER_HEADER: "v"}, status=401),
             Shown("a worker's name", {WORKER_HEADER: "w"}, status=401),
-            Shown("the token of the API", API_HEADER, frozenset({PEOPLE}), status=401),
+            Shown("the token of the API", API_HEADER, frozenset({PEOPLE, LOOK}), status=401),
+            Shown("a viewer", VIEWER_HEADER, frozenset({LOOK}), status=401),
             Shown("a token as a bearer", {"Authorization": f"Bearer {mine.token}"}, status=401),
             *(Shown(f"a token {name}", {TASK_HEADER: text}) for name, text in tokens.items()),
             *(
@@ -242,6 +246,9 @@ def test_every_proof_at_every_endpoint(on_stage: Perform, proof: Proof) -> None:
                 said = f"{name} with {shown.name}: {answer.status_code} {answer.text[:300]}"
                 assert is_open == (answer.status_code not in (401, 403)), said
                 assert answer.status_code < 500, said
+                if proof is PEOPLE and shown.name == "a viewer":
+                    assert answer.status_code == 403, said
+                    assert "lets you look, and change nothing" in answer.json()["title"]
                 if not is_open and proof in (TASK, EACH):
                     assert answer.status_code == shown.status, said
                 if not is_open:
@@ -254,7 +261,7 @@ def test_every_proof_at_every_endpoint(on_stage: Perform, proof: Proof) -> None:
         running = await stage.world.rows("SELECT id, attempt FROM task WHERE status = 'running'")
         assert len(running) == 2
 
-    on_stage(story, api_token=API)
+    on_stage(story, api_token=API, viewer_token="the token of viewers")
 
 
 @pytest.mark.parametrize("path", ["heartbeat", "complete"])
@@ -283,6 +290,40 @@ def test_every_token_in_an_entry_is_the_answer_of_that_entry(on_stage: Perform, 
                 assert first["why"].startswith("token "), shown.name
 
     on_stage(story, api_token=API)
+
+
+def test_a_heartbeat_that_was_under_way_is_no_attack(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.apply(ATTEMPTS)
+        await stage.trigger("done", "failed", "reaped")
+        # The first look of a reaper after an outage ends nothing.
+        await stage.world.tasks.reap()
+        done, failed, reaped = await stage.claim(limit=3)
+        every = [held(each) for each in (done, failed, reaped)]
+        ends = [held(done, outputs=[output(done)]), held(failed, failure={"reason": "broken"})]
+        ok(await stage.complete(*ends))
+        # What a worker has ended by itself a moment ago is refused, and not worth a note.
+        answer = await stage.beat(*every)
+        assert [each["status"] for each in answer.json()["results"]] == [409, 409, 200]
+        assert await audited(stage.parts, stage) == []
+        # Another lease token is not that of its holder.
+        await stage.beat({**every[0], "lease_token": "guessed"})
+        # Neither is what else an attempt says after its end, or one that was taken away.
+        await stage.task_events(every[0], {"event_id": "1", "dataset": "tidy", "cursor": 1})
+        stage.world.later(61)
+        assert (await stage.world.tasks.reap(outage_seconds=1000)).reaped
+        await stage.beat(every[2])
+        # Nor one that comes much later.
+        await stage.beat(every[1])
+        noted = await audited(stage.parts, stage)
+        assert {(each["what"], each["task_id"], each["reason"]) for each in noted} == {
+            ("POST /v1/task/heartbeat", done.task_id, "over"),
+            ("POST /v1/task/events", done.task_id, "over"),
+            ("POST /v1/task/heartbeat", reaped.task_id, "stale"),
+            ("POST /v1/task/heartbeat", failed.task_id, "stale"),
+        }
+
+    on_stage(story)
 
 
 async def leases(stage: Stage) -> list[Any]:

@@ -81,6 +81,7 @@ class FewParts:
 
     identities: Identities = field(default_factory=lambda: Identities(SECRET))
     api_token: str | None = None
+    viewer_token: str | None = None
     issuer: FewTokens = field(default_factory=FewTokens)
     audit: Notes = field(default_factory=Notes)
 

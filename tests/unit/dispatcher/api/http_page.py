@@ -25,6 +25,7 @@ _PROOFS: Final = {
     Proof.TASK: "task",
     Proof.EACH_TASK: "task",
     Proof.API_TOKEN: "API token",
+    Proof.LOOKING: "API or viewer token",
 }
 _NAMED: Final = "#/components/schemas/"
 

@@ -87,7 +87,9 @@ def test_who_has_to_prove_what() -> None:
         else:
             assert each.path.startswith("/v1/task/")
             assert each.proof in {Proof.TASK, Proof.EACH_TASK}, each.path
-    assert all(each.proof is Proof.API_TOKEN for each in PUBLIC)
+    looking = {each for each in PUBLIC if each.proof is Proof.LOOKING}
+    assert {each.method for each in looking} == {"GET"}
+    assert all(each.proof is Proof.API_TOKEN for each in PUBLIC if each not in looking)
 
 
 def test_the_headers_of_proofs_are_described() -> None:
@@ -95,4 +97,4 @@ def test_the_headers_of_proofs_are_described() -> None:
     assert sorted(schemes) == ["taskToken", "worker", "workerToken"]
     assert schemes["taskToken"]["name"] == "X-Trace-Task-Capability"
     public = document("Title", TABLES["public"])["components"]["securitySchemes"]
-    assert sorted(public) == ["apiToken"]
+    assert sorted(public) == ["apiToken", "viewerToken"]

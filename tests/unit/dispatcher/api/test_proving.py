@@ -110,6 +110,19 @@ def test_proofs(proof: Proof, headers: list[tuple[str, str]], status: int, reaso
         assert answer.echo.worker == ""
 
 
+def test_who_may_look_may_do_nothing_else() -> None:
+    parts = FewParts(api_token="the token", viewer_token="a viewer's")
+    viewer = [("Authorization", "Bearer a viewer's")]
+    assert ask(parts, Proof.LOOKING, viewer).status == 200
+    refused = ask(parts, Proof.API_TOKEN, viewer)
+    assert refused.status == 403
+    assert "lets you look" in refused.problem.title
+    assert parts.audit.reasons == ["viewer token"]
+    # Where there are no viewers, nobody is one by showing nothing.
+    for headers in ([], [("Authorization", "Bearer ")], viewer):
+        assert ask(FewParts(api_token="the token"), Proof.LOOKING, headers).status == 401
+
+
 def test_every_kind_of_proof_is_asked_for_without_one() -> None:
     """A kind that is new is refused, or is one of those that ask for nothing here."""
     parts = FewParts(api_token="the token")

@@ -550,6 +550,11 @@ _JOBS = [
         "6 jobs.a.inputs: The job a reads its own output; take this input out.",
     ),
     (
+        # Who feeds whom is not known of a dataset that two write: that alone is the problem.
+        "z: {runtime: process, operator: f, inputs: raw, outputs: {name: o, dataset: raw}}",
+        "6 jobs.z.outputs: The dataset raw is already written by the job s, in line 5",
+    ),
+    (
         (
             "c: {runtime: process, operator: f, inputs: b, outputs: c}\n"
             "  b:\n    runtime: process\n    operator: f\n    inputs: [a, raw]\n    outputs: b\n"

@@ -59,11 +59,12 @@ def test_root_becomes_the_owner_of_the_data(
 
 
 def test_programs_in_a_closed_folder_are_told(tmp_path: Path) -> None:
-    closed = tmp_path / "closed"
+    closed = tmp_path / "closed to others"
     (closed / "bin").mkdir(parents=True)
     closed.chmod(0o700)
     with pytest.raises(PenstockError, match=r"is closed to other users") as caught:
         local._check_reachable(closed / "bin")
+    assert f"chmod o+x '{closed}', or" in caught.value.hint
     assert "normal user" in caught.value.hint
 
 

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.dispatcher.dag.model import Calendar
-from penstock.dispatcher.ranges.calendars import FIRST, LAST, calendar_key, calendar_windows
+from penstock.dispatcher.ranges.calendars import (
+    FIRST,
+    LAST,
+    calendar_key,
+    calendar_range,
+    calendar_windows,
+)
 from penstock.dispatcher.ranges.cutting import PIECES_MAX
 
 DAY = 86_400
@@ -77,3 +83,18 @@ def test_parts_lie_end_to_end_around_the_range(start: int, length: int, size: Ca
     assert all(one[1] == other[0] for one, other in itertools.pairwise(found))
     names = [calendar_key(each[0], size=size) for each in found]
     assert names == sorted(set(names))
+    # A name tells its range again, but for the week that ends after the calendar.
+    told = [(calendar_range(name), each) for name, each in zip(names, found, strict=True)]
+    assert all(back == each for back, each in told if each[1] <= LAST)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("", "x", "13", "2013-", "2013-1", "2013-01-05T00:00Z", "2013-01-05\n", " 2013"),
+        *("2013-00", "2013-13", "2013-02-29", "2013-W00", "2013-W53", "0000", "9999"),
+        "2013-2014",
+    ],
+)
+def test_what_is_no_name_of_a_part(key: str) -> None:
+    assert calendar_range(key) is None

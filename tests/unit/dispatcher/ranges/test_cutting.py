@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dispatcher.ranges.cutting import PIECES_MAX, key, pieces, windows
+from penstock.dispatcher.ranges.cutting import PIECES_MAX, key, named, pieces, windows
 
 STARTS = st.integers(-(10**6), 10**6)
 LENGTHS = st.integers(1, 500)
@@ -52,3 +53,15 @@ def test_windows_are_those_that_overlap(start: int, length: int, size: int, step
         for place in range(low - 1, high + 1)
         if place * step < start + length and place * step + size > start
     ]
+
+
+@given(STARTS, LENGTHS)
+def test_a_name_tells_its_range(start: int, length: int) -> None:
+    assert named(key((start, start + length))) == (start, start + length)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "5-", "5-5", "2013-01", "05-10", "5-10-15", "-0-5", f"0-{2**63}", "¹-²"]
+)
+def test_what_is_no_name_of_a_range(text: str) -> None:
+    assert named(text) is None

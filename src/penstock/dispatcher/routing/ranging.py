@@ -1,0 +1,172 @@
+"""Ranges for events that came without one.
+
+A partition whose range the dispatcher knows need not be told of with it again: whoever triggers a
+day that was there before means that day. So an event of a partition without a range is given
+
+1. the range that the partition had last, in what came before of the same dataset, earlier in the
+   same call or in the generations that are live;
+2. or else the one that its key implies by a rule of the DAG: an interval of its cron source, a part
+   of the calendar or a range by its ends where a range operator downstream cuts by such.
+
+What has none then, and leads to a range operator all the same, is refused: its tasks could only
+die. That is so for an event without a partition too. Where a function in between may publish ranges
+of its own, or a filter stops what has none, it is taken as it is.
+
+An event with the id of an earlier one is that one again, so it is never refused for its range, and
+what it has is not changed. Nothing is written here. Costs no statement where ranges are of no
+interest (`judge_datasets` says so), one where all are known, two otherwise. Called by `router`,
+before events are kept and in the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+from psycopg.types.json import Jsonb
+
+from penstock.dispatcher.dag.model import Emits
+from penstock.dispatcher.database.pool import Connection
+from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.ranges.calendars import calendar_range
+from penstock.dispatcher.ranges.cutting import Range, named
+from penstock.dispatcher.routing.values import NewEvent
+from penstock.kernel.cron import next_after, parse_cron, previous_before
+
+_INTERVAL_KEY: Final = "%Y-%m-%dT%H:%MZ"
+
+
+class Reader(msgspec.Struct, frozen=True):
+    """A range operator that an event leads to."""
+
+    job: str
+    operator: str
+    size: int | str
+    """A number, or a part of the calendar."""
+    is_sure: bool
+    """Whether what reaches it of the event has the event's own range, or none."""
+
+
+@dataclass(slots=True)
+class Ranged:
+    """Events with the ranges that were found for them, and those that need one and have none."""
+
+    events: dict[int, NewEvent]
+    refused: dict[int, str] = field(default_factory=dict)
+
+
+async def with_ranges(
+    connection: Connection, events: Mapping[int, NewEvent], *, prefix: str
+) -> Ranged:
+    """Events by their places, each with its range. `prefix` is how the ids of events are kept."""
+    ranged = Ranged(dict(events))
+    lacking = _of_this_call(ranged)
+    asked = [_row(each, place=place, prefix=prefix) for place, each in lacking.items()]
+    kept: set[int] = set()
+    for row in await _rows(connection, "known_ranges", asked):
+        if row["is_kept"]:
+            kept.add(row["place"])
+        if row["start"] is not None:
+            _give(ranged, row["place"], (row["start"], row["end"]))
+    left = {place: ranged.events[place] for place in lacking if place not in kept}
+    left = {place: each for place, each in left.items() if each.start is None}
+    asked = [_row(each, place=place, prefix=prefix) for place, each in left.items()]
+    for row in await _rows(connection, "range_readers", asked):
+        event, place = left[row["place"]], row["place"]
+        readers = msgspec.convert(row["readers"] or [], list[Reader])
+        if found := implied(event.partition_key, source=row["source"] or {}, readers=readers):
+            _give(ranged, place, found)
+        elif told := lack(event, readers):
+            del ranged.events[place]
+            ranged.refused[place] = told
+    return ranged
+
+
+def implied(
+    key: str | None, *, source: Mapping[str, Any], readers: Iterable[Reader]
+) -> Range | None:
+    """The range that a key has by a rule of the DAG; None if there is none."""
+    if key is None:
+        return None
+    if source.get("emits") == Emits.INTERVAL:
+        return _interval(key, source)
+    found = None
+    for reader in readers:
+        by_its_size = calendar_range if isinstance(reader.size, str) else named
+        found = found or by_its_size(key)
+    return found
+
+
+def lack(event: NewEvent, readers: Sequence[Reader]) -> str:
+    """What to send with an event that needs a range and has none; empty if it needs none."""
+    sure = next((each for each in readers if each.is_sure), None)
+    if sure is None:
+        return ""
+    who = f"the job {sure.job!r} downstream ({sure.operator}) works on ranges"
+    if event.partition_key is None:
+        return f"This event has no partition, and {who}; send a partition, with a start and an end."
+    return (
+        f"No range of the partition {event.partition_key!r} is known, and {who}; send a start and"
+        " an end with it."
+    )
+
+
+def _interval(key: str, source: Mapping[str, Any]) -> Range | None:
+    """The interval of a cron source that begins where its key says."""
+    try:
+        begin = datetime.strptime(key, _INTERVAL_KEY).replace(tzinfo=UTC)
+        cron = parse_cron(str(source.get("cron")))
+    except ValueError:
+        return None
+    if f"{begin:{_INTERVAL_KEY}}" != key:
+        return None
+    zone = str(source.get("time_zone", "UTC"))
+    end = next_after(cron, begin, time_zone=zone)
+    if end is None or previous_before(cron, end, time_zone=zone) != begin:
+        return None
+    return int(begin.timestamp()), int(end.timestamp())
+
+
+def _of_this_call(ranged: Ranged) -> Mapping[int, NewEvent]:
+    """Those without a range after what others of the same call have said of their partitions."""
+    said: dict[tuple[str, str, str], Range] = {}
+    lacking: dict[int, NewEvent] = {}
+    for place, each in sorted(ranged.events.items()):
+        if each.partition_key is None:
+            lacking[place] = each
+            continue
+        where = (each.dataset, each.generation, each.partition_key)
+        if each.start is not None and each.end is not None:
+            said[where] = (each.start, each.end)
+        elif where in said:
+            _give(ranged, place, said[where])
+        else:
+            lacking[place] = each
+    return lacking
+
+
+def _give(ranged: Ranged, place: int, found: Range) -> None:
+    start, end = found
+    ranged.events[place] = replace(ranged.events[place], start=start, end=end)
+
+
+def _row(event: NewEvent, *, place: int, prefix: str) -> dict[str, Any]:
+    return {
+        "place": place,
+        "dataset_id": event.dataset,
+        "generation": event.generation,
+        "partition_key": event.partition_key,
+        "cursor": event.cursor,
+        "dedupe": prefix + event.event_id,
+    }
+
+
+async def _rows(
+    connection: Connection, name: str, asked: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    if not asked:
+        return []
+    return await (await connection.execute(query(name), {"events": Jsonb(asked)})).fetchall()
