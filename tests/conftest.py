@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 from collections.abc import Coroutine, Generator, Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ Answer = TypeVar("Answer")
 
 # The default credential chain would otherwise ask the network for an instance's role.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+# What a shell starts in the background ignores it, and so would the commands that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Background:
@@ -94,7 +97,7 @@ _TOGETHER = {
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In several processes (`-n`): a file stays whole, and what takes long begins first."""
-    if config.getoption("dist", "no") == "no":
+    if not getattr(config.option, "loadgroup", False):
         return
     tests = Path(__file__).parent
     rank = {name: place for place, name in enumerate(_LONGEST_FIRST)}

@@ -135,7 +135,7 @@ def test_a_port_that_is_taken_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"worker_secret": "short"}, "secret has 16 characters"),
+        ({"worker_secret": "short"}, "worker_secret has fewer than 16 characters"),
         ({"runtimes": {"nonsense": {"a": 1}}}, "nonsense"),
     ],
 )

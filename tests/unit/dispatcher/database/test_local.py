@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,11 @@ def test_a_path_that_cannot_be_a_socket_is_left(folder: str) -> None:
     assert first == again != other
     assert len(os.fsencode(first / ".s.PGSQL.5432")) <= 103
     assert "," not in str(first)
+
+
+def test_a_long_place_for_temporary_files_is_left_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/long/" + "y" * 90)
+    test_a_path_that_cannot_be_a_socket_is_left("/long/" + "x" * 90)
 
 
 def test_a_machine_without_postgres(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
