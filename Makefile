@@ -16,7 +16,7 @@ demo: reachable $(VENV)/run.stamp ## See Penstock work, on embedded defaults
 	@$(BIN)/penstock demo
 
 test: reachable $(VENV)/dev.stamp $(VENV)/chromium.stamp ## Run all tests; the servers they need are started by them
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/dev.stamp ## Lint, types, formatting, layers, sizes and words
 	@$(BIN)/ruff check .

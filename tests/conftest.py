@@ -82,30 +82,12 @@ def aws_server(
 
 
 _LONGEST_FIRST = ("browser", "e2e", "integration", "contract", "simulation", "unit")
-_TOGETHER = {
-    # One installation and one browser for all of them.
-    "browser": ("browser",),
-    # The same users of this machine.
-    "users": (
-        "e2e/test_hostile.py",
-        "integration/worker/test_handed.py",
-        "unit/runtimes/test_untrusted.py",
-        "unit/runtimes/test_users.py",
-    ),
-}
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In several processes (`-n`): a file stays whole, and what takes long begins first."""
-    if not getattr(config.option, "loadgroup", False):
-        return
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long begins first, so that several processes (`-n`) end at about the same time."""
+    rank = {name: number for number, name in enumerate(_LONGEST_FIRST)}
     tests = Path(__file__).parent
-    rank = {name: place for place, name in enumerate(_LONGEST_FIRST)}
-    groups = {place: group for group, places in _TOGETHER.items() for place in places}
-    for item in items:
-        place = item.path.relative_to(tests)
-        group = groups.get(place.parts[0]) or groups.get(place.as_posix()) or place.as_posix()
-        item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: rank.get(item.path.relative_to(tests).parts[0], len(rank)))
 
 
