@@ -61,6 +61,7 @@ from penstock.dispatcher.wire.work import (
     TaskResult,
     TaskStateAnswer,
 )
+from tests.unit.cli.terminal import Hurried
 from tests.unit.dispatcher.client.scripted import (
     NOW,
     Reply,
@@ -137,7 +138,7 @@ class User:
 
         def connected(url: str, token: str | None) -> Client:
             self.opened.append((url, token))
-            return Client(url, token, transport=self.dispatcher.transport, clock=_Hurried())
+            return Client(url, token, transport=self.dispatcher.transport, clock=Hurried())
 
         words = [*line.split(), *more]
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -168,22 +169,6 @@ class User:
     @property
     def bodies(self) -> list[Any]:
         return [each.body for each in self.dispatcher.heard]
-
-
-class _Hurried:
-    """A clock on which nobody waits for real."""
-
-    def __init__(self) -> None:
-        self._slept = 0.0
-
-    def monotonic(self) -> float:
-        return self._slept
-
-    def wall(self) -> float:
-        return NOW.timestamp() + self._slept
-
-    async def sleep(self, seconds: float) -> None:
-        self._slept += seconds
 
 
 @pytest.fixture
@@ -929,7 +914,7 @@ def test_a_log_is_followed_until_its_attempt_has_ended(user: User, tmp_path: Pat
     running, over = _attempt(1, is_over=False), _attempt(1)
     user.on("GET /v1/tasks/42", _had(running), _had(running), _had(over))
 
-    class Writing(_Hurried):
+    class Writing(Hurried):
         """While somebody waits, the attempt prints."""
 
         async def sleep(self, seconds: float) -> None:
