@@ -187,6 +187,17 @@ class WorkFailed(PenstockError):
         self.is_retried = is_retried
 
 
+class WorkReleased(WorkFailed):
+    """The work of a task is handed back: it has not failed, and another attempt may run it.
+
+    `is_delayed` is true if this worker cannot run it: then others are to have their chance first.
+    """
+
+    def __init__(self, message: str, *, is_delayed: bool = True, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.is_delayed = is_delayed
+
+
 class SecretUnavailable(PenstockError):
     """A secret cannot be had. The message says why, without its value, and goes on after its name.
 

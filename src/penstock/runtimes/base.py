@@ -5,6 +5,8 @@ no retries: those are its caller's, the worker. The contract:
 
 - `run` may be called many times at once. It raises `WorkFailed` if the work failed, with a
   sentence that people read; any other error counts as a failure that is retried.
+- It raises `WorkReleased` for work that cannot be run here, but elsewhere, such as a function whose
+  module this worker does not have. That is no failure: the caller hands the task back.
 - Cancelling `run` stops the work: it is asked to end, has `work.grace_seconds` to do so, and is
   then ended by force. `run` returns or raises when nothing of it runs any more, and not before.
 - Time limits are the caller's, by cancelling.
@@ -22,7 +24,9 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
 
 from penstock.datasets.schema import Column
 from penstock.kernel.service import Service
@@ -31,6 +35,33 @@ from penstock.runtimes.handed import Handed, TaskCredentials
 if TYPE_CHECKING:
     # What it needs makes the start of a child longer, which has no use for it.
     from penstock.runtimes.users import Users
+
+
+PROGRESS_BYTES_MAX: Final = 16 * 1024
+"""How much an attempt may say of its progress at a time, as JSON in UTF-8 without spaces."""
+PROGRESS_DEPTH_MAX: Final = 32
+"""How deep that may be nested."""
+
+
+def progress_fault(said: Mapping[str, Any]) -> str:
+    """Why this cannot be passed on as progress, as a sentence; empty if it can."""
+    try:
+        size = len(msgspec.json.encode(said))
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        return f"It cannot be written as JSON: {type(error).__name__}: {error}."
+    if size > PROGRESS_BYTES_MAX:
+        return f"It has {size:,} bytes as JSON; {PROGRESS_BYTES_MAX:,} are allowed."
+    level: list[Any] = [said]
+    for _ in range(PROGRESS_DEPTH_MAX):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, Mapping | list | tuple)
+            for inner in (each.values() if isinstance(each, Mapping) else each)
+        ]
+        if not level:
+            return ""
+    return f"It is nested more than {PROGRESS_DEPTH_MAX} levels deep."
 
 
 class Delivery(StrEnum):

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from penstock.kernel.clock import Clock
-from penstock.kernel.errors import WorkFailed
+from penstock.kernel.errors import WorkFailed, WorkReleased
 from penstock.runtimes.base import Made
 from penstock.runtimes.frames import Begin, Style
 from penstock.runtimes.lambdas import context_of, event_of
@@ -97,7 +97,11 @@ class Code:
         return any(_changed_at(path) != at for path, at in self._files.items())
 
     def function(self, entry: str) -> Function:
-        """The function of a `module:function`."""
+        """The function of a `module:function`.
+
+        `WorkReleased` if this worker does not have it, or lacks a module that it imports: another
+        worker may. Whatever else goes wrong while it is imported is the code's own failure.
+        """
         if entry not in self._functions:
             module, _, name = entry.partition(":")
             self._functions[entry] = self._load(Reference(module, name))
@@ -117,14 +121,17 @@ class Code:
             found: Any = importlib.import_module(wanted.module)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{wanted.module}.".startswith(f"{error.name}."):
-                raise
-            raise WorkFailed(
+                raise WorkReleased(
+                    f"The module {wanted.module} does not import: ModuleNotFoundError: {error};"
+                    " install what it needs where the worker runs."
+                ) from error
+            raise WorkReleased(
                 f"There is no module {error.name} for {wanted} in {Path.cwd()} or where Python"
                 f" looks for modules; start the worker in its folder, or install it.{_closed()}"
             ) from error
         for part in wanted.function.split("."):
             if not hasattr(found, part):
-                raise WorkFailed(f"The module {wanted.module} has no {wanted.function}.")
+                raise WorkReleased(f"The module {wanted.module} has no {wanted.function}.")
             found = getattr(found, part)
         if not callable(found):
             raise WorkFailed(f"{wanted} is not a function.")
@@ -174,6 +181,14 @@ def told(error: BaseException) -> tuple[str, bool]:
     trace = "".join(traceback.format_list(_frames(error.__traceback__))).splitlines()
     lines = [first, *trace[-_TRACE_LINES_MAX:]]
     return _text("\n".join(lines)), not isinstance(error, DoNotRetry)
+
+
+def released(error: BaseException) -> WorkReleased | None:
+    """The work as it is handed back, if this error says so and not that it has failed."""
+    if isinstance(error, Stopped):
+        # Nobody whom the worker knows of has asked for it: a signal to all processes of a machine.
+        return WorkReleased("The function was stopped.", is_delayed=False)
+    return error if isinstance(error, WorkReleased) else None
 
 
 def is_clean(*, threads: set[threading.Thread]) -> bool:

@@ -35,7 +35,7 @@ from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import WorkFailed
 from penstock.kernel.parents import die_with
 from penstock.runtimes.base import News
-from penstock.runtimes.calling import Code, Interruption, call, is_clean, told
+from penstock.runtimes.calling import Code, Interruption, call, is_clean, released, told
 from penstock.runtimes.frames import (
     Begin,
     Done,
@@ -211,7 +211,14 @@ class Child:
             with suppress(Exception):
                 print_error(error, begin.work.secrets.values())
             reason, is_retried = told(error)
-            return Failed(reason=reason, is_retried=is_retried, is_clean=True)
+            back = released(error)
+            return Failed(
+                reason=reason,
+                is_retried=is_retried,
+                is_clean=True,
+                is_released=back is not None,
+                is_delayed=back is not None and back.is_delayed,
+            )
 
     def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
         del number, frame

@@ -29,7 +29,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.kernel.errors import PenstockError, WorkFailed
+from penstock.kernel.errors import PenstockError, WorkFailed, WorkReleased
 from penstock.kernel.service import Service
 from penstock.runtimes.base import Finished, Runtime, Voice, Work
 from penstock.runtimes.environment import of_untrusted
@@ -115,6 +115,8 @@ class Children(Service):
             warm = self._warm(work.operator) if may_be_warm else None
             child = warm or await self._new(work)
             ended = await self._run_in(child, begin, voice)
+            if isinstance(ended, Failed) and ended.is_released:
+                raise WorkReleased(ended.reason, is_delayed=ended.is_delayed)
             if isinstance(ended, Failed):
                 raise WorkFailed(ended.reason, is_retried=ended.is_retried)
             if isinstance(ended, Done):
@@ -188,7 +190,7 @@ class Children(Service):
 
     async def _new(self, work: Work) -> Offspring[FromChild]:
         if self._is_stopped:
-            raise WorkFailed("The runtime was stopped.")
+            raise WorkReleased("The runtime was stopped.", is_delayed=False)
         self._all = {child for child in self._all if not child.is_closed}
         start = Start(
             command=self._command,

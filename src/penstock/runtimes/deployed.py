@@ -63,7 +63,7 @@ _OVER: Final = frozenset({404, 409})
 _UNPROVED: Final = frozenset({401, 403})
 _PROOFS_MAX: Final = 6
 _TASK_HEADER: Final = "X-Trace-Task-Capability"
-_PROTOCOL: Final = {"X-Penstock-Protocol": "1"}
+_PROTOCOL: Final = {"X-Penstock-Protocol": "2"}
 _SCHEMA: Final = "schema"
 _OUTPUTS: Final = frozenset({"outputs", _SCHEMA})
 """The types of the problems that an attempt's outputs are."""

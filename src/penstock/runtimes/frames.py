@@ -93,6 +93,9 @@ class Failed(msgspec.Struct, tag="failed", kw_only=True):
     reason: str
     is_retried: bool
     is_clean: bool
+    is_released: bool = False
+    """Whether it is handed back, and has not failed: see `WorkReleased`."""
+    is_delayed: bool = False
 
 
 class Stale(msgspec.Struct, tag="stale"):

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.kernel.errors import WorkFailed
+from penstock.kernel.errors import WorkReleased
 from penstock.runtimes import deployed
 from penstock.runtimes.base import Delivery, Fault, Finished, Voice, Work
 from penstock.runtimes.child_settings import ChildSettings, read_settings
@@ -80,13 +80,13 @@ class Function(ChildRuntime):
 
     async def run(self, work: Work, voice: Voice) -> Finished:
         if self._settings.is_invoked:
-            raise WorkFailed(
+            raise WorkReleased(
                 "Functions run at AWS here, and not in workers; take lambda out of the runtimes"
                 " of this worker."
             )
         wanted = self._handler(work.operator)
         if wanted is None:
-            raise WorkFailed(f"There is no handler for {work.operator!r}.", is_retried=False)
+            raise WorkReleased(f"This worker has no handler for {work.operator!r}.")
         complete = self._settings.completed(work)
         begin = Begin(style=Style.EVENT, entry=str(wanted), work=complete)
         return await self._children.run(begin, voice)

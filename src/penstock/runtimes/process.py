@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from penstock.kernel.errors import WorkFailed
+from penstock.kernel.errors import WorkReleased
 from penstock.runtimes.base import Fault, Finished, Voice, Work
 from penstock.runtimes.child_settings import ChildSettings, read_settings
 from penstock.runtimes.children import ChildRuntime
@@ -65,8 +65,10 @@ class Process(ChildRuntime):
     async def run(self, work: Work, voice: Voice) -> Finished:
         wanted = self._function(work.operator)
         if wanted is None:
-            raise WorkFailed(
-                f"{work.operator!r} is not of the form {FUNCTION_FORM}.", is_retried=False
+            # It was, where the DAG was applied: the package that offers it is not installed here.
+            raise WorkReleased(
+                f"{work.operator!r} is neither of the form {FUNCTION_FORM} nor offered by a package"
+                " that is installed for this worker."
             )
         complete = self._settings.completed(work)
         begin = Begin(style=Style.TASK, entry=str(wanted), work=complete)

@@ -5,6 +5,9 @@ the last answer was as many as were asked for, a task of it has ended, or nobody
 while. The hungry are asked one after the other, in the order in which they became so, so that none
 keeps another waiting for long. An answer with fewer than asked for ends the hunger.
 
+An operator of which this worker has handed a task back, because it cannot run it, *rests*: for a
+while, longer each time, nothing of it is claimed here, and its wake-ups go to other workers.
+
 A wake-up is settled by a claim that began after it was heard: an earlier one may have missed what
 the wake-up is about. Used by `penstock.worker.worker`, from the event loop only; holds no tasks.
 """
@@ -15,14 +18,22 @@ import asyncio
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Final
 
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
+from penstock.kernel.errors import DispatcherUnavailable
+from penstock.worker.backoff import Backoff
+
+_REST_SECONDS_MIN: Final = 2.0
+_REST_SECONDS_MAX: Final = 60.0
 
 
 @dataclass(slots=True)
 class _Operator:
     look_at: float
+    rests: Backoff
+    rests_until: float = 0.0
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
 
@@ -59,14 +70,33 @@ class Appetite:
             _settle(self._operators.pop(name).waiting)
         new = [name for name in operators if name not in self._operators]
         for name in new:
-            self._operators[name] = _Operator(self._next_look())
+            rests = Backoff(
+                self._entropy, first_seconds=_REST_SECONDS_MIN, most_seconds=_REST_SECONDS_MAX
+            )
+            self._operators[name] = _Operator(self._next_look(), rests)
             self._hungry[name] = None
         return bool(gone or new)
 
     def hunger(self, operator: str) -> None:
         """There may be work."""
-        if operator in self._operators:
+        known = self._operators.get(operator)
+        if known is not None and known.rests_until <= self._clock.monotonic():
             self._hungry.setdefault(operator)
+
+    def judge(self, operator: str, *, is_able: bool) -> None:
+        """Whether this worker could run a task of an operator; if it could not, that rests."""
+        known = self._operators.get(operator)
+        if known is None:
+            return
+        if is_able:
+            known.rests.succeeded()
+        elif known.rests_until <= self._clock.monotonic():
+            # Once for all that one claim has brought.
+            known.rests_until = self._clock.monotonic() + known.rests.next_seconds()
+            known.look_at = known.rests_until
+            self._hungry.pop(operator, None)
+            _refuse(known.waiting)
+            known.waiting = []
 
     def hear(self, operator: str) -> asyncio.Future[None]:
         """A wake-up; the future is done when a claim was answered that began after this."""
@@ -75,6 +105,9 @@ class Appetite:
         if known is None:
             # If there is work for it after all, the next hello says so.
             future.set_result(None)
+            return future
+        if known.rests_until > self._clock.monotonic():
+            _refuse([future])
             return future
         # Those that have given up waiting are not kept.
         known.waiting = [*(each for each in known.waiting if not each.done()), future]
@@ -135,6 +168,13 @@ class Appetite:
     def _next_look(self) -> float:
         seconds = self._look_seconds * self._entropy.uniform(0.8, 1.2)
         return self._clock.monotonic() + seconds
+
+
+def _refuse(waiting: Collection[asyncio.Future[None]]) -> None:
+    for future in waiting:
+        if not future.done():
+            told = "This worker could not run tasks of this operator; another one may."
+            future.set_exception(DispatcherUnavailable(told))
 
 
 def _settle(waiting: Collection[asyncio.Future[None]]) -> None:

@@ -6,7 +6,8 @@
 | the work failed, or what it made cannot be published | a failure, with the work's own words |
 | it took longer than it may | a failure: "It took longer than …" |
 | the dispatcher asked to cancel it | a failure; the task becomes cancelled |
-| the worker stops | a failure that is retried: "The worker was stopped." |
+| the worker stops | a release, which is not counted: "The worker was stopped." |
+| this worker cannot run it: no such module, another release | a release, delayed |
 | the dispatcher refused the attempt | nothing: it is another's now, or over |
 
 Interrupting cancels the runtime's `run` and waits until nothing of the work runs any more. Work
@@ -27,7 +28,7 @@ from enum import Enum
 from typing import Any, Final
 
 from penstock.dispatcher.wire.work import Assignment, EndAsk, HeldAsk
-from penstock.kernel.errors import PenstockError, WorkFailed
+from penstock.kernel.errors import PenstockError, WorkFailed, WorkReleased
 from penstock.runtimes.base import Finished, Voice, Work
 from penstock.runtimes.secrets import hidden
 from penstock.worker import orders
@@ -163,35 +164,47 @@ class Attempt:
                 work, finished, lease_token=self.assignment.lease_token, token=self.token
             )
         except WorkFailed as error:
-            said = f"{error.message} {error.hint}".strip()
-            return self.failure(said, is_retried=error.is_retried, log=work.log)
+            return self.unfinished(error, log=work.log)
 
     def _finished(self) -> Finished:
         """What became of the work; `WorkFailed` if it was not ended by itself, and well."""
         if self._running is None or not self._running.done() or self._running.cancelled():
-            raise WorkFailed(self._reason())
+            raise self._interruption()
         error = self._running.exception()
         if error is None:
             return self._running.result()
         if isinstance(error, WorkFailed):
             # Work that is interrupted says so in many ways: why it was is what counts.
-            raise error if self._why is None else WorkFailed(self._reason())
+            raise error if self._why is None else self._interruption()
         if not isinstance(error, PenstockError):
             trace = "".join(traceback.format_exception(error)).rstrip()
             _log.error("%s failed in its runtime\n%s", self, self._hidden(trace[:_TRACE_MAX]))
         told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise WorkFailed(told if self._why is None else self._reason()) from error
+        raise (WorkFailed(told) if self._why is None else self._interruption()) from error
 
-    def _reason(self) -> str:
+    def _interruption(self) -> WorkFailed:
         match self._why:
             case Interruption.TIMEOUT:
-                return f"It took longer than {self.assignment.timeout_seconds:g} s."
+                return WorkFailed(f"It took longer than {self.assignment.timeout_seconds:g} s.")
             case Interruption.CANCELLED:
-                return "It was cancelled."
+                return WorkFailed("It was cancelled.")
             case Interruption.STOPPED:
-                return "The worker was stopped."
+                return WorkReleased("The worker was stopped.", is_delayed=False)
             case Interruption.LOST | None:
-                return "Its runtime gave it up."
+                return WorkFailed("Its runtime gave it up.")
+
+    def unfinished(self, error: WorkFailed, *, log: str = "") -> EndAsk:
+        """The end of this attempt as a release or a failure, as the error says."""
+        said = f"{error.message} {error.hint}".strip()
+        if not isinstance(error, WorkReleased):
+            return self.failure(said, is_retried=error.is_retried, log=log)
+        return orders.released(
+            self.assignment,
+            self._hidden(said[: orders.REASON_CHARACTERS_MAX]),
+            token=self.token,
+            is_delayed=error.is_delayed,
+            log=log,
+        )
 
     def failure(
         self,

@@ -85,6 +85,10 @@ class Claiming:
         self._appetite.hunger(operator)
         self._news.set()
 
+    def judge(self, operator: str, *, is_able: bool) -> None:
+        """Whether this worker could run a task of an operator: see `Appetite.judge`."""
+        self._appetite.judge(operator, is_able=is_able)
+
     async def heard(self, channel: Channel) -> None:
         """A wake-up: returns when a claim was answered, raises if it has to go elsewhere."""
         if self._stopping.is_set():

@@ -197,12 +197,14 @@ class Endings:
         """What is left to tell after this answer."""
         attempt = ending.attempt
         if result.status < 400:
-            if ending.ask.failure is not None:
+            end = ending.ask.failure or ending.ask.release
+            if end is not None:
                 _log.warning(
-                    "%s failed, and is %s now: %s",
+                    "%s %s, and is %s now: %s",
                     attempt,
+                    "failed" if ending.ask.release is None else "was handed back",
                     result.task_status or "over",
-                    ending.ask.failure.reason.partition("\n")[0],
+                    end.reason.partition("\n")[0],
                 )
             self._done(attempt)
             return []
@@ -228,8 +230,8 @@ class Endings:
         return [ending]
 
     def _as_failure(self, ending: _Ending, told: str, *, is_retried: bool = True) -> list[_Ending]:
-        if ending.ask.failure is not None:
-            _log.error("%s: its failure is not accepted: %s", ending.attempt, told)
+        if ending.ask.failure is not None or ending.ask.release is not None:
+            _log.error("%s: its end is not accepted: %s", ending.attempt, told)
             self._done(ending.attempt)
             return []
         ask = ending.attempt.failure(

@@ -15,16 +15,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from penstock.dispatcher.wire.work import Assignment, EndAsk
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
-from penstock.kernel.errors import WorkFailed
+from penstock.kernel.errors import WorkFailed, WorkReleased
 from penstock.runtimes.base import Runtime, Work
 from penstock.worker import orders
 from penstock.worker.attempt import Attempt, Interruption
@@ -42,8 +42,20 @@ _UNTOLD_MAX: Final = 500
 """With so many ends that are not answered, nothing more is begun."""
 
 
+class Claims(Protocol):
+    """Who claims, as it hears of attempts that have ended."""
+
+    def freed(self, operator: str) -> None:
+        """There is room, or there may be more work of an operator."""
+        ...
+
+    def judge(self, operator: str, *, is_able: bool) -> None:
+        """Whether this worker could run a task of an operator."""
+        ...
+
+
 class Hands:
-    """The attempts of this worker. `freed` is called with an operator that may have more work."""
+    """The attempts of this worker."""
 
     def __init__(
         self,
@@ -55,7 +67,7 @@ class Hands:
         settings: WorkerSettings,
         clock: Clock,
         entropy: Entropy,
-        freed: Callable[[str], None],
+        claiming: Claims,
         secrets: Resolver | None = None,
     ) -> None:
         self._client = client
@@ -65,7 +77,7 @@ class Hands:
         self._settings = settings
         self._clock = clock
         self._entropy = entropy
-        self._freed = freed
+        self._claiming = claiming
         self._secrets = secrets
         self.heartbeats = Heartbeats(client, clock=clock, entropy=entropy)
         self.endings = Endings(
@@ -155,6 +167,8 @@ class Hands:
             if end is None:
                 self._done(attempt)
             else:
+                is_able = end.release is None or not end.release.is_delayed
+                self._claiming.judge(attempt.assignment.operator, is_able=is_able)
                 self.endings.add(attempt, end)
             if attempt.released is not None:
                 await asyncio.wait((attempt.released,))
@@ -166,25 +180,32 @@ class Hands:
         runtime = self._runtimes.get(assignment.runtime)
         if runtime is None:
             # Of another release, perhaps: the next attempt may be another worker's.
-            return attempt.failure(
-                f"This worker has no runtime {assignment.runtime!r}. Give it one, or bring it to"
-                " the release of the dispatcher."
-            )
+            told = f"This worker has no runtime {assignment.runtime!r}."
+            hint = "Give it one, or bring it to the release of the dispatcher."
+            return attempt.unfinished(WorkReleased(told, hint=hint))
         try:
-            work = orders.work_of(
+            work = self._work(assignment, batch_size=batch_size)
+            work = await self._with_secrets(attempt, runtime, work)
+        except WorkFailed as error:
+            return None if attempt.is_lost else attempt.unfinished(error)
+        voice = AttemptVoice(attempt, work, self._client, clock=self._clock, entropy=self._entropy)
+        return await attempt.run(partial(self._handing.run, attempt, runtime), work, voice)
+
+    def _work(self, assignment: Assignment, *, batch_size: int) -> Work:
+        try:
+            return orders.work_of(
                 assignment,
                 logs=self._logs,
                 grace_seconds=self._settings.grace_seconds,
                 batch_size=batch_size,
             )
-            work = await self._with_secrets(attempt, runtime, work)
-        except WorkFailed as error:
-            if attempt.is_lost:
-                return None
-            said = f"{error.message} {error.hint}".strip()
-            return attempt.failure(said, is_retried=error.is_retried)
-        voice = AttemptVoice(attempt, work, self._client, clock=self._clock, entropy=self._entropy)
-        return await attempt.run(partial(self._handing.run, attempt, runtime), work, voice)
+        except WorkFailed:
+            raise
+        except Exception as error:
+            raise WorkReleased(
+                f"This worker cannot read the task: {type(error).__name__}: {error}.",
+                hint="Bring it to the release of the dispatcher.",
+            ) from error
 
     async def _with_secrets(self, attempt: Attempt, runtime: Runtime, work: Work) -> Work:
         """The work with the secrets that its job names, as they are now."""
@@ -209,9 +230,9 @@ class Hands:
         del self._taken[attempt.place]
         if not self._running:
             self._idle.set()
-        self._freed("")
+        self._claiming.freed("")
 
     def _done(self, attempt: Attempt) -> None:
         """Nothing more is to be told of it."""
         self.heartbeats.release(attempt)
-        self._freed(attempt.assignment.operator)
+        self._claiming.freed(attempt.assignment.operator)

@@ -1,8 +1,9 @@
 """Between the dispatcher's words and a runtime's: an assignment as work, and what was made as ends.
 
-Pure functions. An assignment that cannot be understood, and something made that is no output of
-its job, is `WorkFailed`: a sentence for people, and the end of that attempt alone. What leaves
-here is valid by the rules of the wire, so that no task can spoil a call that is about several.
+Pure functions. An assignment that cannot be understood is `WorkReleased`, for a worker of another
+release may understand it; something made that is no output of its job is `WorkFailed`: a sentence
+for people, and the end of that attempt alone. What leaves here is valid by the rules of the wire,
+so that no task can spoil a call that is about several.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from penstock.dispatcher.wire.work import (
     FailureAsk,
     InputAnswer,
     OutputAsk,
+    ReleaseAsk,
 )
-from penstock.kernel.errors import InvalidInput, WorkFailed
+from penstock.kernel.errors import InvalidInput, WorkFailed, WorkReleased
 from penstock.runtimes.base import Facts, Finished, Given, Made, Part, Place, Work
 from penstock.runtimes.places import Places
 
@@ -46,7 +48,7 @@ def secrets_of(assignment: Assignment) -> Mapping[str, Any]:
     """What its job calls secrets, and where they are; nothing of it is judged here."""
     said = assignment.definition.get("secrets") or {}
     if not isinstance(said, Mapping):
-        raise WorkFailed(
+        raise WorkReleased(
             f"The secrets of job {assignment.job} cannot be understood by this worker.",
             hint="Bring the worker to the release of the dispatcher.",
         )
@@ -118,28 +120,45 @@ def failed(
     metrics: dict[str, Any] | None = None,
 ) -> EndAsk:
     """The end of an attempt that has failed."""
-    told = reason.encode("utf-8", "replace").decode()[:REASON_CHARACTERS_MAX]
     return EndAsk(
         task_id=assignment.task_id,
         attempt=assignment.attempt,
         lease_token=assignment.lease_token,
         token=token or None,
-        failure=FailureAsk(reason=told, is_retried=is_retried),
+        failure=FailureAsk(reason=_told(reason), is_retried=is_retried),
         log=log if 0 < len(log) <= _LOG_CHARACTERS_MAX else None,
         metrics=metrics,
     )
 
 
+def released(
+    assignment: Assignment, reason: str, *, token: str = "", is_delayed: bool, log: str = ""
+) -> EndAsk:
+    """The end of an attempt that is handed back."""
+    return EndAsk(
+        task_id=assignment.task_id,
+        attempt=assignment.attempt,
+        lease_token=assignment.lease_token,
+        token=token or None,
+        release=ReleaseAsk(reason=_told(reason), is_delayed=is_delayed),
+        log=log if 0 < len(log) <= _LOG_CHARACTERS_MAX else None,
+    )
+
+
+def _told(reason: str) -> str:
+    return reason.encode("utf-8", "replace").decode()[:REASON_CHARACTERS_MAX]
+
+
 def _places(assignment: Assignment, logs: Path | None) -> Places:
     if not assignment.folder:
-        raise WorkFailed(
+        raise WorkReleased(
             "The dispatcher does not say where this attempt may write.",
             hint="Bring the dispatcher to the release of the worker.",
         )
     try:
         return Places(assignment.root, logs=logs)
     except InvalidInput as error:
-        raise WorkFailed(error.message, hint=error.hint) from error
+        raise WorkReleased(error.message, hint=error.hint) from error
 
 
 def _given(name: str, answer: InputAnswer) -> Given:
@@ -180,7 +199,7 @@ def _outputs(assignment: Assignment, places: Places) -> dict[str, Place]:
         dataset = each.get("dataset", name) if isinstance(each, Mapping) else None
         uuid = uuids.get(dataset) if isinstance(dataset, str) else None
         if not isinstance(name, str) or not isinstance(dataset, str) or not isinstance(uuid, str):
-            raise WorkFailed(
+            raise WorkReleased(
                 f"An output of job {assignment.job} cannot be understood by this worker: {each!r}.",
                 hint="Bring the worker to the release of the dispatcher.",
             )

@@ -101,7 +101,7 @@ class PipelineWorker:
             settings=self.settings,
             clock=clock,
             entropy=entropy,
-            freed=self._claiming.freed,
+            claiming=self._claiming,
             secrets=secrets,
         )
         self._stopping = asyncio.Event()

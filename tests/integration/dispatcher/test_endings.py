@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.dispatcher.database.pool import Connection
+from penstock.dispatcher.tasks.ending import RELEASES_MAX
 from penstock.dispatcher.tasks.values import (
     Claimed,
     Completion,
@@ -19,6 +20,7 @@ from penstock.dispatcher.tasks.values import (
     Output,
     Publishing,
     Refusal,
+    Release,
     Status,
     TaskState,
     Why,
@@ -513,5 +515,111 @@ def test_too_many_at_once_are_refused(play: Play) -> None:
             await world.tasks.complete([Completion(each) for each in many])
         with pytest.raises(InvalidInput, match="twice"):
             await world.tasks.cancel([1, 1])
+
+    play(story)
+
+
+async def released(world: World, fence: Fence, *, is_delayed: bool = False) -> Ended:
+    (found,) = await world.tasks.end([Release(fence, "The worker was stopped.", is_delayed)])
+    assert isinstance(found, Ended)
+    return found
+
+
+async def task_of(world: World, claimed: Claimed) -> dict[str, Any]:
+    (row,) = await world.rows(
+        "SELECT status, attempt, attempt_limit, releases, reason FROM task WHERE id = %s",
+        claimed.task_id,
+    )
+    return row
+
+
+def test_a_release_is_not_counted_and_its_number_is_not_used_again(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job(max_attempts=1)
+        first = await job.claimed()
+        answer = await released(world, first.fence)
+        assert (answer.status, await world.wakes()) == (Status.QUEUED, ["operator/normal"])
+        assert await released(world, first.fence) == answer, "said twice is said once"
+        second = await again(world, first)
+        assert second.attempt == 2
+        (stale,) = await world.tasks.end([Release(first.fence, "Something else.")])
+        assert isinstance(stale, Refusal)
+        (failure,) = await world.tasks.fail(failed(second.fence))
+        assert isinstance(failure, Ended)
+        assert failure.status is Status.DEAD, "the one attempt that counts has failed"
+        rows = await world.rows("SELECT number, outcome, reason FROM attempt ORDER BY number")
+        assert [tuple(row.values()) for row in rows] == [
+            (1, "released", "The worker was stopped."),
+            (2, "failed", "broken"),
+        ]
+
+    play(story)
+
+
+def test_the_pause_after_a_failure_is_that_of_failures_alone(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job(max_attempts=5, retry_max_ms=1_000_000)
+        claimed = await job.claimed()
+        for _ in range(6):
+            await released(world, claimed.fence)
+            claimed = await again(world, claimed)
+        (failure,) = await world.tasks.fail(failed(claimed.fence))
+        assert isinstance(failure, Ended)
+        assert failure.due_at is not None
+        now = await world.value("SELECT penstock_now()")
+        assert (failure.due_at - now).total_seconds() < 1.3, "as after a first failure"
+
+    play(story)
+
+
+def test_nothing_is_handed_round_for_ever(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job(max_attempts=1)
+        claimed = await job.claimed()
+        pauses = []
+        for _ in range(RELEASES_MAX):
+            answer = await released(world, claimed.fence, is_delayed=True)
+            assert answer.status is Status.QUEUED
+            assert answer.due_at is not None
+            refused = await world.tasks.claim(claimed.task_id, worker="worker")
+            assert isinstance(refused, Refusal)
+            now = await world.value("SELECT penstock_now()")
+            pauses.append((answer.due_at - now).total_seconds())
+            world.later(61)
+            claimed = await again(world, claimed)
+        assert pauses[0] < 1.3
+        assert 40 < pauses[-1] <= 60
+        assert (await released(world, claimed.fence, is_delayed=True)).status is Status.DEAD
+        row = await task_of(world, claimed)
+        assert row["reason"].startswith("The worker was stopped. It was handed back 20 times")
+        outcome = "SELECT outcome FROM attempt ORDER BY number DESC LIMIT 1"
+        assert await world.value(outcome) == "failed"
+        await world.tasks.replay([claimed.task_id])
+        claimed = await again(world, claimed)
+        assert (await released(world, claimed.fence)).status is Status.QUEUED
+
+    play(story)
+
+
+def test_a_source_that_runs_well_between_stops_is_always_handed_back(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job(max_attempts=1, body='{"source": {"kind": "always_on"}}')
+        claimed = await job.claimed()
+        for _ in range(RELEASES_MAX + 5):
+            world.later(3600)
+            assert (await released(world, claimed.fence)).status is Status.QUEUED
+            claimed = await again(world, claimed)
+        assert (await task_of(world, claimed))["releases"] == 1
+
+    play(story)
+
+
+def test_a_cancellation_wins_over_a_release(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        claimed = await job.claimed()
+        await world.tasks.cancel([claimed.task_id], reason="Not wanted.")
+        assert (await released(world, claimed.fence)).status is Status.CANCELLED
+        assert await world.value("SELECT outcome FROM attempt") == "cancelled"
 
     play(story)

@@ -58,7 +58,6 @@ def test_wrong_sql_is_told_with_its_line(bench: Bench, sql: str, words: str) -> 
         ({"sort_by": ["nope"]}, "config.sort_by: the result has no column 'nope'; it has"),
         ({"expect": [{"check": "nope > 1"}]}, "config.expect: A column"),
         ({"expect": [{"unique": ["nope"]}]}, "names the column 'nope', which the output does not"),
-        ({"no": 1}, "config.no: spark.sql has no field 'no'"),
     ],
 )
 def test_wrong_config_is_told_with_its_field(
@@ -72,10 +71,7 @@ def test_wrong_config_is_told_with_its_field(
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (None, "There is no module theirs"),
-        ("import nothing_like_that\n", "The module theirs does not import: ModuleNotFoundError"),
         ("x = 1\ndef clean(:\n", "theirs.py, line 2)"),
-        ("def dirty(): ...\n", "The module theirs has no clean."),
         ("def clean(inputs, context):\n    return 5\n", "theirs:clean returned a int"),
         ("def clean(inputs, context): ...\n", "theirs:clean returned None; it has to return"),
         (
@@ -103,6 +99,25 @@ def test_a_wrong_transform_is_told_and_not_retried(
     failure = bench.failure(bench.work("spark.python", config, inputs=inputs))
     assert words in failure.reason
     assert not failure.is_retried
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (None, "There is no module theirs"),
+        ("import nothing_like_that\n", "The module theirs does not import: ModuleNotFoundError"),
+        ("def dirty(): ...\n", "The module theirs has no clean."),
+    ],
+)
+def test_a_transform_that_is_not_here_is_left_to_other_workers(
+    bench: Bench, module: Path, code: str | None, words: str
+) -> None:
+    if code is not None:
+        module.write_text(code)
+    config = {"transform": "theirs:clean"}
+    failure = bench.failure(bench.work("spark.python", config))
+    assert words in failure.reason
+    assert failure.is_released
 
 
 def test_what_a_transform_raises_is_retried(bench: Bench, module: Path) -> None:

@@ -189,6 +189,33 @@ def test_what_is_cancelled_or_taken_over_is_interrupted(dsn: str, tmp_path: Path
     play(dsn, tmp_path, dag(heartbeat="1s"), story)
 
 
+def test_a_worker_without_the_module_leaves_the_task_to_one_that_has_it(
+    dsn: str, tmp_path: Path
+) -> None:
+    module = f"code_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{module}.py").write_text(CODE)
+
+    async def story(site: Site) -> None:
+        async def is_handed_back() -> bool:
+            rows = await site.world.rows("SELECT outcome FROM attempt WHERE outcome IS NOT NULL")
+            return [row["outcome"] for row in rows] == ["released"]
+
+        async with site.working(process({}), look_seconds=1.0):
+            await site.pipeline.send("x")
+            await site.until(is_handed_back)
+            runtime = process({"path": [str(tmp_path)]})
+            async with site.working(runtime, name="worker-2", look_seconds=1.0):
+                await site.until_all(completed=2)
+        rows = await site.world.rows("SELECT DISTINCT worker, outcome, reason FROM attempt")
+        found = {(row["worker"], row["outcome"]) for row in rows}
+        assert found == {("worker-1", "released"), ("worker-2", "completed")}
+        (reason,) = {row["reason"] for row in rows if row["outcome"] == "released"}
+        assert reason.startswith(f"There is no module {module} for ")
+
+    once = dag(module=module).replace("inputs: [raw]", "inputs: [raw]\n    max_attempts: 1")
+    play(dsn, tmp_path, once, story)
+
+
 def test_a_worker_that_is_stopped_gives_back_what_runs(dsn: str, tmp_path: Path) -> None:
     async def story(site: Site) -> None:
         runtime = Waiting()
@@ -196,6 +223,7 @@ def test_a_worker_that_is_stopped_gives_back_what_runs(dsn: str, tmp_path: Path)
             await site.pipeline.send("x")
             await site.until(lambda: _is(len(runtime.running) == 1))
         rows = await site.world.rows("SELECT status, reason FROM task")
-        assert [tuple(row.values()) for row in rows] == [("retrying", "The worker was stopped.")]
+        assert [tuple(row.values()) for row in rows] == [("queued", "The worker was stopped.")]
+        assert await site.world.value("SELECT outcome FROM attempt") == "released"
 
     play(dsn, tmp_path, dag(), story)

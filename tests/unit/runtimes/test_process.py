@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernel.errors import InvalidInput, WorkFailed
+from penstock.kernel.errors import InvalidInput, WorkFailed, WorkReleased
 from penstock.runtimes.process import Process, process
 from penstock.testing.runtime_contract import Ear
 from tests.unit.runtimes.benches import User, run
@@ -195,6 +195,23 @@ def test_what_goes_wrong_is_one_sentence(user: User, text: str, sentence: str) -
 def test_a_module_that_is_not_there_says_where_it_was_looked_for(user: User) -> None:
     failure = _failure(user, "", "absent.part:run")
     assert failure.message.startswith("There is no module absent for absent.part:run in ")
+    assert isinstance(failure, WorkReleased)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_released"),
+    [
+        ("import absent\n", True),
+        ("def other(task): ...\n", True),
+        ("def run(task):\n    import absent\n", False),
+        ("from os import absent\n", False),
+        ("run = 5\n", False),
+    ],
+)
+def test_only_code_that_is_not_here_is_handed_back(
+    user: User, text: str, *, is_released: bool
+) -> None:
+    assert isinstance(_failure(user, text), WorkReleased) is is_released
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit")

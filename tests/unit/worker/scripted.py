@@ -87,8 +87,8 @@ class Task:
 
     @property
     def reason(self) -> str:
-        failure = self.ended[-1].failure
-        return "" if failure is None else failure.reason
+        end = self.ended[-1].failure or self.ended[-1].release
+        return "" if end is None else end.reason
 
 
 @dataclass
@@ -271,15 +271,18 @@ class Dispatcher:
             return TaskResult(task_id=task.id, status=200, task_status=task.status)
         if not self._is_held(task, ask.attempt, ask.lease_token):
             return TaskResult(task_id=task.id, status=409, why="stale")
-        if task.bad_outputs and ask.failure is None:
+        is_success = ask.failure is None and ask.release is None
+        if task.bad_outputs and is_success:
             told = "Dataset x has the same output twice."
             return TaskResult(task_id=task.id, status=409, why="outputs", detail=told)
-        if task.bad_schema and ask.failure is None:
+        if task.bad_schema and is_success:
             told = "The column 'delay' is string here, and bigint in what is published."
             return TaskResult(task_id=task.id, status=409, why="schema", detail=told)
         task.ended.append(ask)
         if task.cancel_asked:
             task.status = "cancelled"
+        elif ask.release is not None:
+            task.status = "released"
         elif ask.failure is None:
             task.status = "completed"
         else:

@@ -173,8 +173,8 @@ def test_stopping_gives_a_whole_batch_back(alone: bool) -> None:
     async def story(bench: Bench) -> None:
         await bench.until(lambda: len(bench.runtime.running) == 3)
         await bench.stopped()
-        told = {task.reason for task in bench.dispatcher.tasks.values()}
-        assert told == {"The worker was stopped."}
+        told = {(task.status, task.reason) for task in bench.dispatcher.tasks.values()}
+        assert told == {("released", "The worker was stopped.")}
 
     setting = waiting(3) if alone else batches(3)
     play(story, setting=setting, doing=doing, stop_seconds=1.0, seeds=range(2))

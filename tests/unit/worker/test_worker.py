@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +11,14 @@ from typing import Any
 import pytest
 
 from penstock.dispatcher.wire.problem import Problem
-from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, WorkFailed
+from penstock.kernel.errors import (
+    DispatcherRefused,
+    DispatcherUnavailable,
+    WorkFailed,
+    WorkReleased,
+)
 from penstock.runtimes.base import Made, News, Voice, Work
-from tests.unit.worker.bench import Bench, nothing, play
+from tests.unit.worker.bench import Bench, Doing, nothing, play
 from tests.unit.worker.scripted import DATASET, GENERATION, Dispatcher, Task
 
 CLAIM, COMPLETE = "/internal/task-claim", "/v1/task/complete"
@@ -302,7 +308,7 @@ def test_what_takes_too_long_is_ended_but_not_a_source_that_is_always_on() -> No
         assert (work.grace_seconds, work.timeout_seconds) == (90.0, None)
         # A source would never end by itself: a worker that stops does not wait for it.
         assert await bench.stopped() < 1
-        assert source.reason == "The worker was stopped."
+        assert (source.status, source.reason) == ("released", "The worker was stopped.")
 
     always_on = {"source": {"kind": "always_on", "drain_timeout": "1m30s"}}
 
@@ -330,7 +336,7 @@ def test_stopping_gives_back_what_does_not_end_in_time() -> None:
     async def story(bench: Bench) -> None:
         await bench.until(lambda: len(bench.runtime.running) == 2)
         assert 30 <= await bench.stopped() < 31
-        assert all_are(bench, "failed")
+        assert all_are(bench, "released")
         assert {task.reason for task in bench.dispatcher.tasks.values()} == {
             "The worker was stopped."
         }
@@ -344,9 +350,51 @@ def test_stopping_twice_gives_back_at_once() -> None:
         bench.worker.stop()
         await bench.clock.sleep(1)
         assert await bench.stopped() < 1
-        assert all_are(bench, "failed")
+        assert all_are(bench, "released")
 
     play(story, setting=waiting(2), seconds=1000)
+
+
+def test_what_a_worker_cannot_run_is_handed_back_and_left_to_others() -> None:
+    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+        raise WorkReleased("There is no module a.")
+
+    async def story(bench: Bench) -> None:
+        task = bench.dispatcher.tasks[1]
+        began: list[float] = []
+        for _ in range(8):
+            await bench.until(lambda: task.status == "released")
+            began.append(bench.clock.monotonic())
+            (end,) = [each.release for each in task.ended[-1:]]
+            assert end is not None
+            assert (end.reason, end.is_delayed) == ("There is no module a.", True)
+            with pytest.raises(DispatcherUnavailable, match="another one may"):
+                await bench.listener.say()
+            task.status = "queued"
+        pauses = [second - first for first, second in itertools.pairwise(began)]
+        assert 1 <= pauses[0] < 3
+        assert 30 <= pauses[-1] < 61
+        assert task.attempt == 8
+
+    checked: Doing = doing
+    play(story, setting=waiting(1), doing=checked, look_seconds=1.0)
+
+
+def test_work_that_ends_well_in_the_grace_period_is_completed() -> None:
+    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return await nothing(work, voice)
+        return ()
+
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: len(bench.runtime.running) == 1)
+        await bench.stopped()
+        assert all_are(bench, "completed")
+
+    checked: Doing = doing
+    play(story, setting=waiting(1), doing=checked, stop_seconds=1.0, seeds=range(2))
 
 
 def test_who_is_stopped_says_goodbye_last() -> None:
@@ -374,6 +422,7 @@ def test_what_a_claim_brings_while_stopping_is_given_back_unrun() -> None:
         await bench.until(lambda: bench.dispatcher.in_calls[CLAIM] > 0)
         assert await bench.stopped() < 5
         assert bench.runtime.works == []
+        assert all_are(bench, "released")
         assert {task.reason for task in bench.dispatcher.tasks.values()} == {
             "The worker was stopped."
         }
@@ -448,18 +497,21 @@ def test_failures_are_told_in_the_words_of_the_work() -> None:
 
 def test_a_task_of_a_runtime_that_is_not_here_is_given_back() -> None:
     async def story(bench: Bench) -> None:
-        one, two = bench.dispatcher.tasks.values()
-        await bench.until(lambda: bool(one.ended and two.ended))
+        one, two, three = bench.dispatcher.tasks.values()
+        await bench.until(lambda: bool(one.ended and two.ended and three.ended))
+        assert all_are(bench, "released")
         assert one.reason == (
             "This worker has no runtime 'spark'. Give it one, or bring it to the release of the"
             " dispatcher."
         )
         assert two.reason.startswith("An output of job clean cannot be understood")
+        assert three.reason.startswith("This worker cannot read the task: TypeError: ")
 
     def setting(dispatcher: Dispatcher) -> None:
         dispatcher.operators["a:clean"] = "process"
         dispatcher.add(runtime="spark")
         dispatcher.add(definition={"outputs": ["x"]})
+        dispatcher.add(definition={"outputs": 5})
 
     play(story, setting=setting)
 

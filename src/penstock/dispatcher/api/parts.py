@@ -26,8 +26,9 @@ from penstock.dispatcher.outbox.outbox import Outbox
 from penstock.dispatcher.pressure.pressures import Pressures
 from penstock.dispatcher.queues.looks import Queues
 from penstock.dispatcher.routing.router import Routing
+from penstock.dispatcher.tasks.ending import Saying
 from penstock.dispatcher.tasks.lifecycle import BATCH_MAX, Tasks
-from penstock.dispatcher.tasks.values import Completion, Ended, Failure, Refusal
+from penstock.dispatcher.tasks.values import Ended, Refusal
 from penstock.dispatcher.views.datasets import DatasetViews
 from penstock.dispatcher.views.views import Views
 from penstock.kernel.entropy import Entropy, system_entropy
@@ -74,7 +75,7 @@ class Parts:
     entropy: Entropy = field(default_factory=system_entropy)
     logs: Path | None = None
     """The folder that workers of this machine write the logs of attempts to, if there is one."""
-    end: Gathering[Completion | Failure, Ended | Refusal] = field(init=False)
+    end: Gathering[Saying, Ended | Refusal] = field(init=False)
     """Ends attempts: those of calls that come at the same time in one transaction."""
     datasets: DatasetViews = field(init=False)
     queues: Queues | None = field(init=False)

@@ -38,6 +38,7 @@ from penstock.dispatcher.api.proving import (
     proved,
     require_invoked,
 )
+from penstock.dispatcher.tasks.ending import Saying
 from penstock.dispatcher.tasks.lifecycle import BATCH_MAX
 from penstock.dispatcher.tasks.rows import storable, without_twins
 from penstock.dispatcher.tasks.values import (
@@ -50,6 +51,7 @@ from penstock.dispatcher.tasks.values import (
     Output,
     Published,
     Refusal,
+    Release,
     Why,
 )
 from penstock.dispatcher.wire.base import Answer
@@ -136,12 +138,16 @@ async def heartbeat(parts: Parts, call: Call) -> Answer | Reply:
 
 
 async def complete(parts: Parts, call: Call) -> Answer | Reply:
-    """End attempts: those that have succeeded and those that have failed."""
+    """End attempts: those that have succeeded, those that have failed, and those handed back."""
     ask: CompleteAsk = call.ask
     for place, each in enumerate(ask.tasks):
-        if each.failure is not None and each.outputs:
+        if each.failure is not None and each.release is not None:
+            field = f"tasks[{place}].release"
+            return malformed("An attempt has failed or is handed back, not both.", field=field)
+        if each.outputs and (each.failure is not None or each.release is not None):
             field = f"tasks[{place}].outputs"
-            return malformed("An attempt that has failed has no outputs.", field=field)
+            what = "has failed" if each.failure is not None else "is handed back"
+            return malformed(f"An attempt that {what} has no outputs.", field=field)
     without_twins([each.task_id for each in ask.tasks], most=BATCH_MAX)
     proofs = await prove_each(parts, call, ask.tasks)
     held = proved(proofs, ask.tasks)
@@ -197,8 +203,11 @@ def _assignment(claimed: Claimed, parts: Parts) -> Assignment:
     )
 
 
-def _saying(ask: EndAsk, why_not: str) -> Completion | Failure:
+def _saying(ask: EndAsk, why_not: str) -> Saying:
     fence = Fence(ask.task_id, ask.attempt, ask.lease_token)
+    if ask.release is not None:
+        release = ask.release
+        return Release(fence, release.reason, release.is_delayed, ask.log, ask.metrics)
     if ask.failure is not None:
         failure = ask.failure
         return Failure(fence, failure.reason, failure.is_retried, ask.log, ask.metrics)

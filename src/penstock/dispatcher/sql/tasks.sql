@@ -236,7 +236,7 @@ RETURNING task.id AS task_id, task.attempt, task.lease_expires_at, task.cancel_a
 -- name: note_progress
 -- For attempts whose leases this transaction has extended.
 UPDATE attempt
-SET progress = asked.progress
+SET progress = penstock_bounded(asked.progress, %(bytes_max)s)
 FROM unnest(%(tasks)s::bigint[], %(attempts)s::integer[], %(progress)s::jsonb[])
     AS asked(task_id, number, progress)
 WHERE attempt.task_id = asked.task_id AND attempt.number = asked.number
@@ -271,6 +271,7 @@ WITH held AS MATERIALIZED (
 UPDATE task
 SET status = 'queued',
     attempt_limit = task.attempt + definition.max_attempts,
+    releases = 0,
     due_at = penstock_now(),
     settled_at = NULL,
     reason = NULL

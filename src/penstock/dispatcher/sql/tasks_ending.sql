@@ -78,12 +78,15 @@ WHERE generation.version IS NULL
 
 -- name: end_tasks
 -- The fence and the change are one statement: whoever is not the current attempt changes nothing.
+-- What is handed back is queued again and not counted, a bounded number of times; beyond that it is a
+-- failure. A source that is always on begins to count anew when an attempt has run for a while.
 WITH asked AS (
     SELECT *
     FROM unnest(
         %(tasks)s::bigint[], %(attempts)s::integer[], %(tokens)s::text[], %(succeeded)s::boolean[],
-        %(retried)s::boolean[], %(reasons)s::text[])
-        AS asked(task_id, attempt, lease_token, succeeded, retried, reason)
+        %(retried)s::boolean[], %(released)s::boolean[], %(delayed)s::boolean[],
+        %(reasons)s::text[])
+        AS asked(task_id, attempt, lease_token, succeeded, retried, released, delayed, reason)
 ), misplaced AS MATERIALIZED (
     SELECT outputs.task_id
     FROM unnest(%(output_tasks)s::bigint[], %(output_datasets)s::uuid[])
@@ -94,36 +97,55 @@ WITH asked AS (
         ON generation.dataset_id = dataset.id AND generation.version = task.generation
     WHERE generation.version IS NULL
 ), held AS MATERIALIZED (
-    SELECT task.id, asked.reason,
+    SELECT task.id, asked.delayed, before.releases,
+           asked.reason || CASE WHEN asked.released AND before.releases >= %(releases_max)s
+                                THEN %(released_out)s ELSE '' END AS reason,
            CASE
                WHEN task.cancel_asked THEN 'cancelled'
                WHEN asked.succeeded THEN 'completed'
+               WHEN asked.released AND before.releases < %(releases_max)s THEN 'queued'
                WHEN asked.retried AND task.attempt < task.attempt_limit THEN 'retrying'
                ELSE 'dead'
            END AS status
     FROM task
     JOIN asked ON task.id = asked.task_id AND task.attempt = asked.attempt
         AND task.lease_token = asked.lease_token
+    CROSS JOIN LATERAL (
+        SELECT CASE
+            WHEN NOT asked.released
+                OR task.claimed_at > penstock_now() - %(steady_seconds)s * interval '1 second'
+                THEN task.releases
+            WHEN (SELECT definition.body -> 'source' ->> 'kind' = 'always_on'
+                  FROM job_definition AS definition
+                  WHERE definition.id = task.definition_id) THEN 0
+            ELSE task.releases
+        END AS releases
+    ) AS before
     WHERE task.status = 'running' AND task.id NOT IN (SELECT task_id FROM misplaced)
     ORDER BY task.id
     FOR NO KEY UPDATE OF task
 )
 UPDATE task
 SET status = held.status,
+    attempt_limit = task.attempt_limit + (held.status = 'queued')::integer,
+    releases = held.releases + (held.status = 'queued')::integer,
     due_at = CASE
+        WHEN held.status = 'queued' AND held.delayed THEN penstock_now() + penstock_backoff(
+            %(release_first_ms)s, %(release_max_ms)s, 2, held.releases + 1, random())
+        WHEN held.status = 'queued' THEN penstock_now()
         WHEN held.status = 'retrying' THEN penstock_now() + penstock_backoff(
             definition.retry_first_ms, definition.retry_max_ms, definition.retry_backoff,
             task.attempt - (task.attempt_limit - definition.max_attempts), random())
         ELSE task.due_at
     END,
-    settled_at = CASE WHEN held.status = 'retrying' THEN NULL ELSE penstock_now() END,
+    settled_at = CASE WHEN held.status IN ('queued', 'retrying') THEN NULL ELSE penstock_now() END,
     reason = CASE held.status
         WHEN 'cancelled' THEN task.reason WHEN 'completed' THEN NULL ELSE held.reason END,
     lease_token = NULL, lease_expires_at = NULL, worker = NULL, claimed_at = NULL
 FROM held, job_definition AS definition
 WHERE task.id = held.id AND task.status = 'running' AND definition.id = task.definition_id
 RETURNING task.id AS task_id, task.attempt, task.status,
-          CASE WHEN task.status = 'retrying' THEN task.due_at END AS due_at,
+          CASE WHEN task.status IN ('queued', 'retrying') THEN task.due_at END AS due_at,
           task.generation::text, definition.update_mode,
           task.payload ->> 'partition_key' AS own_key, task.payload -> 'start' AS own_start,
           task.payload -> 'end' AS own_end,
@@ -136,7 +158,8 @@ RETURNING task.id AS task_id, task.attempt, task.status,
 -- name: close_attempts
 UPDATE attempt
 SET ended_at = penstock_now(), outcome = asked.outcome, reason = asked.reason, said = asked.said,
-    answer = asked.answer, log = asked.log, metrics = asked.metrics
+    answer = asked.answer, log = asked.log,
+    metrics = penstock_bounded(asked.metrics, %(bytes_max)s)
 FROM unnest(
     %(tasks)s::bigint[], %(attempts)s::integer[], %(outcomes)s::text[], %(reasons)s::text[],
     %(said)s::text[], %(answers)s::jsonb[], %(logs)s::text[], %(metrics)s::jsonb[])

@@ -1,10 +1,14 @@
-"""How attempts end: completed, failed, or given up by the reaper; and what follows from it.
+"""How attempts end: completed, failed, released, or given up by the reaper; and what follows.
 
 One transaction ends the attempts, publishes what they have made, writes the events, has them routed
 and writes the wake-ups. Of several attempts in one call, each has its own answer: one that is
 refused changes nothing and costs the others nothing. The order of locks is tasks by id, then
 schemas, then partitions by name. What has moved is told to readers without Postgres by the relay:
 triggers of the schema put it into the outbox, in the same transaction.
+
+A release hands the task back: the attempt does not count against `max_attempts`, and its number is
+never used again. A task is handed back `RELEASES_MAX` times without being counted; further releases
+are failures, so that nothing goes round for ever.
 Called by `penstock.dispatcher.tasks.lifecycle`, which opens the transaction.
 """
 
@@ -24,6 +28,7 @@ from psycopg.types.json import Jsonb
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.tasks.rows import (
+    SAYING_BYTES_MAX,
     announce,
     fence_arrays,
     refusal,
@@ -42,6 +47,7 @@ from penstock.dispatcher.tasks.values import (
     Reaped,
     Reaping,
     Refusal,
+    Release,
     Status,
     Why,
 )
@@ -49,8 +55,19 @@ from penstock.runtimes.base import Facts
 
 Route = Callable[[Connection, Sequence[int]], Awaitable[None]]
 """Called with the numbers of new events, in the transaction that made them."""
-Saying = Completion | Failure
+Saying = Completion | Failure | Release
 Place = TypeVar("Place", bound=Hashable)
+
+RELEASES_MAX: Final = 20
+"""How often a task is handed back without that being counted, until it is replayed."""
+_RELEASE_FIRST_MS: Final = 1_000
+_RELEASE_MAX_MS: Final = 60_000
+"""The pause after a delayed release doubles from one to the other."""
+_STEADY_SECONDS: Final = 600.0
+"""An always-on source that has run for so long is not being handed round: its count begins anew."""
+_RELEASED_OUT: Final = (
+    f" It was handed back {RELEASES_MAX} times before; this time counts as a failure."
+)
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -107,7 +124,7 @@ async def reap(connection: Connection, *, limit: int, outage_seconds: float) -> 
     found = await connection.execute(query("reap"), {"limit": limit})
     rows = await found.fetchall()
     if rows:
-        closing = {
+        closing: dict[str, Any] = {
             "tasks": [row["task_id"] for row in rows],
             "attempts": [row["attempt"] for row in rows],
             "outcomes": ["expired" for _ in rows],
@@ -116,6 +133,7 @@ async def reap(connection: Connection, *, limit: int, outage_seconds: float) -> 
             "answers": [None for _ in rows],
             "logs": [None for _ in rows],
             "metrics": [None for _ in rows],
+            "bytes_max": SAYING_BYTES_MAX,
         }
         await connection.execute(query("close_attempts"), closing)
         await announce(connection, closing["tasks"])
@@ -155,8 +173,18 @@ async def _end_tasks(
     asked = {
         **fence_arrays(each.fence for each in sayings),
         "succeeded": [isinstance(each, Completion) for each in sayings],
-        "retried": [isinstance(each, Failure) and each.is_retried for each in sayings],
+        "retried": [
+            isinstance(each, Release) or (isinstance(each, Failure) and each.is_retried)
+            for each in sayings
+        ],
+        "released": [isinstance(each, Release) for each in sayings],
+        "delayed": [isinstance(each, Release) and each.is_delayed for each in sayings],
         "reasons": [_reason(each) for each in sayings],
+        "releases_max": RELEASES_MAX,
+        "released_out": _RELEASED_OUT,
+        "release_first_ms": _RELEASE_FIRST_MS,
+        "release_max_ms": _RELEASE_MAX_MS,
+        "steady_seconds": _STEADY_SECONDS,
         **output_arrays(_completions(sayings)),
     }
     found = await connection.execute(query("end_tasks"), asked)
@@ -200,11 +228,14 @@ async def _close(
         "tasks": [each.fence.task_id for each in sayings],
         "attempts": [each.fence.attempt for each in sayings],
         "outcomes": [_outcome(each, answer) for each, answer in zip(sayings, answers, strict=True)],
-        "reasons": [_reason(each) for each in sayings],
+        "reasons": [
+            _closing_reason(each, answer) for each, answer in zip(sayings, answers, strict=True)
+        ],
         "said": [_digest(each) for each in sayings],
         "answers": [Jsonb(msgspec.to_builtins(each)) for each in answers],
         "logs": [each.log and storable(each.log) for each in sayings],
         "metrics": [storable_json(each.metrics) if each.metrics else None for each in sayings],
+        "bytes_max": SAYING_BYTES_MAX,
     }
     await connection.execute(query("close_attempts"), asked)
 
@@ -249,7 +280,7 @@ async def _wake_freed(connection: Connection, task_ids: Iterable[int]) -> None:
 
 
 def _outputs_problem(saying: Saying) -> str:
-    if isinstance(saying, Failure):
+    if not isinstance(saying, Completion):
         return ""
     if saying.why_not:
         return saying.why_not
@@ -331,17 +362,27 @@ def _facts(facts: Facts | None) -> Mapping[str, Any]:
 def _outcome(saying: Saying, ended: Ended) -> str:
     if ended.status is Status.CANCELLED:
         return "cancelled"
-    return "completed" if isinstance(saying, Completion) else "failed"
+    if isinstance(saying, Completion):
+        return "completed"
+    return "released" if ended.status is Status.QUEUED else "failed"
 
 
 def _reason(saying: Saying) -> str | None:
-    return storable(saying.reason) if isinstance(saying, Failure) else None
+    return None if isinstance(saying, Completion) else storable(saying.reason)
+
+
+def _closing_reason(saying: Saying, ended: Ended) -> str | None:
+    reason = _reason(saying)
+    is_counted = isinstance(saying, Release) and _outcome(saying, ended) == "failed"
+    return f"{reason}{_RELEASED_OUT}" if is_counted else reason
 
 
 def _digest(saying: Saying) -> str:
     """What tells one saying of an attempt from another."""
     if isinstance(saying, Completion):
         body: Mapping[str, Any] = {"outputs": [_words(each) for each in saying.outputs]}
+    elif isinstance(saying, Release):
+        body = {"reason": saying.reason, "is_delayed": saying.is_delayed}
     else:
         body = {"reason": saying.reason, "is_retried": saying.is_retried}
     # In ASCII, so that no text is too strange to be told from another. Where the log is, and what

@@ -4,7 +4,8 @@
 |---|---|---|
 | queued | may be claimed when due | `claim` → running; `cancel` → cancelled |
 | running | one attempt holds it, by a lease | its worker: `complete` → completed, `fail` → |
-| | | retrying or dead; `reap` → retrying or dead; `cancel` asks, then every end → cancelled |
+| | | retrying or dead, a release → queued; `reap` → retrying or dead; `cancel` asks, then |
+| | | every end → cancelled |
 | retrying | failed; may be claimed when due | `claim` → running; `cancel` → cancelled |
 | dead | no attempt is left | `replay` → queued |
 | completed, cancelled | over | nobody |
@@ -12,7 +13,8 @@
 Invariants, which the schema keeps as well:
 - An attempt is proved by `(task_id, attempt, lease_token)`, in the statement that changes the row.
   A zombie's call changes nothing and is told what the task is now.
-- Attempts only grow, also by a replay, which allows as many again as the job has.
+- Attempts only grow, also by a replay, which allows as many again as the job has, and by a
+  release, which allows one more: it is not counted, up to a bound (`ending.RELEASES_MAX`).
 - A lease that has expired is still its holder's until `reap` ends the attempt: a late heartbeat
   or completion of an attempt that nobody has ended counts.
 - Ending an attempt twice with the same words gets the same answer; with other words, a refusal.
@@ -36,8 +38,9 @@ from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.tasks.batches import Claiming, Picked, batch_names, filled
-from penstock.dispatcher.tasks.ending import Route, end, no_route, reap
+from penstock.dispatcher.tasks.ending import Route, Saying, end, no_route, reap
 from penstock.dispatcher.tasks.rows import (
+    SAYING_BYTES_MAX,
     Row,
     announce,
     fence_arrays,
@@ -203,8 +206,8 @@ class Tasks:
         """End attempts that have failed: again after a pause, or dead."""
         return await self.end(failures)
 
-    async def end(self, sayings: Sequence[Completion | Failure]) -> tuple[Ended | Refusal, ...]:
-        """End attempts, some that have succeeded and some that have failed, in one transaction."""
+    async def end(self, sayings: Sequence[Saying]) -> tuple[Ended | Refusal, ...]:
+        """End attempts, each in its own way, in one transaction."""
         without_twins([each.fence.task_id for each in sayings], most=BATCH_MAX)
         return await self._database.transact(
             lambda connection: end(connection, sayings, route=self._route)
@@ -316,6 +319,7 @@ async def _note_progress(
             "tasks": [each.task_id for each in saying],
             "attempts": [each.attempt for each in saying],
             "progress": [storable_json(progress[each.task_id]) for each in saying],
+            "bytes_max": SAYING_BYTES_MAX,
         }
         await connection.execute(query("note_progress"), noted)
 

@@ -10,13 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.tasks.values import Fence, Refusal, Status, TaskState, Why
 from penstock.kernel.errors import InvalidInput
+from penstock.runtimes.base import PROGRESS_BYTES_MAX, progress_fault
 
 REASON_CHARACTERS_MAX: Final = 10_000
-SAYING_CHARACTERS_MAX: Final = 10_000
+SAYING_BYTES_MAX: Final = PROGRESS_BYTES_MAX
+"""How much JSON an attempt may say of itself, as progress and as metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +96,9 @@ def storable_json(value: Mapping[str, Any]) -> str:
 
     One task that says something strange must not cost the others of its call their leases.
     """
-    try:
-        text = json.dumps(value, allow_nan=False)
-    except (ValueError, TypeError, RecursionError):
-        text = ""
-    if not text or len(text) > SAYING_CHARACTERS_MAX:
-        problem = f"It is no JSON, or has more than {SAYING_CHARACTERS_MAX} characters."
+    if problem := progress_fault(value):
         return json.dumps({"omitted": problem})
+    text = msgspec.json.encode(value).decode()
     # Postgres has no NUL. An escaped backslash before the same letters is hit as well: the text is
     # for people, and stays JSON.
     return text.replace("\\u0000", "\\ufffd")

@@ -189,6 +189,18 @@ class Failure:
     metrics: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What an attempt says that is handed back: it is not counted, and the task is queued again."""
+
+    fence: Fence
+    reason: str
+    is_delayed: bool = False
+    """Whether the next attempt waits, longer each time: this worker could not run the task."""
+    log: str | None = None
+    metrics: Mapping[str, Any] | None = None
+
+
 class Publishing(StrEnum):
     """What became of an output."""
 

@@ -173,8 +173,16 @@ class FailureAsk(Ask):
     is_retried: bool = True
 
 
+class ReleaseAsk(Ask):
+    """Why an attempt is handed back: its worker stops, or cannot run the task. Not counted."""
+
+    reason: Annotated[str, Meta(max_length=100_000)]
+    is_delayed: bool = False
+    """Whether the next attempt waits, longer each time: this worker could not run the task."""
+
+
 class EndAsk(Ask):
-    """The end of an attempt: outputs if it has succeeded, a failure if it has not."""
+    """The end of an attempt: outputs if it has succeeded, a failure or a release if it has not."""
 
     task_id: TaskNumber
     attempt: AttemptNumber
@@ -183,6 +191,7 @@ class EndAsk(Ask):
     """As in a heartbeat."""
     outputs: Annotated[list[OutputAsk], Meta(max_length=10_000)] = []
     failure: FailureAsk | None = None
+    release: ReleaseAsk | None = None
     log: Annotated[str, Meta(max_length=1000)] | None = None
     """Where the log of the attempt is."""
     metrics: dict[str, Any] | None = None
@@ -229,7 +238,8 @@ class TaskResult(Answer):
     token: str = ""
     """Of a heartbeat: the next capability token; empty if there is none yet."""
     task_status: str = ""
-    """What the task is after its attempt has ended: completed, retrying, dead or cancelled."""
+    """What the task is after its attempt has ended: completed, queued, retrying, dead or
+    cancelled."""
     due_at: datetime | None = None
     published: list[PublishedAnswer] = []
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -32,9 +33,9 @@ class Ticket:
         if not self.end.done():
             self.end.set_result(finished)
 
-    def fail(self, reason: str, *, is_retried: bool = True) -> None:
+    def fail(self, error: WorkFailed) -> None:
         if not self.end.done():
-            self.end.set_exception(WorkFailed(reason, is_retried=is_retried))
+            self.end.set_exception(error)
 
     def tell(self, said: Mapping[str, Any]) -> None:
         if not self.end.done():
@@ -58,10 +59,11 @@ class Bundle:
         """Whether somebody waits for something of it."""
         return any(not ticket.end.done() for ticket in self.tickets.values())
 
-    def fail(self, reason: str, *, is_retried: bool = True) -> None:
+    def fail(self, error: WorkFailed) -> None:
         """End whatever of it has not ended."""
         for ticket in self.tickets.values():
-            ticket.fail(reason, is_retried=is_retried)
+            # Each raises one of its own: a traceback belongs to one.
+            ticket.fail(copy(error))
 
 
 class Gathering:

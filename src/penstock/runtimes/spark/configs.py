@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeGuard
 
-from penstock.kernel.errors import WorkFailed
+from penstock.kernel.errors import WorkReleased
 from penstock.runtimes.base import Fault
 from penstock.runtimes.references import FUNCTION_FORM, Reference, reference
 from penstock.runtimes.resources import memory_bytes
@@ -80,9 +80,12 @@ def config_faults(operator: str, config: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def read_config(operator: str, config: Mapping[str, Any]) -> JobConfig:
-    """The config as a value. Raises `WorkFailed` for the first thing that is wrong with it."""
+    """The config as a value. Raises `WorkReleased` for the first thing that is wrong with it.
+
+    It was right where its DAG was applied: this worker is of another release.
+    """
     for fault in config_faults(operator, config):
-        raise WorkFailed(f"{fault.field}: {fault.message}", is_retried=False)
+        raise WorkReleased(f"{fault.field}: {fault.message}")
     size = config.get("target_file_bytes")
     return JobConfig(
         operator=operator,

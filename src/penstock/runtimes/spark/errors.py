@@ -20,7 +20,7 @@ import py4j
 import pyspark
 from pyspark.errors import PySparkException
 
-from penstock.kernel.errors import Damaged, PenstockError, StoreError, WorkFailed
+from penstock.kernel.errors import Damaged, PenstockError, StoreError, WorkFailed, WorkReleased
 from penstock.runtimes.spark.configs import JobConfig
 from penstock.runtimes.spark.telling import Failed
 from penstock.runtimes.task import DoNotRetry
@@ -62,6 +62,8 @@ _INTERNAL: Final = (
 def failed(error: BaseException, config: JobConfig | None = None) -> Failed:
     """How an attempt failed."""
     match error:
+        case WorkReleased():
+            return Failed(reason=_text(_whole(error)), is_released=True)
         case WorkFailed():
             return Failed(reason=_text(_whole(error)), is_retried=error.is_retried)
         case Damaged():

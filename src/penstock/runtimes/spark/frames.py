@@ -79,6 +79,7 @@ class Ended(msgspec.Struct, tag="ended", kw_only=True):
     finished: Finished | None = None
     reason: str = ""
     is_retried: bool = True
+    is_released: bool = False
 
 
 class Over(msgspec.Struct, tag="over", kw_only=True):

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from penstock.kernel.errors import InvalidInput, WorkFailed
+from penstock.kernel.errors import InvalidInput, WorkFailed, WorkReleased
 from penstock.runtimes.offspring import Offspring
 from penstock.runtimes.spark.bundles import Bundle, Ticket
 from penstock.runtimes.spark.frames import (
@@ -119,7 +119,7 @@ class HostProcess:
             try:
                 self._child.tell(Give(run=bundle.number, work=ticket.work))
             except InvalidInput as error:
-                ticket.fail(error.message, is_retried=False)
+                ticket.fail(WorkFailed(error.message, is_retried=False))
         if bundle.is_wanted:
             self._child.tell(Start(run=bundle.number))
         else:
@@ -146,17 +146,17 @@ class HostProcess:
         """End it by force; returns when it is gone."""
         await self._child.destroy()
 
-    def lose(self, reason: str) -> None:
+    def lose(self, error: WorkFailed) -> None:
         """It is gone: fail what was in it."""
         for bundle in tuple(self.bundles.values()):
-            bundle.fail(reason)
+            bundle.fail(error)
             bundle.over.set()
         self.bundles.clear()
 
     def _over(self, number: int) -> None:
         bundle = self.bundles.pop(number, None)
         if bundle is not None:
-            bundle.fail(_SILENT)
+            bundle.fail(WorkFailed(_SILENT))
             bundle.over.set()
             self._changed()
 
@@ -171,5 +171,7 @@ class HostProcess:
             ticket = tickets[heard.task_id]
             if heard.finished is not None:
                 ticket.finish(heard.finished)
+            elif heard.is_released:
+                ticket.fail(WorkReleased(heard.reason))
             else:
-                ticket.fail(heard.reason, is_retried=heard.is_retried)
+                ticket.fail(WorkFailed(heard.reason, is_retried=heard.is_retried))

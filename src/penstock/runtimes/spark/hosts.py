@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.kernel.clock import Clock, SystemClock
-from penstock.kernel.errors import WorkFailed
+from penstock.kernel.errors import WorkFailed, WorkReleased
 from penstock.kernel.service import Service
 from penstock.runtimes.guard import Guard
 from penstock.runtimes.offspring import Offspring, Start
@@ -38,7 +38,7 @@ from penstock.runtimes.spark.settings import SparkSettings
 
 _log = logging.getLogger(__name__)
 
-STOPPED: Final = "The runtime was stopped."
+_STOPPED: Final = "The runtime was stopped."
 _HOST: Final = ("-m", "penstock.runtimes.spark.host")
 _ARCHIVING: Final = ("-m", "penstock.runtimes.spark.archiving")
 _OURS: Final = "PENSTOCK_"
@@ -100,7 +100,7 @@ class Hosts(Service):
         if self._tasks:
             await asyncio.wait(tuple(self._tasks))
         for bundle in waiting:
-            bundle.fail(STOPPED)
+            bundle.fail(stopped())
         await asyncio.to_thread(self._guard.close)
         await asyncio.to_thread(self._places.close)
 
@@ -112,7 +112,7 @@ class Hosts(Service):
     def submit(self, bundle: Bundle) -> None:
         """Have a bundle run when there is room."""
         if self._is_stopped:
-            bundle.fail(STOPPED)
+            bundle.fail(stopped())
             return
         self._waiting.append(bundle)
         self._pump()
@@ -201,7 +201,7 @@ class Hosts(Service):
     async def _live(self) -> None:
         """The life of one host."""
         host: HostProcess | None = None
-        reason = STOPPED
+        reason = _STOPPED
         try:
             await self._clock.sleep(self._pause_seconds())
             host = await self._born()
@@ -218,9 +218,9 @@ class Hosts(Service):
                 await host.leave()
             raise
         finally:
-            await self._bury(host, STOPPED if self._is_stopped else reason)
+            await self._bury(host, stopped() if self._is_stopped else WorkFailed(reason))
 
-    async def _bury(self, host: HostProcess | None, reason: str) -> None:
+    async def _bury(self, host: HostProcess | None, error: WorkFailed) -> None:
         """Clear away a host that is gone, or that never came, and have another one made."""
         has_started = host is not None and host.ready is not None
         is_unasked = not self._is_stopped and not (host is not None and host.is_retired)
@@ -234,20 +234,20 @@ class Hosts(Service):
         finally:
             if is_unasked:
                 self._failures += 1
-                _log.warning("a host of Spark is gone: %s", reason)
+                _log.warning("a host of Spark is gone: %s", error.message)
             if host is not None:
                 self._all.discard(host)
-                host.lose(reason)
+                host.lose(error)
                 self._places.remove(host.folder)
             if not has_started:
-                self._fail_waiting(reason)
+                self._fail_waiting(error)
             if self._waiting or (self._is_expected and has_started):
                 self._ensure()
 
-    def _fail_waiting(self, reason: str) -> None:
+    def _fail_waiting(self, error: WorkFailed) -> None:
         waiting, self._waiting = self._waiting, deque()
         for bundle in waiting:
-            bundle.fail(reason)
+            bundle.fail(error)
 
     async def _born(self) -> HostProcess:
         folder, log = await asyncio.to_thread(self._places.new_host)
@@ -311,6 +311,11 @@ class Hosts(Service):
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("the runtime of Spark failed in itself", exc_info=error)
+
+
+def stopped() -> WorkReleased:
+    """What becomes of work when the runtime stops."""
+    return WorkReleased(_STOPPED, is_delayed=False)
 
 
 def _environment(ours: Mapping[str, str], settings: SparkSettings) -> Mapping[str, str]:

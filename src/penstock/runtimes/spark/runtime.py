@@ -20,11 +20,10 @@ from typing import Any, Final
 import msgspec
 
 from penstock.kernel.clock import Clock
-from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import Fault, Finished, Runtime, Voice, Work
 from penstock.runtimes.spark.bundles import Gathering, Ticket
 from penstock.runtimes.spark.configs import OPERATORS, config_faults
-from penstock.runtimes.spark.hosts import STOPPED, Hosts
+from penstock.runtimes.spark.hosts import Hosts, stopped
 from penstock.runtimes.spark.places import temporary_data
 from penstock.runtimes.spark.settings import SparkSettings, read_spark_settings
 
@@ -124,7 +123,7 @@ class SparkRuntime(Runtime):
     async def run(self, work: Work, voice: Voice) -> Finished:
         hosts, gathering = self._hosts, self._gathering
         if hosts is None or gathering is None:
-            raise WorkFailed(STOPPED)
+            raise stopped()
         ticket = Ticket(work, voice, asyncio.get_running_loop().create_future())
         bundle = gathering.add(ticket)
         try:

@@ -177,7 +177,11 @@ def _below(error: BaseException) -> TracebackType | None:
 def _frame(run: int, task_id: int, ended: Ended, metrics: Mapping[str, Any]) -> EndedFrame:
     if isinstance(ended, Failed):
         return EndedFrame(
-            run=run, task_id=task_id, reason=ended.reason, is_retried=ended.is_retried
+            run=run,
+            task_id=task_id,
+            reason=ended.reason,
+            is_retried=ended.is_retried,
+            is_released=ended.is_released,
         )
     finished = replace(ended, metrics={**metrics, **ended.metrics})
     return EndedFrame(run=run, task_id=task_id, finished=finished)

@@ -20,6 +20,8 @@ class Failed:
 
     reason: str
     is_retried: bool = True
+    is_released: bool = False
+    """Whether it is handed back: this worker cannot run it, another may."""
 
 
 Ended = Finished | Failed

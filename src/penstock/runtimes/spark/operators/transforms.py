@@ -16,7 +16,7 @@ from typing import Any
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
-from penstock.kernel.errors import WorkFailed
+from penstock.kernel.errors import WorkFailed, WorkReleased
 from penstock.runtimes.calling import Code
 from penstock.runtimes.references import Reference
 from penstock.runtimes.spark.context import Context, Inputs
@@ -38,6 +38,8 @@ class Transforms:
             before = set(sys.modules)
             try:
                 return self._code.function(str(wanted))
+            except WorkReleased:
+                raise
             except WorkFailed as error:
                 raise WorkFailed(error.message, is_retried=False) from error
             except Exception as error:
