@@ -62,6 +62,10 @@ class Dispatcher:
     beaten: threading.Event = field(default_factory=threading.Event)
     outage: int = 0
     """How many requests are answered by 503."""
+    assignment: Assignment = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.assignment = _assignment(self.outputs.as_uri())
 
     def answer(self, path: str, body: bytes, headers: Any) -> Answer:
         if self.outage:
@@ -75,7 +79,7 @@ class Dispatcher:
                 assert msgspec.json.decode(body, type=ClaimAsk) == ClaimAsk(task_id=7)
                 if self.asked.count(path) > 1:
                     return 409, Problem(type="running", title="It is held.", status=409)
-                return 200, ClaimAnswer(tasks=[_assignment(self.outputs.as_uri())])
+                return 200, ClaimAnswer(tasks=[self.assignment])
             case "/v1/task/heartbeat":
                 (held,) = msgspec.json.decode(body, type=HeartbeatAsk).tasks
                 assert (held.task_id, held.attempt, held.lease_token) == (7, 2, "proof")
@@ -197,6 +201,17 @@ def test_it_claims_runs_heartbeats_and_completes(dispatcher: Dispatcher) -> None
     where = f"{dispatcher.outputs.as_uri()}/datasets/sales/first/p/7-2-folder"
     assert output.location == where
     assert "invoked" not in json.dumps(event)
+
+
+def test_a_task_of_another_release_is_handed_back(dispatcher: Dispatcher) -> None:
+    dispatcher.assignment = msgspec.structs.replace(
+        dispatcher.assignment, definition={"outputs": [{"called": "out"}]}
+    )
+    dispatcher.invoke(lambda event, context: pytest.fail("it runs"))
+    (end,) = dispatcher.ends
+    assert end.release is not None
+    assert end.release.reason.startswith("This function cannot read the task: KeyError: 'name'.")
+    assert (end.release.is_delayed, end.token, end.attempt) == (True, "first", 2)
 
 
 def test_a_doubled_invocation_runs_once(dispatcher: Dispatcher) -> None:

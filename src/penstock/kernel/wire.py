@@ -34,7 +34,8 @@ _making = threading.Lock()
 
 # What msgspec raises for bytes that are not JSON of the type: nesting that is too deep and text
 # that is not UTF-8 are not among its own errors.
-_UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+"""What msgspec raises for bytes that it cannot read, also for ones that are nested too deep."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +90,7 @@ def decode(kind: type[AnyDocument], body: bytes, *, where: str) -> AnyDocument:
         )
     try:
         return _decoder(kind).decode(body)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise NotOurs(f"{where} is damaged: {error}.") from error
 
 
@@ -145,7 +146,7 @@ def _header(body: bytes, *, where: str) -> tuple[str, int]:
     # Somebody else's tool may have written the fields in another order.
     try:
         name = re.fullmatch(_NAME, _header_decoder.decode(body).penstock)
-    except _UNREADABLE:
+    except UNREADABLE:
         name = None
     if name is None:
         raise NotOurs(
@@ -158,5 +159,5 @@ def _header(body: bytes, *, where: str) -> tuple[str, int]:
 def _writes(body: bytes) -> dict[str, str]:
     try:
         return _writes_decoder.decode(body).writes
-    except _UNREADABLE:
+    except UNREADABLE:
         return {}

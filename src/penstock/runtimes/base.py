@@ -44,10 +44,13 @@ PROGRESS_DEPTH_MAX: Final = 32
 
 
 def progress_fault(said: Mapping[str, Any]) -> str:
-    """Why this cannot be passed on as progress, as a sentence; empty if it can."""
+    """Why this cannot be passed on as progress, as a sentence; empty if it can.
+
+    `TypeError` for what is no value of JSON at all.
+    """
     try:
         size = len(msgspec.json.encode(said))
-    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         return f"It cannot be written as JSON: {type(error).__name__}: {error}."
     if size > PROGRESS_BYTES_MAX:
         return f"It has {size:,} bytes as JSON; {PROGRESS_BYTES_MAX:,} are allowed."

@@ -34,7 +34,7 @@ from typing import Any
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import WorkFailed
 from penstock.kernel.parents import die_with
-from penstock.runtimes.base import News
+from penstock.runtimes.base import News, progress_fault
 from penstock.runtimes.calling import Code, Interruption, call, is_clean, released, told
 from penstock.runtimes.frames import (
     Begin,
@@ -86,6 +86,12 @@ class Runtime:
         return os.getpid() == self._pid
 
     def progress(self, said: Mapping[str, Any]) -> None:
+        """Report it, within bounds: what is beyond them is left out, and the log says so."""
+        if why := progress_fault(said):
+            # The function may have closed or replaced what this is printed to.
+            with suppress(Exception):
+                sys.stderr.write(f"penstock: progress is not reported: {why}\n")
+            return
         self.send(Progress(dict(said)))
 
     def emit(self, news: Sequence[News]) -> str:

@@ -102,9 +102,26 @@ def task_handler(user_handler: Handler, deployment: Deployment | None = None) ->
         except DispatcherRefused as error:
             _log.info("task %s is not ours: %s", task_id, error.message)
             return {"task_id": task_id, "status": "refused", "reason": error.message}
-        return _Attempt(calls, assignment).run(user_handler, context)
+        try:
+            attempt = _Attempt(calls, assignment)
+        except Exception as error:  # noqa: BLE001 - of another release, it may say anything
+            return _handed_back(calls, assignment, error)
+        return attempt.run(user_handler, context)
 
     return handler
+
+
+def _handed_back(calls: Calls, assignment: Mapping[str, Any], error: Exception) -> dict[str, Any]:
+    """Have another function run a task that this one cannot read; it is not counted."""
+    told = (
+        f"This function cannot read the task: {type(error).__name__}: {error}. Deploy it with the"
+        " release of the dispatcher."
+    )
+    _log.warning("task %s is handed back: %s", assignment["task_id"], told)
+    held = {name: assignment[name] for name in ("task_id", "attempt", "lease_token")}
+    release = {"reason": told, "is_delayed": True}
+    status = calls.complete({**held, "release": release}, tokens=[assignment["token"]])
+    return {"task_id": assignment["task_id"], "status": status}
 
 
 class Calls:

@@ -3,8 +3,9 @@
 The runtime begins a task, says that it should stop, and answers events and requests for
 credentials. The child tells progress, sends events, asks, and ends the task with `Done` or
 `Failed`; `Stale` is its answer to a task that it has not begun, because the user's code has changed
-since it was imported. A frame is four bytes of length and as many bytes of JSON. Whatever does not
-read so is a broken child.
+since it was imported. A frame is four bytes of length and as many bytes of JSON, which begins with
+its type. Whatever does not read so is a broken child; so is one that says much, unless it is what
+its work has made.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -21,6 +22,8 @@ from penstock.runtimes.base import Made, News, Work
 from penstock.runtimes.handed import TaskCredentials
 
 FRAME_BYTES_MAX: Final = 16 * 2**20
+SMALL_BYTES_MAX: Final = 128 * 1024
+"""How large all else is that a child says than what it has made: all wait while it is decoded."""
 _HEADER_BYTES: Final = 4
 _READ_BYTES: Final = 65_536
 
@@ -105,6 +108,9 @@ class Stale(msgspec.Struct, tag="stale"):
 ToChild = Begin | Stop | Heard | Minted
 FromChild = Progress | Emit | Mint | Done | Failed | Stale
 
+Frame = TypeVar("Frame")
+_LARGE: Final = (b'{"type":"done",', b'{"type":"ended",')
+"""How frames begin that tell what was made, here and in `penstock.runtimes.spark.frames`."""
 _encoder: Final = msgspec.json.Encoder()
 to_child: Final = msgspec.json.Decoder(ToChild)
 from_child: Final = msgspec.json.Decoder(FromChild)
@@ -113,12 +119,20 @@ from_child: Final = msgspec.json.Decoder(FromChild)
 def framed(frame: msgspec.Struct) -> bytes:
     """The frame as it is sent."""
     body = _encoder.encode(frame)
-    if len(body) > FRAME_BYTES_MAX:
+    bytes_max = SMALL_BYTES_MAX if isinstance(frame, Progress | Emit | Mint) else FRAME_BYTES_MAX
+    if len(body) > bytes_max:
         raise InvalidInput(
-            f"{len(body):,} bytes are too many to say at once; {FRAME_BYTES_MAX:,} are allowed."
+            f"{len(body):,} bytes are too many to say at once; {bytes_max:,} are allowed."
             " Write them to a file, and say where it is."
         )
     return len(body).to_bytes(_HEADER_BYTES, "big") + body
+
+
+def heard(body: bytes, decoder: msgspec.json.Decoder[Frame]) -> Frame:
+    """What a child has said. Raises `UNREADABLE`, or `InvalidInput` for what is too large."""
+    if len(body) > SMALL_BYTES_MAX and not body.startswith(_LARGE):
+        raise InvalidInput(f"{len(body):,} bytes at once, and {SMALL_BYTES_MAX:,} are allowed")
+    return decoder.decode(body)
 
 
 def bodies(connection: socket.socket) -> Iterator[bytes]:

@@ -33,8 +33,9 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from penstock.kernel.errors import InvalidInput, WorkFailed
+from penstock.kernel.wire import UNREADABLE
 from penstock.runtimes import lowering
-from penstock.runtimes.frames import Unframing, framed
+from penstock.runtimes.frames import Unframing, framed, heard
 from penstock.runtimes.guard import Guard, kill_session, kill_user
 
 _READ_BYTES: Final = 65_536
@@ -138,13 +139,13 @@ class Offspring(Generic[Heard]):
                 if not more:
                     return None
                 self._unframing.feed(more)
-            heard = self._decoder.decode(body)
+            said = heard(body, self._decoder)
         except ConnectionError:
             return None
-        except (msgspec.MsgspecError, UnicodeDecodeError, InvalidInput) as error:
+        except (*UNREADABLE, InvalidInput) as error:
             self.send_signal(signal.SIGKILL)
             raise WorkFailed(f"The child process said what nobody understands: {error}.") from error
-        return heard
+        return said
 
     @property
     def is_closed(self) -> bool:

@@ -127,9 +127,10 @@ class Claiming:
                 return
             try:
                 await self._say_hello()
-            except DispatcherError as error:
+            except Exception as error:  # noqa: BLE001 - this goes on whatever is wrong with an answer
                 if not self._hellos.failures:
-                    _log.warning("no dispatcher answers to a hello: %s", error.advice)
+                    told = error.advice if isinstance(error, DispatcherError) else repr(error)
+                    _log.warning("no dispatcher answers to a hello: %s", told)
                 await self._pause(self._hellos.next_seconds())
             else:
                 if self._hellos.succeeded():
@@ -193,6 +194,10 @@ class Claiming:
             self._appetite.answered(asking, is_more=False)
         except DispatcherUnavailable as error:
             await self._not_answered(asking, error)
+        except Exception:  # noqa: BLE001 - one answer never ends the claims for all operators
+            _log.exception("a claim for %s failed in the worker", asking.operator)
+            self._appetite.failed(asking)
+            await self._pause(self._claims.next_seconds())
         except BaseException:
             self._appetite.failed(asking)
             raise

@@ -51,6 +51,7 @@ from penstock.kernel.errors import (
     InvalidInput,
 )
 from penstock.kernel.service import Service
+from penstock.kernel.wire import UNREADABLE
 
 CALL_SECONDS: Final = 25.0
 """How long one dispatcher has to answer: a little longer than it gives itself."""
@@ -193,7 +194,7 @@ class InternalClient(Service):
         try:
             # A problem that has a result for each task is an answer to each.
             results = msgspec.json.decode(answered.body, type=ResultsAnswer)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             raise _refused(answered) from None
         if len(results.results) != count:
             raise _refused(answered)
@@ -282,7 +283,7 @@ def _checked(url: str) -> str:
 def _problem(answered: _Answered) -> Problem | None:
     try:
         return msgspec.json.decode(answered.body, type=Problem)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
 
 
@@ -309,7 +310,7 @@ def _refused(answered: _Answered) -> DispatcherError:
 def _decoded(answered: _Answered, answer: type[AnswerType]) -> AnswerType:
     try:
         return msgspec.json.decode(answered.body, type=answer)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise DispatcherUnavailable(
             f"{answered.url} answered {answered.status} with what is not an answer: {error}."
         ) from error

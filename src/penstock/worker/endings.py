@@ -50,6 +50,7 @@ _UNPROVED: Final = frozenset({401, 403})
 _UNPROVED_MAX: Final = 5
 """How often an end is told whose token proves nothing."""
 _UNPROVED_SECONDS: Final = 3.0
+_BROKEN_MAX: Final = 10
 
 
 @dataclass(slots=True)
@@ -61,6 +62,8 @@ class _Ending:
     """Whether it is told by itself, because a call with others was refused."""
     unproved: int = 0
     """How often its token has proved nothing."""
+    broken: int = 0
+    """How often a call with it failed in this worker."""
 
 
 class Endings:
@@ -126,7 +129,10 @@ class Endings:
             self._in_call = self._next()
             if not self._in_call:
                 continue
-            pause_seconds = await self._tell(self._in_call)
+            try:
+                pause_seconds = await self._tell(self._in_call)
+            except Exception:  # noqa: BLE001 - what is wrong with one end keeps back no other
+                pause_seconds = self._broken(self._in_call)
             if pause_seconds:
                 await self._clock.sleep(pause_seconds)
 
@@ -178,6 +184,22 @@ class Endings:
         self._in_call = []
         self._note_empty()
         return pause_seconds
+
+    def _broken(self, endings: Sequence[_Ending]) -> float:
+        """A call failed here: its ends are told one by one, and each of them a few times."""
+        told = "failed to report %d ends of tasks; they are retried"
+        _log.error(told, len(endings), exc_info=True)
+        for each in endings:
+            each.is_alone = True
+            each.broken += 1
+            if each.broken >= _BROKEN_MAX:
+                _log.error("%s: its end cannot be reported; its lease will run out", each.attempt)
+                self._done(each.attempt)
+            elif not each.attempt.is_lost:
+                self._waiting.append(each)
+        self._in_call = []
+        self._note_empty()
+        return self._backoff.next_seconds()
 
     def _unanswered(self, error: DispatcherError) -> float:
         if not self.is_failing:

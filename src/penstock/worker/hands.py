@@ -112,7 +112,10 @@ class Hands:
         """Run what one claim has brought; a worker that stops gives it back instead."""
         sizes = Counter(each.batch for each in assignments if each.batch)
         for each in assignments:
-            self._begin(each, batch_size=sizes.get(each.batch, 1))
+            try:
+                self._begin(each, batch_size=sizes.get(each.batch, 1))
+            except Exception:  # noqa: BLE001 - one assignment never costs the others of its claim
+                _log.exception("task %d failed to begin; its lease will run out", each.task_id)
 
     def _begin(self, assignment: Assignment, *, batch_size: int) -> None:
         attempt = Attempt(assignment)

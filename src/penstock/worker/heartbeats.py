@@ -89,7 +89,14 @@ class Heartbeats:
                     async with asyncio.timeout(seconds):
                         await self._news.wait()
                 continue
-            if not await self._beat(self._due()):
+            due = self._due()
+            try:
+                is_answered = await self._beat(due)
+            except Exception:  # noqa: BLE001 - what is wrong with one attempt costs no other its lease
+                _log.exception("a heartbeat failed in the worker; it is repeated")
+                is_answered = False
+                self._forget_progress(due)
+            if not is_answered:
                 pauses = (each.pause_seconds for each in self._held.values())
                 most = min(pauses, default=_PAUSE_SECONDS_MIN)
                 await self._clock.sleep(self._backoff.next_seconds(most_seconds=most))
@@ -122,9 +129,7 @@ class Heartbeats:
             if not self._backoff.failures:
                 _log.warning("no heartbeat is answered; the work goes on: %s", error.advice)
             if isinstance(error, DispatcherRefused):
-                # Progress is all that work itself puts into the call.
-                for each in due:
-                    each.attempt.progress = None
+                self._forget_progress(due)
             return False
         if self._backoff.succeeded():
             _log.info("heartbeats are answered again")
@@ -134,6 +139,11 @@ class Heartbeats:
             if held.attempt.progress is words:
                 held.attempt.progress = None
         return True
+
+    def _forget_progress(self, due: Sequence[_Held]) -> None:
+        """Progress is all that work itself puts into a call, so it may be what is wrong with it."""
+        for each in due:
+            each.attempt.progress = None
 
     def _take(self, attempt: Attempt, ask: HeldAsk, result: TaskResult) -> None:
         attempt.renew(result.token)

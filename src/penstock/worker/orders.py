@@ -26,7 +26,7 @@ from penstock.dispatcher.wire.work import (
     ReleaseAsk,
 )
 from penstock.kernel.errors import InvalidInput, WorkFailed, WorkReleased
-from penstock.runtimes.base import Facts, Finished, Given, Made, Part, Place, Work
+from penstock.runtimes.base import Facts, Finished, Given, Made, Part, Place, Work, progress_fault
 from penstock.runtimes.places import Places
 
 REASON_CHARACTERS_MAX: Final = 10_000
@@ -106,7 +106,7 @@ def succeeded(work: Work, finished: Finished, *, lease_token: str, token: str = 
     try:
         # msgspec checks the bounds of what it reads, not of what is made in code.
         return _ENDS.decode(msgspec.json.encode(end))
-    except (msgspec.MsgspecError, UnicodeError, OverflowError) as error:
+    except (msgspec.MsgspecError, UnicodeError, OverflowError, RecursionError) as error:
         raise WorkFailed(f"What the work has made cannot be published: {error}.") from error
 
 
@@ -253,10 +253,12 @@ def _metrics(finished: Finished) -> dict[str, Any] | None:
         return None
     try:
         encoded = msgspec.json.encode(finished.metrics)
-        if len(encoded) <= _METRICS_BYTES_MAX:
+        why = progress_fault(finished.metrics)
+        if len(encoded) > _METRICS_BYTES_MAX:
+            why = f"They have {len(encoded):,} bytes; {_METRICS_BYTES_MAX:,} are allowed."
+        if not why:
             return msgspec.json.decode(encoded, type=dict[str, Any])
-        why = f"They have {len(encoded):,} bytes; {_METRICS_BYTES_MAX:,} are allowed."
-    except (msgspec.MsgspecError, UnicodeError, TypeError, ValueError, OverflowError) as error:
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
         why = f"They are no JSON: {error}."
     return {"omitted": why}
 

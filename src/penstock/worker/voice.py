@@ -19,7 +19,7 @@ from penstock.dispatcher.wire.events import EventAsk, EventResult, TaskEventsAsk
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, WorkFailed
-from penstock.runtimes.base import News, Work
+from penstock.runtimes.base import News, Work, progress_fault
 from penstock.runtimes.handed import TaskCredentials
 from penstock.worker.attempt import Attempt, Interruption
 from penstock.worker.backoff import Backoff
@@ -30,7 +30,6 @@ _log = logging.getLogger(__name__)
 
 EVENTS_MAX: Final = 1000
 """How many events one call may have."""
-_PROGRESS_BYTES_MAX: Final = 16_000
 _OVER: Final = frozenset({404, 409})
 _UNPROVED: Final = frozenset({401, 403})
 _EXPIRED: Final = "token expired"
@@ -56,18 +55,22 @@ class AttemptVoice:
         self._client = client
         self._clock = clock
         self._entropy = entropy
+        self._is_warned = False
+        """Whether the log says already that this attempt reports what cannot be passed on."""
 
     def progress(self, said: Mapping[str, Any]) -> None:
         """Remember it for the next heartbeat."""
         try:
+            why = progress_fault(said)
+        except TypeError as error:
+            why = f"{error}."
+        if not why:
+            # A copy: whoever has said it may go on to change it.
             encoded = msgspec.json.encode(said)
-            if len(encoded) <= _PROGRESS_BYTES_MAX:
-                self._attempt.progress = msgspec.json.decode(encoded, type=dict[str, Any])
-                return
-            why = f"it has {len(encoded):,} bytes, and {_PROGRESS_BYTES_MAX:,} are allowed"
-        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
-            why = str(error)
-        _log.warning("%s: its progress is not passed on: %s", self._attempt, why)
+            self._attempt.progress = msgspec.json.decode(encoded, type=dict[str, Any])
+        elif not self._is_warned:
+            self._is_warned = True
+            _log.warning("%s: its progress is not passed on: %s", self._attempt, why)
 
     async def emit(self, news: Sequence[News]) -> str:
         """Send events; returns why the source is to pause, or nothing."""
@@ -102,7 +105,7 @@ class AttemptVoice:
         )
         try:
             return _ASKS.decode(msgspec.json.encode(ask))
-        except (msgspec.MsgspecError, UnicodeError, OverflowError) as error:
+        except (msgspec.MsgspecError, UnicodeError, OverflowError, RecursionError) as error:
             raise WorkFailed(f"An event cannot be sent: {error}.") from error
 
     def _event(self, news: News) -> EventAsk:

@@ -519,6 +519,29 @@ def test_too_many_at_once_are_refused(play: Play) -> None:
     play(story)
 
 
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ({"step": "ж" * 8_000}, None),
+        ({"text": "x" * 20_000}, "It has 20,011 bytes as JSON; 16,384 are allowed."),
+        ({"n": [1e300] * 1_000}, "It has more than 16384 bytes."),
+        ({"nul": "a\0b"}, {"nul": "a\ufffdb"}),
+    ],
+    ids=["much", "too much", "many digits", "nul"],
+)
+def test_progress_is_kept_within_its_bound(play: Play, said: Any, kept: Any) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        first, second = await job.claimed("a"), await job.claimed("b")
+        progress = {first.task_id: said, second.task_id: {"step": 1}}
+        await world.tasks.heartbeat([first.fence, second.fence], progress=progress)
+        rows = await world.rows("SELECT progress FROM attempt ORDER BY task_id")
+        expected = {"omitted": kept} if isinstance(kept, str) else kept or said
+        assert [row["progress"] for row in rows] == [expected, {"step": 1}]
+
+    play(story)
+
+
 async def released(world: World, fence: Fence, *, is_delayed: bool = False) -> Ended:
     (found,) = await world.tasks.end([Release(fence, "The worker was stopped.", is_delayed)])
     assert isinstance(found, Ended)

@@ -90,6 +90,18 @@ def test_a_failure_that_no_attempt_would_change() -> None:
     assert len(tried(task("dead", failed(1, "x"), limit=1))) == 1
 
 
+def test_what_was_handed_back_has_not_failed() -> None:
+    stopped = failed(1, "The worker was stopped.", "released")
+    found = standing(task("queued", stopped), ABOUT)
+    assert found.head.startswith("Attempt 1 was handed back, which is not counted")
+    assert found.reason == "The worker was stopped."
+    said = tried(task("dead", stopped, failed(2, "E: x"), failed(3, "E: x"), limit=3))
+    assert said == [
+        "It was handed back once, which is not counted.",
+        "It was tried 2 times within 1 min 2 s, and failed for the same reason each time.",
+    ]
+
+
 def test_what_to_know_before_a_replay() -> None:
     answer = task("dead", failed(1, "x"), limit=1)
     assert standing(answer, ABOUT).can_replay

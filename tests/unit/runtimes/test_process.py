@@ -185,11 +185,79 @@ def test_a_failure_shows_the_users_lines_and_the_log_has_all(user: User) -> None
         ),
         ("def run(task):\n    raise ValueError('\\ud800')\n", r"ValueError: \ud800"),
         ("def run(task):\n    task.progress(x=object())\n", "TypeError"),
-        ("def run(task):\n    task.progress(x='y' * 20_000_000)\n", "too many to say at once"),
+        (
+            "def run(task):\n    task.emit(cursor=1, payload={'x': 'y' * 200_000})\n",
+            "bytes are too many to say at once; 131,072 are allowed",
+        ),
     ],
 )
 def test_what_goes_wrong_is_one_sentence(user: User, text: str, sentence: str) -> None:
     assert sentence in _failure(user, text).message
+
+
+@pytest.mark.parametrize(
+    ("progress", "why"),
+    [
+        ("x='y' * 20_000_000", "It has 20,000,008 bytes as JSON; 16,384 are allowed."),
+        ("x=deep(40)", "It is nested more than 32 levels deep."),
+        ("x=deep(973)", "It is nested more than 32 levels deep."),
+        ("x=deep(100_000)", "It cannot be written as JSON: RecursionError"),
+    ],
+)
+def test_progress_that_is_too_much_is_left_out_and_the_attempt_goes_on(
+    user: User, progress: str, why: str
+) -> None:
+    user.module(
+        "def deep(levels):\n"
+        "    found = []\n"
+        "    for _ in range(levels):\n"
+        "        found = [found]\n"
+        "    return found\n"
+        f"def run(task):\n    task.progress({progress})\n    task.progress(step=2)\n"
+    )
+
+    async def main() -> None:
+        ear = Ear()
+        async with user.process() as runtime:
+            await runtime.run(user.work(), ear)
+        assert ear.said == [{"step": 2}]
+
+    asyncio.run(main())
+    log = (user.folder / "log").read_text()
+    assert f"penstock: progress is not reported: {why}" in log
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"type":"progress","said":{"x":' + b"[" * 60_000 + b"]" * 60_000 + b"}}",
+        b'{"type":"progress","said":{"x":[' + b"{}," * 100_000 + b"1]}}",
+        b'{"said":{"x":[' + b"{}," * 100_000 + b'1]},"type":"progress"}',
+        b'{"type":"done","made":' + b"[" * 5_000 + b"]" * 5_000 + b"}",
+    ],
+    ids=["deep", "large", "type last", "deep end"],
+)
+def test_a_child_that_says_what_no_child_says_ends_its_own_attempt_alone(
+    user: User, body: bytes
+) -> None:
+    user.module(
+        "import gc, socket\n"
+        "from pathlib import Path\n"
+        "def run(task):\n"
+        "    body = Path(task.config['body']).read_bytes()\n"
+        "    (ours,) = [each for each in gc.get_objects() if isinstance(each, socket.socket)]\n"
+        "    ours.sendall(len(body).to_bytes(4, 'big') + body)\n"
+        "    task.wait(60)\n"
+    )
+    (user.folder / "body").write_bytes(body)
+
+    async def main() -> None:
+        async with user.process() as runtime:
+            work = user.work(config={"body": str(user.folder / "body")})
+            with pytest.raises(WorkFailed, match="said what nobody understands"):
+                await run(runtime, work)
+
+    asyncio.run(main())
 
 
 def test_a_module_that_is_not_there_says_where_it_was_looked_for(user: User) -> None:

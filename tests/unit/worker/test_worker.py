@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ from penstock.kernel.errors import (
     WorkReleased,
 )
 from penstock.runtimes.base import Made, News, Voice, Work
+from penstock.testing.virtual import VirtualClock
+from penstock.worker.client import InternalClient
 from tests.unit.worker.bench import Bench, Doing, nothing, play
 from tests.unit.worker.scripted import DATASET, GENERATION, Dispatcher, Task
 
@@ -395,6 +398,60 @@ def test_work_that_ends_well_in_the_grace_period_is_completed() -> None:
 
     checked: Doing = doing
     play(story, setting=waiting(1), doing=checked, stop_seconds=1.0, seeds=range(2))
+
+
+@pytest.mark.parametrize("depth", [40, 973, 990, 996, 1000, 5000])
+def test_progress_of_one_task_never_ends_the_worker(
+    depth: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+        for _ in range(10):
+            voice.progress(nested(depth) if work.task_id == 1 else {"step": 1})
+            voice.progress({"text": "x" * 16_385} if work.task_id == 1 else {"step": 2})
+            await clocks[-1].sleep(10)
+        return await nothing(work, voice)
+
+    async def story(bench: Bench) -> None:
+        clocks.append(bench.clock)
+        await bench.until(lambda: all_are(bench, "completed"), seconds=200)
+        strange, plain = bench.dispatcher.tasks.values()
+        assert strange.progress == []
+        assert set(map(str, plain.progress)) == {"{'step': 2}"}
+        told = [each for each in caplog.messages if "progress is not passed on" in each]
+        assert len(told) == 1, "said once, however often it happens"
+
+    clocks: list[VirtualClock] = []
+    checked: Doing = doing
+    play(story, setting=waiting(2), doing=checked, seeds=[1])
+
+
+def nested(depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _ in range(depth):
+        found = {"a": found}
+    return found
+
+
+@pytest.mark.parametrize("path", [CLAIM, COMPLETE, HEARTBEAT, HELLO])
+def test_an_error_of_one_call_never_ends_the_loop_of_all(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    send = InternalClient._send
+    calls: Counter[str] = Counter()
+
+    async def breaking(self: InternalClient, method: str, to: str, *args: Any, **kw: Any) -> Any:
+        calls[to] += 1
+        # Who does not even come to say hello does not begin.
+        if to == path and (to != HELLO or calls[to] > 1) and calls[to] < 4:
+            raise RecursionError("deep")
+        return await send(self, method, to, *args, **kw)
+
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: all_are(bench, "completed"), seconds=300)
+        assert calls[path] >= 4
+
+    monkeypatch.setattr(InternalClient, "_send", breaking)
+    play(story, setting=waiting(2, heartbeat_seconds=9.0), seconds=20, seeds=[1])
 
 
 def test_who_is_stopped_says_goodbye_last() -> None:

@@ -69,10 +69,16 @@ def standing(answer: TaskAnswer, about: About) -> Standing:
 def tried(answer: TaskAnswer) -> list[str]:
     """What the attempts that are over have in common."""
     task = answer.task
-    over = [each for each in answer.attempts if each.ended_at is not None]
+    ended = [each for each in answer.attempts if each.ended_at is not None]
+    over = [each for each in ended if each.outcome != "released"]
+    handed_back = len(ended) - len(over)
+    said = []
+    if handed_back:
+        times = "once" if handed_back == 1 else f"{handed_back} times"
+        said.append(f"It was handed back {times}, which is not counted.")
     if not over:
-        return []
-    said = [_tried(over, task.attempt)]
+        return said
+    said.append(_tried(over, task.attempt - handed_back))
     if task.status == "dead" and task.attempt < task.attempt_limit:
         said.append(
             "The last failure was one that another attempt would not change, so none was made."
@@ -118,11 +124,18 @@ def _of_replay(about: About) -> list[str]:
 def _queued(answer: TaskAnswer, about: About) -> Standing:
     task = answer.task
     head = "This task waits for its first attempt."
-    if task.attempt:
+    if task.reason:
+        head = (
+            f"Attempt {task.attempt} was handed back, which is not counted; another one follows."
+        )
+    elif task.attempt:
         head = f"This task was replayed, and waits for attempt {task.attempt + 1}."
     further = _waiting(answer, about)
-    tone = "paused" if about.paused else "warn" if about.workers == 0 and further else ""
-    return Standing(tone=tone, head=head, further=further, can_cancel=True)
+    is_warned = bool(task.reason) or (about.workers == 0 and bool(further))
+    tone = "paused" if about.paused else "warn" if is_warned else ""
+    return Standing(
+        tone=tone, head=head, reason=task.reason or "", further=further, can_cancel=True
+    )
 
 
 def _running(answer: TaskAnswer, about: About) -> Standing:

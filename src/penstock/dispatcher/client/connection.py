@@ -34,6 +34,7 @@ from penstock.dispatcher.wire.work import ResultsAnswer, TaskResult
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, InvalidInput
+from penstock.kernel.wire import UNREADABLE
 
 TRIES: Final = 4
 _CONNECT_SECONDS: Final = 5.0
@@ -44,9 +45,6 @@ _PAUSE_SECONDS_MAX: Final = 5.0
 Told = TypeVar("Told", bound=Answer)
 
 _HOST = re.compile(rb"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
-
-# What msgspec raises for bytes that are not JSON of the type.
-_UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +133,7 @@ class Connection:
         response = await self._answer(request, is_repeatable=is_repeatable)
         if response.is_client_error:
             # A problem has them too, where all were refused and not the request as such.
-            with suppress(*_UNREADABLE):
+            with suppress(*UNREADABLE):
                 found = msgspec.json.decode(response.content, type=ResultsAnswer)
                 if found.results:
                     return found.results
@@ -221,7 +219,7 @@ class Connection:
             raise self._refusal(response, where=where)
         try:
             return msgspec.json.decode(response.content, type=told)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise DispatcherRefused(
                 f"The answer of {self.url} is not one that this release can read: {error}.",
                 status=response.status_code,
@@ -281,7 +279,7 @@ def _is_here(host: str) -> bool:
 def _problem(response: httpx.Response) -> Problem | None:
     try:
         return msgspec.json.decode(response.content, type=Problem)
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
 
 

@@ -31,8 +31,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Self
 
-import msgspec
-
+from penstock.kernel.wire import UNREADABLE
 from penstock.queue.running.frames import (
     Begun,
     Over,
@@ -218,7 +217,7 @@ class Child:
             return None
         try:
             return to_worker.decode(body)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return None  # The handler has written into what is not its own.
 
     async def _obituary(self) -> str:
