@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from penstock.dispatcher.tasks.ending import RELEASES_MAX
 from penstock.dispatcher.tasks.values import Fence, Publishing, Status, Why
 
 ATTEMPTS = 2
@@ -30,6 +31,7 @@ class ModelTask:
     status: Status = Status.QUEUED
     attempt: int = 0
     limit: int = ATTEMPTS
+    releases: int = 0
     token: str | None = None
     worker: str | None = None
     expires: datetime | None = None
@@ -99,6 +101,8 @@ class Model:
             status = self._status_after(task, saying)
             task.said[fence.attempt, fence.lease_token] = saying, status
             self.leave(task, status)
+            if status is Status.QUEUED:
+                task.limit, task.releases, task.due = task.limit + 1, task.releases + 1, self.now
             return status, True
         before = task.said.get((fence.attempt, fence.lease_token))
         if before is None:
@@ -109,7 +113,9 @@ class Model:
         kind, is_retried = saying
         if task.cancel_asked:
             return Status.CANCELLED
-        if kind != "failed":
+        if kind == "released" and task.releases < RELEASES_MAX:
+            return Status.QUEUED
+        if kind not in ("failed", "released"):
             return Status.COMPLETED
         return Status.RETRYING if is_retried and task.attempt < task.limit else Status.DEAD
 
@@ -140,6 +146,7 @@ class Model:
         if task.status is not Status.DEAD:
             return Why.NOT_DEAD
         task.status, task.due, task.limit = Status.QUEUED, self.now, task.attempt + ATTEMPTS
+        task.releases = 0
         return Status.QUEUED
 
     def reap(self) -> dict[int, Status]:

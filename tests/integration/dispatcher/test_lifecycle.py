@@ -16,6 +16,7 @@ from penstock.dispatcher.tasks.values import (
     Failure,
     Fence,
     Refusal,
+    Release,
     Status,
     TaskState,
     Why,
@@ -104,6 +105,12 @@ class Lifecycle(Machine):
             assert isinstance(answer, Ended)
             assert answer.due_at is not None
             self.retried(fence.task_id, answer.due_at)
+
+    @rule(fence=Machine.fences)
+    def release(self, fence: Fence) -> None:
+        expected, _ = self.model.end(fence, ("released", True))
+        (answer,) = self.runner.run(self.world.tasks.end([Release(fence, "stopped")]))
+        assert short(answer) is expected
 
     @rule(task_id=Machine.tasks)
     def cancel(self, task_id: int) -> None:

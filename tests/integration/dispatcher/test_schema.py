@@ -17,6 +17,7 @@ ALLOWED = {
     ("retrying", "running"),
     ("retrying", "cancelled"),
     ("running", "completed"),
+    ("running", "queued"),
     ("running", "retrying"),
     ("running", "dead"),
     ("running", "cancelled"),

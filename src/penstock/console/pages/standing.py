@@ -125,9 +125,7 @@ def _queued(answer: TaskAnswer, about: About) -> Standing:
     task = answer.task
     head = "This task waits for its first attempt."
     if task.reason:
-        head = (
-            f"Attempt {task.attempt} was handed back, which is not counted; another one follows."
-        )
+        head = f"Attempt {task.attempt} was handed back, which is not counted; another one follows."
     elif task.attempt:
         head = f"This task was replayed, and waits for attempt {task.attempt + 1}."
     further = _waiting(answer, about)

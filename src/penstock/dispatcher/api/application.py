@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -60,11 +61,13 @@ _encode = msgspec.json.Encoder().encode
 class _Route:
     """An endpoint, with what it needs for each request made beforehand."""
 
-    __slots__ = ("decoder", "endpoint", "names", "seconds_max")
+    __slots__ = ("decoder", "endpoint", "limits", "names", "seconds_max")
 
     def __init__(self, endpoint: Endpoint, limits: Limits) -> None:
         self.endpoint = endpoint
         self.decoder = msgspec.json.Decoder(endpoint.ask) if endpoint.ask is not None else None
+        bytes_max = endpoint.body_bytes_max or limits.body_bytes_max
+        self.limits = replace(limits, body_bytes_max=min(bytes_max, limits.body_bytes_max))
         self.seconds_max = endpoint.request_seconds_max or limits.request_seconds_max
         self.names = frozenset(name for name, _ in PARAMETER.findall(endpoint.path))
 
@@ -158,7 +161,7 @@ class Application:
             if isinstance(call.params, Problem):
                 return call.params
         if route.decoder is not None:
-            body = await body_of(headers, receive, self._limits)
+            body = await body_of(headers, receive, route.limits)
             if not isinstance(body, bytes):
                 return body
             if (problem := _decode(route, body, call)) is not None:

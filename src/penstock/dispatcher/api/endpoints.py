@@ -118,6 +118,8 @@ class Endpoint:
     proof: Proof = Proof.API_TOKEN
     may_omit_body: bool = False
     """Whether no body is an empty one."""
+    body_bytes_max: int | None = None
+    """Its own bound on the body; None is the one of all."""
     request_seconds_max: float | None = None
     """Its own bound on time; None is the one of all."""
     is_probe: bool = False

@@ -101,6 +101,8 @@ INTERNAL: Final = (
         "/v1/task/heartbeat",
         "Extend leases",
         working.heartbeat,
+        # Twice what workers send: what tasks say of themselves is decoded before they are proved.
+        body_bytes_max=2**20,
         ask=work.HeartbeatAsk,
         answer=work.ResultsAnswer,
         is_several=True,

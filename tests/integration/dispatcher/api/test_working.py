@@ -228,6 +228,27 @@ def test_who_calls_has_to_say_so(on_stage: Perform, path: str) -> None:
     on_stage(story)
 
 
+def test_progress_that_is_too_much_costs_no_lease_but_the_progress(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.apply()
+        await stage.trigger("p", "q")
+        first, second = await stage.claim(limit=2)
+        deep: dict[str, Any] = {}
+        for _ in range(400):
+            deep = {"a": deep}
+        for said, why in ((deep, "32 levels deep"), ({"x": "y" * 20_000}, "16,384 are allowed")):
+            beats = held(first, progress=said), held(second, progress={"step": 1})
+            answer = ok(await stage.beat(*beats))
+            assert [each["status"] for each in answer["results"]] == [200, 200]
+            shown = ok(await stage.public.get(f"/v1/tasks/{first.task_id}"))
+            assert why in shown["attempts"][0]["progress"]["omitted"]
+        refused(await stage.beat(held(first, progress={"x": ["y"] * 300_000})), 413)
+        endless = b'{"tasks":[{"progress":{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}}]}"
+        refused(await stage.internal.post("/v1/task/heartbeat", content=endless), 400)
+
+    on_stage(story)
+
+
 def test_heartbeats(on_stage: Perform) -> None:
     async def story(stage: Stage) -> None:
         await stage.apply()
