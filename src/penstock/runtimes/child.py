@@ -67,6 +67,8 @@ class Runtime:
         self._sending = threading.Lock()
         self._waiting: dict[int, queue.SimpleQueue[Heard | Minted]] = {}
         self._number = 0
+        self.is_warned = False
+        """Whether the log of the task says already that it reports too much."""
         self.tasks: queue.SimpleQueue[Begin] = queue.SimpleQueue()
 
     def send(self, frame: FromChild) -> None:
@@ -88,9 +90,11 @@ class Runtime:
     def progress(self, said: Mapping[str, Any]) -> None:
         """Report it, within bounds: what is beyond them is left out, and the log says so."""
         if why := progress_fault(said):
-            # The function may have closed or replaced what this is printed to.
-            with suppress(Exception):
-                sys.stderr.write(f"penstock: progress is not reported: {why}\n")
+            if not self.is_warned:
+                self.is_warned = True
+                # The function may have closed or replaced what this is printed to.
+                with suppress(Exception):
+                    sys.stderr.write(f"penstock: progress is not reported: {why}\n")
             return
         self.send(Progress(dict(said)))
 
@@ -167,6 +171,7 @@ class Child:
                 self._runtime.send(Stale())
                 continue
             self._is_running = True
+            self._runtime.is_warned = False
             frame = self._outcome(begin)
             if not self._runtime.is_ours:
                 os._exit(0 if isinstance(frame, Done) else 1)

@@ -47,7 +47,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from penstock.kernel.errors import InvalidInput, WorkFailed
+from penstock.kernel.errors import InvalidInput, WorkFailed, WorkReleased
 from penstock.runtimes.guard import kill_user
 from penstock.runtimes.lowering import hindrance
 from penstock.runtimes.reclaiming import close, take_back
@@ -95,7 +95,7 @@ class Users:
     def check_files(self) -> None:
         """Refuse work whose data is in folders of this machine, unless the settings allow it."""
         if not self._is_on_files:
-            raise WorkFailed(
+            raise WorkReleased(
                 "This worker runs no untrusted work on a file:// store, where it could read every"
                 " dataset.",
                 hint="Keep the data in a bucket; or set untrusted_on_files = true in the settings"
@@ -105,7 +105,7 @@ class Users:
     def take(self) -> User:
         """A user whom nobody else is, and of whom nothing is left."""
         if sys.platform != "linux" or os.geteuid() != 0:
-            raise WorkFailed(
+            raise WorkReleased(
                 "This worker cannot keep untrusted work apart: it does not run as root on Linux.",
                 hint=_HINT,
             )
@@ -122,7 +122,7 @@ class Users:
                 user.unlock()
                 continue
             return user
-        raise WorkFailed(
+        raise WorkReleased(
             f"All {len(self._numbers)} users for untrusted work are taken.",
             hint="Name more of them by `uids` in the settings of the runtime.",
         )

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.kernel.entropy import Entropy, new_id
-from penstock.kernel.errors import InvalidInput, WorkFailed
+from penstock.kernel.errors import InvalidInput, WorkFailed, WorkReleased
 from penstock.runtimes.base import Work
 from penstock.runtimes.handed import TEMPORARY, TOKEN
 from penstock.runtimes.reclaiming import close
@@ -197,7 +197,7 @@ class Belongings:
 
 def _taken(users: Users | None, *, on_files: bool) -> User:
     if users is None:
-        raise WorkFailed(
+        raise WorkReleased(
             "This worker cannot keep untrusted work apart.",
             hint='Set uids = "61184-61247" for its runtime, and run the worker as root.',
         )

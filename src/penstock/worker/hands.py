@@ -218,7 +218,8 @@ class Hands:
         if why := runtime.secrets_refused(work.operator):
             raise WorkFailed(why, is_retried=False)
         if self._secrets is None:
-            raise WorkFailed(f"The job {work.job} names secrets, and this worker gives out none.")
+            told = f"The job {work.job} names secrets, and this worker gives out none."
+            raise WorkReleased(told)
         attempt.secrets = await self._secrets.values(references, job=work.job)
         return replace(work, secrets=attempt.secrets)
 

@@ -213,7 +213,9 @@ def test_progress_that_is_too_much_is_left_out_and_the_attempt_goes_on(
         "    for _ in range(levels):\n"
         "        found = [found]\n"
         "    return found\n"
-        f"def run(task):\n    task.progress({progress})\n    task.progress(step=2)\n"
+        "def run(task):\n"
+        f"    for _ in range(3):\n        task.progress({progress})\n"
+        "    task.progress(step=2)\n"
     )
 
     async def main() -> None:
@@ -224,7 +226,7 @@ def test_progress_that_is_too_much_is_left_out_and_the_attempt_goes_on(
 
     asyncio.run(main())
     log = (user.folder / "log").read_text()
-    assert f"penstock: progress is not reported: {why}" in log
+    assert log.count(f"penstock: progress is not reported: {why}") == 1
 
 
 @pytest.mark.parametrize(
@@ -258,6 +260,16 @@ def test_a_child_that_says_what_no_child_says_ends_its_own_attempt_alone(
                 await run(runtime, work)
 
     asyncio.run(main())
+
+
+def test_a_signal_that_stops_all_processes_of_a_machine_is_no_failure(user: User) -> None:
+    failure = _failure(
+        user,
+        "import os, signal, time\n"
+        "def run(task):\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(60)\n",
+    )
+    assert isinstance(failure, WorkReleased)
+    assert (failure.message, failure.is_delayed) == ("The function was stopped.", False)
 
 
 def test_a_module_that_is_not_there_says_where_it_was_looked_for(user: User) -> None:

@@ -344,6 +344,15 @@ def test_ends_of_several_kinds_in_one_call(on_stage: Perform) -> None:
         (attempt,) = shown["attempts"]
         assert (attempt["outcome"], attempt["reason"]) == ("failed", "It broke.")
         assert attempt["log"] == "file:///b"
+        release = {"reason": "The worker was stopped."}
+        both = held(wrong, failure=release, release=release)
+        assert refused(await stage.complete(both), 422).field == "tasks[0].release"
+        made = held(wrong, release=release, outputs=[output(wrong)])
+        assert refused(await stage.complete(made), 422).field == "tasks[0].outputs"
+        (result,) = ok(await stage.complete(held(wrong, release=release)))["results"]
+        assert (result["task_status"], result["due_at"] is not None) == ("queued", True)
+        (wrong,) = await stage.claim()
+        assert wrong.attempt == 2
         retried = held(wrong, failure={"reason": "Again."})
         (result,) = ok(await stage.complete(retried))["results"]
         assert (result["task_status"], result["due_at"] is not None) == ("retrying", True)
