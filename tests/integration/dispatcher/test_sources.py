@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from penstock.dispatcher.deployment.values import CutOver
 from penstock.dispatcher.sources.monitor import DOUBLED, SourceMonitor, SourceState
 from penstock.dispatcher.tasks.lifecycle import Tasks
-from penstock.dispatcher.tasks.values import Claimed, Completion, Extended, Failure, NewTask
+from penstock.dispatcher.tasks.values import (
+    Claimed,
+    Completion,
+    Extended,
+    Failure,
+    NewTask,
+    Release,
+)
 from tests.integration.dispatcher.test_deployment import Pipeline, chain
 from tests.integration.dispatcher.world import Play, World, failed
 
@@ -77,6 +84,11 @@ def test_a_source_gets_one_task_and_keeps_it(play: Play) -> None:
         assert claimed.definition["source"]["kind"] == "always_on"
         await settle(world)
         assert await states(world) == [("running", 0)]
+        await world.tasks.end([Release(claimed.fence, "The worker was stopped.")])
+        await settle(world)
+        assert await states(world) == [("pending", 0)], "no restart: the next worker takes it"
+        claimed = await claim(world)
+        assert (claimed.task_id, claimed.attempt) == (pending.task_id, 2)
         await world.tasks.fail([Failure(claimed.fence, "lost the stream")])
         assert await states(world) == [("restarting", 0)]
         await settle(world)
