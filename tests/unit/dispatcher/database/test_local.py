@@ -47,7 +47,7 @@ def test_a_long_place_for_temporary_files_is_left_too(monkeypatch: pytest.Monkey
 def test_roots_socket_is_where_only_root_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     for folder in ("/short", "/long/" + "x" * 90):
-        assert host(Path(folder)).is_relative_to("/var/lib/penstock/postgres")
+        assert host(Path(folder)).is_relative_to("/var/lib/penstock-postgres")
 
 
 def test_clients_believe_the_servers_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
