@@ -50,3 +50,53 @@ CREATE FUNCTION penstock_paused_datasets() RETURNS SETOF uuid LANGUAGE sql STABL
           WHERE pause.cause = 'pressure:' || pressed.name AND pressed.max_queue_depth IS NOT NULL
             AND edge.dataset_id = dataset.id)
 $$;
+
+-- Numbers that people see: one after the other. A sequence of Postgres is up to 32 numbers further
+-- after a crash, and one further after what was not committed. Whoever takes a number holds it until
+-- the end of the transaction, so this is for what is rare.
+CREATE TABLE numbering (
+    name text PRIMARY KEY,
+    latest bigint NOT NULL
+);
+INSERT INTO numbering
+SELECT 'dag_version', coalesce(max(id), 0) FROM dag_version
+UNION ALL SELECT 'backfill', coalesce(max(id), 0) FROM backfill
+UNION ALL SELECT 'alert', coalesce(max(id), 0) FROM alert;
+CREATE FUNCTION penstock_number(named text) RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    INSERT INTO numbering VALUES (named, 1)
+    ON CONFLICT (name) DO UPDATE SET latest = numbering.latest + 1
+    RETURNING latest
+$$;
+ALTER TABLE dag_version ALTER COLUMN id DROP IDENTITY;
+ALTER TABLE dag_version ALTER COLUMN id SET DEFAULT penstock_number('dag_version');
+ALTER TABLE backfill ALTER COLUMN id DROP IDENTITY;
+ALTER TABLE backfill ALTER COLUMN id SET DEFAULT penstock_number('backfill');
+ALTER TABLE alert ALTER COLUMN id DROP IDENTITY;
+ALTER TABLE alert ALTER COLUMN id SET DEFAULT penstock_number('alert');
+
+-- What became of the tasks of a backfill that are not kept any more.
+ALTER TABLE backfill
+    ADD COLUMN dead_gone bigint NOT NULL DEFAULT 0,
+    ADD COLUMN cancelled_gone bigint NOT NULL DEFAULT 0;
+CREATE FUNCTION backfill_count_gone() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE backfill
+    SET dead_gone = dead_gone + counted.dead, cancelled_gone = cancelled_gone + counted.cancelled
+    FROM (
+        SELECT gone.backfill_id, count(*) FILTER (WHERE gone.status = 'dead') AS dead,
+               count(*) FILTER (WHERE gone.status = 'cancelled') AS cancelled
+        FROM gone
+        WHERE gone.backfill_id IS NOT NULL AND gone.status IN ('dead', 'cancelled')
+        GROUP BY gone.backfill_id
+    ) AS counted
+    WHERE backfill.id = counted.backfill_id;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER task_gone AFTER DELETE ON task REFERENCING OLD TABLE AS gone
+    FOR EACH STATEMENT EXECUTE FUNCTION backfill_count_gone();
+
+-- The range that the key of a partition implies, where nothing was ever told of it.
+ALTER TABLE backfill_key
+    ADD COLUMN range_start bigint,
+    ADD COLUMN range_end bigint;
