@@ -39,7 +39,7 @@ from penstock.console.rendering import Rendering
 from penstock.console.sessions import COOKIE, SESSION_SECONDS, Role, Session, Sessions
 from penstock.dispatcher.api.endpoints import pattern_of
 from penstock.dispatcher.api.parts import Parts
-from penstock.dispatcher.api.requests import Receive, is_of_this_machine
+from penstock.dispatcher.api.requests import Admission, Receive, be_known, is_of_this_machine
 from penstock.dispatcher.wire.problem import Problem
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import DatabaseUnavailable, PenstockError
@@ -101,6 +101,9 @@ class Console:
         self._clock = clock
         self._version = version
         self._rendering = Rendering()
+        limits = asking.FORM_LIMITS
+        self._known = Admission(limits, requests_max=limits.requests_max)
+        self._anonymous = Admission(limits, requests_max=limits.anonymous_requests_max)
         self._alerts = alerts or NoCount()
         self._pages = [(pattern_of(each.path), each) for each in site.pages]
         self._actions = [(pattern_of(each.path), each) for each in site.actions]
@@ -133,6 +136,8 @@ class Console:
         visit = await self._visit(path, scope["query_string"], headers, address=address)
         if isinstance(visit, Answer):
             return visit
+        if visit is not None:
+            be_known(scope)
         if method == "POST":
             posted = await self._posted(visit, path, headers, receive, address=address)
             is_script = asking.header(headers, b"accept") == JSON
@@ -253,7 +258,8 @@ class Console:
         *,
         address: str,
     ) -> Answer | None:
-        fields = await asking.form(headers, receive)
+        admission = self._known if visit is not None else self._anonymous
+        fields = await asking.form(headers, receive, admission)
         if isinstance(fields, Problem):
             return self._plain(fields.title, status=fields.status)
         if fields is None:

@@ -2,9 +2,12 @@
 
 A plain ASGI application without layers of middleware: the fixed paths are found in a dict, what is
 decoded is decoded by decoders that were made once, and nothing is done twice. In this order: the
-path (404) and method (405), room (503), the caller's proof (401, 403), the parameters (422), the
-body within its bounds (408, 413), its form (400, 422), the handler within its time (503). A handler
+path (404) and method (405), the caller's proof (401, 403), the parameters (422), the body within
+its bounds (408, 413), its form (400, 422), room (503), the handler within its time (503). A handler
 whose time is over is cancelled, and with it its transaction.
+
+A request takes a place only when it is here whole, and one of those that its caller may have:
+whoever has not shown who it is never takes one of those that workers need.
 
 A crash loses the answer, never what was done: every operation may be asked for again.
 """
@@ -24,11 +27,12 @@ from penstock.dispatcher.api.problems import not_as_declared, not_json, problem_
 from penstock.dispatcher.api.proving import Proving
 from penstock.dispatcher.api.releases import unserved
 from penstock.dispatcher.api.requests import (
+    Admission,
     Headers,
     Limits,
     Message,
     Receive,
-    body_of,
+    be_known,
     parameters,
 )
 from penstock.dispatcher.wire.base import PROTOCOL, Answer
@@ -89,7 +93,8 @@ class Application:
         self._parts = parts
         self._limits = limits or Limits()
         self._clock = clock or SystemClock()
-        self._active = 0
+        self._known = Admission(self._limits, requests_max=self._limits.requests_max)
+        self._anonymous = Admission(self._limits, requests_max=self._limits.anonymous_requests_max)
         self._proving = Proving(parts)
         self._fixed: dict[str, dict[str, _Route]] = {}
         patterns: dict[str, dict[str, _Route]] = {}
@@ -109,7 +114,7 @@ class Application:
         if route is not None:
             is_probe = route.endpoint.is_probe
             call.what = f"{route.endpoint.method} {route.endpoint.path}"
-            answer = await self._within_room(route, scope, receive, call)
+            answer = await self._answer(route, scope, receive, call)
         else:
             answer = _not_routed(self.name, routes, scope["method"], scope["path"])
         status = _LEFT if answer is None else await _send(send, answer, routes)
@@ -124,24 +129,6 @@ class Application:
                 return routes, found.groupdict()
         return {}, {}
 
-    async def _within_room(
-        self, route: _Route, scope: Scope, receive: Receive, call: Call
-    ) -> Answer | Reply | None:
-        if route.endpoint.is_probe:
-            return await self._answer(route, scope, receive, call)
-        if self._active >= self._limits.requests_max:
-            return Problem(
-                type="busy",
-                title="The dispatcher works on as many requests as it may.",
-                status=503,
-                detail="Ask again in a moment.",
-            )
-        self._active += 1
-        try:
-            return await self._answer(route, scope, receive, call)
-        finally:
-            self._active -= 1
-
     async def _answer(
         self, route: _Route, scope: Scope, receive: Receive, call: Call
     ) -> Answer | Reply | None:
@@ -152,18 +139,24 @@ class Application:
             return problem
         if (problem := await self._unproved(route, headers, call)) is not None:
             return problem
+        if call.is_known:
+            be_known(scope)
+        admission = self._known if call.is_known else self._anonymous
         if endpoint.params is not None:
             query = scope["query_string"]
             call.params = parameters(endpoint.params, query, path=call.path, names=route.names)
             if isinstance(call.params, Problem):
                 return call.params
         if route.decoder is not None:
-            body = await body_of(headers, receive, self._limits)
+            body = await admission.body(headers, receive)
             if not isinstance(body, bytes):
                 return body
             if (problem := _decode(route, body, call)) is not None:
                 return problem
-        return await self._handle(route, call)
+        if endpoint.is_probe:
+            return await self._handle(route, call)
+        with admission.place() as busy:
+            return busy or await self._handle(route, call)
 
     async def _handle(self, route: _Route, call: Call) -> Answer | Reply:
         return await self._within_time(route, route.endpoint.handler(self._parts, call))
