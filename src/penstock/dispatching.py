@@ -47,6 +47,7 @@ from penstock.dispatcher.deployment.moves import Deployment
 from penstock.dispatcher.identity import Identities
 from penstock.dispatcher.invoking import LambdaCarrier
 from penstock.dispatcher.looping import Loop, Turn
+from penstock.dispatcher.metrics.counters import Counters
 from penstock.dispatcher.metrics.reading import Metrics
 from penstock.dispatcher.outbox.carriers import InvokeAsWake, WakeCarrier
 from penstock.dispatcher.outbox.outbox import Outbox
@@ -157,14 +158,15 @@ class Dispatcher(Service):
                 each.kick()
 
         signing = _capabilities(settings, database)
+        counters = Counters()
         parts = Parts(
             database=database,
-            tasks=Tasks(database, route=route_events),
+            tasks=Tasks(database, route=route_events, counters=counters),
             routing=Routing(database),
             deployment=Deployment(database),
             backfills=Backfills(database),
             pressures=Pressures(database),
-            metrics=Metrics(database),
+            metrics=Metrics(database, counters=counters),
             outbox=Outbox(database),
             views=Views(database),
             identities=Identities(secret),

@@ -35,6 +35,7 @@ from penstock.dispatcher.api.requests import (
     be_known,
     parameters,
 )
+from penstock.dispatcher.metrics.counters import Counters
 from penstock.dispatcher.wire.base import PROTOCOL, Answer
 from penstock.dispatcher.wire.problem import Problem
 from penstock.kernel.clock import Clock, SystemClock
@@ -86,11 +87,13 @@ class Application:
         endpoints: Iterable[Endpoint],
         parts: Parts,
         *,
+        counters: Counters | None = None,
         limits: Limits | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.name = name
         self._parts = parts
+        self._counters = counters or Counters()
         self._limits = limits or Limits()
         self._clock = clock or SystemClock()
         self._known = Admission(self._limits, requests_max=self._limits.requests_max)
@@ -119,7 +122,12 @@ class Application:
             answer = _not_routed(self.name, routes, scope["method"], scope["path"])
         status = _LEFT if answer is None else await _send(send, answer, routes)
         if not is_probe:
-            self._note(scope, call, status, self._clock.monotonic() - began)
+            took_seconds = self._clock.monotonic() - began
+            method, path = ("", "") if route is None else (scope["method"], route.endpoint.path)
+            self._counters.note_call(
+                listener=self.name, method=method, path=path, status=status, seconds=took_seconds
+            )
+            self._note(scope, call, status, took_seconds)
 
     def _find(self, path: str) -> tuple[Routes, Mapping[str, str]]:
         if (routes := self._fixed.get(path)) is not None:

@@ -94,7 +94,7 @@ WITH asked AS (
         ON generation.dataset_id = dataset.id AND generation.version = task.generation
     WHERE generation.version IS NULL
 ), held AS MATERIALIZED (
-    SELECT task.id, asked.reason,
+    SELECT task.id, task.claimed_at, asked.reason,
            CASE
                WHEN task.cancel_asked THEN 'cancelled'
                WHEN asked.succeeded THEN 'completed'
@@ -127,6 +127,8 @@ RETURNING task.id AS task_id, task.attempt, task.status,
           task.generation::text, definition.update_mode,
           task.payload ->> 'partition_key' AS own_key, task.payload -> 'start' AS own_start,
           task.payload -> 'end' AS own_end,
+          (SELECT job.name FROM job WHERE job.id = task.job_id) AS job,
+          extract(epoch FROM penstock_now() - held.claimed_at)::double precision AS ran_seconds,
           EXISTS (SELECT FROM job
                   WHERE job.id = task.job_id AND job.max_concurrency IS NOT NULL)
           OR EXISTS (SELECT FROM operator
@@ -288,7 +290,7 @@ RETURNING quiet_until, quiet_until > penstock_now() AS is_quiet
 
 -- name: reap
 WITH over AS MATERIALIZED (
-    SELECT task.id, task.worker,
+    SELECT task.id, task.worker, task.claimed_at,
            CASE
                WHEN task.cancel_asked THEN 'cancelled'
                WHEN task.attempt < task.attempt_limit THEN 'retrying'
@@ -315,4 +317,6 @@ SET status = over.status,
     lease_token = NULL, lease_expires_at = NULL, worker = NULL, claimed_at = NULL
 FROM over, job_definition AS definition
 WHERE task.id = over.id AND task.status = 'running' AND definition.id = task.definition_id
-RETURNING task.id AS task_id, task.attempt, task.status, task.due_at, task.reason, over.worker
+RETURNING task.id AS task_id, task.attempt, task.status, task.due_at, task.reason, over.worker,
+          (SELECT job.name FROM job WHERE job.id = task.job_id) AS job,
+          extract(epoch FROM penstock_now() - over.claimed_at)::double precision AS ran_seconds
