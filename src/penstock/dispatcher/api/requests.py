@@ -103,9 +103,14 @@ def is_of_this_machine(headers: Headers) -> bool:
     A page of another site can have its own name lead here, and its scripts would then be of the
     same site as this server. That name stands in `Host`.
     """
+    return is_asked_as(headers, _LOOPBACK)
+
+
+def is_asked_as(headers: Headers, names: Collection[str]) -> bool:
+    """Whether the host that was asked for is one of these names, in lower case."""
     host = next((value.decode("latin-1") for name, value in headers if name == b"host"), "")
     try:
-        return urlsplit(f"//{host}").hostname in _LOOPBACK
+        return urlsplit(f"//{host}").hostname in names
     except ValueError:
         return False
 
