@@ -10,19 +10,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.runtimes.spark.classic import ClassicSessions
-from tests.integration.spark.bench import settings_of
+from tests.integration.spark.conftest import ODD, ODD_NAME, PASSWORD, PASSWORD_NAME
 
 STRANGER = 60_190
-PASSWORD = "hunter2-of-the-bucket"
 ENDPOINT = "LocalSchedulerBackendEndpoint"
-ODD = "= a\\b\n#ü"
 RPC, RPC_FAILED, STREAM, STREAM_FAILED, ONE_WAY = 3, 5, 6, 8, 9
 """Types of Spark's messages."""
 
@@ -40,20 +38,6 @@ for port, frame in json.load(sys.stdin):
             answers.append("")
 json.dump(answers, sys.stdout)
 """
-
-
-@pytest.fixture(scope="module")
-def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A JVM that nobody else needs: if a stranger can end it, no other test fails."""
-    folder = tmp_path_factory.mktemp("spark")
-    conf = {"spark.hadoop.fs.s3a.secret.key": PASSWORD, "spark.odd #!:= key": ODD}
-    settings = settings_of(folder, conf=conf, archive=False, driver_memory="600m")
-    before = dict(os.environ)
-    opened = ClassicSessions(settings, folder, lambda _reason: None)
-    yield opened
-    opened.stop()
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def answers(*frames: tuple[int, bytes]) -> list[bytes]:
@@ -80,36 +64,36 @@ def framed(kind: int, body: bytes, *, number: int | None = None) -> bytes:
     return (8 + len(sent)).to_bytes(8, "big") + sent
 
 
-def to_endpoint(jvm: Any, port: int, endpoint: str, message: Any) -> bytes:
+def to_endpoint(java: Any, port: int, endpoint: str, message: Any) -> bytes:
     """The body of a message to an endpoint, as Spark's own driver would send it."""
-    out = jvm.java.io.ByteArrayOutputStream()
-    data = jvm.java.io.DataOutputStream(out)
+    out = java.java.io.ByteArrayOutputStream()
+    data = java.java.io.DataOutputStream(out)
     data.writeBoolean(False)
     data.writeBoolean(True)
     data.writeUTF("127.0.0.1")
     data.writeInt(port)
     data.writeUTF(endpoint)
-    objects = jvm.java.io.ObjectOutputStream(out)
+    objects = java.java.io.ObjectOutputStream(out)
     objects.writeObject(message)
     objects.flush()
     return bytes(out.toByteArray())
 
 
-def ports(sessions: Any) -> Mapping[str, int]:
-    managers = sessions._spark_context.getExecutorMemoryStatus().keys().mkString(",")
+def ports(jvm: Any) -> Mapping[str, int]:
+    managers = jvm._spark_context.getExecutorMemoryStatus().keys().mkString(",")
     return {
-        "rpc": int(sessions._context.getConf().get("spark.driver.port")),
+        "rpc": int(jvm._context.getConf().get("spark.driver.port")),
         "blocks": int(managers.rpartition(":")[2]),
     }
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_cannot_command_the_jvm(sessions: Any) -> None:
-    jvm, at = sessions._context._jvm, ports(sessions)
-    stop = getattr(getattr(jvm.org.apache.spark.scheduler.local, "StopExecutor$"), "MODULE$")
-    verifier = getattr(jvm.org.apache.spark.rpc.netty, "RpcEndpointVerifier$CheckExistence")
-    is_there = to_endpoint(jvm, at["rpc"], "endpoint-verifier", verifier(ENDPOINT))
-    stop_it = to_endpoint(jvm, at["rpc"], ENDPOINT, stop)
+def test_another_user_cannot_command_the_jvm(jvm: Any) -> None:
+    java, at = jvm._context._jvm, ports(jvm)
+    stop = getattr(getattr(java.org.apache.spark.scheduler.local, "StopExecutor$"), "MODULE$")
+    verifier = getattr(java.org.apache.spark.rpc.netty, "RpcEndpointVerifier$CheckExistence")
+    is_there = to_endpoint(java, at["rpc"], "endpoint-verifier", verifier(ENDPOINT))
+    stop_it = to_endpoint(java, at["rpc"], ENDPOINT, stop)
     heard = answers(
         (at["rpc"], framed(RPC, is_there, number=1)),
         (at["blocks"], framed(RPC, is_there, number=1)),
@@ -117,13 +101,14 @@ def test_another_user_cannot_command_the_jvm(sessions: Any) -> None:
     )
     assert [body[8] for body in heard] == [RPC_FAILED, RPC_FAILED, STREAM_FAILED], heard
     answers((at["rpc"], framed(RPC, stop_it, number=1)), (at["rpc"], framed(ONE_WAY, stop_it)))
-    assert sessions.fresh().range(100).selectExpr("sum(id)").first()[0] == 4950
+    assert jvm.fresh().range(100).selectExpr("sum(id)").first()[0] == 4950
 
 
-def test_settings_reach_the_jvm_by_no_argument(sessions: Any) -> None:
-    said = dict(sessions._context.getConf().getAll())
-    assert said["spark.hadoop.fs.s3a.secret.key"] == PASSWORD
-    assert sessions._context._jvm.java.lang.System.getProperty("spark.odd #!:= key") == ODD
+def test_settings_reach_the_jvm_by_no_argument(jvm: Any) -> None:
+    said = dict(jvm._context.getConf().getAll())
+    assert said[PASSWORD_NAME] == PASSWORD
+    assert jvm._context._jvm.java.lang.System.getProperty(ODD_NAME) == ODD
     assert "spark.authenticate.secret" not in said
-    shown = [each.read_bytes() for each in Path("/proc").glob("[0-9]*/cmdline")]
-    assert not [arguments for arguments in shown if PASSWORD.encode() in arguments]
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            assert PASSWORD.encode() not in each.read_bytes()
