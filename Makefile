@@ -7,15 +7,15 @@ BIN := $(VENV)/bin
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ "$$n" -gt 4 ] && echo 4 || echo "$$n")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench lock clean reachable
+.PHONY: help demo test check format bench lock clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: reachable $(VENV)/run.stamp ## See Penstock work, on embedded defaults
+demo: $(VENV)/run.stamp ## See Penstock work, on embedded defaults
 	@$(BIN)/penstock demo
 
-test: reachable $(VENV)/dev.stamp $(VENV)/chromium.stamp ## Run all tests; the servers they need are started by them
+test: $(VENV)/dev.stamp $(VENV)/chromium.stamp ## Run all tests; the servers they need are started by them
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/dev.stamp ## Lint, types, formatting, layers, sizes and words
@@ -48,22 +48,6 @@ lock: $(VENV)/dev.stamp ## Resolve the dependencies anew and pin them
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
-
-# Root's Postgres runs as nobody, who has to get at its programs: said before they are installed.
-reachable:
-	@[ "$$(id -u)" = 0 ] || exit 0; \
-	case "$$(umask)" in *[1357]) \
-	  echo "Postgres does not run as root, and what you install is closed to other users." >&2; \
-	  echo "  umask 022, or run it as a normal user." >&2; exit 1;; \
-	esac; \
-	folder="$$(pwd -P)"; \
-	while [ "$$folder" != / ]; do \
-	  case "$$(ls -ld "$$folder" | cut -c10)" in [xt]) ;; *) \
-	    echo "Postgres does not run as root, and $$folder is closed to other users." >&2; \
-	    echo "  chmod o+x '$$folder', or run it as a normal user." >&2; exit 1;; \
-	  esac; \
-	  folder="$$(dirname "$$folder")"; \
-	done
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

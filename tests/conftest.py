@@ -23,6 +23,8 @@ Answer = TypeVar("Answer")
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 # What a shell starts in the background ignores it, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Folders that tests make for other users are open to them, also where ours is 077.
+os.umask(0o022)
 
 
 class Background:

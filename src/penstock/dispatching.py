@@ -7,7 +7,7 @@ before the listeners are closed. Called by the command line.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack, closing
 from importlib.metadata import version
 from typing import Final
@@ -47,6 +47,7 @@ from penstock.dispatcher.deployment.moves import Deployment
 from penstock.dispatcher.identity import Identities
 from penstock.dispatcher.invoking import LambdaCarrier
 from penstock.dispatcher.looping import Loop, Turn
+from penstock.dispatcher.metrics.counters import Counters
 from penstock.dispatcher.metrics.reading import Metrics
 from penstock.dispatcher.outbox.carriers import InvokeAsWake, WakeCarrier
 from penstock.dispatcher.outbox.outbox import Outbox
@@ -130,7 +131,7 @@ class Dispatcher(Service):
         await self._stack.enter_async_context(loops)
         sessions = _sessions(settings, database, secret)
         live = Live(clock=SystemClock(), over=sessions.over)
-        console = _console(parts, sessions, live)
+        console = _console(parts, sessions, live, hosts=settings.console_hosts)
         self._serving = Serving(
             [
                 Listening("public", console, settings.host, settings.port),
@@ -157,14 +158,15 @@ class Dispatcher(Service):
                 each.kick()
 
         signing = _capabilities(settings, database)
+        counters = Counters()
         parts = Parts(
             database=database,
-            tasks=Tasks(database, route=route_events),
+            tasks=Tasks(database, route=route_events, counters=counters),
             routing=Routing(database),
             deployment=Deployment(database),
             backfills=Backfills(database),
             pressures=Pressures(database),
-            metrics=Metrics(database),
+            metrics=Metrics(database, counters=counters),
             outbox=Outbox(database),
             views=Views(database),
             identities=Identities(secret),
@@ -288,7 +290,9 @@ def _sessions(settings: Settings, database: Database, secret: str) -> Sessions:
     )
 
 
-def _console(parts: Parts, sessions: Sessions, live: Live) -> Console:
+def _console(
+    parts: Parts, sessions: Sessions, live: Live, *, hosts: Collection[str] | None
+) -> Console:
     clock = SystemClock()
     return Console(
         public_app(parts),
@@ -299,4 +303,5 @@ def _console(parts: Parts, sessions: Sessions, live: Live) -> Console:
         clock=clock,
         version=version("penstock"),
         alerts=OpenAlerts(parts.database, clock=clock),
+        hosts=hosts,
     )

@@ -33,6 +33,8 @@ _OTHERS: Final = (
 _NEAR: Final = 0.75
 TOKEN_CHARACTERS_MIN: Final = 16
 """Of the worker secret, and of tokens where others than this machine may try them."""
+_PUBLISHED: Final = "only-for-trying-it-out"
+"""What compose.yaml of 0.1.0 had."""
 _MAKE_ONE: Final = "openssl rand -hex 32"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _STORES: Final = frozenset({"s3", "file", "memory"})
@@ -114,6 +116,9 @@ class Settings:
     of 16 characters or more."""
     viewer_token: str = ""
     """What lets people look at the console and nothing else."""
+    hosts: tuple[str, ...] = ()
+    """The names by which browsers may ask for the console, besides that of `url` of alerts; empty
+    for those of this machine if `host` is on loopback, and for any name if it is not."""
     worker_secret: str = ""
     """What the tokens of workers and sources are made from, of 16 characters or more; empty for a
     file in the data folder."""
@@ -172,6 +177,15 @@ class Settings:
     def store_url(self) -> str:
         """Where the bucket is."""
         return self.store or (self.data.absolute() / "store").as_uri()
+
+    @property
+    def console_hosts(self) -> frozenset[str] | None:
+        """The names that the console answers to; None for any."""
+        if not self.hosts and self.host not in _LOOPBACK:
+            return None
+        told = urlsplit(str(self.alerts.get("url", ""))).hostname
+        names = {each.strip().lower().strip("[]") for each in self.hosts} | _LOOPBACK
+        return frozenset(names | ({told} if told else set()))
 
     @property
     def secrets_path(self) -> Path:
@@ -298,6 +312,12 @@ def _in_file(file: Path) -> Mapping[str, Any]:
 
 
 def _check_tokens(settings: Settings) -> None:
+    for name in ("api_token", "viewer_token", "worker_secret"):
+        if getattr(settings, name) == _PUBLISHED:
+            raise InvalidInput(
+                f"{name} is a text that stands in our documentation, so everybody knows it.",
+                hint=f"Make one: {_MAKE_ONE}",
+            )
     if settings.host not in _LOOPBACK:
         if not settings.api_token:
             raise InvalidInput(

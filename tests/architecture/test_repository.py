@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -162,39 +160,6 @@ def test_continuous_integration_runs_the_two_commands() -> None:
 
 def test_the_makefile_has_its_goals() -> None:
     assert makefile_problems((ROOT / "Makefile").read_text("utf-8")) == []
-
-
-def test_a_closed_folder_is_told_before_anything_is_installed(tmp_path: Path) -> None:
-    for name in ("bin", "closed to others"):
-        (tmp_path / name).mkdir()
-    root = tmp_path / "bin" / "id"
-    root.write_text("#!/bin/sh\necho 0\n")
-    root.chmod(0o755)
-    folder = tmp_path / "closed to others"
-    shutil.copy(ROOT / "Makefile", folder)
-    environment = {**os.environ, "PATH": f"{root.parent}:{os.environ['PATH']}"}
-
-    def made(goal: str, mode: int) -> tuple[int, str]:
-        folder.chmod(mode)
-        # Nothing is installed: there is no Python for it.
-        done = subprocess.run(
-            ["make", "-s", goal, "PYTHON=false"],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            umask=0o022,
-        )
-        return done.returncode, done.stderr
-
-    for goal in ("demo", "test"):
-        code, told = made(goal, 0o700)
-        assert code != 0
-        assert f"chmod o+x '{folder}'" in told
-        assert "Python" not in told
-        # Open to others, it goes on; the folder around it is pytest's, and closed.
-        assert f"{tmp_path} is closed" in made(goal, 0o711)[1]
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -57,6 +57,11 @@ class Up:
         return found
 
 
+SECRETS = {
+    "PENSTOCK_WORKER_SECRET": "hunter2-of-the-workers",
+}
+
+
 def _processes() -> dict[int, tuple[int, str]]:
     """All processes: their parents and their command lines, by their numbers."""
     found = {}
@@ -96,6 +101,7 @@ def _up(folder: Path, *words: str) -> Iterator[Up]:
             stderr=stderr,
             text=True,
             start_new_session=True,
+            env={**os.environ, **SECRETS},
         )
     try:
         up = Up(process, f"http://127.0.0.1:{port}", folder / "data", said)
@@ -153,6 +159,8 @@ def _asked(up: Up, method: str, path: str, body: object) -> Any:
 def test_up_survives_the_death_of_every_process_and_stops_cleanly(tmp_path: Path) -> None:
     with _up(tmp_path, str(EXAMPLE)) as up:
         _run_partition(up, "2026-01-01T00")
+        # Every user of the machine can read the arguments of all processes.
+        assert "hunter2" not in str(_below(up.process.pid))
         kinds = {
             "postgres": "/postgres -D",
             "dispatcher": "penstock dispatcher",

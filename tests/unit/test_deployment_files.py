@@ -34,7 +34,7 @@ PORTS = {"public": DEFAULTS.port, "internal": DEFAULTS.internal_port} | {
     "webhook": DEFAULTS.webhook_port
 }
 UID = 10001
-_FILLED = re.compile(r"\$\{\w+:-([^}]*)\}")
+_FILLED = re.compile(r"\$\{(\w+):\?[^}]*\}")
 _PROBED = re.compile(r"http://127\.0\.0\.1:(\d+)(/\w+)")
 
 
@@ -78,7 +78,8 @@ def _composed() -> Iterator[Container]:
             image=service["image"],
             command=tuple(service["command"]),
             environment={
-                key: _FILLED.sub(r"\1", str(value)) for key, value in service["environment"].items()
+                key: _FILLED.sub(r"\1-of-some-length", str(value))
+                for key, value in service["environment"].items()
             },
             ports=frozenset(int(each.rpartition(":")[2]) for each in service.get("ports", ())),
             probes=frozenset((int(port), path) for port, path in _PROBED.findall(tested)),
@@ -284,6 +285,20 @@ def test_secrets_that_are_named_are_in_the_example_and_have_no_value_there() -> 
         if "valueFrom" in one
     }
     assert named == {(example["metadata"]["name"], key) for key in example["stringData"]}
+
+
+def test_compose_starts_with_no_secret_that_others_know() -> None:
+    text = (DEPLOY / "compose.yaml").read_text()
+    named = re.findall(r"\$\{(\w+)([^}]*)\}", text)
+    assert {name for name, _ in named} == {
+        *("PENSTOCK_API_TOKEN", "PENSTOCK_WORKER_SECRET", "POSTGRES_PASSWORD", "S3_SECRET")
+    }
+    # Compose refuses to start without, and says so.
+    assert all(rest.startswith(":?") for _, rest in named)
+    for service in _compose()["services"].values():
+        for key, value in service.get("environment", {}).items():
+            if re.search("TOKEN|SECRET|PASSWORD", key):
+                assert _FILLED.fullmatch(value), key
 
 
 def test_the_file_of_settings_is_one() -> None:

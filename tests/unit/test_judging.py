@@ -22,7 +22,7 @@ from penstock.settings import Settings
         {"store": "s3://bucket/prefix?region=eu-central-1"},
         {"port": 0, "internal_port": 0, "webhook_port": 0},
         {"runtimes": {"process": {"idle_seconds": 3}}},
-        {"runtimes": {"process": {"uids": "61184-61247"}}, "api_token": "t"},
+        {"runtimes": {"process": {"uids": "60800-60863"}}, "api_token": "t"},
     ],
 )
 def test_what_can_run(good: dict[str, Any], tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_what_can_run(good: dict[str, Any], tmp_path: Path) -> None:
         ({"worker_secret": "short"}, "16 characters"),
         ({"runtimes": {"process": {"nonsense": 1}}}, "nonsense"),
         ({"runtimes": {"nonsense": {}}}, "nonsense"),
-        ({"runtimes": {"process": {"uids": "61184-61247"}}}, "wants no token"),
+        ({"runtimes": {"process": {"uids": "60800-60863"}}}, "wants no token"),
     ],
 )
 def test_what_cannot_run(wrong: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,7 @@ def test_what_cannot_be_right_is_one_sentence(tmp_path: Path, text: str, words: 
         ("colour = 1", "{file} has 'colour'", "Settings are data, "),
         ("port = ", "{file} is not TOML", "port = 8080"),
         ("worker_secret = 'short'", "worker_secret has fewer than 16", "openssl rand"),
+        ("worker_secret = 'only-for-trying-it-out'", "everybody knows it", "openssl rand"),
         ("host = '0.0.0.0'\napi_token = 'short'", "api_token has fewer than 16", "openssl rand"),
     ],
 )
@@ -92,6 +94,16 @@ def test_it_is_said_where_it_stands_and_what_to_do(
 
 def test_on_this_machine_alone_a_token_may_be_short() -> None:
     assert Settings(api_token="short").api_token == "short"
+
+
+def test_the_names_that_the_console_answers_to() -> None:
+    here = frozenset({"127.0.0.1", "::1", "localhost"})
+    assert Settings().console_hosts == here
+    assert Settings(alerts={"url": "https://A.example/x"}).console_hosts == here | {"a.example"}
+    everywhere = Settings(host="0.0.0.0", api_token="x" * 16)
+    assert everywhere.console_hosts is None
+    named = replace(everywhere, hosts=("A.example", " [::2]"))
+    assert named.console_hosts == here | {"a.example", "::2"}
 
 
 def test_runtimes_are_tables(tmp_path: Path) -> None:

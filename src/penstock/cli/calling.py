@@ -68,7 +68,8 @@ _token_option = click.option(
     metavar="TOKEN",
     envvar="PENSTOCK_API_TOKEN",
     callback=_token,
-    help="The token of its API, if it wants one; or set PENSTOCK_API_TOKEN.",
+    help="The token of its API, if it wants one. Other users of this machine can read it here;"
+    " better set PENSTOCK_API_TOKEN.",
 )
 timeout_option = click.option(
     "--timeout",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
@@ -19,6 +21,7 @@ from penstock.settings import Profile, Settings, Wakeups, misspelt, read_setting
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
+_PASSWORD: Final = re.compile(r"password|passfile|token=", re.IGNORECASE)
 _PORT: Final = click.IntRange(0, 65_535)
 
 OPTIONS: Final = {
@@ -106,6 +109,13 @@ def settings_of(given: dict[str, Any]) -> Settings:
     """The settings of a verb."""
     # An option that may be given several times is an empty tuple if it was not.
     said = {name: None if value == () else value for name, value in given.items()}
+    for name in ("postgres", "spark"):
+        # The name of a file that has it is no secret.
+        if has_password((said.get(name) or "").replace("passfile=", "")):
+            raise InvalidInput(
+                f"--{name} has a password, which every user of this machine could read there.",
+                hint=f"Set PENSTOCK_{name.upper()}, or {name} in the settings file.",
+            )
     for name, meant in misspelt(os.environ):
         click.echo(f"penstock: Nobody reads {name}; is {meant} meant?", err=True)
     return read_settings(said, environment=os.environ, folder=Path.cwd()).settings
@@ -122,3 +132,14 @@ def wiring(module: str = "penstock.app") -> ModuleType:
             f"This needs the package {error.name}, which is not installed.",
             hint="Install it with: pip install 'penstock[dispatcher]'",
         ) from error
+
+
+def has_password(text: str) -> bool:
+    """Whether an address holds more than an address; in doubt it does."""
+    try:
+        parts = urlsplit(text)
+        is_user = parts.scheme.startswith("postgres")
+        has_one = bool(parts.password) or ("@" in parts.netloc and not is_user)
+    except ValueError:
+        return True
+    return has_one or bool(_PASSWORD.search(text))

@@ -21,7 +21,7 @@ def pressure(*, url: str, token: str | None, as_json: bool) -> None:
     """Show the jobs whose queues have limits, and the jobs that are paused, and why.
 
     A queue that is over 'max_queue_depth' or 'max_queue_age' pauses the jobs upstream of it until
-    it is well below.
+    it is well below. Events that are 'held' wait for room in the queue.
     """
     answer, now = asked(url, token, lambda client: client.pressure())
     if as_json:
@@ -44,6 +44,7 @@ def _show_jobs(jobs: list[PressureAnswer], *, now: float) -> None:
             each.job,
             "pressed" if each.pressed else "fine",
             _of(f"{each.depth:,}", None if (most := each.max_queue_depth) is None else f"{most:,}"),
+            f"{each.held:,}",
             _of(
                 length(each.oldest_seconds),
                 None if (age := each.max_queue_age_seconds) is None else length(age),
@@ -54,8 +55,8 @@ def _show_jobs(jobs: list[PressureAnswer], *, now: float) -> None:
         )
         for each in jobs
     ]
-    heads = ("job", "state", "depth", "oldest", "since", "pauses", "reason")
-    fitted(heads, rows, numbers=(2, 3), least=(4,))
+    heads = ("job", "state", "depth", "held", "oldest", "since", "pauses", "reason")
+    fitted(heads, rows, numbers=(2, 3, 4), least=(5,))
 
 
 def _show_pauses(pauses: list[PauseAnswer], *, now: float) -> None:

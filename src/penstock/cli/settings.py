@@ -13,11 +13,10 @@ from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import click
 
-from penstock.cli.installation import OPTIONS, set_by
+from penstock.cli.installation import OPTIONS, has_password, set_by
 from penstock.cli.options import json_option
 from penstock.cli.queue.showing import as_json as show_json
 from penstock.cli.queue.showing import notes
@@ -35,7 +34,6 @@ from penstock.settings import (
 
 SECRET: Final = frozenset({"api_token", "viewer_token", "worker_secret"})
 _HIDDEN: Final = re.compile(r"secret|password|token|credential|webhook|_key$|\.key$", re.IGNORECASE)
-_PASSWORD: Final = re.compile(r"password|passfile", re.IGNORECASE)
 _SET, _NOT_SET = "set", "not set"
 
 
@@ -111,7 +109,7 @@ def shown_value(name: str, value: Any) -> Any:
             return {key: _within(str(key), each) for key, each in value.items()}
         case tuple() | list():
             return [shown_value(name, each) for each in value]
-        case str() if _has_password(value):
+        case str() if has_password(value):
             return f"{_SET}, with a password in it"
         case bool() | int() | float() | None:
             return value
@@ -123,17 +121,6 @@ def _within(name: str, value: Any) -> Any:
     if _HIDDEN.search(name) and not isinstance(value, Mapping | bool):
         return _SET if value else _NOT_SET
     return shown_value(name, value)
-
-
-def _has_password(text: str) -> bool:
-    """Whether an address holds more than an address; in doubt it does."""
-    try:
-        parts = urlsplit(text)
-        is_user = parts.scheme.startswith("postgres")
-        has_one = bool(parts.password) or ("@" in parts.netloc and not is_user)
-    except ValueError:
-        return True
-    return has_one or bool(_PASSWORD.search(text))
 
 
 def _words(value: Any) -> str:

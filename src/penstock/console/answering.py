@@ -2,7 +2,8 @@
 
 Nothing from elsewhere is loaded, nobody may put a page into a frame, and no script runs but our
 files. What became of a form travels in a cookie to the page that the browser is sent to, which
-shows it once.
+shows it once. It is signed for the session: what others have put there, who share the name of this
+host, is not shown as our words.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from urllib.parse import quote
 
 from penstock.console import asking
 from penstock.console.pages.base import Done
+from penstock.console.sessions import Session, Sessions
 from penstock.dispatcher.api.requests import Message, Receive
 
 Send = Callable[[Message], Awaitable[None]]
@@ -83,11 +85,12 @@ def set_cookie(name: str, value: str, *, seconds: int, is_secure: bool) -> Heade
     return b"set-cookie", said.encode()
 
 
-def tell(done: Done, *, is_secure: bool) -> Header:
+def tell(done: Done, session: Session, sessions: Sessions, *, is_secure: bool) -> Header:
     """What became of a form, for the next page."""
     cut = done.told.encode("utf-8", "replace")[:_TOLD_BYTES_MAX].decode("utf-8", "ignore")
     said = json.dumps({"told": cut, "is_well": done.is_well}, ensure_ascii=False)
     value = base64.urlsafe_b64encode(said.encode()).decode().rstrip("=")
+    value = f"{value}.{sessions.signed(session, value)}"
     return set_cookie(_TOLD, value, seconds=_TOLD_SECONDS, is_secure=is_secure)
 
 
@@ -96,14 +99,15 @@ def forget_told(*, is_secure: bool) -> Header:
     return set_cookie(_TOLD, "", seconds=0, is_secure=is_secure)
 
 
-def told(headers: asking.Headers) -> Done | None:
-    """What became of the form before; None if there was none."""
-    value = asking.cookie(headers, _TOLD)
-    if len(value) > _COOKIE_CHARACTERS_MAX:
+def told(headers: asking.Headers, session: Session, sessions: Sessions) -> Done | None:
+    """What became of the form before; None if there was none, or somebody else says so."""
+    cookie = asking.cookie(headers, _TOLD)
+    value, _, signature = cookie.partition(".")
+    if len(cookie) > _COOKIE_CHARACTERS_MAX or not sessions.is_signed(session, value, signature):
         return None
     try:
         said = json.loads(base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)))
-        return Done(str(said["told"]), "", is_well=bool(said["is_well"])) if value else None
+        return Done(str(said["told"]), "", is_well=bool(said["is_well"]))
     except (binascii.Error, ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -39,7 +39,13 @@ from penstock.console.rendering import Rendering
 from penstock.console.sessions import COOKIE, SESSION_SECONDS, Role, Session, Sessions
 from penstock.dispatcher.api.endpoints import pattern_of
 from penstock.dispatcher.api.parts import Parts
-from penstock.dispatcher.api.requests import Receive, is_of_this_machine
+from penstock.dispatcher.api.requests import (
+    Admission,
+    Receive,
+    be_known,
+    is_asked_as,
+    is_of_this_machine,
+)
 from penstock.dispatcher.wire.problem import Problem
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import DatabaseUnavailable, PenstockError
@@ -79,7 +85,11 @@ class _Visit:
 
 
 class Console:
-    """The application of the public listener: the console, and the API beside it."""
+    """The application of the public listener: the console, and the API beside it.
+
+    `hosts` are the names, in lower case, that browsers may ask for; None is any. A page whose own
+    name leads here since would be of the same site as this server.
+    """
 
     def __init__(
         self,
@@ -92,6 +102,7 @@ class Console:
         clock: Clock,
         version: str = "",
         alerts: AlertCount | None = None,
+        hosts: Collection[str] | None = None,
     ) -> None:
         self._api = api
         self._parts = parts
@@ -100,7 +111,11 @@ class Console:
         self._live = live
         self._clock = clock
         self._version = version
+        self._hosts = hosts
         self._rendering = Rendering()
+        limits = asking.FORM_LIMITS
+        self._known = Admission(limits, requests_max=limits.requests_max)
+        self._anonymous = Admission(limits, requests_max=limits.anonymous_requests_max)
         self._alerts = alerts or NoCount()
         self._pages = [(pattern_of(each.path), each) for each in site.pages]
         self._actions = [(pattern_of(each.path), each) for each in site.actions]
@@ -123,16 +138,16 @@ class Console:
         path, method = scope["path"], scope["method"]
         if path.startswith("/static/"):
             return self._file(path, scope["query_string"], headers)
-        if self._sessions.is_open and not is_of_this_machine(headers):
-            title = "Without a token the console answers to 127.0.0.1 and localhost alone."
-            hint = "Set PENSTOCK_API_TOKEN to use another name."
-            return self._plain(title, hint=hint, status=403)
+        if (refused := self._misnamed(headers)) is not None:
+            return refused
         if method not in ("GET", "HEAD", "POST"):
             return self._plain("Pages are read with GET.", status=405)
         address = (scope.get("client") or ("",))[0]
         visit = await self._visit(path, scope["query_string"], headers, address=address)
         if isinstance(visit, Answer):
             return visit
+        if visit is not None:
+            be_known(scope)
         if method == "POST":
             posted = await self._posted(visit, path, headers, receive, address=address)
             is_script = asking.header(headers, b"accept") == JSON
@@ -144,6 +159,18 @@ class Console:
                 return self._plain("A stream is read with GET.", status=405)
             return await self._stream(visit, receive, send)
         return await self._page(visit)
+
+    def _misnamed(self, headers: list[Header]) -> Answer | None:
+        """Why the name that was asked for is none of ours; None if it is."""
+        if self._sessions.is_open and not is_of_this_machine(headers):
+            title = "Without a token the console answers to 127.0.0.1 and localhost alone."
+            hint = "Set PENSTOCK_API_TOKEN to use another name."
+            return self._plain(title, hint=hint, status=403)
+        if self._hosts is not None and not is_asked_as(headers, self._hosts):
+            title = "The console does not answer to this name."
+            hint = "Set PENSTOCK_HOSTS of the dispatcher to the names that browsers use for it."
+            return self._plain(title, hint=hint, status=403)
+        return None
 
     async def _visit(
         self, path: str, query: bytes, headers: list[Header], *, address: str
@@ -175,7 +202,7 @@ class Console:
             return self._problem(visit, _DATABASE_AWAY, status=503)
         if isinstance(said, Missing):
             return self._problem(visit, said.what, hint=said.hint, status=404)
-        before = told(visit.headers)
+        before = told(visit.headers, visit.session, self._sessions)
         whole = {**self._given(visit, page, said), "told": before}
         answer = Answer(self._rendering.page(page.name, whole))
         if before is not None:
@@ -253,7 +280,8 @@ class Console:
         *,
         address: str,
     ) -> Answer | None:
-        fields = await asking.form(headers, receive)
+        admission = self._known if visit is not None else self._anonymous
+        fields = await asking.form(headers, receive, admission)
         if isinstance(fields, Problem):
             return self._plain(fields.title, status=fields.status)
         if fields is None:
@@ -286,7 +314,9 @@ class Console:
         to = fields.get("to", "/")
         done = await self._done(action, Asked(found.groupdict(), given, visit.session), to)
         answer = redirect(done.to if is_ours(done.to) else "/")
-        answer.headers.append(tell(done, is_secure=_is_secure(visit.headers)))
+        answer.headers.append(
+            tell(done, visit.session, self._sessions, is_secure=_is_secure(visit.headers))
+        )
         return self._with_session(answer, visit)
 
     async def _done(self, action: Action, asked: Asked, to: str) -> Done:

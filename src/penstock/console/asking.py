@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 from urllib.parse import parse_qsl
 
-from penstock.dispatcher.api.requests import Limits, Receive, body_of
+from penstock.dispatcher.api.requests import Admission, Limits, Receive
 from penstock.dispatcher.wire.problem import Problem
 
 Headers = Iterable[tuple[bytes, bytes]]
 
 FORM_BYTES_MAX: Final = 256 * 1024
 _FIELDS_MAX: Final = 200
-_LIMITS: Final = Limits(body_bytes_max=FORM_BYTES_MAX)
+FORM_LIMITS: Final = Limits(body_bytes_max=FORM_BYTES_MAX)
 
 
 def header(headers: Headers, name: bytes) -> str:
@@ -49,12 +49,14 @@ def query(text: bytes, known: Collection[str]) -> Mapping[str, str]:
     return {name: value for name, value in pairs if name in known}
 
 
-async def form(headers: Headers, receive: Receive) -> Mapping[str, str] | Problem | None:
+async def form(
+    headers: Headers, receive: Receive, admission: Admission
+) -> Mapping[str, str] | Problem | None:
     """The fields of a form; of a field that is there several times, all, one a line.
 
     None if the browser has left.
     """
-    body = await body_of(headers, receive, _LIMITS)
+    body = await admission.body(headers, receive)
     if not isinstance(body, bytes):
         return body
     if not header(headers, b"content-type").startswith("application/x-www-form-urlencoded"):

@@ -152,6 +152,15 @@ class Sessions:
         known = self.form_token(session)
         return hmac.compare_digest(known.encode(), token.encode("utf-8", "replace"))
 
+    def signed(self, session: Session, told: str) -> str:
+        """What proves that we have told this session so."""
+        return self._signature("told", f"{session.number}\x00{told}")
+
+    def is_signed(self, session: Session, told: str, signature: str) -> bool:
+        """Whether we have told this session so."""
+        known = self.signed(session, told)
+        return hmac.compare_digest(known.encode(), signature.encode("utf-8", "replace"))
+
     def _is_old(self, session: Session) -> bool:
         """Whether it is older than sessions get, or of a time to come."""
         return not -60 <= self._clock.wall() - session.began_at <= SESSION_SECONDS

@@ -6,9 +6,14 @@ streams of events, lets other requests that have begun end within a bound, and i
 a transaction that is interrupted is undone. Called by the wiring of the dispatcher and of webhook
 sources.
 
-The bounds of a body are the application's. Those of what comes before it are kept here, where
-uvicorn has none: a connection that says nothing, or never ends its headers, is closed, and so is
-one whose headers never end in size. Otherwise silent callers would hold every connection there is.
+The bounds of a body are the application's. Those of what is around it are kept here, where uvicorn
+has none: a connection is closed that says nothing, that never ends its headers in time or in size,
+that goes on sending a body after it was answered, or that does not read its answers.
+
+Half of the connections of a listener are for callers that have shown who they are, which the
+application tells by `requests.be_known`. All begin in the other half, and when either is full, the
+one that has stood longest without a request is closed for the new one. So whoever opens connections
+and says nothing, however many and however often, closes its own, and no worker waits for them.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +30,7 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from penstock.dispatcher.api.requests import KNOWN
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import InvalidInput
 from penstock.kernel.service import Service
@@ -37,9 +44,16 @@ _START_SECONDS_MAX: Final = 10.0
 _START_LOOK_SECONDS: Final = 0.01
 _KEEP_ALIVE_SECONDS: Final = 75
 _CONNECTIONS_MAX: Final = 2000
+"""How many connections a listener has, half of them of callers that are known."""
+_OTHER_FILES: Final = 256
+"""How many files a process has open besides its connections."""
 _GRACE_SECONDS: Final = 5
 _HEADERS_SECONDS_MAX: Final = 10.0
 _HEADERS_BYTES_MAX: Final = 64 * 2**10
+_REST_SECONDS_MAX: Final = 10.0
+"""How long the rest of a body may come that was answered before its end."""
+_UNREAD_SECONDS_MAX: Final = 30.0
+"""How long a caller may leave its answer unread."""
 _STREAM: Final = b"text/event-stream"
 # What uvicorn takes for its own pauses, on top of the grace.
 _STOP_SECONDS_MAX: Final = _GRACE_SECONDS + 5.0
@@ -61,19 +75,55 @@ class _Server(uvicorn.Server):
         yield
 
 
-class _Connection(HttpToolsProtocol):
-    """A connection whose requests have to begin in time and in size."""
+class _Connections:
+    """Connections of one kind, the one that has gone longest without a request first."""
 
+    def __init__(self, connections_max: int) -> None:
+        self._connections_max = connections_max
+        self._held: dict[_Connection, None] = {}
+
+    def add(self, connection: _Connection) -> None:
+        """Hold one more; if it is one too many, the first is closed."""
+        self._held[connection] = None
+        if len(self._held) > self._connections_max:
+            first = next(iter(self._held))
+            del self._held[first]
+            first.transport.abort()
+
+    def discard(self, connection: _Connection) -> None:
+        self._held.pop(connection, None)
+
+
+class _Config(uvicorn.Config):
+    """A listener's configuration, with its connections."""
+
+    def __init__(self, app: AsgiApp, *, connections_max: int, **settings: Any) -> None:
+        super().__init__(app, **settings)
+        self.known = _Connections(connections_max // 2)
+        self.anonymous = _Connections(connections_max // 2)
+
+
+class _Connection(HttpToolsProtocol):
+    """A connection whose requests have to begin and end in time and in size."""
+
+    config: _Config
     _late: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
     _headers_bytes: int | None = None
     """How much of headers that have not ended was heard; None if none are awaited."""
+    _is_message_open: bool = False
+    """Whether a request has begun whose body has not ended."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as it is there
         super().connection_made(transport)
         self._await_headers()
+        self.config.anonymous.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._have_headers()
+        self._have_read()
+        self.config.anonymous.discard(self)
+        self.config.known.discard(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -84,14 +134,34 @@ class _Connection(HttpToolsProtocol):
         if (self._headers_bytes or 0) > _HEADERS_BYTES_MAX and not self.transport.is_closing():
             self._have_headers()
             self.send_400_response("The headers are too long.")
+        self._await_rest()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["state"][KNOWN] = self._be_known
+        self._is_message_open = True
         self._await_headers()
 
     def on_headers_complete(self) -> None:
         self._have_headers()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_message_open = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._await_rest()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._have_read()
+        self._unread = self.loop.call_later(_UNREAD_SECONDS_MAX, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._have_read()
+        super().resume_writing()
 
     def shutdown(self) -> None:
         # There is none before the first request, whatever its type says.
@@ -102,16 +172,42 @@ class _Connection(HttpToolsProtocol):
             return
         super().shutdown()
 
+    def _be_known(self) -> None:
+        """Who calls is known: hold the connection among those of known callers, as the latest."""
+        self.config.anonymous.discard(self)
+        self.config.known.discard(self)
+        if not self.transport.is_closing():
+            self.config.known.add(self)
+
     def _await_headers(self) -> None:
         self._have_headers()
         self._headers_bytes = 0
         self._late = self.loop.call_later(_HEADERS_SECONDS_MAX, self._give_up)
+
+    def _await_rest(self) -> None:
+        """After the last answer: have the rest of its request end, or another one begin.
+
+        uvicorn waits for the next request, but no longer once anything has come: what is left of a
+        body that nobody reads, or an end of line.
+        """
+        cycle = getattr(self, "cycle", None)
+        is_timed = self._late is not None or (
+            self.timeout_keep_alive_task is not None and not self._is_message_open
+        )
+        if cycle is None or not cycle.response_complete or is_timed or self.transport.is_closing():
+            return
+        self._late = self.loop.call_later(_REST_SECONDS_MAX, self._give_up)
 
     def _have_headers(self) -> None:
         self._headers_bytes = None
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+    def _have_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _give_up(self) -> None:
         # There is none before the first request, whatever its type says.
@@ -153,8 +249,9 @@ class Serving(Service):
             sockets = [stack.enter_context(_bound(each)) for each in self._listeners]
             stack.pop_all()
         loop = asyncio.get_running_loop()
+        connections_max = _connections_max(len(sockets))
         for each, opened in zip(self._listeners, sockets, strict=True):
-            server = _Server(_config(each.app))
+            server = _Server(_config(each.app, connections_max=connections_max))
             task = loop.create_task(server.serve([opened]), name=f"listener {each.name}")
             self._ports[each.name] = opened.getsockname()[1]
             self._running.append((server, task))
@@ -206,9 +303,26 @@ def _bound(listener: Listener) -> socket.socket:
     return opened
 
 
-def _config(app: AsgiApp) -> uvicorn.Config:
-    return uvicorn.Config(
+def _connections_max(listeners: int) -> int:
+    """How many connections each of these listeners may have, by the files a process may open.
+
+    As many as are wanted are asked for first. More connections than files would stop all of them,
+    and the database with them.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OTHER_FILES + listeners * _CONNECTIONS_MAX
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return _CONNECTIONS_MAX
+    return max(2, (soft - _OTHER_FILES) // listeners)
+
+
+def _config(app: AsgiApp, *, connections_max: int) -> _Config:
+    return _Config(
         app,
+        connections_max=connections_max,
         http=_Connection,
         ws="none",
         lifespan="off",
@@ -217,7 +331,6 @@ def _config(app: AsgiApp) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=_CONNECTIONS_MAX,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )

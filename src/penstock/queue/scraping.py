@@ -1,7 +1,8 @@
 """The door through which Prometheus reads a worker's figures: `GET /metrics`, and nothing else.
 
 A small server of its own, so that a worker needs no web framework. It answers one request a
-connection, reads at most `REQUEST_BYTES_MAX` of it within `REQUEST_SECONDS`, and knows no secrets;
+connection, reads at most `REQUEST_BYTES_MAX` of it within `REQUEST_SECONDS`, holds
+`CONNECTIONS_MAX` at a time so that nobody takes the worker's files with them, and knows no secrets;
 all the same it listens on loopback only, unless somebody says otherwise.
 """
 
@@ -18,6 +19,7 @@ from penstock.kernel.service import Service
 
 REQUEST_BYTES_MAX: Final = 16 * 1024
 REQUEST_SECONDS: Final = 5.0
+CONNECTIONS_MAX: Final = 64
 _TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -29,6 +31,7 @@ class MetricsDoor(Service):
         self._host = host
         self._port = port
         self._server: asyncio.Server | None = None
+        self._held = 0
 
     @property
     def port(self) -> int:
@@ -58,6 +61,10 @@ class MetricsDoor(Service):
             self._server = None
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._held >= CONNECTIONS_MAX:
+            writer.transport.abort()
+            return
+        self._held += 1
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -68,6 +75,7 @@ class MetricsDoor(Service):
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # Who asks so gets no answer.
         finally:
+            self._held -= 1
             writer.close()
 
     def _answered(self, head: bytes) -> bytes:

@@ -53,7 +53,7 @@ from penstock.runtimes.frames import (
     to_child,
 )
 from penstock.runtimes.handed import TaskCredentials
-from penstock.runtimes.resources import limited
+from penstock.runtimes.resources import limit_memory
 from penstock.runtimes.secrets import print_error
 
 
@@ -208,7 +208,8 @@ class Child:
             os.environ.clear()
         handed = begin.work.handed
         try:
-            with _variables(handed.variables if handed else {}), limited(begin.work.resources):
+            limit_memory(begin.work.resources)
+            with _variables(handed.variables if handed else {}):
                 made = call(
                     begin,
                     self._code,

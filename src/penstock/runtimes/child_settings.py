@@ -34,7 +34,7 @@ class ChildSettings(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
     resources: dict[str, Any] = {}
     """What a job gets that says nothing else."""
     uids: str = ""
-    """The users that untrusted work runs as, as in 61184-61247; empty runs none of it."""
+    """The users that untrusted work runs as, as in 60800-60863; empty runs none of it."""
     uids_folder: str = FOLDER
     """Where it is noted which of them are taken, for all workers of a machine."""
     untrusted_on_files: bool = False

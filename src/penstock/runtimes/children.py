@@ -1,6 +1,7 @@
 """Warm child processes: one for each task that runs, kept for the next task of its operator.
 
-A task takes a child that is idle and has run its operator before, or a new one. A child goes back
+A task takes a child that is idle and has run its operator before, with the same bound of memory,
+or a new one. A child goes back
 when its task has ended and nothing of it runs on. It is ended, and what it started with it, when
 
 - it has run `tasks_max` tasks, or has been idle for `idle_seconds`;
@@ -15,23 +16,33 @@ when its task has ended and nothing of it runs on. It is ended, and what it star
 What is idle holds nothing that is worth a goodbye: it is ended by SIGKILL. What is cancelled gets
 SIGTERM and the grace of its task first, and is listened to meanwhile, so that a source can send
 what it still has.
+
+A bound of memory (`resources.memory`) is kept by each process itself, and for all processes of a
+child together by a control group (`cgroups`). Where none can be made, what they use is looked at
+every second instead, and a child that uses more is ended; what comes and goes between two looks is
+not seen.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
+import sys
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import PenstockError, WorkFailed, WorkReleased
 from penstock.kernel.service import Service
 from penstock.runtimes.base import Finished, Runtime, Voice, Work
+from penstock.runtimes.cgroups import Cgroup, Cgroups, Limit
 from penstock.runtimes.environment import of_untrusted
 from penstock.runtimes.frames import (
     Begin,
@@ -48,10 +59,14 @@ from penstock.runtimes.frames import (
     from_child,
 )
 from penstock.runtimes.guard import Guard
-from penstock.runtimes.lowering import hindrance
+from penstock.runtimes.lowering import PROCESSES_MAX, hindrance
 from penstock.runtimes.offspring import Offspring, Start
+from penstock.runtimes.resources import memory_bytes
+
+_log = logging.getLogger(__name__)
 
 _STALE_MAX: Final = 3
+_SAMPLE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +79,21 @@ class Warmth:
     """How many idle children there are at most."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a child can be used for again."""
+
+    operator: str
+    memory_bytes: int | None
+
+    @classmethod
+    def of(cls, work: Work) -> _Kind:
+        return cls(work.operator, memory_bytes(work.resources.get("memory")))
+
+
 @dataclass(slots=True)
 class _Idle:
-    operator: str
+    kind: _Kind
     child: Offspring[FromChild]
     timer: asyncio.TimerHandle = field(repr=False)
 
@@ -80,10 +107,13 @@ class Children(Service):
         self._command = command
         self._environment = environment
         self._warmth = warmth
+        self._clock = SystemClock()
         self._guard = Guard()
         self._idle: deque[_Idle] = deque()
         self._all: set[Offspring[FromChild]] = set()
         self._is_stopped = False
+        self._cgroups: Cgroups | None = None
+        self._are_cgroups_known = False
 
     async def start(self) -> None:
         self._is_stopped = False
@@ -112,7 +142,7 @@ class Children(Service):
         for number in range(_STALE_MAX):
             # Where one child is stale the other warm ones are too: each finds out by itself.
             may_be_warm = number == 0 and not _is_alone(work)
-            warm = self._warm(work.operator) if may_be_warm else None
+            warm = self._warm(_Kind.of(work)) if may_be_warm else None
             child = warm or await self._new(work)
             ended = await self._run_in(child, begin, voice)
             if isinstance(ended, Failed) and ended.is_released:
@@ -132,18 +162,22 @@ class Children(Service):
         try:
             child.tasks_begun += 1
             await child.say(begin)
-            ended = await conversation.until_end()
+            async with self._watched(child, begin.work):
+                ended = await conversation.until_end()
             if ended is None:
-                raise WorkFailed(await child.why_ended() + self._hindered(begin.work))
+                why = await child.why_ended()
+                raise WorkFailed(_overrun(child, begin.work) or why + self._hindered(begin.work))
+            if isinstance(ended, Failed) and (why := _overrun(child, begin.work)):
+                ended.reason = f"{ended.reason} {why}"
             is_kept = isinstance(ended, Done | Failed) and ended.is_clean
-            is_kept = is_kept and not _is_alone(begin.work)
+            is_kept = is_kept and not _is_alone(begin.work) and not child.has_overrun
         except asyncio.CancelledError:
             await self._let_end(conversation, child, begin.work.grace_seconds)
             raise
         else:
             return ended
         finally:
-            await self._put_back(begin.work.operator, child, is_kept=is_kept)
+            await self._put_back(_Kind.of(begin.work), child, is_kept=is_kept)
 
     async def _let_end(
         self, conversation: _Conversation, child: Offspring[FromChild], grace_seconds: float
@@ -157,7 +191,7 @@ class Children(Service):
         except (TimeoutError, WorkFailed):
             pass
 
-    async def _put_back(self, operator: str, child: Offspring[FromChild], *, is_kept: bool) -> None:
+    async def _put_back(self, kind: _Kind, child: Offspring[FromChild], *, is_kept: bool) -> None:
         is_worn = child.tasks_begun >= self._warmth.tasks_max or child.ended.is_set()
         if not is_kept or is_worn or self._is_stopped:
             try:
@@ -167,17 +201,17 @@ class Children(Service):
             return
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._warmth.idle_seconds, self._let_go, child)
-        self._idle.append(_Idle(operator, child, timer))
+        self._idle.append(_Idle(kind, child, timer))
         if len(self._idle) > self._warmth.idle_max:
             self._let_go(self._idle[0].child)
 
-    def _warm(self, operator: str) -> Offspring[FromChild] | None:
-        """The child of this operator that was busy last."""
+    def _warm(self, kind: _Kind) -> Offspring[FromChild] | None:
+        """The child of this kind that was busy last."""
         for idle in reversed(self._idle):
-            if idle.operator == operator:
+            if idle.kind == kind:
                 self._idle.remove(idle)
                 idle.timer.cancel()
-                return idle.child if not idle.child.ended.is_set() else self._warm(operator)
+                return idle.child if not idle.child.ended.is_set() else self._warm(kind)
         return None
 
     def _let_go(self, child: Offspring[FromChild]) -> None:
@@ -197,10 +231,50 @@ class Children(Service):
             environment=of_untrusted(self._environment) if work.user else self._environment,
             user=work.user,
             log=work.log,
+            cgroup=await self._cgroup(work),
         )
         child = await Offspring.born(start, guard=self._guard, decoder=from_child)
         self._all.add(child)
         return child
+
+    async def _cgroup(self, work: Work) -> Cgroup | None:
+        """A control group for a child whose memory is bounded, where there can be one."""
+        memory = memory_bytes(work.resources.get("memory"))
+        if memory is None or sys.platform != "linux":
+            return None
+        if not self._are_cgroups_known:
+            self._are_cgroups_known = True
+            self._cgroups = await asyncio.to_thread(_found_cgroups)
+        if self._cgroups is None:
+            return None
+        limit = Limit(memory, processes_max=PROCESSES_MAX if work.user else 0)
+        try:
+            return self._cgroups.made(limit)
+        except OSError as error:
+            _log.warning(
+                "task %d has no control group, its memory is sampled: %s", work.task_id, error
+            )
+            return None
+
+    @asynccontextmanager
+    async def _watched(self, child: Offspring[FromChild], work: Work) -> AsyncIterator[None]:
+        """Within this, a child that the kernel does not bound is ended if it uses too much."""
+        memory = memory_bytes(work.resources.get("memory"))
+        if memory is None or child.is_in_cgroup or sys.platform != "linux":
+            yield
+            return
+        task = asyncio.get_running_loop().create_task(self._sample(child, memory))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _sample(self, child: Offspring[FromChild], memory: int) -> None:
+        while not child.ended.is_set():
+            await self._clock.sleep(_SAMPLE_SECONDS)
+            if await asyncio.to_thread(child.bytes_used) > memory:
+                child.end_overrun()
+                return
 
     def _hindered(self, work: Work) -> str:
         """Why a child of another user may have come to nothing, as one more sentence."""
@@ -210,6 +284,29 @@ class Children(Service):
             if (stopped_by := hindrance(each, work.user)) is not None:
                 return f" The user {work.user} cannot read {each}, because of {stopped_by}."
         return ""
+
+
+def _found_cgroups() -> Cgroups | None:
+    """Where groups can be made, said once in the log."""
+    found = Cgroups.found()
+    if found is None:
+        _log.warning(
+            "no control group can be made here: resources.memory bounds each process of a task,"
+            " and all of them together by a look every %g s",
+            _SAMPLE_SECONDS,
+        )
+        return None
+    _log.info("resources.memory bounds all processes of a task by control groups: %s", found)
+    found.sweep()
+    return found
+
+
+def _overrun(child: Offspring[FromChild], work: Work) -> str:
+    """What is said of a task that has used too much memory; empty of any other."""
+    if not child.has_overrun:
+        return ""
+    memory = work.resources.get("memory")
+    return f"The processes of the task used more memory than resources.memory = {memory}."
 
 
 def _is_alone(work: Work) -> bool:

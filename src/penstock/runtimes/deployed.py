@@ -151,7 +151,8 @@ class Calls:
 
     def heartbeat(self, held: Mapping[str, Any]) -> Mapping[str, Any]:
         """Tell that the attempt lives, once; returns what is said of it."""
-        answer = self._once("/v1/task/heartbeat", {"tasks": [held]}, {})
+        proof = {_TASK_HEADER: held["token"]}
+        answer = self._once("/v1/task/heartbeat", {"tasks": [held]}, proof)
         result: Mapping[str, Any] = (answer.get("results") or [{}])[0]
         return result
 
@@ -163,7 +164,9 @@ class Calls:
         for tries, token in enumerate(islice(cycle(tokens), _PROOFS_MAX), 1):
             body = {"tasks": [{**ended, "token": token}]}
             try:
-                answer = self._repeated("/v1/task/complete", body, {}, self._ends_at)
+                # In the header too: who shows there who it is is not behind those who do not.
+                proof = {_TASK_HEADER: token}
+                answer = self._repeated("/v1/task/complete", body, proof, self._ends_at)
             except DispatcherRefused as error:
                 left_seconds = self._ends_at - self._us.clock.monotonic()
                 if error.status not in _UNPROVED or tries == _PROOFS_MAX or left_seconds < tries:

@@ -203,6 +203,16 @@ def session_members(leader: int) -> list[int]:
     return [process for process in there if _is_living_member(process, leader)]
 
 
+def resident_bytes(process: int) -> int:
+    """How much memory a process has for itself, and its part of what it shares; 0 if it is gone."""
+    try:
+        text = (_PROCESSES / str(process) / "smaps_rollup").read_text("utf-8", "replace")
+    except OSError:
+        return 0
+    sizes = [line.split()[1] for line in text.split("\n") if line.startswith(("Pss:", "SwapPss:"))]
+    return sum(map(int, sizes)) * 1024
+
+
 def _is_living_member(process: int, leader: int) -> bool:
     try:
         # The name of the program may hold anything; what follows its last bracket may not.

@@ -35,8 +35,16 @@ import msgspec
 from penstock.kernel.errors import InvalidInput, WorkFailed
 from penstock.kernel.wire import UNREADABLE
 from penstock.runtimes import lowering
+from penstock.runtimes.cgroups import Cgroup
 from penstock.runtimes.frames import Unframing, framed, heard
-from penstock.runtimes.guard import Guard, kill_session, kill_user
+from penstock.runtimes.guard import (
+    Guard,
+    kill_session,
+    kill_user,
+    resident_bytes,
+    session_members,
+    user_processes,
+)
 
 _READ_BYTES: Final = 65_536
 _LAST_WORDS_SECONDS: Final = 0.1
@@ -59,6 +67,8 @@ class Start:
     """The user of untrusted work that it runs as; 0 for our own."""
     log: str = ""
     """Where a child of another user prints to; empty for nowhere."""
+    cgroup: Cgroup | None = None
+    """The control group that it runs in, which ends with it."""
 
 
 class Offspring(Generic[Heard]):
@@ -72,9 +82,12 @@ class Offspring(Generic[Heard]):
         *,
         decoder: msgspec.json.Decoder[Heard],
         user: int = 0,
+        cgroup: Cgroup | None = None,
     ) -> None:
         self._decoder = decoder
         self._user = user
+        self._cgroup = cgroup
+        self._has_overrun = False
         self._process = process
         self._guard = guard
         self._loop = loop
@@ -98,12 +111,14 @@ class Offspring(Generic[Heard]):
                 process = _started(start, theirs, guard)
         except OSError as error:
             ours.close()
+            if start.cgroup is not None:
+                await asyncio.to_thread(start.cgroup.remove)
             what = error.filename or start.command[0]
             raise WorkFailed(
                 f"No child process can be started: {error.strerror or error} ({what})."
             ) from error
         loop = asyncio.get_running_loop()
-        child = cls(process, guard, loop, decoder=decoder, user=start.user)
+        child = cls(process, guard, loop, decoder=decoder, user=start.user, cgroup=start.cgroup)
         try:
             child._reader, child._writer = await asyncio.open_unix_connection(sock=ours)
         except BaseException:
@@ -146,6 +161,28 @@ class Offspring(Generic[Heard]):
             self.send_signal(signal.SIGKILL)
             raise WorkFailed(f"The child process said what nobody understands: {error}.") from error
         return said
+
+    @property
+    def is_in_cgroup(self) -> bool:
+        """Whether the kernel bounds what all its processes use together."""
+        return self._cgroup is not None
+
+    @property
+    def has_overrun(self) -> bool:
+        """Whether processes of it were ended because they used more memory than they may."""
+        if not self._has_overrun and self._cgroup is not None:
+            self._has_overrun = self._cgroup.has_overrun()
+        return self._has_overrun
+
+    def bytes_used(self) -> int:
+        """How much memory its processes use together, as far as they can be found. It blocks."""
+        found = user_processes(self._user) if self._user else session_members(self.pid)
+        return sum(map(resident_bytes, found))
+
+    def end_overrun(self) -> None:
+        """End it because it uses more memory than it may."""
+        self._has_overrun = True
+        self.send_signal(signal.SIGKILL)
 
     @property
     def is_closed(self) -> bool:
@@ -212,6 +249,9 @@ class Offspring(Generic[Heard]):
             self._guard.forget(self._process.pid)
             self._process.wait()
             self._is_reaped = True
+        if self._cgroup is not None:
+            self._has_overrun = self.has_overrun
+            self._cgroup.remove()
         with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
             self._loop.call_soon_threadsafe(self._has_ended)
 
@@ -244,6 +284,9 @@ def _started(start: Start, connection: socket.socket, guard: Guard) -> subproces
         )
     try:
         guard.watch(process.pid, user=start.user)
+        if start.cgroup is not None:
+            # Before it is told of any work: nothing of the user has run.
+            start.cgroup.admit(process.pid)
     except OSError:
         process.kill()
         process.wait()

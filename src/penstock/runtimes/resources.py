@@ -1,8 +1,9 @@
 """What a job may ask of a runtime that runs children: `memory` and `cpu`.
 
-`memory` is a limit: an allocation beyond it fails, as far as the operating system can do that
-(Linux can). `cpu` is advice, which the user's code reads by `task.resources`. Both have defaults in
-the registry, and a job's own words win.
+`memory` is a limit on Linux. Of each process: an allocation beyond it fails (`limit_memory`), and
+who is not root cannot raise it again. Of all processes of a task together: by a control group where
+one can be made (`cgroups`), else by samples (`children`). `cpu` is advice, which the user's code
+reads by `task.resources`. Both have defaults in the registry, and a job's own words win.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import re
 import resource
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Final
 
 from penstock.runtimes.base import Fault
@@ -47,17 +47,11 @@ def memory_bytes(said: object) -> int | None:
     return int(found[1]) * _UNITS[found[2]] or None
 
 
-@contextmanager
-def limited(resources: Mapping[str, Any]) -> Iterator[None]:
-    """Within this, what a job asks for is a limit of this process, where there are such limits."""
+def limit_memory(resources: Mapping[str, Any]) -> None:
+    """Bound this process by what a job asks for, for good: it runs work of one bound only."""
     bytes_max = memory_bytes(resources.get("memory"))
     if bytes_max is None or sys.platform != "linux":
-        yield
         return
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    ceiling = before[1] if before[1] != resource.RLIM_INFINITY else bytes_max
-    resource.setrlimit(resource.RLIMIT_DATA, (min(bytes_max, ceiling), before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = bytes_max if hard == resource.RLIM_INFINITY else min(bytes_max, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

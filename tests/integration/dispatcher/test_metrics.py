@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from penstock.dispatcher.metrics.counters import Counters
 from penstock.dispatcher.metrics.exposition import exposition
 from penstock.dispatcher.metrics.reading import Metrics, take_turn
 from penstock.dispatcher.pressure.pressures import Pressures
-from penstock.dispatcher.tasks.values import Completion, Failure
+from penstock.dispatcher.tasks.lifecycle import Tasks
+from penstock.dispatcher.tasks.values import Completion, Failure, Output
 from penstock.dispatcher.wire.steering import OperatorLoad
+from penstock.kernel.exposition import exposed
+from penstock.runtimes.base import Facts
 from tests.integration.dispatcher.test_deployment import Pipeline, chain
 from tests.integration.dispatcher.test_pressure import fill
 from tests.integration.dispatcher.world import Play, World
+from tests.unit.dispatcher.metrics.test_counters import parse
 
 
 async def load(world: World, operator: str) -> OperatorLoad:
@@ -148,9 +153,48 @@ def test_names_are_escaped(play: Play) -> None:
         text = await Metrics(world.database).text()
         assert 'penstock_operator_in_flight_max{operator="a\\"b\\\\c\\nd"} 3\n' in text
         figures = await Metrics(world.database).figures()
-        assert exposition(figures) == text
+        assert exposition(figures, Counters()) == text
+        parse(text)
         kinds = [line.split(" ")[2] for line in text.splitlines() if line.startswith("# TYPE")]
         assert len(kinds) == len(set(kinds)) > 10
+
+    play(story)
+
+
+def test_attempts_are_counted_when_they_have_ended_and_once(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline, counters = Pipeline(world), Counters()
+        tasks = Tasks(world.database, counters=counters)
+        await pipeline.apply(chain())
+        await fill(pipeline, "clean", 4)
+        world.later(7)
+        done, failed, cancelled, lost = await tasks.claim_next("a:clean", worker="w", limit=4)
+        await tasks.cancel([cancelled.task_id])
+        world.later(20)
+        dataset = await world.value("SELECT id::text FROM dataset WHERE name = 'tidy'")
+        facts = Facts(manifest="0" * 64, files=1, rows=3, bytes=1000, columns=())
+        output = Output(dataset=dataset, location="x", partition_key="p", facts=facts)
+        ends: list[Completion | Failure] = [
+            Completion(done.fence, (output,)),
+            Failure(failed.fence, "no"),
+        ]
+        for _ in range(2):
+            # Said again because the answer was lost, it is answered again and counted no more.
+            await tasks.end([*ends, Completion(cancelled.fence, (output,))])
+        await tasks.reap()
+        world.later(1000)
+        assert [each.task_id for each in (await tasks.reap(outage_seconds=1e6)).reaped] == [
+            lost.task_id
+        ]
+        told = parse(exposed(counters.families()))
+        assert told["penstock_attempts_total"] == {
+            f'penstock_attempts_total{{job="clean",outcome="{each}"}}': 1
+            for each in ("cancelled", "completed", "expired", "failed")
+        }
+        assert told["penstock_published_bytes_total"].popitem()[1] == 1000
+        assert told["penstock_published_rows_total"].popitem()[1] == 3
+        assert told["penstock_queue_seconds"]['penstock_queue_seconds_sum{job="clean"}'] == 28
+        assert told["penstock_attempt_seconds"]['penstock_attempt_seconds_sum{job="clean"}'] == 1080
 
     play(story)
 

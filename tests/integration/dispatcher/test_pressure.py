@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 from penstock.dispatcher.pressure.pressures import Pressures
-from penstock.dispatcher.tasks.values import Claimed, NewTask, Refusal, Why
+from penstock.dispatcher.routing.values import Accepted, Routed
+from penstock.dispatcher.tasks.values import Claimed, Completion, NewTask, Output, Refusal, Why
 from tests.integration.dispatcher.test_deployment import Pipeline
 from tests.integration.dispatcher.world import Play, World
 
@@ -269,5 +270,180 @@ def test_a_dag_that_changes_during_a_turn_is_read_again(play: Play) -> None:
         assert await late.turn() is None
         await pipeline.apply(line(depth=5))
         assert await late.turn() == 0.0
+
+    play(story)
+
+
+WINDOWS = """
+jobs:
+  feed:
+    activation: source
+    source: {{kind: manual}}
+    outputs: [raw]
+  clean:
+    runtime: process
+    operator: a:clean
+    inputs: [raw]
+    outputs: [tidy]
+  mail:
+    runtime: process
+    operator: a:mail
+    inputs: [{{from: tidy, as: tidy{where}}}]
+    {limit}
+    {merge}
+  copy:
+    runtime: process
+    operator: a:copy
+    inputs: [tidy, raw]
+"""
+
+
+def windows(
+    *, limit: str = "max_queue_depth: 10", merge: str = "", where: str = "", feeds: str = "tidy"
+) -> str:
+    """A limit of ten: fifteen may wait. `feeds` is what the job with the limit reads."""
+    text = WINDOWS.format(limit=limit, merge=merge, where=where)
+    return text.replace("from: tidy", f"from: {feeds}")
+
+
+async def depth(pipeline: Pipeline, job: str = "mail") -> int:
+    count = await pipeline.world.value(
+        "SELECT count(*) FROM task JOIN job ON job.id = job_id"
+        " WHERE name = %s AND status IN ('queued', 'retrying')",
+        job,
+    )
+    assert isinstance(count, int)
+    return count
+
+
+async def post(pipeline: Pipeline, *names: str) -> None:
+    answers = await pipeline.routing.accept([await pipeline.event(name) for name in names])
+    assert all(isinstance(each, Accepted) for each in answers)
+
+
+async def run_some(pipeline: Pipeline, job: str, count: int) -> int:
+    claimed = await pipeline.tasks.claim_next(f"a:{job}", worker="w", limit=count)
+    await pipeline.tasks.complete([Completion(each.fence) for each in claimed])
+    return len(claimed)
+
+
+def test_a_queue_with_a_limit_is_filled_in_windows(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline, pressures = Pipeline(world), Pressures(world.database)
+        await pipeline.apply(windows(feeds="raw"))
+        deepest = 0
+
+        async def poster(who: int) -> None:
+            nonlocal deepest
+            for number in range(10):
+                await post(pipeline, *[f"{who}-{number}-{each}" for each in range(5)])
+                await pipeline.routing.route(limit=30)
+                deepest = max(deepest, await depth(pipeline))
+
+        await asyncio.gather(*[poster(who) for who in range(4)], pressures.turn())
+        (answer,) = (await pressures.answer()).jobs
+        assert (answer.job, answer.held) == ("mail", 185)
+        # All that may wait does, and what reads the same is where the limited job is.
+        assert (deepest, await depth(pipeline, "clean")) == (15, 15)
+        done = 0
+        while some := await run_some(pipeline, "mail", 7):
+            done += some
+            await pressures.turn()
+            await asyncio.gather(*[pipeline.routing.route() for _ in range(3)])
+            assert await depth(pipeline) == min(15, 200 - done)
+        assert done == await depth(pipeline, "clean") == 200
+        await pressures.turn()
+        assert await pauses(world) == {}
+        rows = await world.rows(
+            "SELECT event_seq FROM task JOIN job ON job.id = job_id WHERE name = 'mail'"
+            " ORDER BY task.id"
+        )
+        in_order = [row["event_seq"] for row in rows]
+        assert in_order == sorted(in_order)
+
+    play(story)
+
+
+def test_what_one_task_publishes_is_routed_in_windows(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(windows())
+        await post(pipeline, "a")
+        await pipeline.routing.route()
+        (claimed,) = await pipeline.tasks.claim_next("a:clean", worker="w", limit=9)
+        tidy = (await pipeline.job("clean")).outputs["tidy"]
+        outputs = tuple(
+            Output(dataset=tidy, location=f"x{number}", partition_key=f"{number:02}")
+            for number in range(40)
+        )
+        await pipeline.tasks.complete([Completion(claimed.fence, outputs)])
+        assert await depth(pipeline) == 0
+        for waiting in (15, 15, 15):
+            await pipeline.routing.route()
+            assert await depth(pipeline) == waiting
+            await run_some(pipeline, "mail", 10)
+        await pipeline.routing.route()
+        assert await depth(pipeline) == 10
+        # One of them was made of the source's event, and none twice.
+        assert await depth(pipeline, "copy") == 41
+        assert (await pipeline.routing.route()) == Routed(0, 0, 0)
+
+    play(story)
+
+
+def test_what_makes_no_task_takes_no_room(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        where = ", where: partition_key = 'x'"
+        await pipeline.apply(windows(feeds="raw", where=where, merge="merge_updates: true"))
+        await fill(pipeline, "mail", 14)
+        await post(pipeline, *[f"no-{number}" for number in range(30)])
+        raw = [await pipeline.event("x", event_id=f"x{number}") for number in range(30)]
+        await pipeline.routing.accept(raw)
+        for _ in range(40):
+            await pipeline.routing.route()
+        # The others pass at once; then thirty updates of one partition are one task.
+        assert await depth(pipeline) == 15
+        assert await depth(pipeline, "clean") == 31
+        await run_some(pipeline, "mail", 2)
+        for _ in range(40):
+            await pipeline.routing.route()
+        assert (await depth(pipeline), await depth(pipeline, "clean")) == (13, 60)
+
+    play(story)
+
+
+def test_a_new_dag_decides_anew_of_what_is_held(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline, pressures = Pipeline(world), Pressures(world.database)
+        await pipeline.apply(windows(feeds="raw", limit=""))
+        await pressures.pause("feed", "x")
+        await post(pipeline, *[f"{number:02}" for number in range(40)])
+        await pipeline.routing.route()
+        assert await depth(pipeline) == 0
+        # What waited before there was a limit is held to it, and a person's pause holds all.
+        await pipeline.apply(windows(feeds="raw"))
+        await pressures.resume("feed")
+        await pipeline.routing.route()
+        assert await depth(pipeline) == 15
+        await pressures.pause("feed", "x")
+        await run_some(pipeline, "mail", 10)
+        await pipeline.routing.route()
+        assert await depth(pipeline) == 5
+        await pressures.resume("feed")
+        await pipeline.apply(windows(feeds="raw", limit="max_queue_depth: 20"))
+        await pipeline.routing.route()
+        await pipeline.routing.route()
+        assert await depth(pipeline) == 30
+        await pipeline.apply(windows(feeds="raw", limit=""))
+        again = await pipeline.event("39", event_id="again")
+        await pipeline.routing.accept([again])
+        await pipeline.routing.route()
+        assert await depth(pipeline) == 31
+        latest = await world.value(
+            "SELECT dedupe FROM event JOIN task ON task.event_seq = event.seq"
+            " ORDER BY task.id DESC LIMIT 1"
+        )
+        assert latest == "source:again"
 
     play(story)

@@ -187,7 +187,7 @@ def test_one_that_was_asked_to_stop_is_not_let_go_on_between_schema_and_end(play
             assert await refuse_misfits(connection, said) == {}
             resumed = group.create_task(world.database.transact(go_on))
             await world.until_waiting()
-            (answer,) = await end(connection, said, route=no_route)
+            (answer,), _ = await end(connection, said, route=no_route)
         assert isinstance(answer, Ended)
         assert (answer.status, answer.published) == (Status.CANCELLED, ())
         assert resumed.result() == 0

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.dispatcher.retention import PASS_SECONDS, Retention
 from penstock.dispatcher.tasks.values import Completion, Failure
+from penstock.dispatcher.wire.steering import BackfillAnswer, BackfillAsk
 from penstock.kernel.errors import InvalidInput
 from tests.integration.dispatcher.test_deployment import SINK, Pipeline, chain
 from tests.integration.dispatcher.test_pressure import backfill, fill
@@ -174,6 +175,33 @@ def test_a_backfill_that_is_open_keeps_what_it_reads_and_has_made(play: Play) ->
         await world.rows("UPDATE backfill SET state = 'cancelled'")
         await whole_pass(world)
         assert (await events(world), await tasks(world)) == ([2], ["event:2"])
+
+    play(story)
+
+
+def test_a_backfill_counts_what_is_not_kept_any_more(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(chain())
+        made = await pipeline.backfills.create(BackfillAsk(job="clean", keys=["a", "b", "c", "d"]))
+        assert isinstance(made, BackfillAnswer)
+        await pipeline.backfills.turn()
+        done, dead = await pipeline.tasks.claim_next("a:clean", worker="w", limit=2)
+        await pipeline.tasks.complete([Completion(done.fence)])
+        await pipeline.tasks.fail([Failure(dead.fence, "x", is_retried=False)])
+        await pipeline.backfills.cancel(made.id)
+
+        async def counts() -> tuple[int, int, int, int]:
+            found = await pipeline.backfills.get(made.id)
+            assert found is not None
+            return found.planned, found.open, found.dead, found.cancelled
+
+        assert await counts() == (4, 0, 1, 2)
+        for days in (31, 400):
+            world.later(days * DAY)
+            await whole_pass(world)
+            assert await counts() == (4, 0, 1, 2)
+        assert await tasks(world) == []
 
     play(story)
 

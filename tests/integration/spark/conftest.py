@@ -13,7 +13,15 @@ from penstock.kernel.errors import PenstockError
 from penstock.runtimes.spark.classic import ClassicSessions
 from tests.integration.spark.bench import Bench, settings_of
 
-CONF = {"spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"}
+PASSWORD_NAME, PASSWORD = "spark.hadoop.fs.s3a.bucket.penstock.secret.key", "hunter2-of-a-bucket"
+"""Of a bucket that there is not: looked for where it must not be."""
+ODD_NAME, ODD = "spark.odd #!:= key", "= a\\b\n#ü"
+CONF = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    PASSWORD_NAME: PASSWORD,
+    ODD_NAME: ODD,
+}
 
 
 @pytest.fixture(scope="session")

@@ -586,14 +586,15 @@ def test_pressure_shows_queues_and_pauses(user: User) -> None:
         reason="12,000 tasks wait.",
         since=AN_HOUR_AGO,
         pauses=["ingest"],
+        held=340,
     )
     paused = PauseAnswer(
         job="ingest", cause="pressure:clean", scope="all", reason="Full.", since=AN_HOUR_AGO
     )
     user.on("GET /v1/pressure", PressuresAnswer(jobs=[pressed], pauses=[paused]))
     assert user.said("pressure").splitlines() == [
-        "job    state               depth  oldest  since       pauses  reason",
-        "clean  pressed  12,000 of 10,000   1 min  65 min ago  ingest  12,000 tasks wait.",
+        "job    state               depth  held  oldest  since       pauses  reason",
+        "clean  pressed  12,000 of 10,000   340   1 min  65 min ago  ingest  12,000 tasks wait.",
         "",
         "paused  what        because of      since       reason",
         "ingest  everything  pressure:clean  65 min ago  Full.",

@@ -11,6 +11,7 @@ import pytest
 
 from penstock import settings as module
 from penstock.cli import run
+from penstock.cli.installation import settings_of
 from penstock.cli.reference import OTHERS, markdown, purposes
 from penstock.cli.settings import SECRET, shown_value
 from penstock.kernel.errors import InvalidInput
@@ -109,6 +110,28 @@ def test_an_address_that_may_hold_a_password_is_not_shown(text: str) -> None:
 )
 def test_an_address_without_one_is(text: str) -> None:
     assert shown_value("postgres", text) == text
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--postgres", "postgresql://me:hunter2@db/x"),
+        ("--postgres", "host=db passfile=/p password=hunter2"),
+        ("--spark", "sc://host:15002/;token=hunter2"),
+    ],
+)
+def test_a_password_among_the_arguments_is_refused(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["up", option, value]) == 2
+    said = capsys.readouterr().err
+    assert f"{option} has a password, which every user of this machine could read" in said
+    assert f"PENSTOCK_{option[2:].upper()}" in said
+    assert "hunter2" not in said
+
+
+def test_the_name_of_a_file_with_the_password_is_no_secret() -> None:
+    assert settings_of({"postgres": "host=db passfile=/p"}).postgres == "host=db passfile=/p"
 
 
 def test_words_that_cannot_be_right_are_told(

@@ -84,7 +84,13 @@ class _Ended:
 class _Browser:
     """Keeps cookies, as a browser does."""
 
-    def __init__(self, *, api_token: str = "", viewer_token: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        api_token: str = "",
+        viewer_token: str = "",
+        hosts: Collection[str] | None = None,
+    ) -> None:
         self.ended = _Ended()
         self.sessions = Sessions(
             "a secret of some length",
@@ -110,6 +116,7 @@ class _Browser:
             sessions=self.sessions,
             live=self.live,
             clock=SystemClock(),
+            hosts=hosts,
         )
         self.cookies: dict[str, str] = {}
         self.noted: list[str] = []
@@ -202,6 +209,17 @@ def test_without_a_token_only_this_machine_is_answered_whatever_its_name_leads_t
     assert _Browser().ask("/see/it", headers={"host": host}).status == 403
     with_token = _Browser(api_token="steer").ask("/see/it", headers={"host": host})
     assert with_token.status == 401
+
+
+@pytest.mark.parametrize("host", ["evil.example:7070", "", "127.0.0.1.evil", "[x"])
+def test_with_a_token_the_names_that_were_set_are_answered_alone(host: str) -> None:
+    browser = _Browser(api_token="steer", hosts={"console.example", "127.0.0.1"})
+    # A page whose own name leads here since could try tokens as one of this site.
+    signing = browser.post("/sign-in", {"token": "steer"}, {"host": host})
+    assert (signing.status, signing.cookies) == (403, {})
+    assert "PENSTOCK_HOSTS" in signing.body
+    for ours in ("Console.Example:8443", "127.0.0.1:7070"):
+        assert browser.post("/sign-in", {"token": "steer"}, {"host": ours}).status == 303
 
 
 @pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:7070"])
@@ -378,13 +396,21 @@ def test_a_page_knows_where_it_is_whatever_its_name_has_in_it() -> None:
 
 
 def test_what_became_of_an_action_fits_into_a_cookie_and_strange_ones_are_none() -> None:
-    name, value = tell(Done("\u6f22" * 5000, "/"), is_secure=False)
+    sessions = _Browser().sessions
+    mine, other = sessions.begin(Role.OPERATOR), sessions.begin(Role.OPERATOR)
+    name, value = tell(Done("\u6f22" * 5000, "/"), mine, sessions, is_secure=False)
     assert name == b"set-cookie"
     assert len(value) < 4096
     for strange in ("W1tb" * 3000, "x", "e30", "bnVsbA"):
-        assert told([(b"cookie", f"penstock_told={strange}".encode())]) is None
+        signed = f"{strange}.{sessions.signed(mine, strange)}"
+        for each in (strange, f"{strange}.", signed):
+            cookie = f"penstock_told={each}".encode()
+            assert told([(b"cookie", cookie)], mine, sessions) is None
     cookie = value.partition(b";")[0]
-    said = told([(b"cookie", cookie)])
+    # What another program of this host, or another session, was told is not ours to show.
+    assert told([(b"cookie", cookie)], other, sessions) is None
+    assert told([(b"cookie", cookie.rpartition(b".")[0])], mine, sessions) is None
+    said = told([(b"cookie", cookie)], mine, sessions)
     assert said is not None
     assert set(said.told) == {"\u6f22"}
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
+import socket
 from typing import Any
 
 import pytest
 
 from penstock.dispatcher import serving
+from penstock.dispatcher.api.requests import be_known
 from penstock.dispatcher.serving import Listener, Serving
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
@@ -85,6 +89,114 @@ def test_headers_after_an_answer_have_to_end_too(monkeypatch: pytest.MonkeyPatch
     answer = _answer(HEAD + b"Content-Length: 2\r\n\r\nab" + HEAD)
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.endswith(b"\r\n\r\n2")
+
+
+async def _hasty(scope: Any, receive: Any, send: Any) -> None:
+    """Answers at once, whatever is still to come."""
+    del scope, receive
+    await send(
+        {"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]}
+    )
+    await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.mark.parametrize("more", [b"x", b"x" * 9, b"x" * 9 + b"\r\n"])
+def test_what_comes_after_an_answer_does_not_hold_a_connection(
+    monkeypatch: pytest.MonkeyPatch, more: bytes
+) -> None:
+    # What comes of the body, or an end of line, ends uvicorn's own waiting for the next request.
+    monkeypatch.setattr(serving, "_REST_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(serving, "_KEEP_ALIVE_SECONDS", 1000)
+
+    async def main() -> bytes:
+        async with Serving([Listener("test", _hasty, "127.0.0.1", 0)]) as listening:
+            reader, writer = await asyncio.open_connection("127.0.0.1", listening.port("test"))
+            async with asyncio.timeout(60):
+                writer.write(HEAD + b"Content-Length: 9\r\n\r\n")
+                answer = await reader.readuntil(b"\r\n\r\n")
+                writer.write(more)
+                assert await reader.read() == b""
+            writer.close()
+            return answer
+
+    assert asyncio.run(main()).startswith(b"HTTP/1.1 401 ")
+
+
+def test_an_answer_that_nobody_reads_does_not_hold_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving, "_UNREAD_SECONDS_MAX", 0.05)
+
+    async def main() -> None:
+        left = asyncio.Event()
+
+        async def app(_: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while (await asyncio.wait_for(receive(), 60))["type"] != "http.disconnect":
+                for _ in range(100):
+                    body = b"x" * 1_000_000
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+            left.set()
+
+        async with Serving([Listener("test", app, "127.0.0.1", 0)]) as listening:
+            with socket.create_connection(("127.0.0.1", listening.port("test"))) as caller:
+                caller.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                async with asyncio.timeout(60):
+                    await left.wait()
+
+    asyncio.run(main())
+
+
+def test_connections_without_identity_give_way_to_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving, "_CONNECTIONS_MAX", 6)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/known":
+            be_known(scope)
+        await _app(scope, receive, send)
+
+    async def main() -> None:
+        async with Serving([Listener("test", app, "127.0.0.1", 0)]) as listening:
+            port = listening.port("test")
+
+            async def opened(said: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(said)
+                return reader, writer
+
+            async with asyncio.timeout(60):
+                known = await opened(b"GET /known HTTP/1.1\r\nHost: x\r\n\r\n")
+                await known[0].readuntil(b"\r\n\r\n0")
+                silent = [await opened(b"") for _ in range(20)]
+                for reader, _ in silent[:17]:
+                    with contextlib.suppress(ConnectionError):
+                        assert await reader.read() == b""
+                # A new one is served while others stand, and the known one was kept.
+                other = await opened(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert (await other[0].readuntil(b"\r\n\r\n0")).startswith(b"HTTP/1.1 200 ")
+                known[1].write(b"GET /known HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert (await known[0].readuntil(b"\r\n\r\n0")).startswith(b"HTTP/1.1 200 ")
+            for _, writer in (known, other, *silent):
+                writer.transport.abort()
+
+    asyncio.run(main())
+
+
+def test_a_listener_has_no_more_connections_than_its_process_has_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: told.append(limits))
+    for limits, expected in (
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 2000),
+        ((1024, 524288), 2000),
+        ((1024, 1024), 384),
+    ):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
+        assert serving._connections_max(2) == expected
+    assert told == [(4256, 524288), (1024, 1024)]
 
 
 def test_headers_without_end_are_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from penstock.kernel.errors import InvalidInput, TaskCancelled, TaskFailed
 from penstock.kernel.exposition import Family, Histogram, exposed
+from penstock.queue import scraping
 from penstock.queue.client import Queue
 from penstock.queue.running import hooks as hooks_module
 from penstock.queue.running.handlers import TaskContext
@@ -309,6 +311,21 @@ def test_the_door_answers_scrapes_and_nothing_else(request_line: str, status: in
     assert answer.startswith(f"HTTP/1.1 {status} ".encode() if status else b"")
     assert bool(answer) == bool(status)
     assert answer.endswith(b"figures 1\n") == (status == 200 and request_line.startswith("GET"))
+
+
+def test_the_door_holds_few_who_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scraping, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(scraping, "REQUEST_SECONDS", 1000)
+
+    async def main() -> None:
+        async with MetricsDoor(str, host="127.0.0.1", port=0) as door, asyncio.timeout(60):
+            silent = [await asyncio.open_connection("127.0.0.1", door.port) for _ in range(3)]
+            with contextlib.suppress(ConnectionError):
+                assert await silent[2][0].read() == b""
+            for _, writer in silent:
+                writer.transport.abort()
+
+    asyncio.run(main())
 
 
 def test_a_port_that_is_taken_is_a_clear_error() -> None:

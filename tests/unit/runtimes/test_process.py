@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.errors import InvalidInput, WorkFailed, WorkReleased
+from penstock.runtimes.cgroups import Cgroups
 from penstock.runtimes.process import Process, process
 from penstock.testing.runtime_contract import Ear
 from tests.unit.runtimes.benches import User, run
@@ -299,6 +300,49 @@ def test_memory_is_a_limit(user: User) -> None:
     text = "def run(task):\n    bytearray(10**9)\n"
     failure = _failure(user, text, resources={"memory": "300MiB"})
     assert failure.message.startswith("MemoryError")
+
+
+HELPERS = """
+import os, time
+
+def run(task):
+    for _ in range(4):
+        if os.fork() == 0:
+            held = bytearray(100 * 2**20)
+            time.sleep(60)
+    os.wait()
+    raise ValueError("a helper has died")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit")
+@pytest.mark.parametrize("has_cgroups", [True, False])
+def test_memory_is_a_limit_of_all_processes_together(
+    user: User, has_cgroups: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_cgroups:
+        monkeypatch.setattr(Cgroups, "found", lambda: None)
+    elif Cgroups.found() is None:
+        pytest.skip("no control groups can be made here")
+    failure = _failure(user, HELPERS, resources={"memory": "200MiB"})
+    said = "The processes of the task used more memory than resources.memory = 200MiB."
+    assert failure.message.endswith(said)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit")
+def test_a_child_is_used_again_with_its_own_bound_only(user: User) -> None:
+    user.module(TELLS_ITS_PID)
+
+    async def main() -> None:
+        async with user.process() as runtime:
+            found = []
+            for memory in ("300MiB", "300MiB", "600MiB", None):
+                resources = {"memory": memory} if memory else {}
+                found.append((await run(runtime, user.work(resources=resources)))[0].location)
+            assert found[0] == found[1]
+            assert len(set(found)) == 3
+
+    asyncio.run(main())
 
 
 def test_secrets_of_the_worker_are_not_the_users(

@@ -238,6 +238,39 @@ def test_untrusted_work_has_its_own_and_nothing_else(
     assert {made.stat().st_uid, (made / "said.json").stat().st_uid} == {0}, "it is the worker's now"
 
 
+LIFTS = """
+import os, pathlib, resource
+
+def tried(deed):
+    try:
+        return deed() or "done"
+    except (OSError, ValueError, MemoryError) as error:
+        return type(error).__name__
+
+def run(task):
+    data, most = resource.RLIMIT_DATA, resource.RLIM_INFINITY
+    said = [
+        tried(lambda: resource.setrlimit(data, (most, most))),
+        tried(lambda: resource.setrlimit(data, (2**30, most))),
+        tried(lambda: bytearray(400 * 2**20)),
+        *(
+            tried(lambda: (each / "cgroup.procs").write_text("0"))
+            for each in pathlib.Path("/sys/fs/cgroup").glob("*")
+            if (each / "cgroup.procs").exists()
+        ),
+    ]
+    (task.output.path / "said").write_text(" ".join(said))
+"""
+
+
+def test_a_bound_of_memory_cannot_be_lifted(site: Site) -> None:
+    site.module(LIFTS)
+    site.run(replace(site.work(), resources={"memory": "300MiB"}))
+    first, second, *others = (site.folder / "store" / "1" / "said").read_text().split()
+    assert (first, second, others[0]) == ("ValueError", "ValueError", "MemoryError")
+    assert set(others[1:]) <= {"PermissionError"}
+
+
 def test_each_has_a_process_and_a_user_of_its_own(site: Site) -> None:
     site.module(
         "import os\ndef run(task):\n    (task.output.path / 'said').write_text(str(os.getpid()))\n"

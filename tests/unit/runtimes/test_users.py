@@ -59,11 +59,31 @@ def as_user(number: int, code: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize(
-    "said", ["", "5", "0-5", "999-1010", "61190-61184", "61184-99999", "a-b", "61184:61190", "-1-5"]
+    "said", ["", "5", "0-5", "999-1010", "60806-60800", "60800-99999", "a-b", "60800:60806", "-1-5"]
 )
 def test_a_range_that_cannot_be_meant_is_one_sentence(said: str) -> None:
     with pytest.raises(InvalidInput, match="no range of users for untrusted work"):
         Users.of(said, "/nowhere")
+
+
+@pytest.mark.parametrize(
+    ("said", "whose"),
+    [
+        ("61184-61247", "61184-61247 may become somebody else's: they are for services with Dyn"),
+        ("61000-61200", "61184-61200 may become"),
+        ("65530-65540", "for nobody"),
+        ("600000-600003", "for containers"),
+        ("70005-70010", "70005-70009 may become somebody else's: they are joe's in "),
+    ],
+)
+def test_numbers_that_the_machine_gives_to_others_are_refused(
+    said: str, whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "subuid").write_text("# none\njoe:70000:10\nann:x:5\n\n")
+    monkeypatch.setattr(users, "_SUBORDINATE", (tmp_path / "subuid", tmp_path / "subgid"))
+    with pytest.raises(InvalidInput, match=whose):
+        Users.of(said, "/nowhere")
+    Users.of("60800-60863", "/nowhere")
 
 
 def test_whoever_is_not_root_keeps_nothing_apart(

@@ -1,11 +1,11 @@
 """Alerts: what people have to look at, judged by rules, shown in the console, and told elsewhere.
 
-A *rule* says when something is the matter: tasks are dead, a dataset is stale, pressure lasts, a
-source is silent or dead, no worker is heard of. What it is about (a job, a dataset) is its
-*subject*. An *alert* is that a rule holds for a subject, from when to when. A *notice* is one
-message about an alert, that it is open or that it is over, for one *destination*: a webhook or
-mail. Without any settings the rules on dead tasks, dead sources and workers are judged, and nothing
-is sent anywhere.
+A *rule* says when something is the matter: tasks are dead, attempts fail, a dataset is stale,
+pressure lasts, a source is silent or dead, no worker is heard of, messages are parked. What it is
+about (a job, a dataset) is its *subject*. An *alert* is that a rule holds for a subject, from when
+to when. A *notice* is one message about an alert, that it is open or that it is over, for one
+*destination*: a webhook or mail. Without any settings the rules on dead tasks, dead sources,
+workers and parked messages are judged, and nothing is sent anywhere.
 
 | an alert is | means | moved by |
 |---|---|---|

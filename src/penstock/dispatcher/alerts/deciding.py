@@ -27,6 +27,8 @@ _AGAIN: Final[Mapping[RuleKind, str]] = {
     RuleKind.SILENT_SOURCE: "It was heard of again, or the DAG has left it out.",
     RuleKind.DEAD_SOURCE: "It runs again, or the DAG has left it out.",
     RuleKind.NO_WORKERS: "A worker was heard of again, or none is needed any more.",
+    RuleKind.FAILURE_RATE: "Fewer attempts fail, or too few have ended to tell.",
+    RuleKind.PARKED_OUTBOX: "The messages were sent, or are tried again.",
 }
 
 

@@ -20,6 +20,8 @@ STEADY_SECONDS: Final = 60.0
 DEAD_COUNTED_MAX: Final = 10_000
 WORKERS: Final = "workers"
 """The subject of the rule on workers, which is about all of them."""
+OUTBOX: Final = "outbox"
+"""The subject of the rule on the outbox."""
 _REASON_CHARACTERS_MAX: Final = 300
 
 Row = Mapping[str, Any]
@@ -58,6 +60,11 @@ def statement_of(rule: Rule, *, unserved: Sequence[str]) -> tuple[str, Mapping[s
         case RuleKind.NO_WORKERS:
             others = {"others": list(unserved), "if_waiting": rule.if_waiting}
             return "missing_workers", {**long, **others}
+        case RuleKind.FAILURE_RATE:
+            asked = {"within": rule.within_seconds, "at_least": rule.at_least}
+            return "failure_rates_of_jobs", {**asked, "percent": rule.percent}
+        case RuleKind.PARKED_OUTBOX:
+            return "parked_messages", {"at_least": rule.at_least}
 
 
 def findings_of(rule: Rule, rows: Sequence[Row], *, is_quiet: bool) -> list[Finding]:
@@ -155,6 +162,29 @@ def _no_workers(rule: Rule, row: Row) -> Finding:
     return _finding(rule, WORKERS, summary, path="/operations", detail=said)
 
 
+def _failure_rate(rule: Rule, row: Row) -> Finding:
+    job, reason = row["subject"], one_line(row["reason"])
+    within = duration_text(round((rule.within_seconds or 0) * 1000))
+    # In steps of ten, so that not every attempt that ends changes the words.
+    percent = max(rule.percent, row["failed"] * 100 // row["count"] // 10 * 10)
+    summary = (
+        f"{percent}% or more of the attempts of job {job} failed within {within}, the last one:"
+        f" {reason}"
+    )
+    said = {"percent": percent, "within": within, "task_id": row["task_id"], "reason": reason}
+    return _finding(rule, job, summary, path=f"/jobs/{quote(job, safe='')}", detail=said)
+
+
+def _parked(rule: Rule, row: Row) -> Finding:
+    count, reason = row["count"], one_line(row["reason"])
+    many = f"{count:,}{' or more' if count >= DEAD_COUNTED_MAX else ''}"
+    which = "message of the outbox is" if count == 1 else "messages of the outbox are"
+    last = "" if count == 1 else ", the last one"
+    summary = f"{many} {which} parked{last} to {one_line(row['target'])}: {reason}"
+    said = {"parked": count, "kind": row["kind"], "target": row["target"], "reason": reason}
+    return _finding(rule, OUTBOX, summary, path="/operations#outbox", detail=said)
+
+
 _MADE: Final[Mapping[RuleKind, Callable[[Rule, Row], Finding | None]]] = {
     RuleKind.DEAD_TASKS: _dead_tasks,
     RuleKind.STALE_DATASET: _stale,
@@ -162,6 +192,8 @@ _MADE: Final[Mapping[RuleKind, Callable[[Rule, Row], Finding | None]]] = {
     RuleKind.SILENT_SOURCE: _silent,
     RuleKind.DEAD_SOURCE: _dead_source,
     RuleKind.NO_WORKERS: _no_workers,
+    RuleKind.FAILURE_RATE: _failure_rate,
+    RuleKind.PARKED_OUTBOX: _parked,
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from penstock.dispatcher.alerts.rules import (
+    BASES,
     DEFAULT_RULES,
     AlertSettings,
     MailSecurity,
@@ -54,6 +55,8 @@ _FIELDS: Final[Mapping[RuleKind, tuple[str, ...]]] = {
     RuleKind.SILENT_SOURCE: ("jobs", *_LONG),
     RuleKind.DEAD_SOURCE: ("jobs",),
     RuleKind.NO_WORKERS: (*_LONG, "if_waiting"),
+    RuleKind.FAILURE_RATE: ("jobs", "percent", "at_least", "within"),
+    RuleKind.PARKED_OUTBOX: ("at_least",),
 }
 _MUST_SAY_HOW_LONG: Final = (RuleKind.STALE_DATASET, RuleKind.PRESSURE, RuleKind.SILENT_SOURCE)
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -132,7 +135,7 @@ def _rule(name: str, said: Any) -> Rule | None:
         return None
     names = section.names("datasets" if kind is RuleKind.STALE_DATASET else "jobs")
     # What is not said of one of the rules that hold anyway stays as it is there.
-    base = next((each for each in DEFAULT_RULES if each.kind is kind), None)
+    base = next((each for each in BASES if each.kind is kind), None)
     rule = replace(base, name=name) if base is not None else Rule(name=name, kind=kind)
     if "longer_than" in said or kind in _MUST_SAY_HOW_LONG:
         rule = replace(rule, longer_than_seconds=section.seconds("longer_than"))
@@ -141,7 +144,8 @@ def _rule(name: str, said: Any) -> Rule | None:
     return replace(
         rule,
         only=names,
-        at_least=section.number("at_least", 1, least=1, most=10_000),
+        at_least=section.number("at_least", rule.at_least, least=1, most=10_000),
+        percent=section.number("percent", rule.percent, least=1, most=100),
         if_waiting=section.flag("if_waiting", default=False),
     )
 

@@ -25,6 +25,10 @@ class RuleKind(StrEnum):
     """An always-on source whose task has died, until another one runs steadily."""
     NO_WORKERS = "no_workers"
     """No worker was heard of for too long, of a DAG that needs one."""
+    FAILURE_RATE = "failure_rate"
+    """Too many of the attempts of a job that have ended lately have failed."""
+    PARKED_OUTBOX = "parked_outbox"
+    """Side effects that failed so often that the relay has given them up."""
 
 
 ABSENCE: Final = frozenset({RuleKind.STALE_DATASET, RuleKind.SILENT_SOURCE, RuleKind.NO_WORKERS})
@@ -40,9 +44,11 @@ class Rule:
     only: tuple[str, ...] = ()
     """Names of jobs or datasets that it is about, with `*` for any text; empty for all."""
     at_least: int = 1
-    """How many tasks have to be dead."""
+    """How many tasks have to be dead, messages parked, or attempts to have ended for a rate."""
     within_seconds: float | None = None
-    """Only tasks that died within that time; None is however long ago."""
+    """Only what died or ended within that time; None is however long ago."""
+    percent: int = 50
+    """How many of a hundred attempts have to have failed."""
     longer_than_seconds: float = 0.0
     if_waiting: bool = False
     """Whether workers are missed only while tasks wait for them."""
@@ -73,14 +79,29 @@ class Rule:
             case RuleKind.NO_WORKERS:
                 waiting = " while tasks wait" if self.if_waiting else ""
                 return f"No worker was heard of for {long}{waiting}."
+            case RuleKind.FAILURE_RATE:
+                lately = duration_text(round((self.within_seconds or 0) * 1000))
+                many = f"{self.percent}% of {self.at_least} or more attempts of a job"
+                return f"{many} have failed within {lately}.{which}"
+            case RuleKind.PARKED_OUTBOX:
+                if self.at_least == 1:
+                    return "A message of the outbox could not be sent and is parked."
+                many = f"{self.at_least} messages or more"
+                return f"{many} of the outbox could not be sent and are parked."
 
 
 DEFAULT_RULES: Final = (
     Rule(name="dead_tasks", kind=RuleKind.DEAD_TASKS),
     Rule(name="dead_source", kind=RuleKind.DEAD_SOURCE),
     Rule(name="no_workers", kind=RuleKind.NO_WORKERS, longer_than_seconds=300.0),
+    Rule(name="parked_outbox", kind=RuleKind.PARKED_OUTBOX),
 )
 """What is judged if nobody says otherwise; a rule of the same name takes the place of one."""
+BASES: Final = (
+    *DEFAULT_RULES,
+    Rule(name="failure_rate", kind=RuleKind.FAILURE_RATE, at_least=10, within_seconds=900.0),
+)
+"""What a rule of a kind is where the settings do not say otherwise."""
 
 
 class MailSecurity(StrEnum):

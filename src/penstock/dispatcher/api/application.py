@@ -2,9 +2,12 @@
 
 A plain ASGI application without layers of middleware: the fixed paths are found in a dict, what is
 decoded is decoded by decoders that were made once, and nothing is done twice. In this order: the
-path (404) and method (405), room (503), the caller's proof (401, 403), the parameters (422), the
-body within its bounds (408, 413), its form (400, 422), the handler within its time (503). A handler
+path (404) and method (405), the caller's proof (401, 403), the parameters (422), the body within
+its bounds (408, 413), its form (400, 422), room (503), the handler within its time (503). A handler
 whose time is over is cancelled, and with it its transaction.
+
+A request takes a place only when it is here whole, and one of those that its caller may have:
+whoever has not shown who it is never takes one of those that workers need.
 
 A crash loses the answer, never what was done: every operation may be asked for again.
 """
@@ -14,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -25,13 +27,15 @@ from penstock.dispatcher.api.problems import not_as_declared, not_json, problem_
 from penstock.dispatcher.api.proving import Proving
 from penstock.dispatcher.api.releases import unserved
 from penstock.dispatcher.api.requests import (
+    Admission,
     Headers,
     Limits,
     Message,
     Receive,
-    body_of,
+    be_known,
     parameters,
 )
+from penstock.dispatcher.metrics.counters import Counters
 from penstock.dispatcher.wire.base import PROTOCOL, Answer
 from penstock.dispatcher.wire.problem import Problem
 from penstock.kernel.clock import Clock, SystemClock
@@ -61,13 +65,11 @@ _encode = msgspec.json.Encoder().encode
 class _Route:
     """An endpoint, with what it needs for each request made beforehand."""
 
-    __slots__ = ("decoder", "endpoint", "limits", "names", "seconds_max")
+    __slots__ = ("decoder", "endpoint", "names", "seconds_max")
 
     def __init__(self, endpoint: Endpoint, limits: Limits) -> None:
         self.endpoint = endpoint
         self.decoder = msgspec.json.Decoder(endpoint.ask) if endpoint.ask is not None else None
-        bytes_max = endpoint.body_bytes_max or limits.body_bytes_max
-        self.limits = replace(limits, body_bytes_max=min(bytes_max, limits.body_bytes_max))
         self.seconds_max = endpoint.request_seconds_max or limits.request_seconds_max
         self.names = frozenset(name for name, _ in PARAMETER.findall(endpoint.path))
 
@@ -85,14 +87,17 @@ class Application:
         endpoints: Iterable[Endpoint],
         parts: Parts,
         *,
+        counters: Counters | None = None,
         limits: Limits | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.name = name
         self._parts = parts
+        self._counters = counters or Counters()
         self._limits = limits or Limits()
         self._clock = clock or SystemClock()
-        self._active = 0
+        self._known = Admission(self._limits, requests_max=self._limits.requests_max)
+        self._anonymous = Admission(self._limits, requests_max=self._limits.anonymous_requests_max)
         self._proving = Proving(parts)
         self._fixed: dict[str, dict[str, _Route]] = {}
         patterns: dict[str, dict[str, _Route]] = {}
@@ -112,12 +117,17 @@ class Application:
         if route is not None:
             is_probe = route.endpoint.is_probe
             call.what = f"{route.endpoint.method} {route.endpoint.path}"
-            answer = await self._within_room(route, scope, receive, call)
+            answer = await self._answer(route, scope, receive, call)
         else:
             answer = _not_routed(self.name, routes, scope["method"], scope["path"])
         status = _LEFT if answer is None else await _send(send, answer, routes)
         if not is_probe:
-            self._note(scope, call, status, self._clock.monotonic() - began)
+            took_seconds = self._clock.monotonic() - began
+            method, path = ("", "") if route is None else (scope["method"], route.endpoint.path)
+            self._counters.note_call(
+                listener=self.name, method=method, path=path, status=status, seconds=took_seconds
+            )
+            self._note(scope, call, status, took_seconds)
 
     def _find(self, path: str) -> tuple[Routes, Mapping[str, str]]:
         if (routes := self._fixed.get(path)) is not None:
@@ -126,24 +136,6 @@ class Application:
             if (found := pattern.fullmatch(path)) is not None:
                 return routes, found.groupdict()
         return {}, {}
-
-    async def _within_room(
-        self, route: _Route, scope: Scope, receive: Receive, call: Call
-    ) -> Answer | Reply | None:
-        if route.endpoint.is_probe:
-            return await self._answer(route, scope, receive, call)
-        if self._active >= self._limits.requests_max:
-            return Problem(
-                type="busy",
-                title="The dispatcher works on as many requests as it may.",
-                status=503,
-                detail="Ask again in a moment.",
-            )
-        self._active += 1
-        try:
-            return await self._answer(route, scope, receive, call)
-        finally:
-            self._active -= 1
 
     async def _answer(
         self, route: _Route, scope: Scope, receive: Receive, call: Call
@@ -155,18 +147,25 @@ class Application:
             return problem
         if (problem := await self._unproved(route, headers, call)) is not None:
             return problem
+        if call.is_known:
+            be_known(scope)
+        admission = self._known if call.is_known else self._anonymous
         if endpoint.params is not None:
             query = scope["query_string"]
             call.params = parameters(endpoint.params, query, path=call.path, names=route.names)
             if isinstance(call.params, Problem):
                 return call.params
         if route.decoder is not None:
-            body = await body_of(headers, receive, route.limits)
+            bytes_max = endpoint.body_bytes_max
+            body = await admission.body(headers, receive, bytes_max=bytes_max)
             if not isinstance(body, bytes):
                 return body
             if (problem := _decode(route, body, call)) is not None:
                 return problem
-        return await self._handle(route, call)
+        if endpoint.is_probe:
+            return await self._handle(route, call)
+        with admission.place() as busy:
+            return busy or await self._handle(route, call)
 
     async def _handle(self, route: _Route, call: Call) -> Answer | Reply:
         return await self._within_time(route, route.endpoint.handler(self._parts, call))

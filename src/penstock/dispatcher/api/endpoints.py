@@ -74,6 +74,8 @@ class Call:
     """The capability token of the header, as it came; nobody has judged it yet."""
     claims: Claims | None = None
     """What the token of the header says, where the endpoint wants one: it is signed by us."""
+    is_known: bool = False
+    """Whether the caller has shown who it is; others have a few places of their own."""
     address: str = ""
     """Where the call comes from."""
     what: str = ""

@@ -126,7 +126,7 @@ async def readyz(parts: Parts, _: Call) -> Answer:
     """Whether this process can serve: its database answers, soon."""
     try:
         async with asyncio.timeout(_READY_SECONDS_MAX):
-            await parts.views.now()
+            await parts.readiness.look()
     except (DatabaseUnavailable, TimeoutError):
         title = "The database does not answer."
         return Problem(type="unavailable", title=title, status=503)

@@ -6,9 +6,11 @@ for the loops of this dispatcher; it returns at once.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from penstock.dispatcher.api.gathering import Gathering
 from penstock.dispatcher.backfills.backfills import Backfills
@@ -31,12 +33,37 @@ from penstock.dispatcher.tasks.lifecycle import BATCH_MAX, Tasks
 from penstock.dispatcher.tasks.values import Ended, Refusal
 from penstock.dispatcher.views.datasets import DatasetViews
 from penstock.dispatcher.views.views import Views
+from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import Entropy, system_entropy
 from penstock.store.base import ObjectStore
+
+_FRESH_SECONDS: Final = 1.0
 
 
 def no_kick() -> None:
     """Leave the loops to their own pace."""
+
+
+class Readiness:
+    """Whether the database answers, asked by one at a time and once a second at most.
+
+    Probes need no identity, and must not take the connections of those who have one.
+    """
+
+    def __init__(self, views: Views) -> None:
+        self._views = views
+        self._asking = asyncio.Lock()
+        self._clock = SystemClock()
+        self._answered_at: float | None = None
+
+    async def look(self) -> None:
+        """Return if it answers. Raises `DatabaseUnavailable`."""
+        async with self._asking:
+            now = self._clock.monotonic()
+            if self._answered_at is None or now - self._answered_at > _FRESH_SECONDS:
+                self._answered_at = None
+                await self._views.now()
+                self._answered_at = now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +105,7 @@ class Parts:
     end: Gathering[Saying, Ended | Refusal] = field(init=False)
     """Ends attempts: those of calls that come at the same time in one transaction."""
     datasets: DatasetViews = field(init=False)
+    readiness: Readiness = field(init=False)
     queues: Queues | None = field(init=False)
     """The queues in the store."""
 
@@ -85,6 +113,7 @@ class Parts:
         end = Gathering(self.tasks.end, key=lambda said: said.fence.task_id, items_max=BATCH_MAX)
         object.__setattr__(self, "end", end)
         object.__setattr__(self, "datasets", DatasetViews(self.database))
+        object.__setattr__(self, "readiness", Readiness(self.views))
         store = self.store
         queues = Queues(store, entropy=self.entropy) if store is not None else None
         object.__setattr__(self, "queues", queues)

@@ -21,7 +21,9 @@ thousands of made-up tasks are no more than one.
 
 Costs no request: keys are held in memory, and read again only for a `kid` that is not known, with a
 floor on how often (`penstock.tokens.verifying`). A signature takes about a tenth of a millisecond
-to verify, so others are let in between a few of them. Called by the application and by handlers.
+to verify, so others are let in between a few of them, the same token is verified once a call, and
+after `WRONG_MAX` wrong ones a call has no more of them verified: made-up tokens, however many, cost
+less than a millisecond a call. Called by the application and by handlers.
 """
 
 from __future__ import annotations
@@ -47,13 +49,17 @@ from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER
 from penstock.dispatcher.wire.problem import Problem
 from penstock.dispatcher.wire.work import TaskResult
 from penstock.kernel.clock import SystemClock
-from penstock.kernel.errors import TokenRefused
+from penstock.kernel.errors import PenstockError, TokenRefused
 from penstock.tokens.claims import INVOKE_AUDIENCE, TASK_AUDIENCE, Claims
 
 Found = TypeVar("Found")
 
 IN_A_ROW_MAX: Final = 32
 """How many tokens are verified before others are let in: a few milliseconds."""
+WRONG_MAX: Final = 8
+"""How many wrong tokens of one call are verified; those that follow are refused unseen."""
+_CHEAP: Final = frozenset({"missing", "malformed", "unknown key"})
+"""What is wrong with tokens that no signature was verified for."""
 _OUTDATED: Final = frozenset({Why.STALE, Why.OVER, Why.DIFFERENT})
 _EXPIRED: Final = "expired"
 _NAMED_MAX: Final = 10
@@ -81,6 +87,9 @@ _NOT_OURS: Final = "PENSTOCK_WORKER_SECRET, or --data, is not that of the dispat
 _NO_TOKEN: Final = (
     f"`{TASK_HEADER}` has to have the capability token of the attempt, or `token` in its entry."
 )
+_UNSEEN: Final = (
+    f"{WRONG_MAX} tokens of this call are wrong, and the token of this entry was not looked at."
+)
 _clock = SystemClock()
 
 
@@ -106,8 +115,17 @@ class Proving:
         Raises what `problems.problem_of` knows if the keys cannot be read.
         """
         call.token = task_token(headers)
+        refusal = await self._refusal(proof, headers, call)
+        if proof not in (Proof.NONE, Proof.EACH_TASK):
+            call.is_known = refusal is None
+        return refusal
+
+    async def _refusal(self, proof: Proof, headers: Headers, call: Call) -> Problem | None:
         match proof:
-            case Proof.NONE | Proof.EACH_TASK:
+            case Proof.NONE:
+                return None
+            case Proof.EACH_TASK:
+                call.is_known = await self._is_known(headers, call)
                 return None
             case Proof.API_TOKEN | Proof.LOOKING:
                 return self._api_refusal(headers, call, is_looking=proof is Proof.LOOKING)
@@ -119,6 +137,22 @@ class Proving:
                 return await self._token_refusal(call, audience=INVOKE_AUDIENCE)
             case Proof.TASK:
                 return await self._token_refusal(call, audience=TASK_AUDIENCE)
+
+    async def _is_known(self, headers: Headers, call: Call) -> bool:
+        """Whether a caller whose body has the proofs has shown in its headers who it is.
+
+        That decides whose places it takes, and nothing else.
+        """
+        if self._parts.identities.judge(*credentials(headers)) is Identified.KNOWN:
+            return True
+        try:
+            call.claims = await _verified(
+                self._parts, call.token, audience=TASK_AUDIENCE, is_expiry_judged=False
+            )
+        except PenstockError:
+            # Not known, or not to be known now: its entries are told which.
+            return False
+        return True
 
     def _api_refusal(self, headers: Headers, call: Call, *, is_looking: bool) -> Problem | None:
         if self._api_token is None:
@@ -182,15 +216,18 @@ async def prove_each(
     """
     found: list[Claims | TaskResult] = []
     unproved: dict[str, list[Held]] = {}
+    seen = {} if call.claims is None else {call.token: call.claims}
+    wrong = 0
     for place, entry in enumerate(entries):
         if place and place % IN_A_ROW_MAX == 0:
             await _clock.sleep(0)
         token = entry.token or (call.token if len(entries) == 1 else "")
         claims: Claims | None = None
         try:
-            claims = await _verified(parts, token, audience=TASK_AUDIENCE, is_expiry_judged=False)
+            claims = await _verified_once(parts, token, seen, wrong=wrong)
             of_attempt(claims, task_id=entry.task_id, attempt=entry.attempt)
         except TokenRefused as error:
+            wrong += error.kind not in _CHEAP
             if claims is None:
                 unproved.setdefault(error.kind, []).append(entry)
             else:
@@ -296,6 +333,17 @@ def note_fenced(parts: Parts, call: Call, found: Iterable[tuple[object, Claims]]
     for answer, claims in found:
         if isinstance(answer, Refusal) and answer.why in _OUTDATED and not answer.is_late:
             note_refused(parts, call, reason=answer.why.value, claims=claims)
+
+
+async def _verified_once(
+    parts: Parts, token: str, seen: dict[str, Claims], *, wrong: int
+) -> Claims:
+    """What the token of an entry says; `seen` are those of the call that are right so far."""
+    if wrong >= WRONG_MAX:
+        raise TokenRefused(_UNSEEN, kind="not verified")
+    if token not in seen:
+        seen[token] = await _verified(parts, token, audience=TASK_AUDIENCE, is_expiry_judged=False)
+    return seen[token]
 
 
 async def _verified(

@@ -1,12 +1,24 @@
 """What a request says, read within bounds: who calls, the parameters, the body.
 
-Every function returns what it has read, or the `Problem` that it is. Called by the application.
+Every function returns what it has read, or the `Problem` that it is. `Admission` is how many
+requests of one kind of callers are received and worked on at a time: each listener has one for
+callers that have shown who they are and a smaller one for all others, so that these never take the
+places of workers. Called by the applications: the API's, the console's and the webhook source's.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+)
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
@@ -25,6 +37,14 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _PARAMETERS_MAX: Final = 100
 _DRAINED_MAX: Final = 8
 """How many times the largest body is heard, and thrown away, so that its sender is answered."""
+KNOWN: Final = "penstock.known"
+"""What the state of a request has, where a server wants to be told that its caller is known."""
+_BUSY: Final = Problem(
+    type="busy",
+    title="The dispatcher works on as many requests as it may.",
+    status=503,
+    detail="Ask again in a moment.",
+)
 _WORKER: Final = WORKER_HEADER.lower().encode()
 _TASK: Final = TASK_HEADER.lower().encode()
 
@@ -39,7 +59,13 @@ class Limits:
     request_seconds_max: float = 20.0
     """How long the dispatcher may take to answer."""
     requests_max: int = 256
-    """How many requests a listener works on at a time."""
+    """How many requests of known callers a listener works on at a time."""
+    anonymous_requests_max: int = 4
+    """How many of all other callers, besides those: fewer than connections to the database."""
+    arriving_max: int = 512
+    """How many bodies may be on their way at a time, of known callers and of others each."""
+    arriving_bytes_max: int = 64 * 2**20
+    """How many bytes bodies on their way may have together, of each."""
 
 
 def credentials(headers: Headers) -> tuple[str, str]:
@@ -77,9 +103,14 @@ def is_of_this_machine(headers: Headers) -> bool:
     A page of another site can have its own name lead here, and its scripts would then be of the
     same site as this server. That name stands in `Host`.
     """
+    return is_asked_as(headers, _LOOPBACK)
+
+
+def is_asked_as(headers: Headers, names: Collection[str]) -> bool:
+    """Whether the host that was asked for is one of these names, in lower case."""
     host = next((value.decode("latin-1") for name, value in headers if name == b"host"), "")
     try:
-        return urlsplit(f"//{host}").hostname in _LOOPBACK
+        return urlsplit(f"//{host}").hostname in names
     except ValueError:
         return False
 
@@ -114,37 +145,90 @@ def parameters(
     return asked
 
 
-async def body_of(headers: Headers, receive: Receive, limits: Limits) -> bytes | Problem | None:
-    """The body of a request; None if the caller has left before its end."""
-    bytes_max = limits.body_bytes_max
-    declared = next((value for name, value in headers if name == b"content-length"), b"0")
-    if declared.isdigit() and int(declared[:20]) > bytes_max * _DRAINED_MAX:
-        return _too_large(bytes_max)
-    try:
-        async with asyncio.timeout(limits.body_seconds_max):
-            return await _read(receive, bytes_max)
-    except TimeoutError:
-        return Problem(type="slow", title="The body did not arrive in time.", status=408)
+def be_known(scope: Mapping[str, Any]) -> None:
+    """Tell the server that this caller has shown who it is: its connection is kept over others."""
+    if (tell := scope.get("state", {}).get(KNOWN)) is not None:
+        tell()
 
 
-async def _read(receive: Receive, bytes_max: int) -> bytes | Problem | None:
-    pieces: list[bytes] = []
-    size = 0
-    while size <= bytes_max * _DRAINED_MAX:
-        message = await receive()
-        if message["type"] != "http.request":
-            return None
-        piece: bytes = message.get("body", b"")
-        size += len(piece)
-        # What is too large is heard to its end, within reason: a caller that is still sending
-        # would not read the answer.
-        if size <= bytes_max:
-            pieces.append(piece)
-        else:
-            pieces.clear()
-        if not message.get("more_body"):
-            break
-    return b"".join(pieces) if size <= bytes_max else _too_large(bytes_max)
+class Admission:
+    """The requests of one kind of callers: bodies on their way, and those that are worked on.
+
+    A body on its way takes no place in work. If there are too many, or they are too large together,
+    the one that began first is given up: honest bodies are there at once, and those that are sent
+    slowly to hold a place are the oldest.
+    """
+
+    def __init__(self, limits: Limits, *, requests_max: int) -> None:
+        self._limits = limits
+        self._requests_max = requests_max
+        self._active = 0
+        self._arriving: dict[asyncio.Timeout, int] = {}
+        """How much of each body is here, by what ends it; the oldest first."""
+
+    @contextmanager
+    def place(self) -> Iterator[Problem | None]:
+        """A place in work while it is entered, or the problem that there is none."""
+        if self._active >= self._requests_max:
+            yield _BUSY
+            return
+        self._active += 1
+        try:
+            yield None
+        finally:
+            self._active -= 1
+
+    async def body(
+        self, headers: Headers, receive: Receive, *, bytes_max: int | None = None
+    ) -> bytes | Problem | None:
+        """The body of a request; None if the caller has left before its end."""
+        bytes_max = bytes_max or self._limits.body_bytes_max
+        declared = next((value for name, value in headers if name == b"content-length"), b"0")
+        if declared.isdigit() and int(declared[:20]) > bytes_max * _DRAINED_MAX:
+            return _too_large(bytes_max)
+        patience = asyncio.timeout(self._limits.body_seconds_max)
+        try:
+            async with patience:
+                return await self._read(receive, patience, bytes_max)
+        except TimeoutError:
+            return Problem(type="slow", title="The body did not arrive in time.", status=408)
+        finally:
+            self._arriving.pop(patience, None)
+
+    async def _read(
+        self, receive: Receive, patience: asyncio.Timeout, bytes_max: int
+    ) -> bytes | Problem | None:
+        pieces: list[bytes] = []
+        size = 0
+        self._note(patience, 0)
+        while size <= bytes_max * _DRAINED_MAX:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            piece: bytes = message.get("body", b"")
+            size += len(piece)
+            # What is too large is heard to its end, within reason: a caller that is still sending
+            # would not read the answer.
+            if size <= bytes_max:
+                pieces.append(piece)
+            else:
+                pieces.clear()
+            if not message.get("more_body"):
+                break
+            self._note(patience, size if pieces else 0)
+        return b"".join(pieces) if size <= bytes_max else _too_large(bytes_max)
+
+    def _note(self, patience: asyncio.Timeout, size: int) -> None:
+        """So much of a body is here; who makes it too much with it has the oldest given up."""
+        self._arriving[patience] = size
+        total = sum(self._arriving.values())
+        while (
+            len(self._arriving) > self._limits.arriving_max
+            or total > self._limits.arriving_bytes_max
+        ):
+            oldest = next(iter(self._arriving))
+            total -= self._arriving.pop(oldest)
+            oldest.reschedule(asyncio.get_running_loop().time())
 
 
 def _too_large(bytes_max: int) -> Problem:

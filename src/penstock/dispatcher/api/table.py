@@ -375,7 +375,9 @@ def internal_app(
 ) -> Application:
     """The application of the internal listener."""
     endpoints = _documented("Penstock, internal", (*INTERNAL, *PROBES), Proof.NONE)
-    return Application("internal", endpoints, parts, limits=limits, clock=clock)
+    return Application(
+        "internal", endpoints, parts, counters=parts.metrics.counters, limits=limits, clock=clock
+    )
 
 
 def public_app(
@@ -383,7 +385,9 @@ def public_app(
 ) -> Application:
     """The application of the public listener."""
     endpoints = _documented("Penstock", (*PUBLIC, *PROBES), Proof.LOOKING)
-    return Application("public", endpoints, parts, limits=limits, clock=clock)
+    return Application(
+        "public", endpoints, parts, counters=parts.metrics.counters, limits=limits, clock=clock
+    )
 
 
 def _documented(title: str, endpoints: Sequence[Endpoint], proof: Proof) -> Sequence[Endpoint]:

@@ -23,6 +23,7 @@ Called by the dispatcher's API, and by a loop (`turn`) in every dispatcher.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any, Final
 
 from psycopg.types.json import Jsonb
@@ -32,6 +33,8 @@ from penstock.dispatcher.backfills.plans import Kind, Plan, Refused, WhyRefused,
 from penstock.dispatcher.dag.model import DISPATCHER_RUNTIME, SourceKind
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.ranges.cutting import Range
+from penstock.dispatcher.routing.ranging import key_ranges
 from penstock.dispatcher.wire.steering import BackfillAnswer, BackfillAsk, BackfillsAnswer
 from penstock.kernel.errors import InvalidInput
 
@@ -68,7 +71,10 @@ class Backfills:
 
         async def work(connection: Connection) -> Plan | Refused:
             found = await _job(connection, ask, plan)
-            return found if isinstance(found, Refused) else plan
+            if isinstance(found, Refused):
+                return found
+            ranges = await _key_ranges(connection, found, plan)
+            return ranges if isinstance(ranges, Refused) else plan
 
         return await self._database.transact(work)
 
@@ -141,6 +147,9 @@ async def _create(connection: Connection, ask: BackfillAsk, plan: Plan) -> Backf
     job = await _job(connection, ask, plan)
     if isinstance(job, Refused):
         return job
+    ranges = await _key_ranges(connection, job, plan)
+    if isinstance(ranges, Refused):
+        return ranges
     asked = {
         "definition": job["definition_id"],
         "generation": job["generation"],
@@ -154,7 +163,12 @@ async def _create(connection: Connection, ask: BackfillAsk, plan: Plan) -> Backf
         # A statement of its own, which sees what somebody else has just made.
         made = await _rows(connection, "find_request", request=ask.request_id)
     elif plan.keys:
-        keys = {"backfill": made[0]["id"], "keys": list(plan.keys)}
+        keys = {
+            "backfill": made[0]["id"],
+            "keys": list(plan.keys),
+            "starts": [ranges.get(key, (None, None))[0] for key in plan.keys],
+            "ends": [ranges.get(key, (None, None))[1] for key in plan.keys],
+        }
         await connection.execute(query("write_backfill_keys"), keys)
     answer = await _answer(connection, made[0]["id"])
     assert answer is not None, "it was just made or found"
@@ -167,6 +181,15 @@ async def _job(connection: Connection, ask: BackfillAsk, plan: Plan) -> dict[str
     if not found:
         return Refused(WhyRefused.UNKNOWN_JOB, f"The DAG in force has no job {ask.job}.")
     return _problem(ask.job, found[0], plan) or found[0]
+
+
+async def _key_ranges(
+    connection: Connection, job: dict[str, Any], plan: Plan
+) -> Mapping[str, Range] | Refused:
+    if not plan.keys:
+        return {}
+    found = await key_ranges(connection, plan.keys, job=job)
+    return Refused(WhyRefused.INVALID, found) if isinstance(found, str) else found
 
 
 def _problem(name: str, job: dict[str, Any], plan: Plan) -> Refused | None:

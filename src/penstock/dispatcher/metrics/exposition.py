@@ -1,14 +1,15 @@
 """Figures in the text format of Prometheus. Pure.
 
-Everything is a gauge, for everything is read from the tables as it is at the moment: any dispatcher
-gives the same figures, so scrape one of them, or take the maximum. Rates are what has happened in
-the last minute.
+Gauges are read from the tables as they are at the moment: any dispatcher gives the same, so take
+the maximum over all instances. Counters and histograms are of the dispatcher that is asked: scrape
+every one of them, and take the sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from penstock.dispatcher.metrics.counters import Counters
 from penstock.dispatcher.metrics.figures import Figures
 from penstock.kernel.exposition import Family, Labels, exposed
 
@@ -17,9 +18,10 @@ def _gauge(name: str, about: str, values: Sequence[tuple[Labels, float]]) -> Fam
     return Family(name, about, values=values)
 
 
-def exposition(figures: Figures) -> str:
+def exposition(figures: Figures, counters: Counters) -> str:
     """The text that a scrape is answered."""
-    return exposed((*_overall(figures), *_operators(figures), *_jobs(figures)))
+    gauges = (*_overall(figures), *_operators(figures), *_jobs(figures))
+    return exposed((*gauges, *counters.families()))
 
 
 def _overall(figures: Figures) -> Iterator[Family]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.metrics.counters import Counters
 from penstock.dispatcher.metrics.exposition import exposition
 from penstock.dispatcher.metrics.figures import Figures, JobFigures
 from penstock.dispatcher.pressure.pressures import wake_jobs
@@ -24,8 +25,10 @@ _SETTLED = (Status.COMPLETED, Status.DEAD, Status.CANCELLED)
 class Metrics:
     """The figures of all dispatchers that share a database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, counters: Counters | None = None) -> None:
         self._database = database
+        self.counters = counters or Counters()
+        """Those of this dispatcher alone."""
 
     async def figures(self) -> Figures:
         """One look at everything."""
@@ -33,7 +36,7 @@ class Metrics:
 
     async def text(self) -> str:
         """The figures in the text format of Prometheus."""
-        return exposition(await self.figures())
+        return exposition(await self.figures(), self.counters)
 
     async def operators(self) -> OperatorsAnswer:
         """What runs and waits for each operator, and how much should run."""

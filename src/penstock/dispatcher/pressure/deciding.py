@@ -29,7 +29,8 @@ from penstock.dispatcher.dag.units import duration_text
 from penstock.dispatcher.pressure.values import CAUSE, Decision, Measure, Pause, Scope, State
 
 ALL_FROM: Final = 1.5
-"""At this many times its limit a queue makes all of its upstream pause, not only what is bulk."""
+"""At this many times its limit a queue makes all of its upstream pause, not only what is bulk.
+Routing fills it no further: see `penstock_depth_max`."""
 DEPTH_SHOWN_MAX: Final = 10_000
 
 

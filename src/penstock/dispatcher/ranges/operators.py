@@ -32,7 +32,14 @@ from penstock.dispatcher.ranges.cutting import PIECES_MAX, Range, key, pieces, w
 from penstock.dispatcher.routing.router import route_events
 from penstock.dispatcher.tasks.ending import Route, end
 from penstock.dispatcher.tasks.lifecycle import Tasks
-from penstock.dispatcher.tasks.values import Claimed, Completion, Failure, Output, Refusal
+from penstock.dispatcher.tasks.values import (
+    Claimed,
+    Completion,
+    Failure,
+    Measured,
+    Output,
+    Refusal,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -61,20 +68,23 @@ class RangeOperators:
             is_more |= len(claimed) == CLAIM_MAX
             left = list(claimed)
             for some in _batches(claimed):
-                await self._database.transact(functools.partial(self._run, tasks=some))
+                ended = await self._database.transact(functools.partial(self._run, tasks=some))
+                self._tasks.counters.note_ended(ended)
                 left = [each for each in left if each not in some]
                 if left:
                     # Those that wait for their turn are in good hands.
                     await self._tasks.heartbeat([each.fence for each in left])
         return 0.0 if is_more else None
 
-    async def _run(self, connection: Connection, tasks: Sequence[Claimed]) -> None:
-        """Compute and end tasks of one job and one generation."""
+    async def _run(self, connection: Connection, tasks: Sequence[Claimed]) -> Sequence[Measured]:
+        """Compute and end tasks of one job and one generation; returns what has ended."""
         sayings = await run(connection, tasks)
-        for each in await end(connection, sayings, route=self._route):
+        answers, measured = await end(connection, sayings, route=self._route)
+        for each in answers:
             if isinstance(each, Refusal):
                 # Cancelled or reaped in the meantime: nothing of it was published.
                 _log.info("task %s was not ended: %s", each.task_id, each.why)
+        return measured
 
 
 def _batches(tasks: Sequence[Claimed]) -> Iterator[Sequence[Claimed]]:

@@ -100,18 +100,66 @@ def implied(
     return found
 
 
+async def key_ranges(
+    connection: Connection, keys: Sequence[str], *, job: Mapping[str, Any]
+) -> Mapping[str, Range] | str:
+    """Ranges for keys of a job that nothing was ever told of, as a backfill computes them.
+
+    The one that the key implies by an interval source that the job reads, or by a range operator
+    downstream. A sentence if a key has none, and needs one: what a task of Spark makes has the
+    range of the task, and no other. `job` is a row of `find_backfill_job`.
+    """
+    places = [*job["inputs"], *job["outputs"]]
+    asked = [_place(dataset, place=n, key=None) for n, dataset in enumerate(places)]
+    about = {places[row["place"]]: row for row in await _rows(connection, "range_readers", asked)}
+    sources = [
+        source
+        for dataset in job["inputs"]
+        if (source := about[dataset]["source"] or {}).get("emits") == Emits.INTERVAL
+    ]
+    ranged = [dataset for dataset in job["outputs"] if about[dataset]["readers"]]
+    if not sources and not ranged:
+        return {}
+    wanted = {"job": job["job_id"], "generation": job["generation"], "keys": list(keys)}
+    found = await (await connection.execute(query("unranged_keys"), wanted)).fetchall()
+    unknown = [row["partition_key"] for row in found]
+    pairs = [(key, dataset) for key in unknown for dataset in ranged]
+    asked = [_place(dataset, place=n, key=key) for n, (key, dataset) in enumerate(pairs)]
+    readers: dict[str, list[Reader]] = {key: [] for key in unknown}
+    for row in await _rows(connection, "range_readers", asked):
+        readers[pairs[row["place"]][0]] += msgspec.convert(row["readers"] or [], list[Reader])
+    ranges: dict[str, Range] = {}
+    for key in unknown:
+        said = (implied(key, source=each, readers=()) for each in sources)
+        range_ = next(filter(None, said), None) or implied(key, source={}, readers=readers[key])
+        if range_:
+            ranges[key] = range_
+        elif job["runtime"] == "spark" and (sure := _sure(readers[key])):
+            return (
+                f"No range of the partition {key!r} is known, and {sure};"
+                " give a start, an end and a step."
+            )
+    return ranges
+
+
 def lack(event: NewEvent, readers: Sequence[Reader]) -> str:
     """What to send with an event that needs a range and has none; empty if it needs none."""
-    sure = next((each for each in readers if each.is_sure), None)
-    if sure is None:
+    if not (who := _sure(readers)):
         return ""
-    who = f"the job {sure.job!r} downstream ({sure.operator}) works on ranges"
     if event.partition_key is None:
         return f"This event has no partition, and {who}; send a partition, with a start and an end."
     return (
         f"No range of the partition {event.partition_key!r} is known, and {who}; send a start and"
         " an end with it."
     )
+
+
+def _sure(readers: Sequence[Reader]) -> str:
+    """Who works on ranges, of those that get none otherwise; empty if nobody does."""
+    sure = next((each for each in readers if each.is_sure), None)
+    if sure is None:
+        return ""
+    return f"the job {sure.job!r} downstream ({sure.operator}) works on ranges"
 
 
 def _interval(key: str, source: Mapping[str, Any]) -> Range | None:
@@ -162,6 +210,10 @@ def _row(event: NewEvent, *, place: int, prefix: str) -> dict[str, Any]:
         "cursor": event.cursor,
         "dedupe": prefix + event.event_id,
     }
+
+
+def _place(dataset: str, *, place: int, key: str | None) -> dict[str, Any]:
+    return {"place": place, "dataset_id": dataset, "partition_key": key, "cursor": None}
 
 
 async def _rows(

@@ -24,6 +24,7 @@ Invariants:
 - Tasks of one job and partition are numbered in the order in which they are committed, so that the
   one with the highest number, whose output counts, sees what led to all others.
 - What a paused source has sent stays pending until it is resumed: no tasks are made of it.
+- What leads to a job with `max_queue_depth` is held, and routed in windows: see `held`.
 - Tasks, wake-ups and the mark on the event are one statement. A crash leaves an event pending,
   with no task, or routed, with all.
 - Any number of routers may run: each takes events that no other has in hand. What comes later of a
@@ -44,6 +45,7 @@ from psycopg.types.json import Jsonb
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.payloads import payload_fault
+from penstock.dispatcher.routing.held import pick_held, write_rooms
 from penstock.dispatcher.routing.ranging import with_ranges
 from penstock.dispatcher.routing.values import (
     Acceptance,
@@ -51,6 +53,7 @@ from penstock.dispatcher.routing.values import (
     NewEvent,
     NotAccepted,
     Routed,
+    Status,
     WhyRefused,
 )
 from penstock.kernel.errors import InvalidInput
@@ -86,20 +89,38 @@ class Routing:
         )
 
     async def route(self, *, limit: int = 1000) -> Routed:
-        """Make tasks of pending events, the oldest first. All zero means that none was free."""
+        """Make tasks of pending events, the oldest first, and of held ones that there is room for.
+
+        All zero means that none was free.
+        """
         if not 1 <= limit <= BATCH_MAX:
             raise InvalidInput(f"One call routes 1 to {BATCH_MAX} events, not {limit}.")
 
-        async def work(connection: Connection) -> Routed:
+        async def work(connection: Connection) -> tuple[Routed, bool]:
             rows = await _rows(connection, "take_pending", limit=limit)
-            if not rows:
-                return Routed(0, 0, 0)
-            # Of a publication that is routed again: see the order of tasks above.
-            await share_publications(connection, rows)
-            await _share(connection, {(row["dataset"], row["generation"]) for row in rows})
-            return await _route(connection, [row["seq"] for row in rows])
+            routed = await _settle_and_route(connection, rows, Status.PENDING)
+            (held,) = await _rows(connection, "is_held")
+            return routed, held["is_held"]
 
-        return await self._database.transact(work)
+        async def window(connection: Connection) -> Routed:
+            picked = await pick_held(connection, limit=limit)
+            routed = await _settle_and_route(connection, picked.events, Status.HELD)
+            await write_rooms(connection, picked)
+            return routed
+
+        routed, is_held = await self._database.transact(work)
+        return routed + await self._database.transact(window) if is_held else routed
+
+
+async def _settle_and_route(
+    connection: Connection, rows: Sequence[Mapping[str, Any]], status: Status
+) -> Routed:
+    if not rows:
+        return Routed(0, 0, 0)
+    # Of a publication that is routed again: see the order of tasks above.
+    await share_publications(connection, rows)
+    await _share(connection, {(row["dataset"], row["generation"]) for row in rows})
+    return await _route(connection, [row["seq"] for row in rows], status=status)
 
 
 async def route_events(connection: Connection, events: Sequence[int]) -> None:
@@ -141,12 +162,22 @@ async def _route(
     connection: Connection,
     events: Sequence[int],
     *,
+    status: Status = Status.PENDING,
     only: str | None = None,
     backfill: int | None = None,
 ) -> Routed:
-    asked = {"events": list(events), "only": only, "backfill": backfill}
-    await connection.execute(query("lock_readers"), {"events": asked["events"]})
-    (row,) = await _rows(connection, "route", **asked)
+    left = list(events)
+    reached = await _rows(connection, "lock_readers", events=left)
+    limited = {each for row in reached for each in row["limited"] or ()}
+    if limited and status is Status.PENDING and only is None:
+        asked = {"events": left, "datasets": sorted(limited)}
+        held = {row["seq"] for row in await _rows(connection, "hold_events", **asked)}
+        left = [seq for seq in left if seq not in held]
+        if not left:
+            return Routed(0, 0, 0)
+    (row,) = await _rows(
+        connection, "route", events=left, status=status, only=only, backfill=backfill
+    )
     return Routed(**row)
 
 

@@ -67,6 +67,14 @@ class NotAccepted:
     detail: str = ""
 
 
+class Status(StrEnum):
+    """What an event is that is to be routed."""
+
+    PENDING = "pending"
+    HELD = "held"
+    """It waits for room in a queue with a limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class Routed:
     """What one turn of routing has done."""
@@ -77,3 +85,8 @@ class Routed:
     """Events of generations that have left in the meantime."""
     tasks: int
     """Tasks that were not there before."""
+
+    def __add__(self, other: Routed) -> Routed:
+        return Routed(
+            self.routed + other.routed, self.audited + other.audited, self.tasks + other.tasks
+        )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from penstock.dispatcher.api.requests import Limits, Message, Receive, body_of
+from penstock.dispatcher.api.requests import Admission, Limits, Message, Receive
 from penstock.dispatcher.sources.client import SourceClient
 from penstock.dispatcher.sources.reading import BODY_BYTES_MAX, Reply, Request, problem
 from penstock.dispatcher.sources.receiving import Receiver
@@ -31,14 +31,18 @@ class WebhookApp:
     def __init__(
         self, client: SourceClient, *, clock: Clock, entropy: Entropy, token: str | None = None
     ) -> None:
+        self._admission = Admission(_LIMITS, requests_max=_LIMITS.requests_max)
         self._receiver = Receiver(client, clock=clock, entropy=entropy, token=token)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        body = await body_of(scope["headers"], receive, _LIMITS)
-        if body is not None:
-            await _send(send, await self._reply(scope, body))
+        body = await self._admission.body(scope["headers"], receive)
+        if body is None:
+            return
+        with self._admission.place() as busy:
+            reply = await self._reply(scope, busy or body)
+        await _send(send, reply)
 
     async def _reply(self, scope: Any, body: bytes | Problem) -> Reply:
         if isinstance(body, Problem):

@@ -55,6 +55,51 @@ CROSS JOIN LATERAL (
 WHERE dead.count >= %(at_least)s
 ORDER BY job.name
 
+-- name: failure_rates_of_jobs
+-- By the latest 20,000 attempts of all jobs that have ended within the time: no more are ever read.
+-- What was cancelled, or given back, says nothing of the job.
+WITH ended AS MATERIALIZED (
+    SELECT attempt.task_id, attempt.reason, attempt.ended_at,
+           attempt.outcome <> 'completed' AS is_failed
+    FROM attempt
+    WHERE attempt.ended_at > penstock_now() - %(within)s * interval '1 second'
+      AND attempt.outcome IN ('completed', 'failed', 'expired')
+    ORDER BY attempt.ended_at DESC
+    LIMIT 20000
+)
+SELECT job.name AS subject, count(*), count(*) FILTER (WHERE ended.is_failed) AS failed,
+       (array_agg(task.id ORDER BY ended.ended_at DESC, task.id DESC)
+            FILTER (WHERE ended.is_failed))[1]
+           AS task_id,
+       (array_agg(ended.reason ORDER BY ended.ended_at DESC, task.id DESC)
+            FILTER (WHERE ended.is_failed))[1]
+           AS reason
+FROM ended
+JOIN task ON task.id = ended.task_id
+JOIN job ON job.id = task.job_id
+WHERE EXISTS (SELECT FROM dag_current JOIN dag_job USING (dag_version_id)
+              WHERE dag_job.job_id = job.id)
+GROUP BY job.name
+HAVING count(*) >= %(at_least)s
+   AND count(*) FILTER (WHERE ended.is_failed) * 100 >= %(percent)s * count(*)
+ORDER BY job.name
+
+-- name: parked_messages
+-- One row if so many are parked.
+SELECT parked.count, last.kind, last.target, last.last_error AS reason
+FROM (
+    SELECT count(*)
+    FROM (SELECT FROM outbox WHERE parked_at IS NOT NULL LIMIT 10000) AS first
+) AS parked
+CROSS JOIN LATERAL (
+    SELECT outbox.kind, outbox.target, outbox.last_error
+    FROM outbox
+    WHERE outbox.parked_at IS NOT NULL
+    ORDER BY outbox.parked_at DESC, outbox.id DESC
+    LIMIT 1
+) AS last
+WHERE parked.count >= %(at_least)s
+
 -- name: ages_of_datasets
 -- When each dataset of the DAG in force was last published; one that a source writes is published by
 -- nobody, and its events tell. What has none yet is as old as its generation.

@@ -2,8 +2,15 @@
 -- Whoever moves a backfill holds the deployment's lock, shared, and then the row of the backfill.
 
 -- name: find_backfill_job
-SELECT dag_job.definition_id, dag_job.generation::text, definition.runtime,
-       definition.body -> 'source' ->> 'kind' AS source
+SELECT dag_job.job_id, dag_job.definition_id, dag_job.generation::text, definition.runtime,
+       definition.body -> 'source' ->> 'kind' AS source,
+       ARRAY (
+           SELECT DISTINCT inputs.dataset_id::text
+           FROM penstock_inputs(dag_job.job_id, dag_job.generation) AS inputs
+           WHERE inputs.is_trigger) AS inputs,
+       ARRAY (
+           SELECT dataset_id::text FROM generation
+           WHERE generation.version = dag_job.generation) AS outputs
 FROM dag_current
 JOIN dag_job USING (dag_version_id)
 JOIN job ON job.id = dag_job.job_id
@@ -12,15 +19,44 @@ WHERE job.name = %(job)s
 
 -- name: write_backfill
 INSERT INTO backfill (definition_id, generation, plan, partitions, concurrency_max, request_id)
-VALUES (
-    %(definition)s, %(generation)s::uuid, %(plan)s, %(partitions)s, %(concurrency)s, %(request)s)
+SELECT %(definition)s, %(generation)s::uuid, %(plan)s, %(partitions)s, %(concurrency)s, %(request)s
+-- So that a request that is repeated takes no number.
+WHERE NOT EXISTS (SELECT FROM backfill WHERE request_id = %(request)s)
 ON CONFLICT (request_id) DO NOTHING
 RETURNING id
 
 -- name: write_backfill_keys
-INSERT INTO backfill_key (backfill_id, position, partition_key)
-SELECT %(backfill)s, listed.place - 1, listed.partition_key
-FROM unnest(%(keys)s::text[]) WITH ORDINALITY AS listed(partition_key, place)
+INSERT INTO backfill_key (backfill_id, position, partition_key, range_start, range_end)
+SELECT %(backfill)s, listed.place - 1, listed.partition_key, listed.range_start, listed.range_end
+FROM unnest(%(keys)s::text[], %(starts)s::bigint[], %(ends)s::bigint[])
+    WITH ORDINALITY AS listed(partition_key, range_start, range_end, place)
+
+-- name: unranged_keys
+-- Those of which neither the job nor its inputs know a range: see make_keys.
+WITH places AS MATERIALIZED (
+    SELECT inputs.dataset_id, inputs.generation
+    FROM penstock_inputs(%(job)s, %(generation)s::uuid) AS inputs
+    UNION
+    SELECT generation.dataset_id, generation.version
+    FROM dataset
+    JOIN generation ON generation.dataset_id = dataset.id
+    WHERE dataset.job_id = %(job)s
+)
+SELECT wanted.partition_key
+FROM unnest(%(keys)s::text[]) WITH ORDINALITY AS wanted(partition_key, place)
+WHERE NOT EXISTS (
+    SELECT
+    FROM places
+    CROSS JOIN LATERAL (
+        SELECT event.range_start
+        FROM event
+        WHERE event.dataset_id = places.dataset_id AND event.generation = places.generation
+          AND event.partition_key = wanted.partition_key
+        ORDER BY event.seq DESC
+        LIMIT 20
+    ) AS found
+    WHERE found.range_start IS NOT NULL)
+ORDER BY wanted.place
 
 -- name: find_request
 SELECT id FROM backfill WHERE request_id = %(request)s
@@ -33,10 +69,10 @@ SELECT backfill.id, job.name AS job, coalesce(backfill.plan ->> 'kind', '') AS k
           AND task.status IN ('queued', 'retrying', 'running')) AS open,
        (SELECT count(*) FROM task
         WHERE task.backfill_id = backfill.id AND task.backfill_id IS NOT NULL
-          AND task.status = 'dead') AS dead,
+          AND task.status = 'dead') + backfill.dead_gone AS dead,
        (SELECT count(*) FROM task
         WHERE task.backfill_id = backfill.id AND task.backfill_id IS NOT NULL
-          AND task.status = 'cancelled') AS cancelled,
+          AND task.status = 'cancelled') + backfill.cancelled_gone AS cancelled,
        backfill.concurrency_max AS concurrency, backfill.created_at
 FROM backfill
 JOIN job_definition AS definition ON definition.id = backfill.definition_id
@@ -158,7 +194,7 @@ RETURNING id
 
 -- name: make_keys
 -- A key that the job or one of its inputs has as a range is a range for the task as well, also if
--- the last of its events have lost it.
+-- the last of its events have lost it. One that was never seen has the range that its key implies.
 WITH plan AS MATERIALIZED (
     SELECT backfill.id, backfill.position, backfill.generation, definition.job_id,
            definition.id AS definition_id, definition.operator, definition.max_attempts,
@@ -182,8 +218,9 @@ WITH plan AS MATERIALIZED (
     JOIN dataset ON dataset.job_id = plan.job_id
     JOIN generation ON generation.dataset_id = dataset.id
 ), partitions AS (
-    SELECT plan.*, listed.position AS place, listed.partition_key, known.range_start,
-           known.range_end
+    SELECT plan.*, listed.position AS place, listed.partition_key,
+           coalesce(known.range_start, listed.range_start) AS range_start,
+           coalesce(known.range_end, listed.range_end) AS range_end
     FROM plan
     JOIN backfill_key AS listed
         ON listed.backfill_id = plan.id AND listed.position >= plan.position

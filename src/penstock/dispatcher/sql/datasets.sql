@@ -181,7 +181,8 @@ WHERE (counted.place > %(partitions)s::bigint
   AND NOT EXISTS (
       SELECT FROM event
       WHERE event.dataset_id = %(dataset)s::uuid AND event.generation = %(generation)s::uuid
-        AND event.partition_key = counted.partition_key AND event.routed = 'pending')
+        AND event.partition_key = counted.partition_key
+        AND event.routed IN ('pending', 'held'))
   AND NOT EXISTS (
       SELECT FROM backfill
       WHERE backfill.state IN ('running', 'paused')

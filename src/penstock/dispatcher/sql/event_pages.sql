@@ -13,8 +13,8 @@ LIMIT 1
 SELECT event.seq, dataset.name AS dataset, job.name AS job,
        generation.state AS generation_state, event.cursor,
        event.partition_key, event.range_start, event.range_end, event.dedupe, event.task_id,
-       event.revision, event.routed, event.why_not, event.received_at,
-       left(event.payload::text, 2000) AS payload
+       event.revision, replace(event.routed, 'held', 'pending') AS routed, event.why_not,
+       event.received_at, left(event.payload::text, 2000) AS payload
 FROM event
 JOIN dataset ON dataset.id = event.dataset_id
 LEFT JOIN job ON job.id = dataset.job_id
@@ -29,8 +29,8 @@ LIMIT %(limit)s
 SELECT event.seq, dataset.name AS dataset, job.name AS job,
        generation.state AS generation_state, event.cursor,
        event.partition_key, event.range_start, event.range_end, event.dedupe, event.task_id,
-       event.revision, event.routed, event.why_not, event.received_at,
-       left(event.payload::text, 2000) AS payload
+       event.revision, replace(event.routed, 'held', 'pending') AS routed, event.why_not,
+       event.received_at, left(event.payload::text, 2000) AS payload
 FROM event
 JOIN dataset ON dataset.id = event.dataset_id
 LEFT JOIN job ON job.id = dataset.job_id
@@ -56,8 +56,8 @@ WITH found AS (
 SELECT event.seq, dataset.name AS dataset, job.name AS job,
        generation.state AS generation_state, event.cursor,
        event.partition_key, event.range_start, event.range_end, event.dedupe, event.task_id,
-       event.revision, event.routed, event.why_not, event.received_at,
-       left(event.payload::text, 2000) AS payload
+       event.revision, replace(event.routed, 'held', 'pending') AS routed, event.why_not,
+       event.received_at, left(event.payload::text, 2000) AS payload
 FROM found
 JOIN event ON event.seq = found.seq
 JOIN dataset ON dataset.id = event.dataset_id

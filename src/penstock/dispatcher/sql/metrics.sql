@@ -114,7 +114,9 @@ ORDER BY job.name
 -- name: overall_figures
 SELECT penstock_now() AS now,
        (SELECT count(*) FROM (
-            SELECT FROM event WHERE routed = 'pending' LIMIT 10000) AS first) AS events_pending,
+            (SELECT FROM event WHERE routed = 'pending' LIMIT 10000)
+            UNION ALL (SELECT FROM event WHERE routed = 'held' LIMIT 10000)
+            LIMIT 10000) AS first) AS events_pending,
        coalesce((
             SELECT extract(epoch FROM penstock_now() - event.received_at)
             FROM event WHERE routed = 'pending' ORDER BY seq LIMIT 1), 0)::double precision

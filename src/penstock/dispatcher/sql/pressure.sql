@@ -158,7 +158,18 @@ WHERE definition.runtime = 'lambda'
 
 -- name: shown_pressure
 SELECT job.name AS job, pressure.pressed, pressure.depth, pressure.oldest_seconds, pressure.reason,
-       pressure.since
+       pressure.since,
+       (SELECT count(*)
+        FROM (
+            SELECT
+            FROM (
+                SELECT DISTINCT edge.dataset_id
+                FROM dag_current
+                JOIN edge USING (dag_version_id)
+                WHERE edge.job_id = job.id AND edge.is_trigger) AS inputs
+            JOIN event ON event.routed = 'held' AND event.dataset_id = inputs.dataset_id
+            WHERE job.max_queue_depth IS NOT NULL
+            LIMIT 10000) AS waiting) AS held
 FROM pressure
 JOIN job ON job.id = pressure.job_id
 ORDER BY job.name

@@ -7,15 +7,8 @@
 SELECT seq, dataset_id::text AS dataset, generation::text,
        coalesce(partition_key, '') AS partition_key, revision IS NOT NULL AS is_published
 FROM event
-WHERE routed = 'pending' AND (revision IS NOT NULL OR dataset_id NOT IN (
-    SELECT dataset.id
-    FROM pause
-    JOIN dataset ON dataset.job_id = pause.job_id
-    JOIN dag_job ON dag_job.job_id = pause.job_id
-        AND dag_job.dag_version_id = (SELECT dag_version_id FROM dag_current)
-    JOIN job_definition AS definition ON definition.id = dag_job.definition_id
-    WHERE definition.body ->> 'activation' = 'source'
-      AND (pause.scope = 'all' OR definition.priority = 'bulk')))
+WHERE routed = 'pending'
+  AND (revision IS NOT NULL OR dataset_id NOT IN (SELECT penstock_paused_datasets()))
 ORDER BY seq
 LIMIT %(limit)s
 FOR NO KEY UPDATE SKIP LOCKED
@@ -28,7 +21,7 @@ WHERE seq = ANY (%(events)s::bigint[])
 -- name: route
 -- Events to tasks and wake-ups, and what was done written to the events: all that routing is. With
 -- `only` it is a rebuild: whatever the events have become before, they reach this generation alone,
--- by the same keys, as tasks of a backfill.
+-- by the same keys, as tasks of a backfill. `status` is what the events are: pending, or held.
 WITH in_force AS MATERIALIZED (
     SELECT dag_job.*
     FROM dag_job
@@ -107,6 +100,19 @@ WITH in_force AS MATERIALIZED (
           WHERE asked.seq = ANY (%(events)s::bigint[]) AND asked.revision IS NULL)
       AND seq <> ALL (%(events)s::bigint[])
     GROUP BY dataset_id, generation, coalesce(partition_key, '')
+    UNION ALL
+    -- What another router has held since these were picked.
+    SELECT earlier.dataset_id, earlier.generation, coalesce(earlier.partition_key, ''),
+           min(earlier.seq)
+    FROM (
+        SELECT dataset_id, max(seq) AS upto FROM event
+        WHERE seq = ANY (%(events)s::bigint[])
+        GROUP BY dataset_id
+    ) AS asked
+    JOIN event AS earlier ON earlier.routed = 'held' AND earlier.dataset_id = asked.dataset_id
+        AND earlier.seq < asked.upto AND earlier.seq <> ALL (%(events)s::bigint[])
+    WHERE %(status)s::text = 'held' AND earlier.revision IS NULL
+    GROUP BY earlier.dataset_id, earlier.generation, coalesce(earlier.partition_key, '')
 ), judged AS MATERIALIZED (
     SELECT event.*,
            CASE
@@ -121,7 +127,7 @@ WITH in_force AS MATERIALIZED (
     LEFT JOIN generation
         ON generation.dataset_id = event.dataset_id AND generation.version = event.generation
     WHERE event.seq = ANY (%(events)s::bigint[])
-      AND (event.routed = 'pending' OR %(only)s::uuid IS NOT NULL)
+      AND (event.routed = %(status)s::text OR %(only)s::uuid IS NOT NULL)
       AND NOT (event.revision IS NULL AND EXISTS (
           SELECT FROM in_hand
           WHERE in_hand.dataset_id = event.dataset_id AND in_hand.generation = event.generation

@@ -29,10 +29,12 @@ FOR SHARE
 -- A job that waits for all of its inputs needs the order too, or two inputs that come at once would
 -- both miss the other. What has no partition is the last that any partition may wait for, so whoever
 -- routes it has the first lock alone.
+-- Says of which datasets a job with a limit reads, for whose queue there may be no room.
 SELECT CASE places.kind
            WHEN 1 THEN pg_advisory_xact_lock_shared(1885697108, places.place)
            WHEN 2 THEN pg_advisory_xact_lock(1885697108, places.place)
-           ELSE pg_advisory_xact_lock(1885697107, places.place) END
+           ELSE pg_advisory_xact_lock(1885697107, places.place) END,
+       places.limited
 FROM (
     WITH versions AS MATERIALIZED (
         SELECT dag_version_id FROM dag_current
@@ -45,7 +47,7 @@ FROM (
         WHERE next.state = 'building'
         GROUP BY dag_job.generation
     ), reached AS MATERIALIZED (
-        SELECT DISTINCT edge.job_id, hashtext(coalesce(event.partition_key, '')) & 63 AS place,
+        SELECT DISTINCT edge.job_id, edge.dataset_id, hashtext(coalesce(event.partition_key, '')) & 63 AS place,
                event.revision IS NULL OR waits.is_all OR EXISTS (
                    SELECT FROM edge AS other
                    WHERE other.dag_version_id = edge.dag_version_id AND other.job_id = edge.job_id
@@ -61,11 +63,13 @@ FROM (
         ) AS waits
         WHERE event.seq = ANY (%(events)s::bigint[])
     )
-    SELECT CASE WHEN bool_or(is_alone) THEN 2 ELSE 1 END AS kind, job_id AS place, 1 AS turn
+    SELECT CASE WHEN bool_or(is_alone) THEN 2 ELSE 1 END AS kind, job_id AS place, 1 AS turn,
+           CASE WHEN (SELECT max_queue_depth FROM job WHERE id = job_id) IS NOT NULL
+                THEN array_agg(DISTINCT dataset_id::text) END AS limited
     FROM reached
     GROUP BY job_id
     UNION ALL
-    SELECT DISTINCT 3, job_id * 64 + place, 2 FROM reached WHERE is_ordered
+    SELECT DISTINCT 3, job_id * 64 + place, 2, NULL::text[] FROM reached WHERE is_ordered
     ORDER BY turn, place
     OFFSET 0
 ) AS places

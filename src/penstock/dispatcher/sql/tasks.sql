@@ -192,6 +192,8 @@ WITH claimed AS (
 SELECT claimed.id AS task_id, claimed.attempt, claimed.lease_token, claimed.lease_expires_at,
        claimed.heartbeat_ms, claimed.timeout_ms, claimed.payload, claimed.body AS definition,
        claimed.definition_id, claimed.runtime, claimed.operator, claimed.generation::text, job.name AS job,
+       greatest(0, extract(epoch FROM claimed.claimed_at - claimed.due_at))::double precision
+           AS waited_seconds,
        (SELECT coalesce(
             jsonb_object_agg(reading.input, jsonb_build_object(
                 'dataset', reading.dataset, 'uuid', reading.dataset_id,

@@ -97,7 +97,7 @@ WITH asked AS (
         ON generation.dataset_id = dataset.id AND generation.version = task.generation
     WHERE generation.version IS NULL
 ), held AS MATERIALIZED (
-    SELECT task.id, asked.delayed, before.releases,
+    SELECT task.id, task.claimed_at, asked.delayed, before.releases,
            asked.reason || CASE WHEN asked.released AND before.releases >= %(releases_max)s
                                 THEN %(released_out)s ELSE '' END AS reason,
            CASE
@@ -149,6 +149,8 @@ RETURNING task.id AS task_id, task.attempt, task.status,
           task.generation::text, definition.update_mode,
           task.payload ->> 'partition_key' AS own_key, task.payload -> 'start' AS own_start,
           task.payload -> 'end' AS own_end,
+          (SELECT job.name FROM job WHERE job.id = task.job_id) AS job,
+          extract(epoch FROM penstock_now() - held.claimed_at)::double precision AS ran_seconds,
           EXISTS (SELECT FROM job
                   WHERE job.id = task.job_id AND job.max_concurrency IS NOT NULL)
           OR EXISTS (SELECT FROM operator
@@ -311,7 +313,7 @@ RETURNING quiet_until, quiet_until > penstock_now() AS is_quiet
 
 -- name: reap
 WITH over AS MATERIALIZED (
-    SELECT task.id, task.worker,
+    SELECT task.id, task.worker, task.claimed_at,
            CASE
                WHEN task.cancel_asked THEN 'cancelled'
                WHEN task.attempt < task.attempt_limit THEN 'retrying'
@@ -338,4 +340,6 @@ SET status = over.status,
     lease_token = NULL, lease_expires_at = NULL, worker = NULL, claimed_at = NULL
 FROM over, job_definition AS definition
 WHERE task.id = over.id AND task.status = 'running' AND definition.id = task.definition_id
-RETURNING task.id AS task_id, task.attempt, task.status, task.due_at, task.reason, over.worker
+RETURNING task.id AS task_id, task.attempt, task.status, task.due_at, task.reason, over.worker,
+          (SELECT job.name FROM job WHERE job.id = task.job_id) AS job,
+          extract(epoch FROM penstock_now() - over.claimed_at)::double precision AS ran_seconds

@@ -41,6 +41,7 @@ from penstock.dispatcher.tasks.values import (
     Completion,
     Ended,
     Failure,
+    Measured,
     Output,
     Published,
     Publishing,
@@ -78,8 +79,8 @@ async def no_route(connection: Connection, events: Sequence[int]) -> None:
 
 async def end(
     connection: Connection, sayings: Sequence[Saying], *, route: Route
-) -> tuple[Ended | Refusal, ...]:
-    """End attempts as their workers say, and answer each in its place."""
+) -> tuple[tuple[Ended | Refusal, ...], tuple[Measured, ...]]:
+    """End attempts as their workers say: the answer to each in its place, and what has ended."""
     refused = {
         each.fence.task_id: (Why.OUTPUTS, told)
         for each in sayings
@@ -111,7 +112,12 @@ async def end(
     await _wake_freed(connection, [row["task_id"] for row in rows.values() if row["is_limited"]])
     left = [each for each in sayings if each.fence.task_id not in ended]
     answers = {**ended, **await _answer_again(connection, left, refused)}
-    return tuple(answers[each.fence.task_id] for each in sayings)
+    measured = tuple(
+        _measured(each, ended[task_id], rows[task_id])
+        for each in allowed
+        if (task_id := each.fence.task_id) in ended
+    )
+    return tuple(answers[each.fence.task_id] for each in sayings), measured
 
 
 async def reap(connection: Connection, *, limit: int, outage_seconds: float) -> Reaping:
@@ -120,7 +126,7 @@ async def reap(connection: Connection, *, limit: int, outage_seconds: float) -> 
     watch = await watched.fetchone()
     assert watch is not None, "the schema has the one row"
     if watch["is_quiet"]:
-        return Reaping((), watch["quiet_until"])
+        return Reaping((), quiet_until=watch["quiet_until"])
     found = await connection.execute(query("reap"), {"limit": limit})
     rows = await found.fetchall()
     if rows:
@@ -142,7 +148,10 @@ async def reap(connection: Connection, *, limit: int, outage_seconds: float) -> 
         tuple(
             Reaped(row["task_id"], row["attempt"], row["worker"], Status(row["status"]))
             for row in rows
-        )
+        ),
+        tuple(
+            Measured(job=row["job"], outcome="expired", seconds=row["ran_seconds"]) for row in rows
+        ),
     )
 
 
@@ -365,6 +374,23 @@ def _outcome(saying: Saying, ended: Ended) -> str:
     if isinstance(saying, Completion):
         return "completed"
     return "released" if ended.status is Status.QUEUED else "failed"
+
+
+def _measured(saying: Saying, ended: Ended, row: Mapping[str, Any]) -> Measured:
+    outputs = saying.outputs if isinstance(saying, Completion) else ()
+    # What was not published, because the attempt was cancelled, has no answer for its outputs.
+    facts = [
+        output.facts
+        for output, one in zip(outputs, ended.published, strict=False)
+        if one.outcome is Publishing.PUBLISHED and output.facts is not None
+    ]
+    return Measured(
+        job=row["job"],
+        outcome=_outcome(saying, ended),
+        seconds=row["ran_seconds"],
+        published_rows=sum(each.rows for each in facts),
+        published_bytes=sum(each.bytes for each in facts),
+    )
 
 
 def _reason(saying: Saying) -> str | None:

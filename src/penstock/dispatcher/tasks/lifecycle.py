@@ -37,6 +37,7 @@ from psycopg.types.json import Jsonb
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.metrics.counters import Counters
 from penstock.dispatcher.tasks.batches import Claiming, Picked, batch_names, filled
 from penstock.dispatcher.tasks.ending import Route, Saying, end, no_route, reap
 from penstock.dispatcher.tasks.rows import (
@@ -91,12 +92,15 @@ class Tasks:
     """The operations on tasks.
 
     `route` is called with the numbers of new events, in the transaction that made them. A
-    `worker` is the identity that the API has checked.
+    `worker` is the identity that the API has checked. `counters` are told of what was committed.
     """
 
-    def __init__(self, database: Database, *, route: Route = no_route) -> None:
+    def __init__(
+        self, database: Database, *, route: Route = no_route, counters: Counters | None = None
+    ) -> None:
         self._database = database
         self._route = route
+        self.counters = counters or Counters()
 
     async def create(self, new: Sequence[NewTask]) -> tuple[int | None, ...]:
         """Make tasks and their wake-ups. None stands where an equal task was there already."""
@@ -133,7 +137,10 @@ class Tasks:
             refused = refusal(task_id, states.get(task_id), claiming=True)
             return refused if picked is None else replace(refused, why=Why.STALE)
 
-        return await self._database.transact(work)
+        found = await self._database.transact(work)
+        if isinstance(found, Claimed):
+            self.counters.note_begun([found])
+        return found
 
     async def claim_next(
         self,
@@ -177,7 +184,9 @@ class Tasks:
                 await connection.execute(query("wake_remainder"), {"operator": operator})
             return await _with_tokens(connection, claimed, issue)
 
-        return await self._database.transact(work)
+        begun = await self._database.transact(work)
+        self.counters.note_begun(begun)
+        return begun
 
     async def heartbeat(
         self, fences: Sequence[Fence], *, progress: Mapping[int, Mapping[str, Any]] | None = None
@@ -209,9 +218,11 @@ class Tasks:
     async def end(self, sayings: Sequence[Saying]) -> tuple[Ended | Refusal, ...]:
         """End attempts, each in its own way, in one transaction."""
         without_twins([each.fence.task_id for each in sayings], most=BATCH_MAX)
-        return await self._database.transact(
+        answers, measured = await self._database.transact(
             lambda connection: end(connection, sayings, route=self._route)
         )
+        self.counters.note_ended(measured)
+        return answers
 
     async def cancel(
         self, task_ids: Sequence[int], *, reason: str = "It was cancelled."
@@ -249,9 +260,11 @@ class Tasks:
         If no reaper has run for `outage_seconds`, none ends anything for the longest time that a
         worker may be silent: workers that could not be heard are heard first.
         """
-        return await self._database.transact(
+        reaping = await self._database.transact(
             lambda connection: reap(connection, limit=limit, outage_seconds=outage_seconds)
         )
+        self.counters.note_ended(reaping.measured)
+        return reaping
 
 
 async def create_tasks(connection: Connection, new: Sequence[NewTask]) -> tuple[int | None, ...]:

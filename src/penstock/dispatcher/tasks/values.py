@@ -128,6 +128,8 @@ class Claimed:
     """Attempts of one claim with the same batch are to be run as one; empty for one by itself."""
     token: str = field(default="", repr=False)
     """The capability token of the attempt, if whoever claims needs one."""
+    waited_seconds: float = 0.0
+    """How long it was due before it was claimed."""
 
     @property
     def fence(self) -> Fence:
@@ -234,6 +236,18 @@ class Ended:
     published: tuple[Published, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What an attempt that has ended now is counted as."""
+
+    job: str
+    outcome: str
+    seconds: float
+    """How long it ran."""
+    published_rows: int = 0
+    published_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Reaped:
     """An attempt that nobody was heard of in time, and what its task is now."""
@@ -249,5 +263,6 @@ class Reaping:
     """What one look at the leases has done."""
 
     reaped: tuple[Reaped, ...]
+    measured: tuple[Measured, ...] = ()
     quiet_until: datetime | None = None
     """Until when no lease is ended, because workers could not be heard for a while."""

@@ -198,6 +198,8 @@ class PressureAnswer(Answer):
     since: datetime
     pauses: list[str]
     """The jobs that are paused because of it."""
+    held: int = 0
+    """Events that wait for room in its queue, or in another that reads the same; at most 10,000."""
 
 
 class PauseAnswer(Answer):

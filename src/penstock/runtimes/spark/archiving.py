@@ -113,7 +113,7 @@ def main(arguments: Sequence[str]) -> int:
     log, parent = arguments
     die_with(int(parent))
     os.nice(_NICE)
-    opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
     os.dup2(opened, 1)
     os.dup2(opened, 2)
     logging.basicConfig(level=logging.INFO)

@@ -15,8 +15,8 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -33,6 +33,7 @@ from penstock.runtimes.spark.conf import (
     environment,
     java_options,
     log_config,
+    properties,
     python_of,
 )
 from penstock.runtimes.spark.java import find_java, packaged_java, spark_home_of
@@ -42,6 +43,7 @@ from penstock.runtimes.spark.settings import SparkSettings
 
 _log = logging.getLogger(__name__)
 
+_SUBMIT: Final = "PYSPARK_SUBMIT_ARGS"
 _JOBS_MAX: Final = 100
 _STAGES_MAX: Final = 300
 """How much of a task's Spark jobs is looked at."""
@@ -158,10 +160,12 @@ class ClassicSessions:
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         conf = SparkConf(loadDefaults=False)
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-        conf.setAll(list(classic_conf(settings, folder=str(folder), cores=cores).items()))
+        said_to_spark = classic_conf(settings, folder=str(folder), cores=cores)
+        conf.setAll(list(said_to_spark.items()))
         try:
-            launch: Any = launch_gateway
-            return launch(conf, {"stdout": sys.__stderr__, "stderr": sys.__stderr__}), conf
+            with _submitting(folder, said_to_spark):
+                launch: Any = launch_gateway
+                return launch(None, {"stdout": sys.__stderr__, "stderr": sys.__stderr__}), conf
         except Exception as error:
             self.archive.forget()
             raise WorkFailed(
@@ -212,6 +216,28 @@ class ClassicSessions:
         except Py4JError:
             return None
         return said
+
+
+@contextmanager
+def _submitting(folder: Path, conf: Mapping[str, str]) -> Iterator[None]:
+    """Within this, a JVM is started with these settings: they hold passwords, so not by arguments.
+
+    PySpark would make arguments of them, which every user of the machine can read. The JVM has
+    read the file by the time that it answers.
+    """
+    file = folder / "conf.properties"
+    given = os.environ.get(_SUBMIT)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
+        opened.write(properties(conf))
+    ours = ("--load-spark-defaults", "--properties-file", str(file))
+    os.environ[_SUBMIT] = f"{shlex.join(ours)} {given or 'pyspark-shell'}"
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+        os.environ.pop(_SUBMIT)
+        if given is not None:
+            os.environ[_SUBMIT] = given
 
 
 def _settings_of(session: Any) -> Any:

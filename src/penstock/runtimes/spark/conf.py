@@ -1,8 +1,9 @@
 """What Spark is told when a session is made, as far as the user's own `conf` says nothing. Pure.
 
-On a local master, driver and executor are one JVM that only this machine can reach, partitions are
-few, and small ones are joined, because tasks of Penstock run side by side already. Elsewhere the
-cluster's own settings hold.
+On a local master, driver and executor are one JVM that only this machine can reach, and of this
+machine only who has a secret that Spark makes for each JVM and keeps in its memory: untrusted work
+runs beside it. Partitions are few, and small ones are joined, because tasks of Penstock run side by
+side already. Elsewhere the cluster's own settings hold.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _CLASSIC: Final = {
     "spark.app.name": "penstock",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # Whoever turns the UI on need not have it end jobs for everybody who can reach its port.
+    "spark.ui.killEnabled": "false",
     # Every thread that runs tasks has a pool of its own, and all get their share.
     "spark.scheduler.mode": "FAIR",
     # The plans of a batch are alike, and so is their code, if it has no numbers in its names:
@@ -34,6 +37,13 @@ _CLASSIC: Final = {
     "spark.sql.codegen.useIdInClassName": "false",
     # What Spark remembers of plans is never looked at, and its memory is ours.
     "spark.sql.ui.retainedExecutions": "20",
+}
+_AUTHENTICATED: Final = {
+    # Spark makes a secret of its own for the JVM, which is in no setting. The older way of proving
+    # one, by SASL, needs a module that a packaged Java may lack.
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.saslFallback": "false",
 }
 _SHUFFLES_MIN: Final = 4
 _STANDALONE: Final = "spark://"
@@ -59,9 +69,22 @@ def classic_conf(settings: SparkSettings, *, folder: str, cores: int) -> Mapping
             "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
             "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m",
         }
+    if settings.is_one_jvm and settings.conf.get("spark.authenticate", "true") == "true":
+        said |= _AUTHENTICATED
     if settings.is_local or _is_near(settings.master):
         said |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
     return {**said, **settings.conf}
+
+
+def properties(conf: Mapping[str, str]) -> str:
+    """Settings as a file of Java's, from which a JVM reads them: who lists processes sees none."""
+    return "".join(f"{_escaped(key, ' :=#!')}={_escaped(conf[key], ' ')}\n" for key in conf)
+
+
+def _escaped(text: str, special: str) -> str:
+    plain = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    plain = plain.replace("\t", "\\t").replace("\f", "\\f")
+    return "".join(f"\\{each}" if each in special else each for each in plain)
 
 
 def environment(settings: SparkSettings, *, folder: str) -> Mapping[str, str]:

@@ -193,7 +193,7 @@ def main(arguments: Sequence[str]) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
     os.dup2(opened, 1)
     os.dup2(opened, 2)
     os.close(opened)

@@ -4,6 +4,8 @@
     {data}/spark/hosts/{runtime}/{number}   what a host spills; removed after its end
     {data}/spark/hosts/{runtime}/held       locked as long as the runtime lives
 
+`{data}/spark`, where fetched files are too, is closed to other users.
+
 What a killed runtime has left behind is removed when the next one opens: nobody holds its lock. Of
 logs the newest are kept.
 """
@@ -40,6 +42,10 @@ class HostPlaces:
 
     def open(self) -> None:
         """Make the folder of this runtime, and remove those of dead ones."""
+        # Fetched files and what Spark spills are data, and no other user's to read.
+        ours = self._data / "spark"
+        ours.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ours.chmod(0o700)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._held = _held(self.folder)
         for other in self.folder.parent.iterdir():

@@ -133,7 +133,7 @@ def _complain(words: str) -> None:
 
 def _append(file: str, data: bytes) -> None:
     Path(file).parent.mkdir(parents=True, exist_ok=True)
-    opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
     try:
         os.write(opened, data)
     finally:

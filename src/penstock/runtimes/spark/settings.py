@@ -18,6 +18,7 @@ from penstock.runtimes.resources import memory_bytes
 
 _SIZES: Final = ("cache_bytes_max", "target_file_bytes", "arrow_bytes_max", "recycle_bytes")
 _LOCAL: Final = "local"
+_PRETENDED: Final = "local-cluster"
 _CONNECT: Final = "sc://"
 
 
@@ -62,6 +63,11 @@ class SparkSettings(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
     def is_local(self) -> bool:
         """Whether Spark runs in the host itself."""
         return self.master.startswith(_LOCAL)
+
+    @property
+    def is_one_jvm(self) -> bool:
+        """Whether driver and executor are one process: not so on `local-cluster`."""
+        return self.is_local and not self.master.startswith(_PRETENDED)
 
     @property
     def is_connect(self) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.dispatcher.metrics.counters import OTHERS
 from penstock.dispatcher.wire.steering import TaskAnswer
 from tests.integration.dispatcher.api.conftest import Perform
 from tests.integration.dispatcher.api.stage import Stage, held, ok, output, place, read
 from tests.integration.dispatcher.test_routing import FEED, reader
+from tests.unit.dispatcher.metrics.test_counters import parse
 
 DIGEST = "a" * 64
 
@@ -56,6 +58,21 @@ def test_what_an_attempt_took_is_shown(on_stage: Perform) -> None:
 
         assert await shown(first.task_id) == {**metrics, "odd": "\N{REPLACEMENT CHARACTER}"}
         assert await shown(second.task_id) == {"rows_in": 1}
+
+    on_stage(story)
+
+
+def test_calls_are_counted_by_the_paths_of_the_table(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        for path in ("/v1/tasks/7", "/v1/tasks/8", "/secret"):
+            assert (await stage.public.get(path)).status_code == 404
+        assert (await stage.internal.get("/healthz")).status_code == 200
+        told = parse((await stage.public.get("/metrics")).text)["penstock_http_requests_total"]
+        labels = 'listener="public",method="{}",path="{}",status="4xx"'
+        assert told == {
+            f"penstock_http_requests_total{{{labels.format('GET', '/v1/tasks/{id}')}}}": 2,
+            f"penstock_http_requests_total{{{labels.format(OTHERS, OTHERS)}}}": 1,
+        }
 
     on_stage(story)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,7 +18,7 @@ from penstock.dispatcher.serving import Listener, Serving
 from penstock.dispatcher.wire.base import WORKER_HEADER
 from penstock.kernel.errors import DatabaseUnavailable, InvalidInput
 from tests.integration.dispatcher.api.conftest import Perform
-from tests.integration.dispatcher.api.stage import Stage, ok, parts_of, refused
+from tests.integration.dispatcher.api.stage import Stage, held, ok, parts_of, refused
 from tests.integration.dispatcher.world import World, Worlds
 
 
@@ -198,3 +201,56 @@ def test_stopping_lets_a_request_end(worlds: Worlds) -> None:
             assert stopping.done()
 
     asyncio.run(main())
+
+
+@contextlib.contextmanager
+def standing(port: int, said: bytes, *, count: int) -> Iterator[list[socket.socket]]:
+    """So many connections that have said this, and stand open."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        for _ in range(count):
+            found.append(stack.enter_context(socket.create_connection(("127.0.0.1", port))))
+            found[-1].sendall(said)
+            found[-1].setblocking(False)
+        yield found
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Whether nothing was answered and nobody has closed it."""
+    try:
+        connection.recv(1)
+    except BlockingIOError:
+        return True
+    return False
+
+
+HALF = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"
+
+
+def test_half_sent_requests_do_not_stop_heartbeats(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        ok(await stage.apply())
+        await stage.trigger("2030-01-01")
+        (task,) = await stage.claim()
+        listeners = [
+            Listener("internal", internal_app(stage.parts), "127.0.0.1", 0),
+            Listener("public", public_app(stage.parts), "127.0.0.1", 0),
+        ]
+        async with contextlib.AsyncExitStack() as stack:
+            serving = await stack.enter_async_context(Serving(listeners))
+            client = await stack.enter_async_context(httpx.AsyncClient(timeout=60))
+            stood: list[socket.socket] = []
+            for side, path in (("internal", b"/v1/task/heartbeat"), ("public", b"/v1/trigger")):
+                half = standing(serving.port(side), HALF % path, count=300)
+                stood += stack.enter_context(half)
+                # When this is answered, all that came before it were heard.
+                ok(await client.get(f"{serving.url(side)}/healthz"))
+            beat = {"tasks": [held(task)]}
+            to = f"{serving.url('internal')}/v1/task/heartbeat"
+            ok(await client.post(to, json=beat, headers=stage.identity()))
+            # An older function has no identity but the token in its entry.
+            ok(await client.post(to, json=beat))
+            ok(await client.get(f"{serving.url('public')}/v1/status"))
+            assert all(is_open(each) for each in stood)
+
+    on_stage(story)

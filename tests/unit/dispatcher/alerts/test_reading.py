@@ -28,10 +28,11 @@ MAIL = {"host": "smtp.example", "from": "a@example", "to": ["b@example"]}
 HOOK = "https://hooks.example/services/sesame"
 
 
-def test_without_settings_three_rules_hold_and_nobody_is_told() -> None:
+def test_without_settings_some_rules_hold_and_nobody_is_told() -> None:
     settings = read_alerts({})
     assert settings == AlertSettings()
-    assert [each.name for each in settings.rules] == ["dead_tasks", "dead_source", "no_workers"]
+    names = ["dead_tasks", "dead_source", "no_workers", "parked_outbox"]
+    assert [each.name for each in settings.rules] == names
     assert settings.destinations == ()
     assert destinations_of(settings, environment={}) == ()
 
@@ -53,6 +54,8 @@ def test_everything_that_may_be_said() -> None:
                     "longer_than": "1h30m",
                 },
                 "pressure": {"longer_than": "10m"},
+                "parked_outbox": {"at_least": 3},
+                "failure_rate": {"percent": 20, "jobs": ["load_*"]},
             },
         }
     )
@@ -68,7 +71,7 @@ def test_everything_that_may_be_said() -> None:
         user="u",
         password=SecretPlace(variable="MAIL_PASSWORD"),
     )
-    dead, workers, late, pressure = settings.rules
+    dead, workers, parked, late, pressure, failing = settings.rules
     assert dead == Rule(
         name="dead_tasks",
         kind=RuleKind.DEAD_TASKS,
@@ -82,6 +85,18 @@ def test_everything_that_may_be_said() -> None:
     assert "sesame" not in repr(settings)
     assert dead.words == "5 tasks or more of a job have died within 1h. Only load_*."
     assert late.words == "Nothing was published of a dataset for 1h30m. Only orders."
+    assert parked.words == "3 messages or more of the outbox could not be sent and are parked."
+    assert failing == Rule(
+        name="failure_rate",
+        kind=RuleKind.FAILURE_RATE,
+        only=("load_*",),
+        at_least=10,
+        within_seconds=900.0,
+        percent=20,
+    )
+    assert failing.words == (
+        "20% of 10 or more attempts of a job have failed within 15m. Only load_*."
+    )
     assert workers.words == "No worker was heard of for 1m30s while tasks wait."
 
 
@@ -200,7 +215,13 @@ def _blocks(kind: str) -> list[str]:
 def test_the_settings_of_the_documentation_are_right() -> None:
     (text,) = _blocks("toml")
     settings = read_alerts(tomllib.loads(text)["alerts"])
-    assert [each.name for each in settings.rules] == ["dead_tasks", "dead_source", "orders-late"]
+    assert [each.name for each in settings.rules] == [
+        "dead_tasks",
+        "dead_source",
+        "parked_outbox",
+        "orders-late",
+        "loads-fail",
+    ]
     assert settings.destinations == ("webhook", "mail")
 
 

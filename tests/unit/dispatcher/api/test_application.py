@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -171,6 +172,48 @@ def test_a_body_that_never_comes() -> None:
     simulate(main(), seed=1)
 
 
+@pytest.mark.parametrize(
+    "limits", [Limits(arriving_max=2), Limits(arriving_bytes_max=11), Limits(requests_max=0)]
+)
+def test_bodies_that_do_not_end_give_way_to_those_that_do(limits: Limits) -> None:
+    app = application(post("/echo"), limits=replace(limits, anonymous_requests_max=1))
+
+    async def main() -> None:
+        begun = asyncio.get_running_loop().time()
+
+        async def slow() -> float:
+            coming = iter([whole(b"12345", more=True)])
+            sent: list[Any] = []
+
+            async def receive() -> Any:
+                if (message := next(coming, None)) is not None:
+                    return message
+                return await asyncio.Event().wait()
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            scope = {"type": "http", "method": "POST", "path": "/echo", "query_string": b""}
+            await app({**scope, "headers": []}, receive, send)
+            assert sent[0]["status"] == 408
+            return asyncio.get_running_loop().time() - begun
+
+        async with asyncio.TaskGroup() as group:
+            held = []
+            for _ in range(2):
+                held.append(group.create_task(slow()))
+                await asyncio.wait(held, timeout=1)
+            pieces = [whole(b"{     ", more=True), whole(b"}")]
+            answer = await Caller(app)("POST", "/echo", messages=pieces)
+            assert answer is not None
+            assert answer.status == 200
+        is_bounded = limits != Limits(requests_max=0)
+        assert held[0].result() == pytest.approx(2 if is_bounded else 10)
+        assert held[1].result() == pytest.approx(11)
+
+    simulate(main(), seed=1)
+
+
 def test_a_caller_that_leaves_is_not_answered() -> None:
     call = Caller(application(post("/echo")))
     left = [whole(b"{", more=True), {"type": "http.disconnect"}]
@@ -243,8 +286,13 @@ def test_more_requests_than_there_is_room_for() -> None:
         raise InvalidInput("It is over.")
 
     app = application(
-        get("/waits", waits), get("/probe", is_probe=True), limits=Limits(requests_max=2)
+        get("/waits", waits),
+        get("/known", proof=Proof.WORKER),
+        get("/probe", is_probe=True),
+        limits=Limits(requests_max=1, anonymous_requests_max=2),
     )
+    token = Identities(SECRET).identity("me").token
+    identity = [(WORKER_HEADER, "me"), ("Authorization", f"Bearer {token}")]
 
     async def main() -> None:
         call = Caller(app)
@@ -252,11 +300,15 @@ def test_more_requests_than_there_is_room_for() -> None:
             held = [group.create_task(call("GET", "/waits")) for _ in range(2)]
             await asyncio.wait(held, timeout=1)
             third, probe = await call("GET", "/waits"), await call("GET", "/probe")
+            known = await call("GET", "/known", headers=identity)
             gate.set()
         assert third is not None
         assert (third.problem.status, third.problem.type) == (503, "busy")
         assert probe is not None
         assert probe.status == 200
+        # Whoever has shown who it is has places of its own.
+        assert known is not None
+        assert known.status == 200
         again = await call("GET", "/waits")
         assert again is not None
         assert again.status == 422

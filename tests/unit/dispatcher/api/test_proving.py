@@ -13,12 +13,14 @@ from penstock.dispatcher.api.endpoints import Call, Proof
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.proving import (
     IN_A_ROW_MAX,
+    WRONG_MAX,
     answered,
     prove_each,
     proved,
     require_attempt,
     require_invoked,
 )
+from penstock.dispatcher.api.requests import Limits
 from penstock.dispatcher.identity import Identities
 from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER
 from penstock.dispatcher.wire.work import HeldAsk, TaskResult
@@ -244,6 +246,43 @@ def test_many_entries_let_others_run() -> None:
     asyncio.run(main())
     steps = [after - before for before, after in itertools.pairwise([0, *turns, 1000])]
     assert max(steps) <= IN_A_ROW_MAX
+
+
+def test_a_call_has_few_wrong_tokens_verified() -> None:
+    parts = FewParts()
+    mine, wrong = held(1, 1, "1-1"), [held(each, 1, f"{each}-0") for each in range(2, 1001)]
+    found = asyncio.run(prove_each(cast("Parts", parts), Call(), [mine, *wrong]))
+    assert found[0] == claims(1, 1)
+    refused = [each for each in found if isinstance(each, TaskResult)]
+    assert [each.status for each in refused] == [403] * 999
+    assert refused[-1].why == "token not verified"
+    assert len(parts.issuer.asked) == 1 + WRONG_MAX
+
+
+def test_a_token_is_verified_once_a_call() -> None:
+    parts = FewParts()
+    entries = [held(7, each, "7-1") for each in range(1, 1001)]
+    found = asyncio.run(prove_each(cast("Parts", parts), Call(), entries))
+    assert isinstance(found[0], Claims)
+    whys = [each.why for each in found if isinstance(each, TaskResult)]
+    assert whys == ["token former attempt"] * WRONG_MAX + ["token not verified"] * (999 - WRONG_MAX)
+    assert parts.issuer.asked == ["7-1"]
+    assert len(parts.audit.notes) == WRONG_MAX + 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_known"),
+    [(identity(), True), (TOKEN, True), (OLD, True), (FORGED, False), (INVOCATION, False)],
+)
+def test_who_shows_an_identity_with_the_proofs_in_the_body_is_known(
+    headers: Sequence[tuple[str, str]], is_known: bool
+) -> None:
+    # There is room for those who are known alone.
+    limits = Limits(anonymous_requests_max=0)
+    app = application(*ENDPOINTS, parts=FewParts(), limits=limits)
+    found = asyncio.run(Caller(app)("GET", "/each_task", headers=headers))
+    assert found is not None
+    assert found.status == (200 if is_known else 503)
 
 
 def test_answers_stand_where_their_entries_stood() -> None:

@@ -106,7 +106,9 @@ def test_folders_of_dead_runtimes_are_removed_and_those_of_others_kept(tmp_path:
     alive, dead, new = (
         HostPlaces(str(tmp_path), entropy=seeded_entropy(seed)) for seed in range(3)
     )
+    (tmp_path / "spark").mkdir(mode=0o755)
     alive.open()
+    assert (tmp_path / "spark").stat().st_mode & 0o077 == 0, "data is no other user's to read"
     dead.open()
     dead.new_host()
     assert dead._held is not None

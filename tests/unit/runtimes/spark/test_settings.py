@@ -59,9 +59,19 @@ def test_only_a_master_on_this_machine_is_told_to_stay_there(
     said = classic_conf(settings, folder="/data/host", cores=2)
     assert (said.get("spark.driver.host") == "127.0.0.1") is is_loopback
     assert ("spark.sql.shuffle.partitions" in said) is is_local
+    # Elsewhere it is the cluster that has the secret.
+    assert (said.get("spark.authenticate") == "true") is is_local
     said = environment(settings, folder="/data/host")
     assert ("SPARK_LOCAL_IP" in said) is is_loopback
     assert ("SPARK_LOCAL_DIRS" in said) is master.startswith(("local", "spark://"))
+
+
+def test_what_spark_cannot_authenticate_by_itself_is_left_to_the_user() -> None:
+    pretended = classic_conf(SparkSettings(master="local-cluster[2,1,512]"), folder="/f", cores=2)
+    refused = SparkSettings(conf={"spark.authenticate": "false"})
+    for said in (pretended, classic_conf(refused, folder="/f", cores=2)):
+        # Spark does not start with encryption alone.
+        assert "spark.network.crypto.enabled" not in said
 
 
 def test_the_users_own_conf_wins() -> None:
