@@ -37,6 +37,8 @@ _LEAF: Final = "penstock-worker"
 _MOVES_MAX: Final = 10
 _REMOVALS_MAX: Final = 100
 _REMOVAL_SECONDS: Final = 0.02
+_REACHED: Final = 0.9
+"""What part of its limit a group of version 1 has used when the kernel finds no room in it."""
 _numbers = itertools.count(1)
 
 
@@ -62,13 +64,17 @@ class Cgroup:
             (each / "cgroup.procs").write_text(str(process))
 
     def has_overrun(self) -> bool:
-        """Whether the kernel has ended a process of it for want of memory."""
-        for name in ("memory.events", "memory.oom_control"):
-            with suppress(OSError, ValueError):
-                words = (self.memory / name).read_text().split()
-                counts = dict(zip(words[::2], words[1::2], strict=False))
-                return int(counts.get("oom_kill", "0")) > 0
-        return False
+        """Whether a process of it was ended because the group had reached its limit.
+
+        The kernel also counts those that it ends when the machine, or a group above, is short.
+        """
+        events = self.memory / "memory.events"
+        if events.exists():
+            return _count(events, "oom_kill") > 0 and _count(events, "oom") > 0
+        most = _count(self.memory / "memory.max_usage_in_bytes")
+        limit = _count(self.memory / "memory.limit_in_bytes")
+        is_reached = most >= _REACHED * limit
+        return is_reached and _count(self.memory / "memory.oom_control", "oom_kill") > 0
 
     def remove(self) -> None:
         """End what is left in the group, and remove it; a child of ours has ended before."""
@@ -221,7 +227,15 @@ def _is_delegated(group: Path) -> bool:
 
 
 def _processes(group: Path) -> Sequence[int]:
-    return [int(each) for each in _words(group / "cgroup.procs")]
+    # One that this process cannot see is 0, by which a signal would reach ourselves.
+    return [int(each) for each in _words(group / "cgroup.procs") if each != "0"]
+
+
+def _count(file: Path, name: str = "") -> int:
+    """A number of a file, which is the only one in it or stands behind its name; 0 if none does."""
+    words = ["", *_words(file)]
+    counts = dict(itertools.pairwise(words))
+    return int(counts.get(name, "0"))
 
 
 def _started(process: int) -> str:

@@ -227,8 +227,8 @@ def _submitting(folder: Path, conf: Mapping[str, str]) -> Iterator[None]:
     """
     file = folder / "conf.properties"
     given = os.environ.get(_SUBMIT)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
-        opened.write(properties(conf))
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
+        opened.write(properties(conf).encode())
     ours = ("--load-spark-defaults", "--properties-file", str(file))
     os.environ[_SUBMIT] = f"{shlex.join(ours)} {given or 'pyspark-shell'}"
     try:
