@@ -68,7 +68,9 @@ def make_worker(settings: Settings, *, name: str | None = None) -> PipelineWorke
         logs=settings.data.absolute() / "logs",
         handed=settings.data.absolute() / "handed",
         settings=WorkerSettings(
-            concurrency=settings.concurrency, stop_seconds=settings.stop_seconds
+            concurrency=settings.concurrency,
+            stop_seconds=settings.stop_seconds,
+            queues=settings.queues,
         ),
         secrets=Resolver(
             environment=os.environ,

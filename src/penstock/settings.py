@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from penstock.dispatcher.alerts.reading import read_alerts
+from penstock.dispatcher.dag.names import is_name
 from penstock.kernel.errors import InvalidInput
 
 DEFAULT_FILE: Final = "penstock.toml"
@@ -146,6 +147,9 @@ class Settings:
     """How long tasks and events are kept after they are over."""
     concurrency: int = 4
     """How many tasks a worker runs at a time."""
+    queues: tuple[str, ...] = ()
+    """The queues whose tasks a worker takes, as in gpu,default; empty for those of all. A runtime
+    under a name of its own has a queue of that name; all others have the queue default."""
     spark: str = "local[*]"
     """Where Spark jobs run: local[*] or another master of Spark's, or sc://HOST for Connect."""
     sweep_hours: float = 24.0
@@ -172,6 +176,12 @@ class Settings:
         for each in self.dispatchers:
             if urlsplit(each).scheme not in {"http", "https"}:
                 raise InvalidInput(f"dispatchers has {each!r}, which is not an http URL.")
+        for each in self.queues:
+            if not is_name(each):
+                raise InvalidInput(
+                    f"queues has {each[:100]!r}, which is no name of a queue.",
+                    hint="Write names of a-z, 0-9, _ and -, as in gpu,default.",
+                )
 
     @property
     def store_url(self) -> str:

@@ -21,7 +21,10 @@ import pytest
 import yaml
 
 from penstock.cli import cli
+from penstock.cli.deploy.fleets import fleets_of
+from penstock.cli.deploy.kubernetes import manifests
 from penstock.dispatcher.api.table import PROBES
+from penstock.runtimes.registry import Registry
 from penstock.settings import Settings, read_settings
 from tests.architecture.source import ROOT
 
@@ -60,8 +63,16 @@ def _compose() -> Any:
 
 
 def _manifests() -> list[Any]:
+    """What the kustomization lists, and what `penstock deploy kubernetes` prints beside it."""
     listed = _yaml(DEPLOY / "kubernetes" / "kustomization.yaml")[0]["resources"]
-    return [each for name in listed for each in _yaml(DEPLOY / "kubernetes" / name)]
+    settings = Settings(runtimes={"process-big": {"uses": "process"}})
+    fleets = fleets_of(
+        settings, Registry(settings.runtimes), runtimes=(), workers_min=0, workers_max=3
+    )
+    return [
+        *(each for name in listed for each in _yaml(DEPLOY / "kubernetes" / name)),
+        *yaml.safe_load_all(manifests(fleets, namespace="penstock")),
+    ]
 
 
 def _kind(kind: str) -> list[Any]:
@@ -101,8 +112,8 @@ def _orchestrated() -> Iterator[Container]:
             named = {one["name"]: one["containerPort"] for one in each.get("ports", ())}
             probes = [each[key]["httpGet"] for key in each if key.endswith("Probe")]
             yield Container(
-                where=f"kubernetes: {each['name']}",
-                image=f"{each['image']}:{tag[each['image']]}",
+                where=f"kubernetes: {deployment['metadata']['name']}",
+                image=each["image"] if ":" in each["image"] else f"penstock:{tag['penstock']}",
                 command=tuple(each["args"]),
                 environment=environment,
                 ports=frozenset(named.values()),

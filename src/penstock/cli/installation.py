@@ -68,6 +68,13 @@ OPTIONS: Final = {
     "concurrency": click.option(
         "--concurrency", type=click.IntRange(1, 1000), help="Tasks at a time.  [default: 4]"
     ),
+    "queues": click.option(
+        "--queue",
+        "queues",
+        metavar="NAME",
+        multiple=True,
+        help="Take tasks of this queue alone; may be given several times.  [default: all queues]",
+    ),
     "spark": click.option(
         "--spark",
         metavar="MASTER",

@@ -19,6 +19,7 @@ PLACES: Final = {
     "dispatcher": Place(f"{_HERE}.dispatcher", "dispatcher", "Run a dispatcher."),
     "worker": Place(f"{_HERE}.worker", "worker", "Run a worker of the pipeline."),
     "source": Place(f"{_HERE}.source", "source", "Run what emits events: cron and webhooks."),
+    "deploy": Place(f"{_HERE}.deploy", "deploy", "Print the workers of each runtime."),
     # To look at it and to steer it; these talk to a dispatcher.
     "status": Place(f"{_HERE}.status", "status", "Show jobs, queues, workers and backfills."),
     "logs": Place(f"{_HERE}.logs", "logs", "Show what the processes of an installation say."),

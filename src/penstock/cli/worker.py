@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--name", metavar="NAME", help="What it is called.  [default: the machine and a number]"
 )
-@set_by("data", "store", "profile", "wakeups", "dispatchers", "concurrency", "spark")
+@set_by("data", "store", "profile", "wakeups", "dispatchers", "concurrency", "queues", "spark")
 def worker(*, name: str | None, **given: Any) -> None:
     """Run one worker: it claims tasks of the DAG's jobs and runs them, until SIGTERM or Ctrl-C.
 

@@ -23,6 +23,7 @@ from penstock.kernel.aws import Aws, aws_client
 _log = logging.getLogger(__name__)
 
 NAMESPACE: Final = "Penstock"
+DESIRED: Final = "Desired"
 PERIOD_SECONDS: Final = 60.0
 DATA_MAX: Final = 500
 """How many figures go into one request; the service takes 1,000, and a megabyte."""
@@ -91,7 +92,9 @@ def metric_data(figures: Figures) -> Iterator[Datum]:
     for load in figures.operators:
         yield _datum("Waiting", load.waiting, now=now, Operator=load.name)
         yield _datum("InFlight", load.in_flight, now=now, Operator=load.name)
-        yield _datum("Desired", load.desired, now=now, Operator=load.name)
+        yield _datum(DESIRED, load.desired, now=now, Operator=load.name)
+    for queue, desired in figures.queues.items():
+        yield _datum(DESIRED, desired, now=now, Queue=queue)
     for job in figures.jobs:
         yield _datum("QueueDepth", job.normal + job.bulk, now=now, Job=job.name)
         yield _datum("QueueAge", job.oldest_seconds, now=now, unit="Seconds", Job=job.name)

@@ -8,12 +8,14 @@ run with. Nothing of a user is imported or run. Made by `app`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
-from penstock.dispatcher.dag.model import DISPATCHER_RUNTIME, Job
-from penstock.dispatcher.dag.runtimes import Fault, Partial
+from penstock.dispatcher.dag.model import DISPATCHER_RUNTIME, Dag, Job
+from penstock.dispatcher.dag.names import OPERATOR_CHARACTERS_MAX, in_queue
+from penstock.dispatcher.dag.runtimes import Fault
 from penstock.kernel.errors import InvalidInput
-from penstock.runtimes.base import Delivery
-from penstock.runtimes.registry import Placement, Registry
+from penstock.runtimes.base import DEFAULT_QUEUE
+from penstock.runtimes.registry import Registry
 
 
 class RegisteredRuntimes:
@@ -37,6 +39,12 @@ class RegisteredRuntimes:
         except InvalidInput as error:
             yield Fault("resources", error.message)
             return
+        if len(in_queue(job.operator, placement.queue)) > OPERATOR_CHARACTERS_MAX:
+            message = (
+                f"The operator and the queue {placement.queue} have more than"
+                f" {OPERATOR_CHARACTERS_MAX} characters together; shorten one of them."
+            )
+            yield Fault("resources", message)
         runtime = self._registry.runtime(job.runtime)
         for fault in runtime.faults(job.operator, config=job.config, resources=placement.resources):
             yield Fault(fault.field, fault.message)
@@ -45,25 +53,15 @@ class RegisteredRuntimes:
         if job.secrets and (why := runtime.secrets_refused(job.operator)):
             yield Fault("secrets", why)
 
-    def placement(self, job: Job) -> Placement | None:
-        """Which worker a job needs, and what it provides; None for what needs no worker."""
+    def queued(self, dag: Dag) -> Dag:
+        """The DAG, whose jobs say in which queue their tasks wait, unless it is the default."""
+        return replace(dag, jobs=tuple(self._queued(job) for job in dag.jobs))
+
+    def _queued(self, job: Job) -> Job:
         if not job.runs or job.runtime == DISPATCHER_RUNTIME:
-            return None
-        return self._registry.placement(job.runtime, job.resources)
-
-    def delivery(self, runtime: str) -> Delivery:
-        """How a task of a runtime reaches whatever runs it."""
-        return self._registry.runtime(runtime).delivery
-
-
-class BuiltInRuntimes(RegisteredRuntimes, Partial):
-    """The runtimes that come with Penstock, as they are by default, where the dispatcher's settings
-    are not known."""
-
-    def __init__(self, others: Collection[str] = ()) -> None:
-        """`others` are names of runtimes that the settings here have."""
-        super().__init__(Registry(installed=()))
-        self._others = others
-
-    def others(self) -> Collection[str]:
-        return self._others
+            return job
+        queue = self._registry.placement(job.runtime, job.resources).queue
+        resources = {name: each for name, each in job.resources.items() if name != "queue"}
+        if queue != DEFAULT_QUEUE:
+            resources["queue"] = queue
+        return replace(job, resources=resources)

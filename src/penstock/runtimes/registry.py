@@ -10,9 +10,10 @@ that makes a `Runtime` of its settings.
     }
 
 Of the settings of a runtime these are the registry's own: `uses`, for another runtime under a new
-name, and `image`, `command` and `queue`, which tell whoever starts workers what to start and for
-which queue. Everything else is the runtime's. A job overrides `image`, `command`, `queue` and every
-resource by its `resources`.
+name; `queue`, in which its tasks wait for workers that serve it; `image` and `command`, of which
+`penstock deploy` makes the workers of that queue. Everything else is the runtime's. A runtime under
+a new name has a queue of that name unless it says another. A job overrides the queue and every
+resource by its `resources`; images belong to runtimes.
 
 A runtime is made when it is first asked for, and once. Made by `app`, for the worker (`runtime`)
 and, through `penstock.dispatcher.registry`, for the dispatcher.
@@ -20,6 +21,7 @@ and, through `penstock.dispatcher.registry`, for the dispatcher.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
@@ -29,7 +31,7 @@ import msgspec
 from penstock.kernel.errors import InvalidInput
 from penstock.kernel.shapes import wrong_shape
 from penstock.kernel.words import nearest
-from penstock.runtimes.base import Runtime
+from penstock.runtimes.base import DEFAULT_QUEUE, Runtime
 from penstock.runtimes.function import function
 from penstock.runtimes.process import process
 from penstock.runtimes.spark.runtime import spark
@@ -38,22 +40,31 @@ Factory = Callable[[Mapping[str, Any]], Runtime]
 
 GROUP: Final = "penstock.runtimes"
 DISPATCHER: Final = "dispatcher"
-PLACING: Final = ("image", "command", "queue")
-"""What a runtime's settings, or a job's resources, say about workers."""
-_BUILT_IN: Final[Mapping[str, Factory]] = {"process": process, "lambda": function, "spark": spark}
+_PLACING: Final = ("image", "command", "queue")
+"""What a runtime's settings say about workers."""
+_QUEUE: Final = re.compile(r"[a-z0-9_-]{1,64}")
+_FUNCTIONS: Final = "lambda"
+_BUILT_IN: Final[Mapping[str, Factory]] = {
+    "process": process,
+    _FUNCTIONS: function,
+    "spark": spark,
+}
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """What has to be there for a job: which worker, and what it provides."""
 
     image: str = ""
+    """The image of its workers; empty for that of Penstock."""
     command: tuple[str, ...] = ()
-    queue: str = ""
+    """What a container of it runs instead of `worker`."""
+    queue: str = DEFAULT_QUEUE
     resources: dict[str, Any] = {}
 
 
 class _Entry(msgspec.Struct, frozen=True):
     factory: Factory
+    uses: str
     settings: Mapping[str, Any]
     placement: Placement
 
@@ -91,10 +102,15 @@ class Registry:
     def placement(self, name: str, resources: Mapping[str, Any]) -> Placement:
         """What a job that asks for these resources gets."""
         ours = self._entry(name).placement
-        own = {key: resources[key] for key in PLACING if key in resources}
-        asked = {key: value for key, value in resources.items() if key not in PLACING}
-        said = {**msgspec.to_builtins(ours), **own, "resources": {**ours.resources, **asked}}
-        return _placement(said, f"The resources of a job of the runtime {name}")
+        asked = dict(resources)
+        queue = asked.pop("queue", ours.queue)
+        said = {**msgspec.to_builtins(ours), "resources": {**ours.resources, **asked}}
+        _check_queue(queue, self._entry(name).uses)
+        return _placement({**said, "queue": queue}, f"The resources of a job of the runtime {name}")
+
+    def uses(self, name: str) -> str:
+        """The runtime that executes what a runtime of this name is given."""
+        return self._entry(name).uses
 
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:
@@ -117,13 +133,30 @@ def _entry(name: str, said: Mapping[str, Any], factories: Mapping[str, Factory])
             f" there are {', '.join(sorted(factories))}.",
             hint=f"{meant}Write `uses` in the settings of {name}, or install what brings {uses!r}.",
         )
-    if uses == "lambda" != name:
+    if uses == _FUNCTIONS != name:
         # Tasks of this very name are invoked at AWS; another name would only be woken.
         raise InvalidInput(f"The runtime lambda has no other names; {name!r} cannot use it.")
-    placing = {key: said[key] for key in (*PLACING, "resources") if key in said}
-    own = {key: value for key, value in said.items() if key not in (*PLACING, "uses")}
+    placing = {key: said[key] for key in (*_PLACING, "resources") if key in said}
+    if uses == _FUNCTIONS and (wrong := [key for key in _PLACING if key in said]):
+        raise InvalidInput(
+            f"The runtime {name} has {wrong[0]!r}, and functions have no workers of their own.",
+            hint="Take it out, or give it to another runtime.",
+        )
+    placing.setdefault("queue", DEFAULT_QUEUE if uses == name else name)
+    own = {key: value for key, value in said.items() if key not in (*_PLACING, "uses")}
     placement = _placement(placing, f"The settings of the runtime {name}")
-    return _Entry(factories[uses], own, placement)
+    _check_queue(placement.queue, uses)
+    return _Entry(factories[uses], uses, own, placement)
+
+
+def _check_queue(queue: object, uses: str) -> None:
+    if not isinstance(queue, str) or not _QUEUE.fullmatch(queue):
+        raise InvalidInput(
+            f"{str(queue)[:100]!r} is no name of a queue; write one of a-z, 0-9, _ and -,"
+            " of 64 characters at most."
+        )
+    if uses == _FUNCTIONS and queue != DEFAULT_QUEUE:
+        raise InvalidInput("Functions are invoked, and wait in no queue; take `queue` out.")
 
 
 def _placement(said: Mapping[str, Any], what: str) -> Placement:

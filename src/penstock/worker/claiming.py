@@ -249,9 +249,16 @@ class Claiming:
                 await self._stopping.wait()
 
 
-def hello_of(runtimes: Collection[str], *, concurrency: int, about: Mapping[str, str]) -> HelloAsk:
+def hello_of(
+    runtimes: Collection[str], *, settings: WorkerSettings, about: Mapping[str, str]
+) -> HelloAsk:
     """What a worker says of itself."""
-    return HelloAsk(runtimes=sorted(runtimes), concurrency=concurrency, about=dict(about))
+    return HelloAsk(
+        runtimes=sorted(runtimes),
+        concurrency=settings.concurrency,
+        about=dict(about),
+        queues=sorted(settings.queues),
+    )
 
 
 def _full() -> DispatcherUnavailable:

@@ -239,4 +239,4 @@ class Hands:
     def _done(self, attempt: Attempt) -> None:
         """Nothing more is to be told of it."""
         self.heartbeats.release(attempt)
-        self._claiming.freed(attempt.assignment.operator)
+        self._claiming.freed(attempt.assignment.claimed_as or attempt.assignment.operator)

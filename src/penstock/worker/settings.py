@@ -16,6 +16,8 @@ class WorkerSettings:
 
     concurrency: int = 8
     """How many tasks run at a time."""
+    queues: tuple[str, ...] = ()
+    """The queues whose tasks it takes; empty for those of all."""
     stop_seconds: float = 30.0
     """How long tasks may go on when the worker is stopped; what is left is given back."""
     grace_seconds: float = 10.0

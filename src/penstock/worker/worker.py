@@ -81,7 +81,7 @@ class PipelineWorker:
         said = _about() if about is None else about
         self._claiming = Claiming(
             client,
-            hello_of(runtimes, concurrency=self.settings.concurrency, about=said),
+            hello_of(runtimes, settings=self.settings, about=said),
             runtimes,
             settings=self.settings,
             clock=clock,

@@ -228,3 +228,31 @@ def test_a_worker_that_is_stopped_gives_back_what_runs(dsn: str, tmp_path: Path)
 
     once = dag().replace("inputs: [raw]", "inputs: [raw]\n    max_attempts: 1")
     play(dsn, tmp_path, once, story)
+
+
+def test_a_worker_of_a_queue_runs_the_tasks_of_that_queue_alone(dsn: str, tmp_path: Path) -> None:
+    module = f"code_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{module}.py").write_text(CODE)
+    both = dag(module=module).replace("max_attempts: 1", "resources: {queue: gpu}")
+    keys = [f"day/{number}" for number in range(8)]
+
+    async def story(site: Site) -> None:
+        def runtime() -> Runtime:
+            return process({"path": [str(tmp_path)]})
+
+        async with site.working(runtime(), name="plain", queues=("default",)):
+            await site.pipeline.send(*keys)
+            await site.until_all(completed=8, queued=8)
+            async with site.working(runtime(), name="gpu", queues=("gpu",)):
+                await site.until_all(completed=16)
+                # One that comes when its worker is there is woken for, and not found by looking.
+                await site.pipeline.send("later")
+                await site.until_all(completed=18)
+        rows = await site.world.rows(
+            "SELECT DISTINCT job.name AS job, attempt.worker FROM attempt"
+            " JOIN task ON task.id = attempt.task_id JOIN job ON job.id = task.job_id"
+        )
+        found = {(row["job"], row["worker"]) for row in rows}
+        assert found == {("clean", "plain"), ("report", "gpu")}
+
+    play(dsn, tmp_path, both, story)

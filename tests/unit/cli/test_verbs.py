@@ -24,6 +24,8 @@ WITHOUT_JSON: Mapping[str, str] = {
     "penstock demo": "a story for people",
     "penstock demo queue": "a story for people",
     "penstock completion": "prints a program for a shell",
+    "penstock deploy kubernetes": "prints YAML for a program",
+    "penstock deploy ecs": "prints JSON for a program",
 }
 """Verbs that show nothing that a program would read, and why."""
 

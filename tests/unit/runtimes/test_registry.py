@@ -49,6 +49,8 @@ def test_a_runtime_may_be_used_under_another_name() -> None:
     registry = Registry({"big": {"uses": "process", "tasks_max": 1}}, installed=[])
     assert registry.runtime("big").name == "big"
     assert registry.runtime("process").name == "process"
+    assert (registry.uses("big"), registry.placement("big", {}).queue) == ("process", "big")
+    assert registry.placement("process", {}).queue == "default"
 
 
 def test_a_job_overrides_what_a_runtime_has() -> None:
@@ -78,6 +80,8 @@ def test_a_job_overrides_what_a_runtime_has() -> None:
         ({"flink": {}}, "would use 'flink', which is not there; there are lambda, process, spark"),
         ({"mine": {"uses": "lambda"}}, "lambda has no other names"),
         ({"process": {"image": 3}}, r"The settings of the runtime process are wrong: .*image"),
+        ({"process": {"queue": "A b"}}, "'A b' is no name of a queue"),
+        ({"lambda": {"image": "x"}}, "has 'image', and functions have no workers of their own"),
     ],
 )
 def test_wrong_settings_are_one_sentence(

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection
-from pathlib import Path
-
 import click
 
 from penstock.cli.dag.reading import FILE, judge_dag
+from penstock.cli.installation import settings_of, wiring
 from penstock.cli.options import json_option
 from penstock.cli.queue.showing import as_json as show_json
 from penstock.cli.queue.showing import complain, notes
 from penstock.cli.telling import counted
 from penstock.dispatcher.dag.errors import DagError
 from penstock.dispatcher.dag.model import Dag
-from penstock.dispatcher.registry import BuiltInRuntimes
+from penstock.dispatcher.registry import RegisteredRuntimes
 from penstock.kernel.errors import InvalidInput
-from penstock.settings import read_settings
 
 
 @click.command(
@@ -34,16 +30,16 @@ def check(context: click.Context, *, files: tuple[str, ...], as_json: bool) -> N
     --json all of them are an array of objects, which is empty if nothing is wrong. A file
     that cannot be read at all is a line on standard error, and the others are checked all the same.
 
-    Jobs of the runtimes that come with Penstock are judged as 'apply' does, and so is what looks
-    like one of their names misspelt. Whether another runtime exists is a matter of the dispatcher's
-    settings, and is not judged here.
+    Runtimes are those that come with Penstock, those of installed packages, and those of the
+    settings here (penstock.toml, or what PENSTOCK_SETTINGS names): have the dispatcher's settings
+    here, and a job is judged as 'apply' does.
 
     A function of yours is looked for in the file of its module, beside the DAG or in this folder;
     nothing is imported. A module that is not found there is a note on standard error.
 
     Exit code 0: nothing is wrong. 2: something is.
     """
-    runtimes = BuiltInRuntimes(_known_here())
+    runtimes = RegisteredRuntimes(wiring().make_registry(settings_of({})))
     dags: list[Dag] = []
     found: list[DagError] = []
     for file in files:
@@ -69,15 +65,6 @@ def check(context: click.Context, *, files: tuple[str, ...], as_json: bool) -> N
         wrong = f"{len(files) - len(dags)} of {counted(len(files), 'file')}"
         click.echo(f"penstock: {counted(problems, 'problem')}; {wrong} cannot be used.", err=True)
     context.exit(2)
-
-
-def _known_here() -> Collection[str]:
-    """The runtimes that the settings of this folder have, as far as they can be read."""
-    try:
-        told = read_settings({}, environment=os.environ, folder=Path.cwd())
-    except InvalidInput:
-        return ()
-    return told.settings.runtimes.keys()
 
 
 def _objects(error: DagError) -> list[dict[str, object]]:

@@ -65,6 +65,8 @@ async def apply(parts: Parts, call: Call) -> Answer:
     read = await asyncio.to_thread(
         parse, ask.source, ask.where, runtimes=parts.runtimes, files=ask.files
     )
+    if parts.runtimes is not None:
+        read = parts.runtimes.queued(read)
     check_outputs(read, Root.parse(parts.root))
     found: Applied | Foreseen | NotApplied
     if ask.dry_run:

@@ -187,7 +187,9 @@ def _assignment(claimed: Claimed, parts: Parts) -> Assignment:
         heartbeat_seconds=claimed.heartbeat_ms / 1000,
         timeout_seconds=claimed.timeout_ms / 1000,
         job=claimed.job,
-        operator=claimed.operator,
+        # What is run; what it is claimed as has the queue in its name too.
+        operator=claimed.definition.get("operator") or claimed.operator,
+        claimed_as=claimed.operator,
         runtime=claimed.runtime,
         generation=claimed.generation,
         definition=dict(claimed.definition),

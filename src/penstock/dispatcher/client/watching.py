@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from penstock.dispatcher.dag.names import is_name, is_operator
+from penstock.dispatcher.dag.names import is_name, is_operator, queue_of
 from penstock.dispatcher.wire.alerts import AlertsAnswer
 from penstock.dispatcher.wire.dags import CutOverAnswer, CutOverAsk
 from penstock.dispatcher.wire.datasets import (
@@ -81,7 +81,7 @@ class Watching:
 
     async def limit_operator(self, operator: str, in_flight_max: int | None) -> OperatorLimitAnswer:
         """How many tasks of an operator may run at a time; None is as many as there are."""
-        if not is_operator(operator):
+        if not is_operator(operator.partition("@")[0]) or not is_name(queue_of(operator)):
             raise InvalidInput(f"{shown(operator)} is not the name of an operator.")
         ask = OperatorLimitAsk(in_flight_max=in_flight_max)
         path = f"/v1/operators/{operator}"

@@ -7,7 +7,6 @@ could not be read, `parsing` leaves the complaint out, for it would blame a job 
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
@@ -27,14 +26,13 @@ from penstock.dispatcher.dag.model import (
     WebhookSource,
     When,
 )
-from penstock.dispatcher.dag.runtimes import Partial, Runtimes
+from penstock.dispatcher.dag.runtimes import Runtimes
 from penstock.dispatcher.dag.units import duration_text
 from penstock.kernel.words import listed, nearest, shown
 
 HEARTBEAT_MS_MAX: Final = 86_400_000
 """A worker that may be silent for longer than a day would leave its task alone for as long."""
 _SEVERAL: Final = 2
-_SLIP: Final = 0.8
 """How like another a name is that was meant to be that one."""
 
 
@@ -247,11 +245,9 @@ def _registered(job: Job, runtimes: Runtimes) -> Iterator[Complaint]:
     reads = ("activation", "source", "runtime", "operator")
     known = sorted({*runtimes.names(), DISPATCHER_RUNTIME})
     if job.runtime not in known:
-        if isinstance(runtimes, Partial) and _may_be_there(job.runtime, runtimes, known):
-            return
         message = (
             f"There is no runtime {shown(job.runtime)}; there are {listed(known)}."
-            f"{_ask(job.runtime, known)} Add it to the settings, or write another."
+            f"{_ask(job.runtime, known)} Register it in the settings, or write another."
         )
         yield Complaint(job.name, "runtime", message, reads)
         return
@@ -266,11 +262,6 @@ def _registered(job: Job, runtimes: Runtimes) -> Iterator[Complaint]:
     for fault in runtimes.faults(job):
         field = fault.field.partition(".")[0]
         yield Complaint(job.name, fault.field, fault.message, (*reads, field))
-
-
-def _may_be_there(name: str, runtimes: Partial, known: Collection[str]) -> bool:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=_SLIP)
-    return not near or name.startswith(near[0]) or name in runtimes.others()
 
 
 def _ask(word: str, names: Collection[str]) -> str:

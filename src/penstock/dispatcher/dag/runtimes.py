@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.dispatcher.dag.model import Job
+from penstock.dispatcher.dag.model import Dag, Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +22,6 @@ class Fault:
     """The path inside the job, as in `config.sql` or `resources.memory`."""
     message: str
     """A sentence that says what is wrong and what to do."""
-
-
-class Partial:
-    """`Runtimes` that are not all that there may be: of others nothing is said.
-
-    But what is nearly the name of one of them, and not a longer name such as `process-big`, is a
-    slip of the pen, unless it is known to be there.
-    """
-
-    def others(self) -> Collection[str]:
-        """Runtimes that are there, and of which no more is known."""
-        return ()
 
 
 class Runtimes(Protocol):
@@ -49,4 +37,8 @@ class Runtimes(Protocol):
 
     def faults(self, job: Job) -> Iterable[Fault]:
         """What the job's runtime says against its config, resources and other fields."""
+        ...
+
+    def queued(self, dag: Dag) -> Dag:
+        """The DAG, whose jobs say in which queue their tasks wait, unless it is the default."""
         ...

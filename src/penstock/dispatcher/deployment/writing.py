@@ -17,10 +17,12 @@ from psycopg.types.json import Jsonb
 from penstock.dispatcher.dag.canonical import content_hash, encoded, plain_job
 from penstock.dispatcher.dag.files import texts
 from penstock.dispatcher.dag.model import Dag, Job, RangeAggregate, Update
+from penstock.dispatcher.dag.names import in_queue
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.deployment.plan import writers
 from penstock.dispatcher.routing.filters import stored_filter
+from penstock.runtimes.base import DEFAULT_QUEUE
 
 
 async def write_version(
@@ -75,7 +77,7 @@ def _definition(job: Job, *, lineage: str) -> dict[str, Any]:
         "body": body,
         "datasets": sorted(read | written),
         "runtime": job.runtime,
-        "operator": job.operator,
+        "operator": in_queue(job.operator, str(job.resources.get("queue", DEFAULT_QUEUE))),
         "priority": job.priority.value,
         "update_mode": _update_mode(job).value,
         "max_attempts": job.max_attempts,

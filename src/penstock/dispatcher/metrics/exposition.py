@@ -8,10 +8,13 @@ every one of them, and take the sum.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from penstock.dispatcher.metrics.counters import Counters
 from penstock.dispatcher.metrics.figures import Figures
 from penstock.kernel.exposition import Family, Labels, exposed
+
+QUEUE_DESIRED: Final = "penstock_queue_desired"
 
 
 def _gauge(name: str, about: str, values: Sequence[tuple[Labels, float]]) -> Family:
@@ -70,6 +73,11 @@ def _operators(figures: Figures) -> Iterator[Family]:
         "desired",
         "How many tasks should run at once, for autoscalers.",
         [(each.name, each.desired) for each in loads],
+    )
+    yield _gauge(
+        QUEUE_DESIRED,
+        "How many tasks of a queue should run at once, for autoscalers of its workers.",
+        [({"queue": name}, desired) for name, desired in figures.queues.items()],
     )
 
 

@@ -6,7 +6,7 @@ All of them are read in one transaction. Whatever can be long is counted to 10,0
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from penstock.dispatcher.wire.steering import OperatorLoad
@@ -45,3 +45,5 @@ class Figures:
     """Those that were heard of in the last minute."""
     settled_last_minute: Mapping[str, int]
     """Tasks that have ended in the last minute, by their status."""
+    queues: Mapping[str, int] = field(default_factory=dict)
+    """How many tasks of each queue should run at once: what its workers are scaled by."""

@@ -7,8 +7,10 @@ lowered ends nothing that runs. Called by the dispatcher's API and by `cloudwatc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from penstock.dispatcher.dag.names import queue_of
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.metrics.counters import Counters
@@ -42,8 +44,8 @@ class Metrics:
         """What runs and waits for each operator, and how much should run."""
 
         async def work(connection: Connection) -> OperatorsAnswer:
-            rows = await _rows(connection, "operator_loads")
-            return OperatorsAnswer(operators=[OperatorLoad(**row) for row in rows])
+            loads = [OperatorLoad(**row) for row in await _rows(connection, "operator_loads")]
+            return OperatorsAnswer(operators=loads, queues=await _queues(connection, loads))
 
         return await self._database.transact(work)
 
@@ -76,14 +78,23 @@ async def take_turn(database: Database, name: str, *, seconds: float) -> bool:
 async def _figures(connection: Connection) -> Figures:
     (overall,) = await _rows(connection, "overall_figures")
     settled = {row["status"]: row["count"] for row in await _rows(connection, "settled_figures")}
-    operators = await _rows(connection, "operator_loads")
+    loads = [OperatorLoad(**row) for row in await _rows(connection, "operator_loads")]
     jobs = await _rows(connection, "job_figures")
     return Figures(
         **overall,
-        operators=tuple(OperatorLoad(**row) for row in operators),
+        operators=tuple(loads),
+        queues=await _queues(connection, loads),
         jobs=tuple(JobFigures(**row) for row in jobs),
         settled_last_minute={status.value: settled.get(status, 0) for status in _SETTLED},
     )
+
+
+async def _queues(connection: Connection, loads: Sequence[OperatorLoad]) -> dict[str, int]:
+    # A queue that has no job any more is told as 0: its workers are to be scaled in.
+    wanted = {queue_of(row["name"]): 0 for row in await _rows(connection, "operator_names")}
+    for each in loads:
+        wanted[queue_of(each.name)] += each.desired
+    return wanted
 
 
 async def _rows(connection: Connection, statement: str, /, **asked: object) -> list[dict[str, Any]]:

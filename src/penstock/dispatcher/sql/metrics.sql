@@ -58,6 +58,10 @@ WHERE loads.running + loads.waiting > 0 OR operator.in_flight_max IS NOT NULL
    OR loads.operator IN (SELECT in_force.operator FROM in_force)
 ORDER BY loads.operator
 
+-- name: operator_names
+-- All that there ever were.
+SELECT DISTINCT operator AS name FROM job_definition WHERE operator <> '' ORDER BY operator
+
 -- name: job_figures
 -- The jobs of the DAG in force that run something.
 SELECT job.name, waiting.normal, waiting.bulk, waiting.oldest_seconds, running.count AS running,

@@ -14,6 +14,7 @@ import msgspec
 from psycopg.types.json import Jsonb
 
 from penstock.dispatcher.dag.model import SourceKind
+from penstock.dispatcher.dag.names import queue_of
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.views.values import Live, Overall, Target
@@ -48,6 +49,8 @@ class Views:
 
         async def work(connection: Connection) -> HelloAnswer:
             found = await _rows(connection, "operators_to_serve", runtimes=ask.runtimes)
+            if ask.queues:
+                found = [row for row in found if queue_of(row["name"]) in ask.queues]
             about = {"runtimes": ask.runtimes, "concurrency": ask.concurrency, "about": ask.about}
             if ask.is_leaving:
                 # Who serves nothing is counted for no job; and it is told apart from the silent.

@@ -305,3 +305,5 @@ class OperatorLoad(Answer):
 
 class OperatorsAnswer(Answer):
     operators: list[OperatorLoad]
+    queues: dict[str, int] = {}
+    """How many tasks of each queue should run at once, over all of its operators."""

@@ -28,6 +28,8 @@ class HelloAsk(Ask):
     runtimes: Annotated[list[Name], Meta(max_length=100)]
     concurrency: Annotated[int, Meta(ge=1, le=10_000)] = 1
     about: dict[str, str] = {}
+    queues: Annotated[list[Name], Meta(max_length=100)] = []
+    """Whose tasks it takes; none are named by who takes those of all."""
     is_leaving: bool = False
     """The last word of a worker that was told to stop: it serves nothing from now on."""
 
@@ -112,6 +114,8 @@ class Assignment(Answer):
     """The capability token of the attempt; a heartbeat brings the next one."""
     mints: bool = False
     """Whether credentials can be had for the token."""
+    claimed_as: str = ""
+    """What it waited as: its operator, and its queue if that is not the default."""
 
 
 class ClaimAnswer(Answer):

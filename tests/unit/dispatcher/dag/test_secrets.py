@@ -12,7 +12,7 @@ from penstock.dispatcher.dag.parsing import parse
 from penstock.dispatcher.dag.runtimes import Runtimes
 from penstock.dispatcher.dag.secrets import SecretKind, SecretReference, secret_reference
 from penstock.dispatcher.dag.show import render, show
-from penstock.dispatcher.registry import BuiltInRuntimes, RegisteredRuntimes
+from penstock.dispatcher.registry import RegisteredRuntimes
 from penstock.runtimes.registry import Registry
 
 HEAD = """\
@@ -27,16 +27,17 @@ jobs:
     inputs: [raw]
     outputs: [a]
 """
+BUILT_IN = RegisteredRuntimes(Registry(installed=[]))
 VALUE = "sk-live-0123456789"
 
 
 def read(more: str = "", *, runtimes: Runtimes | None = None) -> Dag:
-    return parse(HEAD + more, "dag.yaml", runtimes=runtimes or BuiltInRuntimes())
+    return parse(HEAD + more, "dag.yaml", runtimes=runtimes or BUILT_IN)
 
 
 def problems(text: str, *, runtimes: Runtimes | None = None) -> tuple[Problem, ...]:
     with pytest.raises(DagError) as caught:
-        parse(text, "dag.yaml", runtimes=runtimes or BuiltInRuntimes())
+        parse(text, "dag.yaml", runtimes=runtimes or BUILT_IN)
     assert VALUE not in str(caught.value)
     return caught.value.problems
 
@@ -182,7 +183,7 @@ def test_untrusted_code_runs_where_it_can_be_kept_apart() -> None:
         _, field, message = problem("    untrusted: true\n", head=head)
         assert field == "jobs.a.untrusted"
         assert words in message
-    parse(LAMBDA + "    untrusted: true\n", "dag.yaml", runtimes=BuiltInRuntimes())
+    parse(LAMBDA + "    untrusted: true\n", "dag.yaml", runtimes=BUILT_IN)
 
 
 def test_what_a_runtime_is_decides_and_not_its_name() -> None:
@@ -206,7 +207,7 @@ def test_secrets_are_for_code_that_can_ask_for_them() -> None:
         _, field, message = problem("    secrets: {K: env:K}\n", head=head)
         assert field == "jobs.a.secrets"
         assert words in message
-    parse(PYTHON + "    secrets: {K: env:K}\n", "dag.yaml", runtimes=BuiltInRuntimes())
+    parse(PYTHON + "    secrets: {K: env:K}\n", "dag.yaml", runtimes=BUILT_IN)
 
 
 @pytest.mark.parametrize("field", ["secrets: {K: env:K}", "untrusted: true"])
@@ -218,4 +219,4 @@ def test_a_source_that_runs_nothing_has_neither(field: str) -> None:
         "source: {kind: manual}",
         f"source: {{kind: always_on}}\n    runtime: process\n    operator: m:g\n    {field}",
     )
-    parse(running, "dag.yaml", runtimes=BuiltInRuntimes())
+    parse(running, "dag.yaml", runtimes=BUILT_IN)
