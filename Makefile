@@ -37,11 +37,10 @@ bench: $(VENV)/dev.stamp ## Measure; prints figures, asserts none
 	@$(BIN)/python -m benchmarks.pipeline_cost
 	@$(BIN)/python -m benchmarks.console
 
-EVERY := --extra local --extra dispatcher --extra spark --extra demo
+EVERY := --extra local --extra dispatcher --extra spark --extra demo --group build
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
   --python-version 3.11 $(EVERY)
 lock: $(VENV)/dev.stamp ## Resolve the dependencies anew and pin them
-	@$(BIN)/pip install --quiet uv
 	@$(COMPILE) --extra aws --group dev -o requirements/dev.txt pyproject.toml
 	@$(COMPILE) -c requirements/dev.txt -o requirements/run.txt pyproject.toml
 	@! grep -nE '://|--(extra-)?index|--find-links' requirements/*.txt
@@ -58,7 +57,7 @@ $(VENV)/bin/python:
 $(VENV)/run.stamp: requirements/run.txt pyproject.toml | $(VENV)/bin/python
 	@echo "Installing Penstock into $(VENV) ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/run.txt
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/dev.stamp: requirements/dev.txt $(VENV)/run.stamp

@@ -384,6 +384,20 @@ def test_the_image_has_what_it_copies_and_the_user_of_the_pods() -> None:
     assert {int(each) for each in exposed[1].split()} == set(PORTS.values())
 
 
+def test_nothing_is_built_or_locked_with_what_is_not_pinned() -> None:
+    """pip takes what a build needs from a registry, unless it is there and isolation is off."""
+    pins = (ROOT / "requirements" / "run.txt").read_text()
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert all(re.search(rf"^{re.escape(each)} ", pins, re.MULTILINE) for each in required)
+    for name in ("deploy/Containerfile", "Makefile"):
+        text = (ROOT / name).read_text().replace("\\\n", " ")
+        commands = re.findall(r"\bpip (?:install|wheel) ([^&\n]*)", text)
+        assert commands
+        for each in commands:
+            is_ours = "--no-deps" in each and "--no-build-isolation" in each
+            assert is_ours or "--require-hashes" in each, f"{name}: pip {each}"
+
+
 def test_the_image_has_the_clients_of_aws_with_all_that_they_need() -> None:
     found = re.search(r"/\^\(([^)]*)\)==/", _containerfile())
     assert found is not None
