@@ -4,7 +4,7 @@ A verb parses its words, asks the layers below to do the work, and prints. What 
 sentence on standard error, the next step below it, and an exit code: 1 for a failure, 2 for
 words that cannot be right, 128 + n when signal n ended it. SIGTERM and SIGHUP end a verb as Ctrl-C
 does: what it has begun is cleaned up first. `--debug`, before or after the verb, shows the
-traceback instead.
+traceback instead. What is printed goes through `terminal`, which lets nobody's text do anything.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import click
 
 from penstock.cli.alone import show_what_next
 from penstock.cli.groups import Verbs
+from penstock.cli.terminal import guarded, harmless
 from penstock.cli.verbs import PLACES
 from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.kernel.signals import forget, note
@@ -66,6 +67,11 @@ def main() -> None:
 
 def run(words: list[str]) -> int:
     """Run one command line and return its exit code."""
+    with guarded():
+        return _run(words)
+
+
+def _run(words: list[str]) -> int:
     debug, words = _debugged(words)
     ended_by = _end_like_ctrl_c()
     try:
@@ -134,9 +140,9 @@ def _end_like_ctrl_c() -> list[int]:
 
 
 def _complain(message: str, hint: str) -> None:
-    click.echo(f"penstock: {message}", err=True)
+    click.echo(f"penstock: {harmless(message)}", err=True)
     if hint:
-        click.echo(f"  {hint}", err=True)
+        click.echo(f"  {harmless(hint)}", err=True)
 
 
 def _usage(error: click.ClickException) -> tuple[str, str]:

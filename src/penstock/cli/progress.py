@@ -13,6 +13,8 @@ from typing import Final, Self
 
 import click
 
+from penstock.cli.terminal import harmless, unguarded
+
 _CELLS: Final = 24
 _FULL, _EMPTY = "█", "·"
 _ERASE: Final = "\r\x1b[K"
@@ -41,17 +43,19 @@ class Bar:
         """Take the bar away, so that what is said next stands alone."""
         if self._is_drawn:
             self._is_drawn = False
-            click.echo(_ERASE, err=True, nl=False, color=True)
+            click.echo(_ERASE, file=unguarded(sys.stderr), nl=False, color=True)
 
     def show(self, text: str, *, done: int = 0, of: int = 0) -> None:
         """So much is done of so much; of nothing that can be counted there is only the text."""
         if not self.is_live:
             return
+        text = harmless(text)
         shown = f"{bar(done, of)} {text}" if of > 0 else text
         # What went over the edge would stay.
         room = max(1, shutil.get_terminal_size().columns - 1)
         self._is_drawn = True
-        click.echo(f"{_ERASE}{shown[:room]}", err=True, nl=False, color=True)
+        drawn = f"{_ERASE}{shown[:room]}"
+        click.echo(drawn, file=unguarded(sys.stderr), nl=False, color=True)
 
 
 def bar(done: int, of: int) -> str:

@@ -15,6 +15,8 @@ from typing import Final
 
 import click
 
+from penstock.cli.terminal import harmless
+
 _COLOURS: Final = {
     "succeeded": "green",
     "failed": "red",
@@ -54,7 +56,7 @@ def table(
     Those in `numbers` and `whole` are never cut. Those in `least` are left out where there is no
     room, the first first, before others are cut to what cannot be read any more.
     """
-    shown = [tuple(heads), *(tuple(row) for row in rows)]
+    shown = [tuple(heads), *(tuple(map(_cell, row)) for row in rows)]
     right = frozenset(numbers)
     left_out: list[str] = []
     if sys.stdout.isatty():
@@ -70,6 +72,11 @@ def table(
     if left_out:
         named = ", ".join(filter(None, left_out))
         click.echo(f"note: the terminal has no room for: {named}.", err=True)
+
+
+def _cell(text: str) -> str:
+    """A cell is one line."""
+    return harmless(text).replace("\n", " ").replace("\t", " ")
 
 
 def _show(shown: Sequence[Sequence[str]], right: Collection[int]) -> None:

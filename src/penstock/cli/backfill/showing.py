@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.cli.progress import Bar
-from penstock.cli.queue.showing import fields, status
+from penstock.cli.queue.showing import fields
 from penstock.cli.telling import ago, fitted
 from penstock.dispatcher.wire.steering import BackfillAnswer
 
@@ -37,7 +37,7 @@ def show_backfill(found: BackfillAnswer, *, now: float) -> None:
             ("backfill", str(found.id)),
             ("job", found.job),
             ("kind", found.kind),
-            ("status", status(found.state)),
+            ("status", found.state),
             ("partitions", f"{found.partitions:,}"),
             ("planned", f"{found.planned:,} have become tasks"),
             ("open", f"{found.open:,}, at most {found.concurrency:,} at a time"),

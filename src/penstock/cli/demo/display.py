@@ -14,6 +14,8 @@ from typing import Final
 
 import click
 
+from penstock.cli.terminal import unguarded
+
 _BAR: Final = 24
 _FULL, _EMPTY = "█", "·"
 
@@ -48,7 +50,8 @@ class Display:
             room = shutil.get_terminal_size().columns - 1
             lines.append(f"  {seconds:5.1f} s{remark}")
             # At once with what erases the last one, so that nothing flickers.
-            click.echo(self._erasing() + "\n".join(line[:room] for line in lines), color=True)
+            drawn = self._erasing() + "\n".join(line[:room] for line in lines)
+            click.echo(drawn, file=unguarded(sys.stdout), color=True)
             self._drawn = len(lines)
             return
         for stage in self._stages:
@@ -59,7 +62,8 @@ class Display:
 
     def say(self, sentence: str) -> None:
         """A sentence that stays."""
-        click.echo(f"{self._erasing()}  {sentence}", color=True)
+        drawn = f"{self._erasing()}  {sentence}"
+        click.echo(drawn, file=unguarded(sys.stdout), color=True)
         self._drawn = 0
 
     def end(self) -> None:

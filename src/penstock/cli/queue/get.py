@@ -10,7 +10,7 @@ import click
 from penstock.cli.options import absolute_option
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import as_json as show_json
-from penstock.cli.queue.showing import compact, fields, length, status, when
+from penstock.cli.queue.showing import compact, fields, length, when
 from penstock.queue.ledger import Progress
 from penstock.queue.pack import Reference
 from penstock.queue.views import TaskView
@@ -41,7 +41,7 @@ async def _got(store: str | None, name: str, id: str) -> tuple[TaskView, float]:
 def _rows(view: TaskView, *, now: float) -> Iterator[tuple[str, str]]:
     yield "id", view.id
     yield "type", view.type
-    yield "status", status(view.status) + (" (asked to stop)" if view.cancel_asked else "")
+    yield "status", view.status + (" (asked to stop)" if view.cancel_asked else "")
     yield "attempt", str(view.attempt or "none yet")
     yield "submitted", when(view.submitted_at, now=now)
     if view.due_at is not None:

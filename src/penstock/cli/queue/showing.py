@@ -18,6 +18,7 @@ import msgspec
 
 from penstock.cli import tables
 from penstock.cli.options import is_absolute
+from penstock.cli.terminal import harmless
 from penstock.kernel.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -73,7 +74,10 @@ def fields(rows: Iterable[tuple[str, str]]) -> None:
     shown = list(rows)
     width = max(len(name) for name, _ in shown)
     for name, value in shown:
-        first, *rest = value.splitlines() or [""]
+        first, *rest = harmless(value).split("\n")
+        if name == "status":
+            word, *others = first.split(" ", 1)
+            first = " ".join((status(word), *others))
         click.echo(f"{click.style(f'{name:<{width}}', bold=True)}  {first}".rstrip())
         for line in rest:
             click.echo(f"{'':<{width}}  {line}")
@@ -82,7 +86,7 @@ def fields(rows: Iterable[tuple[str, str]]) -> None:
 def notes(sentences: Sequence[str], *, shown_max: int = 10) -> None:
     """What could not be read or is worth knowing, to standard error."""
     for sentence in sentences[:shown_max]:
-        click.echo(f"note: {sentence}", err=True)
+        click.echo(f"note: {harmless(sentence)}", err=True)
     if len(sentences) > shown_max:
         click.echo(f"note: and {len(sentences) - shown_max} more like these.", err=True)
 
@@ -90,9 +94,9 @@ def notes(sentences: Sequence[str], *, shown_max: int = 10) -> None:
 def complain(errors: Iterable[PenstockError]) -> None:
     """What failed for some of several things, as the command line says it for one."""
     for error in errors:
-        click.echo(f"penstock: {error.message}", err=True)
+        click.echo(f"penstock: {harmless(error.message)}", err=True)
         if error.hint:
-            click.echo(f"  {error.hint}", err=True)
+            click.echo(f"  {harmless(error.hint)}", err=True)
 
 
 def as_json(value: object) -> None:

@@ -8,7 +8,9 @@ it. What is followed is read until its attempt has ended, and then to its end.
 from __future__ import annotations
 
 import codecs
+import io
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -20,6 +22,7 @@ from penstock.cli.completing import tasks
 from penstock.cli.queue.showing import as_json as show_plain
 from penstock.cli.queue.showing import notes
 from penstock.cli.telling import line
+from penstock.cli.terminal import harmless, unguarded
 from penstock.dispatcher.client import Client
 from penstock.dispatcher.wire.steering import AttemptAnswer, TaskAnswer
 from penstock.kernel.clock import Clock, SystemClock
@@ -39,6 +42,7 @@ _FOLLOWED_SECONDS_MAX: Final = 366 * 86_400.0
 @click.argument("id", metavar="ID", type=click.IntRange(min=1), shell_complete=tasks())
 @click.option("--attempt", metavar="N", type=click.IntRange(min=1), help="[default: the last]")
 @click.option("--follow", is_flag=True, help="Go on until the attempt has ended.")
+@click.option("--raw", is_flag=True, help="Print its bytes as they are, for a file or a program.")
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
@@ -50,12 +54,16 @@ def logs(
     id: int,
     attempt: int | None,
     follow: bool,
+    raw: bool,
     data: Path | None,
     url: str,
     token: str | None,
     as_json: bool,
 ) -> None:
     """Print what an attempt of a task has printed, if its log is on this machine.
+
+    Colours are left out, and characters that a terminal would obey are shown as \\u001b and the
+    like, unless --raw is given.
 
     Exit code 0: here it is. 1: there is no such attempt, or its log is elsewhere; then it is said
     where.
@@ -75,7 +83,7 @@ def logs(
         elif log is None:
             notes([f"attempt {chosen.number} of task {id} has printed nothing."])
         else:
-            await _print(client, id, chosen, log, clock=clock if follow else None)
+            await _print(client, id, chosen, log, clock=clock if follow else None, is_raw=raw)
 
     asked(url, token, show)
 
@@ -121,17 +129,30 @@ def _log(task: TaskAnswer, attempt: AttemptAnswer, data: Path | None) -> Path | 
 
 
 async def _print(
-    client: Client, task_id: int, attempt: AttemptAnswer, log: Path, *, clock: Clock | None
+    client: Client,
+    task_id: int,
+    attempt: AttemptAnswer,
+    log: Path,
+    *,
+    clock: Clock | None,
+    is_raw: bool,
 ) -> None:
     """Print the file; with a clock, until the attempt has ended."""
     place = 0
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder = io.IncrementalNewlineDecoder(
+        codecs.getincrementaldecoder("utf-8")("replace"), translate=True
+    )
     is_over = clock is None or attempt.ended_at is not None
     ends_at = clock.monotonic() + _FOLLOWED_SECONDS_MAX if clock is not None else 0.0
     while True:
         for piece in _pieces(log, place):
             place += len(piece)
-            click.echo(decoder.decode(piece), nl=False)
+            if is_raw:
+                unguarded(sys.stdout).buffer.write(piece)
+                sys.stdout.flush()
+            else:
+                # Without colours: they are the task's, and would be told from ours by nobody.
+                click.echo(harmless(click.unstyle(decoder.decode(piece))), nl=False)
         if is_over or clock is None or clock.monotonic() > ends_at:
             return
         await clock.sleep(_LOOK_SECONDS)

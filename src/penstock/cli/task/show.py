@@ -9,7 +9,7 @@ import click
 from penstock.cli.calling import asked, on_a_dispatcher
 from penstock.cli.completing import tasks
 from penstock.cli.options import absolute_option
-from penstock.cli.queue.showing import compact, fields, length, status
+from penstock.cli.queue.showing import compact, fields, length
 from penstock.cli.task.figures import figures, progress_line
 from penstock.cli.telling import ago, fitted, gist, line, lines, show_json
 from penstock.dispatcher.wire.steering import AttemptAnswer, TaskAnswer
@@ -53,7 +53,7 @@ def _rows(answer: TaskAnswer, *, now: float) -> Iterator[tuple[str, str]]:
     yield "id", str(task.id)
     yield "job", task.job
     yield "operator", line(task.operator)
-    yield "status", status(task.status)
+    yield "status", task.status
     if task.reason:
         # A traceback has lines, and they are worth having once.
         yield "reason", lines(task.reason)
