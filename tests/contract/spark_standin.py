@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from penstock.datasets.layout import path_of
 from penstock.runtimes.base import Finished, Made, Work
 from penstock.runtimes.spark.runtime import SparkRuntime
 from penstock.runtimes.spark.sessions import Group
 from penstock.runtimes.spark.settings import SparkSettings
 from penstock.runtimes.spark.telling import Ended, Telling
-from penstock.runtimes.task import DoNotRetry, path_of
+from penstock.runtimes.task import DoNotRetry
 from penstock.testing.runtime_contract import BEGUN, PRINTED, Deed
 
 _never = threading.Event()

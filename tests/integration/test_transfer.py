@@ -19,10 +19,17 @@ from pyarrow import parquet
 
 from penstock.datasets import buckets
 from penstock.datasets.cache import Cache, Wanted
+from penstock.datasets.layout import location_below
 from penstock.datasets.manifest import File, Manifest, digest, encode
 from penstock.datasets.snapshot import files, preview, read, verify
 from penstock.datasets.transfer import Transfer
-from penstock.kernel.errors import BucketNotFound, Damaged, NotFound, Refused, Unavailable
+from penstock.kernel.errors import (
+    BucketNotFound,
+    Damaged,
+    NotFound,
+    Refused,
+    Unavailable,
+)
 from penstock.runtimes.base import Part
 from penstock.store import Opening, open_store
 from penstock.store.s3.local import LocalS3
@@ -92,6 +99,23 @@ def test_lists_deletes_and_clears(base: str, transfer: Transfer) -> None:
     assert sorted(each.name for each in transfer.list(base)) == ["a/2", "a/deep/er", "ab/1"]
     transfer.clear(f"{base}/a")
     assert [each.name for each in transfer.list(base)] == ["ab/1"]
+
+
+@pytest.mark.parametrize("name", ["x%2F..%2Fy", "a b?c#d*[e]{f}", "%2E%2E%2Fz"])
+def test_a_name_is_the_name_of_that_object_and_of_no_other(
+    name: str, base: str, transfer: Transfer
+) -> None:
+    transfer.write_bytes(location_below(base, name), b"own")
+    (listed,) = transfer.list(base)
+    assert listed.name == name
+    assert transfer.read_bytes(location_below(base, listed.name)) == b"own"
+
+
+def test_a_key_that_leads_out_of_its_folder_is_refused(base: str, transfer: Transfer) -> None:
+    transfer.write_bytes(f"{base}/secret", b"of another")
+    for name in ("in/../secret", "in//secret", "tab\there"):
+        with pytest.raises(Refused, match="is no key"):
+            transfer.read_bytes(f"{base}/{name}")
 
 
 def test_a_file_is_read_anywhere_in_it(base: str, transfer: Transfer) -> None:

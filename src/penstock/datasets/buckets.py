@@ -45,6 +45,7 @@ _ASK_AGAIN_SECONDS: Final = 60.0
 _REQUEST_SECONDS_MAX: Final = 60.0
 _READ_BUFFER_BYTES: Final = 256 * 1024
 _STATUS: Final = re.compile(r"status code: ([45]\d\d)")
+_NO_PATH: Final = "Could not parse path"
 _AGAIN: Final = ("408", "409", "429")
 
 Answer = TypeVar("Answer")
@@ -261,6 +262,9 @@ def _mapped(error: Exception, *, bucket: str, key: str) -> StoreError:
     said = str(error).partition("\n")[0][:300].rstrip(". ")
     if "NoSuchBucket" in str(error):
         return BucketNotFound(f"There is no bucket {bucket!r}.", key=key, hint="Make it first.")
+    if _NO_PATH in said:
+        # The client sends no key that a server or a proxy may take for another one.
+        return Refused(f"{where!r} is no key that can be used.", key=key, hint="Rename it.")
     if isinstance(error, FileNotFoundError):
         return NotFound(f"There is no object {where}.", key=key)
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):

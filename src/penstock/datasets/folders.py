@@ -4,7 +4,8 @@ A file appears whole, by a rename, and is on the disk when a call returns, unles
 Below the root of a `file://` store these files are objects of that store like any other.
 
 A link is no file, and neither is a pipe or a device: they are not listed, and not read. Whoever may
-write into one folder could name files of others by a link. Folders on the way may be links: where
+write into one folder could name files of others by a link. Below the root of a store no folder on
+the way is a link either, also if somebody puts one there meanwhile. Above it folders may be: where
 the store lies is its operator's business.
 """
 
@@ -21,7 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from penstock.datasets.layout import root_characters
 from penstock.kernel.errors import NotFound, Refused, Unavailable
+from penstock.store.file.disk import obstacle, open_folder
 
 _CHUNK_BYTES: Final = 1024 * 1024
 _LINK: Final = "a link or another thing that is no file"
@@ -69,19 +72,22 @@ class Folder:
                 _sync(Path(key).parent)
 
     def list(self, key: str) -> Iterator[Listed]:
-        base = Path(key)
         with _explained(key):
-            if base.is_symlink():
-                raise OSError(errno.ELOOP, _LINK)
-        for folder, folders, names in os.walk(base):
-            folders.sort()
-            for name in sorted(names):
-                path = Path(folder, name)
-                # What vanishes between the look and the question was not there.
-                with suppress(FileNotFoundError):
-                    status = path.lstat()
-                    if stat.S_ISREG(status.st_mode):
-                        yield Listed(path.relative_to(base).as_posix(), status.st_size)
+            try:
+                base = _opened_folder(key, is_itself=True)
+            except FileNotFoundError:
+                return
+        try:
+            for folder, folders, names, opened in os.fwalk(".", dir_fd=base):
+                folders.sort()
+                for name in sorted(names):
+                    # What vanishes between the look and the question was not there.
+                    with suppress(FileNotFoundError):
+                        status = os.stat(name, dir_fd=opened, follow_symlinks=False)
+                        if stat.S_ISREG(status.st_mode):
+                            yield Listed(Path(folder, name).as_posix(), status.st_size)
+        finally:
+            os.close(base)
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -127,9 +133,35 @@ def make_folder(path: Path, *, is_synced: bool) -> None:
         _sync(path.parent)
 
 
+def _opened_folder(key: str, *, is_itself: bool = False) -> int:
+    """A folder, opened so that no link below the root of its store is followed.
+
+    `is_itself` has it be no link also where it lies in no store.
+    """
+    path = os.fsencode(key.rstrip("/"))
+    root = root_characters(key)
+    below = len(os.fsencode(key[:root])) if root is not None else len(path)
+    if root is None and is_itself:
+        below = path.rfind(b"/")
+    try:
+        return open_folder(path, below=below)
+    except NotADirectoryError as error:
+        # Linux says so of a link, too.
+        stopped_by = obstacle(path + b"/", below=below)
+        if stopped_by is not None and os.path.islink(stopped_by):  # noqa: PTH114 - bytes
+            raise OSError(errno.ELOOP, _LINK) from error
+        raise
+
+
 def _opened(key: str) -> BinaryIO:
-    # A pipe is not waited for before it is known for one.
-    handle = os.open(key, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    above, _, name = key.rpartition("/")
+    folder = _opened_folder(above)
+    try:
+        # A pipe is not waited for before it is known for one.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        handle = os.open(name, flags, dir_fd=folder)
+    finally:
+        os.close(folder)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.ELOOP, _LINK)

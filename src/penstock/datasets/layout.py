@@ -14,7 +14,12 @@ attempt writes, and whoever knows the fence knows the folder, so nothing has to 
 Names and keys of partitions are any text, so they are written with letters, digits, `_`, `-`, `=`
 and single dots, and every other byte as `~` and two hexadecimal digits. Two texts never share a
 name; one that is too long for the name of a file is cut and has a digest instead. Names are the
-same in a URL, in a bucket and in a folder. Pure; used by workers, by the relay and by the sweeper.
+same in a URL, in a bucket and in a folder.
+
+What users call their files may be anything. In a `file://` location it is escaped, and here alone
+one is made of the other: `path_of` decodes a location once, and refuses what would lead elsewhere;
+`location_below` writes a name that was listed so that it means that file and no other. Pure; used
+by workers, by the relay and by the sweeper.
 """
 
 from __future__ import annotations
@@ -22,7 +27,11 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
+from urllib.parse import quote, unquote
+
+from penstock.kernel.errors import InvalidInput
 
 DATASETS: Final = "datasets/"
 """The prefix of all datasets."""
@@ -33,6 +42,7 @@ CURRENT: Final = "current.json"
 WHOLE: Final = "~all"
 """Stands where there is no partition. No key is written so: what follows a `~` is upper case."""
 
+_FILE: Final = "file://"
 _PLAIN: Final = re.compile(rb"[A-Za-z0-9_=-]")
 _CHARACTERS_MAX: Final = 150
 _KEPT: Final = 100
@@ -118,6 +128,39 @@ def place_of(location: str) -> str | None:
     plain = _ESCAPED.sub(lambda found: "=" if found[0][1] == "3" else "~", location)
     found = _PLACE.search(plain)
     return None if found is None else found[1]
+
+
+def path_of(location: str) -> Path:
+    """The path of a `file://` location."""
+    rest = location.removeprefix(_FILE)
+    if rest == location or not rest.startswith("/"):
+        raise InvalidInput(
+            f"{location!r} is not a file of this machine; read and write it by its location."
+        )
+    # As `os.fsdecode` does it: names that are no UTF-8 are there and back the same.
+    path = unquote(rest, errors="surrogateescape")
+    is_elsewhere = path.count("/") != rest.count("/") or {".", ".."} & set(path.split("/"))
+    if is_elsewhere or "\0" in path or "?" in rest or "#" in rest:
+        raise InvalidInput(
+            f"{location!r} is no location of a file: it has a '?', a '#', a '..', or something that"
+            " may not be escaped.",
+            hint="Write what is special in a name as % and two hexadecimal digits.",
+        )
+    return Path(path)
+
+
+def location_below(location: str, name: str) -> str:
+    """The location of a file that was listed by this name below a location."""
+    base = location.rstrip("/")
+    if not base.startswith(_FILE):
+        return f"{base}/{name}"
+    return f"{base}/{quote(name, safe='/=', errors='surrogateescape')}"
+
+
+def root_characters(path: str) -> int | None:
+    """How many characters of a path are the root of its store; None if it lies in no attempt's."""
+    found = _PLACE.search(path)
+    return None if found is None else found.start()
 
 
 def _is_plain(data: bytes, place: int) -> bool:

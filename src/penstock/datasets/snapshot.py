@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, Protocol, TypeVar
 
-from penstock.datasets.layout import MANIFEST
+from penstock.datasets.layout import MANIFEST, location_below
 from penstock.datasets.manifest import Manifest, decode, digest
 from penstock.datasets.schema import Column
 from penstock.datasets.transfer import Transfer
@@ -184,7 +184,7 @@ def _loose(base: str, transfer: Transfer) -> tuple[tuple[DataFile, ...], tuple[D
     if base.endswith(".parquet"):
         return (_one(base, transfer),), ()
     found = [
-        DataFile(location=f"{base}/{each.name}", bytes=each.bytes)
+        DataFile(location=location_below(base, each.name), bytes=each.bytes)
         for each in transfer.list(base)
         if not any(one.startswith(("_", ".")) for one in each.name.split("/"))
     ]

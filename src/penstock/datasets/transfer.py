@@ -31,9 +31,10 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from penstock.datasets.folders import Chunk, Folder, Listed
+from penstock.datasets.layout import path_of
 from penstock.kernel.errors import Damaged, InvalidInput, NotFound
 from penstock.store.s3.signing import Credentials
 
@@ -163,7 +164,7 @@ class Transfer:
         keys: dict[str, tuple[_Side, list[str]]] = {}
         for location in locations:
             side, key = self._side(location)
-            keys.setdefault(urlsplit(location).netloc, (side, []))[1].append(key)
+            keys.setdefault(location[: -len(key)], (side, []))[1].append(key)
         for side, named in keys.values():
             side.delete(named)
 
@@ -178,13 +179,13 @@ class Transfer:
         return side.open(key)
 
     def _side(self, location: str) -> tuple[_Side, str]:
-        parts = urlsplit(location)
-        if parts.query or parts.fragment:
-            raise InvalidInput(f"{location!r} is no location of a file: it has a '?' or a '#'.")
-        if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
-            return Folder(is_synced=self.is_synced), unquote(parts.path)
-        if parts.scheme == "s3" and parts.netloc:
-            return self._bucket(parts.netloc), parts.path.lstrip("/")
+        if location.startswith("file:///"):
+            return Folder(is_synced=self.is_synced), str(path_of(location))
+        # By hand: what follows the bucket is the key, whatever characters it has.
+        scheme, _, rest = location.partition("://")
+        bucket, _, key = rest.partition("/")
+        if scheme == "s3" and bucket:
+            return self._bucket(bucket), key.lstrip("/")
         raise InvalidInput(
             f"{location!r} is no location of a file.",
             hint="A location is s3://BUCKET/KEY or file:///PATH.",

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
-from urllib.parse import unquote
 
+from penstock.datasets.layout import path_of
 from penstock.kernel.errors import InvalidInput
 from penstock.runtimes.base import Given, Made, News, Part, Place, Work
 from penstock.runtimes.handed import TaskCredentials
@@ -334,15 +334,6 @@ class Task:
         if output not in self.outputs:
             raise ValueError(f"The job has no output {output!r}; it has {_these(self.outputs)}.")
         return output
-
-
-def path_of(location: str) -> Path:
-    """A `file://` location as a path."""
-    if not location.startswith(f"{_FILE}/"):
-        raise InvalidInput(
-            f"{location!r} is not a file of this machine; read and write it by its location."
-        )
-    return Path(unquote(location.removeprefix(_FILE)))
 
 
 def make_folders(work: Work) -> None:

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from penstock.runtimes.task import DoNotRetry, Task, path_of
+from penstock.datasets.layout import path_of
+from penstock.runtimes.task import DoNotRetry, Task
 from penstock.testing.runtime_contract import BEGUN, PRINTED, Deed
 
 _HOLDER = "import os, signal, sys\nos.write(1, b'begun\\n')\nwhile True: signal.pause()\n"

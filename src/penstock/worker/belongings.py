@@ -29,12 +29,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from penstock.datasets.layout import path_of
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import InvalidInput, WorkFailed, WorkReleased
 from penstock.runtimes.base import Work
 from penstock.runtimes.handed import TEMPORARY, TOKEN
 from penstock.runtimes.reclaiming import close
-from penstock.runtimes.task import path_of
 from penstock.runtimes.users import User, Users, remove_tree
 
 _log = logging.getLogger(__name__)

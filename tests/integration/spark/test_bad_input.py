@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.datasets.layout import path_of
 from penstock.runtimes.base import Part
 from penstock.runtimes.spark.telling import Failed
-from penstock.runtimes.task import path_of
 from tests.integration.spark.bench import Bench
 
 

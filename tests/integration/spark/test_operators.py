@@ -14,9 +14,9 @@ import pandas as pd
 import pytest
 from pyarrow import parquet
 
+from penstock.datasets.layout import path_of
 from penstock.datasets.schema import Column
 from penstock.runtimes.base import Finished, Part
-from penstock.runtimes.task import path_of
 from tests.integration.spark.bench import Bench, part
 
 FLIGHTS = {

@@ -864,7 +864,7 @@ def _had(*attempts: AttemptAnswer) -> TaskAnswer:
 
 
 def test_the_log_of_an_attempt_is_printed_if_it_is_here(user: User, tmp_path: Path) -> None:
-    first, second = tmp_path / "1.log", tmp_path / "2.log"
+    first, second = tmp_path / "42-1.log", tmp_path / "42-2.log"
     first.write_bytes(b"first \xff\n")
     second.write_text("zweiter ö\n")
     both = _had(_attempt(1, log=str(first)), _attempt(2, log=str(second)))
@@ -883,11 +883,26 @@ def test_the_log_of_an_attempt_is_printed_if_it_is_here(user: User, tmp_path: Pa
     assert "attempt 2 of task 42 has printed nothing." in ran.stderr
     found = user.json("task logs 42")
     assert (found["log"], found["text"]) == (None, "")
-    elsewhere = tmp_path / "elsewhere" / "2.log"
+    elsewhere = tmp_path / "elsewhere" / "42-2.log"
     user.on("GET /v1/tasks/42", _had(_attempt(2, log=str(elsewhere))))
     ran = user.types("task logs 42")
     assert ran.returncode == 1
     assert f"has its log on the machine of worker w1: {elsewhere}." in ran.stderr
+
+
+def test_a_log_that_is_none_of_the_attempt_is_not_read(user: User, tmp_path: Path) -> None:
+    """Where the log is is said by who reports the end: a function of somebody's, too."""
+    secret = tmp_path / "secret"
+    secret.write_text("of another")
+    link = tmp_path / "42-1.log"
+    link.symlink_to(secret)
+    for said in (secret, tmp_path / "42-2.log", f"{tmp_path}/logs/../secret"):
+        user.on("GET /v1/tasks/42", _had(_attempt(1, log=str(said))))
+        ran = user.types("task logs 42")
+        assert (ran.returncode, ran.stdout) == (1, "")
+        assert "which is no log of it, so it is not read." in ran.stderr
+    user.on("GET /v1/tasks/42", _had(_attempt(1, log=str(link))))
+    assert "of another" not in user.types("task logs 42").stdout
 
 
 def test_the_log_of_what_runs_is_looked_for_in_the_data_folder(user: User, tmp_path: Path) -> None:

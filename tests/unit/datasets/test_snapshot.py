@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from penstock.datasets.layout import path_of
 from penstock.datasets.manifest import File, Manifest, digest, encode, sums
 from penstock.datasets.schema import Column
 from penstock.datasets.snapshot import DataFile, files, preview, read, verify
@@ -96,6 +97,29 @@ def test_a_part_without_a_manifest_has_the_parquet_files_below_it(shelf: Shelf) 
     assert only.sha256 is None
     assert only.bytes == len(shelf.transfer.read_bytes(only.location))
     assert list(verify([only, *folder.files], shelf.transfer)) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x%2F..%2F..%2Fsecret.parquet",
+        "%2E%2E%2Fsecret.parquet",
+        "%252E%252E%252Fsecret.parquet",
+        "a %?#*[b]{c}.parquet",
+        b"not \xff UTF-8.parquet".decode(errors="surrogateescape"),
+    ],
+)
+def test_a_name_is_the_name_of_that_file_and_of_no_other(
+    name: str, shelf: Shelf, tmp_path: Path
+) -> None:
+    shelf.file("secret.parquet", [666])
+    shelf.file("loose/own.parquet", [1])
+    (tmp_path / "loose" / "own.parquet").rename(tmp_path / "loose" / name)
+    (contents,) = read([Part(location=f"{shelf.base}/loose")], shelf.transfer)
+    (file,) = contents.files
+    assert preview(contents.files, shelf.transfer, rows=5) == [{"id": 1}]
+    assert path_of(file.location) == tmp_path / "loose" / name
+    assert list(verify(contents.files, shelf.transfer)) == []
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(0, 0), (1, 1), (15, 15), (25, 25), (40, 30)])

@@ -126,7 +126,7 @@ def test_a_folder_in_the_way_is_explained(tmp_path: Path, transfer: Transfer) ->
 
 @pytest.mark.parametrize(
     "location",
-    ["", "/x", "http://a/b", "s3://", "file://host/x", "s3://b/k?versionId=1", "file:///a#b"],
+    ["", "/x", "http://a/b", "s3://", "file://host/x", "file:///a?b", "file:///a#b"],
 )
 def test_what_is_no_location_is_refused(location: str, transfer: Transfer) -> None:
     with pytest.raises(InvalidInput):
@@ -165,3 +165,41 @@ def test_no_link_is_followed_and_no_pipe_waited_for(tmp_path: Path, transfer: Tr
     transfer.write_bytes(f"{made.as_uri()}/link", b"new")
     assert (tmp_path / "secret").read_text() == "of another"
     assert transfer.read_bytes(f"{made.as_uri()}/link") == b"new"
+
+
+@pytest.mark.parametrize("name", ["..%2Fsecret", "in%2F..%2F..%2Fsecret", "../secret", "%00", "."])
+def test_no_name_leads_out_of_a_folder(name: str, tmp_path: Path, transfer: Transfer) -> None:
+    (tmp_path / "made" / "in").mkdir(parents=True)
+    (tmp_path / "secret").write_text("of another")
+    for read in (transfer.read_bytes, transfer.sum, transfer.open, transfer.list):
+        with pytest.raises(InvalidInput, match="is no location of a file"):
+            read(f"{tmp_path.as_uri()}/made/{name}")
+    with pytest.raises(InvalidInput, match="is no location of a file"):
+        transfer.write_bytes(f"{tmp_path.as_uri()}/made/{name}", b"new")
+    assert (tmp_path / "secret").read_text() == "of another"
+
+
+def test_below_a_store_no_folder_on_the_way_is_a_link(tmp_path: Path, transfer: Transfer) -> None:
+    """Whoever may write into the folder of an attempt could put a link in the place of a folder."""
+    (tmp_path / "real").mkdir()
+    root = tmp_path / "root"
+    # Where the store lies is its operator's business.
+    root.symlink_to(tmp_path / "real")
+    attempt = root / "datasets" / "d" / "g" / "p" / f"1-1-{'a' * 24}"
+    (attempt / "in").mkdir(parents=True)
+    (attempt / "in" / "file").write_text("own")
+    location = f"{attempt.as_uri()}/in/file"
+    assert transfer.read_bytes(location) == b"own"
+    assert [each.name for each in transfer.list(attempt.as_uri())] == ["in/file"]
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "file").write_text("of another")
+    for folder in (attempt / "in", attempt, attempt.parent):
+        folder.rename(f"{folder}-away")
+        folder.symlink_to(tmp_path / "secrets")
+        for read in (transfer.read_bytes, transfer.sum, transfer.open):
+            with pytest.raises(Refused, match="is a link"):
+                read(location)
+        with pytest.raises(Refused, match="is a link"):
+            list(transfer.list(f"{attempt.as_uri()}/in"))
+        folder.unlink()
+        Path(f"{folder}-away").rename(folder)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from penstock.datasets.layout import path_of
 from penstock.dispatcher.dag.parsing import parse
 from penstock.dispatcher.registry import RegisteredRuntimes
 from penstock.runtimes.base import Given, Made
 from penstock.runtimes.child_settings import ChildSettings
 from penstock.runtimes.process import Process
 from penstock.runtimes.registry import Registry
-from penstock.runtimes.task import path_of
 from tests.unit.runtimes.benches import place, run, work
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.datasets.layout import path_of
 from penstock.kernel.errors import InvalidInput
 from penstock.runtimes.base import Given, Made, Part
-from penstock.runtimes.task import Silence, Stopping, Task, path_of
+from penstock.runtimes.task import Silence, Stopping, Task
 from tests.unit.runtimes.benches import place, work
 
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
-from penstock.datasets.layout import MANIFEST
+from penstock.datasets.layout import MANIFEST, path_of
 from penstock.datasets.manifest import File, decode
 from penstock.dispatcher.client import Client
 from penstock.dispatcher.wire.steering import PartitionAnswer
@@ -81,7 +80,7 @@ async def read_datasets(client: Client, names: Sequence[str]) -> dict[str, Datas
 
 
 def _published(answer: PartitionAnswer) -> Published:
-    folder = Path(unquote(urlsplit(answer.location).path))
+    folder = path_of(answer.location)
     manifest = decode((folder / MANIFEST).read_bytes(), where=str(folder / MANIFEST))
     return Published(
         answer.partition_key, folder, manifest.files, answer.revision, answer.published_at

@@ -112,7 +112,14 @@ def _log(task: TaskAnswer, attempt: AttemptAnswer, data: Path | None) -> Path | 
         told = read_settings({"data": data}, environment=os.environ, folder=Path.cwd()).settings
         folder = told.data.absolute() / "logs"
         log = Path(Places("file:///", folder).log(task_id=task.task.id, attempt=attempt.number))
-    if log.is_file():
+    expected = Places("file:///", log.parent).log(task_id=task.task.id, attempt=attempt.number)
+    if str(log) != expected:
+        # Whoever reports an end names the file: a function, too, and it may be any file of ours.
+        raise PenstockError(
+            f"The log of attempt {attempt.number} of task {task.task.id} is said to be"
+            f" {line(str(attempt.log))}, which is no log of it, so it is not read."
+        )
+    if log.is_file() and not log.is_symlink():
         return log
     named = f"Attempt {attempt.number} of task {task.task.id}"
     where = f"the machine of worker {line(attempt.worker)}"
@@ -163,7 +170,7 @@ async def _print(
 
 def _pieces(log: Path, place: int) -> Iterator[bytes]:
     """What the file has from a place on, as far as it goes now."""
-    with log.open("rb") as opened:
+    with open(os.open(log, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:  # noqa: PTH123 - no link
         opened.seek(place)
         while piece := opened.read(_PIECE_BYTES):
             yield piece

@@ -160,9 +160,24 @@ def obstacle(path: bytes, *, below: int) -> bytes | None:
     return None
 
 
-def open_folder(path: bytes) -> int:
-    """A folder, open for what is done to the names in it."""
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+def open_folder(path: bytes, *, below: int | None = None) -> int:
+    """A folder, open for what is done to the names in it.
+
+    With `below`, the first so many bytes of the path are a root, which may well be a link. From
+    there on no folder on the way is one, also if somebody replaces a folder by a link meanwhile:
+    each is opened in the one before it.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    if below is None:
+        return os.open(path, flags | os.O_NOFOLLOW)
+    folder = os.open(path[:below] or b"/", flags)
+    for name in filter(None, path[below:].split(b"/")):
+        above = folder
+        try:
+            folder = os.open(name, flags | os.O_NOFOLLOW, dir_fd=above)
+        finally:
+            os.close(above)
+    return folder
 
 
 def read_all(file: int, size: int) -> bytes:

@@ -200,7 +200,7 @@ class FileObjects:
         if version is not None and version != found:
             raise _conflict(key)
         above = self._path(key).rpartition(b"/")[0]
-        folder = open_folder(above)
+        folder = open_folder(above, below=len(self.base))
         try:
             self._change(key, folder, self._disk.unlink)
         finally:
@@ -225,12 +225,15 @@ class FileObjects:
 
     def _open(self, key: str) -> int:
         """The file of a key, open for reading, or `NotFound`."""
-        path = self._path(key)
-        if obstacle(path, below=len(self.base)):
-            raise self._missing(key)
+        above, _, name = self._path(key).rpartition(b"/")
         try:
-            # Without NONBLOCK, opening a pipe would wait for somebody to write into it.
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            folder = open_folder(above, below=len(self.base))
+            try:
+                # Without NONBLOCK, opening a pipe would wait for somebody to write into it.
+                flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+                file = os.open(name, flags, dir_fd=folder)
+            finally:
+                os.close(folder)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
                 raise self._missing(key) from error
@@ -310,7 +313,7 @@ class FileObjects:
         above = self._path(key).rpartition(b"/")[0]
         for _ in range(FOLDER_TRIES_MAX):
             try:
-                folder = open_folder(above)
+                folder = open_folder(above, below=len(self.base))
             except FileNotFoundError:
                 self._make_folders(above)
                 continue

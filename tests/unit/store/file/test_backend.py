@@ -20,6 +20,7 @@ from penstock.kernel.errors import (
     VersionConflict,
 )
 from penstock.store.base import CREATE, Swap, Version
+from penstock.store.file import objects
 from penstock.store.file.backend import STAMP_RESOLUTION_SECONDS, FileStore
 from penstock.store.file.disk import Disk
 from penstock.store.time import TimeSample
@@ -113,6 +114,28 @@ def test_what_is_no_plain_file_is_no_object(tmp_path: Path) -> None:
     assert files_below(outside) == ["secret"]
     assert (outside / "secret").read_bytes() == b"secret"
     assert (root / "link").is_symlink()
+
+
+def test_a_folder_that_becomes_a_link_meanwhile_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who owns a folder of the store may swap it for a link right after it was looked at."""
+    outside, root = tmp_path / "outside", tmp_path / "root"
+    for folder in (outside / "deep", root / "own" / "deep"):
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(folder.parent.name.encode())
+
+    def swapped(path: bytes, *, below: int) -> None:
+        (root / "own").rename(root / "was-own")
+        (root / "own").symlink_to(outside)
+
+    async def use(store: FileStore) -> None:
+        monkeypatch.setattr(objects, "obstacle", swapped)
+        with pytest.raises(InvalidInput, match="a file or a link"):
+            await store.delete("own/deep/file")
+
+    run(root, use)
+    assert (outside / "deep" / "file").read_bytes() == b"outside"
 
 
 def test_the_root_may_be_a_link(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 
 from penstock.datasets.folders import make_folder
+from penstock.datasets.layout import path_of
 from penstock.datasets.manifest import File
 from penstock.datasets.schema import Column
 from penstock.datasets.snapshot import DataFile
@@ -32,7 +33,6 @@ from penstock.kernel.errors import Damaged, WorkFailed
 from penstock.runtimes.spark.access.base import PathReader, Slice, Target, nothing_inside
 from penstock.runtimes.spark.access.counting import counted
 from penstock.runtimes.spark.access.folders import left_by_spark
-from penstock.runtimes.task import path_of
 
 _REMEMBERED_MAX: Final = 100_000
 _AT_ONCE: Final = 4
@@ -95,7 +95,7 @@ class Native:
                 self._verified.popitem(last=False)
 
     def _verify(self, files: Iterable[DataFile]) -> None:
-        todo = [each for each in files if each.sha256 is not None and not self._is_known(each)]
+        todo = [each for each in files if each.sha256 is None or not self._is_known(each)]
         if len(todo) == 1:
             self._look(todo[0])
         elif todo:
@@ -112,7 +112,10 @@ class Native:
             return self._verified.get(stamp) == file.sha256
 
     def _look(self, file: DataFile) -> None:
-        assert file.sha256 is not None
+        if file.sha256 is None:
+            # Nothing to compare; but a link is not for Spark either, which would follow it.
+            self._transfer.open(file.location).close()
+            return
         sent = self._transfer.verify(file.location, sha256=file.sha256)
         if sent.bytes != file.bytes:
             raise Damaged(f"{file.location} has another size than its manifest says.")
