@@ -3,8 +3,8 @@
 Only what lies in the folder of an attempt below the dispatcher's own root is read. It costs four
 requests at most: the manifest and one file are looked at and then read, or a folder without a
 manifest is listed. Each is bounded in size, all of them together in time, and so is the process
-that makes rows of a file (`rows`), of which there are a few at a time. What cannot be shown is a
-sentence that says why. Every value is a text.
+that makes rows of a file (`penstock.datasets.parquet`), of which there are a few at a time. What
+cannot be shown is a sentence that says why. Every value is a text.
 
 Nothing is written. A crash leaves a process that ends by itself within its bound.
 """
@@ -12,17 +12,15 @@ Nothing is written. A crash leaves a process that ends by itself within its boun
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
+import io
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from penstock.datasets.layout import DATASETS, MANIFEST, place_of
 from penstock.datasets.manifest import Manifest, decode, digest
+from penstock.datasets.parquet import first_rows
 from penstock.datasets.snapshot import TEXTS
 from penstock.kernel.errors import NotFound, PenstockError
 from penstock.store.base import ObjectStore
@@ -34,11 +32,12 @@ STORE_SECONDS_MAX: Final = 3.0
 READER_SECONDS_MAX: Final = 8.0
 READERS_MAX: Final = 4
 FILES_SHOWN: Final = 50
+COLUMNS_MAX: Final = 60
+CHARACTERS_MAX: Final = 200
 _LINE_CHARACTERS_MAX: Final = 300
 _STRANGE: Final = "\N{REPLACEMENT CHARACTER}"
 _FOLDERS: Final = 4
 """Of a dataset, a generation, a partition and an attempt."""
-_READER: Final = Path(__file__).with_name("rows.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,42 +177,16 @@ async def _with_rows(shown: Contents, body: bytes) -> Contents:
         raise _CannotShow("Others look at rows at this moment: load the page again.")
     _Readers.count += 1
     try:
-        found = await _rows(body)
+        found = await asyncio.to_thread(
+            first_rows,
+            io.BytesIO(body),
+            rows=ROWS_MAX,
+            seconds_max=READER_SECONDS_MAX,
+            columns_max=COLUMNS_MAX,
+            characters_max=CHARACTERS_MAX,
+        )
     except OSError as error:
         raise _CannotShow("No process can be started to read the file.") from error
     finally:
         _Readers.count -= 1
-    return replace(
-        shown,
-        columns=[str(each) for each in found["columns"]],
-        rows=found["rows"],
-        columns_left_out=found["left_out"],
-    )
-
-
-async def _rows(body: bytes) -> dict[str, Any]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-I",
-        str(_READER),
-        str(ROWS_MAX),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        async with asyncio.timeout(READER_SECONDS_MAX):
-            said, _ = await process.communicate(body)
-    except TimeoutError:
-        why = f"The file could not be read within {READER_SECONDS_MAX:.0f} seconds."
-        raise _CannotShow(why) from None
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    if process.returncode:
-        raise _CannotShow("The file cannot be read as Parquet.")
-    found: dict[str, Any] = json.loads(said)
-    return found
+    return replace(shown, columns=found.columns, rows=found.rows, columns_left_out=found.left_out)

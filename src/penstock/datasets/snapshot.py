@@ -17,11 +17,11 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Final, Protocol, TypeVar
 
 from penstock.datasets.layout import MANIFEST, location_below
 from penstock.datasets.manifest import Manifest, decode, digest
+from penstock.datasets.parquet import first_rows
 from penstock.datasets.schema import Column
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import Damaged, NotFound
@@ -29,6 +29,7 @@ from penstock.kernel.errors import Damaged, NotFound
 AT_ONCE: Final = 8
 TEXTS: Final = (".csv", ".json", ".jsonl", ".md", ".ndjson", ".tsv", ".txt")
 """How the names of files end whose first lines can be shown."""
+PREVIEW_SECONDS_MAX: Final = 120.0
 _LINE_BYTES_MAX: Final = 4096
 _HINT: Final = "Make the partition again: a backfill of it writes new files."
 
@@ -101,23 +102,20 @@ def files(contents: Iterable[Contents]) -> list[DataFile]:
 
 
 def preview(every: Sequence[DataFile], transfer: Transfer, *, rows: int) -> list[dict[str, Any]]:
-    """The first rows of these files, as far as they go. Reads no more of them than it needs."""
+    """The first rows of these files, as far as they go. Reads no more of them than it needs.
+
+    Raises `PenstockError` for a file that cannot be read so.
+    """
     found: list[dict[str, Any]] = []
-    if not every:
-        return found
-    parquet = import_module("pyarrow.parquet")
     for each in every:
         if len(found) >= rows:
             break
         if each.rows == 0:
             continue
         with transfer.open(each.location) as opened:
-            file = parquet.ParquetFile(opened)
-            for batch in file.iter_batches(batch_size=max(1, rows - len(found))):
-                found.extend(batch.to_pylist())
-                if len(found) >= rows:
-                    break
-    return found[:rows]
+            shown = first_rows(opened, rows=rows - len(found), seconds_max=PREVIEW_SECONDS_MAX)
+        found.extend(dict(zip(shown.columns, row, strict=False)) for row in shown.rows)
+    return found
 
 
 def first_lines(file: DataFile, transfer: Transfer, *, lines: int) -> list[str]:

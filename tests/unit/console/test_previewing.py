@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import subprocess
 
 import pytest
 
@@ -145,10 +146,10 @@ def test_without_pyarrow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_machine_without_room_for_a_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refuse(*_: object, **__: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
     assert "No process" in shown({"x.parquet": b"junk"}).why_not
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -50,13 +51,12 @@ def preview(
     found = snapshot_of(
         name, generation=generation, partition=partition, store=store, url=url, token=token
     )
-    try:
-        shown = _first(found, rows=rows)
-    except ImportError as error:
+    if found.files and find_spec("pyarrow") is None:
         raise InvalidInput(
             "Parquet files are read with pyarrow, which is not installed.",
             hint="Install it: pip install 'penstock[spark]'",
-        ) from error
+        )
+    shown = _first(found, rows=rows)
     if not shown and any(each.manifest is None for each in found.contents):
         _show_text(found, lines=rows, as_json=as_json)
         return

@@ -1,0 +1,160 @@
+"""Parquet that somebody else wrote, read by a process that can reach nothing (`parquet_child`).
+
+Whoever shows or describes what an attempt has made reads it through here: the console and the
+command line its first rows, the worker its footers. The reader of Parquet is a large program, and
+the file may be made to lead it astray: so neither the credentials nor the files of who asks are
+there for it. It asks for ranges of the open files that it is handed, and its answer is bounded.
+
+Blocks, for `seconds_max` at most and while a store answers. A crash leaves a process that ends
+when it next asks, or has had its time.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from penstock.datasets.schema import Column
+from penstock.kernel.errors import PenstockError
+
+_CHILD: Final = Path(__file__).with_name("parquet_child.py")
+_ENVIRONMENT: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"}
+_LINE_BYTES_MAX: Final = 64 * 1024 * 1024
+_READ_BYTES_MAX: Final = 4 * 1024**3
+"""How much of all files is handed over at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The first rows of a file."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    left_out: int
+    """How many columns are not shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footer:
+    """What a file says of itself. Without columns if there is no word for one of them."""
+
+    rows: int
+    columns: tuple[Column, ...]
+
+
+def first_rows(
+    file: BinaryIO,
+    *,
+    rows: int,
+    seconds_max: float,
+    columns_max: int = 0,
+    characters_max: int = 0,
+) -> Rows:
+    """The first rows: as texts of so many characters, or as values that JSON has.
+
+    Raises `PenstockError` for what cannot be read so, `OSError` if no process can be started.
+    """
+    asked = {"rows": rows, "columns_max": columns_max, "characters_max": characters_max}
+    (found,) = _ask([file], asked, seconds_max=seconds_max)
+    if found is None:
+        raise PenstockError("The file cannot be read as Parquet.")
+    try:
+        return Rows(
+            columns=[str(each) for each in found["columns"]],
+            rows=[list(each) for each in found["rows"][:rows]],
+            left_out=int(found["left_out"]),
+        )
+    except (LookupError, TypeError, ValueError) as error:
+        raise PenstockError("The file cannot be read as Parquet.") from error
+
+
+def footers(files: Sequence[BinaryIO], *, seconds_max: float) -> list[Footer | None]:
+    """What each of these says of itself; None for what cannot be read as Parquet."""
+    found = _ask(files, {}, seconds_max=seconds_max)
+    return [None if each is None else _footer(each) for each in found]
+
+
+def _footer(said: dict[str, Any]) -> Footer | None:
+    """What the process has said of a file, which the file may have put into its mouth."""
+    try:
+        rows, columns = said["rows"], [(name, kind) for name, kind in said["columns"]]
+    except (LookupError, TypeError, ValueError):
+        return None
+    if not isinstance(rows, int) or not 0 <= rows < 2**63:
+        return None
+    if not all(isinstance(text, str) and text for each in columns for text in each):
+        return None
+    return Footer(rows=rows, columns=tuple(Column(name, kind) for name, kind in columns))
+
+
+def _ask(
+    files: Sequence[BinaryIO], asked: dict[str, Any], *, seconds_max: float
+) -> list[dict[str, Any] | None]:
+    sizes = [each.seek(0, io.SEEK_END) for each in files]
+    asked = {**asked, "sizes": sizes, "cpu_seconds": max(1, int(seconds_max) + 2)}
+    process = subprocess.Popen(  # noqa: S603 - our own
+        [sys.executable, "-I", str(_CHILD)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=_ENVIRONMENT,
+        cwd="/",
+    )
+    is_late = threading.Event()
+
+    def end() -> None:
+        is_late.set()
+        process.kill()
+
+    timer = threading.Timer(seconds_max, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        found = _answered(process, files, asked)
+    finally:
+        timer.cancel()
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            with suppress(OSError):
+                pipe.close()
+    if is_late.is_set() and found is None:
+        raise PenstockError(f"The file could not be read within {seconds_max:.0f} seconds.")
+    if not isinstance(found, list) or len(found) != len(files):
+        raise PenstockError("The file cannot be read as Parquet.")
+    return [each if isinstance(each, dict) else None for each in found]
+
+
+def _answered(
+    process: subprocess.Popen[bytes], files: Sequence[BinaryIO], asked: dict[str, Any]
+) -> object:
+    """Hand over what the process asks for; what it has found, or None if it has ended so."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    left = _READ_BYTES_MAX
+    try:
+        process.stdin.write(json.dumps(asked).encode() + b"\n")
+        process.stdin.flush()
+        while line := process.stdout.readline(_LINE_BYTES_MAX):
+            said = json.loads(line)
+            if "found" in said:
+                return said["found"]
+            left -= said["bytes"]
+            if left < 0 or said["bytes"] < 0:
+                return None
+            file = files[said["file"]]
+            file.seek(said["at"])
+            process.stdin.write(file.read(said["bytes"]))
+            process.stdin.flush()
+    except (BrokenPipeError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return None

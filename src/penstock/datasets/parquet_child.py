@@ -1,0 +1,245 @@
+"""A process of its own that reads Parquet: `python -I parquet_child.py`, see `parquet`.
+
+What an attempt has written is not to be trusted: a small file can unpack to any size, and the
+reader of it is a large program in C++. So it is read here, in a process that holds nothing and can
+reach nothing. Before the first byte of a file is asked for it has given up, for good
+
+- memory and processor time beyond a bound, and core dumps;
+- opening anything: no file, no connection, no program, no thread (limits of zero, as OpenSSH's
+  sandbox has them); what is needed was imported before;
+- the user, if that was root: a number that nobody has, without groups and without a way back.
+
+Its environment is empty but for two settings of Arrow. Files are asked for over standard output,
+by range, and come over standard input; the last line is what was found. It ends when its parent
+does. Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import io
+import json
+import os
+import re
+import resource
+import sys
+from importlib import import_module
+from typing import Any
+
+MEMORY_BYTES_MAX = 2 * 1024**3
+PIECE_BYTES_MAX = 8 * 1024**2
+USERS = (2_000_000_191, 65_534)
+"""Whom root becomes: a number that no account has, or nobody, where there are no such numbers."""
+CANNOT_BE_SHOWN = "(cannot be shown)"
+_NO_NEW_PRIVILEGES = 38
+# What Arrow and Python say of a time out of range, a time zone that nobody knows, bytes that are no
+# text. Too little memory is not of one value: it ends the process.
+ODD = (ArithmeticError, LookupError, NotImplementedError, OSError, TypeError, ValueError)
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WORDS = {
+    "bool": "boolean",
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "uint8": "smallint",
+    "uint16": "int",
+    "uint32": "bigint",
+    "uint64": "decimal(20,0)",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "large_string": "string",
+    "binary": "binary",
+    "large_binary": "binary",
+    "date32[day]": "date",
+    "timestamp[us]": "timestamp_ntz",
+    "timestamp[ms]": "timestamp_ntz",
+}
+
+
+class Remote(io.RawIOBase):
+    """A file that the parent has open."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self._number = number
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = min(len(buffer), PIECE_BYTES_MAX, self._size - self._at)
+        if wanted <= 0:
+            return 0
+        say({"file": self._number, "at": self._at, "bytes": wanted})
+        body = sys.stdin.buffer.read(wanted)
+        if len(body) != wanted:
+            raise EOFError("the parent is gone")
+        buffer[:wanted] = body
+        self._at += wanted
+        return wanted
+
+
+def say(what: dict[str, Any]) -> None:
+    """Write a line."""
+    body = memoryview(json.dumps(what).encode() + b"\n")
+    while body:
+        body = body[os.write(1, body) :]
+
+
+def shown(value: Any, characters_max: int) -> str | None:
+    """A value as a text that may be cut; None for null."""
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        dots = "…" if len(value) > 32 else ""
+        return f"0x{value[:32].hex()}{dots}"
+    text = str(value)
+    return text if len(text) <= characters_max else f"{text[: characters_max - 1]}…"
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it; as a text, if it has none."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return str(value)
+
+
+def cell(scalar: Any, characters_max: int) -> Any:
+    """A value of Arrow's, or that it cannot be shown."""
+    try:
+        value = scalar.as_py()
+        return shown(value, characters_max) if characters_max else plain(value)
+    except ODD:
+        return CANNOT_BE_SHOWN
+
+
+def first_rows(file: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """The first rows of a file, as texts of so many characters; as values, if that is zero."""
+    names = file.schema_arrow.names
+    count, columns_max = asked["rows"], asked["columns_max"] or len(names)
+    rows: list[list[Any]] = []
+    # Columns that share a name cannot be asked for by it: they are taken by their places.
+    for batch in file.iter_batches(batch_size=max(1, count), use_threads=False):
+        kept = [batch.column(place) for place in range(min(columns_max, batch.num_columns))]
+        rows += [
+            [cell(column[number], asked["characters_max"]) for column in kept]
+            for number in range(min(batch.num_rows, count - len(rows)))
+        ]
+        if len(rows) >= count:
+            break
+    return {
+        "columns": [shown(name, 200) for name in names[:columns_max]],
+        "rows": rows,
+        "left_out": max(0, len(names) - columns_max),
+    }
+
+
+def footer(file: Any) -> dict[str, Any]:
+    """How many rows a file has, and its columns; none if Spark has no word for one of them."""
+    try:
+        columns = [[field.name, word(field.type)] for field in file.schema_arrow]
+    except ODD:
+        columns = []
+    return {"rows": file.metadata.num_rows, "columns": columns}
+
+
+def word(kind: Any) -> str:
+    """A type of Arrow's in Spark's words, as Spark would read it of the file."""
+    types = import_module("pyarrow").types
+    if types.is_dictionary(kind):
+        return word(kind.value_type)
+    if types.is_decimal(kind) and kind.precision <= 38 and kind.scale >= 0:
+        return f"decimal({kind.precision},{kind.scale})"
+    if types.is_timestamp(kind) and kind.tz is not None and kind.unit in ("us", "ms"):
+        return "timestamp"
+    if types.is_map(kind):
+        return f"map<{word(kind.key_type)},{word(kind.item_type)}>"
+    if types.is_list(kind) or types.is_large_list(kind):
+        return f"array<{word(kind.value_type)}>"
+    if types.is_struct(kind):
+        inner = (f"{_name(each.name)}:{word(each.type)}" for each in kind)
+        return f"struct<{','.join(inner)}>"
+    return _WORDS[str(kind)]
+
+
+def _name(text: str) -> str:
+    return text if _PLAIN_NAME.fullmatch(text) else "`" + text.replace("`", "``") + "`"
+
+
+def give_up(cpu_seconds: int) -> None:
+    """Give up everything that reading takes not; for good."""
+    limits = {
+        resource.RLIMIT_CPU: cpu_seconds,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NOFILE: 0,
+    }
+    for limit, most in limits.items():
+        resource.setrlimit(limit, (most, most))
+    if os.geteuid() == 0:
+        become_nobody()
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    if sys.platform == "linux" and ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
+        raise OSError("the way back could not be closed")
+
+
+def become_nobody() -> None:
+    """Become a user who has nothing. Raises `OSError` if that cannot be."""
+    os.setgroups([])
+    for number in USERS:
+        try:
+            os.setresgid(number, number, number)
+            os.setresuid(number, number, number)
+        except OSError as error:
+            # There are not so many users in this container.
+            if error.errno != errno.EINVAL or number == USERS[-1]:
+                raise
+        else:
+            return
+
+
+def main() -> None:
+    """Read what is asked for, and write what was found."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    asked = json.loads(sys.stdin.buffer.readline())
+    pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    pyarrow.set_cpu_count(1)
+    pyarrow.set_io_thread_count(1)
+    # Arrow looks for time zones when it meets one.
+    utc = pyarrow.scalar(0, pyarrow.timestamp("us", tz="UTC")).as_py()
+    give_up(asked["cpu_seconds"])
+    found: list[dict[str, Any] | None] = []
+    for number, size in enumerate(asked["sizes"]):
+        opened = io.BufferedReader(Remote(number, size), 256 * 1024)
+        try:
+            file = parquet.ParquetFile(opened, pre_buffer=False)
+            found.append(first_rows(file, asked) if "rows" in asked else footer(file))
+        except EOFError:
+            raise
+        except Exception:  # noqa: BLE001 - whatever it is, it is the file's
+            found.append(None)
+    del utc
+    say({"found": found})
+
+
+if __name__ == "__main__":
+    main()
