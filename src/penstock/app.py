@@ -78,6 +78,7 @@ def make_worker(settings: Settings, *, name: str | None = None) -> PipelineWorke
             prefix=settings.secrets_prefix,
             vault=AwsVault(aws_of(settings)),
         ),
+        store_url=settings.store_url,
     )
 
 

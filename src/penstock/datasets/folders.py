@@ -75,7 +75,7 @@ class Folder:
         with _explained(key):
             try:
                 base = _opened_folder(key, is_itself=True)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return
         try:
             for folder, folders, names, opened in os.fwalk(".", dir_fd=base):

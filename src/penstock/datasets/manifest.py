@@ -2,8 +2,13 @@
 
 A manifest names the files, with their sizes and SHA-256 sums, the columns, and what was read to
 make them, by the sums of their manifests. It never changes once it is written. Readers read what a
-manifest names and nothing else, so a folder without one holds nothing, and files beside those that
-are named do not exist. An empty partition is a manifest with columns and without files.
+manifest names and nothing else, so files beside those that are named do not exist. An empty
+partition is a manifest with columns and without files.
+
+What Spark has made is Parquet, each file with its rows. What a function has made may be any files,
+in folders too; where one is not Parquet, or cannot be read as such, its rows are not known. A
+manifest with a name or a file of that kind has format 2, and all others have format 1, which
+release 0.1 reads.
 
 Nothing in it depends on when or where it was made: equal work has equal files, and two manifests of
 it differ in the task's number, the attempt and the locations of what was read. Its own sum is
@@ -13,6 +18,7 @@ what the dispatcher publishes. Pure; written by runtimes, read by everyone who r
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final
@@ -23,20 +29,28 @@ from msgspec import Meta
 from penstock.datasets.schema import Column
 from penstock.kernel import wire
 
-# One part of a path: what a manifest names lies in its own folder.
-FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_=~@-][A-Za-z0-9_.=~@-]{0,254}\Z")]
+# What a manifest names lies in its own folder, or below it: no part of a name begins with a dot.
+FileName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]*(/[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]*)*\Z",
+        max_length=1024,
+    ),
+]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest manifest that is read: some hundred thousand files."""
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_=~@-][A-Za-z0-9_.=~@-]{0,254}")
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
     """A file of a manifest, in the folder of the manifest."""
 
     name: FileName
-    rows: Count
+    rows: Count | None
+    """None if they are not known: it is no Parquet."""
     bytes: Count
     sha256: Sha256
 
@@ -58,6 +72,7 @@ class Manifest(wire.Document, frozen=True, kw_only=True):
     """What was made of one partition."""
 
     kind: ClassVar[str] = "manifest"
+    format: ClassVar[int] = 2
 
     dataset: str
     generation: str
@@ -67,7 +82,8 @@ class Manifest(wire.Document, frozen=True, kw_only=True):
     partition_key: str | None = None
     start: int | None = None
     end: int | None = None
-    rows: Count
+    rows: Count | None
+    """Of all its Parquet files; None if there are none, or if those of one are not known."""
     bytes: Count
     columns: tuple[Column, ...] = ()
     files: tuple[File, ...] = ()
@@ -86,12 +102,19 @@ class Sums:
 def sums(files: Iterable[File]) -> Sums:
     """How much these files are together."""
     every = tuple(files)
-    return Sums(len(every), sum(each.rows for each in every), sum(each.bytes for each in every))
+    return Sums(
+        len(every), sum(each.rows or 0 for each in every), sum(each.bytes for each in every)
+    )
 
 
 def encode(manifest: Manifest) -> bytes:
     """The manifest as it is stored: the same bytes for the same manifest."""
-    return wire.encode(manifest)
+    body = wire.encode(manifest)
+    is_plain = manifest.rows is not None and all(
+        each.rows is not None and _PLAIN.fullmatch(each.name) for each in manifest.files
+    )
+    # Only what an earlier release would misread has the later format.
+    return body.replace(b'"manifest/2"', b'"manifest/1"', 1) if is_plain else body
 
 
 def decode(body: bytes, *, where: str = "The manifest") -> Manifest:

@@ -30,6 +30,7 @@ AT_ONCE: Final = 8
 TEXTS: Final = (".csv", ".json", ".jsonl", ".md", ".ndjson", ".tsv", ".txt")
 """How the names of files end whose first lines can be shown."""
 PREVIEW_SECONDS_MAX: Final = 120.0
+_PARQUET: Final = ".parquet"
 _LINE_BYTES_MAX: Final = 4096
 _HINT: Final = "Make the partition again: a backfill of it writes new files."
 
@@ -65,7 +66,7 @@ class Contents:
     files: tuple[DataFile, ...]
     manifest: Manifest | None = None
     others: tuple[DataFile, ...] = ()
-    """Of a part with neither a manifest nor a Parquet file, what it has instead."""
+    """What is no Parquet; of a part without a manifest only if it has no Parquet at all."""
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -97,7 +98,7 @@ def read_what_is_there(
 
 
 def files(contents: Iterable[Contents]) -> list[DataFile]:
-    """All files of these parts, in order."""
+    """All files of these parts that have rows, in order."""
     return [each for part in contents for each in part.files]
 
 
@@ -165,34 +166,41 @@ def _contents(part: Published, transfer: Transfer) -> Contents:
             hint=_HINT,
         )
     manifest = decode(body, where=where)
-    named = tuple(
+    named = [
         DataFile(
-            location=f"{base}/{each.name}", bytes=each.bytes, rows=each.rows, sha256=each.sha256
+            location=location_below(base, each.name),
+            bytes=each.bytes,
+            rows=each.rows,
+            sha256=each.sha256,
         )
         for each in manifest.files
-    )
-    return Contents(location=base, files=named, manifest=manifest)
+    ]
+    tables = tuple(each for each in named if each.location.endswith(_PARQUET))
+    others = tuple(each for each in named if not each.location.endswith(_PARQUET))
+    return Contents(location=base, files=tables, others=others, manifest=manifest)
 
 
 def _loose(base: str, transfer: Transfer) -> tuple[tuple[DataFile, ...], tuple[DataFile, ...]]:
-    """The Parquet files below a location, or the file that it is; without any, what else is there.
-
-    Spark's own names for what is not data begin with a dot or an underscore.
-    """
-    if base.endswith(".parquet"):
+    """The Parquet files below a location, or the file that it is; without any, what is there."""
+    if base.endswith(_PARQUET):
         return (_one(base, transfer),), ()
     found = [
         DataFile(location=location_below(base, each.name), bytes=each.bytes)
         for each in transfer.list(base)
-        if not any(one.startswith(("_", ".")) for one in each.name.split("/"))
+        if is_data(each.name)
     ]
-    tables = tuple(each for each in found if each.location.endswith(".parquet"))
+    tables = tuple(each for each in found if each.location.endswith(_PARQUET))
     if found:
         return tables, () if tables else tuple(found)
     try:
         return (), (_one(base, transfer),) if base.endswith(TEXTS) else ()
     except NotFound:
         return (), ()
+
+
+def is_data(name: str) -> bool:
+    """Whether a file is data, by its name: what Spark calls so that is none begins otherwise."""
+    return not any(part.startswith(("_", ".")) for part in name.split("/"))
 
 
 def _one(location: str, transfer: Transfer) -> DataFile:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
+from penstock.datasets.manifest import Manifest, ManifestInput, digest
 from penstock.datasets.schema import Column
 from penstock.kernel.service import Service
 from penstock.runtimes.handed import Handed, TaskCredentials
@@ -178,10 +179,43 @@ class Facts:
     manifest: str
     """The SHA-256 of `manifest.json`, in hexadecimal digits."""
     files: int
-    rows: int
+    rows: int | None
+    """None if they are not known, as of texts."""
     bytes: int
     columns: tuple[Column, ...] = ()
     """Its schema; empty if it has none."""
+    is_observed: bool = False
+    """Whether the columns were only seen, in what a function has made: they are kept where they fit
+    the schema of the dataset, and refuse nothing."""
+
+
+def facts_of(manifest: Manifest, body: bytes, *, is_observed: bool = False) -> Facts:
+    """What a manifest says, whose stored form is `body`."""
+    return Facts(
+        manifest=digest(body),
+        files=len(manifest.files),
+        rows=manifest.rows,
+        bytes=manifest.bytes,
+        columns=manifest.columns,
+        is_observed=is_observed,
+    )
+
+
+def manifest_inputs(inputs: Mapping[str, Given]) -> tuple[ManifestInput, ...]:
+    """What a manifest says of what was read."""
+    return tuple(
+        ManifestInput(
+            input=name,
+            dataset=given.dataset,
+            generation=given.generation,
+            location=part.location,
+            partition_key=part.partition_key,
+            revision=part.revision,
+            manifest=part.manifest,
+        )
+        for name, given in inputs.items()
+        for part in given.parts
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

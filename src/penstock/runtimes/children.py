@@ -32,7 +32,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -150,7 +150,8 @@ class Children(Service):
             if isinstance(ended, Failed):
                 raise WorkFailed(ended.reason, is_retried=ended.is_retried)
             if isinstance(ended, Done):
-                return Finished(made=tuple(ended.made))
+                # Facts are the worker's to find: whoever runs users' code believes none of its.
+                return Finished(made=tuple(replace(each, facts=None) for each in ended.made))
         raise WorkFailed("The code of the function changes all the time.")
 
     async def _run_in(

@@ -24,6 +24,8 @@ from typing import Any, Final
 TOKEN: Final = "token"  # noqa: S105 - the name of a file
 CREDENTIALS: Final = "credentials.json"
 CONFIG: Final = "aws.config"
+OUTPUTS: Final = "outputs"
+"""A folder with one for each output that is in a bucket."""
 TEMPORARY: Final = "tmp"
 """A folder of untrusted work for what it needs on this machine."""
 TOKEN_VARIABLE: Final = "PENSTOCK_TASK_TOKEN_FILE"  # noqa: S105 - the name of a variable
@@ -41,6 +43,9 @@ class Handed:
     has_credentials: bool = False
     lacks: str = ""
     """What the credentials do not hold, in words; empty if they hold all of the attempt's."""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    """Folders of this machine for outputs that are in a bucket, by their names: what is in them
+    when the work has ended well is sent there."""
 
     @property
     def token(self) -> str:

@@ -34,7 +34,7 @@ from typing import Any, Protocol, TypeVar
 from penstock.datasets.layout import path_of
 from penstock.kernel.errors import InvalidInput
 from penstock.runtimes.base import Given, Made, News, Part, Place, Work
-from penstock.runtimes.handed import TaskCredentials
+from penstock.runtimes.handed import Handed, TaskCredentials
 from penstock.runtimes.secrets import Secrets
 
 Named = TypeVar("Named")
@@ -143,11 +143,14 @@ class Output:
     name: str
     dataset: str
     location: str
+    folder: str = ""
+    """Of an output in a bucket, a folder of this machine whose files are sent there afterwards."""
 
     @property
     def path(self) -> Path:
-        """The location as a folder of this machine, which is there."""
-        return path_of(self.location)
+        """A folder of this machine, which is there: what it holds when the function has returned is
+        the output, wherever the output lies."""
+        return Path(self.folder) if self.folder else path_of(self.location)
 
 
 class _Known(dict[str, Named]):
@@ -190,7 +193,8 @@ class Task:
         self.end: int | None = work.payload.get("end")
         self.cursor: int | None = work.payload.get("cursor")
         self.inputs = _Known("input", {n: _input(n, each) for n, each in work.inputs.items()})
-        self.outputs = _Known("output", {n: _output(n, each) for n, each in work.outputs.items()})
+        outputs = {n: _output(n, each, work.handed) for n, each in work.outputs.items()}
+        self.outputs = _Known("output", outputs)
 
     @property
     def token(self) -> str:
@@ -347,8 +351,9 @@ def _input(name: str, given: Given) -> Input:
     return Input(name, given.dataset, given.generation, given.location, given.revision, given.parts)
 
 
-def _output(name: str, place: Place) -> Output:
-    return Output(name, place.dataset, place.location)
+def _output(name: str, place: Place, handed: Handed | None) -> Output:
+    folder = handed.outputs.get(name, "") if handed else ""
+    return Output(name, place.dataset, place.location, folder)
 
 
 def _these(outputs: Mapping[str, Named]) -> str:

@@ -71,6 +71,8 @@ class Attempt:
         """Held while credentials are asked for: the dispatcher mints one after the other."""
         self.is_over = False
         """Whether the work has ended, and only the end has to be told."""
+        self.has_observed_columns = False
+        """Whether it tells columns that were only seen, and may be left out: see decision 0030."""
         self.secrets: Mapping[str, str] = {}
         """The values that its work was given: no failure is told with one of them in it."""
         self._why: Interruption | None = None
@@ -160,6 +162,9 @@ class Attempt:
     def _end(self, work: Work) -> EndAsk:
         try:
             finished = self._finished()
+            self.has_observed_columns = any(
+                each.facts is not None and each.facts.is_observed for each in finished.made
+            )
             return orders.succeeded(
                 work, finished, lease_token=self.assignment.lease_token, token=self.token
             )

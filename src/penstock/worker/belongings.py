@@ -24,16 +24,16 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from penstock.datasets.layout import path_of
+from penstock.datasets.layout import part, path_of
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import InvalidInput, WorkFailed, WorkReleased
 from penstock.runtimes.base import Work
-from penstock.runtimes.handed import TEMPORARY, TOKEN
+from penstock.runtimes.handed import OUTPUTS, TEMPORARY, TOKEN
 from penstock.runtimes.reclaiming import close
 from penstock.runtimes.users import User, Users, remove_tree
 
@@ -125,17 +125,28 @@ class Belongings:
         """The user that the work runs as; 0 for the worker's own."""
         return self._user.number if self._user is not None else 0
 
+    @property
+    def outputs(self) -> Mapping[str, Path]:
+        """Folders for the outputs that are in a bucket, by name; none if nothing is handed."""
+        if self.folder is None:
+            return {}
+        return {
+            name: self.folder / OUTPUTS / part(name)
+            for name, place in self._work.outputs.items()
+            if not place.location.startswith(_FILE)
+        }
+
     def prepare(self, token: str) -> None:
         """Have a user for untrusted work, with its folders, and the folder with the token."""
         try:
+            outputs = _folders([each.location for each in self._work.outputs.values()])
+            scratch = _folders([self._work.scratch])
             if self._work.is_untrusted:
-                work = self._work
-                outputs = _folders([each.location for each in work.outputs.values()])
-                scratch = _folders([work.scratch])
                 self._user = _taken(self._users, on_files=bool(outputs or scratch))
-                self._user.give(outputs, scratch=scratch)
             if self.folder is not None:
                 self._make_folder(self.folder)
+            if self._user is not None:
+                self._user.give([*outputs, *self.outputs.values()], scratch=scratch)
         except OSError as error:
             raise _unwritten(error) from error
         self.write({TOKEN: token})
@@ -151,17 +162,26 @@ class Belongings:
                 except OSError as error:
                     raise _unwritten(error) from error
 
-    def end(self) -> None:
-        """Take everything back. Nothing of the work may run, but for what its user has left.
+    def take_back(self) -> None:
+        """Make what the work has written the worker's. Nothing of the work may run, but for what
+        its user has left.
 
         `WorkFailed` says that what the work has written is not to be published.
         """
+        user, self._user = self._user, None
+        if user is None:
+            return
         try:
-            if self._user is not None:
-                if self._is_made and self.folder is not None:
-                    # Whoever is that user next has nothing to do with this token.
-                    close(self.folder)
-                self._user.end()
+            if self._is_made and self.folder is not None:
+                # Whoever is that user next has nothing to do with this token.
+                close(self.folder)
+        finally:
+            user.end()
+
+    def end(self) -> None:
+        """Take everything back, and remove the folder."""
+        try:
+            self.take_back()
         finally:
             with self._lock:
                 if self._is_made and self.folder is not None and not _is_removed(self.folder):
@@ -171,6 +191,8 @@ class Belongings:
     def _make_folder(self, folder: Path) -> None:
         folder.mkdir(mode=0o700)
         self._is_made = True
+        for each in self.outputs.values():
+            each.mkdir(parents=True)
         if not self.user:
             return
         temporary = folder / TEMPORARY

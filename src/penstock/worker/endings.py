@@ -11,6 +11,7 @@ answers the same words with the same answer, so a lost answer costs a repeat.
 | refused: not the current attempt, or over | nothing is published; the attempt is done |
 | refused for its outputs | the attempt is still ours: its end is told as a failure instead |
 | refused for their schema | the same, and it is not retried: another attempt would make the same |
+| the same, of columns that were only seen | again without the columns: functions have no schema |
 | its token proves nothing | again with another token, a few times; then it is the reaper's |
 | the whole call is refused | its ends are told one by one; one that is refused alone is a failure |
 | none | again after a pause; after each failure with fewer ends, so that none spoils the others |
@@ -230,6 +231,14 @@ class Endings:
                 )
             self._done(attempt)
             return []
+        if result.why == Why.SCHEMA and attempt.has_observed_columns:
+            told = "%s: its columns are not those of the dataset, which stay as they are: %s"
+            _log.warning(told, attempt, result.detail or result.why)
+            attempt.has_observed_columns = False
+            for output in ending.ask.outputs:
+                if output.facts is not None:
+                    output.facts.columns = []
+            return [ending]
         if result.why == Why.SCHEMA:
             return self._as_failure(ending, result.detail or result.why, is_retried=False)
         if result.status in _UNPROVED:

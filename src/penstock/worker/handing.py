@@ -56,6 +56,7 @@ from penstock.worker.backoff import Backoff
 from penstock.worker.belongings import Belongings, RunFolder
 from penstock.worker.client import InternalClient
 from penstock.worker.minting import WAIT_FIRST_SECONDS, WAIT_MOST_SECONDS, Minting
+from penstock.worker.outputs import Outputs
 
 _log = logging.getLogger(__name__)
 
@@ -69,9 +70,16 @@ class Handing(Service):
     """Hands over. Without a `folder` nothing is, and untrusted work is kept apart all the same."""
 
     def __init__(
-        self, client: InternalClient, folder: Path | None, *, clock: Clock, entropy: Entropy
+        self,
+        client: InternalClient,
+        folder: Path | None,
+        outputs: Outputs,
+        *,
+        clock: Clock,
+        entropy: Entropy,
     ) -> None:
         self._client = client
+        self._outputs = outputs
         self._run = RunFolder(folder, entropy) if folder is not None else None
         self._clock = clock
         self._entropy = entropy
@@ -90,7 +98,8 @@ class Handing(Service):
         if self._run is not None and runtime.hands_over:
             folder = self._run.path / f"{work.task_id}-{work.attempt}"
         if folder is None and not work.is_untrusted:
-            return await runtime.run(work, voice)
+            finished = await runtime.run(work, voice)
+            return await self._outputs.complete(work, finished, staged={})
         belongings = Belongings(folder, work=work, users=runtime.users)
         token = attempt.token
         try:
@@ -109,12 +118,15 @@ class Handing(Service):
             finally:
                 for each in keepers:
                     each.cancel()
+            # Before its end is told: what it has left may keep it from being published.
+            await _whole(belongings.take_back)
+            staged = belongings.outputs
+            finished = await self._outputs.complete(work, finished, staged=staged)
         except BaseException:
             # What went wrong first is told, also that it was cancelled; the rest is in the log.
             with suppress(WorkFailed):
                 await _whole(belongings.end)
             raise
-        # Before its end is told: what it has left may keep it from being published.
         await _whole(belongings.end)
         return finished
 
@@ -143,8 +155,10 @@ class _Keeping:
         variables = {TOKEN_VARIABLE: f"{folder}/{TOKEN}"}
         if self._belongings.user:
             variables |= {"HOME": f"{folder}/{TEMPORARY}", "TMPDIR": f"{folder}/{TEMPORARY}"}
+        outputs = {name: str(path) for name, path in self._belongings.outputs.items()}
         if not self._attempt.assignment.mints:
-            return Handed(folder=folder, variables=variables), [self._keep_token(token)]
+            handed = Handed(folder=folder, variables=variables, outputs=outputs)
+            return handed, [self._keep_token(token)]
         minted = await self._minting.first()
         if lacks := self._minting.lacking(minted):
             _log.info("%s: %s", self._attempt, lacks)
@@ -156,6 +170,7 @@ class _Keeping:
             endpoint=minted.endpoint,
             has_credentials=True,
             lacks=lacks,
+            outputs=outputs,
         )
         return handed, [self._keep_token(token), self._keep_credentials(folder, minted)]
 

@@ -45,6 +45,7 @@ from penstock.worker.claiming import Claiming, hello_of
 from penstock.worker.client import InternalClient
 from penstock.worker.handing import Handing
 from penstock.worker.hands import Hands
+from penstock.worker.outputs import Outputs
 from penstock.worker.secrets import Resolver
 from penstock.worker.settings import WorkerSettings
 
@@ -70,6 +71,7 @@ class PipelineWorker:
         entropy: Entropy | None = None,
         about: Mapping[str, str] | None = None,
         secrets: Resolver | None = None,
+        store_url: str = "",
     ) -> None:
         if not runtimes:
             raise InvalidInput("The worker has no runtime.", hint="Name one, such as process.")
@@ -89,10 +91,8 @@ class PipelineWorker:
             listen_to=self._listen_to,
         )
         self._listener = listening(self._claiming.heard)
-        hands_over = any(each.hands_over for each in runtimes.values())
-        self._handing = Handing(
-            client, handed if hands_over else None, clock=clock, entropy=entropy
-        )
+        folder = handed if any(each.hands_over for each in runtimes.values()) else None
+        self._handing = Handing(client, folder, Outputs(store_url), clock=clock, entropy=entropy)
         self._hands = Hands(
             client,
             runtimes,

@@ -86,6 +86,7 @@ class Site:
         *,
         name: str = "worker-1",
         secrets: Resolver | None = None,
+        store_url: str = "",
         **settings: Any,
     ) -> AsyncIterator[PipelineWorker]:
         """A worker, as long as the block lasts."""
@@ -109,6 +110,7 @@ class Site:
             handed=self.folder / "handed",
             settings=WorkerSettings(**settings),
             secrets=secrets,
+            store_url=store_url,
         )
         async with asyncio.TaskGroup() as group:
             running = group.create_task(worker.run())
@@ -122,8 +124,8 @@ class Site:
 Story = Callable[[Site], Awaitable[None]]
 
 
-def play(dsn: str, folder: Path, dag: str, story: Story) -> None:
-    """Tell a story on a site of its own."""
+def play(dsn: str, folder: Path, dag: str, story: Story, **parts: Any) -> None:
+    """Tell a story on a site of its own; `parts` are other ones of its dispatcher."""
 
     async def main() -> None:
         async with Database(dsn, connections_max=10) as database:
@@ -133,8 +135,8 @@ def play(dsn: str, folder: Path, dag: str, story: Story) -> None:
             await pipeline.apply(dag)
 
             def serve(port: int) -> Serving:
-                root = (folder / "store").as_uri()
-                app = internal_app(parts_of(world, kick=relaying.kick, root=root))
+                fields = {"root": (folder / "store").as_uri(), **parts}
+                app = internal_app(parts_of(world, kick=relaying.kick, **fields))
                 return Serving([Listener("internal", app, "127.0.0.1", port)])
 
             sender = BucketSender(wake_up_queue(f"memory://{folder.name}"))

@@ -7,10 +7,11 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from penstock.datasets.layout import path_of
+from penstock.datasets.manifest import digest
 from penstock.runtimes.process import process
 from tests.integration.worker.site import Site, play
 from tests.unit.runtimes import test_untrusted
@@ -22,6 +23,15 @@ def run(task):
     own = pathlib.Path(os.environ["PENSTOCK_TASK_TOKEN_FILE"])
     said = {"token": task.token, "file": str(own), "user": os.getuid(), "home": os.environ["HOME"]}
     pathlib.Path(task.outputs["tidy"].path, "said.json").write_text(json.dumps(said))
+    forge(task)
+
+def forge(task):
+    # Have the child report what it did not make.
+    from penstock.runtimes.base import Facts, Made
+    place = task.outputs["tidy"].location
+    facts = Facts(manifest="f" * 64, files=666, rows=666, bytes=666)
+    made = Made(output="tidy", location=place, partition_key=task.partition_key, facts=facts)
+    type(task).made = lambda *_: (made,)
 """
 DAG = """
 jobs:
@@ -63,8 +73,10 @@ def left(folder: Path) -> list[str]:
 
 async def looked(site: Site) -> tuple[Path, dict[str, str | int]]:
     """Where the task has written, and what."""
-    (row,) = await site.world.rows("SELECT location FROM publication")
-    place = Path(unquote(urlsplit(row["location"]).path))
+    (row,) = await site.world.rows("SELECT location, manifest, files, rows FROM publication")
+    place = path_of(row["location"])
+    assert row["manifest"] == digest((place / "manifest.json").read_bytes()), "by the worker"
+    assert (row["files"], row["rows"]) == (1, None)
     return place, read(place / "said.json")
 
 
@@ -108,7 +120,8 @@ class TestUntrusted:
             place, said = await looked(site)
             assert said["user"] == test_untrusted.FIRST
             assert said["home"] == str(Path(str(said["file"])).parent / "tmp")
-            assert owners(place, place / "said.json") == {0}, "it is the worker's again"
+            files = (place / "said.json", place / "manifest.json")
+            assert owners(place, *files) == {0}, "it is the worker's again"
             assert left(folder) == []
 
         play(dsn, folder, DAG.replace("UNTRUSTED", "true"), story)

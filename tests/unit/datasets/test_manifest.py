@@ -61,13 +61,15 @@ def test_sums() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        (b"manifest/1", b"manifest/2", NewerFormat),
+        (b"manifest/1", b"manifest/3", NewerFormat),
         (b"manifest/1", b"pack/1", NotOurs),
         (b'{"penstock":"manifest/1",', b"{", NotOurs),
         (b'"rows":5', b'"rows":-5', NotOurs),
         (b'"rows":5', b'"rows":"5"', NotOurs),
         (b"part-0.parquet", b"../part-0.parquet", NotOurs),
-        (b"part-0.parquet", b"a/part-0.parquet", NotOurs),
+        (b"part-0.parquet", b"a/../part-0.parquet", NotOurs),
+        (b"part-0.parquet", b"a//part-0.parquet", NotOurs),
+        (b"part-0.parquet", b"/part-0.parquet", NotOurs),
         (b"part-0.parquet", b".parquet", NotOurs),
         (b"part-0.parquet", b"part-0.parquet\\n", NotOurs),
         (b"0" * 64, b"0" * 63, NotOurs),

@@ -73,6 +73,8 @@ class Task:
     progress: list[dict[str, Any]] = field(default_factory=list)
     bad_outputs: bool = False
     bad_schema: bool = False
+    bad_columns: bool = False
+    """Whether its schema is refused as long as it tells columns."""
     batch: str = ""
     """Claimed together with those of the same batch, as one."""
     mints: bool = False
@@ -275,7 +277,8 @@ class Dispatcher:
         if task.bad_outputs and is_success:
             told = "Dataset x has the same output twice."
             return TaskResult(task_id=task.id, status=409, why="outputs", detail=told)
-        if task.bad_schema and is_success:
+        has_columns = any(each.facts and each.facts.columns for each in ask.outputs)
+        if (task.bad_schema or (task.bad_columns and has_columns)) and is_success:
             told = "The column 'delay' is string here, and bigint in what is published."
             return TaskResult(task_id=task.id, status=409, why="schema", detail=told)
         task.ended.append(ask)

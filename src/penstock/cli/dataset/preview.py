@@ -51,13 +51,13 @@ def preview(
     found = snapshot_of(
         name, generation=generation, partition=partition, store=store, url=url, token=token
     )
-    if found.files and find_spec("pyarrow") is None:
+    if any(each.files for each in found.contents) and find_spec("pyarrow") is None:
         raise InvalidInput(
             "Parquet files are read with pyarrow, which is not installed.",
             hint="Install it: pip install 'penstock[spark]'",
         )
     shown = _first(found, rows=rows)
-    if not shown and any(each.manifest is None for each in found.contents):
+    if not shown and any(each.manifest is None or each.others for each in found.contents):
         _show_text(found, lines=rows, as_json=as_json)
         return
     if as_json:
@@ -87,7 +87,7 @@ def _first(found: Snapshot, *, rows: int) -> list[dict[str, Any]]:
 
 
 def _show_text(found: Snapshot, *, lines: int, as_json: bool) -> None:
-    """The first lines of the first text of parts that have no manifest."""
+    """The first lines of the first text of parts that have no rows."""
     texts = [
         (part.partition_key, each)
         for part, contents in zip(found.answer.parts, found.contents, strict=True)
@@ -111,11 +111,12 @@ def _text_line(key: str | None, file: DataFile, text: str) -> str:
 
 
 def _why_nothing(contents: list[Contents]) -> str:
+    for each in contents:
+        if each.others:
+            return (
+                f"It has no rows and no text that could be shown; its files are in {each.location}."
+            )
     bare = next(each for each in contents if each.manifest is None)
-    if any(each.others for each in contents):
-        return (
-            f"It has no manifest and no text that could be shown; its files are in {bare.location}."
-        )
     return f"It has no manifest, and there are no files in {bare.location}."
 
 

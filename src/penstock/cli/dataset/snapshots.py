@@ -15,7 +15,7 @@ import click
 
 from penstock.cli.calling import asked, on_a_dispatcher
 from penstock.cli.completing import datasets
-from penstock.datasets.snapshot import Contents, DataFile, files, read, read_what_is_there
+from penstock.datasets.snapshot import Contents, DataFile, read, read_what_is_there
 from penstock.datasets.transfer import Transfer
 from penstock.dispatcher.wire.datasets import SnapshotAnswer
 from penstock.kernel.errors import Damaged
@@ -47,7 +47,8 @@ class Snapshot:
 
     @property
     def files(self) -> list[DataFile]:
-        return files(self.contents)
+        """All of them: what has rows, and what has not."""
+        return [each for part in self.contents for each in (*part.files, *part.others)]
 
 
 def on_a_snapshot(verb: Verb) -> Verb:

@@ -37,8 +37,8 @@ def verify(
     """Read every file of what is published, and compare it with its checksum in the manifest, and
     every manifest with what was published.
 
-    What was published without a manifest, as functions of the runtime `process` may do, has nothing
-    to be compared with.
+    What was published without a manifest has nothing to be compared with: single files, what the
+    worker was not allowed to read, and what functions made before release 0.2.
 
     Exit code 0: all is as it was written. 1: something is damaged or missing, and it is said what;
     or something has no manifest, so that it could not be compared.
@@ -80,7 +80,9 @@ def _facts(found: Snapshot, damaged: Sequence[tuple[str, str]]) -> dict[str, Any
 def _tell(found: Snapshot, damaged: Sequence[tuple[str, str]]) -> None:
     parts, unlisted = len(found.answer.parts), _unlisted(found)
     if parts > unlisted:
-        listed = [each for part in found.contents if part.manifest for each in part.files]
+        listed = [
+            each for part in found.contents if part.manifest for each in (*part.files, *part.others)
+        ]
         whole = f"{counted(len(listed), 'file')} in {counted(parts - unlisted, 'part')}"
         state = f"{len(damaged)} damaged" if damaged else "all as they were written"
         click.echo(f"{whole}, {size(sum(each.bytes for each in listed))}: {state}.")

@@ -52,7 +52,7 @@ class Dataset:
 
     @property
     def rows(self) -> int:
-        return sum(each.rows for each in self.files)
+        return sum(each.rows or 0 for each in self.files)
 
     @property
     def bytes(self) -> int:

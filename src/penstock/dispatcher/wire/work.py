@@ -152,7 +152,7 @@ class FactsAsk(Ask):
 
     manifest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     files: Annotated[int, Meta(ge=0, le=2**63 - 1)]
-    rows: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    rows: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None
     bytes: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     columns: Annotated[list[ColumnAsk], Meta(max_length=10_000)] = []
 

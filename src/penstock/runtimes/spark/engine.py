@@ -341,7 +341,7 @@ def _finished(member: Member, made: Sequence[Made], seconds: Mapping[str, Any]) 
     metrics = {
         "rows_in": member.rows_in,
         "bytes_in": member.bytes_in,
-        "rows_out": sum(each.rows for each in facts),
+        "rows_out": sum(each.rows or 0 for each in facts),
         "bytes_out": sum(each.bytes for each in facts),
         "files_out": sum(each.files for each in facts),
         **seconds,

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.datasets import snapshot
-from penstock.datasets.manifest import ManifestInput
 from penstock.datasets.schema import Column, evolve
 from penstock.datasets.snapshot import Contents, DataFile
 from penstock.datasets.transfer import Transfer
@@ -121,23 +120,6 @@ def missing(given: Input, work: Work) -> WorkFailed:
         f"Nothing is published of the input {given.name} (dataset {given.given.dataset}){whose}."
         " Run the job that makes it, or wait for it with `when: all`.",
         is_retried=False,
-    )
-
-
-def manifest_inputs(inputs: Iterable[Input]) -> tuple[ManifestInput, ...]:
-    """What a manifest says of what was read."""
-    return tuple(
-        ManifestInput(
-            input=each.name,
-            dataset=each.given.dataset,
-            generation=each.given.generation,
-            location=part.location,
-            partition_key=part.partition_key,
-            revision=part.revision,
-            manifest=part.manifest,
-        )
-        for each in inputs
-        for part in each.given.parts
     )
 
 

@@ -23,16 +23,15 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.datasets.layout import MANIFEST
-from penstock.datasets.manifest import File, Manifest, digest, encode, sums
+from penstock.datasets.manifest import File, Manifest, encode, sums
 from penstock.datasets.schema import Column
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.base import Facts, Made, Work
+from penstock.runtimes.base import Made, Work, facts_of, manifest_inputs
 from penstock.runtimes.spark.access.base import Access, Target
 from penstock.runtimes.spark.columns import columns_of, is_for_arrow, is_orderable, quoted
 from penstock.runtimes.spark.configs import JobConfig, names
 from penstock.runtimes.spark.operators.plans import Member
-from penstock.runtimes.spark.reading import manifest_inputs
 
 _SPLIT_FROM: Final = 1.5
 """How many times the target a file may be before it becomes several."""
@@ -152,31 +151,24 @@ class Writer:
         work = member.work
         place = work.outputs[output]
         total = sums(files)
-        body = encode(
-            Manifest(
-                dataset=place.dataset,
-                generation=work.generation,
-                job=work.job,
-                task_id=work.task_id,
-                attempt=work.attempt,
-                partition_key=work.payload.get("partition_key"),
-                start=work.payload.get("start"),
-                end=work.payload.get("end"),
-                rows=total.rows,
-                bytes=total.bytes,
-                columns=tuple(columns),
-                files=tuple(files),
-                inputs=manifest_inputs(member.inputs.values()),
-            )
-        )
-        self._transfer.write_bytes(f"{place.location}/{MANIFEST}", body)
-        facts = Facts(
-            manifest=digest(body),
-            files=total.files,
+        manifest = Manifest(
+            dataset=place.dataset,
+            generation=work.generation,
+            job=work.job,
+            task_id=work.task_id,
+            attempt=work.attempt,
+            partition_key=work.payload.get("partition_key"),
+            start=work.payload.get("start"),
+            end=work.payload.get("end"),
             rows=total.rows,
             bytes=total.bytes,
             columns=tuple(columns),
+            files=tuple(files),
+            inputs=manifest_inputs({each.name: each.given for each in member.inputs.values()}),
         )
+        body = encode(manifest)
+        self._transfer.write_bytes(f"{place.location}/{MANIFEST}", body)
+        facts = facts_of(manifest, body)
         return Made(output=output, location=place.location, facts=facts, **_slice(work))
 
 

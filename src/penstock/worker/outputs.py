@@ -1,0 +1,257 @@
+"""What functions have made: sent to where it belongs, and described by a manifest.
+
+A runtime that writes manifests itself, as Spark's does, is left alone. What users' own code has
+made is described here, after nothing of it runs any more and what untrusted code wrote has become
+the worker's: which files there are, how large they are, their sums, and of Parquet how many rows
+and which columns. None of it is the code's own word. The manifest is written last, beside them.
+
+An output in a bucket has a folder of this machine meanwhile (`Handed.outputs`). What the function
+has put there is sent first; what it has written to the bucket by itself is there already. Each file
+is read once: when it is sent, or else from where it lies, so that a large output which was written
+to the bucket directly is fetched once more. Memory is bounded; at most `FILES_MAX` files are
+described.
+
+Columns are told as seen, and refuse nothing: see decision 0030. What has no manifest afterwards: an
+output without a file, one that is a single file instead of a folder, and one that the worker may
+not read. Called by `penstock.worker.handing`, before the end of the attempt is told. A crash leaves
+files of an attempt that is run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from penstock.datasets.layout import MANIFEST, location_below, path_of
+from penstock.datasets.manifest import File, Manifest, decode, encode
+from penstock.datasets.parquet import Footer, footers
+from penstock.datasets.schema import Column, evolve
+from penstock.datasets.snapshot import is_data
+from penstock.datasets.transfer import Sent, Transfer
+from penstock.kernel.errors import InvalidInput, PenstockError, Refused, SchemaRefused, WorkFailed
+from penstock.runtimes.base import Facts, Finished, Made, Work, facts_of, manifest_inputs
+from penstock.tokens.scopes import scope_of_location
+
+_log = logging.getLogger(__name__)
+
+FILES_MAX: Final = 100_000
+_AT_ONCE: Final = 4
+_FOOTERS_AT_ONCE: Final = 64
+_FOOTERS_SECONDS_MAX: Final = 60.0
+_PARQUET: Final = ".parquet"
+_COLUMNS_MAX: Final = 1_000
+"""Of wider tables, and of names that nobody reads, the columns are not told."""
+
+
+class Outputs:
+    """Completes what work has made."""
+
+    def __init__(self, store_url: str) -> None:
+        self._transfer = Transfer(store_url)
+
+    async def complete(
+        self, work: Work, finished: Finished, *, staged: Mapping[str, Path]
+    ) -> Finished:
+        """Send what is `staged`, by output, and give a manifest to what has none."""
+        if all(each.facts is not None for each in finished.made):
+            return finished
+        completing = _Completing(self._transfer, work)
+        try:
+            made = await asyncio.to_thread(completing.run, finished.made, staged)
+        except BaseException:
+            completing.stop()
+            raise
+        return replace(finished, made=made)
+
+
+class _Completing:
+    """One attempt. Blocks."""
+
+    def __init__(self, transfer: Transfer, work: Work) -> None:
+        self._transfer = transfer
+        self._work = work
+        self._sums: dict[str, Sent] = {}
+        """Of files that were sent from here, by location."""
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Begin nothing more."""
+        self._stopped.set()
+
+    def run(self, made: Sequence[Made], staged: Mapping[str, Path]) -> tuple[Made, ...]:
+        try:
+            for name in {each.output for each in made} & set(staged):
+                self._send(staged[name], self._work.outputs[name].location)
+            # All are described before one is written: a folder may lie in another.
+            manifests = {
+                location: described
+                for location in self._bare(made)
+                if (described := self._described(location, made)) is not None
+            }
+            found = {
+                location: self._written(location, manifest)
+                for location, manifest in manifests.items()
+            }
+        except (UnicodeError, OSError) as error:
+            raise WorkFailed(f"What the work has made cannot be described: {error}.") from error
+        except WorkFailed:
+            raise
+        except PenstockError as error:
+            raise WorkFailed(
+                f"What the work has made cannot be stored: {error.message}", hint=error.hint
+            ) from error
+        return tuple(
+            replace(each, facts=each.facts or found.get(each.location.rstrip("/"))) for each in made
+        )
+
+    def _send(self, folder: Path, location: str) -> None:
+        base = folder.as_uri()
+        names = [each.name for each in self._transfer.list(base)]
+
+        def send(name: str) -> tuple[str, Sent]:
+            self._go_on()
+            to = location_below(location, name)
+            return to, self._transfer.send(path_of(location_below(base, name)), to)
+
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-send") as pool:
+            self._sums.update(pool.map(send, names))
+
+    def _bare(self, made: Sequence[Made]) -> list[str]:
+        """The locations that have no facts and lie in the attempt's own folders."""
+        found: dict[str, None] = {}
+        for each in made:
+            place = self._work.outputs.get(each.output)
+            if each.facts is None and place is not None and _lies_in(each.location, place.location):
+                found[each.location.rstrip("/")] = None
+        return list(found)
+
+    def _described(self, location: str, made: Sequence[Made]) -> Manifest | None:
+        """What lies at a location; None if nothing does, or nobody may look."""
+        try:
+            every = list(self._transfer.list(location))
+        except Refused as error:
+            _log.warning("%s has no manifest: %s", location, error.message)
+            return None
+        if any(each.name == MANIFEST for each in every):
+            raise WorkFailed(
+                f"The work has written a file {MANIFEST}, which is Penstock's own name.",
+                is_retried=False,
+                hint="Give the file another name.",
+            )
+        names = sorted(each.name for each in every if is_data(each.name))
+        if not names:
+            return None
+        if len(names) > FILES_MAX:
+            _log.warning("%s has no manifest: it has more than %d files", location, FILES_MAX)
+            return None
+        try:
+            files, columns = self._files(location, names)
+        except Refused as error:
+            _log.warning("%s has no manifest: %s", location, error.message)
+            return None
+        tables = [each for each in files if each.name.endswith(_PARQUET)]
+        is_counted = bool(tables) and all(each.rows is not None for each in tables)
+        whose = [each for each in made if each.location.rstrip("/") == location]
+        one = whose[0] if len(whose) == 1 else None
+        return Manifest(
+            dataset=self._work.outputs[whose[0].output].dataset,
+            generation=self._work.generation,
+            job=self._work.job,
+            task_id=self._work.task_id,
+            attempt=self._work.attempt,
+            partition_key=one.partition_key if one else None,
+            start=one.start if one else None,
+            end=one.end if one else None,
+            rows=sum(each.rows or 0 for each in tables) if is_counted else None,
+            bytes=sum(each.bytes for each in files),
+            columns=columns,
+            files=tuple(files),
+            inputs=manifest_inputs(self._work.inputs),
+        )
+
+    def _files(self, location: str, names: Sequence[str]) -> tuple[list[File], tuple[Column, ...]]:
+        places = {name: location_below(location, name) for name in names}
+
+        def look(name: str) -> Sent:
+            self._go_on()
+            return self._sums.get(places[name]) or self._transfer.sum(places[name])
+
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-sum") as pool:
+            sums = dict(zip(names, pool.map(look, names), strict=True))
+        tables = [name for name in names if name.endswith(_PARQUET)]
+        found = dict(zip(tables, self._footers([places[name] for name in tables]), strict=True))
+        files = [
+            File(
+                name=name,
+                rows=footer.rows if (footer := found.get(name)) is not None else None,
+                bytes=sums[name].bytes,
+                sha256=sums[name].sha256,
+            )
+            for name in names
+        ]
+        return files, _columns([found[name] for name in tables])
+
+    def _footers(self, locations: Sequence[str]) -> Iterator[Footer | None]:
+        if find_spec("pyarrow") is None:
+            yield from (None for _ in locations)
+            return
+        for start in range(0, len(locations), _FOOTERS_AT_ONCE):
+            self._go_on()
+            some = locations[start : start + _FOOTERS_AT_ONCE]
+            with ExitStack() as stack:
+                opened = [stack.enter_context(self._transfer.open(each)) for each in some]
+                try:
+                    yield from footers(
+                        opened,
+                        seconds_max=_FOOTERS_SECONDS_MAX,
+                        is_trusted=not self._work.is_untrusted,
+                    )
+                except PenstockError as error:
+                    _log.warning("the rows of %s are not known: %s", some[0], error.message)
+                    yield from (None for _ in some)
+
+    def _written(self, location: str, manifest: Manifest) -> Facts:
+        self._go_on()
+        body = encode(manifest)
+        # A name that no reader would take is told now.
+        decode(body, where=f"The manifest of {location}")
+        self._transfer.write_bytes(f"{location}/{MANIFEST}", body)
+        return facts_of(manifest, body, is_observed=True)
+
+    def _go_on(self) -> None:
+        if self._stopped.is_set():
+            raise WorkFailed("It was interrupted.")
+
+
+def _columns(found: Sequence[Footer | None]) -> tuple[Column, ...]:
+    """The columns that all of these have together; none if they do not fit."""
+    columns: tuple[Column, ...] = ()
+    try:
+        for each in found:
+            if each is None or not each.columns:
+                return ()
+            columns = evolve(columns, each.columns)
+    except SchemaRefused:
+        return ()
+    is_odd = any(
+        len(each.name) > 500 or len(each.type) > 10_000 or "\0" in each.name + each.type
+        for each in columns
+    )
+    return () if is_odd or len(columns) > _COLUMNS_MAX else columns
+
+
+def _lies_in(location: str, place: str) -> bool:
+    if not location.startswith(("s3://", "file:///")):
+        return False
+    try:
+        return scope_of_location(place).covers(scope_of_location(location))
+    except InvalidInput:
+        return False

@@ -1,0 +1,182 @@
+"""What functions have made gets a manifest, which nobody but the worker has a word in."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from penstock.datasets.manifest import decode, digest
+from penstock.datasets.schema import Column
+from penstock.datasets.snapshot import preview, read, verify
+from penstock.datasets.transfer import Transfer
+from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.base import Facts, Finished, Given, Made, Part, Place, Voice, Work
+from penstock.worker.outputs import Outputs
+from tests.unit.worker.bench import Bench, play
+
+ATTEMPT = f"7-1-{'a' * 24}"
+
+
+def work_in(folder: Path, *, is_untrusted: bool = False) -> Work:
+    place = Place(
+        dataset="tidy",
+        uuid="u",
+        location=(folder / "datasets" / "tidy" / "g" / "p" / ATTEMPT).as_uri(),
+    )
+    given = Given(
+        dataset="raw",
+        generation="r",
+        parts=(Part(location="file:///raw", manifest="0" * 64, revision=3),),
+    )
+    return Work(
+        task_id=7,
+        attempt=1,
+        job="clean",
+        operator="x:y",
+        generation="g",
+        payload={"partition_key": "p"},
+        inputs={"raw": given},
+        outputs={"tidy": place},
+        is_untrusted=is_untrusted,
+    )
+
+
+def completed(work: Work, *made: Made) -> tuple[Made, ...]:
+    outputs = Outputs("file:///unused?fsync=off")
+    return asyncio.run(outputs.complete(work, Finished(made=made), staged={})).made
+
+
+def own(work: Work) -> tuple[Path, Made]:
+    """The folder of the only output, made, and that it is published."""
+    location = work.outputs["tidy"].location
+    folder = Path(location.removeprefix("file://"))
+    folder.mkdir(parents=True)
+    return folder, Made(output="tidy", location=location, partition_key="p")
+
+
+@pytest.mark.parametrize("is_untrusted", [False, True])
+def test_what_is_told_was_found_by_the_worker(tmp_path: Path, is_untrusted: bool) -> None:
+    work = work_in(tmp_path, is_untrusted=is_untrusted)
+    folder, made = own(work)
+    (folder / "deep").mkdir()
+    parquet.write_table(pa.table({"n": [1, 2], "t": ["a", "b"]}), folder / "a b.parquet")
+    parquet.write_table(pa.table({"n": [3], "x": [0.5]}), folder / "deep" / "%2E.parquet")
+    (folder / "note.txt").write_text("hello")
+    (folder / "_SUCCESS").touch()
+    (told,) = completed(work, made)
+    assert told.facts is not None
+    assert told.facts.is_observed
+    assert (told.facts.files, told.facts.rows) == (3, 3)
+    words = {"n": "bigint", "t": "string", "x": "double"}
+    assert told.facts.columns == tuple(Column(*each) for each in words.items())
+    body = (folder / "manifest.json").read_bytes()
+    assert digest(body) == told.facts.manifest
+    manifest = decode(body)
+    assert (manifest.dataset, manifest.job, manifest.partition_key) == ("tidy", "clean", "p")
+    assert [(each.name, each.rows) for each in manifest.files] == [
+        ("a b.parquet", 2),
+        ("deep/%2E.parquet", 1),
+        ("note.txt", None),
+    ]
+    assert manifest.files[2].sha256 == hashlib.sha256(b"hello").hexdigest()
+    (read_from,) = manifest.inputs
+    assert (read_from.dataset, read_from.revision, read_from.manifest) == ("raw", 3, "0" * 64)
+    # And it is what readers find.
+    transfer = Transfer("")
+    (contents,) = read([Part(location=made.location, manifest=told.facts.manifest)], transfer)
+    assert [row["n"] for row in preview(contents.files, transfer, rows=9)] == [1, 2, 3]
+    every = [*contents.files, *contents.others]
+    assert list(verify(every, transfer)) == []
+    (folder / "note.txt").write_text("other")
+    assert [each.location for each, _ in verify(every, transfer)] == [f"{made.location}/note.txt"]
+
+
+def test_plain_parquet_has_the_manifest_that_the_first_release_reads(tmp_path: Path) -> None:
+    work = work_in(tmp_path)
+    folder, made = own(work)
+    parquet.write_table(pa.table({"n": [1]}), folder / "part.parquet")
+    completed(work, made)
+    assert (folder / "manifest.json").read_bytes().startswith(b'{"penstock":"manifest/1"')
+
+
+def test_files_that_do_not_fit_together_have_no_columns_and_junk_no_rows(tmp_path: Path) -> None:
+    work = work_in(tmp_path)
+    folder, made = own(work)
+    parquet.write_table(pa.table({"n": [1]}), folder / "a.parquet")
+    parquet.write_table(pa.table({"n": ["text"]}), folder / "b.parquet")
+    (told,) = completed(work, made)
+    assert told.facts is not None
+    assert (told.facts.rows, told.facts.columns) == (2, ())
+    (folder / "manifest.json").unlink()
+    (folder / "c.parquet").write_bytes(b"PAR1 not really PAR1")
+    (told,) = completed(work, made)
+    assert told.facts is not None
+    assert (told.facts.rows, told.facts.columns, told.facts.files) == (None, (), 3)
+
+
+def test_what_is_no_folder_with_files_has_no_manifest(tmp_path: Path) -> None:
+    work = work_in(tmp_path)
+    folder, made = own(work)
+    assert completed(work, made) == (made,)
+    (folder / "only.csv").write_text("x")
+    single = replace(made, location=f"{made.location}/only.csv")
+    elsewhere = replace(made, location=tmp_path.as_uri())
+    event = replace(made, location="range:1-2")
+    assert completed(work, single, elsewhere, event) == (single, elsewhere, event)
+    assert sorted(each.name for each in tmp_path.rglob("*") if each.is_file()) == ["only.csv"]
+
+
+def test_the_name_of_a_manifest_is_taken(tmp_path: Path) -> None:
+    work = work_in(tmp_path)
+    folder, made = own(work)
+    (folder / "manifest.json").write_text("{}")
+    with pytest.raises(WorkFailed, match="Penstock's own name") as caught:
+        completed(work, made)
+    assert not caught.value.is_retried
+    assert (folder / "manifest.json").read_text() == "{}"
+
+
+def test_partitions_in_folders_of_one_output_have_a_manifest_each(tmp_path: Path) -> None:
+    work = work_in(tmp_path)
+    folder, made = own(work)
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        (folder / name / "x.txt").write_text(name)
+    parts = [replace(made, location=f"{made.location}/{name}", partition_key=name) for name in "ab"]
+    told = completed(work, *parts, made)
+    manifests = [decode((folder / name / "manifest.json").read_bytes()) for name in ("a", "b", ".")]
+    assert [each.partition_key for each in manifests] == ["a", "b", "p"]
+    assert [each.name for each in manifests[2].files] == ["a/x.txt", "b/x.txt"]
+    assert all(each.facts is not None for each in told)
+
+
+def test_columns_that_were_only_seen_refuse_nothing() -> None:
+    """A function's schema may differ from one day to the next, as that of pandas does."""
+
+    async def seen(work: Work, voice: Voice) -> tuple[Made, ...]:
+        facts = Facts(
+            manifest="0" * 64,
+            files=1,
+            rows=None,
+            bytes=1,
+            columns=(Column("n", "double"),),
+            is_observed=True,
+        )
+        (name,) = work.outputs
+        return (Made(output=name, location=work.outputs[name].location, facts=facts),)
+
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: bench.dispatcher.tasks[1].status == "completed")
+        (ended,) = bench.dispatcher.tasks[1].ended
+        assert ended.failure is None
+        (output,) = ended.outputs
+        assert output.facts is not None
+        assert (output.facts.columns, output.facts.manifest) == ([], "0" * 64)
+
+    play(story, setting=lambda dispatcher: dispatcher.add(bad_columns=True), doing=seen, seeds=[1])
