@@ -18,8 +18,12 @@ from typing import Any
 from unittest.mock import Mock
 
 import msgspec
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
+from penstock.datasets.layout import path_of
+from penstock.datasets.manifest import digest
 from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER
 from penstock.dispatcher.wire.problem import Problem
 from penstock.dispatcher.wire.work import (
@@ -286,6 +290,25 @@ def test_outputs_that_are_refused_are_a_failure_and_no_lease_that_runs_out(
     assert second.failure.reason == "What it made was refused: It may not."
     # With the same columns, another attempt would be refused just so.
     assert second.failure.is_retried == (kind != "schema")
+
+
+def test_what_it_made_is_told_with_a_manifest_and_columns_that_refuse_nothing(
+    dispatcher: Dispatcher,
+) -> None:
+    def handler(event: Any, context: Any) -> None:
+        place = path_of(event["outputs"]["out"]["location"])
+        parquet.write_table(pa.table({"n": [1, 2]}), place / "x.parquet")
+
+    dispatcher.refusal = Problem(type="schema", title="It is text.", status=409)
+    dispatcher.refusals = 1
+    assert dispatcher.invoke(handler)["status"] == "completed"
+    first, second = (each.outputs[0].facts for each in dispatcher.ends)
+    assert first is not None
+    assert second is not None
+    assert [(each.name, each.type) for each in first.columns] == [("n", "bigint")]
+    assert (second.columns, second.rows, second.files) == ([], 2, 1)
+    written = (path_of(dispatcher.ends[1].outputs[0].location) / "manifest.json").read_bytes()
+    assert second.manifest == digest(written)
 
 
 def test_an_attempt_that_is_over_is_told_of_once(dispatcher: Dispatcher) -> None:

@@ -19,7 +19,8 @@ times, by turns with the latest token and with the first. `PENSTOCK_DISPATCHER` 
 says where the dispatcher is, or else the invocation does.
 
 This is a small package to deploy, and it lies below the dispatcher, so it uses the standard library
-alone and writes its requests by hand: a test compares them with `penstock.dispatcher.wire`.
+alone and writes its requests by hand: a test compares them with `penstock.dispatcher.wire`. Only
+what describes outputs (`outputs`) takes more; where that is not deployed they have no manifest.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from urllib.parse import urlsplit
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, system_entropy
 from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, InvalidInput
-from penstock.runtimes.base import Given, Made, Part, Place, Work
+from penstock.runtimes.base import Facts, Given, Made, Part, Place, Work
 from penstock.runtimes.calling import told
 from penstock.runtimes.lambdas import event_of
 from penstock.runtimes.places import Places
@@ -252,6 +253,10 @@ class _Attempt:
             is_over = error.status in _OVER and error.kind not in _OUTPUTS
             if is_over or error.status in _UNPROVED or "failure" in end:
                 raise
+            if error.kind == _SCHEMA and any(_columns(each) for each in end["outputs"]):
+                # They were only seen, and are left out where they do not fit: decision 0030.
+                _log.warning("task %s: %s", self._work.task_id, error.message)
+                return self._tell({"outputs": [_without_columns(each) for each in end["outputs"]]})
             # The attempt is still ours, and would be run again only when its lease has run out.
             failure = {
                 "reason": f"What it made was refused: {error.message}",
@@ -274,7 +279,8 @@ class _Attempt:
                 with self._lock:
                     _raise_in(threading.get_ident(), None)
                     self._thread_id = None
-            return {"outputs": outputs_of(self._work, Task(self._work).made(returned))}
+            made = _described(self._work, Task(self._work).made(returned))
+            return {"outputs": outputs_of(self._work, made)}
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the end of the attempt
             _log.exception("task %s failed", self._work.task_id)
             reason, is_retried = told(error)
@@ -356,10 +362,41 @@ def outputs_of(work: Work, made: tuple[Made, ...]) -> list[dict[str, Any]]:
             "end": each.end,
             "cursor": each.cursor,
             "append_key": each.append_key,
+            "facts": None if each.facts is None else _facts(each.facts),
         }
         for each in made
     ]
     return [{name: value for name, value in each.items() if value is not None} for each in said]
+
+
+def _described(work: Work, made: tuple[Made, ...]) -> tuple[Made, ...]:
+    """What was made, with what is found of it; as it is, where the package for that is missing."""
+    try:
+        from penstock.datasets.transfer import Transfer  # noqa: PLC0415 - most starts need none
+        from penstock.runtimes.outputs import Completing  # noqa: PLC0415
+    except ImportError as error:
+        _log.info("what task %s has made has no manifest: %s", work.task_id, error)
+        return made
+    return Completing(Transfer(""), work).run(made, {})
+
+
+def _facts(facts: Facts) -> dict[str, Any]:
+    plain = {name: getattr(facts, name) for name in ("manifest", "files", "rows", "bytes")}
+    columns = [
+        {"name": each.name, "type": each.type, "is_nullable": each.is_nullable}
+        for each in facts.columns
+    ]
+    return {**plain, "columns": columns}
+
+
+def _columns(output: Mapping[str, Any]) -> Sequence[Any]:
+    columns: Sequence[Any] = (output.get("facts") or {}).get("columns") or ()
+    return columns
+
+
+def _without_columns(output: Mapping[str, Any]) -> dict[str, Any]:
+    facts = output.get("facts")
+    return {**output, "facts": {**facts, "columns": []}} if facts else dict(output)
 
 
 def _ends_at(context: Any, clock: Clock) -> float:

@@ -51,12 +51,12 @@ from penstock.runtimes.handed import (
     TOKEN_VARIABLE,
     Handed,
 )
+from penstock.runtimes.outputs import Outputs
 from penstock.worker.attempt import Attempt
 from penstock.worker.backoff import Backoff
 from penstock.worker.belongings import Belongings, RunFolder
 from penstock.worker.client import InternalClient
 from penstock.worker.minting import WAIT_FIRST_SECONDS, WAIT_MOST_SECONDS, Minting
-from penstock.worker.outputs import Outputs
 
 _log = logging.getLogger(__name__)
 

@@ -41,11 +41,11 @@ from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, system_entropy
 from penstock.kernel.errors import InvalidInput
 from penstock.runtimes.base import Runtime
+from penstock.runtimes.outputs import Outputs
 from penstock.worker.claiming import Claiming, hello_of
 from penstock.worker.client import InternalClient
 from penstock.worker.handing import Handing
 from penstock.worker.hands import Hands
-from penstock.worker.outputs import Outputs
 from penstock.worker.secrets import Resolver
 from penstock.worker.settings import WorkerSettings
 

@@ -11,12 +11,15 @@ from typing import Any
 
 import duckdb
 import pandas as pd
+import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from penstock.datasets.layout import path_of
+from penstock.datasets.parquet import footers
 from penstock.datasets.schema import Column
 from penstock.runtimes.base import Finished, Part
+from penstock.runtimes.spark.columns import columns_of
 from tests.integration.spark.bench import Bench, part
 
 FLIGHTS = {
@@ -304,3 +307,30 @@ def test_what_a_query_reads_by_itself_is_not_taken_for_small(
         assert file.rows == 20_000
         path = f"{made.location}/{file.name}".removeprefix("file://")
         assert "parquet-mr" in parquet.read_metadata(path).created_by
+
+
+def test_the_columns_of_a_function_are_called_as_spark_reads_them(
+    spark: Any, tmp_path: Path
+) -> None:
+    kinds: dict[str, pa.DataType] = {
+        **{name: getattr(pa, name)() for name in ("int8", "int16", "int32", "int64", "bool_")},
+        **{name: getattr(pa, name)() for name in ("uint8", "uint16", "uint32", "uint64")},
+        **{name: getattr(pa, name)() for name in ("float32", "float64", "date32", "binary")},
+        **{name: getattr(pa, name)() for name in ("string", "large_string", "large_binary")},
+        "small": pa.decimal128(9, 2),
+        "large": pa.decimal128(38, 0),
+        "utc": pa.timestamp("us", tz="UTC"),
+        "there": pa.timestamp("ms", tz="Europe/Berlin"),
+        "local": pa.timestamp("us"),
+        "coded": pa.dictionary(pa.int32(), pa.string()),
+        "list": pa.list_(pa.int32()),
+        "map": pa.map_(pa.string(), pa.float64()),
+        "struct": pa.struct({"a b": pa.int16(), "c": pa.list_(pa.struct({"d": pa.bool_()}))}),
+    }
+    table = pa.table({name: pa.nulls(1, kind) for name, kind in kinds.items()})
+    path = tmp_path / "x.parquet"
+    parquet.write_table(table, path)
+    with path.open("rb") as file:
+        (footer,) = footers([file], seconds_max=60, is_trusted=True)
+    assert footer is not None
+    assert footer.columns == columns_of(spark.read.parquet(str(path)).schema)

@@ -17,7 +17,7 @@ from penstock.datasets.snapshot import preview, read, verify
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import Facts, Finished, Given, Made, Part, Place, Voice, Work
-from penstock.worker.outputs import Outputs
+from penstock.runtimes.outputs import Outputs
 from tests.unit.worker.bench import Bench, play
 
 ATTEMPT = f"7-1-{'a' * 24}"

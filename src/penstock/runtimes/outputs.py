@@ -12,9 +12,10 @@ to the bucket directly is fetched once more. Memory is bounded; at most `FILES_M
 described.
 
 Columns are told as seen, and refuse nothing: see decision 0030. What has no manifest afterwards: an
-output without a file, one that is a single file instead of a folder, and one that the worker may
-not read. Called by `penstock.worker.handing`, before the end of the attempt is told. A crash leaves
-files of an attempt that is run again.
+output without a file, one that is a single file instead of a folder, and one that who describes may
+not read. Called before the end of the attempt is told: by `penstock.worker.handing`, and by
+`deployed` for functions at AWS, in the function itself. A crash leaves files of an attempt that is
+run again.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ _AT_ONCE: Final = 4
 _FOOTERS_AT_ONCE: Final = 64
 _FOOTERS_SECONDS_MAX: Final = 60.0
 _PARQUET: Final = ".parquet"
+# Who writes to the bucket may be another than who describes, and the package for that not here.
+_UNREADABLE: Final = (Refused, InvalidInput)
 _COLUMNS_MAX: Final = 1_000
 """Of wider tables, and of names that nobody reads, the columns are not told."""
 
@@ -63,7 +66,7 @@ class Outputs:
         """Send what is `staged`, by output, and give a manifest to what has none."""
         if all(each.facts is not None for each in finished.made):
             return finished
-        completing = _Completing(self._transfer, work)
+        completing = Completing(self._transfer, work)
         try:
             made = await asyncio.to_thread(completing.run, finished.made, staged)
         except BaseException:
@@ -72,8 +75,8 @@ class Outputs:
         return replace(finished, made=made)
 
 
-class _Completing:
-    """One attempt. Blocks."""
+class Completing:
+    """Completes what one attempt has made. Blocks."""
 
     def __init__(self, transfer: Transfer, work: Work) -> None:
         self._transfer = transfer
@@ -87,6 +90,7 @@ class _Completing:
         self._stopped.set()
 
     def run(self, made: Sequence[Made], staged: Mapping[str, Path]) -> tuple[Made, ...]:
+        """The same with facts, where there are any."""
         try:
             for name in {each.output for each in made} & set(staged):
                 self._send(staged[name], self._work.outputs[name].location)
@@ -137,8 +141,8 @@ class _Completing:
         """What lies at a location; None if nothing does, or nobody may look."""
         try:
             every = list(self._transfer.list(location))
-        except Refused as error:
-            _log.warning("%s has no manifest: %s", location, error.message)
+        except _UNREADABLE as error:
+            _log.warning("%s has no manifest: %s", location, error.advice)
             return None
         if any(each.name == MANIFEST for each in every):
             raise WorkFailed(
@@ -154,8 +158,8 @@ class _Completing:
             return None
         try:
             files, columns = self._files(location, names)
-        except Refused as error:
-            _log.warning("%s has no manifest: %s", location, error.message)
+        except _UNREADABLE as error:
+            _log.warning("%s has no manifest: %s", location, error.advice)
             return None
         tables = [each for each in files if each.name.endswith(_PARQUET)]
         is_counted = bool(tables) and all(each.rows is not None for each in tables)
