@@ -193,6 +193,8 @@ class Belongings:
         self._is_made = True
         for each in self.outputs.values():
             each.mkdir(parents=True)
+            # Whatever the umask: the user of untrusted work passes through.
+            each.parent.chmod(0o711)
         if not self.user:
             return
         temporary = folder / TEMPORARY

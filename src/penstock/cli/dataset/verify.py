@@ -38,7 +38,7 @@ def verify(
     every manifest with what was published.
 
     What was published without a manifest has nothing to be compared with: single files, what the
-    worker was not allowed to read, and what functions made before release 0.2.
+    worker was not allowed to read, and what functions made with release 0.1.
 
     Exit code 0: all is as it was written. 1: something is damaged or missing, and it is said what;
     or something has no manifest, so that it could not be compared.
