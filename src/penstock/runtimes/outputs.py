@@ -23,13 +23,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from penstock.datasets.layout import MANIFEST, location_below, path_of
 from penstock.datasets.manifest import File, Manifest, decode, encode
@@ -44,7 +45,9 @@ from penstock.tokens.scopes import scope_of_location
 _log = logging.getLogger(__name__)
 
 FILES_MAX: Final = 100_000
+_ATTEMPTS_AT_ONCE: Final = 8
 _AT_ONCE: Final = 4
+"""How many files of an attempt."""
 _FOOTERS_AT_ONCE: Final = 64
 _FOOTERS_SECONDS_MAX: Final = 60.0
 _PARQUET: Final = ".parquet"
@@ -53,12 +56,20 @@ _UNREADABLE: Final = (Refused, InvalidInput)
 _COLUMNS_MAX: Final = 1_000
 """Of wider tables, and of names that nobody reads, the columns are not told."""
 
+Answer = TypeVar("Answer")
+
 
 class Outputs:
     """Completes what work has made."""
 
     def __init__(self, store_url: str) -> None:
         self._transfer = Transfer(store_url)
+        # Threads of its own: what is sent for minutes must not keep others from the loop's.
+        self._threads = ThreadPoolExecutor(_ATTEMPTS_AT_ONCE, thread_name_prefix="penstock-made")
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def complete(
         self, work: Work, finished: Finished, *, staged: Mapping[str, Path]
@@ -68,7 +79,8 @@ class Outputs:
             return finished
         completing = Completing(self._transfer, work)
         try:
-            made = await asyncio.to_thread(completing.run, finished.made, staged)
+            running = partial(completing.run, finished.made, staged)
+            made = await asyncio.get_running_loop().run_in_executor(self._threads, running)
         except BaseException:
             completing.stop()
             raise
@@ -125,8 +137,7 @@ class Completing:
             to = location_below(location, name)
             return to, self._transfer.send(path_of(location_below(base, name)), to)
 
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-send") as pool:
-            self._sums.update(pool.map(send, names))
+        self._sums.update(_each(send, names))
 
     def _bare(self, made: Sequence[Made]) -> list[str]:
         """The locations that have no facts and lie in the attempt's own folders."""
@@ -188,8 +199,7 @@ class Completing:
             self._go_on()
             return self._sums.get(places[name]) or self._transfer.sum(places[name])
 
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-sum") as pool:
-            sums = dict(zip(names, pool.map(look, names), strict=True))
+        sums = dict(zip(names, _each(look, names), strict=True))
         tables = [name for name in names if name.endswith(_PARQUET)]
         found = dict(zip(tables, self._footers([places[name] for name in tables]), strict=True))
         files = [
@@ -233,6 +243,14 @@ class Completing:
     def _go_on(self) -> None:
         if self._stopped.is_set():
             raise WorkFailed("It was interrupted.")
+
+
+def _each(deed: Callable[[str], Answer], names: Sequence[str]) -> list[Answer]:
+    """Done for each of these, several at a time."""
+    if len(names) < 2:
+        return [deed(each) for each in names]
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-outputs") as pool:
+        return list(pool.map(deed, names))
 
 
 def _columns(found: Sequence[Footer | None]) -> tuple[Column, ...]:

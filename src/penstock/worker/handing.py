@@ -89,6 +89,7 @@ class Handing(Service):
             await asyncio.to_thread(self._run.open)
 
     async def stop(self) -> None:
+        self._outputs.close()
         if self._run is not None:
             await asyncio.to_thread(self._run.close)
 
