@@ -171,7 +171,7 @@ class Hands:
                 self._done(attempt)
             else:
                 is_able = end.release is None or not end.release.is_delayed
-                self._claiming.judge(attempt.assignment.operator, is_able=is_able)
+                self._claiming.judge(_asked_for(attempt), is_able=is_able)
                 self.endings.add(attempt, end)
             if attempt.released is not None:
                 await asyncio.wait((attempt.released,))
@@ -239,4 +239,9 @@ class Hands:
     def _done(self, attempt: Attempt) -> None:
         """Nothing more is to be told of it."""
         self.heartbeats.release(attempt)
-        self._claiming.freed(attempt.assignment.claimed_as or attempt.assignment.operator)
+        self._claiming.freed(_asked_for(attempt))
+
+
+def _asked_for(attempt: Attempt) -> str:
+    """The name by which the worker asks for such tasks: that of the operator in its queue."""
+    return attempt.assignment.claimed_as or attempt.assignment.operator
