@@ -14,15 +14,16 @@ import logging
 import os
 import platform
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Final
 
 from penstock.dispatcher.database.local import LocalPostgres
-from penstock.dispatcher.identity import Identities, secret_of
+from penstock.dispatcher.identity import Identities, Identity, secret_of, webhook_identity
 from penstock.dispatcher.looping import Loop
 from penstock.dispatcher.serving import Listener as Listening
 from penstock.dispatcher.serving import Serving
 from penstock.dispatcher.sources.admission import Source
 from penstock.dispatcher.sources.cron import CronSource
+from penstock.dispatcher.sources.receiving import Receiver, check_open
 from penstock.dispatcher.sources.webhook import WebhookApp
 from penstock.dispatcher.wakeups.base import Heard, Listener
 from penstock.dispatcher.wakeups.bucket import (
@@ -34,6 +35,7 @@ from penstock.dispatcher.wakeups.sqs import SqsListener, SqsSettings
 from penstock.kernel.aws import Aws
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import system_entropy
+from penstock.kernel.errors import InvalidInput
 from penstock.kernel.service import Service
 from penstock.runtimes.base import Delivery
 from penstock.runtimes.registry import Registry
@@ -47,6 +49,9 @@ from penstock.worker.vault import AwsVault
 from penstock.worker.worker import PipelineWorker
 
 _log = logging.getLogger(__name__)
+
+_NOT_OF_WEBHOOKS: Final = ("api_token", "viewer_token", "worker_secret", "postgres")
+"""What a process that faces the internet does not hold."""
 
 
 def make_worker(settings: Settings, *, name: str | None = None) -> PipelineWorker:
@@ -72,13 +77,19 @@ def make_worker(settings: Settings, *, name: str | None = None) -> PipelineWorke
             stop_seconds=settings.stop_seconds,
             queues=settings.queues,
         ),
-        secrets=Resolver(
-            environment=os.environ,
-            folder=settings.secrets_path,
-            prefix=settings.secrets_prefix,
-            vault=AwsVault(aws_of(settings)),
-        ),
+        secrets=make_resolver(settings),
         store_url=settings.store_url,
+    )
+
+
+def make_resolver(settings: Settings, *, who: str = "worker") -> Resolver:
+    """What finds the secrets that jobs and webhooks name."""
+    return Resolver(
+        environment=os.environ,
+        folder=settings.secrets_path,
+        prefix=settings.secrets_prefix,
+        vault=AwsVault(aws_of(settings)),
+        who=who,
     )
 
 
@@ -100,15 +111,48 @@ def make_cron_source(settings: Settings) -> Source:
 
 def make_webhook_source(settings: Settings) -> Source:
     """What takes requests and emits events for them."""
-    client = make_client(settings, f"webhook-{machine_name()}-{os.getpid()}")
-    app = WebhookApp(
+    is_loopback = settings.is_webhook_on_loopback
+    client = make_webhook_client(settings)
+    clock = SystemClock()
+    receiver = Receiver(
         client,
-        clock=SystemClock(),
+        clock=clock,
         entropy=system_entropy(),
-        token=settings.api_token or None,
+        secret=make_resolver(settings, who="webhook").text,
+        is_loopback=is_loopback,
     )
+    app = WebhookApp(receiver)
     listening = Listening("webhook", app, settings.webhook_host, settings.webhook_port)
-    return Source(client, [client, Serving([listening])])
+    noting = Loop("webhook refusals", receiver.note, idle_seconds=5.0)
+    services = [client, noting, Serving([listening])]
+    if is_loopback:
+        return Source(client, services)
+    return Source(client, services, check=check_open)
+
+
+def make_webhook_client(settings: Settings) -> InternalClient:
+    """The way to the internal side of dispatchers, for the process of webhooks.
+
+    One that others than this machine can call is given the token of webhooks, and holds nothing
+    that opens more.
+    """
+    if settings.webhook_token:
+        identity = webhook_identity(settings.webhook_token)
+    elif settings.is_webhook_on_loopback:
+        identity = Identities(secret_of_settings(settings)).webhook()
+    else:
+        raise InvalidInput(
+            f"A webhook on {settings.webhook_host} needs webhook_token.",
+            hint="Set PENSTOCK_WEBHOOK_TOKEN to what 'penstock source token' prints.",
+        )
+    held = [name for name in _NOT_OF_WEBHOOKS if getattr(settings, name)]
+    if held and not settings.is_webhook_on_loopback:
+        raise InvalidInput(
+            f"A webhook on {settings.webhook_host} faces others, and its settings have"
+            f" {' and '.join(held)}.",
+            hint="Start it with PENSTOCK_WEBHOOK_TOKEN and without these; it needs none of them.",
+        )
+    return _client(settings, identity)
 
 
 def make_postgres(settings: Settings) -> LocalPostgres:
@@ -126,7 +170,10 @@ def secret_of_settings(settings: Settings) -> str:
 
 def make_client(settings: Settings, name: str) -> InternalClient:
     """The way to the internal side of dispatchers, as the worker or source of this name."""
-    identity = Identities(secret_of_settings(settings)).identity(name)
+    return _client(settings, Identities(secret_of_settings(settings)).identity(name))
+
+
+def _client(settings: Settings, identity: Identity) -> InternalClient:
     return InternalClient(
         settings.dispatcher_urls, identity, clock=SystemClock(), entropy=system_entropy()
     )

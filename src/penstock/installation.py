@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from penstock.app import make_postgres, make_registry
+from penstock.app import make_postgres, make_registry, secret_of_settings
+from penstock.dispatcher.identity import Identities
 from penstock.dispatcher.registry import RegisteredRuntimes
 from penstock.judging import judge
 from penstock.kernel.errors import PenstockError
@@ -29,6 +30,7 @@ from penstock.settings import (
     Settings,
     settings_file,
     variables_of,
+    webhook_variables,
     without_settings,
 )
 
@@ -139,7 +141,8 @@ class Installation(Service):
             ("cron", ["source", "cron"]),
             ("webhook", ["source", "webhook"]),
         ):
-            kept.append((name, self._process(name, words, environment)))
+            mine = environment if name != "webhook" else self._webhook_environment(settings)
+            kept.append((name, self._process(name, words, mine)))
         # Nobody of those asks another; all of them have something to tell the dispatcher.
         together = ("worker", "cron", "webhook")
         self._keeper = Keeper(
@@ -150,6 +153,12 @@ class Installation(Service):
             waiting=self._tell_of_waiting,
         )
         await self._keeper.start()
+
+    @staticmethod
+    def _webhook_environment(settings: Settings) -> dict[str, str]:
+        """That of the process that may face the internet: no key of ours is in it but its own."""
+        token = Identities(secret_of_settings(settings)).webhook().token
+        return {**without_settings(os.environ), **webhook_variables(settings, token=token)}
 
     async def stop(self) -> None:
         if self._keeper is not None:

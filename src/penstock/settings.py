@@ -10,10 +10,11 @@ command line; no other part of the pipeline reads settings of its own.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -49,6 +50,11 @@ _BOUNDS: Final = {
     "sweep_hours": (0.001, 87_600),
     "stop_seconds": (0, 86_400),
 }
+_OF_WEBHOOKS: Final = (
+    *("webhook_host", "webhook_port", "webhook_token", "dispatchers"),
+    *("secrets_folder", "secrets_prefix", "aws_region", "aws_endpoint"),
+)
+"""What the process of webhooks is told."""
 _TABLES: Final = ("runtimes", "alerts")
 """Settings that stand in the file only."""
 _SPARK: Final = re.compile(r"local(\[.+\])?$|(spark|sc|k8s)://.+|yarn$")
@@ -112,6 +118,9 @@ class Settings:
     """The address where webhooks are taken."""
     webhook_port: int = 7072
     """The port where webhooks are taken; 0 for any that is free."""
+    webhook_token: str = ""
+    """What the process of webhooks proves itself with: what `penstock source token` prints. Needed
+    if it is not on loopback, where it holds neither `api_token` nor `worker_secret`."""
     api_token: str = ""
     """What callers of the public listener have to bring; needed if it is not on loopback, and then
     of 16 characters or more."""
@@ -203,6 +212,11 @@ class Settings:
         return Path(self.secrets_folder or self.data / "secrets").absolute()
 
     @property
+    def is_webhook_on_loopback(self) -> bool:
+        """Whether only this machine can call webhooks."""
+        return self.webhook_host in _LOOPBACK
+
+    @property
     def dispatcher_urls(self) -> tuple[str, ...]:
         """Where workers and sources find dispatchers."""
         return self.dispatchers or (f"http://{self.internal_host}:{self.internal_port}",)
@@ -292,6 +306,20 @@ def variables_of(settings: Settings) -> Mapping[str, str]:
         for each in fields(Settings)
         if each.name not in _TABLES and _text(getattr(settings, each.name))
     }
+
+
+def webhook_variables(settings: Settings, *, token: str) -> Mapping[str, str]:
+    """The settings that the process of webhooks needs, as variables: none of them opens anything
+    but events of webhook sources. Their file is not its business: it may have the others."""
+    needed = replace(
+        settings,
+        webhook_token=token,
+        dispatchers=settings.dispatcher_urls,
+        secrets_folder=str(settings.secrets_path),
+    )
+    names = {f"{PREFIX}{each.upper()}" for each in _OF_WEBHOOKS}
+    said = {name: text for name, text in variables_of(needed).items() if name in names}
+    return {**said, f"{PREFIX}SETTINGS": os.devnull}
 
 
 def without_settings(environment: Mapping[str, str]) -> Mapping[str, str]:

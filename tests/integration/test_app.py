@@ -7,16 +7,18 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import pytest
 from psycopg.conninfo import make_conninfo
 
 from penstock import installation as installations
-from penstock.app import make_client, make_webhook_source, make_worker
+from penstock.app import make_client, make_webhook_source, make_worker, secret_of_settings
 from penstock.dispatcher.client import Client
 from penstock.dispatcher.database.local import LocalPostgres
+from penstock.dispatcher.identity import Identities
+from penstock.dispatcher.wire.events import AuthAnswer, SourceAnswer
 from penstock.dispatcher.wire.work import Assignment, ClaimAsk, CompleteAsk, EndAsk, OutputAsk
 from penstock.dispatching import Dispatcher
 from penstock.installation import Installation
@@ -27,6 +29,7 @@ from penstock.runtimes.places import Places
 from penstock.settings import Settings, read_settings
 from tests.integration.dispatcher.test_deployment import chain
 from tests.integration.test_s3_local import needs_proc, processes_naming
+from tests.unit.dispatcher.sources.scripted import ScriptedDispatcher
 
 CLOCK = SystemClock()
 SECRET = "a secret of the tests"
@@ -219,6 +222,41 @@ def test_a_webhook_source_tells_when_its_dispatcher_is_away(tmp_path: Path) -> N
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "A webhook on 0.0.0.0 needs webhook_token."),
+        ({"webhook_token": SECRET}, "webhook_token is not the token of webhooks."),
+        ({"webhook_token": "webhook.x", "worker_secret": SECRET}, "its settings have worker_sec"),
+        ({"webhook_token": "webhook.x", "api_token": SECRET}, "its settings have api_token."),
+        ({"webhook_token": "webhook.x", "postgres": "host=x"}, "its settings have postgres."),
+    ],
+)
+def test_a_webhook_that_others_can_call_holds_its_own_token_alone(
+    given: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        make_webhook_source(Settings(data=tmp_path / "none", webhook_host="0.0.0.0", **given))
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_webhook_that_others_can_call_does_not_start_without_a_secret_for_each_source() -> None:
+    settings = Settings(webhook_host="0.0.0.0", webhook_port=0, webhook_token="webhook.x")
+    bare = SourceAnswer(job="orders", kind="webhook", datasets={}, path="/orders")
+    proved = SourceAnswer(
+        job="paid", kind="webhook", datasets={}, auth=AuthAnswer(type="stripe", secrets=["env:S"])
+    )
+
+    async def begin(*sources: SourceAnswer) -> None:
+        made = make_webhook_source(settings)
+        made._client = ScriptedDispatcher(list(sources))
+        await made.until_let_in(asyncio.Event())
+
+    asyncio.run(begin(proved))
+    with pytest.raises(InvalidInput, match="are taken on loopback alone: orders"):
+        asyncio.run(begin(proved, bare))
+
+
 def test_an_installation_looks_at_its_ports_first(tmp_path: Path) -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -236,6 +274,9 @@ def test_an_installation_looks_at_its_ports_first(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+OPENING = "api_token = 'opens-everything-there-is'\nviewer_token = 'opens-all-for-looking'\n"
+
+
 def test_processes_of_an_installation_have_its_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +285,7 @@ def test_processes_of_an_installation_have_its_settings(
     monkeypatch.setenv("PENSTOCK_DISPATCHERS", "http://another.installation:7071")
     here, code = tmp_path / "here", tmp_path / "code"
     for folder, text in (
-        (here, "concurrency = 7\n[runtimes.process]\nidle_max = 3\n"),
+        (here, f"{OPENING}concurrency = 7\n[runtimes.process]\nidle_max = 3\n"),
         (code, "api_token = 'of somebody else'\n"),
     ):
         folder.mkdir()
@@ -281,6 +322,15 @@ def test_processes_of_an_installation_have_its_settings(
             wanted = read_settings(given, environment={}, folder=here).settings
         asyncio.run(run(Installation(wanted, code=code)))
         assert sorted(made) == ["dispatcher", "source cron", "source webhook", "worker"]
+        # The one that may face the internet has what it needs, and nothing that opens more.
+        webhook = made.pop("source webhook")
+        internal = made["dispatcher"].internal_port
+        assert webhook == Settings(
+            webhook_port=webhook.webhook_port,
+            webhook_token=Identities(secret_of_settings(wanted)).webhook().token,
+            dispatchers=(f"http://127.0.0.1:{internal}",),
+            secrets_folder=str(here / "data" / "secrets"),
+        )
         for each in made.values():
             assert each.port != 0
             assert replace(each, port=0, internal_port=0, webhook_port=0) == wanted

@@ -177,8 +177,17 @@ def test_variables_are_settings_and_their_values_can_be_right(container: Contain
     said = {name for name in container.environment if name.startswith("PENSTOCK_")}
     assert said <= SETTINGS, said - SETTINGS
     settings = _settings(container)
-    # Without it each would make a secret of its own, and nobody would believe the other.
-    assert settings.worker_secret
+    if container.command == ("source", "webhook"):
+        # It faces others: what it holds opens nothing but events of webhook sources.
+        secret = {name for name, said in container.environment.items() if said == "a-secret"}
+        assert secret | {"PENSTOCK_WEBHOOK_TOKEN"} == {"PENSTOCK_WEBHOOK_TOKEN"}
+        held = (settings.worker_secret, settings.api_token, settings.postgres)
+        assert not any(held)
+        assert "PENSTOCK_WEBHOOK_TOKEN" in said
+        assert not settings.is_webhook_on_loopback
+    else:
+        # Without it each would make a secret of its own, and nobody would believe the other.
+        assert settings.worker_secret
     if container.command == ("dispatcher",):
         assert settings.postgres, "it would start a Postgres of its own"
         assert settings.api_token

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.installation import begun, set_by, wiring
+from penstock.cli.installation import begun, set_by, settings_of, wiring
 from penstock.kernel.signals import stopped_by_signals
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def source(context: click.Context) -> None:
     """Run the processes that emit the events of cron and webhook sources.
 
-    `penstock up` runs both. Any number of each may run: what two of them send is one event. Each
+    `penstock up` runs both. Any number of each may run: what two of them send is one event. Cron
     proves who it is as a worker does, by PENSTOCK_WORKER_SECRET or worker.secret in the data
-    folder.
+    folder. Webhooks, which face the internet, have a token of their own, PENSTOCK_WEBHOOK_TOKEN.
 
     Exit code 0 after a signal. 1: the dispatcher does not let it in, and it is said why.
     """
@@ -50,10 +50,29 @@ def cron(**given: Any) -> None:
 )
 @set_by("data", "dispatchers", "webhook_host", "webhook_port")
 def webhook(**given: Any) -> None:
-    """Emit an event for every request to the path of a webhook source, until SIGTERM or Ctrl-C."""
+    """Emit an event for every request to the path of a webhook source, until SIGTERM or Ctrl-C.
+
+    On another address than loopback every source has to have an `auth` in the DAG, and this process
+    PENSTOCK_WEBHOOK_TOKEN and none of the other secrets; exit code 2 if not.
+    """
     settings = begun(given)
     where = f"http://{settings.webhook_host}:{settings.webhook_port}"
     asyncio.run(_run(wiring().make_webhook_source(settings), f"Taking webhooks at {where}"))
+
+
+@source.command(
+    short_help="Print the token of the process of webhooks.",
+    epilog="Example: penstock source token",
+)
+@set_by("data", is_logging=False)
+def token(**given: Any) -> None:
+    """Print what 'penstock source webhook' is given as PENSTOCK_WEBHOOK_TOKEN.
+
+    It is made from PENSTOCK_WORKER_SECRET, or from worker.secret in the data folder, and lets its
+    holder send events of webhook sources and nothing else. A new secret makes a new token.
+    """
+    app = wiring()
+    click.echo(app.Identities(app.secret_of_settings(settings_of(given))).webhook().token)
 
 
 async def _run(service: Source, doing: str) -> None:

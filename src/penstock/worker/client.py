@@ -31,7 +31,14 @@ from penstock.dispatcher.wire.base import (
     Ask,
 )
 from penstock.dispatcher.wire.credentials import CredentialsAnswer, CredentialsAsk
-from penstock.dispatcher.wire.events import EventsAnswer, EventsAsk, SourcesAnswer, TaskEventsAsk
+from penstock.dispatcher.wire.events import (
+    EventsAnswer,
+    EventsAsk,
+    RefusalsAnswer,
+    RefusalsAsk,
+    SourcesAnswer,
+    TaskEventsAsk,
+)
 from penstock.dispatcher.wire.problem import Problem
 from penstock.dispatcher.wire.work import (
     ClaimAnswer,
@@ -172,6 +179,10 @@ class InternalClient(Service):
     async def sources(self) -> SourcesAnswer:
         """The sources of the DAG in force."""
         return await self._call("GET", "/internal/sources", None, SourcesAnswer)
+
+    async def webhook_refusals(self, ask: RefusalsAsk) -> RefusalsAnswer:
+        """Have it noted that a webhook has refused requests."""
+        return await self._call("POST", "/internal/webhook-refusals", ask, RefusalsAnswer)
 
     async def _call(
         self,

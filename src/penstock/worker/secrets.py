@@ -71,13 +71,24 @@ class Resolver:
         folder: Path,
         prefix: str,
         vault: Vault | None,
+        who: str = "worker",
     ) -> None:
-        """`folder` has the files that jobs may name; `prefix` begins what they may of the vault."""
+        """`folder` has the files that jobs may name; `prefix` begins what they may of the vault.
+        `who` is what this process calls itself where it lacks something."""
         self._environment = environment
         self._folder = folder
         self._prefix = prefix
         self._vault = vault
+        self._who = who
         self._warned: set[Path] = set()
+
+    async def text(self, reference: str) -> str:
+        """The value at one place; `SecretUnavailable` if it cannot be had."""
+        try:
+            place = secret_reference(reference)
+        except ValueError as error:
+            raise SecretUnavailable(str(error), is_retried=False) from None
+        return await self._value(place)
 
     async def values(self, references: Mapping[Any, Any], *, job: str) -> Mapping[str, str]:
         """The values of a job's secrets, by name; `WorkFailed` if one cannot be had."""
@@ -126,8 +137,8 @@ class Resolver:
         value = self._environment.get(name)
         if value is None:
             raise SecretUnavailable(
-                f"is not there: this worker has no variable {name} in its environment; set it"
-                " where the worker is started"
+                f"is not there: this {self._who} has no variable {name} in its environment; set it"
+                f" where the {self._who} is started"
             )
         return value
 
@@ -150,7 +161,7 @@ class Resolver:
                 said = file.read(VALUE_BYTES_MAX + _LINE_END_BYTES_MAX + 1).rstrip(b"\r\n")
                 return _sized(said).decode()
         except FileNotFoundError:
-            why = f"is not there: this worker has no file {path}; put it there"
+            why = f"is not there: this {self._who} has no file {path}; put it there"
             raise SecretUnavailable(why) from None
         except UnicodeDecodeError:
             raise SecretUnavailable(f"cannot be used: {path} is not UTF-8") from None
@@ -166,12 +177,12 @@ class Resolver:
     async def _kept(self, place: SecretReference) -> str:
         if not place.name.startswith(self._prefix):
             raise SecretUnavailable(
-                "is not allowed: of AWS Secrets Manager this worker gives jobs what begins with"
-                f" {self._prefix!r} (secrets_prefix)",
+                f"is not allowed: of AWS Secrets Manager this {self._who} gives jobs what begins"
+                f" with {self._prefix!r} (secrets_prefix)",
                 is_retried=False,
             )
         if self._vault is None:
-            raise SecretUnavailable("is not there: this worker uses no AWS Secrets Manager")
+            raise SecretUnavailable(f"is not there: this {self._who} uses no AWS Secrets Manager")
         text = await self._vault.text(place.name)
         return _field(text, place.field) if place.field else text
 

@@ -7,7 +7,7 @@ import base64
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from penstock import functions
 from penstock.dispatcher.api.table import internal_app
+from penstock.dispatcher.identity import Identities
 from penstock.dispatcher.serving import Listener, Serving
 from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, InvalidInput
 from tests.integration.dispatcher.api.stage import SECRET, Stage, ok, staged
@@ -28,10 +29,12 @@ jobs:
     outputs: [ticks]
   orders:
     activation: source
-    source: {kind: webhook, path: /orders}
+    source: {kind: webhook, path: /orders, auth: {type: bearer, secret: env:SHOP}}
     outputs: [news]
   count: {runtime: process, operator: "a:count", inputs: [ticks, news], outputs: [counts]}
 """
+SHOP = "the-secret-of-the-shop"
+PROOF = {"authorization": f"Bearer {SHOP}"}
 RULE = {"time": "2030-01-01T00:00:00Z", "detail-type": "Scheduled Event"}
 Handler = Callable[[dict[str, Any], object], dict[str, Any]]
 
@@ -42,6 +45,7 @@ class Deployed:
 
     stage: Stage
     environment: pytest.MonkeyPatch
+    webhook_token: str = field(default_factory=lambda: Identities(SECRET).webhook().token)
 
     async def call(self, handler: Handler, event: dict[str, Any]) -> dict[str, Any]:
         # A function has an event loop of its own, and so a thread.
@@ -51,11 +55,15 @@ class Deployed:
         event = {
             "rawPath": "/orders",
             "requestContext": {"http": {"method": "POST"}, "stage": "$default"},
-            "headers": {"content-type": "application/json"},
+            "headers": {"content-type": "application/json", **PROOF},
             "body": json.dumps(words),
             **fields,
         }
-        return await self.call(functions.webhook, event)
+        # It is another function than that of cron, with a token of its own.
+        with self.environment.context() as its:
+            its.delenv("PENSTOCK_WORKER_SECRET")
+            its.setenv("PENSTOCK_WEBHOOK_TOKEN", self.webhook_token)
+            return await self.call(functions.webhook, event)
 
     async def events(self, dataset: str) -> list[str]:
         rows = await self.stage.world.rows(
@@ -84,6 +92,7 @@ def deployed(
                 monkeypatch.chdir(tmp_path)
                 monkeypatch.setenv("PENSTOCK_DISPATCHERS", serving.url("internal"))
                 monkeypatch.setenv("PENSTOCK_WORKER_SECRET", SECRET)
+                monkeypatch.setenv("SHOP", SHOP)
                 monkeypatch.setenv("AWS_LAMBDA_FUNCTION_NAME", "clock")
                 yield Deployed(stage, monkeypatch)
 
@@ -127,7 +136,7 @@ def test_a_request_is_an_event_once(deployed: Callable[[Story], None]) -> None:
         again = await made.request({"id": 1}, **query)
         assert again["statusCode"] == 202
         text = base64.b64encode(b'{"id": 2}').decode()
-        delivered = {"X-GitHub-Delivery": "y"}
+        delivered = {"X-GitHub-Delivery": "y", **PROOF}
         encoded = await made.request(body=text, isBase64Encoded=True, headers=delivered)
         assert encoded["statusCode"] == 202
         assert await made.events("news") == ["x", "y"]
@@ -140,16 +149,17 @@ def test_a_request_is_an_event_once(deployed: Callable[[Story], None]) -> None:
     deployed(story)
 
 
-def test_a_token_of_the_environment_is_asked_for(deployed: Callable[[Story], None]) -> None:
+def test_the_secret_of_a_source_is_asked_for(deployed: Callable[[Story], None]) -> None:
     async def story(made: Deployed) -> None:
-        made.environment.setenv("PENSTOCK_API_TOKEN", "right")
-        body = {"id": 1}
-        assert (await made.request(body))["statusCode"] == 401
-        wrong = {"authorization": "Bearer wrong"}
-        assert (await made.request(body, headers=wrong))["statusCode"] == 401
+        for headers in ({}, {"authorization": "Bearer wrong"}):
+            assert (await made.request({"id": 1}, headers=headers))["statusCode"] == 401
         assert await made.events("news") == []
-        right = {"Authorization": "Bearer right"}
-        assert (await made.request(body, headers=right))["statusCode"] == 202
+        await made.stage.parts.audit.turn()
+        rows = await made.stage.world.rows("SELECT what, reason FROM audit ORDER BY reason")
+        assert [tuple(row.values()) for row in rows] == [
+            ("webhook orders", "no token"),
+            ("webhook orders", "wrong token"),
+        ]
 
     deployed(story)
 
@@ -159,6 +169,7 @@ def test_a_dispatcher_that_does_not_take_it(deployed: Callable[[Story], None]) -
         made.environment.setenv("PENSTOCK_WORKER_SECRET", "another secret of the tests")
         with pytest.raises(DispatcherRefused):
             await made.call(functions.cron, RULE)
+        made.webhook_token = Identities("another secret of the tests").webhook().token
         assert (await made.request({}))["statusCode"] == 503
         # Nobody listens on the port of nobody.
         made.environment.setenv("PENSTOCK_DISPATCHERS", "http://127.0.0.1:1")

@@ -21,6 +21,7 @@ WITHOUT_JSON: Mapping[str, str] = {
     "penstock worker": "runs until it is stopped, and logs",
     "penstock source cron": "runs until it is stopped, and logs",
     "penstock source webhook": "runs until it is stopped, and logs",
+    "penstock source token": "prints one word, for a variable",
     "penstock demo": "a story for people",
     "penstock demo queue": "a story for people",
     "penstock completion": "prints a program for a shell",

@@ -43,6 +43,9 @@ class Proof(Enum):
     """Nothing."""
     WORKER = "worker"
     """Who it is: see `dispatcher.identity`."""
+    SOURCE = "source"
+    """The same, or the token of the process of webhooks: `Call.is_webhook` says so, and the handler
+    gives that no more than webhook sources."""
     WORKER_OR_INVOCATION = "worker or invocation"
     """Who it is, or the token that came with the invocation of a function, which is good for its
     own task only: `Call.claims` has it, and the handler compares."""
@@ -70,6 +73,8 @@ class Call:
     """The parameters of the path as they stand there; use `params`."""
     worker: str = ""
     """Who calls, if the endpoint wants to know."""
+    is_webhook: bool = False
+    """Whether it is the process of webhooks, which faces the internet."""
     token: str = field(default="", repr=False)
     """The capability token of the header, as it came; nobody has judged it yet."""
     claims: Claims | None = None

@@ -39,6 +39,7 @@ _TASK: Final[Document] = {"taskToken": []}
 _SECURITY: Final[Mapping[Proof, list[Document]]] = {
     Proof.NONE: [],
     Proof.WORKER: [_WORKER],
+    Proof.SOURCE: [_WORKER],
     Proof.WORKER_OR_INVOCATION: [_WORKER, _TASK],
     Proof.TASK: [_TASK],
     Proof.EACH_TASK: [_TASK, {}],

@@ -6,6 +6,7 @@
 | that, or the token of those who only look | before the body is read | 401 |
 | the API, if it has none | before the body is read | 403 for another site's page, or its name |
 | a worker's name and token | before the body is read | 401 without, 403 for another's |
+| that, or the token of webhooks | before the body is read | 401 without, 403 for another's |
 | an invocation's token | before the body is read; its task by the handler | 403 |
 | an attempt's token, in the header | before the body is read, with `exp` | 401 without, 403 |
 | an attempt's token, in each entry | by the handler, without `exp` | the entry's own 401 or 403 |
@@ -42,7 +43,7 @@ from penstock.dispatcher.api.requests import (
     is_of_this_machine,
     task_token,
 )
-from penstock.dispatcher.identity import NAME_CHARACTERS_MAX, Identified
+from penstock.dispatcher.identity import NAME_CHARACTERS_MAX, WEBHOOK, Identified
 from penstock.dispatcher.tasks.rows import storable
 from penstock.dispatcher.tasks.values import Refusal, Why
 from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER
@@ -82,6 +83,11 @@ _ONLY_LOOKING: Final = Problem(
     title="The token of viewers lets you look, and change nothing.",
     status=403,
     detail="This takes the dispatcher's PENSTOCK_API_TOKEN.",
+)
+_ONLY_WEBHOOKS: Final = Problem(
+    type="forbidden",
+    title="The token of webhooks lets you send events of webhook sources, and nothing else.",
+    status=403,
 )
 _NOT_OURS: Final = "PENSTOCK_WORKER_SECRET, or --data, is not that of the dispatcher."
 _NO_TOKEN: Final = (
@@ -129,8 +135,8 @@ class Proving:
                 return None
             case Proof.API_TOKEN | Proof.LOOKING:
                 return self._api_refusal(headers, call, is_looking=proof is Proof.LOOKING)
-            case Proof.WORKER:
-                return self._worker_refusal(headers, call)
+            case Proof.WORKER | Proof.SOURCE:
+                return self._worker_refusal(headers, call, is_source=proof is Proof.SOURCE)
             case Proof.WORKER_OR_INVOCATION:
                 if not call.token:
                     return self._worker_refusal(headers, call)
@@ -177,12 +183,20 @@ class Proving:
         note_refused(self._parts, call, reason=reason, said_name=worker)
         return _NO_API_TOKEN
 
-    def _worker_refusal(self, headers: Headers, call: Call) -> Problem | None:
+    def _worker_refusal(
+        self, headers: Headers, call: Call, *, is_source: bool = False
+    ) -> Problem | None:
         worker, bearer = credentials(headers)
         match self._parts.identities.judge(worker, bearer):
             case Identified.KNOWN:
                 call.worker = worker
                 return None
+            case Identified.WEBHOOK:
+                call.worker, call.is_webhook = WEBHOOK, True
+                if is_source:
+                    return None
+                note_refused(self._parts, call, reason="webhook token")
+                return _ONLY_WEBHOOKS
             case Identified.WRONG:
                 note_refused(self._parts, call, reason="wrong identity", said_name=worker)
                 title = f"The token is not the one of {worker}."

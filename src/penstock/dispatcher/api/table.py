@@ -86,7 +86,7 @@ INTERNAL: Final = (
         telling.events,
         ask=events.EventsAsk,
         answer=events.EventsAnswer,
-        proof=Proof.WORKER,
+        proof=Proof.SOURCE,
     ),
     Endpoint(
         "GET",
@@ -94,7 +94,16 @@ INTERNAL: Final = (
         "The sources of the DAG in force",
         telling.sources,
         answer=events.SourcesAnswer,
-        proof=Proof.WORKER,
+        proof=Proof.SOURCE,
+    ),
+    Endpoint(
+        "POST",
+        "/internal/webhook-refusals",
+        "Note requests that a webhook has refused",
+        telling.webhook_refusals,
+        ask=events.RefusalsAsk,
+        answer=events.RefusalsAnswer,
+        proof=Proof.SOURCE,
     ),
     Endpoint(
         "POST",

@@ -16,6 +16,7 @@ from penstock.dispatcher.api.endpoints import Call
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.problems import conflict, malformed, refusal_problem, unknown
 from penstock.dispatcher.api.proving import note_fenced, note_refused, require_attempt
+from penstock.dispatcher.dag.model import SourceKind
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.routing.router import BATCH_MAX, accept_events
@@ -28,28 +29,35 @@ from penstock.dispatcher.wire.events import (
     EventResult,
     EventsAnswer,
     EventsAsk,
+    RefusalsAnswer,
+    RefusalsAsk,
     TaskEventsAsk,
 )
 from penstock.dispatcher.wire.steering import TriggerAnswer, TriggerAsk
 from penstock.kernel.entropy import new_id
 
+_WEBHOOK_NAMES: Final = "A webhook names datasets by their names alone."
 _NO_PLACE: Final = "An event names a dataset: by its uuid and version, or by its name."
 
 
 async def events(parts: Parts, call: Call) -> Answer:
     """News of sources."""
     ask: EventsAsk = call.ask
-    live = await parts.views.live({each.dataset for each in ask.events if each.dataset})
+    names = {each.dataset for each in ask.events if each.dataset}
+    live = await parts.views.live(names, of_webhooks=call.is_webhook)
     placed: list[NewEvent | EventResult] = []
     for each in ask.events:
         if problem := _place_problem(each):
             placed.append(_refused(problem))
+        elif each.dataset is None and call.is_webhook:
+            placed.append(_refused(_WEBHOOK_NAMES))
         elif each.dataset is None:
             placed.append(_event(each, each.dataset_uuid or "", each.dataset_version or ""))
         elif found := live.get(each.dataset):
             placed += [_event(each, one.dataset, one.generation) for one in found]
         else:
-            placed.append(_refused(f"There is no dataset {each.dataset!r} that is live."))
+            what = "dataset of a webhook source" if call.is_webhook else "dataset"
+            placed.append(_refused(f"There is no {what} {each.dataset!r} that is live."))
     results = await _accepted(parts, placed)
     parts.kick()
     return EventsAnswer(results=results)
@@ -95,9 +103,28 @@ async def task_events(parts: Parts, call: Call) -> Answer:
     return EventsAnswer(results=results)
 
 
-async def sources(parts: Parts, _: Call) -> Answer:
-    """The sources of the DAG in force."""
-    return await parts.views.sources()
+async def sources(parts: Parts, call: Call) -> Answer:
+    """The sources of the DAG in force; the process of webhooks is told of its own."""
+    found = await parts.views.sources()
+    if call.is_webhook:
+        found.sources = [each for each in found.sources if each.kind == SourceKind.WEBHOOK]
+    found.is_open = parts.api_token is None
+    return found
+
+
+async def webhook_refusals(parts: Parts, call: Call) -> Answer:
+    """Note in the audit whom a webhook has refused. They have proved nothing, so they are nobody's
+    but their address's."""
+    ask: RefusalsAsk = call.ask
+    for each in ask.refusals:
+        parts.audit.note(
+            what=f"webhook {storable(each.job)}",
+            outcome="refused",
+            address=storable(each.address),
+            reason=storable(each.reason),
+            times=each.times,
+        )
+    return RefusalsAnswer(noted=len(ask.refusals))
 
 
 async def trigger(parts: Parts, call: Call) -> Answer:

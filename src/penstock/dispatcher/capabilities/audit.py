@@ -137,6 +137,7 @@ class Audit(Service):
         address: str = "",
         reason: str = "",
         detail: Mapping[str, Any] | None = None,
+        times: int = 1,
     ) -> None:
         """Remember that something was refused, or allowed. Returns at once, and never fails.
 
@@ -155,9 +156,9 @@ class Audit(Service):
         )
         noted = self._rooms[_kind(same)].take(same, now=self._clock.monotonic())
         if noted is None:
-            self._dropped += 1
+            self._dropped += times
             return
-        noted.times = min(noted.times + 1, _TIMES_MAX)
+        noted.times = min(noted.times + times, _TIMES_MAX)
         noted.detail = detail or noted.detail
 
     async def start(self) -> None:

@@ -36,6 +36,7 @@ from penstock.dispatcher.dag.model import (
     Reads,
     Retry,
     Source,
+    WebhookAuth,
     WebhookSource,
 )
 from penstock.dispatcher.dag.units import duration_text
@@ -201,14 +202,26 @@ def _source(source: Source | None, job: str) -> Plain | None:
             if not catch_up:
                 said["catch_up"] = False
             return said
-        case WebhookSource(path):
-            return {"kind": "webhook", **({"path": path} if path != f"/{job}" else {})}
+        case WebhookSource(path, auth):
+            said = {"kind": "webhook", **({"path": path} if path != f"/{job}" else {})}
+            return said if auth is None else {**said, "auth": _auth(auth)}
         case ManualSource():
             return {"kind": "manual"}
         case AlwaysOnSource(drain_ms):
             return {"kind": "always_on", "drain_timeout": duration_text(drain_ms)}
         case None:
             return None
+
+
+def _auth(auth: WebhookAuth) -> Plain:
+    default = WebhookAuth(type=auth.type, secrets=auth.secrets)
+    one_or_two = auth.secrets[0] if len(auth.secrets) == 1 else list(auth.secrets)
+    said: Plain = {"type": auth.type.value, "secret": one_or_two}
+    if auth.tolerance_ms != default.tolerance_ms:
+        said["tolerance"] = duration_text(auth.tolerance_ms)
+    if auth.header != default.header:
+        said["header"] = auth.header
+    return said
 
 
 def _defining_source(source: Source | None) -> Plain | str | None:

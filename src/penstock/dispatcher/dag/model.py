@@ -126,11 +126,42 @@ class CronSource:
     kind: SourceKind = SourceKind.CRON
 
 
+class AuthType(StrEnum):
+    """How whoever calls a webhook proves who it is."""
+
+    BEARER = "bearer"
+    """The secret itself, in `Authorization: Bearer`."""
+    HMAC = "hmac"
+    """An HMAC-SHA256 of the body in hexadecimal, in a header of its own."""
+    GITHUB = "github"
+    STRIPE = "stripe"
+    SLACK = "slack"
+
+    @property
+    def is_dated(self) -> bool:
+        """Whether the time of a request is signed with it."""
+        return self in (AuthType.STRIPE, AuthType.SLACK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookAuth:
+    """What requests to a webhook have to show."""
+
+    type: AuthType
+    secrets: tuple[str, ...]
+    """Where the secret is; two while it is being changed, of which either will do."""
+    tolerance_ms: int = 300_000
+    """How old a request may be, where its time is signed."""
+    header: str = "X-Signature"
+    """Where the signature is, of the type `hmac`."""
+
+
 @dataclass(frozen=True, slots=True)
 class WebhookSource:
     """Emits an event for every request to its path."""
 
     path: str
+    auth: WebhookAuth | None = None
     kind: SourceKind = SourceKind.WEBHOOK
 
 

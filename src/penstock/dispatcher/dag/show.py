@@ -66,8 +66,8 @@ def _what(job: Job) -> str:
         case CronSource(cron, zone, emits):
             intervals = ", intervals" if emits is Emits.INTERVAL else ""
             return f"cron {cron.expression} {zone}{intervals}"
-        case WebhookSource(path):
-            return f"webhook {path}"
+        case WebhookSource(path, auth):
+            return f"webhook {path} {'without auth' if auth is None else f'({auth.type})'}"
         case source:
             return f"{source.kind} {ran}".strip()
 

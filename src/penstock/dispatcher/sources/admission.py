@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
 from penstock.dispatcher.sources.client import SourceClient
+from penstock.dispatcher.wire.events import SourcesAnswer
 from penstock.kernel.errors import DispatcherUnavailable
 from penstock.kernel.service import Service, Services
 
@@ -28,11 +29,21 @@ _PAUSE_SECONDS_MAX: Final = 10.0
 
 
 class Source(Services):
-    """The services of a source, which can say whether it is let in."""
+    """The services of a source, which can say whether it is let in.
 
-    def __init__(self, client: SourceClient, services: Iterable[Service]) -> None:
+    `check` is given the sources that there are then, and raises if they cannot be served.
+    """
+
+    def __init__(
+        self,
+        client: SourceClient,
+        services: Iterable[Service],
+        *,
+        check: Callable[[SourcesAnswer], None] = lambda _: None,
+    ) -> None:
         super().__init__(services)
         self._client = client
+        self._check = check
 
     async def until_let_in(self, stopped: asyncio.Event) -> None:
         """Return when a dispatcher has let us in, or we are to stop; raises if one says no."""
@@ -41,12 +52,13 @@ class Source(Services):
         while not stopped.is_set():
             try:
                 async with asyncio.timeout(_ANSWER_SECONDS):
-                    await self._client.sources()
+                    answer = await self._client.sources()
             except (DispatcherUnavailable, TimeoutError) as error:
                 if not is_told:
                     _log.warning("waiting for a dispatcher: %s", str(error) or "none answers")
                 is_told = True
             else:
+                self._check(answer)
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_seconds):

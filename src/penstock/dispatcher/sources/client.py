@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from penstock.dispatcher.wire.events import EventResult, EventsAnswer, EventsAsk, SourcesAnswer
+from penstock.dispatcher.wire.events import (
+    EventResult,
+    EventsAnswer,
+    EventsAsk,
+    RefusalsAnswer,
+    RefusalsAsk,
+    SourcesAnswer,
+)
 
 REFUSED: Final = "refused"
 """The outcome of an event that was not kept."""
@@ -23,6 +30,14 @@ class SourceClient(Protocol):
 
     async def events(self, ask: EventsAsk, /) -> EventsAnswer:
         """Send events."""
+        ...
+
+
+class WebhookClient(SourceClient, Protocol):
+    """A dispatcher, as the process of webhooks sees it."""
+
+    async def webhook_refusals(self, ask: RefusalsAsk, /) -> RefusalsAnswer:
+        """Have it noted that requests were refused."""
         ...
 
 

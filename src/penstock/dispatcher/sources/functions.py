@@ -17,14 +17,14 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from penstock.dispatcher.sources.client import SourceClient, why_refused
+from penstock.dispatcher.sources.client import SourceClient, WebhookClient, why_refused
 from penstock.dispatcher.sources.reading import Reply, Request, problem
-from penstock.dispatcher.sources.receiving import Receiver
+from penstock.dispatcher.sources.receiving import FindSecret, Receiver
 from penstock.dispatcher.sources.schedule import (
     cron_of,
     due_times,
@@ -35,9 +35,10 @@ from penstock.dispatcher.sources.schedule import (
 from penstock.dispatcher.wire.events import EventsAsk, SourceAnswer
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, system_entropy
-from penstock.kernel.errors import InvalidInput
+from penstock.kernel.errors import DispatcherError, InvalidInput
 
 Connect = Callable[[], AbstractAsyncContextManager[SourceClient]]
+ConnectWebhook = Callable[[], AbstractAsyncContextManager[WebhookClient]]
 Event = Mapping[str, Any]
 Handler = Callable[[Event, object], dict[str, Any]]
 
@@ -56,13 +57,13 @@ def cron_handler(connect: Connect) -> Handler:
 
 
 def webhook_handler(
-    connect: Connect,
+    connect: ConnectWebhook,
     *,
-    token: str | None = None,
+    secret: FindSecret,
     clock: Clock | None = None,
     entropy: Entropy | None = None,
 ) -> Handler:
-    """A function behind API Gateway or a function URL."""
+    """A function behind API Gateway or a function URL; `secret` finds those of its sources."""
 
     async def receive(event: Event) -> Reply:
         async with connect() as client:
@@ -70,10 +71,16 @@ def webhook_handler(
                 client,
                 clock=clock or SystemClock(),
                 entropy=entropy or system_entropy(),
-                token=token,
+                secret=secret,
+                is_loopback=False,
             )
             request = _request(event)
-            return request if isinstance(request, Reply) else await receiver.receive(request)
+            if isinstance(request, Reply):
+                return request
+            reply = await receiver.receive(request)
+            with suppress(DispatcherError):
+                await receiver.note()
+            return reply
 
     def handler(event: Event, _context: object) -> dict[str, Any]:
         reply = asyncio.run(receive(event))
@@ -151,7 +158,8 @@ def _request(event: Event) -> Request | Reply:
     except (ValueError, binascii.Error):
         return problem(400, "not JSON", "The body is not what its encoding says.")
     method = str(http.get("method") or event.get("httpMethod") or "GET")
-    return Request(method, path, headers, body, _query(event))
+    address = http.get("sourceIp") or (context.get("identity") or {}).get("sourceIp") or ""
+    return Request(method, path, headers, body, _query(event), str(address))
 
 
 def _query(event: Event) -> str:

@@ -3,6 +3,7 @@
 - The query may have `event_id`, `partition_key`, `start`, `end` and `cursor`, each once, and
   nothing else.
 - Without `event_id` in the query, the first header of `ID_HEADERS` that is there is the event's id.
+  Where the time is signed, the id is what is signed with it, and neither of these: see `auth`.
 - A body that is a JSON object is the payload as it is, whatever it is called. No field of it steers
   anything: senders give their own fields any name. No body is no payload.
 - Any other body is `{"body": text, "content_type": …}`; one that is no text in UTF-8 is in base64
@@ -42,6 +43,8 @@ class Request:
     body: bytes
     query: str = ""
     """As it stands in the address, without its question mark."""
+    address: str = ""
+    """Where it comes from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,11 @@ def problem(
     return Reply(status, msgspec.json.encode(body), told)
 
 
-def parameters_of(request: Request) -> WebhookParams | Reply:
-    """What the query says, with the event's id, if the request has one at all."""
+def parameters_of(request: Request, *, is_id_signed: bool = False) -> WebhookParams | Reply:
+    """What the query says, with the event's id, if the request has one at all.
+
+    Where the id is signed with the body, neither the query nor a header may say another.
+    """
     try:
         pairs = parse_qsl(
             request.query, keep_blank_values=True, max_num_fields=_PARAMETERS_MAX, errors="strict"
@@ -97,19 +103,28 @@ def parameters_of(request: Request) -> WebhookParams | Reply:
         if name in found:
             return problem(422, "malformed", f"The query has {name!r} twice.", at=name)
         found[name] = value
-    if "event_id" not in found:
-        for header in ID_HEADERS:
-            if text := request.headers.get(header.lower(), "").strip():
-                if len(text) > _EVENT_ID_MAX:
-                    title = f"{header} has {_EVENT_ID_MAX} characters at most."
-                    return problem(422, "malformed", title, at=header)
-                found["event_id"] = text
-                break
+    if "event_id" in found and is_id_signed:
+        title = "The id of this webhook's events is what is signed; the query cannot say another."
+        return problem(422, "malformed", title, at="event_id")
+    if "event_id" not in found and not is_id_signed:
+        header, text = _id_header(request)
+        if len(text) > _EVENT_ID_MAX:
+            title = f"{header} has {_EVENT_ID_MAX} characters at most."
+            return problem(422, "malformed", title, at=header)
+        found |= {"event_id": text} if text else {}
     try:
         return msgspec.convert(found, WebhookParams, strict=False)
     except msgspec.ValidationError as error:
         at, words = wrong_shape(error)
         return problem(422, "malformed", f"{at!r} in the query {words}.", at=at)
+
+
+def _id_header(request: Request) -> tuple[str, str]:
+    """The first header that names the event, and what it says; empty if there is none."""
+    for header in ID_HEADERS:
+        if text := request.headers.get(header.lower(), "").strip():
+            return header, text
+    return "", ""
 
 
 def payload_of(request: Request) -> dict[str, Any] | Reply | None:

@@ -13,37 +13,70 @@ The id makes a repeated request the same event; without one each request is an e
 tells the id that was made. Without a cursor and a partition the cursor is the dispatcher's time in
 milliseconds. A source that is paused is told so, with `Retry-After`; its event is kept all the
 same. Nothing is kept here: a crash loses requests that were not answered.
+
+A source whose DAG says `auth` takes what is proved (`auth`), wherever it is served. One without is
+for a laptop: it is served on loopback, of an installation that has no tokens, to callers that are
+no page of another site. Everything else is refused with 401 or 403 in one sentence that tells
+nothing of what was wrong, and noted in the audit of the dispatcher: counted in a bounded memory,
+and sent by `note`, which a loop calls.
 """
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Mapping
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from penstock.dispatcher.sources.client import SourceClient, why_paused, why_refused
+from penstock.dispatcher.api.requests import is_of_another_site, is_of_this_machine
+from penstock.dispatcher.sources.auth import Proof, challenge_of, prove, signed_id
+from penstock.dispatcher.sources.client import WebhookClient, why_paused, why_refused
 from penstock.dispatcher.sources.reading import (
     Reply,
     Request,
+    WebhookParams,
     parameters_of,
     payload_of,
     problem,
 )
 from penstock.dispatcher.sources.schedule import milliseconds
 from penstock.dispatcher.wire.base import Answer
-from penstock.dispatcher.wire.events import EventAsk, EventResult, EventsAsk, SourceAnswer
+from penstock.dispatcher.wire.events import (
+    AuthAnswer,
+    EventAsk,
+    EventResult,
+    EventsAsk,
+    RefusalAsk,
+    RefusalsAsk,
+    SourceAnswer,
+    SourcesAnswer,
+)
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy, new_id
-from penstock.kernel.errors import DispatcherError
+from penstock.kernel.errors import (
+    DispatcherError,
+    DispatcherUnavailable,
+    InvalidInput,
+    SecretUnavailable,
+)
+
+_log = logging.getLogger(__name__)
+
+FindSecret = Callable[[str], Awaitable[str]]
+"""The secret that is at a place; `SecretUnavailable` if it cannot be had."""
 
 PAUSED_SECONDS: Final = 30
 UNAVAILABLE_SECONDS: Final = 5
 _FRESH_SECONDS: Final = 5.0
 _ASK_AGAIN_SECONDS: Final = 1.0
+SECRET_CHARACTERS_MIN: Final = 16
+REFUSALS_MAX: Final = 1000
+"""How many different refusals wait to be noted; of more, only the reason is."""
+_FORBIDDEN: Final = "Without `auth` this webhook answers to programs of this machine alone."
 
 
 class WebhookAnswer(Answer):
@@ -64,30 +97,34 @@ class _Known:
     sources: Mapping[str, SourceAnswer]
     now: datetime
     heard_at: float
+    is_open: bool
 
 
 class Receiver:
-    """Turns requests into events. With a token, callers have to show it."""
+    """Turns requests into events.
+
+    `secret` finds what sources name. `is_loopback` says that only this machine can call.
+    """
 
     def __init__(
-        self, client: SourceClient, *, clock: Clock, entropy: Entropy, token: str | None = None
+        self,
+        client: WebhookClient,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        secret: FindSecret,
+        is_loopback: bool,
     ) -> None:
         self._client = client
         self._clock = clock
         self._entropy = entropy
-        self._token = token
+        self._secret = secret
+        self._is_loopback = is_loopback
         self._known: _Known | None = None
+        self._refused: Counter[tuple[str, str, str]] = Counter()
 
     async def receive(self, request: Request) -> Reply:
         """Answer a request."""
-        if self._token is not None and not _is_shown(self._token, request):
-            return problem(
-                401,
-                "unidentified",
-                "This webhook needs a token.",
-                detail="Send it as `Authorization: Bearer …`.",
-                headers={"www-authenticate": "Bearer"},
-            )
         try:
             source = await self._source(request.path)
             if source is None:
@@ -95,7 +132,11 @@ class Receiver:
             if request.method != "POST":
                 headers = {"allow": "POST"}
                 return problem(405, "method", "A webhook takes POST.", headers=headers)
-            return await self._accept(source, request)
+            if source.auth is None:
+                if why := self._why_closed(request):
+                    return self._forbidden(source, request, why)
+                return await self._accept(source, request, Proof())
+            return await self._proved(source, source.auth, request)
         except DispatcherError as error:
             return problem(
                 503,
@@ -104,6 +145,83 @@ class Receiver:
                 detail=error.message,
                 headers={"retry-after": str(UNAVAILABLE_SECONDS)},
             )
+
+    async def note(self) -> float | None:
+        """Have it noted whom we have refused. What cannot be noted now is, the next time."""
+        waiting, self._refused = self._refused, Counter()
+        asked = [
+            RefusalAsk(job=job, reason=reason, address=address, times=min(times, 10**6))
+            for (job, reason, address), times in waiting.items()
+        ]
+        if asked:
+            try:
+                await self._client.webhook_refusals(RefusalsAsk(refusals=asked[:REFUSALS_MAX]))
+            except DispatcherUnavailable:
+                self._refused += waiting
+                raise
+        return None
+
+    async def _proved(self, source: SourceAnswer, auth: AuthAnswer, request: Request) -> Reply:
+        secrets = await self._secrets(source.job, auth)
+        if not secrets:
+            self._count(source, request, "no secret")
+            return problem(
+                503,
+                "unavailable",
+                "This webhook cannot judge requests now; its log says why.",
+                headers={"retry-after": str(UNAVAILABLE_SECONDS)},
+            )
+        proof = prove(auth, request, secrets, now=await self._now_ms() / 1000)
+        if not proof.why_not:
+            return await self._accept(source, request, proof)
+        self._count(source, request, proof.why_not)
+        return problem(
+            401,
+            "unidentified",
+            "This webhook needs its secret, or a signature with it.",
+            detail="The documentation of webhooks says what each type of `auth` takes.",
+            headers={"www-authenticate": "Bearer"} if auth.type == "bearer" else None,
+        )
+
+    async def _secrets(self, job: str, auth: AuthAnswer) -> Sequence[str]:
+        """The secrets of a source that can be had; why one cannot is in the log."""
+        found: list[str] = []
+        for place in auth.secrets:
+            try:
+                secret = await self._secret(place)
+            except SecretUnavailable as error:
+                _log.error("the secret of webhook %s (%s) %s", job, place, error.message)
+                continue
+            if len(secret) < SECRET_CHARACTERS_MIN:
+                told = "the secret of webhook %s (%s) has fewer than %d characters"
+                _log.error(told, job, place, SECRET_CHARACTERS_MIN)
+                continue
+            found.append(secret)
+        return found
+
+    def _why_closed(self, request: Request) -> str:
+        """Why a source without `auth` does not take this request; empty if it does."""
+        headers = [(name.encode(), text.encode()) for name, text in request.headers.items()]
+        if not self._is_loopback:
+            return "no auth"
+        if self._known is None or not self._known.is_open:
+            return "no auth, and the API has a token"
+        site = request.headers.get("sec-fetch-site", "none").strip().lower()
+        # A page of another site can send a form, and as one of this site if its name leads here.
+        if is_of_another_site(headers) or site not in ("none", "same-origin"):
+            return "another site"
+        return "" if is_of_this_machine(headers) else "another name"
+
+    def _forbidden(self, source: SourceAnswer, request: Request, why: str) -> Reply:
+        self._count(source, request, why)
+        detail = "Give the source an `auth` in the DAG, with a secret that whoever calls has."
+        return problem(403, "forbidden", _FORBIDDEN, detail=detail)
+
+    def _count(self, source: SourceAnswer, request: Request, reason: str) -> None:
+        same = (source.job, reason, request.address)
+        if same not in self._refused and len(self._refused) >= REFUSALS_MAX:
+            same = (source.job, reason, "")
+        self._refused[same] += 1
 
     async def _source(self, path: str) -> SourceAnswer | None:
         known = await self._fresh(_FRESH_SECONDS)
@@ -121,16 +239,32 @@ class Receiver:
                 for each in answer.sources
                 if each.kind == "webhook" and each.path is not None
             }
-            known = self._known = _Known(sources, answer.now, self._clock.monotonic())
+            heard_at = self._clock.monotonic()
+            known = self._known = _Known(sources, answer.now, heard_at, answer.is_open)
         return known
 
-    async def _accept(self, source: SourceAnswer, request: Request) -> Reply:
-        asked, payload = parameters_of(request), payload_of(request)
+    async def _accept(self, source: SourceAnswer, request: Request, proof: Proof) -> Reply:
+        asked = parameters_of(request, is_id_signed=bool(proof.digest))
+        payload = payload_of(request)
         if isinstance(asked, Reply):
             return asked
         if isinstance(payload, Reply):
             return payload
-        event_id = asked.event_id or new_id(self._entropy)
+        known_id = asked.event_id
+        if source.auth is not None:
+            if (challenge := challenge_of(source.auth, payload)) is not None:
+                return Reply(200, challenge.encode(), {"content-type": "text/plain"})
+            known_id = signed_id(source.auth, proof, payload) or known_id
+        return await self._send(source, asked, payload, known_id)
+
+    async def _send(
+        self,
+        source: SourceAnswer,
+        asked: WebhookParams,
+        payload: dict[str, Any] | None,
+        known_id: str | None,
+    ) -> Reply:
+        event_id = known_id or new_id(self._entropy)
         cursor = asked.cursor
         if cursor is None and asked.partition_key is None:
             cursor = await self._now_ms()
@@ -152,7 +286,7 @@ class Receiver:
         paused = why_paused(answer.results) or None
         told = WebhookAnswer(
             event_id=event_id,
-            is_id_made=asked.event_id is None,
+            is_id_made=known_id is None,
             results=answer.results,
             paused=paused,
         )
@@ -167,7 +301,14 @@ class Receiver:
         return milliseconds(known.now + passed)
 
 
-def _is_shown(token: str, request: Request) -> bool:
-    scheme, _, shown = request.headers.get("authorization", "").partition(" ")
-    is_equal = hmac.compare_digest(shown.strip().encode("utf-8", "replace"), token.encode())
-    return scheme.lower() == "bearer" and is_equal
+def check_open(answer: SourcesAnswer) -> None:
+    """Raise `InvalidInput` if others than this machine could post without a proof.
+
+    Asked when a webhook starts on such an address; a source that comes later is refused by itself.
+    """
+    bare = [each.job for each in answer.sources if each.kind == "webhook" and each.auth is None]
+    if bare:
+        raise InvalidInput(
+            f"Webhooks without `auth` are taken on loopback alone: {', '.join(bare[:10])}.",
+            hint="Give each an `auth` in the DAG, or set PENSTOCK_WEBHOOK_HOST to 127.0.0.1.",
+        )

@@ -3,7 +3,8 @@
 A process of its own. `POST` to the path of a webhook source is an event of it; see `reading` for
 what may be sent and `receiving` for what is answered. `GET /healthz` says that the process is
 there. Bodies are bounded in size and in the time that they may take. Any number may run behind a
-load balancer.
+load balancer. The process faces the internet: it has the token of webhooks (`dispatcher.identity`)
+and the secrets of its sources, and neither the API's token nor the secret of workers.
 """
 
 from __future__ import annotations
@@ -12,12 +13,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from penstock.dispatcher.api.requests import Admission, Limits, Message, Receive
-from penstock.dispatcher.sources.client import SourceClient
 from penstock.dispatcher.sources.reading import BODY_BYTES_MAX, Reply, Request, problem
 from penstock.dispatcher.sources.receiving import Receiver
 from penstock.dispatcher.wire.problem import Problem
-from penstock.kernel.clock import Clock
-from penstock.kernel.entropy import Entropy
 
 Send = Callable[[Message], Awaitable[None]]
 
@@ -26,13 +24,11 @@ _HEALTHY: Final = Reply(200, b"ok\n", {"content-type": "text/plain"})
 
 
 class WebhookApp:
-    """The server's ASGI application. With a token, callers have to show it."""
+    """The server's ASGI application."""
 
-    def __init__(
-        self, client: SourceClient, *, clock: Clock, entropy: Entropy, token: str | None = None
-    ) -> None:
+    def __init__(self, receiver: Receiver) -> None:
         self._admission = Admission(_LIMITS, requests_max=_LIMITS.requests_max)
-        self._receiver = Receiver(client, clock=clock, entropy=entropy, token=token)
+        self._receiver = receiver
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,7 +51,9 @@ class WebhookApp:
             for name, text in scope["headers"]
         }
         query = scope["query_string"].decode("latin-1")
-        return await self._receiver.receive(Request(method, path, headers, body, query))
+        address = (scope.get("client") or ("",))[0]
+        asked = Request(method, path, headers, body, query, address)
+        return await self._receiver.receive(asked)
 
 
 async def _send(send: Send, reply: Reply) -> None:

@@ -37,6 +37,13 @@ SELECT dataset.name, dataset.id::text AS dataset, generation.version::text AS ge
 FROM dataset
 JOIN generation ON generation.dataset_id = dataset.id
 WHERE dataset.name = ANY (%(names)s::text[]) AND generation.state IN ('building', 'current')
+  AND (NOT %(of_webhooks)s OR EXISTS (
+      SELECT
+      FROM dag_current
+      JOIN dag_job USING (dag_version_id)
+      JOIN job_definition AS definition ON definition.id = dag_job.definition_id
+      WHERE dag_job.job_id = dataset.job_id
+        AND definition.body -> 'source' ->> 'kind' = 'webhook'))
 ORDER BY dataset.name, generation.state DESC
 
 -- name: trigger_targets

@@ -13,12 +13,13 @@ from typing import Any, Final
 import msgspec
 from psycopg.types.json import Jsonb
 
-from penstock.dispatcher.dag.model import SourceKind
+from penstock.dispatcher.dag.model import AuthType, SourceKind, WebhookAuth
 from penstock.dispatcher.dag.names import queue_of
+from penstock.dispatcher.dag.units import duration_ms
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.views.values import Live, Overall, Target
-from penstock.dispatcher.wire.events import SourceAnswer, SourcesAnswer
+from penstock.dispatcher.wire.events import AuthAnswer, SourceAnswer, SourcesAnswer
 from penstock.dispatcher.wire.steering import (
     AttemptAnswer,
     DatasetAnswer,
@@ -80,10 +81,13 @@ class Views:
             return found
         return None
 
-    async def live(self, names: Iterable[str]) -> Mapping[str, Sequence[Live]]:
-        """The generations that events of these datasets are for."""
+    async def live(
+        self, names: Iterable[str], *, of_webhooks: bool = False
+    ) -> Mapping[str, Sequence[Live]]:
+        """The generations that events of these datasets are for: of all, or those of webhooks."""
         found: dict[str, list[Live]] = {}
-        for row in await self._ask("live_generations", names=sorted(names)):
+        asked = {"names": sorted(names), "of_webhooks": of_webhooks}
+        for row in await self._ask("live_generations", **asked):
             found.setdefault(row["name"], []).append(Live(row["dataset"], row["generation"]))
         return found
 
@@ -195,9 +199,23 @@ def _source(row: Row) -> SourceAnswer:
         emits=source.get("emits", "cursor"),
         catch_up=source.get("catch_up", True),
         path=source.get("path", path),
+        auth=_auth(source["auth"]) if "auth" in source else None,
         last_cursor=row["last_cursor"],
         last_end=row["last_end"],
         paused=row["paused"],
+    )
+
+
+def _auth(said: Mapping[str, Any]) -> AuthAnswer:
+    secret = said["secret"]
+    default = WebhookAuth(type=AuthType(said["type"]), secrets=())
+    tolerance = said.get("tolerance")
+    tolerance_ms = default.tolerance_ms if tolerance is None else duration_ms(tolerance)
+    return AuthAnswer(
+        type=default.type.value,
+        secrets=[secret] if isinstance(secret, str) else secret,
+        tolerance_seconds=tolerance_ms / 1000,
+        header=said.get("header", default.header),
     )
 
 

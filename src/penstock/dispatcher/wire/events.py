@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from penstock.dispatcher.wire.base import (
+    HELD,
     Answer,
     Ask,
     AttemptNumber,
@@ -69,6 +70,17 @@ class EventsAnswer(Answer):
     results: list[EventResult]
 
 
+class AuthAnswer(Answer):
+    """What requests to a webhook have to show."""
+
+    type: str
+    secrets: list[str]
+    """Where whoever serves the webhook finds the secret; either of two will do."""
+    tolerance_seconds: float = 300.0
+    header: str = ""
+    """Where the signature is, of the type `hmac`."""
+
+
 class SourceAnswer(Answer):
     """A source of the DAG in force."""
 
@@ -83,6 +95,8 @@ class SourceAnswer(Answer):
     catch_up: bool = True
     """Of cron sources: whether times that were missed are made up for."""
     path: str | None = None
+    auth: AuthAnswer | None = None
+    """Of webhooks: null if nobody has to prove anything."""
     last_cursor: int | None = None
     """The highest cursor of its events so far."""
     last_end: int | None = None
@@ -93,3 +107,23 @@ class SourceAnswer(Answer):
 class SourcesAnswer(Answer):
     sources: list[SourceAnswer]
     now: datetime
+    is_open: bool = False
+    """Whether this installation is one without tokens, as on a laptop: webhooks without `auth` are
+    for such alone."""
+
+
+class RefusalAsk(Ask):
+    """Requests to a webhook that it has refused."""
+
+    job: Name
+    reason: Name
+    address: Annotated[str, Meta(max_length=200, pattern=HELD)] = ""
+    times: Annotated[int, Meta(ge=1, le=10**6)] = 1
+
+
+class RefusalsAsk(Ask):
+    refusals: Annotated[list[RefusalAsk], Meta(min_length=1, max_length=1000)]
+
+
+class RefusalsAnswer(Answer):
+    noted: int

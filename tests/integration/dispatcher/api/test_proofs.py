@@ -38,13 +38,15 @@ jobs:
     retry: {first: 1s}
 """
 NONE, WORKER, CLAIM = Proof.NONE, Proof.WORKER, Proof.WORKER_OR_INVOCATION
+SOURCE = Proof.SOURCE
 TASK, EACH, PEOPLE = Proof.TASK, Proof.EACH_TASK, Proof.API_TOKEN
 LOOK = Proof.LOOKING
 TABLE = {
     ("internal", "POST /internal/hello"): WORKER,
     ("internal", "POST /internal/task-claim"): CLAIM,
-    ("internal", "POST /internal/events"): WORKER,
-    ("internal", "GET /internal/sources"): WORKER,
+    ("internal", "POST /internal/events"): SOURCE,
+    ("internal", "GET /internal/sources"): SOURCE,
+    ("internal", "POST /internal/webhook-refusals"): SOURCE,
     ("internal", "GET /internal/jwks/task"): NONE,
     ("internal", "POST /v1/task/heartbeat"): EACH,
     ("internal", "POST /v1/task/complete"): EACH,
@@ -162,9 +164,14 @@ class Scene:
         expired = await token(task, mine.attempt, exp=1)
         invocation = await token(task, 0, aud=INVOKE_AUDIENCE)
         worker = self.stage.identity("w")
+        webhook = {
+            **worker,
+            "Authorization": f"Bearer {self.stage.parts.identities.webhook().token}",
+        }
         return [
             Shown("nothing", {}, status=401),
-            Shown("a worker", worker, frozenset({WORKER, CLAIM}), status=401),
+            Shown("a worker", worker, frozenset({WORKER, SOURCE, CLAIM}), status=401),
+            Shown("the token of webhooks", webhook, frozenset({SOURCE}), status=401),
             Shown("another worker's token", {**worker, WORKER_HEADER: "v"}, status=401),
             Shown("a worker's name", {WORKER_HEADER: "w"}, status=401),
             Shown("the token of the API", API_HEADER, frozenset({PEOPLE, LOOK}), status=401),

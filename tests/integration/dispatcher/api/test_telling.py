@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.dispatcher.payloads import PAYLOAD_BYTES_MAX
-from penstock.dispatcher.wire.events import SourceAnswer, SourcesAnswer
+from penstock.dispatcher.wire.events import AuthAnswer, SourceAnswer, SourcesAnswer
 from tests.integration.dispatcher.api.conftest import Perform
 from tests.integration.dispatcher.api.stage import Stage, held, ok, output, read, refused
 from tests.integration.dispatcher.test_deployment import chain
@@ -153,6 +153,61 @@ def test_the_sources_of_the_dag(on_stage: Perform) -> None:
         hook, listen, tick = (await sources()).sources
         assert (tick.last_cursor, hook.last_cursor) == (11, None)
         assert (tick.emits, tick.catch_up, tick.last_end) == ("cursor", True, None)
+
+    on_stage(story)
+
+
+def test_the_token_of_webhooks_opens_their_sources_and_nothing_else(on_stage: Perform) -> None:
+    auth = "{kind: webhook, auth: {type: slack, secret: [file:new, env:OLD], tolerance: 1m}}"
+
+    async def story(stage: Stage) -> None:
+        await stage.apply(SOURCES.replace("{kind: webhook}", auth))
+        token = stage.parts.identities.webhook().token
+        # Whatever it calls itself.
+        headers = {"X-Penstock-Worker": "source", "Authorization": f"Bearer {token}"}
+        answer = await stage.internal.get("/internal/sources", headers=headers)
+        (hook,) = read(answer, SourcesAnswer).sources
+        assert hook.auth == AuthAnswer(
+            type="slack",
+            secrets=["file:new", "env:OLD"],
+            tolerance_seconds=60.0,
+            header="X-Signature",
+        )
+        (row,) = await stage.world.rows(
+            "SELECT dataset_id::text AS dataset_uuid, version::text AS dataset_version"
+            " FROM generation JOIN dataset ON dataset.id = dataset_id WHERE name = 'hooks'"
+        )
+        news = [
+            {"event_id": "1", "dataset": "hooks", "cursor": 1},
+            {"event_id": "1", "dataset": "ticks", "cursor": 1},
+            {"event_id": "2", **row, "cursor": 2},
+        ]
+        answer = await stage.internal.post(
+            "/internal/events", json={"events": news}, headers=headers
+        )
+        results = ok(answer)["results"]
+        assert [each["outcome"] for each in results] == ["new", "refused", "refused"]
+        assert "no dataset of a webhook source 'ticks'" in results[1]["why"]
+        noted = {"refusals": [{"job": "hook", "reason": "too old", "address": "192.0.2.7"}]}
+        path = "/internal/webhook-refusals"
+        ok(await stage.internal.post(path, json=noted, headers=headers))
+        for path, body in (
+            ("/internal/hello", {"runtimes": ["process"], "concurrency": 1}),
+            ("/internal/task-claim", {"operator": "a:read"}),
+        ):
+            answer = await stage.internal.post(path, json=body, headers=headers)
+            assert "and nothing else" in refused(answer, 403).title
+        forged = {**headers, "Authorization": f"Bearer {token[:-1]}"}
+        refused(await stage.internal.get("/internal/sources", headers=forged), 403)
+        await stage.parts.audit.turn()
+        rows = await stage.world.rows("SELECT what, caller, address, reason FROM audit ORDER BY id")
+        assert ("webhook hook", "", "192.0.2.7", "too old") in [tuple(row.values()) for row in rows]
+        assert {
+            (row["what"], row["caller"]) for row in rows if row["reason"] == "webhook token"
+        } == {
+            ("POST /internal/hello", "webhook"),
+            ("POST /internal/task-claim", "webhook"),
+        }
 
     on_stage(story)
 

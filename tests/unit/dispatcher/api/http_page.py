@@ -21,6 +21,7 @@ _MADE: Final = "## The public listener\n"
 _PROOFS: Final = {
     Proof.NONE: "none",
     Proof.WORKER: "worker",
+    Proof.SOURCE: "worker or webhook",
     Proof.WORKER_OR_INVOCATION: "worker or invocation",
     Proof.TASK: "task",
     Proof.EACH_TASK: "task",

@@ -78,7 +78,7 @@ def test_the_listeners_share_only_the_probes() -> None:
 
 
 def test_who_has_to_prove_what() -> None:
-    workers = {Proof.WORKER, Proof.WORKER_OR_INVOCATION}
+    workers = {Proof.WORKER, Proof.SOURCE, Proof.WORKER_OR_INVOCATION}
     for each in INTERNAL:
         if each.path == "/internal/jwks/task":
             assert each.proof is Proof.NONE

@@ -58,6 +58,10 @@ OLD = [(TASK_HEADER, "7-2-old")]
 INVOCATION = [(TASK_HEADER, "7-0")]
 FORGED = [(TASK_HEADER, "nonsense")]
 API = [("Authorization", "Bearer the token")]
+WEBHOOK = [
+    (WORKER_HEADER, "me"),
+    ("Authorization", f"Bearer {Identities(SECRET).webhook().token}"),
+]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +75,12 @@ API = [("Authorization", "Bearer the token")]
         (Proof.WORKER, API, 401, "no identity"),
         (Proof.WORKER, [(WORKER_HEADER, "you"), identity()[1]], 403, "wrong identity"),
         (Proof.WORKER, identity(), 200, ""),
+        (Proof.WORKER, WEBHOOK, 403, "webhook token"),
+        (Proof.SOURCE, [], 401, "no identity"),
+        (Proof.SOURCE, identity(), 200, ""),
+        (Proof.SOURCE, WEBHOOK, 200, ""),
+        (Proof.SOURCE, [WEBHOOK[0], (WEBHOOK[1][0], WEBHOOK[1][1] + "x")], 403, "wrong identity"),
+        (Proof.WORKER_OR_INVOCATION, WEBHOOK, 403, "webhook token"),
         (Proof.WORKER_OR_INVOCATION, [], 401, "no identity"),
         (Proof.WORKER_OR_INVOCATION, identity(), 200, ""),
         (Proof.WORKER_OR_INVOCATION, INVOCATION, 200, ""),
@@ -105,7 +115,8 @@ def test_proofs(proof: Proof, headers: list[tuple[str, str]], status: int, reaso
         assert (note["what"], note["outcome"]) == (f"GET /{proof.name.lower()}", "refused")
         # Who brings an old token is known all the same.
         assert note["address"] == "1.2.3.4"
-        assert note["caller"] == ("task:7:2" if reason == "expired" else "")
+        known = {"expired": "task:7:2", "webhook token": "webhook"}
+        assert note["caller"] == known.get(reason, "")
         assert answer.problem.title.endswith(".")
     elif TOKEN[0] in headers or INVOCATION[0] in headers:
         assert answer.echo.subject in ("task:7:2", "task:7:0")

@@ -12,6 +12,7 @@ from penstock.dispatcher.dag.graph import Graph
 from penstock.dispatcher.dag.model import (
     Activation,
     AlwaysOnSource,
+    AuthType,
     CronSource,
     Dag,
     Emits,
@@ -26,6 +27,7 @@ from penstock.dispatcher.dag.model import (
     Retry,
     Source,
     Update,
+    WebhookAuth,
     WebhookSource,
     When,
 )
@@ -101,6 +103,23 @@ SECRETS = st.dictionaries(
     max_size=2,
 )
 
+PLACES = st.sampled_from(["env:KEY", "file:a.key", "aws:penstock/db#pass word"])
+
+
+@st.composite
+def _auths(draw: st.DrawFn) -> WebhookAuth:
+    kind = draw(st.sampled_from(AuthType))
+    secrets = draw(st.lists(PLACES, min_size=1, max_size=2, unique=True))
+    auth = WebhookAuth(type=kind, secrets=tuple(secrets))
+    if kind.is_dated:
+        return replace(auth, tolerance_ms=1000 * draw(st.integers(1, 3600)))
+    if kind is AuthType.HMAC:
+        return replace(auth, header=draw(st.sampled_from([auth.header, "X-Shop-Sum"])))
+    return auth
+
+
+AUTHS = st.none() | _auths()
+
 
 @st.composite
 def _sources(draw: st.DrawFn, name: str) -> Job:
@@ -113,7 +132,7 @@ def _sources(draw: st.DrawFn, name: str) -> Job:
                 st.sampled_from(Emits),
                 st.booleans(),
             ),
-            st.sampled_from([WebhookSource(f"/{name}"), WebhookSource(f"/x/{name}")]),
+            st.builds(WebhookSource, st.sampled_from([f"/{name}", f"/x/{name}"]), AUTHS),
             st.just(ManualSource()),
             st.builds(AlwaysOnSource, st.integers(0, 10**7)),
         )

@@ -435,6 +435,35 @@ _JOBS = [
         "a: {activation: source, source: {kind: webhook, path: ../x}, outputs: a}",
         "6 jobs.a.source.path: '../x' is not a path; write it as /orders",
     ),
+    *(
+        (
+            f"a: {{activation: source, source: {{kind: webhook, auth: {auth}}}, outputs: a}}",
+            f"6 jobs.a.source.auth{problem}",
+        )
+        for auth, problem in (
+            ("{type: basic, secret: env:A}", ".type: 'basic' is not known; write bearer or hmac"),
+            ("{secret: env:A}", ".type: It is missing; write bearer or hmac or github or stripe"),
+            ("{type: github}", ".secret: It is missing; write env:VARIABLE, file:NAME, aws:ID"),
+            # What stands there may be the secret itself.
+            ("{type: slack, secret: sk-live-1}", ".secret: It does not say where the secret is"),
+            ("{type: slack, secret: []}", ".secret: It is empty; write env:VARIABLE"),
+            ("{type: slack, secret: [env:A, env:A]}", ".secret: It names one place twice"),
+            ("{type: slack, secret: [env:A, env:B, env:C]}", ".secret: It has 3 items; at most 2"),
+            ("{type: slack, secret: env:PENSTOCK_API_TOKEN}", ".secret: It names a variable that"),
+            (
+                "{type: github, secret: env:A, tolerance: 1m}",
+                ".tolerance: It is for stripe and sla",
+            ),
+            ("{type: slack, secret: env:A, tolerance: 2h}", ".tolerance: '2h' is not between 1s"),
+            ("{type: slack, secret: env:A, header: X-A}", ".header: It is for hmac, and slack has"),
+            ("{type: hmac, secret: env:A, header: 'X A'}", ".header: 'X A' cannot be a header"),
+            ("secret", ": It is a text; write f"),
+        )
+    ),
+    (
+        "a: {activation: source, source: {kind: manual, auth: {}}, outputs: a}",
+        "6 jobs.a.source.auth: It is for webhook sources, and this one is manual; take it out.",
+    ),
     (
         (
             "a: {activation: source, source: {kind: webhook}, outputs: a}\n"

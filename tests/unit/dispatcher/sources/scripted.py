@@ -12,6 +12,9 @@ from penstock.dispatcher.wire.events import (
     EventResult,
     EventsAnswer,
     EventsAsk,
+    RefusalAsk,
+    RefusalsAnswer,
+    RefusalsAsk,
     SourceAnswer,
     SourcesAnswer,
 )
@@ -43,6 +46,8 @@ class ScriptedDispatcher:
     """Raised by the next calls, one each."""
     sent: Callable[[EventsAsk], None] = lambda ask: None
     """Called with what is sent, before it is kept; it may raise."""
+    is_open: bool = True
+    noted: list[RefusalAsk] = field(default_factory=list)
     paused: str | None = None
     refused: str | None = None
 
@@ -58,7 +63,7 @@ class ScriptedDispatcher:
         self.asked += 1
         if self.failures:
             raise self.failures.pop(0)
-        return SourcesAnswer(sources=self.sources_, now=self.now)
+        return SourcesAnswer(sources=self.sources_, now=self.now, is_open=self.is_open)
 
     async def events(self, ask: EventsAsk, /) -> EventsAnswer:
         self.sent(ask)
@@ -77,3 +82,9 @@ class ScriptedDispatcher:
             outcome = "new" if is_new else "duplicate"
             results.append(EventResult(outcome=outcome, seq=1, paused=self.paused))
         return EventsAnswer(results=results)
+
+    async def webhook_refusals(self, ask: RefusalsAsk, /) -> RefusalsAnswer:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.noted += ask.refusals
+        return RefusalsAnswer(noted=len(ask.refusals))

@@ -15,18 +15,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.dispatcher.sources.client import SourceClient
+from penstock.dispatcher.sources.client import WebhookClient
 from penstock.dispatcher.sources.functions import cron_handler, webhook_handler
 from penstock.dispatcher.sources.reading import BODY_BYTES_MAX, ID_HEADERS, Request
-from penstock.dispatcher.sources.receiving import Receiver
+from penstock.dispatcher.sources.receiving import REFUSALS_MAX, Receiver
 from penstock.dispatcher.sources.schedule import milliseconds
 from penstock.dispatcher.sources.webhook import WebhookApp
+from penstock.dispatcher.wire.events import AuthAnswer
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import (
     DispatcherRefused,
     DispatcherUnavailable,
     InvalidInput,
     PenstockError,
+    SecretUnavailable,
 )
 from tests.unit.dispatcher.sources.scripted import (
     BEGIN,
@@ -56,20 +58,48 @@ def made(**fields: Any) -> ScriptedDispatcher:
     return ScriptedDispatcher([webhook_source(**fields), cron_source()])
 
 
+SECRET = "the-secret-of-the-shop"
+PLACES = {"env:SHOP": SECRET, "file:next": "the-next-secret-of-it", "env:SHORT": "short"}
+HERE = "http://127.0.0.1:7072"
+LOCAL = {"host": "127.0.0.1:7072"}
+BEARER = AuthAnswer(type="bearer", secrets=["env:SHOP"])
+
+
+async def secret(place: str) -> str:
+    if place not in PLACES:
+        raise SecretUnavailable("is not there")
+    return PLACES[place]
+
+
+def receiving(
+    dispatcher: ScriptedDispatcher, *, clock: HandClock | None = None, is_loopback: bool = True
+) -> Receiver:
+    return Receiver(
+        dispatcher,
+        clock=clock or HandClock(),
+        entropy=seeded_entropy(1),
+        secret=secret,
+        is_loopback=is_loopback,
+    )
+
+
 def ask(
     dispatcher: ScriptedDispatcher,
     path: str = "/orders",
     *,
     method: str = "POST",
-    token: str | None = None,
+    base_url: str = HERE,
+    is_loopback: bool = True,
     **fields: Any,
 ) -> httpx.Response:
-    app = WebhookApp(dispatcher, clock=HandClock(), entropy=seeded_entropy(1), token=token)
+    receiver = receiving(dispatcher, is_loopback=is_loopback)
 
     async def main() -> httpx.Response:
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://hook") as client:
-            return await client.request(method, path, **fields)
+        transport = httpx.ASGITransport(app=WebhookApp(receiver), client=("192.0.2.7", 1))
+        async with httpx.AsyncClient(transport=transport, base_url=base_url) as client:
+            answer = await client.request(method, path, **fields)
+        await receiver.note()
+        return answer
 
     return asyncio.run(main())
 
@@ -250,11 +280,11 @@ def test_what_the_dispatcher_refuses() -> None:
 @pytest.mark.parametrize("calls", [0, 1])
 def test_a_dispatcher_that_is_away(calls: int, error: PenstockError) -> None:
     dispatcher = made()
-    app = WebhookApp(dispatcher, clock=HandClock(), entropy=seeded_entropy(1))
+    app = WebhookApp(receiving(dispatcher))
 
     async def main() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://hook") as client:
+        async with httpx.AsyncClient(transport=transport, base_url=HERE) as client:
             answers = [await client.post("/orders") for _ in range(calls)]
             dispatcher.failures = [error]
             return [*answers, await client.post("/orders"), await client.post("/orders")]
@@ -275,23 +305,110 @@ def test_other_paths_and_methods() -> None:
     assert dispatcher.kept == []
 
 
-def test_a_token_if_there_is_one() -> None:
-    dispatcher = made()
-    for header in ("", "Bearer", "Bearer wrong", "Basic secret", "Bearer s\u00e9cret"):
+def test_a_secret_of_a_source_is_shown() -> None:
+    dispatcher = made(auth=BEARER)
+    for header in ("", "Bearer", "Bearer wrong", f"Basic {SECRET}", "Bearer s\u00e9cret"):
         headers = {"Authorization": header.encode()} if header else {}
-        answer = ask(dispatcher, token="secret", headers=headers)
+        answer = ask(dispatcher, headers=headers)
         assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-    assert dispatcher.asked == 0
-    right = ask(dispatcher, token="secret", headers={"Authorization": "bearer secret"})
-    assert right.status_code == 202
+        assert SECRET not in answer.text
+    assert dispatcher.kept == []
+    # Also to those who are not on this machine, by whatever name.
+    right = {"Authorization": f"bearer {SECRET}", "Origin": "https://shop.example"}
+    asked: dict[str, Any] = {"base_url": "https://hooks.example", "is_loopback": False}
+    assert ask(dispatcher, headers=right, **asked).status_code == 202
+    assert {(each.job, each.reason, each.address) for each in dispatcher.noted} == {
+        ("orders", "no token", "192.0.2.7"),
+        ("orders", "wrong token", "192.0.2.7"),
+    }
+
+
+def test_either_of_two_secrets_will_do() -> None:
+    two = AuthAnswer(type="bearer", secrets=["file:next", "env:SHOP"])
+    for text in (SECRET, PLACES["file:next"]):
+        answer = ask(made(auth=two), headers={"Authorization": f"Bearer {text}"})
+        assert answer.status_code == 202
+    # One that is gone already takes nothing from the other.
+    left = AuthAnswer(type="bearer", secrets=["file:gone", "env:SHOP"])
+    assert ask(made(auth=left), headers={"Authorization": f"Bearer {SECRET}"}).status_code == 202
+
+
+@pytest.mark.parametrize("place", ["env:SHORT", "file:gone"])
+def test_a_secret_that_cannot_be_used_lets_nobody_in(
+    place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dispatcher = made(auth=AuthAnswer(type="bearer", secrets=[place]))
+    answer = ask(dispatcher, headers={"Authorization": "Bearer short"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert place not in answer.text
+    assert place in caplog.text
+    assert dispatcher.kept == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "base_url", "reason"),
+    [
+        # A form or a script of a page that somebody looks at.
+        ({"Origin": "https://evil.example", "Content-Type": "text/plain"}, HERE, "another site"),
+        ({"Origin": "null"}, HERE, "another site"),
+        ({"Origin": "http://127.0.0.1:3000"}, HERE, "another site"),
+        ({"Sec-Fetch-Site": "cross-site"}, HERE, "another site"),
+        ({"Sec-Fetch-Site": "same-site"}, HERE, "another site"),
+        # Its own name leads here by now.
+        ({"Origin": "http://evil.example"}, "http://evil.example", "another name"),
+        ({}, "http://evil.example:7072", "another name"),
+    ],
+)
+def test_a_page_cannot_post_to_a_webhook_of_this_machine(
+    headers: dict[str, str], base_url: str, reason: str
+) -> None:
+    dispatcher = made()
+    answer = ask(dispatcher, headers=headers, base_url=base_url, content=b"{}")
+    assert (answer.status_code, answer.json()["type"]) == (403, "forbidden")
+    assert dispatcher.kept == []
+    assert [each.reason for each in dispatcher.noted] == [reason]
+    for name in ("http://localhost:7072", "http://[::1]:7072"):
+        assert ask(dispatcher, base_url=name).status_code == 202
+
+
+def test_without_a_secret_a_webhook_is_for_a_machine_without_tokens() -> None:
+    dispatcher = made()
+    answer = ask(dispatcher, is_loopback=False)
+    assert (answer.status_code, "`auth`" in answer.json()["detail"]) == (403, True)
+    dispatcher.is_open = False
+    assert ask(dispatcher).status_code == 403
+    assert dispatcher.kept == []
+    reasons = [each.reason for each in dispatcher.noted]
+    assert reasons == ["no auth", "no auth, and the API has a token"]
+
+
+def test_refusals_are_counted_and_wait_for_a_dispatcher_in_a_bounded_memory() -> None:
+    dispatcher = made(auth=BEARER)
+    receiver = receiving(dispatcher)
+
+    async def main() -> None:
+        for number in range(REFUSALS_MAX + 50):
+            asked = Request("POST", "/orders", {}, b"", address=f"192.0.2.{number}")
+            for _ in range(2):
+                assert (await receiver.receive(asked)).status == 401
+        dispatcher.failures = [DispatcherUnavailable("away")]
+        with pytest.raises(DispatcherUnavailable):
+            await receiver.note()
+        await receiver.note()
+        await receiver.note()
+
+    asyncio.run(main())
+    assert len(dispatcher.noted) <= REFUSALS_MAX + 1
+    assert {each.times for each in dispatcher.noted if each.address} == {2}
+    assert sum(each.times for each in dispatcher.noted) >= 2 * REFUSALS_MAX
 
 
 def test_new_paths_are_seen_and_the_dispatcher_is_not_asked_each_time() -> None:
     dispatcher, clock = made(), HandClock()
-    receiver = Receiver(dispatcher, clock=clock, entropy=seeded_entropy(1))
+    receiver = receiving(dispatcher, clock=clock)
 
     def status(path: str) -> int:
-        return asyncio.run(receiver.receive(Request("POST", path, {}, b""))).status
+        return asyncio.run(receiver.receive(Request("POST", path, LOCAL, b""))).status
 
     assert [status("/orders") for _ in range(5)] == [202] * 5
     assert dispatcher.asked == 1
@@ -311,10 +428,10 @@ def test_new_paths_are_seen_and_the_dispatcher_is_not_asked_each_time() -> None:
 
 def test_time_goes_on_between_looks() -> None:
     dispatcher, clock = made(), HandClock()
-    receiver = Receiver(dispatcher, clock=clock, entropy=seeded_entropy(1))
-    asyncio.run(receiver.receive(Request("POST", "/orders", {}, b"")))
+    receiver = receiving(dispatcher, clock=clock)
+    asyncio.run(receiver.receive(Request("POST", "/orders", LOCAL, b"")))
     clock.seconds += 2
-    asyncio.run(receiver.receive(Request("POST", "/orders", {}, b"")))
+    asyncio.run(receiver.receive(Request("POST", "/orders", LOCAL, b"")))
     assert [each.cursor for each in dispatcher.kept] == [
         milliseconds(BEGIN),
         milliseconds(BEGIN) + 2000,
@@ -338,8 +455,8 @@ def test_time_goes_on_between_looks() -> None:
     st.dictionaries(st.sampled_from(["content-type", "x-request-id"]), st.text(max_size=20)),
 )
 def test_whatever_comes_is_answered(content: bytes, query: str, headers: dict[str, str]) -> None:
-    receiver = Receiver(made(), clock=HandClock(), entropy=seeded_entropy(1))
-    asked = Request("POST", "/orders", headers, content, query)
+    receiver = receiving(made())
+    asked = Request("POST", "/orders", LOCAL | headers, content, query)
     assert asyncio.run(receiver.receive(asked)).status in (202, 400, 422)
 
 
@@ -348,9 +465,9 @@ def test_whatever_comes_is_answered(content: bytes, query: str, headers: dict[st
 
 def connecting(
     dispatcher: ScriptedDispatcher,
-) -> Callable[[], contextlib.AbstractAsyncContextManager[SourceClient]]:
+) -> Callable[[], contextlib.AbstractAsyncContextManager[WebhookClient]]:
     @contextlib.asynccontextmanager
-    async def connect() -> AsyncIterator[SourceClient]:
+    async def connect() -> AsyncIterator[WebhookClient]:
         yield dispatcher
 
     return connect
@@ -360,7 +477,7 @@ FUNCTION_URL = {
     "version": "2.0",
     "rawPath": "/orders",
     "rawQueryString": "partition_key=p%26q&start=1&end=2",
-    "headers": {"idempotency-key": "k"},
+    "headers": {"idempotency-key": "k", "authorization": f"Bearer {SECRET}"},
     "requestContext": {"http": {"method": "POST"}, "stage": "$default"},
     "body": '{"id": 1}',
     "isBase64Encoded": False,
@@ -368,7 +485,7 @@ FUNCTION_URL = {
 GATEWAY = {
     "path": "/orders",
     "httpMethod": "POST",
-    "headers": {"Idempotency-Key": "k"},
+    "headers": {"Idempotency-Key": "k", "Authorization": f"Bearer {SECRET}"},
     "queryStringParameters": {"partition_key": "p&q", "start": "1", "end": "2"},
     "multiValueQueryStringParameters": {"partition_key": ["p&q"], "start": ["1"], "end": ["2"]},
     "requestContext": {"stage": "prod"},
@@ -385,8 +502,8 @@ STAGED = {
 
 @pytest.mark.parametrize("event", [FUNCTION_URL, GATEWAY, BALANCED, STAGED])
 def test_a_webhook_function(event: dict[str, Any]) -> None:
-    dispatcher = made()
-    handler = webhook_handler(connecting(dispatcher), entropy=seeded_entropy(1))
+    dispatcher = made(auth=BEARER)
+    handler = webhook_handler(connecting(dispatcher), secret=secret, entropy=seeded_entropy(1))
     for outcome in ("new", "duplicate"):
         answer = handler(event, None)
         assert answer["statusCode"] == 202
@@ -398,9 +515,15 @@ def test_a_webhook_function(event: dict[str, Any]) -> None:
 
 
 def test_a_webhook_function_that_is_asked_nonsense() -> None:
-    handler = webhook_handler(connecting(made()), token="secret")
-    assert handler({}, None)["statusCode"] == 401
-    handler = webhook_handler(connecting(made()))
+    dispatcher = made(auth=BEARER)
+    handler = webhook_handler(connecting(dispatcher), secret=secret)
+    unproved = {**GATEWAY, "headers": {}, "requestContext": {"identity": {"sourceIp": "192.0.2.9"}}}
+    assert handler(unproved, None)["statusCode"] == 401
+    assert [each.address for each in dispatcher.noted] == ["192.0.2.9"]
+    # Whoever calls a function comes from elsewhere: a source without a secret takes nothing.
+    bare = webhook_handler(connecting(made()), secret=secret)
+    local = {**GATEWAY, "headers": {"Host": "127.0.0.1"}}
+    assert bare(local, None)["statusCode"] == 403
     assert handler({}, None)["statusCode"] == 404
     assert handler({**GATEWAY, "body": "!"}, None)["statusCode"] == 400
     assert handler({**GATEWAY, "body": None}, None)["statusCode"] == 202
