@@ -184,6 +184,15 @@ def test_up_survives_the_death_of_every_process_and_stops_cleanly(tmp_path: Path
         tasks = up.tasks()
         assert {each["status"] for each in tasks} == {"completed"}
         below = _below(up.process.pid)
+        # What may face the internet holds a token of its own, and nothing that opens more.
+        secret = (up.data / "worker.secret").read_text().strip()
+        for number, command in below.items():
+            if kinds["webhook"] in command:
+                held = Path(f"/proc/{number}/environ").read_bytes().decode().split("\0")
+                ours = {each.partition("=")[0] for each in held if each.startswith("PENSTOCK_")}
+                assert "PENSTOCK_WEBHOOK_TOKEN" in ours
+                assert not ours & {f"PENSTOCK_{name}" for name in ("POSTGRES", "DATA", "API_TOKEN")}
+                assert secret not in "".join(held)
         up.process.send_signal(signal.SIGINT)
         assert up.process.wait(90) == 0, up.said.read_text()
         assert "Stopped" in up.said.read_text()
@@ -215,6 +224,19 @@ def test_a_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
     assert f"127.0.0.1:{port} cannot be had" in done.stderr
     assert "--internal-port" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_webhook_that_others_could_post_to_is_told_before_anything_is_made(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "dag.yaml").write_text(
+        "jobs:\n  orders: {activation: source, source: {kind: webhook}, outputs: [orders]}\n"
+    )
+    words = ("up", str(tmp_path / "dag.yaml"), "--data", str(tmp_path / "data"))
+    done = penstock(*words, environment={"PENSTOCK_WEBHOOK_HOST": "0.0.0.0"})
+    assert done.returncode == 2
+    assert "Webhooks without `auth` are taken on loopback alone: orders." in done.stderr
+    assert not (tmp_path / "data").exists()
 
 
 def test_what_is_wrong_is_told_before_anything_is_made(tmp_path: Path) -> None:

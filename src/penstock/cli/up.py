@@ -13,6 +13,7 @@ from penstock.cli.dag.applied import told
 from penstock.cli.installation import begun, set_by, wiring
 from penstock.cli.queue.showing import complain
 from penstock.dispatcher.client import Client
+from penstock.dispatcher.dag.model import WebhookSource
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import DispatcherUnavailable, InvalidInput, PenstockError
 from penstock.kernel.signals import stopped_by_signals
@@ -69,7 +70,13 @@ def up(*, file: Path | None, force: bool, **given: Any) -> None:
     if file is not None:
         # Imported here: reading YAML needs a package that not every installation has.
         reading = import_module("penstock.cli.dag.reading")
-        reading.read_dag(str(file), runtimes=installation.runtimes)
+        dag = reading.read_dag(str(file), runtimes=installation.runtimes)
+        if not settings.is_webhook_on_loopback:
+            sources = [(each.name, each.source) for each in dag.jobs]
+            bare = [
+                job for job, each in sources if isinstance(each, WebhookSource) and not each.auth
+            ]
+            wiring("penstock.dispatcher.sources.receiving").check_proved(bare)
     asyncio.run(_run(installation, file, force=force))
 
 

@@ -15,6 +15,7 @@ Pure values. Made by the dispatcher (`dispatcher.capabilities`), read by whoever
 
 from __future__ import annotations
 
+import hashlib
 from typing import Final
 
 import msgspec
@@ -64,6 +65,11 @@ class Grants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """All that may be written: the outputs, and its own scratch folder."""
         named = [each.prefix for each in self.write]
         return tuple(dict.fromkeys([*named, *([self.scratch] if self.scratch else [])]))
+
+    @property
+    def digest(self) -> str:
+        """What the dispatcher keeps of these grants, to tell them from all others."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:32]
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -25,7 +25,9 @@ JWKS_PATH: Final = "/internal/jwks/task"
 JWKS_BYTES_MAX: Final = 1024 * 1024
 KEYS_MAX: Final = 1_000
 
-_PUBLIC: Final = ("kty", "crv", "x", "y", "kid", "alg", "use")
+RETIRED_AT: Final = "retired_at"
+"""Of a key that signs no more: since when, in seconds since 1970. Others pass it over."""
+_PUBLIC: Final = ("kty", "crv", "x", "y", "kid", "alg", "use", RETIRED_AT)
 
 Jwk = Mapping[str, Any]
 

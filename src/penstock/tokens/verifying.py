@@ -13,13 +13,16 @@ came of it, and by one caller at a time, for whom the others wait. So names that
 cost one request in ten seconds, and no key is missed for it: a new one is published a minute before
 it signs. While the source is away keys go on to serve for `KEYS_SECONDS_TRUSTED`; after that, and
 for a name that is not known, the source's own error is raised: the token may be right, and whoever
-has it may ask again. A key that is no longer published is forgotten with the next answer.
+has it may ask again. A key that is no longer published is forgotten with the next answer, as one
+that was revoked is. One that is retired is believed for what it can have signed before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.kernel.clock import Clock, SystemClock
@@ -30,15 +33,44 @@ from penstock.kernel.errors import (
     TokenRefused,
 )
 from penstock.tokens.claims import Claims
-from penstock.tokens.jwks import KeySource
+from penstock.tokens.jwks import RETIRED_AT, Jwk, KeySource
 from penstock.tokens.jws import claims_of, public_key, read
 from penstock.tokens.signing import PublicKey
 
 _log = logging.getLogger(__name__)
 
 REFRESH_SECONDS_MIN: Final = 10.0
-KEYS_SECONDS_MAX: Final = 300.0
+KEYS_SECONDS_MAX: Final = 60.0
 KEYS_SECONDS_TRUSTED: Final = 3600.0
+RETIRED_SECONDS: Final = 60.0
+"""How long after its retirement a key may have signed: who signs learns of it a moment later."""
+LIFE_SECONDS_MAX: Final = 86_400.0
+"""The longest life of a token, which is that of a lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownKey:
+    """A key, and when it was retired, in seconds since 1970."""
+
+    public: PublicKey
+    retired_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a token says, and the name of the key that has signed it."""
+
+    claims: Claims
+    kid: str
+
+
+def judge_retired(claims: Claims, retired_at: float | None) -> None:
+    """Raise `TokenRefused` if a key that was retired then cannot have signed this in its time."""
+    if retired_at is None:
+        return
+    last = retired_at + RETIRED_SECONDS
+    if claims.iat > last or claims.exp > last + LIFE_SECONDS_MAX:
+        raise TokenRefused("The token is signed by a key that signs no more.", kind="retired key")
 
 
 class KeyCache:
@@ -54,13 +86,13 @@ class KeyCache:
         self._source = source
         self._clock = clock
         self._refresh_seconds_min = refresh_seconds_min
-        self._keys: dict[str, PublicKey] = {}
+        self._keys: dict[str, KnownKey] = {}
         self._asked_at: float | None = None
         self._answered_at: float | None = None
         self._failure: PenstockError | None = None
         self._asking = asyncio.Lock()
 
-    async def find(self, kid: str) -> PublicKey:
+    async def find(self, kid: str) -> KnownKey:
         """The key of this name. Raises `TokenRefused`, or the source's error if it is away."""
         if not self._is_known(kid, seconds_max=KEYS_SECONDS_MAX):
             await self._refresh(kid)
@@ -101,7 +133,7 @@ class KeyCache:
         found = {}
         for kid, jwk in listed.items():
             try:
-                found[kid] = public_key(jwk)
+                found[kid] = KnownKey(public_key(jwk), _retired_at(jwk))
             except InvalidInput as error:
                 _log.warning("The key %.60r is passed over: %s", kid, error.message)
         self._keys, self._answered_at, self._failure = found, now, None
@@ -130,15 +162,21 @@ class Verifier:
 
         Without `is_expiry_judged` no time is looked at: something else decides whether it is over.
         """
+        return (await self.verified(token, is_expiry_judged=is_expiry_judged)).claims
+
+    async def verified(self, token: str, *, is_expiry_judged: bool) -> Verified:
+        """The same, with the name of the key."""
         unverified = read(token)
-        claims = claims_of(unverified, await self._keys.find(unverified.kid))
+        key = await self._keys.find(unverified.kid)
+        claims = claims_of(unverified, key.public)
         if claims.iss != self._issuer:
             raise TokenRefused("The token is of another issuer.", kind="wrong issuer")
         if claims.aud != self._audience:
             raise TokenRefused("The token is for another use.", kind="wrong audience")
+        judge_retired(claims, key.retired_at)
         if is_expiry_judged:
             self._judge_time(claims)
-        return claims
+        return Verified(claims, unverified.kid)
 
     def _judge_time(self, claims: Claims) -> None:
         now = self._clock.wall()
@@ -146,3 +184,13 @@ class Verifier:
             raise TokenRefused("The token has expired.", kind="expired")
         if claims.nbf > now + self._leeway_seconds:
             raise TokenRefused("The token is not valid yet.", kind="not yet valid")
+
+
+def _retired_at(jwk: Jwk) -> float | None:
+    said = jwk.get(RETIRED_AT)
+    if said is None:
+        return None
+    # What cannot be read is no reason to trust the key longer.
+    return (
+        float(said) if isinstance(said, int | float) and not isinstance(said, bool) else -math.inf
+    )

@@ -228,6 +228,7 @@ def _steered(reader: Reader) -> dict[str, str]:
         "dead": str(found["broken", "dead"][0]),
         "waiting": str(found["later", "queued"][0]),
         "parked": str(parked[0]),
+        "kid": httpx.get(f"{public}/v1/keys", timeout=SECONDS_MAX).json()["keys"][0]["kid"],
     }
 
 

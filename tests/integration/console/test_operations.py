@@ -241,7 +241,12 @@ def test_who_may_only_look_steers_nothing(console: Look) -> None:
         for path in (
             *("/operations/pause-everything", "/operations/resume-everything"),
             *("/operations/limit", "/operations/trigger", "/operations/backfills/start"),
-            *("/operations/keys/rotate", "/backfills/1/cancel", "/operations/outbox/retry"),
+            *(
+                "/operations/keys/revoke",
+                "/operations/keys/rotate",
+                "/backfills/1/cancel",
+                "/operations/outbox/retry",
+            ),
             "/operations/versions/roll-back",
         ):
             status, page = await visitor.post(path)
@@ -350,6 +355,10 @@ def test_keys_are_shown_and_rotated(console: Look) -> None:
             page
         )
         assert "the console" in words(page)
+        (key, *_) = (await visitor.parts.keys.listed()).keys
+        _, page = await visitor.post("/operations/keys/revoke", {**to, "kid": key.kid})
+        assert f"The key {key.kid} is revoked." in words(page)
+        assert 'class="badge revoked"' in page
 
     console(story)
 

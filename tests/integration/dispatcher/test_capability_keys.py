@@ -439,6 +439,51 @@ def test_a_key_stays_as_long_as_an_attempt_runs_that_it_may_have_signed_for(
     play(story)
 
 
+def test_a_revoked_key_is_replaced_at_once_and_never_comes_back(play: Play, tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        mine, theirs = keys_in(world, tmp_path / "a"), keys_in(world, tmp_path / "b")
+        await mine.turn()
+        await theirs.turn()
+        world.later(JOIN_SECONDS)
+        await theirs.turn()
+        stolen = await signing(theirs)
+        path = tmp_path / "b" / "keys" / f"{stolen}{SUFFIX}"
+        copy = path.read_bytes()
+        assert await mine.revoke("nobody") is None
+        answer = await mine.revoke(stolen)
+        assert answer is not None
+        assert answer.is_new
+        # Others are told of it no more, and the dispatcher that held it verifies it still, for
+        # whom the lease decides.
+        assert stolen not in await mine.published()
+        assert stolen in await mine.keys()
+        await theirs.turn()
+        assert await signing(theirs) != stolen
+        assert stolen not in files(tmp_path / "b")
+        # Not even if its file is brought back, however long after, nor by a restart.
+        world.later(30 * 86_400)
+        path.write_bytes(copy)
+        path.chmod(0o600)
+        again = keys_in(world, tmp_path / "b")
+        await again.turn()
+        assert await signing(again) != stolen
+        assert stolen not in files(tmp_path / "b")
+        assert stolen not in await again.published()
+        # Nobody here makes another key of KMS: the one that signs is rotated away before.
+        await world.rows(
+            "INSERT INTO signing_key (kid, signer, holder, reference, jwk, signs_from)"
+            " VALUES ('of-kms', 'kms', 'alias/a', 'arn', '{}', penstock_now())"
+        )
+        with pytest.raises(InvalidInput, match="The key of-kms of KMS signs"):
+            await mine.revoke("of-kms")
+        await world.rows("UPDATE signing_key SET retired_at = penstock_now() WHERE kid = 'of-kms'")
+        assert await mine.revoke("of-kms") is not None
+        listed = {each.kid: each for each in (await mine.listed()).keys}
+        assert listed[stolen].revoked_at is not None
+
+    play(story)
+
+
 def test_a_stranger_that_begins_later_keeps_no_key(play: Play, tmp_path: Path) -> None:
     async def story(world: World) -> None:
         keys = keys_in(world, tmp_path)

@@ -279,6 +279,8 @@ def ending(job: Job, fence: Fence, saying: Saying, *, location: str = LOCATION) 
 async def proved(stage: Stage, job: Job, entry: dict[str, Any]) -> dict[str, Any]:
     """What is said, with a token of its attempt that may write one place."""
     write = {job.dataset: LOCATION}
+    # As an attempt of the release before: what its token granted is not known.
+    await stage.world.rows("UPDATE task SET grants = NULL WHERE id = %s", entry["task_id"])
     token = await stage.token(entry["task_id"], entry["attempt"], write=write)
     return {**entry, "token": token}
 

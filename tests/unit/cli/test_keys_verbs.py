@@ -12,6 +12,7 @@ from penstock.dispatcher.wire.keys import (
     KeyAnswer,
     KeysAnswer,
     KeyState,
+    RevokeAnswer,
     RotateAnswer,
 )
 from tests.unit.cli.test_dispatcher_verbs import User, user
@@ -41,6 +42,7 @@ def test_keys_are_listed(user: User) -> None:
             key("new", KeyState.PUBLISHED, signs_from=NOW + MINUTE),
             key("late", KeyState.SIGNING, is_rotated=False),
             key("old", KeyState.RETIRED, retired_at=NOW - MINUTE),
+            key("bad", KeyState.RETIRED, retired_at=NOW, revoked_at=NOW - 2 * MINUTE),
             key("kms", KeyState.SIGNING, signer="kms", holder="alias/penstock", reference=arn),
         ],
         rotation=1,
@@ -53,8 +55,15 @@ def test_keys_are_listed(user: User) -> None:
     assert "signing, to be rotated" in lines[2]
     assert "01234567 " in lines[2]
     assert "retired 1 min ago" in lines[3]
-    assert "alias/penstock" in lines[4]
-    assert [each["kid"] for each in user.json("keys list")["keys"]] == ["new", "late", "old", "kms"]
+    assert "revoked 2 min ago" in lines[4]
+    assert "alias/penstock" in lines[5]
+    assert [each["kid"] for each in user.json("keys list")["keys"]] == [
+        "new",
+        "late",
+        "old",
+        "bad",
+        "kms",
+    ]
     user.on("GET /v1/keys", KeysAnswer(keys=[]))
     ran = user.types("keys list")
     assert (ran.returncode, ran.stdout) == (0, "")
@@ -110,3 +119,14 @@ def test_the_audit_is_shown(user: User) -> None:
     assert user.json("audit")["notes"][0]["reason"] == "expired\x1b[31m"
     user.on("GET /v1/audit", AuditAnswer(notes=[]))
     assert user.types("audit").stderr == "Nothing was noted.\n"
+
+
+def test_a_key_is_revoked_by_who_says_so(user: User) -> None:
+    user.on("POST /v1/keys/revoke", RevokeAnswer(kid="old", revoked_at=NOW, is_new=True))
+    ran = user.types("keys revoke old")
+    assert (ran.returncode, user.bodies) == (2, [])
+    assert "say --yes" in ran.stderr
+    assert "old is revoked" in user.said("keys revoke old --yes")
+    assert user.json("keys revoke old --yes")["is_new"] is True
+    user.on("POST /v1/keys/revoke", RevokeAnswer(kid="old", revoked_at=NOW, is_new=False))
+    assert "was revoked before" in user.said("keys revoke old --yes")

@@ -20,7 +20,9 @@ from penstock.tokens.pem import PemSigner
 from penstock.tokens.verifying import (
     KEYS_SECONDS_MAX,
     KEYS_SECONDS_TRUSTED,
+    LIFE_SECONDS_MAX,
     REFRESH_SECONDS_MIN,
+    RETIRED_SECONDS,
     KeyCache,
     Verifier,
 )
@@ -136,6 +138,31 @@ def test_a_token_of_another_key_or_none() -> None:
         assert await kind_of(verifier, "x") == "malformed"
         right = await token_of(clock)
         assert await kind_of(verifier, right[:-4] + "AAAA") == "bad signature"
+
+    simulate(main, seed=1)
+
+
+def test_a_key_that_is_retired_signs_no_more() -> None:
+    async def main(world: World) -> None:
+        clock, source = world.clock(), Source(SIGNER)
+        retired_at = int(clock.wall()) + 1000
+        before = await token_of(clock, iat=retired_at - 5, exp=retired_at + 1100)
+        source.found = {SIGNER.kid: {**SIGNER.jwk, "retired_at": retired_at}}
+        await clock.sleep(1000 + 2 * RETIRED_SECONDS)
+        verifier = verifier_of(source, clock)
+        assert await kind_of(verifier, before) == ""
+        # Whoever signs learns of it a moment later.
+        in_time = await token_of(clock, iat=int(retired_at + RETIRED_SECONDS))
+        assert await kind_of(verifier, in_time) == ""
+        late = await token_of(clock, iat=int(retired_at + RETIRED_SECONDS) + 1)
+        for how in (True, False):
+            assert await kind_of(verifier, late, is_expiry_judged=how) == "retired key"
+        # The time can be set back by whoever has the key; then it ends, too.
+        ends = int(retired_at + RETIRED_SECONDS + LIFE_SECONDS_MAX)
+        for exp, kind in ((ends, ""), (ends + 1, "retired key")):
+            assert await kind_of(verifier, await token_of(clock, iat=1, nbf=1, exp=exp)) == kind
+        source.found = {SIGNER.kid: {**SIGNER.jwk, "retired_at": "soon"}}
+        assert await kind_of(verifier_of(source, clock), before) == "retired key"
 
     simulate(main, seed=1)
 

@@ -6,6 +6,7 @@ import click
 
 from penstock.cli.keys.bucket_policy import bucket_policy
 from penstock.cli.keys.listing import list_
+from penstock.cli.keys.revoke import revoke
 from penstock.cli.keys.rotate import rotate
 
 
@@ -25,5 +26,5 @@ def keys(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for verb in (list_, rotate, bucket_policy):
+for verb in (list_, rotate, revoke, bucket_policy):
     keys.add_command(verb)

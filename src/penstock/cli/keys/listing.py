@@ -21,8 +21,9 @@ def list_(*, url: str, token: str | None, as_json: bool) -> None:
     """List the keys of all dispatchers, the newest first.
 
     A key is published, so that all who verify tokens know it; then it signs; then it is retired,
-    and stays until nothing that it has signed can be shown any more. One that signs and is of an
-    earlier rotation belongs to a dispatcher that was not heard of since.
+    and stays until nothing that it has signed can be shown any more. One that was revoked stays in
+    the list for a year. One that signs and is of an earlier rotation belongs to a dispatcher that
+    was not heard of since.
     """
     answer, now = asked(url, token, lambda client: client.keys())
     if as_json:
@@ -47,11 +48,15 @@ def list_(*, url: str, token: str | None, as_json: bool) -> None:
 
 
 def _state(key: KeyAnswer) -> str:
+    if key.revoked_at is not None:
+        return "revoked"
     is_late = key.state is KeyState.SIGNING and not key.is_rotated
     return f"{key.state.value}, to be rotated" if is_late else key.state.value
 
 
 def _next(key: KeyAnswer, *, now: float) -> str:
+    if key.revoked_at is not None:
+        return f"revoked {ago(key.revoked_at, now=now)}"
     match key.state:
         case KeyState.PUBLISHED:
             return f"signs {ago(key.signs_from, now=now)}"

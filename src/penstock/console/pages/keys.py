@@ -1,6 +1,7 @@
 """The keys that sign capability tokens, and the audit: who was refused, and what was allowed.
 
-Rotating has every dispatcher make a new key; the page shows how each comes into use. The audit is
+Rotating has every dispatcher make a new key; the page shows how each comes into use. Revoking ends
+one key at once. The audit is
 read by pages, by task and outcome.
 """
 
@@ -15,15 +16,27 @@ from penstock.console.pages.acting import act, asked_as
 from penstock.console.pages.audited import call_of, reason_of
 from penstock.console.pages.base import Action, Asked, Done, Missing, Page
 from penstock.console.pages.measured import as_json
-from penstock.dispatcher.api.keys import rotate
+from penstock.dispatcher.api.keys import revoke, rotate
 from penstock.dispatcher.api.parts import Parts
-from penstock.dispatcher.wire.keys import AuditOutcome, AuditParams, RotateAnswer, RotateAsk
+from penstock.dispatcher.wire.keys import (
+    AuditOutcome,
+    AuditParams,
+    RevokeAnswer,
+    RevokeAsk,
+    RotateAnswer,
+    RotateAsk,
+)
 from penstock.kernel.errors import InvalidInput
 
 PATH: Final = "/operations/keys"
 KEYS_MAX: Final = 50
 NOTES_MAX: Final = 50
-_NAMES: Final = {"task": "The number of the task", "outcome": "The outcome", "kms_key": "The key"}
+_NAMES: Final = {
+    "task": "The number of the task",
+    "outcome": "The outcome",
+    "kms_key": "The key",
+    "kid": "The key",
+}
 
 
 async def _load(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
@@ -75,6 +88,15 @@ def _rotated(answer: RotateAnswer) -> str:
     return f"Every dispatcher makes a new key now, which signs from about {at} on."
 
 
+async def _revoke(parts: Parts, asked: Asked, to: str) -> Done:
+    ask = asked_as(RevokeAsk, {"kid": asked.query.get("kid", "")}, names=_NAMES)
+    return await act(parts, revoke, to, ask=ask, told=_revoked)
+
+
+def _revoked(answer: RevokeAnswer) -> str:
+    return f"The key {answer.kid} {'is' if answer.is_new else 'was'} revoked."
+
+
 PAGE: Final = Page(
     PATH,
     "keys",
@@ -83,4 +105,7 @@ PAGE: Final = Page(
     section="operations",
     query=("task", "outcome", "before"),
 )
-ACTIONS: Final = (Action("/operations/keys/rotate", _rotate, fields=("kms_key",)),)
+ACTIONS: Final = (
+    Action("/operations/keys/rotate", _rotate, fields=("kms_key",)),
+    Action("/operations/keys/revoke", _revoke, fields=("kid",)),
+)

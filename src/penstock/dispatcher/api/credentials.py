@@ -14,7 +14,7 @@ from __future__ import annotations
 from penstock.dispatcher.api.endpoints import Call
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.problems import conflict, refusal_problem
-from penstock.dispatcher.api.proving import note_refused
+from penstock.dispatcher.api.proving import note_refused, require_grants
 from penstock.dispatcher.capabilities.minting import Minted
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
@@ -38,7 +38,7 @@ async def credentials(parts: Parts, call: Call) -> Answer:
     ask: CredentialsAsk = call.ask
     claims = call.claims
     assert claims is not None, "the endpoint's proof is TASK"
-    if (problem := await _not_running(parts, claims)) is not None:
+    if (problem := await _not_running(parts, call, claims)) is not None:
         return _noted(parts, call, claims, problem)
     try:
         minted = await parts.minter.mint(claims, read=ask.read, write=ask.write)
@@ -51,7 +51,7 @@ async def credentials(parts: Parts, call: Call) -> Answer:
         detail = {"why": error.message}
         note_refused(parts, call, reason=reason, claims=claims, detail=detail)
         raise
-    if (problem := await _not_running(parts, claims)) is not None:
+    if (problem := await _not_running(parts, call, claims)) is not None:
         return _noted(parts, call, claims, problem)
     parts.audit.note(
         what=call.what,
@@ -66,15 +66,20 @@ async def credentials(parts: Parts, call: Call) -> Answer:
     return _answer(minted)
 
 
-async def _not_running(parts: Parts, claims: Claims) -> Problem | None:
+async def _not_running(parts: Parts, call: Call, claims: Claims) -> Problem | None:
     """Why an attempt has no credentials any more; None if it may have some."""
-    asked = {"task": claims.task_id, "attempt": claims.attempt}
+    asked = {
+        "task": claims.task_id,
+        "attempt": claims.attempt,
+        "grants": claims.grants.digest,
+    }
 
     async def work(connection: Connection) -> Problem | None:
         row = await (await connection.execute(query("running_attempt"), asked)).fetchone()
         if row is None:
             states = await task_states(connection, [claims.task_id])
             return refusal_problem(refusal(claims.task_id, states.get(claims.task_id)))
+        require_grants(parts, call, claims, has_grants=row["has_grants"])
         if row["cancel_asked"]:
             return conflict(_CANCELLED, f"Task {claims.task_id} was asked to stop.")
         return None

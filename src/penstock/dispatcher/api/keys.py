@@ -13,12 +13,15 @@ import msgspec
 
 from penstock.dispatcher.api.endpoints import Call, Endpoint, Proof, Reply
 from penstock.dispatcher.api.parts import Parts
+from penstock.dispatcher.api.problems import unknown
 from penstock.dispatcher.wire.base import Answer
 from penstock.dispatcher.wire.keys import (
     AuditAnswer,
     AuditParams,
     JwksAnswer,
     KeysAnswer,
+    RevokeAnswer,
+    RevokeAsk,
     RotateAnswer,
     RotateAsk,
 )
@@ -56,6 +59,22 @@ async def rotate(parts: Parts, call: Call) -> Answer:
     return answer
 
 
+async def revoke(parts: Parts, call: Call) -> Answer:
+    """End a key at once."""
+    ask: RevokeAsk = call.ask
+    answer = await parts.keys.revoke(ask.kid)
+    if answer is None:
+        return unknown(f"There is no key {ask.kid!r}.")
+    parts.audit.note(
+        what=call.what,
+        outcome="allowed",
+        address=call.address,
+        reason="revocation" if answer.is_new else "revoked before",
+        detail={"kid": answer.kid},
+    )
+    return answer
+
+
 async def audit(parts: Parts, call: Call) -> Answer:
     """Who was refused, and what was allowed."""
     params: AuditParams = call.params
@@ -85,6 +104,15 @@ PUBLIC: Final = (
         ask=RotateAsk,
         answer=RotateAnswer,
         may_omit_body=True,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/keys/revoke",
+        "End a key at once",
+        revoke,
+        ask=RevokeAsk,
+        answer=RevokeAnswer,
+        problems=(404,),
     ),
     Endpoint(
         "GET",

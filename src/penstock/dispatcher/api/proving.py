@@ -14,7 +14,10 @@
 A token is proof of one `(task_id, attempt)`, and nothing that a body says makes it one of another.
 It is no proof that the attempt still runs: that is in Postgres, and the statement that changes
 something looks there, by the fence. So the token of an attempt that was reaped is worth nothing at
-once, and one that has expired while its heartbeats got no answer is worth what the fence is.
+once, and one that has expired while its heartbeats got no answer is worth what the fence is. The
+digest of the grants that were issued is in Postgres too: a token with others is refused, whoever
+has signed it. So who has stolen a key can widen nothing; and an attempt whose token is of a key
+that was revoked since gets its next one by its lease and this digest (decision 0032).
 
 Whoever is refused leaves a note in the audit, with the task that is proved. What a caller says of
 itself or of tasks without proof is in the details of one note for the whole call, never who it is:
@@ -30,6 +33,7 @@ less than a millisecond a call. Called by the application and by handlers.
 from __future__ import annotations
 
 import hmac
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
@@ -54,6 +58,8 @@ from penstock.kernel.errors import PenstockError, TokenRefused
 from penstock.tokens.claims import INVOKE_AUDIENCE, TASK_AUDIENCE, Claims
 
 Found = TypeVar("Found")
+
+_log = logging.getLogger(__name__)
 
 IN_A_ROW_MAX: Final = 32
 """How many tokens are verified before others are let in: a few milliseconds."""
@@ -293,6 +299,19 @@ def require_attempt(parts: Parts, call: Call, *, task_id: int, attempt: int) -> 
         note_refused(parts, call, reason=error.kind, claims=call.claims, asked=asked)
         raise
     return call.claims
+
+
+def require_grants(parts: Parts, call: Call, claims: Claims, *, has_grants: bool) -> None:
+    """Raise `TokenRefused` if a token grants anything else than it was issued with.
+
+    One of our keys has signed it: so somebody else has that key.
+    """
+    if has_grants:
+        return
+    note_refused(parts, call, reason="other grants", claims=claims)
+    _log.error("a token of task %d with other grants is signed by us", claims.task_id)
+    told = f"The token has other grants than attempt {claims.attempt} of task {claims.task_id}."
+    raise TokenRefused(told, kind="other grants")
 
 
 def require_invoked(parts: Parts, call: Call, *, task_id: int | None) -> None:

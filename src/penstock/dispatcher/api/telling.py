@@ -15,7 +15,12 @@ from typing import Final
 from penstock.dispatcher.api.endpoints import Call
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.problems import conflict, malformed, refusal_problem, unknown
-from penstock.dispatcher.api.proving import note_fenced, note_refused, require_attempt
+from penstock.dispatcher.api.proving import (
+    note_fenced,
+    note_refused,
+    require_attempt,
+    require_grants,
+)
 from penstock.dispatcher.dag.model import SourceKind
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
@@ -70,11 +75,17 @@ async def task_events(parts: Parts, call: Call) -> Answer:
     foreign: set[str] = set()
 
     async def work(connection: Connection) -> list[EventResult] | Refusal:
-        fence = {"task": ask.task_id, "attempt": ask.attempt, "token": ask.lease_token}
+        fence = {
+            "task": ask.task_id,
+            "attempt": ask.attempt,
+            "token": ask.lease_token,
+            "grants": claims.grants.digest,
+        }
         row = await (await connection.execute(query("hold_attempt"), fence)).fetchone()
         if row is None:
             states = await task_states(connection, [ask.task_id])
             return refusal(ask.task_id, states.get(ask.task_id))
+        require_grants(parts, call, claims, has_grants=row["has_grants"])
         held = {"job": row["job_id"], "generation": row["generation"]}
         found = await (await connection.execute(query("outputs_of_job"), held)).fetchall()
         outputs = {each["name"]: each["dataset"] for each in found}

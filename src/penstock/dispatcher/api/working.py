@@ -63,6 +63,7 @@ from penstock.dispatcher.wire.work import (
     EndAsk,
     FactsAsk,
     HeartbeatAsk,
+    HeldAsk,
     HelloAsk,
     InputAnswer,
     PublishedAnswer,
@@ -127,7 +128,7 @@ async def heartbeat(parts: Parts, call: Call) -> Answer | Reply:
     without_twins([each.task_id for each in ask.tasks], most=BATCH_MAX)
     proofs = await prove_each(parts, call, ask.tasks)
     held = proved(proofs, ask.tasks)
-    fences = [Fence(each.task_id, each.attempt, each.lease_token) for each, _ in held]
+    fences = [_fence(each, claims) for each, claims in held]
     progress = {each.task_id: each.progress for each, _ in held if each.progress is not None}
     found = await parts.tasks.heartbeat(fences, progress=progress) if held else ()
     judged = list(zip(found, (claims for _, claims in held), strict=True))
@@ -151,7 +152,10 @@ async def complete(parts: Parts, call: Call) -> Answer | Reply:
     without_twins([each.task_id for each in ask.tasks], most=BATCH_MAX)
     proofs = await prove_each(parts, call, ask.tasks)
     held = proved(proofs, ask.tasks)
-    sayings = [_saying(each, _why_not(parts, call, each, claims)) for each, claims in held]
+    sayings = [
+        _saying(each, _fence(each, claims), _why_not(parts, call, each, claims))
+        for each, claims in held
+    ]
     found = await parts.end(sayings) if held else ()
     note_fenced(parts, call, zip(found, (claims for _, claims in held), strict=True))
     if held:
@@ -205,8 +209,12 @@ def _assignment(claimed: Claimed, parts: Parts) -> Assignment:
     )
 
 
-def _saying(ask: EndAsk, why_not: str) -> Saying:
-    fence = Fence(ask.task_id, ask.attempt, ask.lease_token)
+def _fence(ask: HeldAsk | EndAsk, claims: Claims) -> Fence:
+    """The proof of an attempt: its lease, and the grants that were issued to it."""
+    return Fence(ask.task_id, ask.attempt, ask.lease_token, claims.grants.digest)
+
+
+def _saying(ask: EndAsk, fence: Fence, why_not: str) -> Saying:
     if ask.release is not None:
         release = ask.release
         return Release(fence, release.reason, release.is_delayed, ask.log, ask.metrics)

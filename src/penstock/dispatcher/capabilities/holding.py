@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import math
 import os
 import stat
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -42,6 +43,7 @@ from penstock.kernel.aws import Aws
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, system_entropy
 from penstock.kernel.errors import InvalidInput, SignerUnavailable
+from penstock.tokens.jwks import RETIRED_AT
 from penstock.tokens.kms import KmsSigner
 from penstock.tokens.pem import SUFFIX, PemSigner
 from penstock.tokens.signing import Signer
@@ -69,11 +71,23 @@ class KeyRow:
     """Whether its time has come, and it is not retired."""
     is_live: bool
     """Whether it is not retired, and somebody who has it was heard of a moment ago."""
+    is_told: bool
+    """Whether others are told of it: not if it was revoked, or retired for longer than a token
+    lives."""
+    revoked_at: datetime | None
 
     @property
     def is_useless(self) -> bool:
         """Whether nobody needs the private half: it signs no more, and was not just found again."""
-        return self.retired_at is not None and self.retired_at != self.created_at
+        was_lost = self.retired_at == self.created_at
+        return self.revoked_at is not None or (self.retired_at is not None and not was_lost)
+
+    @property
+    def public(self) -> dict[str, Any]:
+        """The public half, with since when it signs no more."""
+        if self.retired_at is None:
+            return self.jwk
+        return {**self.jwk, RETIRED_AT: math.floor(self.retired_at.timestamp())}
 
 
 @dataclass(frozen=True, slots=True)

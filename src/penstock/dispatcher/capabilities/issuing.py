@@ -10,10 +10,12 @@ A claim and its tokens are one: if nothing can be signed, the claim is undone, a
 spent. Of a heartbeat those have a next token for which one could be signed, within
 `RENEW_SECONDS_MAX`; the others are in the next one. A renewed token is the one that was shown,
 signed again with a later end: its grants are looked up nowhere, and are those of the claim for as
-long as the attempt runs.
+long as the attempt runs. Their digest is written in the transaction of the claim, by one statement
+for all of its attempts, and compared in the statements that a token is shown to.
 
 Times are the database's. When a token is over is judged by it too, where it is judged at all: on
-`events` and `credentials`, at the cost of one statement. The machine's clock decides nothing.
+`events` and `credentials`, at the cost of one statement, which also says whether its key was
+retired or revoked meanwhile. The machine's clock decides nothing.
 
 Signing costs one request to KMS for each token, `AT_ONCE_MAX` at a time. So with KMS a token is
 renewed when half of its life is over, and a claim is of `KMS_CLAIMS_MAX` tasks at most: it holds
@@ -29,7 +31,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -51,7 +53,7 @@ from penstock.tokens.claims import INVOKE_AUDIENCE, TASK_AUDIENCE, Claims
 from penstock.tokens.jws import encode
 from penstock.tokens.scopes import Root
 from penstock.tokens.signing import Signer
-from penstock.tokens.verifying import KeyCache, Verifier
+from penstock.tokens.verifying import KeyCache, Verifier, judge_retired
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ CLAIM_SECONDS_MAX: Final = 5.0
 RENEW_SECONDS_MAX: Final = 3.0
 LEEWAY_SECONDS: Final = 5
 REFRESH_SECONDS_MIN: Final = 1.0
+_REVOKED: Final = "revoked key"
 
 
 class Issuer:
@@ -110,7 +113,14 @@ class Issuer:
         Raises `SignerUnavailable`, which undoes the transaction.
         """
         signer = await self._keys.signer(connection=connection)
-        return await _signed([self._claims(each) for each in claimed], signer)
+        claims = [self._claims(each) for each in claimed]
+        bound = {
+            "tasks": [each.task_id for each in claims],
+            "grants": [f"{each.attempt}:{each.grants.digest}" for each in claims],
+        }
+        tokens = await _signed(claims, signer)
+        await connection.execute(query("bind_grants"), bound)
+        return tokens
 
     async def renewed(self, extended: Sequence[tuple[Extended, Claims]]) -> Mapping[int, str]:
         """The next tokens of attempts, by task: what they have shown, until their new leases end.
@@ -140,7 +150,7 @@ class Issuer:
 
     async def invocation(self, task_id: int, attempt: int) -> str:
         """A token with which the function that is invoked for an attempt of a task may begin it."""
-        now = math.floor(await self._now())
+        now = math.floor((await self._row("database_seconds"))["seconds"])
         claims = Claims(
             iss=self.name,
             aud=INVOKE_AUDIENCE,
@@ -158,10 +168,14 @@ class Issuer:
 
     async def verify(self, token: str, *, audience: str, is_expiry_judged: bool) -> Claims:
         """What a token says that one of our keys has signed. Raises `TokenRefused`."""
-        claims = await self._verifiers[audience].verify(token, is_expiry_judged=False)
+        found = await self._verifiers[audience].verified(token, is_expiry_judged=False)
         if is_expiry_judged:
-            _judge_time(claims, now=await self._now())
-        return claims
+            row = await self._row("judge_key", kid=found.kid)
+            if row["is_revoked"]:
+                raise TokenRefused("The token is signed by a key that was revoked.", kind=_REVOKED)
+            judge_retired(found.claims, row["retired_at"])
+            _judge_time(found.claims, now=row["seconds"])
+        return found.claims
 
     def _next(self, claims: Claims, *, ends: int) -> Claims:
         """The same claims until a later end, of a life as long."""
@@ -185,11 +199,11 @@ class Issuer:
             grants=grants_of(claimed, self._root),
         )
 
-    async def _now(self) -> float:
-        async def work(connection: Connection) -> float:
-            row = await (await connection.execute(query("database_seconds"))).fetchone()
+    async def _row(self, statement: str, **asked: str) -> dict[str, Any]:
+        async def work(connection: Connection) -> dict[str, Any]:
+            row = await (await connection.execute(query(statement), asked)).fetchone()
             assert row is not None, "the statement has one row"
-            return float(row["seconds"])
+            return row
 
         return await self._database.transact(work)
 

@@ -8,7 +8,9 @@ each verifies what any other has signed. A key is in one of these states, by the
 | published | all who verify are told of it; `signs_from` is to come | time → signing |
 | signing | the newest one of its holder signs | the next key of its holder, when that signs; no |
 | | | sign of its holder for as long as it was there → retired |
-| retired | signs no more, and verifies | time, when nothing can be shown any more → removed |
+| retired | signs no more, and verifies what it has | time, when nothing can be shown any more |
+| | signed before | → removed; `revoke` |
+| revoked | retired, and what it has signed proves nothing | nobody for a year: no copy comes back |
 | removed | its row is gone | nobody |
 
 Rotation: `rotate` counts one up; every holder whose newest key is of an earlier rotation makes one,
@@ -58,12 +60,19 @@ from penstock.dispatcher.capabilities.holding import (
 )
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.wire.keys import KeyAnswer, KeysAnswer, KeyState, RotateAnswer
+from penstock.dispatcher.wire.keys import (
+    KeyAnswer,
+    KeysAnswer,
+    KeyState,
+    RevokeAnswer,
+    RotateAnswer,
+)
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import InvalidInput, SignerUnavailable
 from penstock.kernel.service import Service
 from penstock.tokens.jwks import KEYS_MAX
 from penstock.tokens.signing import Signer
+from penstock.tokens.verifying import LIFE_SECONDS_MAX, RETIRED_SECONDS
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +85,8 @@ AWAY_SECONDS_MIN: Final = 300.0
 AWAY_SECONDS: Final = 7_200.0
 SLACK_SECONDS: Final = 600.0
 KEPT_SECONDS: Final = 3_600.0
+TOLD_SECONDS: Final = RETIRED_SECONDS + LIFE_SECONDS_MAX + 60.0
+"""How long others are told of a key that was retired: what it has signed is over by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +163,7 @@ class Keys(Service):
         """The public halves by their names, as they are now: all of them."""
         book = await self._database.transact(_book)
         self._note_published(book)
-        return {row.kid: row.jwk for row in book.rows}
+        return {row.kid: row.public for row in book.rows}
 
     async def published(self) -> Mapping[str, Mapping[str, Any]]:
         """Those for others, as of some seconds ago: anybody may ask, as often as they like.
@@ -183,6 +194,34 @@ class Keys(Service):
             is_new=is_new,
             signs_from=rotation.asked_at + timedelta(seconds=PUBLISH_SECONDS),
         )
+
+    async def revoke(self, kid: str) -> RevokeAnswer | None:
+        """End a key at once, and have its holder sign with a new one; None if there is no such key.
+
+        Raises `InvalidInput` for the key of KMS that signs.
+        """
+
+        async def work(connection: Connection) -> dict[str, Any] | None:
+            await connection.execute(query("lock_keys"))
+            return await (await connection.execute(query("revoke_key"), {"kid": kid})).fetchone()
+
+        row = await self._database.transact(work)
+        if row is None:
+            return None
+        if row["is_needed"]:
+            raise InvalidInput(
+                f"The key {kid} of KMS signs, and nobody here can make another.",
+                hint="Sign with another one first: penstock keys rotate --kms-key KEY",
+            )
+        if row["is_new"]:
+            _log.warning("the key %s is revoked", kid)
+        self._choice = None
+        try:
+            # If it was ours, there is a new one when this is answered; others see it at their turn.
+            await self.turn()
+        except (InvalidInput, SignerUnavailable) as error:
+            _log.warning("no tokens can be signed: %s", error.message)
+        return RevokeAnswer(kid=kid, revoked_at=row["revoked_at"], is_new=row["is_new"])
 
     async def listed(self) -> KeysAnswer:
         """All keys, for people."""
@@ -290,12 +329,13 @@ class Keys(Service):
             key=lambda row: (row.is_live, row.retired_at is None, row.seen_at),
             reverse=True,
         )
-        self._published = {row.kid: row.jwk for row in needed[:KEYS_MAX]}
+        told = [row for row in needed if row.is_told]
+        self._published = {row.kid: row.public for row in told[:KEYS_MAX]}
         self._published_at = self._clock.monotonic()
 
 
 async def _book(connection: Connection) -> Book:
-    asked = {"live_seconds": LIVE_SECONDS}
+    asked = {"live_seconds": LIVE_SECONDS, "told_seconds": TOLD_SECONDS}
     rows = await (await connection.execute(query("signing_keys"), asked)).fetchall()
     rotation = await (await connection.execute(query("rotation"))).fetchone()
     return Book([KeyRow(**row) for row in rows], Rotation(**rotation) if rotation else Rotation())
@@ -332,5 +372,6 @@ def _answer(row: KeyRow, rotation: Rotation) -> KeyAnswer:
         signs_from=row.signs_from,
         seen_at=row.seen_at,
         retired_at=row.retired_at,
+        revoked_at=row.revoked_at,
         is_rotated=row.rotation >= rotation.number,
     )

@@ -17,7 +17,14 @@ from penstock.dispatcher.wire.datasets import (
     SweepAnswer,
     SweepAsk,
 )
-from penstock.dispatcher.wire.keys import AuditAnswer, KeysAnswer, RotateAnswer, RotateAsk
+from penstock.dispatcher.wire.keys import (
+    AuditAnswer,
+    KeysAnswer,
+    RevokeAnswer,
+    RevokeAsk,
+    RotateAnswer,
+    RotateAsk,
+)
 from penstock.dispatcher.wire.steering import (
     DatasetsAnswer,
     EverythingAnswer,
@@ -173,6 +180,10 @@ class Watching:
         """
         ask = RotateAsk(kms_key=kms_key)
         return await self._connection.send("/v1/keys/rotate", RotateAnswer, ask)
+
+    async def revoke_key(self, kid: str) -> RevokeAnswer:
+        """End a key at once: what it has signed proves nothing from then on."""
+        return await self._connection.send("/v1/keys/revoke", RevokeAnswer, RevokeAsk(kid=kid))
 
     async def alerts(
         self, *, state: str | None = None, limit: int | None = None, before: int | None = None

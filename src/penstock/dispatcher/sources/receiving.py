@@ -307,6 +307,11 @@ def check_open(answer: SourcesAnswer) -> None:
     Asked when a webhook starts on such an address; a source that comes later is refused by itself.
     """
     bare = [each.job for each in answer.sources if each.kind == "webhook" and each.auth is None]
+    check_proved(bare)
+
+
+def check_proved(bare: Sequence[str]) -> None:
+    """The same, of the webhook sources that have no `auth`."""
     if bare:
         raise InvalidInput(
             f"Webhooks without `auth` are taken on loopback alone: {', '.join(bare[:10])}.",

@@ -7,6 +7,10 @@ SELECT pg_advisory_xact_lock(1885693817, 0)
 -- name: signing_keys
 -- The newest first, as `choose` takes them.
 SELECT kid, signer, holder, reference, jwk, rotation, created_at, signs_from, seen_at, retired_at,
+       revoked_at,
+       revoked_at IS NULL AND (
+           retired_at IS NULL
+           OR retired_at > penstock_now() - %(told_seconds)s * interval '1 second') AS is_told,
        retired_at IS NULL AND signs_from <= penstock_now() AS may_sign,
        retired_at IS NULL
            AND seen_at > penstock_now() - %(live_seconds)s * interval '1 second' AS is_live
@@ -17,8 +21,9 @@ ORDER BY signs_from DESC, kid DESC
 SELECT number, asked_at, kms_key FROM key_rotation
 
 -- name: publish_key
--- Signs from the moment on at which all who verify may know it. At once if nobody verifies yet. One
--- that was retired, as a key of KMS may have been, begins anew.
+-- Signs from the moment on at which all who verify may know it. At once if nobody verifies yet, or
+-- if the one before was revoked: then there is nothing else to sign with. One that was retired, as a
+-- key of KMS may have been, begins anew.
 INSERT INTO signing_key AS held (kid, signer, holder, reference, jwk, rotation, signs_from)
 SELECT %(kid)s, %(signer)s, %(holder)s, %(reference)s, %(jwk)s, %(rotation)s,
        penstock_now() + interval '1 second' * CASE
@@ -26,6 +31,9 @@ SELECT %(kid)s, %(signer)s, %(holder)s, %(reference)s, %(jwk)s, %(rotation)s,
                SELECT FROM signing_key AS own
                WHERE own.kid = ANY (%(held)s::text[]) AND own.retired_at IS NULL
                  AND own.signs_from <= penstock_now()) THEN %(publish_seconds)s
+           WHEN EXISTS (
+               SELECT FROM signing_key AS own
+               WHERE own.holder = %(holder)s AND own.revoked_at IS NOT NULL) THEN 0
            WHEN EXISTS (
                SELECT FROM signing_key AS other
                WHERE other.retired_at IS NULL
@@ -36,7 +44,7 @@ ON CONFLICT (kid) DO UPDATE
 SET holder = excluded.holder, reference = excluded.reference, rotation = excluded.rotation,
     created_at = excluded.created_at, signs_from = excluded.signs_from,
     seen_at = excluded.seen_at, retired_at = NULL, idle_since = NULL
-WHERE held.retired_at IS NOT NULL
+WHERE held.retired_at IS NOT NULL AND held.revoked_at IS NULL
 RETURNING kid
 
 -- name: publish_lost_key
@@ -90,9 +98,31 @@ WHERE old.retired_at <= penstock_now() - %(slack_seconds)s * interval '1 second'
         AND task.claimed_at <= old.retired_at + %(slack_seconds)s * interval '1 second')
 
 -- name: remove_keys
+-- One that was revoked stays for long: a copy of it that is found would be published again.
 DELETE FROM signing_key
-WHERE idle_since <= penstock_now() - %(kept_seconds)s * interval '1 second'
+WHERE revoked_at IS NULL AND idle_since <= penstock_now() - %(kept_seconds)s * interval '1 second'
+   OR revoked_at <= penstock_now() - interval '400 days'
 RETURNING kid
+
+-- name: revoke_key
+-- Again is the same. The key of KMS that signs has to be rotated away first: nobody here makes another.
+WITH held AS (
+    SELECT kid, revoked_at IS NULL AS is_new,
+           signer = 'kms' AND retired_at IS NULL AS is_needed
+    FROM signing_key
+    WHERE kid = %(kid)s
+    FOR NO KEY UPDATE
+), revoked AS (
+    UPDATE signing_key AS one
+    SET revoked_at = coalesce(one.revoked_at, penstock_now()),
+        retired_at = coalesce(one.retired_at, penstock_now())
+    FROM held
+    WHERE one.kid = held.kid AND NOT held.is_needed
+    RETURNING one.kid, one.revoked_at
+)
+SELECT held.is_new, held.is_needed, revoked.revoked_at
+FROM held
+LEFT JOIN revoked USING (kid)
 
 -- name: ask_rotation
 -- Asked again before the new keys sign, it is the same rotation, unless it names another key.
@@ -106,6 +136,20 @@ RETURNING number, asked_at, kms_key
 
 -- name: database_seconds
 SELECT extract(epoch FROM penstock_now())::double precision AS seconds
+
+-- name: judge_key
+-- The time, and what has become of a key meanwhile: nobody remembers that.
+SELECT extract(epoch FROM penstock_now())::double precision AS seconds,
+       extract(epoch FROM key.retired_at)::double precision AS retired_at,
+       key.revoked_at IS NOT NULL AS is_revoked
+FROM (SELECT) AS once
+LEFT JOIN signing_key AS key ON key.kid = %(kid)s
+
+-- name: bind_grants
+-- For attempts that this transaction has begun.
+UPDATE task SET grants = asked.grants
+FROM unnest(%(tasks)s::bigint[], %(grants)s::text[]) AS asked(task_id, grants)
+WHERE task.id = asked.task_id
 
 -- name: write_audit
 INSERT INTO audit AS held (

@@ -214,14 +214,17 @@ ORDER BY array_position(%(tasks)s::bigint[], claimed.id)
 
 -- name: heartbeat
 WITH asked AS (
-    SELECT * FROM unnest(%(tasks)s::bigint[], %(attempts)s::integer[], %(tokens)s::text[])
-        AS asked(task_id, attempt, lease_token)
+    SELECT *
+    FROM unnest(
+        %(tasks)s::bigint[], %(attempts)s::integer[], %(tokens)s::text[], %(grants)s::text[])
+        AS asked(task_id, attempt, lease_token, grants)
 ), held AS MATERIALIZED (
     SELECT task.id
     FROM task
     JOIN asked ON task.id = asked.task_id AND task.attempt = asked.attempt
         AND task.lease_token = asked.lease_token
     WHERE task.status = 'running'
+      AND penstock_has_grants(task.grants, task.attempt, asked.grants)
     ORDER BY task.id
     FOR NO KEY UPDATE OF task
 )

@@ -85,8 +85,9 @@ WITH asked AS (
     FROM unnest(
         %(tasks)s::bigint[], %(attempts)s::integer[], %(tokens)s::text[], %(succeeded)s::boolean[],
         %(retried)s::boolean[], %(released)s::boolean[], %(delayed)s::boolean[],
-        %(reasons)s::text[])
-        AS asked(task_id, attempt, lease_token, succeeded, retried, released, delayed, reason)
+        %(reasons)s::text[], %(grants)s::text[])
+        AS asked(task_id, attempt, lease_token, succeeded, retried, released, delayed, reason,
+                 grants)
 ), misplaced AS MATERIALIZED (
     SELECT outputs.task_id
     FROM unnest(%(output_tasks)s::bigint[], %(output_datasets)s::uuid[])
@@ -122,6 +123,7 @@ WITH asked AS (
         END AS releases
     ) AS before
     WHERE task.status = 'running' AND task.id NOT IN (SELECT task_id FROM misplaced)
+      AND penstock_has_grants(task.grants, task.attempt, asked.grants)
     ORDER BY task.id
     FOR NO KEY UPDATE OF task
 )

@@ -71,7 +71,8 @@ ORDER BY dataset.name, generation.state DESC
 
 -- name: hold_attempt
 -- Until the end of the transaction, this attempt is not ended by anybody.
-SELECT task.job_id, task.generation::text
+SELECT task.job_id, task.generation::text,
+       penstock_has_grants(task.grants, task.attempt, %(grants)s) AS has_grants
 FROM task
 WHERE task.id = %(task)s AND task.attempt = %(attempt)s AND task.lease_token = %(token)s
   AND task.status = 'running'

@@ -80,6 +80,7 @@ def fence_arrays(fences: Iterable[Fence]) -> dict[str, list[Any]]:
         "tasks": [each.task_id for each in fences],
         "attempts": [each.attempt for each in fences],
         "tokens": [each.lease_token for each in fences],
+        "grants": [each.grants for each in fences],
     }
 
 

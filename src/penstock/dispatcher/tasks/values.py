@@ -41,7 +41,7 @@ class Why(StrEnum):
     FULL = "full"
     """As many tasks of its operator, or of its job, are running as may run at a time."""
     STALE = "stale"
-    """The caller's attempt is not the current one, or its token is wrong."""
+    """The caller's attempt is not the current one, or its lease or its grants are not."""
     DIFFERENT = "different"
     """This attempt has ended, with something else than what the caller says now."""
     OUTPUTS = "outputs"
@@ -59,6 +59,8 @@ class Fence:
     task_id: int
     attempt: int
     lease_token: str = field(repr=False)
+    grants: str | None = None
+    """The digest of the grants that the token of the attempt says it has; None without a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

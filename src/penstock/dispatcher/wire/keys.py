@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from penstock.dispatcher.wire.asking import Page
-from penstock.dispatcher.wire.base import Answer, Ask, TaskNumber
+from penstock.dispatcher.wire.base import Answer, Ask, Name, TaskNumber
 
 KmsKeyName = Annotated[str, Meta(min_length=1, max_length=2048, pattern=r"^[A-Za-z0-9:/_-]*$")]
 """The id, the ARN or the alias of a key of KMS."""
@@ -47,6 +47,8 @@ class KeyAnswer(Answer):
     seen_at: datetime
     """When one who has the private half was last heard of."""
     retired_at: datetime | None = None
+    revoked_at: datetime | None = None
+    """Since when what it has signed proves nothing; its state is retired then."""
     is_rotated: bool = True
     """Whether it is of the last rotation; if not, and it signs, its holder was not heard since."""
 
@@ -76,6 +78,19 @@ class RotateAnswer(Answer):
     """False if one was asked for a moment ago, whose keys do not sign yet: it is the same one."""
     signs_from: datetime
     """About when the new keys sign."""
+
+
+class RevokeAsk(Ask):
+    """End a key at once."""
+
+    kid: Name
+
+
+class RevokeAnswer(Answer):
+    kid: str
+    revoked_at: datetime
+    is_new: bool
+    """False if it was revoked before."""
 
 
 class AuditOutcome(StrEnum):

@@ -402,6 +402,7 @@ def test_what_the_token_grants_elsewhere_is_not_minted(on_stage: Perform) -> Non
 
     async def story(stage: Stage) -> None:
         (task,) = await running(stage)
+        await stage.world.rows("UPDATE task SET grants = NULL")
         other = await stage.token(task.task_id, 1, write={"d": "s3://another/root/x"})
         assert refused(await ask(stage, task, token=other), 409).type == "no credentials"
         assert sessions.asked == []

@@ -18,7 +18,7 @@ from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.table import INTERNAL, PROBES, PUBLIC
 from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER
 from penstock.dispatcher.wire.work import Assignment
-from penstock.tokens.claims import INVOKE_AUDIENCE
+from penstock.tokens.claims import INVOKE_AUDIENCE, TASK_AUDIENCE
 from penstock.tokens.signing import to_base64url
 from tests.integration.dispatcher.api.conftest import Perform
 from tests.integration.dispatcher.api.forging import KNOWN, UNKNOWN
@@ -83,6 +83,7 @@ TABLE = {
     ("public", "POST /v1/jobs/{name}/pause"): PEOPLE,
     ("public", "POST /v1/jobs/{name}/resume"): PEOPLE,
     ("public", "GET /v1/keys"): LOOK,
+    ("public", "POST /v1/keys/revoke"): PEOPLE,
     ("public", "POST /v1/keys/rotate"): PEOPLE,
     ("public", "GET /v1/operators"): LOOK,
     ("public", "PUT /v1/operators/{name:path}"): PEOPLE,
@@ -134,6 +135,10 @@ class Scene:
         token = self.stage.token
         mine, task = self.mine, self.mine.task_id
         header, payload, signature = mine.token.split(".")
+        issued = await self.stage.parts.issuer.verify(
+            mine.token, audience=TASK_AUDIENCE, is_expiry_judged=False
+        )
+        grants = issued.grants
         nothing = to_base64url(json.dumps({"alg": "none", "typ": "JWT"}).encode())
         symmetric = to_base64url(json.dumps({"alg": "HS256", "kid": KNOWN.kid}).encode())
         flipped = ("A" if signature[0] != "A" else "B") + signature[1:]
@@ -158,10 +163,10 @@ class Scene:
             "of an expired invocation": await token(task, 0, aud=INVOKE_AUDIENCE, exp=1),
         }
         ways = {
-            "of another dispatcher": await token(task, mine.attempt),
+            "of another dispatcher": await token(task, mine.attempt, grants=grants),
             "of this attempt": mine.token,
         }
-        expired = await token(task, mine.attempt, exp=1)
+        expired = await token(task, mine.attempt, grants=grants, exp=1)
         invocation = await token(task, 0, aud=INVOKE_AUDIENCE)
         worker = self.stage.identity("w")
         webhook = {

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.dispatcher.wire.base import TASK_HEADER
 from penstock.dispatcher.wire.work import Assignment, ClaimAnswer
-from penstock.kernel.errors import SignerUnavailable
-from penstock.tokens.claims import INVOKE_AUDIENCE, TASK_AUDIENCE, Claims
+from penstock.kernel.errors import SignerUnavailable, TokenRefused
+from penstock.tokens.claims import INVOKE_AUDIENCE, TASK_AUDIENCE, Claims, Grants, ReadGrant
+from penstock.tokens.jwks import JWKS_PATH
+from penstock.tokens.jws import read as read_token
 from penstock.tokens.scopes import scope_of_location
 from tests.integration.dispatcher.api.conftest import Perform
-from tests.integration.dispatcher.api.forging import LIVES_SECONDS
+from tests.integration.dispatcher.api.forging import KNOWN, LIVES_SECONDS
 from tests.integration.dispatcher.api.stage import Stage, held, ok, output, place, read, refused
 from tests.integration.dispatcher.api.test_proofs import ATTEMPTS, audited
 
@@ -317,6 +320,120 @@ def test_every_refusal_is_noted_and_no_secret_is(on_stage: Perform) -> None:
         text = str(await stage.world.rows("SELECT * FROM audit"))
         for secret in ("a.secret", task.token, task.lease_token, other.token):
             assert secret not in text
+
+    on_stage(story)
+
+
+async def told_of(stage: Stage, task: Assignment, token: str) -> list[tuple[str, int, str]]:
+    """What becomes of every call of an attempt with this token: its status, and what kind."""
+    headers = {TASK_HEADER: token}
+    asked = {"task_id": task.task_id, "attempt": 1, "lease_token": task.lease_token}
+    said = {
+        "credentials": await stage.internal.post("/v1/task/credentials", headers=headers),
+        "events": await stage.internal.post(
+            "/v1/task/events", json={**asked, "events": [OWN]}, headers=headers
+        ),
+        "heartbeat": await stage.beat(held(task, token=token)),
+        "complete": await stage.complete(held(task, token=token, outputs=[output(task)])),
+    }
+    return [(name, each.status_code, each.json().get("type", "")) for name, each in said.items()]
+
+
+def test_who_has_a_signing_key_widens_no_grants(on_stage: Perform) -> None:
+    """One of our keys has signed it, for a running attempt, and it grants something else."""
+
+    async def story(stage: Stage) -> None:
+        (task,) = await running(stage)
+        issued = (await verified(stage, task.token)).grants
+        everything = ReadGrant(dataset="x", version="y", prefixes=("file:///",))
+        for grants in (
+            Grants(write=issued.write),
+            msgspec.structs.replace(issued, scratch="file:///"),
+            msgspec.structs.replace(issued, read=(everything,)),
+        ):
+            token = await stage.token(task.task_id, 1, grants=grants)
+            assert await told_of(stage, task, token) == [
+                ("credentials", 403, "token other grants"),
+                ("events", 403, "token other grants"),
+                ("heartbeat", 409, "stale"),
+                ("complete", 409, "stale"),
+            ]
+        notes = [note["reason"] for note in await audited(stage.parts, stage)]
+        assert notes.count("other grants") == 2
+        # The same grants are those of the attempt, whichever dispatcher has signed.
+        same = await stage.token(task.task_id, 1, grants=issued)
+        assert [status for _, status, _ in await told_of(stage, task, same)] == [409, 200, 200, 200]
+
+    on_stage(story)
+
+
+def test_an_attempt_of_the_release_before_has_no_grants_that_are_known(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        (task,) = await running(stage)
+        for left in (None, "7:of-another-attempt"):
+            await stage.world.rows("UPDATE task SET grants = %s", left)
+            ok(await stage.beat(held(task)))
+        ok(await stage.complete(held(task, outputs=[output(task)])))
+
+    on_stage(story)
+
+
+def test_a_retired_key_signs_no_more(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        (task,) = await running(stage)
+        issued = (await verified(stage, task.token)).grants
+        await stage.token(task.task_id, 1)
+        await stage.world.rows(
+            "UPDATE signing_key SET retired_at = penstock_now() WHERE kid = %s", KNOWN.kid
+        )
+        before = await stage.token(task.task_id, 1, grants=issued, exp=2**40)
+        stage.world.later(61)
+        ok(await stage.beat(held(task)))
+        after = await stage.token(task.task_id, 1, grants=issued)
+        for token in (before, after):
+            with pytest.raises(TokenRefused) as wrong:
+                await verified(stage, token)
+            assert wrong.value.kind == "retired key"
+
+    on_stage(story)
+
+
+def test_a_revoked_key_proves_nothing_and_interrupts_nobody(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        task, other = await running(stage, "p", "q")
+        (signs,) = ok(await stage.public.get("/v1/keys"))["keys"]
+        kid = signs["kid"]
+        invoked = await stage.parts.issuer.invocation(99, 1)
+        answer = ok(await stage.public.post("/v1/keys/revoke", json={"kid": kid}))
+        assert (answer["kid"], answer["is_new"]) == (kid, True)
+        # What the signature alone proves is over at once.
+        assert await told_of(stage, task, task.token) == [
+            ("credentials", 403, "token revoked key"),
+            ("events", 403, "token revoked key"),
+            ("heartbeat", 200, ""),
+            ("complete", 200, ""),
+        ]
+        headers = {TASK_HEADER: invoked}
+        claimed = await stage.internal.post(
+            "/internal/task-claim", json={"task_id": 99}, headers=headers
+        )
+        assert "was revoked" in refused(claimed, 403).title
+        # What runs has a token of another key by its next heartbeat.
+        (beaten,) = ok(await stage.beat(held(other)))["results"]
+        assert read_token(beaten["token"]).kid != kid
+        asked = {"task_id": other.task_id, "attempt": 1, "lease_token": other.lease_token}
+        headers = {TASK_HEADER: beaten["token"]}
+        said = {**asked, "events": [OWN]}
+        ok(await stage.internal.post("/v1/task/events", json=said, headers=headers))
+        published = {each["kid"] for each in ok(await stage.internal.get(JWKS_PATH))["keys"]}
+        assert kid not in published
+        assert published
+        # Again is the same, and what nobody knows is told.
+        again = ok(await stage.public.post("/v1/keys/revoke", json={"kid": kid}))
+        assert (again["revoked_at"], again["is_new"]) == (answer["revoked_at"], False)
+        refused(await stage.public.post("/v1/keys/revoke", json={"kid": "nobody"}), 404)
+        notes = await audited(stage.parts, stage)
+        assert {"revoked key", "revocation", "revoked before"} <= {note["reason"] for note in notes}
 
     on_stage(story)
 
