@@ -6,7 +6,9 @@ of any number, makes a pass. A crash ends a pass where it is, and what it has re
 
 What is kept, however old:
 - the latest event of every partition and range of every generation, and the highest cursor of those
-  without partitions: what is built anew is built of these. Of earlier updates it can then not be;
+  without partitions: what is built anew is built of these. Of earlier updates it can then not be,
+  and a job that appends is not cut over without somebody's word: see `deployment`;
+- the events of what is being built, and the tasks of the jobs that build it: by those it is judged;
 - an event as long as a task made of it waits, runs, or is dead and may still be replayed, or as
   long as a backfill is open that may read it;
 - a task as long as one of its events is there. Otherwise a rollback would find an event without

@@ -52,6 +52,12 @@ REASONS: Final[Sequence[Reason]] = (
         'penstock("demo", "--chaos"',
     ),
     Reason(
+        r"penstock dataset cut-over NAME --keep",
+        "It would leave nothing to cut over to the line with --force.",
+        "tests/integration/dispatcher/api/test_deploying.py",
+        'json={"keep": True}',
+    ),
+    Reason(
         r"penstock demo queue",
         "It has a test of its own.",
         "tests/e2e/test_command_line.py",

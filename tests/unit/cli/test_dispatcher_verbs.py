@@ -415,6 +415,20 @@ CHANGES = {
 }
 
 
+def test_apply_says_what_cannot_be_built_and_what_comes_back(user: User, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("jobs: {}")
+    losses = [{"dataset": "entries", "job": "log", "publications": 21, "lost": 18}]
+    back = {"building": ["log", "sums"], "resumed": ["log"], "returned": ["report"]}
+    user.on("POST /v1/dag", _applied(losses=losses, is_dry_run=True, **back))
+    said = user.said("dag apply --dry-run", str(file))
+    assert "Built anew, and served as before until then: sums.\n" in said
+    assert "Back at once to what they had made earlier: report.\n" in said
+    assert "once that is brought up to date: log.\n" in said
+    assert "Cannot be built anew: 18 of 21 publications of entries" in said
+    assert "'penstock dataset cut-over entries --keep'" in said
+
+
 def test_apply_and_rollback_say_what_becomes_of_each_job(user: User, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("jobs: {}")
@@ -1038,8 +1052,16 @@ def test_without_httpx_these_verbs_say_what_to_install(
 def test_a_cut_over_by_hand(user: User) -> None:
     user.on("POST /v1/datasets/sales/cut-over", CutOverAnswer(dataset="sales", generation="g-2"))
     assert user.said("dataset cut-over sales --force") == "Readers of sales read g-2 now.\n"
-    assert user.json("dataset cut-over sales") == {"dataset": "sales", "generation": "g-2"}
+    told = {"kept": None, "is_waiting": False}
+    assert user.json("dataset cut-over sales") == {"dataset": "sales", "generation": "g-2", **told}
     assert user.bodies[0] == {"force": True}
+    answer = CutOverAnswer(dataset="sales", generation="g-1", kept=18, is_waiting=True)
+    user.on("POST /v1/datasets/sales/cut-over", answer)
+    assert user.said("dataset cut-over sales --keep") == (
+        "Taken over as they are: 18 publications.\n"
+        "Readers of sales read g-1 until all is built that is computed of it.\n"
+    )
+    assert user.bodies[-1] == {"keep": True}
 
 
 def test_a_cut_over_that_is_refused_is_a_failure(user: User) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import click
 
 from penstock.cli.telling import counted, show_json
-from penstock.dispatcher.wire.dags import AppliedAnswer, BreakAnswer
+from penstock.dispatcher.wire.dags import AppliedAnswer, BreakAnswer, LossAnswer
 
 
 def show_applied(answer: AppliedAnswer, *, as_json: bool) -> None:
@@ -30,14 +30,31 @@ def told(answer: AppliedAnswer) -> Iterator[str]:
     else:
         yield f"Version {answer.version} is in force ({answer.hash[:12]})."
     yield from _changes(answer)
-    if answer.building:
-        names = ", ".join(answer.building)
-        yield f"Built anew, and served as before until then: {names}."
+    if anew := [each for each in answer.building if each not in answer.resumed]:
+        yield f"Built anew, and served as before until then: {', '.join(anew)}."
+    if answer.returned:
+        yield f"Back at once to what they had made earlier: {', '.join(answer.returned)}."
+    if answer.resumed:
+        yield (
+            "Back to what they had made earlier, once that is brought up to date:"
+            f" {', '.join(answer.resumed)}."
+        )
+    yield from (lost(each) for each in answer.losses)
     if answer.cancelled:
         yield f"Cancelled: {counted(answer.cancelled, 'task')} that nobody needs any more."
     if answer.breaks:
         yield "It would make work useless that waits or runs, and needs --force:"
         yield from (f"  {broken(each)}" for each in answer.breaks)
+
+
+def lost(loss: LossAnswer) -> str:
+    """What cannot be built anew, and what to do about it."""
+    return (
+        f"Cannot be built anew: {loss.lost:,} of {counted(loss.publications, 'publication')} of"
+        f" {loss.dataset}, whose events retention has removed or whose inputs were replaced since."
+        " Readers keep what they have until somebody decides: 'penstock dataset cut-over"
+        f" {loss.dataset} --keep' takes them over as they are, --force leaves them out."
+    )
 
 
 def broken(work: BreakAnswer) -> str:
@@ -55,7 +72,7 @@ def _changes(answer: AppliedAnswer) -> Iterator[str]:
     if changes.changed:
         shown = []
         for name, change in changes.changed.items():
-            is_built = name in answer.building
+            is_built = name in answer.building and name not in answer.resumed
             effect = "; built anew" if is_built else "; keeps its data"
             is_told = is_built or change.keeps_generation
             shown.append(f"{name} ({', '.join(change.fields)}{effect if is_told else ''})")

@@ -180,9 +180,16 @@ async def _cut_over(parts: Parts, asked: Asked, to: str) -> Done:
         parts,
         cut_over,
         to,
-        ask=CutOverAsk(force=asked.query.get("force") == "yes"),
+        ask=CutOverAsk(
+            force=asked.query.get("force") == "yes", keep=asked.query.get("keep") == "yes"
+        ),
         params=asked_as(NameParams, {"name": name}, names={"name": "The name"}),
-        told=f"Readers of {name} now read the generation that was being built.",
+        told=(
+            f"What could not be built anew of {name} is part of the new generation; readers get"
+            " that when all is built that is computed of it."
+            if asked.query.get("keep") == "yes"
+            else f"Readers of {name} now read the generation that was being built."
+        ),
     )
 
 
@@ -201,4 +208,4 @@ PARTITIONS: Final = Page(
     section="datasets",
     query=("generation", "cells", "after"),
 )
-ACTIONS: Final = (Action("/datasets/{name}/cut-over", _cut_over, fields=("force",)),)
+ACTIONS: Final = (Action("/datasets/{name}/cut-over", _cut_over, fields=("force", "keep")),)

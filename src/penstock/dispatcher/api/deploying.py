@@ -24,6 +24,7 @@ from penstock.dispatcher.deployment.values import (
     CutOver,
     Foreseen,
     NotApplied,
+    NotKept,
     Version,
     WhyNotApplied,
 )
@@ -38,6 +39,7 @@ from penstock.dispatcher.wire.dags import (
     CutOverAnswer,
     CutOverAsk,
     DagAnswer,
+    LossAnswer,
     RollbackAsk,
     VersionAnswer,
     VersionsAnswer,
@@ -70,7 +72,7 @@ async def apply(parts: Parts, call: Call) -> Answer:
     check_outputs(read, Root.parse(parts.root))
     found: Applied | Foreseen | NotApplied
     if ask.dry_run:
-        found = await parts.deployment.foresee(read)
+        found = await parts.deployment.foresee(read, force=ask.force)
     else:
         found = await parts.deployment.apply(read, ask.source, force=ask.force)
     return await _moved(parts, found, read)
@@ -108,7 +110,17 @@ async def rollback(parts: Parts, call: Call) -> Answer:
 _NOT_CUT_OVER: Final = {
     CutOver.NOTHING: "No generation of it is being built.",
     CutOver.BACKFILL: "A backfill or rebuild of the new generation is not over.",
-    CutOver.UNCOVERED: "The new generation does not have all partitions of the current one.",
+    CutOver.UNCOVERED: "The new generation does not have all that the current one has.",
+    CutOver.UPSTREAM: "What the new generation is built of is not complete.",
+}
+_WAYS_OUT: Final = {
+    CutOver.UNCOVERED: (
+        'With "force": true it may be missing; with "keep": true what cannot be built anew is taken'
+        " over from the current one."
+    ),
+    CutOver.UPSTREAM: (
+        'Cut over the datasets upstream first; with "force": true it may be missing.'
+    ),
 }
 
 
@@ -120,14 +132,32 @@ async def cut_over(parts: Parts, call: Call) -> Answer:
     if params.name not in named:
         return unknown(f"There is no dataset {params.name!r} that is written now.")
     dataset = named[params.name][0].dataset
-    found = await parts.deployment.cut_over(dataset, force=ask.force)
+    kept = await parts.deployment.keep(dataset) if ask.keep else None
+    if isinstance(kept, NotKept):
+        if kept.why is not None:
+            return _not_cut_over(kept.why, ask)
+        title = "What the current generation has does not fit the columns of the new one."
+        return conflict("schema", title, detail=kept.detail)
+    if kept is not None and not ask.force and await parts.deployment.is_awaited(dataset):
+        found = CutOver.DONE
+    else:
+        found = await parts.deployment.cut_over(dataset, force=ask.force)
     if found in _NOT_CUT_OVER:
-        is_forcible = found is CutOver.UNCOVERED and not ask.force
-        detail = 'With "force": true they may be missing.' if is_forcible else ""
-        return conflict(found.value, _NOT_CUT_OVER[found], detail=detail)
+        return _not_cut_over(found, ask)
     parts.kick()
-    (now,) = (await parts.views.live([params.name]))[params.name]
-    return CutOverAnswer(dataset=params.name, generation=now.generation)
+    # The current one comes first.
+    now = (await parts.views.live([params.name]))[params.name]
+    return CutOverAnswer(
+        dataset=params.name,
+        generation=now[0].generation,
+        kept=None if kept is None else kept.publications,
+        is_waiting=len(now) > 1,
+    )
+
+
+def _not_cut_over(why: CutOver, ask: CutOverAsk) -> Answer:
+    detail = "" if ask.force else _WAYS_OUT.get(why, "")
+    return conflict(why.value, _NOT_CUT_OVER[why], detail=detail)
 
 
 async def _moved(
@@ -148,6 +178,14 @@ async def _moved(
         building=list(found.building),
         cancelled=0,
         before=found.before,
+        returned=list(found.returned),
+        resumed=list(found.resumed),
+        losses=[
+            LossAnswer(
+                dataset=each.dataset, job=each.job, publications=each.publications, lost=each.lost
+            )
+            for each in found.losses
+        ],
     )
     match found:
         case Applied():

@@ -5,8 +5,10 @@ A plan of ranges or keys is walked by position: the task of position 7 has the k
 
 A rebuild is walked by the events of the job's inputs, in their order, up to the one that was the
 newest when it was planned. Of a partition that came more than once the latest event is enough, if
-the job works by partitions; else every event counts. Each becomes the task that routing would have
-made of it, by the same key, so that what was routed in the meantime is not made twice. An event
+the job works by partitions and replaces them; else every event counts, but for what is published of
+an input that was replaced since: what a task of it would append was never there. Each becomes the
+task that routing would have made of it, by the same key, so that what was routed in the meantime is
+not made twice. An event
 that has a later one of the same partition is passed by whether or not that is part of the rebuild:
 a later one was routed to the new generation when it came.
 

@@ -4,6 +4,7 @@
 |---|---|
 | an input | to read the folders of the parts that are published of it for the task |
 | an input with `read: all` | to read the folder of the generation: that is what the DAG says |
+| what was kept in it of an earlier generation | to read the folders of those parts |
 | an output | to write the folder of this attempt |
 | the attempt itself | to read and write its scratch folder |
 
@@ -128,7 +129,11 @@ def _reads(claimed: Claimed, root: Root) -> Iterator[ReadGrant]:
         home = _folder(root, DATASETS + part(dataset))
         if name in whole:
             found = _folder(root, f"{DATASETS}{part(dataset)}/{part(version)}")
-            prefixes, omitted = [] if found is None else [str(found)], int(found is None)
+            # What was kept of earlier generations lies in their folders.
+            kept = [each for each in _list(given.get("parts")) if not _is_below(each, found)]
+            prefixes, omitted = _parts(kept, home)
+            prefixes = [*([] if found is None else [str(found)]), *prefixes]
+            omitted += int(found is None)
         else:
             prefixes, omitted = _parts(_list(given.get("parts")), home)
         yield ReadGrant(
@@ -179,6 +184,15 @@ def _fitted(reads: list[ReadGrant], *, room: int) -> tuple[ReadGrant, ...]:
         lengths[longest] = 0
     # Now none of them grants anything.
     return tuple(reads[: max(0, room) // _GRANT_BYTES])
+
+
+def _is_below(given: object, folder: Scope | None) -> bool:
+    location = _mapping(given).get("location")
+    if folder is None or not isinstance(location, str):
+        return False
+    # Mostly it is spelt as we do, and there may be thousands.
+    scope = None if location.startswith(f"{str(folder).rstrip('/')}/") else _scope(location)
+    return scope is None or folder.covers(scope)
 
 
 def _scope(location: object) -> Scope | None:

@@ -156,16 +156,18 @@ class Watching:
         path = f"/v1/datasets/{_name(dataset, 'dataset')}/refresh"
         return await self._connection.send(path, RefreshAnswer, RefreshAsk(after=after))
 
-    async def cut_over(self, dataset: str, *, force: bool = False) -> CutOverAnswer:
+    async def cut_over(
+        self, dataset: str, *, force: bool = False, keep: bool = False
+    ) -> CutOverAnswer:
         """Have readers read the generation that is being built.
 
-        That happens by itself when it has all partitions of the current one; with `force` they
-        may be missing.
+        That happens by itself when it has all that the current one has; with `force` something
+        may be missing, and with `keep` what cannot be built anew is taken over as it is.
         """
         path = f"/v1/datasets/{_name(dataset, 'dataset')}/cut-over"
         # Whoever is heard a second time would be told that there is nothing to cut over.
         return await self._connection.send(
-            path, CutOverAnswer, CutOverAsk(force=force), is_repeatable=False
+            path, CutOverAnswer, CutOverAsk(force=force, keep=keep), is_repeatable=False
         )
 
     async def keys(self) -> KeysAnswer:

@@ -18,10 +18,13 @@ from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.deployment.plan import (
     Held,
     Plan,
+    Retired,
     Standing,
     kept_generations,
     plan_moves,
+    returning_generations,
     served_generations,
+    with_downstream,
     writers,
 )
 from penstock.dispatcher.deployment.values import (
@@ -56,30 +59,62 @@ class Intent:
     """The generations that were not served before, and are again."""
 
 
-async def to_new(connection: Connection, dag: Dag) -> Intent:
-    """To a DAG that was never in force."""
+async def to_new(connection: Connection, dag: Dag, *, is_at_once: bool) -> Intent:
+    """To a DAG that was never in force. What it brings back is built on unless `is_at_once`."""
     state = await read_state(connection)
     lineages = lineage_hashes(dag)
     kept = kept_generations(lineages, standing=state.standing, held=state.held)
-    fresh = [name for name in lineages if name not in kept]
+    rows = await fetch_rows(connection, "retired_generations")
+    retired = [Retired(**{**row, "fed": tuple(row["fed"])}) for row in rows]
+    returning = returning_generations(dag, lineages, kept=kept, retired=retired)
+    fresh = [name for name in lineages if name not in kept and name not in returning]
     made = await fetch_rows(connection, "new_generations", count=len(fresh))
     new = {name: row["version"] for name, row in zip(fresh, made, strict=True)}
-    targets = {**kept, **new}
-    plan = plan_moves(targets, written=writers(dag), held=state.held)
-    back = sorted(set(kept.values()) - served_generations(state.standing, state.held))
+    targets = {**kept, **returning, **new}
+    written = writers(dag)
+    reads = [
+        (job.name, written[each.dataset])
+        for job in dag.jobs
+        for each in job.inputs
+        if each.dataset in written
+    ]
+    behind = frozenset[str]()
+    if returning and not is_at_once:
+        behind = await _behind(connection, {**returning, **new}, reads)
+    plan = plan_moves(targets, written=written, held=state.held, behind=behind)
+    back = sorted({*kept.values(), *returning.values()} - served(state))
     return Intent(state, targets, plan, back)
 
 
-async def to_earlier(connection: Connection, version_id: int) -> Intent:
-    """Back to a version that was in force."""
+async def to_earlier(connection: Connection, version_id: int, *, is_at_once: bool) -> Intent:
+    """Back to a version that was in force. What lacks something is built on unless `is_at_once`."""
     state = await read_state(connection)
     rows = await fetch_rows(connection, "standing_jobs", version=version_id)
     targets = {row["job"]: row["generation"] for row in rows}
     found = await fetch_rows(connection, "written_datasets", version=version_id)
     written = {row["dataset"]: row["job"] for row in found}
-    plan = plan_moves(targets, written=written, held=state.held)
-    back = sorted(set(targets.values()) - served_generations(state.standing, state.held))
+    behind = frozenset[str]()
+    if not is_at_once:
+        rows = await fetch_rows(connection, "fed_jobs", version=version_id)
+        behind = await _behind(connection, targets, [(row["job"], row["writer"]) for row in rows])
+    plan = plan_moves(targets, written=written, held=state.held, behind=behind)
+    back = sorted(set(targets.values()) - served(state))
     return Intent(state, targets, plan, back)
+
+
+def served(state: State) -> frozenset[str]:
+    """What has had all of its events routed to it until now."""
+    return served_generations(state.standing, state.held)
+
+
+async def _behind(
+    connection: Connection, targets: Mapping[str, str], reads: Sequence[tuple[str, str]]
+) -> frozenset[str]:
+    """The generations that lack something that readers have, and those built of them."""
+    rows = await fetch_rows(connection, "generations_behind", versions=sorted(targets.values()))
+    lacking = {row["version"] for row in rows}
+    jobs = with_downstream((job for job, each in targets.items() if each in lacking), reads)
+    return frozenset(targets[job] for job in jobs if job in targets)
 
 
 async def earlier_version(connection: Connection, to: int | None) -> dict[str, Any] | NotApplied:
@@ -95,13 +130,15 @@ async def earlier_version(connection: Connection, to: int | None) -> dict[str, A
     return NotApplied(WhyNotApplied.UNKNOWN) if found is None else found
 
 
-async def foreseen_return(connection: Connection, version: Mapping[str, Any]) -> Foreseen:
+async def foreseen_return(
+    connection: Connection, version: Mapping[str, Any], *, is_at_once: bool
+) -> Foreseen:
     """What going back to a version would do."""
     version_id, digest = version["id"], version["hash"]
     current = await fetch_row(connection, "current_version")
     if current is not None and current["id"] == version_id:
         return Foreseen(version_id, digest, is_changed=False, before=version_id)
-    intent = await to_earlier(connection, version_id)
+    intent = await to_earlier(connection, version_id, is_at_once=is_at_once)
     return await foreseen(connection, intent, digest, version_id=version_id)
 
 
@@ -112,6 +149,10 @@ async def foreseen(
     moved = [(each.version, each.state) for each in intent.plan.entering]
     held = [(each.version, each.state) for each in intent.state.held]
     built = {version for version, state in moved + held if state is GenerationState.BUILDING}
+    built &= set(intent.targets.values())
+    datasets = {each.dataset for each in intent.plan.entering if each.version in built}
+    datasets |= {each.dataset for each in intent.state.held if each.version in built}
+    leaving = {(each.dataset, each.version) for each in intent.plan.leaving}
     return Foreseen(
         version_id,
         digest,
@@ -119,7 +160,36 @@ async def foreseen(
         building=tuple(sorted(job for job, each in intent.targets.items() if each in built)),
         before=intent.state.version_id,
         breaks=await find_breaks(connection, intent.plan, intent.targets),
+        returned=returned_jobs(intent, GenerationState.CURRENT),
+        resumed=returned_jobs(intent, GenerationState.BUILDING),
+        built=tuple(sorted(built)),
+        replaced=tuple(
+            sorted(
+                {
+                    each.version
+                    for each in intent.state.held
+                    if each.state is GenerationState.CURRENT
+                    and each.dataset in datasets
+                    and (each.dataset, each.version) not in leaving
+                }
+            )
+        ),
     )
+
+
+def returned_jobs(intent: Intent, state: GenerationState) -> tuple[str, ...]:
+    """The jobs whose generation was current once, and gets this state."""
+    known = {
+        (each.dataset, each.version)
+        for each in intent.state.held
+        if each.state is GenerationState.RETIRED
+    }
+    back = {
+        each.version
+        for each in intent.plan.entering
+        if each.state is state and (each.dataset, each.version) in known
+    }
+    return tuple(sorted(job for job, version in intent.targets.items() if version in back))
 
 
 async def read_state(connection: Connection) -> State:

@@ -5,8 +5,9 @@ moves between them: `apply`, `rollback` and `cut_over`. Each is one transaction;
 the DAG come one after the other by a named lock. A crash leaves a move done or not done.
 
 Invariants:
-- A job keeps its generation as long as its definition and everything upstream are the same; so one
-  generation of a job is always fed by the same generations of its inputs.
+- A job keeps its generation as long as its definition and everything upstream are the same, and
+  goes back to one that was retired if they are the same again; so one generation of a job is always
+  fed by the same generations of its inputs.
 - A dataset has at most one current generation and one that is being built. Until the cut-over both
   are served: the earlier definition of an edited job goes on, beside the new one.
 - Routing holds the generation of its events FOR SHARE. Apply and rollback hold all live ones, a
@@ -16,18 +17,40 @@ Invariants:
 - Nothing that waits or runs is made useless by `apply` unless it is forced. `rollback` says what
   it abandons by being a rollback.
 - What comes back has all events routed to it that it has no task for: those it has missed, and
-  those whose partitions a backfill has built; of a partition the latest, if it works by partitions.
-  Events may therefore not be kept for longer than the tasks that were made of them.
+  those whose partitions a backfill has built; of a partition the latest, if it works by partitions
+  and replaces them. Events may therefore not be kept for longer than the tasks that were made of
+  them.
+- To go back by applying a text serves retired generations at once if they are whole, that is, lack
+  nothing that readers have now. One that lacks something, and all downstream of it, is built on
+  beside what is served, and cut over. `force`, and a rollback, serve them at once all the same, and
+  they catch up. What was dropped is abandoned, and built anew.
 - What is new, begins to be built, or is built on, gets a rebuild in the same transaction: a plan
   for the events of its inputs up to now, if there are any. Those that come later are routed to it.
   `backfills` carries it out, and `building` cuts over.
+
+What is being built covers what readers have (`penstock_lacking` in the schema):
+- of a partition that is replaced, if it has published the partition;
+- of one that is appended to, if each part has a counterpart there: a part with the same key, or one
+  by a task that was made of the same news (`penstock_counterparts`), also where upstream was made
+  anew. A rebuild therefore makes a task of every event, and of every task of a backfill;
+- and if the same is so of everything upstream that is being built too. Where an input lacks a part,
+  a partition that was computed of the rest would count as covered.
+
+What comes while it is built is routed to both, and counts as soon as readers have it. A part has no
+counterpart, and never will, if retention has removed its event, if what the event told of was
+replaced or removed since, or if an edited filter leaves it out; a dead task may still be replayed.
+Nobody but a person decides then: `cut_over` with `force` lets it be missing, `keep` makes what has
+no task part of the new generation as it is, where the columns allow it, and what is downstream is
+computed again, or, where that appends, kept in the same way. Each is one transaction.
 
 Called by the dispatcher's API and by `building`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Final
 
 from penstock.dispatcher.dag.canonical import content_hash, lineage_hashes
@@ -45,6 +68,7 @@ from penstock.dispatcher.deployment.intents import (
     foreseen,
     foreseen_return,
     job_limits,
+    returned_jobs,
     to_earlier,
     to_new,
 )
@@ -56,20 +80,26 @@ from penstock.dispatcher.deployment.values import (
     DeployedJob,
     Foreseen,
     GenerationState,
+    Kept,
+    Loss,
     NotApplied,
+    NotKept,
     Version,
     VersionText,
     WhyNotApplied,
 )
 from penstock.dispatcher.deployment.writing import write_version
 from penstock.dispatcher.pressure.pressures import wake_jobs
-from penstock.kernel.errors import InvalidInput
+from penstock.dispatcher.tasks.schemas import grow_schema
+from penstock.kernel.errors import InvalidInput, SchemaRefused
 
 REBUILD_CONCURRENCY: Final = 500
 """How many tasks of a rebuild wait or run at a time."""
 LEFT: Final = "Its generation is not served any more."
 """The reason of tasks that were cancelled here. A rollback finds them by it."""
 VERSIONS_MAX: Final = 1000
+PUBLISHING_MAX: Final = timedelta(minutes=10)
+"""How much older than its end a transaction that publishes may be."""
 
 
 class Deployment:
@@ -89,12 +119,15 @@ class Deployment:
             await connection.execute(query("take_deployment_lock"))
             earlier = await fetch_row(connection, "find_version", hash=digest, id=None)
             if earlier is not None:
-                return await _return_to(connection, earlier["id"], force=force)
+                return await _return_to(connection, earlier["id"], force=force, is_at_once=force)
             return await _put_in_force(connection, dag, source_text, force=force)
 
-        return await self._database.transact(work)
+        found = await self._database.transact(work)
+        if isinstance(found, NotApplied) or not found.building:
+            return found
+        return replace(found, losses=await self._losses())
 
-    async def foresee(self, dag: Dag) -> Foreseen:
+    async def foresee(self, dag: Dag, *, force: bool = False) -> Foreseen:
         """What `apply` would do. Nothing is changed."""
         _check(dag)
         digest = content_hash(dag)
@@ -103,10 +136,12 @@ class Deployment:
             await connection.execute(query("take_deployment_lock"))
             earlier = await fetch_row(connection, "find_version", hash=digest, id=None)
             if earlier is not None:
-                return await foreseen_return(connection, earlier)
-            return await foreseen(connection, await to_new(connection, dag), digest)
+                return await foreseen_return(connection, earlier, is_at_once=force)
+            return await foreseen(
+                connection, await to_new(connection, dag, is_at_once=force), digest
+            )
 
-        return await self._database.transact(work)
+        return await self._with_losses(await self._database.transact(work))
 
     async def rollback(self, to: int | None = None) -> Applied | NotApplied:
         """Go back to an earlier version; what waits for abandoned generations is cancelled.
@@ -119,7 +154,7 @@ class Deployment:
             found = await earlier_version(connection, to)
             if isinstance(found, NotApplied):
                 return found
-            return await _return_to(connection, found["id"], force=True)
+            return await _return_to(connection, found["id"], force=True, is_at_once=True)
 
         return await self._database.transact(work)
 
@@ -131,9 +166,10 @@ class Deployment:
             found = await earlier_version(connection, to)
             if isinstance(found, NotApplied):
                 return found
-            return await foreseen_return(connection, found)
+            return await foreseen_return(connection, found, is_at_once=True)
 
-        return await self._database.transact(work)
+        found = await self._database.transact(work)
+        return found if isinstance(found, NotApplied) else await self._with_losses(found)
 
     async def previous(self) -> int | None:
         """The version that was in force before the one that is; None if there was none."""
@@ -154,16 +190,58 @@ class Deployment:
         return await self._database.transact(work)
 
     async def cut_over(
-        self, dataset: str, *, force: bool = False, version: str | None = None
+        self,
+        dataset: str,
+        *,
+        force: bool = False,
+        version: str | None = None,
+        judged_at: datetime | None = None,
     ) -> CutOver:
         """Make the generation that is being built the current one, if it covers that.
 
-        All datasets of the same job move with this one. `force` lets partitions be missing that
-        the current generation has. With `version`, only that generation is cut over.
+        All datasets of the same job move with this one. `force` lets be missing what the current
+        generation has. With `version`, only that generation is cut over. With `judged_at`, only
+        what was published since `judge` is looked at, for the locks are held meanwhile.
         """
         return await self._database.transact(
-            lambda connection: _cut_over(connection, dataset, force=force, version=version)
+            lambda connection: _cut_over(
+                connection, dataset, force=force, version=version, judged_at=judged_at
+            )
         )
+
+    async def judge(self, version: str) -> datetime | None:
+        """When a generation that is being built covered what readers have; None if it does not.
+
+        Without locks: what is published at this moment may not be seen.
+        """
+
+        async def work(connection: Connection) -> datetime | None:
+            asked = {"version": version, "since": None}
+            (found,) = await fetch_rows(connection, "cut_over_obstacles", **asked)
+            if found["is_uncovered"] or found["is_upstream_uncovered"]:
+                return None
+            judged_at: datetime = found["judged_at"]
+            return judged_at
+
+        return await self._database.transact(work)
+
+    async def keep(self, dataset: str) -> Kept | NotKept:
+        """Make what readers have, and could not be built anew, part of what is being built.
+
+        That is of all datasets of the same job. What has a task there, which may be dead, is not.
+        """
+        return await self._database.transact(lambda connection: _keep(connection, dataset))
+
+    async def is_awaited(self, dataset: str) -> bool:
+        """Whether a job downstream of a dataset is being built, and is cut over first."""
+
+        async def work(connection: Connection) -> bool:
+            rows = await fetch_rows(connection, "building_jobs")
+            version = await fetch_rows(connection, "find_building", dataset=dataset)
+            named = {row["version"] for row in version}
+            return any(row["version"] in named and not row["is_last"] for row in rows)
+
+        return await self._database.transact(work)
 
     async def current(self) -> Deployed | None:
         """The DAG that is in force; None before the first."""
@@ -194,6 +272,32 @@ class Deployment:
 
         return await self._database.transact(work)
 
+    async def _losses(
+        self, versions: Sequence[str] = (), targets: Sequence[str] = ()
+    ) -> tuple[Loss, ...]:
+        """What could not be built anew of what these hold; of all that are being replaced.
+
+        After the locks of the change, for it looks at every publication.
+        """
+
+        async def work(connection: Connection) -> tuple[Loss, ...]:
+            asked = {"versions": list(versions), "targets": list(targets)}
+            if not versions:
+                rows = await fetch_rows(connection, "replaced_generations")
+                asked = {
+                    "versions": [row["version"] for row in rows],
+                    "targets": [row["next"] for row in rows],
+                }
+            found = await fetch_rows(connection, "foreseen_losses", **asked)
+            return tuple(Loss(**row) for row in found)
+
+        return await self._database.transact(work)
+
+    async def _with_losses(self, found: Foreseen) -> Foreseen:
+        if not found.replaced:
+            return found
+        return replace(found, losses=await self._losses(found.replaced, found.built))
+
 
 def _check(dag: Dag) -> None:
     for job in dag.jobs:
@@ -204,7 +308,7 @@ def _check(dag: Dag) -> None:
 async def _put_in_force(
     connection: Connection, dag: Dag, source_text: str, *, force: bool
 ) -> Applied | NotApplied:
-    intent = await to_new(connection, dag)
+    intent = await to_new(connection, dag, is_at_once=force)
     if not force and (breaks := await find_breaks(connection, intent.plan, intent.targets)):
         return NotApplied(WhyNotApplied.BREAKS, breaks)
     lineages = lineage_hashes(dag)
@@ -217,12 +321,12 @@ async def _put_in_force(
 
 
 async def _return_to(
-    connection: Connection, version_id: int, *, force: bool
+    connection: Connection, version_id: int, *, force: bool, is_at_once: bool
 ) -> Applied | NotApplied:
     current = await fetch_row(connection, "current_version")
     if current is not None and current["id"] == version_id:
         return await _applied(connection, version_id, before=version_id, is_changed=False)
-    intent = await to_earlier(connection, version_id)
+    intent = await to_earlier(connection, version_id, is_at_once=is_at_once)
     if not force and (breaks := await find_breaks(connection, intent.plan, intent.targets)):
         return NotApplied(WhyNotApplied.BREAKS, breaks)
     await connection.execute(query("restore_version"), {"version": version_id})
@@ -283,8 +387,13 @@ async def _finish(connection: Connection, intent: Intent, *, version_id: int) ->
     limits = await job_limits(connection)
     moved = [job for job, limit in limits.items() if state.limits.get(job, limit) != limit]
     await wake_jobs(connection, moved)
-    return await _applied(
+    done = await _applied(
         connection, version_id, before=state.version_id, cancelled=row["cancelled"]
+    )
+    return replace(
+        done,
+        returned=returned_jobs(intent, GenerationState.CURRENT),
+        resumed=returned_jobs(intent, GenerationState.BUILDING),
     )
 
 
@@ -303,22 +412,66 @@ async def _applied(
 
 
 async def _cut_over(
-    connection: Connection, dataset: str, *, force: bool, version: str | None
+    connection: Connection,
+    dataset: str,
+    *,
+    force: bool,
+    version: str | None,
+    judged_at: datetime | None,
 ) -> CutOver:
     locked = await fetch_rows(connection, "lock_cut_over", dataset=dataset)
     building = {row["dataset"]: row["version"] for row in locked if row["state"] == "building"}
     if dataset not in building or version not in (None, building[dataset]):
-        known = await fetch_rows(connection, "is_dataset", dataset=dataset)
-        return CutOver.NOTHING if known else CutOver.UNKNOWN
-    moving = {"datasets": sorted(building)}
-    obstacles = {**moving, "versions": sorted(set(building.values()))}
-    (found,) = await fetch_rows(connection, "cut_over_obstacles", **obstacles)
+        return await _nothing(connection, dataset)
+    since = None if judged_at is None else judged_at - PUBLISHING_MAX
+    asked = {"version": building[dataset], "since": since}
+    (found,) = await fetch_rows(connection, "cut_over_obstacles", **asked)
     if found["is_backfilled"]:
         return CutOver.BACKFILL
     if found["is_uncovered"] and not force:
         return CutOver.UNCOVERED
+    if found["is_upstream_uncovered"] and not force:
+        return CutOver.UPSTREAM
+    moving = {"datasets": sorted(building)}
     retired = await fetch_rows(connection, "retire_generations", **moving)
     await connection.execute(query("promote_generations"), moving)
     left = sorted({row["version"] for row in retired})
     await connection.execute(query("cancel_waiting"), {"versions": left, "reason": LEFT})
     return CutOver.DONE
+
+
+async def _nothing(connection: Connection, dataset: str) -> CutOver:
+    known = await fetch_rows(connection, "is_dataset", dataset=dataset)
+    return CutOver.NOTHING if known else CutOver.UNKNOWN
+
+
+async def _keep(connection: Connection, dataset: str) -> Kept | NotKept:
+    """As a publication does it: schemas are locked, then partitions."""
+    await connection.execute(query("share_deployment_lock"))
+    building = await fetch_rows(connection, "find_building", dataset=dataset)
+    if not building:
+        return NotKept(await _nothing(connection, dataset))
+    version = building[0]["version"]
+    asked = {"version": version, "since": None}
+    (found,) = await fetch_rows(connection, "cut_over_obstacles", **asked)
+    if found["is_upstream_uncovered"] or found["is_upstream_backfilled"]:
+        return NotKept(CutOver.UPSTREAM)
+    if found["is_backfilled"]:
+        return NotKept(CutOver.BACKFILL)
+    try:
+        for row in building:
+            await grow_schema(
+                connection, row["dataset"], generation=version, columns=row["columns"] or []
+            )
+    except SchemaRefused as error:
+        return NotKept(None, error.message)
+    (row,) = await fetch_rows(connection, "keep_publications", version=version)
+    if row["kept"] and row["readers"]:
+        # They have no news of it by themselves, and are not cut over before they have seen it.
+        planned = {
+            "version": row["version"],
+            "versions": row["readers"],
+            "concurrency": REBUILD_CONCURRENCY,
+        }
+        await connection.execute(query("plan_rebuilds"), planned)
+    return Kept(row["kept"])

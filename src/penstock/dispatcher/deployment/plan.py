@@ -2,7 +2,8 @@
 
 A generation is `building` until it is cut over, and `current` from the start where there was none.
 A dataset has at most one of each. Leaving the DAG, what was current is `retired` and what was being
-built is `abandoned`; coming back, the first is current at once and the second is built on.
+built is `abandoned`; coming back, the first is current at once, if it lacks nothing that readers
+have, and the second is built on.
 Called by `penstock.dispatcher.deployment.moves`, which holds the locks and does what is said here.
 """
 
@@ -35,6 +36,17 @@ class Held:
     version: str
     state: GenerationState
     lineage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """A generation of a job that was current, as it stands in the database."""
+
+    job: str
+    version: str
+    lineage: str
+    fed: tuple[str, ...]
+    """The generations that it was built of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +85,50 @@ def kept_generations(
     return {**found, **in_force}
 
 
+def returning_generations(
+    dag: Dag,
+    lineages: Mapping[str, str],
+    *,
+    kept: Mapping[str, str],
+    retired: Iterable[Retired],
+) -> Mapping[str, str]:
+    """The generations that jobs go back to: of the same lineage, and built of what feeds them now.
+
+    `retired` has the one to be preferred first.
+    """
+    written, retired = writers(dag), tuple(retired)
+    read = {
+        job.name: {written[each.dataset] for each in job.inputs if each.dataset in written}
+        for job in dag.jobs
+    }
+    found: dict[str, str] = {}
+    for _ in dag.jobs:
+        targets = {**found, **kept}
+        more = {
+            each.job: each.version
+            for each in reversed(retired)
+            if each.job in read
+            and each.job not in targets
+            and lineages[each.job] == each.lineage
+            and set(each.fed) == {targets.get(writer) for writer in read[each.job]}
+        }
+        if not more:
+            break
+        found |= more
+    return found
+
+
+def with_downstream(behind: Iterable[str], reads: Iterable[tuple[str, str]]) -> frozenset[str]:
+    """These jobs, and all that read of them; `reads` has readers and writers."""
+    reads, found = tuple(reads), set(behind)
+    for _ in reads:
+        more = {reader for reader, writer in reads if writer in found} - found
+        if not more:
+            break
+        found |= more
+    return frozenset(found)
+
+
 def served_generations(standing: Iterable[Standing], held: Iterable[Held]) -> frozenset[str]:
     """What has had all of its events routed to it until now.
 
@@ -102,9 +158,16 @@ def writers(dag: Dag) -> Mapping[str, str]:
 
 
 def plan_moves(
-    targets: Mapping[str, str], *, written: Mapping[str, str], held: Iterable[Held]
+    targets: Mapping[str, str],
+    *,
+    written: Mapping[str, str],
+    held: Iterable[Held],
+    behind: frozenset[str] = frozenset(),
 ) -> Plan:
-    """What to do so that each job has its generation. `targets` are by job."""
+    """What to do so that each job has its generation. `targets` are by job.
+
+    Those that are `behind` lack something that readers have now, and are built on first.
+    """
     states: dict[str, dict[GenerationState, str]] = {}
     by_version: dict[tuple[str, str], GenerationState] = {}
     useless: set[str] = set()
@@ -121,7 +184,7 @@ def plan_moves(
         found = states.get(dataset, {})
         target = targets[written[dataset]] if dataset in written else None
         before = by_version.get((dataset, target)) if target is not None else None
-        is_back_at_once = before is GenerationState.RETIRED
+        is_back_at_once = before is GenerationState.RETIRED and target not in behind
         building = found.get(GenerationState.BUILDING)
         if building is not None and building != target:
             leaving.append(Move(dataset, building, GenerationState.ABANDONED))

@@ -80,6 +80,19 @@ class Break:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """What a rebuild cannot make again of a dataset that is appended to: retention has removed the
+    events, or the inputs were replaced since."""
+
+    dataset: str
+    job: str
+    publications: int
+    """How many the current generation has."""
+    lost: int
+    """How many of them would be missing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
     """The DAG is in force."""
 
@@ -93,6 +106,12 @@ class Applied:
     """How many waiting tasks were cancelled."""
     before: int | None = None
     """The version that was in force until then; None if this is the first."""
+    returned: tuple[str, ...] = ()
+    """The jobs whose earlier generation is served again at once."""
+    resumed: tuple[str, ...] = ()
+    """Those that are built on from their earlier generation, which lacks something."""
+    losses: tuple[Loss, ...] = ()
+    """What cannot be built anew, for which the cut-over waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +125,13 @@ class Foreseen:
     building: tuple[str, ...] = ()
     before: int | None = None
     breaks: tuple[Break, ...] = ()
+    returned: tuple[str, ...] = ()
+    resumed: tuple[str, ...] = ()
+    losses: tuple[Loss, ...] = ()
+    replaced: tuple[str, ...] = ()
+    """The generations that readers have until another is built."""
+    built: tuple[str, ...] = ()
+    """Those others."""
 
 
 class WhyNotApplied(StrEnum):
@@ -136,9 +162,27 @@ class CutOver(StrEnum):
     NOTHING = "nothing"
     """No generation of this dataset is being built."""
     UNCOVERED = "uncovered"
-    """The current generation has a partition that the one being built does not have. `force` lets
-    it be missing."""
+    """The current generation has a partition, or a part of one that is appended to, that the one
+    being built does not have. `force` lets it be missing."""
+    UPSTREAM = "upstream"
+    """That is so of a generation that this one is built of. `force` lets it be missing."""
     BACKFILL = "backfill"
     """A backfill of the generation being built is not over."""
     UNKNOWN = "unknown"
     """There is no such dataset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What could not be built anew is part of the generation that is being built, as it was."""
+
+    publications: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotKept:
+    """Nothing of the current generation was kept in the one that is being built."""
+
+    why: CutOver | None
+    """None if it has other columns."""
+    detail: str = ""

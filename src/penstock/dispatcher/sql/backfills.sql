@@ -269,7 +269,10 @@ WITH plan AS MATERIALIZED (
            least((backfill.plan ->> 'upto')::bigint, backfill.counted + %(most)s) AS upto,
            coalesce(definition.body ->> 'execution', 'per_partition') = 'per_partition'
                AS is_per_partition,
-           definition.update_mode = 'replace' AS is_replacing
+           definition.update_mode = 'replace' AS is_replacing,
+           definition.update_mode = 'append' AND definition.runtime <> 'dispatcher'
+               AS is_appending,
+           coalesce(definition.body ->> 'merge_updates', 'false') = 'true' AS is_merging
     FROM backfill
     JOIN job_definition AS definition ON definition.id = backfill.definition_id
     WHERE backfill.id = %(backfill)s
@@ -289,12 +292,16 @@ WITH plan AS MATERIALIZED (
     JOIN inputs ON inputs.dataset_id = event.dataset_id AND inputs.generation = event.generation
     WHERE NOT (plan.is_per_partition AND plan.is_replacing AND inputs.is_whole
                AND event.cursor IS NOT NULL AND event.seq < inputs.newest_cursor)
-      AND NOT (plan.is_per_partition AND event.partition_key IS NOT NULL AND EXISTS (
-          SELECT FROM event AS later
-          WHERE later.dataset_id = event.dataset_id AND later.generation = event.generation
-            AND later.partition_key = event.partition_key AND later.seq > event.seq
-            AND (later.range_start, later.range_end)
-                IS NOT DISTINCT FROM (event.range_start, event.range_end)))
+      AND CASE
+          WHEN plan.is_appending
+          THEN penstock_is_news(event, plan.job_id, plan.generation, plan.is_merging)
+          ELSE NOT (plan.is_per_partition AND event.partition_key IS NOT NULL AND EXISTS (
+              SELECT FROM event AS later
+              WHERE later.dataset_id = event.dataset_id AND later.generation = event.generation
+                AND later.partition_key = event.partition_key AND later.seq > event.seq
+                AND (later.range_start, later.range_end)
+                    IS NOT DISTINCT FROM (event.range_start, event.range_end)))
+      END
 )
 UPDATE backfill
 SET partitions = backfill.partitions + found.count, counted = plan.upto
@@ -304,13 +311,16 @@ WHERE backfill.id = plan.id
 -- name: pick_rebuild
 -- The next events to make tasks of. An edge's filter decides by the key and the range alone, so of
 -- events that have both in common the latest stands for all; so does the latest cursor, where no
--- filter could let an earlier one pass.
+-- filter could let an earlier one pass. A job that appends has a publication of every event.
 WITH plan AS MATERIALIZED (
     SELECT backfill.generation, definition.job_id, backfill.walked AS past,
            least(backfill.counted, backfill.walked + %(most)s) AS upto,
            coalesce(definition.body ->> 'execution', 'per_partition') = 'per_partition'
                AS is_per_partition,
-           definition.update_mode = 'replace' AS is_replacing
+           definition.update_mode = 'replace' AS is_replacing,
+           definition.update_mode = 'append' AND definition.runtime <> 'dispatcher'
+               AS is_appending,
+           coalesce(definition.body ->> 'merge_updates', 'false') = 'true' AS is_merging
     FROM backfill
     JOIN job_definition AS definition ON definition.id = backfill.definition_id
     WHERE backfill.id = %(backfill)s
@@ -333,12 +343,16 @@ JOIN inputs ON inputs.dataset_id = event.dataset_id AND inputs.generation = even
 WHERE NOT (plan.is_per_partition AND plan.is_replacing AND inputs.is_whole
            AND event.cursor IS NOT NULL AND event.seq < inputs.newest_cursor)
   AND (%(among)s::bigint[] IS NULL OR event.seq = ANY (%(among)s::bigint[]))
-  AND NOT (plan.is_per_partition AND event.partition_key IS NOT NULL AND EXISTS (
-      SELECT FROM event AS later
-      WHERE later.dataset_id = event.dataset_id AND later.generation = event.generation
-        AND later.partition_key = event.partition_key AND later.seq > event.seq
-        AND (later.range_start, later.range_end)
-            IS NOT DISTINCT FROM (event.range_start, event.range_end)))
+  AND CASE
+      WHEN plan.is_appending
+      THEN penstock_is_news(event, plan.job_id, plan.generation, plan.is_merging)
+      ELSE NOT (plan.is_per_partition AND event.partition_key IS NOT NULL AND EXISTS (
+          SELECT FROM event AS later
+          WHERE later.dataset_id = event.dataset_id AND later.generation = event.generation
+            AND later.partition_key = event.partition_key AND later.seq > event.seq
+            AND (later.range_start, later.range_end)
+                IS NOT DISTINCT FROM (event.range_start, event.range_end)))
+  END
 ORDER BY event.seq
 LIMIT %(limit)s
 

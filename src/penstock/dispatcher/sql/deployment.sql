@@ -76,6 +76,28 @@ FROM generation
 JOIN dataset ON dataset.id = generation.dataset_id
 LEFT JOIN job ON job.id = dataset.job_id
 
+-- name: retired_generations
+-- Those that were current, with the generations that have fed them; what was left last comes first.
+SELECT generation.version::text, job.name AS job, min(generation.lineage) AS lineage,
+       ARRAY(SELECT DISTINCT inputs.generation::text
+             FROM penstock_inputs(job.id, generation.version) AS inputs) AS fed
+FROM generation
+JOIN dataset ON dataset.id = generation.dataset_id
+JOIN job ON job.id = dataset.job_id
+GROUP BY generation.version, job.id
+HAVING bool_and(generation.state = 'retired')
+   AND count(*) = (SELECT count(*) FROM generation AS every WHERE every.version = generation.version)
+ORDER BY max(generation.changed_at) DESC, generation.version
+
+-- name: fed_jobs
+-- Which jobs of a version read what which others write.
+SELECT reader.name AS job, writer.name AS writer
+FROM dag_job
+JOIN job AS reader ON reader.id = dag_job.job_id
+CROSS JOIN LATERAL penstock_feeders(dag_job.dag_version_id, dag_job.job_id) AS fed
+JOIN job AS writer ON writer.id = fed.job_id
+WHERE dag_job.dag_version_id = %(version)s
+
 -- name: job_limits
 SELECT id, max_concurrency FROM job
 
@@ -269,28 +291,116 @@ FOR UPDATE OF generation
 SELECT FROM dataset WHERE id = %(dataset)s
 
 -- name: cut_over_obstacles
--- After the lock, so that all that was published before it is seen.
+-- After the lock, so that all that was published before it is seen. What is missing is looked for among what
+-- was published since a moment, if all before it was looked at already. Upstream is everything of the
+-- DAG in force that is being built too, and that this is built of: what is missing there is missing here.
+WITH RECURSIVE upstream AS (
+    SELECT dag_job.job_id, dag_job.generation
+    FROM dag_current
+    JOIN dag_job USING (dag_version_id)
+    WHERE dag_job.generation = %(version)s::uuid
+    UNION
+    SELECT dag_job.job_id, dag_job.generation
+    FROM upstream
+    CROSS JOIN dag_current
+    JOIN penstock_feeders(dag_current.dag_version_id, upstream.job_id) AS writer ON true
+    JOIN dag_job ON dag_job.dag_version_id = dag_current.dag_version_id
+        AND dag_job.job_id = writer.job_id
+), pairs AS MATERIALIZED (
+    SELECT next.dataset_id, served.version AS served, next.version AS next,
+           next.version <> %(version)s::uuid AS is_upstream
+    FROM generation AS next
+    JOIN generation AS served ON served.dataset_id = next.dataset_id AND served.state = 'current'
+    WHERE next.state = 'building'
+      AND (next.version = %(version)s::uuid
+           OR next.version IN (SELECT upstream.generation FROM upstream))
+)
 SELECT
     EXISTS (
         SELECT
-        FROM publication AS old
-        JOIN generation AS left_behind
-            ON left_behind.dataset_id = old.dataset_id AND left_behind.version = old.generation
-            AND left_behind.state = 'current'
-        JOIN generation AS next
-            ON next.dataset_id = old.dataset_id AND next.state = 'building'
-        WHERE old.dataset_id = ANY (%(datasets)s::uuid[]) AND NOT EXISTS (
-            SELECT FROM publication AS new
-            WHERE new.dataset_id = old.dataset_id AND new.generation = next.version
-              AND new.partition_key = old.partition_key)) AS is_uncovered,
+        FROM pairs
+        CROSS JOIN LATERAL penstock_lacking(
+            pairs.dataset_id, pairs.served, pairs.next, %(since)s::timestamptz) AS lacking
+        WHERE NOT pairs.is_upstream) AS is_uncovered,
+    EXISTS (
+        SELECT
+        FROM pairs
+        CROSS JOIN LATERAL penstock_lacking(
+            pairs.dataset_id, pairs.served, pairs.next, %(since)s::timestamptz) AS lacking
+        WHERE pairs.is_upstream) AS is_upstream_uncovered,
     EXISTS (
         SELECT FROM backfill
-        WHERE backfill.generation = ANY (%(versions)s::uuid[])
-          AND backfill.state IN ('running', 'paused'))
+        WHERE backfill.generation = %(version)s::uuid AND backfill.state IN ('running', 'paused'))
     OR EXISTS (
         SELECT FROM task
-        WHERE task.generation = ANY (%(versions)s::uuid[]) AND task.backfill_id IS NOT NULL
-          AND task.status IN ('queued', 'retrying', 'running')) AS is_backfilled
+        WHERE task.generation = %(version)s::uuid AND task.backfill_id IS NOT NULL
+          AND task.status IN ('queued', 'retrying', 'running')) AS is_backfilled,
+    EXISTS (
+        SELECT
+        FROM pairs
+        JOIN backfill ON backfill.generation = pairs.next
+            AND backfill.state IN ('running', 'paused')
+        WHERE pairs.is_upstream)
+    OR EXISTS (
+        SELECT
+        FROM pairs
+        JOIN task ON task.generation = pairs.next AND task.backfill_id IS NOT NULL
+            AND task.status IN ('queued', 'retrying', 'running')
+        WHERE pairs.is_upstream) AS is_upstream_backfilled,
+    penstock_now() AS judged_at
+
+-- name: replaced_generations
+-- Those that readers have until another is built, and the other.
+SELECT DISTINCT served.version::text, next.version::text AS next
+FROM generation AS served
+JOIN generation AS next ON next.dataset_id = served.dataset_id AND next.state = 'building'
+WHERE served.state = 'current'
+
+-- name: foreseen_losses
+-- Of each dataset that is appended to, how much of what these generations have published there is, and
+-- how much of it could not be made again, and is not there in those that are built on.
+SELECT held.dataset, held.job, count(*) AS publications, count(*) FILTER (WHERE held.is_lost) AS lost
+FROM (
+    SELECT dataset.name AS dataset, job.name AS job,
+           penstock_is_lost(appended.task_id, %(versions)s::uuid[]) AND NOT EXISTS (
+               SELECT FROM appended AS same
+               WHERE same.news = appended.news AND same.generation = ANY (%(targets)s::uuid[])
+                 AND same.dataset_id = appended.dataset_id
+                 AND same.partition_key = appended.partition_key) AS is_lost
+    FROM generation
+    JOIN dataset ON dataset.id = generation.dataset_id
+    JOIN job ON job.id = dataset.job_id
+    JOIN publication ON publication.dataset_id = generation.dataset_id
+        AND publication.generation = generation.version AND publication.mode = 'append'
+        AND NOT starts_with(publication.location, 'range:')
+    JOIN appended ON appended.dataset_id = publication.dataset_id
+        AND appended.generation = publication.generation
+        AND appended.partition_key = publication.partition_key
+    WHERE generation.version = ANY (%(versions)s::uuid[]) AND generation.state = 'current'
+    OFFSET 0
+) AS held
+GROUP BY held.dataset, held.job
+HAVING bool_or(held.is_lost)
+ORDER BY held.dataset
+
+-- name: generations_behind
+-- Of generations that were current once, those that lack something that readers have now: a part, a
+-- partition, or what a partition was replaced by.
+SELECT DISTINCT back.version::text
+FROM generation AS back
+JOIN generation AS served ON served.dataset_id = back.dataset_id AND served.state = 'current'
+WHERE back.version = ANY (%(versions)s::uuid[]) AND back.state = 'retired'
+  AND (EXISTS (
+          SELECT FROM penstock_lacking(back.dataset_id, served.version, back.version, NULL))
+       OR EXISTS (
+          SELECT
+          FROM publication AS head
+          JOIN task ON task.id = head.task_id
+          WHERE head.dataset_id = served.dataset_id AND head.generation = served.version
+            AND head.mode = 'replace' AND NOT EXISTS (
+                SELECT
+                FROM penstock_counterparts(head.task_id, back.version) AS made(id)
+                JOIN task AS done ON done.id = made.id AND done.status = 'completed')))
 
 -- name: retire_generations
 UPDATE generation
@@ -317,3 +427,116 @@ WITH waiting AS MATERIALIZED (
 UPDATE task SET status = 'cancelled', settled_at = penstock_now(), reason = %(reason)s
 FROM waiting
 WHERE task.id = waiting.id AND task.status IN ('queued', 'retrying')
+
+-- name: find_building
+-- What is being built of the outputs of the job that writes a dataset, and what it takes the place of. Until
+-- the end of the transaction nobody removes partitions of either: see hold_outputs.
+SELECT next.dataset_id::text AS dataset, next.version::text, served.version::text AS served,
+       (SELECT columns FROM generation_schema AS said
+        WHERE said.dataset_id = served.dataset_id AND said.version = served.version) AS columns,
+       pg_advisory_xact_lock_shared(1885695604, hashtext(next.version::text)),
+       pg_advisory_xact_lock_shared(1885695604, hashtext(served.version::text))
+FROM dataset AS named
+JOIN dataset AS output ON output.id = named.id OR output.job_id = named.job_id
+JOIN generation AS next ON next.dataset_id = output.id AND next.state = 'building'
+JOIN generation AS served ON served.dataset_id = output.id AND served.state = 'current'
+WHERE named.id = %(dataset)s
+ORDER BY next.dataset_id
+
+-- name: keep_publications
+-- What readers have and nothing was made of in the generation that is being built becomes part of that as
+-- it is: parts of partitions, or partitions. Its folders are named by both from then on. Not what a
+-- job that replaces would have to be given in parts. The events are no news for jobs that append.
+WITH pairs AS MATERIALIZED (
+    SELECT next.dataset_id, served.version AS served, next.version AS next, definition.update_mode
+    FROM dag_current
+    JOIN dag_job USING (dag_version_id)
+    JOIN job_definition AS definition ON definition.id = dag_job.definition_id
+    JOIN generation AS next ON next.version = dag_job.generation AND next.state = 'building'
+    JOIN generation AS served ON served.dataset_id = next.dataset_id AND served.state = 'current'
+    WHERE dag_job.generation = %(version)s::uuid
+), lost AS MATERIALIZED (
+    SELECT pairs.dataset_id, pairs.next, pairs.update_mode, head.mode, head.partition_key,
+           head.range_start, head.range_end, head.published_at,
+           coalesce(lacking.append_key, 'task:' || head.task_id) AS append_key,
+           coalesce(piece.task_id, head.task_id) AS task_id,
+           coalesce(piece.attempt, head.attempt) AS attempt,
+           coalesce(piece.location, head.location) AS location,
+           coalesce(piece.appended_at, head.published_at) AS appended_at,
+           CASE WHEN piece.location IS NULL THEN head.files ELSE piece.files END AS files,
+           CASE WHEN piece.location IS NULL THEN head.rows ELSE piece.rows END AS rows,
+           CASE WHEN piece.location IS NULL THEN head.bytes ELSE piece.bytes END AS bytes,
+           CASE WHEN piece.location IS NULL THEN head.manifest ELSE piece.manifest END AS manifest,
+           coalesce(piece.news, task.dedupe_key) AS news
+    FROM pairs
+    CROSS JOIN LATERAL penstock_lacking(pairs.dataset_id, pairs.served, pairs.next, NULL) AS lacking
+    JOIN publication AS head ON head.dataset_id = pairs.dataset_id
+        AND head.generation = pairs.served AND head.partition_key = lacking.partition_key
+        AND NOT starts_with(head.location, 'range:')
+    LEFT JOIN appended AS piece ON piece.dataset_id = pairs.dataset_id
+        AND piece.generation = pairs.served AND piece.partition_key = lacking.partition_key
+        AND piece.append_key = lacking.append_key
+    LEFT JOIN task ON task.id = lacking.task_id
+    WHERE (pairs.update_mode = 'append' OR head.mode = 'replace')
+      AND NOT EXISTS (SELECT FROM penstock_counterparts(lacking.task_id, pairs.next))
+), parts AS (
+    INSERT INTO appended (
+        dataset_id, generation, partition_key, append_key, task_id, attempt, location, appended_at,
+        files, rows, bytes, manifest, news)
+    SELECT dataset_id, next, partition_key, append_key, task_id, attempt, location, appended_at,
+           files, rows, bytes, manifest, news
+    FROM lost
+    WHERE update_mode = 'append'
+    ORDER BY dataset_id, next, partition_key, append_key
+), heads AS (
+    INSERT INTO publication AS held (
+        dataset_id, generation, partition_key, range_start, range_end, mode, task_id, attempt,
+        location, manifest, files, rows, bytes, published_at, revision)
+    SELECT kept.dataset_id, kept.next, kept.partition_key, kept.range_start, kept.range_end,
+           kept.update_mode, kept.task_id, kept.attempt, kept.location, kept.manifest,
+           kept.files, kept.rows, kept.bytes, kept.published_at, coalesce(removed.revision, 0) + 1
+    FROM (
+        SELECT dataset_id, next, partition_key, update_mode, max(task_id) AS task_id,
+               min(range_start) AS range_start, min(range_end) AS range_end,
+               max(published_at) AS published_at,
+               (array_agg(attempt ORDER BY task_id DESC, append_key))[1] AS attempt,
+               (array_agg(location ORDER BY task_id DESC, append_key))[1] AS location,
+               (array_agg(manifest ORDER BY task_id DESC, append_key))[1] AS manifest,
+               CASE WHEN count(files) = count(*) THEN sum(files) END AS files,
+               CASE WHEN count(rows) = count(*) THEN sum(rows) END AS rows,
+               CASE WHEN count(bytes) = count(*) THEN sum(bytes) END AS bytes
+        FROM lost
+        GROUP BY dataset_id, next, partition_key, update_mode
+    ) AS kept
+    LEFT JOIN removed ON (removed.dataset_id, removed.generation, removed.partition_key)
+        = (kept.dataset_id, kept.next, kept.partition_key)
+    ORDER BY kept.dataset_id, kept.next, kept.partition_key
+    ON CONFLICT (dataset_id, generation, partition_key) DO UPDATE
+    SET task_id = greatest(held.task_id, excluded.task_id), files = held.files + excluded.files,
+        rows = held.rows + excluded.rows, bytes = held.bytes + excluded.bytes,
+        revision = held.revision + 1
+    WHERE held.mode = 'append'
+    RETURNING dataset_id, generation, partition_key, range_start, range_end, revision
+), told AS (
+    INSERT INTO event (
+        dataset_id, generation, cursor, partition_key, range_start, range_end, dedupe, task_id,
+        revision, routed)
+    SELECT DISTINCT heads.dataset_id, heads.generation,
+           CASE WHEN heads.partition_key = '' THEN lost.task_id END,
+           nullif(heads.partition_key, ''), heads.range_start, heads.range_end,
+           'publication:' || lost.task_id || ':kept:' || heads.partition_key, lost.task_id,
+           heads.revision, 'routed'
+    FROM heads
+    JOIN lost ON lost.dataset_id = heads.dataset_id AND lost.next = heads.generation
+        AND lost.partition_key = heads.partition_key
+    ON CONFLICT (dataset_id, generation, dedupe) DO NOTHING
+)
+SELECT count(*) AS kept, (
+    SELECT array_agg(DISTINCT reader.generation::text)
+    FROM dag_current
+    JOIN edge USING (dag_version_id)
+    JOIN dag_job AS reader USING (dag_version_id, job_id)
+    JOIN generation ON generation.version = reader.generation
+    JOIN pairs ON pairs.dataset_id = edge.dataset_id) AS readers,
+    (SELECT dag_version_id FROM dag_current) AS version
+FROM lost

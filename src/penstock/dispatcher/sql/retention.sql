@@ -35,6 +35,12 @@ WITH looked_at AS MATERIALIZED (
           JOIN job_definition AS definition ON definition.id = backfill.definition_id
           JOIN edge ON edge.job_id = definition.job_id
           WHERE backfill.state IN ('running', 'paused') AND edge.dataset_id = old.dataset_id)
+      AND NOT EXISTS (
+          SELECT
+          FROM generation
+          JOIN dataset ON dataset.id = generation.dataset_id
+          JOIN edge ON edge.job_id = dataset.job_id
+          WHERE generation.state = 'building' AND edge.dataset_id = old.dataset_id)
 ), readers AS MATERIALIZED (
     SELECT DISTINCT edge.dataset_id, dag_job.job_id, dag_job.generation
     FROM edge
@@ -90,6 +96,11 @@ WITH looked_at AS MATERIALIZED (
           SELECT FROM backfill
           WHERE backfill.id = old.backfill_id AND backfill.state IN ('running', 'paused'))
       AND NOT EXISTS (SELECT FROM event WHERE event.seq = old.event_seq)
+      AND NOT EXISTS (
+          SELECT
+          FROM generation
+          JOIN dataset ON dataset.id = generation.dataset_id
+          WHERE generation.state = 'building' AND dataset.job_id = old.job_id)
       AND NOT EXISTS (
           SELECT
           FROM coalesced

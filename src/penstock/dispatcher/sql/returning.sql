@@ -21,7 +21,8 @@ WHERE dag_job.dag_version_id = %(version)s AND dag_job.generation = ANY (%(versi
 -- Have events routed again for generations that are back: those that were not routed because their
 -- own generation had left, and those of the inputs that there is no task for, by the keys that
 -- routing gives. What is rebuilt gets the latter from its rebuild. As there, of a partition that
--- came more than once the latest event is enough, if the job works by partitions. What has no output
+-- came more than once the latest event is enough, if the job works by partitions and replaces them;
+-- one that appends has a publication of every event. What has no output
 -- was never built of what was there before it, and is not now.
 WITH inputs AS MATERIALIZED (
     SELECT DISTINCT edge.dataset_id, fed.version AS generation, reader.job_id,
@@ -29,6 +30,8 @@ WITH inputs AS MATERIALIZED (
            coalesce(definition.body ->> 'execution', 'per_partition') = 'per_partition'
                AS is_per_partition,
            coalesce(definition.body ->> 'when', 'any') = 'all' AS is_all,
+           definition.update_mode = 'append' AND definition.runtime <> 'dispatcher'
+               AS is_appending,
            CASE
                WHEN EXISTS (SELECT FROM generation WHERE version = reader.generation)
                THEN '-infinity'
@@ -50,7 +53,7 @@ WITH inputs AS MATERIALIZED (
 ), missed AS MATERIALIZED (
     -- OFFSET 0: a task is looked up for each event, however few of both the planner expects.
     SELECT event.seq, event.dataset_id, event.generation, event.partition_key, event.range_start,
-           event.range_end, inputs.is_per_partition
+           event.range_end, inputs.is_per_partition AND NOT inputs.is_appending AS is_per_partition
     FROM event
     JOIN inputs USING (dataset_id, generation)
     WHERE event.routed <> 'pending' AND event.received_at >= inputs.since
@@ -76,6 +79,8 @@ WITH inputs AS MATERIALIZED (
             AND task.job_id = inputs.job_id AND task.generation = inputs.task_generation
             AND task.event_seq > event.seq
           OFFSET 0))
+      AND NOT (inputs.is_appending AND NOT penstock_is_news(
+          event, inputs.job_id, inputs.task_generation, false))
 ), wanted AS MATERIALIZED (
     -- After the above, which leaves few: each of these is looked up.
     SELECT missed.seq
@@ -120,7 +125,8 @@ ORDER BY reader.job_id
 -- rebuild finds them, and without them what is being built would never cover what readers have.
 WITH replaced AS MATERIALIZED (
     SELECT reader.job_id, reader.definition_id, reader.generation, old.dataset_id, old.version,
-           coalesce(definition.body ->> 'when', 'any') = 'all' AS is_all
+           coalesce(definition.body ->> 'when', 'any') = 'all' AS is_all,
+           definition.update_mode = 'append' AS is_appending
     FROM dag_job AS reader
     JOIN job_definition AS definition ON definition.id = reader.definition_id
     JOIN generation AS next ON next.version = reader.generation AND next.state = 'building'
@@ -132,14 +138,16 @@ WITH replaced AS MATERIALIZED (
     CROSS JOIN LATERAL penstock_inputs(named.job_id, named.version) AS inputs
     WHERE inputs.is_trigger
 ), keys AS MATERIALIZED (
-    SELECT DISTINCT replaced.definition_id, replaced.generation, publication.partition_key
+    SELECT DISTINCT replaced.definition_id, replaced.generation, publication.partition_key,
+           NULL::bigint AS task_id
     FROM replaced
     JOIN publication ON publication.dataset_id = replaced.dataset_id
         AND publication.generation = replaced.version
     JOIN task ON task.id = publication.task_id
     JOIN backfill ON backfill.id = task.backfill_id
         AND backfill.plan ->> 'kind' IN ('ranges', 'keys')
-    WHERE publication.partition_key <> '' AND (
+    WHERE publication.partition_key <> ''
+      AND NOT (replaced.is_appending AND publication.mode = 'append') AND (
         NOT EXISTS (
             SELECT
             FROM told
@@ -160,6 +168,21 @@ WITH replaced AS MATERIALIZED (
                   WHERE event.partition_key IS NULL
                     AND event.dataset_id = told.dataset_id
                     AND event.generation = told.generation)))
+    UNION
+    -- What backfills have appended is as many publications as they had tasks.
+    SELECT replaced.definition_id, replaced.generation, task.payload ->> 'partition_key', task.id
+    FROM replaced
+    JOIN publication ON publication.dataset_id = replaced.dataset_id
+        AND publication.generation = replaced.version AND publication.mode = 'append'
+        AND NOT starts_with(publication.location, 'range:')
+    JOIN appended ON appended.dataset_id = publication.dataset_id
+        AND appended.generation = publication.generation
+        AND appended.partition_key = publication.partition_key
+    JOIN task ON task.id = appended.task_id AND starts_with(task.dedupe_key, 'backfill:')
+    WHERE replaced.is_appending AND NOT EXISTS (
+        SELECT
+        FROM penstock_counterparts(task.id, replaced.generation) AS made(id)
+        JOIN task AS repeated ON repeated.id = made.id AND repeated.status <> 'cancelled')
 ), plans AS (
     INSERT INTO backfill (definition_id, generation, plan, partitions, concurrency_max)
     SELECT definition_id, generation, '{"kind": "keys", "leftover": true}', count(*),
@@ -168,9 +191,9 @@ WITH replaced AS MATERIALIZED (
     GROUP BY definition_id, generation
     RETURNING id, generation
 )
-INSERT INTO backfill_key (backfill_id, position, partition_key)
+INSERT INTO backfill_key (backfill_id, position, partition_key, task_id)
 SELECT plans.id,
-       row_number() OVER (PARTITION BY plans.id ORDER BY keys.partition_key) - 1,
-       keys.partition_key
+       row_number() OVER (PARTITION BY plans.id ORDER BY keys.partition_key, keys.task_id) - 1,
+       keys.partition_key, keys.task_id
 FROM keys
 JOIN plans USING (generation)

@@ -76,7 +76,8 @@ WITH in_force AS MATERIALIZED (
            coalesce(definition.body ->> 'execution', 'per_partition') = 'per_partition'
                AS is_per_partition,
            coalesce(definition.body ->> 'merge_updates', 'false') = 'true' AS is_merging,
-           coalesce(definition.body ->> 'when', 'any') = 'all' AS is_all
+           coalesce(definition.body ->> 'when', 'any') = 'all' AS is_all,
+           definition.update_mode = 'append' AS is_appending
     FROM live
     CROSS JOIN LATERAL (
         SELECT edge.dataset_id, edge.input, edge.filter
@@ -136,7 +137,8 @@ WITH in_force AS MATERIALIZED (
 ), arrived AS MATERIALIZED (
     -- What has come for jobs that wait for all of their inputs: a partition, or the whole.
     SELECT DISTINCT judged.seq, judged.dataset_id, judged.generation, judged.partition_key,
-           judged.cursor, edges.job_id, edges.task_generation, edges.is_per_partition
+           judged.cursor, edges.job_id, edges.task_generation, edges.is_per_partition,
+           edges.is_appending
     FROM judged
     JOIN edges USING (dataset_id, generation)
     WHERE edges.is_all AND judged.reason IS NULL AND (edges.filter IS NULL OR penstock_passes(
@@ -216,22 +218,35 @@ WITH in_force AS MATERIALIZED (
                     other.filter, NULL, NULL, NULL, there.cursor))
               OFFSET 0)
         OFFSET 0)
-      -- A rebuild comes by each input's latest event, of which the last is enough.
+      -- A rebuild comes by each input's latest event, of which the last is enough. One that appends
+      -- comes by all events, and those made a task for which the other inputs were there before.
       AND NOT (%(only)s::uuid IS NOT NULL AND EXISTS (
           SELECT
           FROM arrived
           JOIN edges AS other
               ON other.job_id = arrived.job_id AND other.task_generation = arrived.task_generation
-          JOIN event AS later
-              ON later.dataset_id = other.dataset_id AND later.generation = other.generation
-              AND later.partition_key = arrived.partition_key AND later.seq > arrived.seq
-              AND later.routed = 'routed'
           WHERE arrived.seq = wanted.seq AND arrived.job_id = wanted.job_id
-            AND arrived.task_generation = wanted.task_generation AND arrived.is_per_partition
+            AND arrived.task_generation = wanted.task_generation
             AND other.dataset_id <> arrived.dataset_id
-            AND (other.filter IS NULL OR penstock_passes(
-                other.filter, later.partition_key, later.range_start, later.range_end,
-                later.cursor))))
+            AND CASE
+                WHEN arrived.is_appending THEN NOT EXISTS (
+                    SELECT FROM event AS there
+                    WHERE there.dataset_id = other.dataset_id AND there.generation = other.generation
+                      AND there.routed = 'routed'
+                      AND (there.partition_key IS NULL
+                           OR there.partition_key = arrived.partition_key AND there.seq < arrived.seq)
+                      AND (other.filter IS NULL OR penstock_passes(
+                          other.filter, there.partition_key, there.range_start, there.range_end,
+                          there.cursor)))
+                ELSE arrived.is_per_partition AND EXISTS (
+                    SELECT FROM event AS later
+                    WHERE later.dataset_id = other.dataset_id AND later.generation = other.generation
+                      AND later.partition_key = arrived.partition_key AND later.seq > arrived.seq
+                      AND later.routed = 'routed'
+                      AND (other.filter IS NULL OR penstock_passes(
+                          other.filter, later.partition_key, later.range_start, later.range_end,
+                          later.cursor)))
+            END))
 ), told AS MATERIALIZED (
     -- What is to become tasks, and of which job alone, if not of all that read it.
     SELECT judged.*, NULL::integer AS freed_job, NULL::uuid AS freed_generation

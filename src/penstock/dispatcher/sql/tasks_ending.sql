@@ -148,7 +148,7 @@ FROM held, job_definition AS definition
 WHERE task.id = held.id AND task.status = 'running' AND definition.id = task.definition_id
 RETURNING task.id AS task_id, task.attempt, task.status,
           CASE WHEN task.status IN ('queued', 'retrying') THEN task.due_at END AS due_at,
-          task.generation::text, definition.update_mode,
+          task.generation::text, task.dedupe_key, definition.update_mode,
           task.payload ->> 'partition_key' AS own_key, task.payload -> 'start' AS own_start,
           task.payload -> 'end' AS own_end,
           (SELECT job.name FROM job WHERE job.id = task.job_id) AS job,
@@ -200,15 +200,16 @@ WITH asked AS MATERIALIZED (
     FROM jsonb_to_recordset(%(outputs)s) AS asked(
         task_id bigint, place integer, attempt integer, dataset_id uuid, generation uuid,
         mode text, partition_key text, range_start bigint, range_end bigint, cursor bigint,
-        append_key text, location text, files bigint, rows bigint, bytes bigint, manifest text)
+        append_key text, location text, files bigint, rows bigint, bytes bigint, manifest text,
+        news text)
     LEFT JOIN removed ON (removed.dataset_id, removed.generation, removed.partition_key)
         = (asked.dataset_id, asked.generation, coalesce(asked.partition_key, ''))
 ), parts AS (
     INSERT INTO appended (
         dataset_id, generation, partition_key, append_key, task_id, attempt, location, files, rows,
-        bytes, manifest)
+        bytes, manifest, news)
     SELECT dataset_id, generation, coalesce(partition_key, ''), append_key, task_id, attempt,
-           location, files, rows, bytes, manifest
+           location, files, rows, bytes, manifest, news
     FROM asked
     WHERE mode = 'append' AND NOT is_late
     ORDER BY dataset_id, generation, partition_key, append_key, task_id

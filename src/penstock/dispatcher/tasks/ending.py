@@ -353,6 +353,7 @@ def _output_row(output: Output, *, place: int, row: Mapping[str, Any]) -> Mappin
         "cursor": output.cursor,
         "append_key": output.append_key or f"task:{row['task_id']}",
         "location": output.location,
+        "news": row["dedupe_key"],
         **_facts(output.facts),
     }
 

@@ -116,6 +116,20 @@ async def _grow(
     return refused
 
 
+async def grow_schema(
+    connection: Connection, dataset: str, *, generation: str, columns: Sequence[Mapping[str, Any]]
+) -> None:
+    """Grow the schema of one generation by columns of another, or raise `SchemaRefused`."""
+    named = {"datasets": [dataset], "generations": [generation]}
+    await connection.execute(query("make_schemas"), named)
+    (row,) = await (await connection.execute(query("lock_schemas"), named)).fetchall()
+    before = _columns(row["columns"])
+    after = evolve(before, _columns(columns))
+    if after != before:
+        grown = {**named, "columns": [Jsonb([_plain(each) for each in after])]}
+        await connection.execute(query("grow_schemas"), grown)
+
+
 def _grown(
     completions: Iterable[Completion],
     places: Mapping[tuple[int, str], Place],

@@ -66,6 +66,17 @@ class ChangesAnswer(Answer):
     """Not changed themselves, but something upstream of them was."""
 
 
+class LossAnswer(Answer):
+    """What cannot be built anew of a dataset that is appended to."""
+
+    dataset: str
+    job: str
+    publications: int
+    """How many there are."""
+    lost: int
+    """Of how many the event was removed by retention, or the input was replaced since."""
+
+
 class AppliedAnswer(Answer):
     version: int | None
     """None, with `dry_run`, for one that would be new."""
@@ -82,6 +93,12 @@ class AppliedAnswer(Answer):
     """Nothing was changed; this is what would have happened."""
     breaks: list[BreakAnswer] = []
     """With `dry_run`: the work that would become useless, for which `force` is needed."""
+    returned: list[str] = []
+    """The jobs whose earlier generation is served again at once."""
+    resumed: list[str] = []
+    """Of those that are built, the ones whose earlier generation is brought up to date."""
+    losses: list[LossAnswer] = []
+    """What would be missing; readers keep the present generation until somebody decides."""
 
 
 class VersionAnswer(Answer):
@@ -111,7 +128,9 @@ class CutOverAsk(Ask):
     """Have readers read the generation that is being built."""
 
     force: bool = False
-    """Also if partitions are missing that the current generation has."""
+    """Also if something is missing that the current generation has."""
+    keep: bool = False
+    """Take over from the current generation, as it is, what could not be built anew."""
 
 
 class CutOverAnswer(Answer):
@@ -119,3 +138,7 @@ class CutOverAnswer(Answer):
 
     dataset: str
     generation: str
+    kept: int | None = None
+    """How many publications were taken over, if that was asked for."""
+    is_waiting: bool = False
+    """Readers read what they read before: it is cut over when all is built that is downstream."""

@@ -204,7 +204,31 @@ def test_a_cut_over_by_hand(on_stage: Perform) -> None:
         await pipeline.forget_rebuilds()
         assert "force" in refused(await stage.public.post(path), 409).detail
         answer = ok(await stage.public.post(path, json={"force": True}))
-        assert answer == {"dataset": "tidy", "generation": built}
+        told = {"kept": None, "is_waiting": False}
+        assert answer == {"dataset": "tidy", "generation": built, **told}
+        assert await pipeline.states("tidy") == ["current", "retired"]
+
+    on_stage(story)
+
+
+def test_what_cannot_be_built_is_kept_by_hand(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        pipeline = Pipeline(stage.world)
+        ok(await stage.apply(chain()))
+        await pipeline.send("p")
+        await pipeline.work("a:clean")
+        served = (await pipeline.generations())["clean"]
+        ok(await stage.apply(chain(clean="2"), force=True))
+        path = "/v1/datasets/tidy/cut-over"
+        assert refused(await stage.public.post(path, json={"keep": True}), 409).type == "backfill"
+        await pipeline.forget_rebuilds()
+        assert (
+            refused(await stage.public.post("/v1/datasets/daily/cut-over"), 409).type == "upstream"
+        )
+        answer = ok(await stage.public.post(path, json={"keep": True}))
+        # What is downstream has to be computed of it first.
+        assert answer == {"dataset": "tidy", "generation": served, "kept": 1, "is_waiting": True}
+        ok(await stage.public.post(path, json={"keep": True, "force": True}))
         assert await pipeline.states("tidy") == ["current", "retired"]
 
     on_stage(story)

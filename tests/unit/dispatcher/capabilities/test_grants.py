@@ -123,6 +123,14 @@ def test_an_input_of_which_all_is_read_has_its_generation() -> None:
     ]
 
 
+def test_what_was_kept_of_an_earlier_generation_is_read_too() -> None:
+    kept = location("raw", "a").replace(FED, GENERATION)
+    definition = {"inputs": [{"from": "raw", "read": "all"}]}
+    inputs = {"raw": given_parts("raw", location("raw", "b"), kept)}
+    (found,) = grants_of(claimed(inputs=inputs, definition=definition), ROOT).read
+    assert found.prefixes == (f"{URL}/datasets/raw/{FED}/", f"{kept}/")
+
+
 def test_an_input_without_data_grants_nothing() -> None:
     assert reads(raw=given_parts("raw", location("raw", "p"), has_data=False)) == ()
     assert reads(raw=given_parts("raw")) == (ReadGrant(dataset="uuid of raw", version=FED),)

@@ -1,0 +1,520 @@
+"""Editing a job that appends: readers lose nothing that nobody has given up, on a real Postgres."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.dispatcher.building import Builder
+from penstock.dispatcher.dag.parsing import parse
+from penstock.dispatcher.deployment.values import CutOver, Kept, Loss, NotKept
+from penstock.dispatcher.retention import Retention
+from penstock.dispatcher.tasks.values import Claimed, Completion, Failure, Output
+from penstock.dispatcher.wire.steering import BackfillAnswer, BackfillAsk
+from penstock.runtimes.base import Facts
+from tests.integration.dispatcher.test_deployment import Pipeline
+from tests.integration.dispatcher.world import Play, World
+
+
+def texts(
+    *, log: str = "1", sums: str = "1", clean: str = "1", more: str = "", update: str = "append"
+) -> str:
+    """A source; a job that appends what comes with its events; and what is computed of that."""
+    key = "unique_key: [n]" if update == "append" else ""
+    return f"""
+jobs:
+  feed:
+    activation: source
+    source: {{kind: manual}}
+    outputs: [raw]
+  log:
+    runtime: process
+    operator: a:log
+    config: {{v: {log}}}
+    update: {update}
+    {key}
+    inputs: [raw]
+    outputs: [entries]
+    {more}
+  sums:
+    runtime: process
+    operator: a:sums
+    config: {{v: {sums}}}
+    inputs: [entries]
+    outputs: [totals]
+"""
+
+
+class Log(Pipeline):
+    """What is appended is called by what it was made of: `n` of the event's payload."""
+
+    async def bring(self, partition: str, *numbers: int) -> None:
+        for n in numbers:
+            event = await self.event(f"{partition}{n}", partition_key=partition, payload={"n": n})
+            await self.routing.accept([event])
+            await self.route()
+
+    async def labour(self, *operators: str) -> int:
+        """Do what waits, until nothing does."""
+        count = 0
+        for _ in range(100):
+            done = 0
+            for operator in operators or ("a:log", "a:clean", "a:copy", "a:sums"):
+                for each in await self.tasks.claim_next(operator, worker="w", limit=100):
+                    done += 1
+                    await self.finish(each)
+            count += done
+            if not done:
+                return count
+        pytest.fail("there is no end to tasks")
+
+    async def finish(self, task: Claimed) -> None:
+        parts = [
+            part["location"] for each in task.inputs.values() for part in each.get("parts") or []
+        ]
+        n = task.payload.get("payload", {}).get("n")
+        made = f"{n}" if n is not None else "+".join(each.rsplit("/", 1)[1] for each in parts)
+        (output,) = task.definition["outputs"]
+        await self.tasks.complete(
+            [
+                Completion(
+                    task.fence,
+                    (
+                        Output(
+                            dataset=task.definition["datasets"][output["name"]],
+                            location=f"s3://b/{made}",
+                            partition_key=task.payload.get("partition_key"),
+                            facts=Facts(files=1, rows=1, bytes=10, columns=(), manifest="0" * 64),
+                        ),
+                    ),
+                )
+            ]
+        )
+
+    async def build(self) -> None:
+        """Rebuild and cut over as far as it goes by itself."""
+        for _ in range(8):
+            await self.route()
+            await self.backfills.turn()
+            await self.labour()
+            await Builder(self.world.database, self.deployment).turn()
+
+    async def read(self, dataset: str = "entries") -> list[str]:
+        """What readers are served."""
+        rows = await self.world.rows(
+            "SELECT coalesce(appended.location, publication.location) AS location"
+            " FROM publication JOIN generation"
+            " ON (generation.dataset_id, version) = (publication.dataset_id, generation)"
+            " JOIN dataset ON dataset.id = generation.dataset_id"
+            " LEFT JOIN appended ON publication.mode = 'append' AND (appended.dataset_id,"
+            " appended.generation, appended.partition_key) = (publication.dataset_id,"
+            " publication.generation, publication.partition_key)"
+            " WHERE name = %s AND state = 'current' ORDER BY 1",
+            dataset,
+        )
+        return [row["location"].removeprefix("s3://b/") for row in rows]
+
+    async def retain(self) -> None:
+        """Let a year pass, and remove what is old."""
+        self.world.later(366 * 86_400)
+        retention = Retention(self.world.database, days=30)
+        while await retention.turn() != 3600.0:
+            pass
+
+    async def dataset(self, name: str) -> str:
+        return str(await self.world.value("SELECT id::text FROM dataset WHERE name = %s", name))
+
+    async def number(self, operator: str) -> Any:
+        return await self.world.value("SELECT count(*) FROM task WHERE operator = %s", operator)
+
+
+def test_every_publication_is_made_again(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts())
+        await it.bring("p", 104, 105, 106)
+        await it.bring("q", 201)
+        await it.labour()
+        everything = await it.read()
+        assert everything == ["104", "105", "106", "201"]
+        seen = await it.deployment.foresee(parse(texts(log="2"), "dag"))
+        assert seen.losses == ()
+        await it.apply(texts(log="2"))
+        await it.backfills.turn()
+        # All but one are made.
+        for each in await it.tasks.claim_next("a:log", worker="w", limit=3):
+            await it.finish(each)
+        await it.labour("a:sums")
+        await it.backfills.turn()
+        await Builder(world.database, it.deployment).turn()
+        assert await it.states("entries") == ["building", "current"]
+        await it.bring("p", 107)
+        await it.build()
+        assert await it.states("entries") == ["current", "retired"]
+        assert await it.read() == sorted([*everything, "107"])
+
+    play(story)
+
+
+def test_what_retention_has_removed_is_told_and_waits_for_somebody(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts())
+        for partition in "pqr":
+            await it.bring(partition, *range(7))
+        await it.labour()
+        before = await it.read()
+        assert len(before) == 21
+        await it.retain()
+        loss = Loss("entries", "log", publications=21, lost=18)
+        seen = await it.deployment.foresee(parse(texts(log="2"), "dag"))
+        assert seen.losses == (loss,)
+        applied = await it.apply(texts(log="2"))
+        assert applied.losses == (loss,)
+        await it.build()
+        assert await it.read() == before
+        # What is computed of it waits too: it would be of three parts, and have all partitions.
+        assert await it.states("totals") == ["building", "current"]
+        entries, totals = await it.dataset("entries"), await it.dataset("totals")
+        assert await it.deployment.cut_over(totals) is CutOver.UPSTREAM
+        assert await it.deployment.cut_over(entries) is CutOver.UNCOVERED
+        # Also after another year.
+        await it.retain()
+        assert await it.deployment.cut_over(entries, force=True) is CutOver.DONE
+        await it.build()
+        assert await it.read() == ["6", "6", "6"]
+        assert await it.states("totals") == ["current", "retired"]
+
+    play(story)
+
+
+def test_what_cannot_be_built_is_kept(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts())
+        for partition in "pq":
+            await it.bring(partition, *range(3))
+        await it.labour()
+        before = await it.read()
+        await it.retain()
+        await it.apply(texts(log="2"))
+        entries, totals = await it.dataset("entries"), await it.dataset("totals")
+        assert await it.deployment.keep(entries) == NotKept(CutOver.BACKFILL)
+        await it.build()
+        assert await it.deployment.keep(totals) == NotKept(CutOver.UPSTREAM)
+        assert await it.deployment.keep(entries) == Kept(4)
+        assert await it.deployment.keep(entries) == Kept(0)
+        # Nothing is cut over before what is downstream has seen what was kept.
+        await Builder(world.database, it.deployment).turn()
+        assert await it.states("totals") == ["building", "current"]
+        await it.build()
+        assert await it.states("entries") == ["current", "retired"]
+        assert await it.read() == before
+        assert await it.read("totals") == ["0+1+2", "0+1+2"]
+        heads = await world.rows(
+            "SELECT revision, files, rows FROM publication WHERE dataset_id = %s"
+            " AND generation = (SELECT version FROM generation"
+            "   WHERE dataset_id = %s AND state = 'current')",
+            entries,
+            entries,
+        )
+        assert [tuple(row.values()) for row in heads] == [(2, 3, 3), (2, 3, 3)]
+        # What was kept cannot be built at the next time either.
+        assert (await it.apply(texts(log="3"))).losses == (Loss("entries", "log", 6, 4),)
+        await it.build()
+        assert await it.deployment.keep(entries) == Kept(4)
+        await it.build()
+        assert await it.read() == before
+
+    play(story)
+
+
+def test_other_columns_are_not_kept(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts())
+        await it.bring("p", 1, 2)
+        await it.labour()
+        await it.retain()
+        await it.apply(texts(log="2"))
+        await it.build()
+        types = {"retired": "string", "current": "string", "building": "bigint"}
+        for state, column in types.items():
+            await world.rows(
+                "INSERT INTO generation_schema (dataset_id, version, columns)"
+                " SELECT dataset_id, version, jsonb_build_array(jsonb_build_object("
+                " 'name', 'n', 'type', %s::text)) FROM generation"
+                " WHERE dataset_id = %s AND state = %s",
+                column,
+                await it.dataset("entries"),
+                state,
+            )
+        found = await it.deployment.keep(await it.dataset("entries"))
+        assert isinstance(found, NotKept)
+        assert found.why is None
+        assert "'n'" in found.detail
+        assert await it.read() == ["1", "2"]
+
+    play(story)
+
+
+def test_a_dead_task_may_be_replayed_and_is_not_kept(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts())
+        await it.bring("p", 1, 2)
+        await it.labour()
+        await it.apply(texts(log="2"))
+        await it.backfills.turn()
+        first, second = await it.tasks.claim_next("a:log", worker="w", limit=10)
+        await it.tasks.fail([Failure(first.fence, "broken", is_retried=False)])
+        await it.finish(second)
+        await it.build()
+        assert await it.read() == ["1", "2"]
+        assert await it.deployment.keep(await it.dataset("entries")) == Kept(0)
+        await it.tasks.replay([first.task_id])
+        await it.build()
+        assert await it.states("entries") == ["current", "retired"]
+        assert await it.read() == ["1", "2"]
+
+    play(story)
+
+
+def test_what_the_input_was_replaced_by_is_not_appended_again(play: Play) -> None:
+    """An earlier state of a replaced input is gone: its rows are kept, or given up by somebody."""
+
+    def chained(log: str, clean: str = "1") -> str:
+        return (
+            texts(log=log).replace("inputs: [raw]", "inputs: [tidy]")
+            + f"""
+  clean:
+    runtime: process
+    operator: a:clean
+    config: {{v: {clean}}}
+    inputs: [raw]
+    outputs: [tidy]
+"""
+        )
+
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(chained("1"))
+        for n in (104, 105, 106):
+            await it.bring("p", n)
+            await it.labour()
+        assert await it.read() == ["104", "105", "106"]
+        # Whether the job itself is edited, or what it reads.
+        for text in (chained("2"), chained("2", clean="2")):
+            assert (await it.apply(text)).losses == (Loss("entries", "log", 3, 2),)
+            await it.build()
+            assert await it.deployment.keep(await it.dataset("entries")) == Kept(2)
+            await it.build()
+            assert (await it.job("log")).is_building is False
+            assert await it.read() == ["104", "105", "106"]
+
+    play(story)
+
+
+def test_an_edit_upstream_is_followed_part_by_part(play: Play) -> None:
+    """Both append: what stands for what is found through the task upstream."""
+    copy = """
+  copy:
+    runtime: process
+    operator: a:copy
+    update: append
+    unique_key: [n]
+    inputs: [entries]
+    outputs: [copies]
+"""
+
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts() + copy)
+        for n in (1, 2, 3):
+            await it.bring("p", n)
+            await it.labour()
+        assert await it.read("copies") == ["1", "1+2", "1+2+3"]
+        assert (await it.apply(texts(log="2") + copy)).losses == ()
+        await it.backfills.turn()
+        for each in await it.tasks.claim_next("a:log", worker="w", limit=10):
+            await it.finish(each)
+        # Two of three: the partition is there, and a part is not.
+        for each in await it.tasks.claim_next("a:copy", worker="w", limit=2):
+            await it.finish(each)
+        await it.labour("a:sums")
+        await it.backfills.turn()
+        await Builder(world.database, it.deployment).turn()
+        assert await it.states("copies") == ["building", "current"]
+        await it.build()
+        assert await it.states("copies") == ["current", "retired"]
+        assert len(await it.read("copies")) == 3
+        assert await it.read() == ["1", "2", "3"]
+
+    play(story)
+
+
+def test_what_backfills_have_appended_is_made_as_often(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts())
+        await it.bring("p", 1)
+        await it.labour()
+        for _ in range(2):
+            asked = BackfillAsk(job="log", keys=["p", "other"])
+            assert isinstance(await it.backfills.create(asked), BackfillAnswer)
+            await it.backfills.turn()
+            await it.labour()
+        assert len(await it.read()) == 5
+        assert (await it.apply(texts(log="2"))).losses == ()
+        # There and back: what was made stays made.
+        await it.backfills.turn()
+        await it.labour()
+        await it.apply(texts(), force=True)
+        await it.apply(texts(log="2"), force=True)
+        await it.build()
+        assert await it.states("entries") == ["current", "retired"]
+        assert len(await it.read()) == 5
+
+    play(story)
+
+
+def test_merged_updates_are_made_as_one(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts(more="merge_updates: true"))
+        await it.bring("p", 1, 2, 3)
+        await it.labour()
+        await it.bring("p", 4)
+        await it.labour()
+        before = await it.read()
+        assert before == ["3", "4"]
+        await it.apply(texts(log="2", more="merge_updates: true"))
+        await it.build()
+        assert await it.states("entries") == ["current", "retired"]
+        assert await it.read() == before
+
+    play(story)
+
+
+def test_an_earlier_text_is_served_at_once_if_it_lacks_nothing(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts())
+        await it.bring("p", 1, 2)
+        await it.labour()
+        await it.apply(texts(log="2"))
+        await it.build()
+        seen = await it.deployment.foresee(parse(texts(), "dag"))
+        assert (seen.returned, seen.building) == (("log", "sums"), ())
+        back = await it.apply(texts())
+        assert (back.returned, back.building) == (("log", "sums"), ())
+        assert await it.read() == ["1", "2"]
+        # Forward, with more; and back again, where that is lacking.
+        await it.apply(texts(log="2"))
+        await it.bring("p", 3, 4)
+        await it.labour()
+        seen = await it.deployment.foresee(parse(texts(), "dag"))
+        assert (seen.returned, seen.building, seen.losses) == ((), ("log", "sums"), ())
+        back = await it.apply(texts())
+        assert (back.returned, back.building) == ((), ("log", "sums"))
+        assert await it.read() == ["1", "2", "3", "4"]
+        await it.build()
+        assert (await it.job("log")).is_building is False
+        assert await it.read() == ["1", "2", "3", "4"]
+        assert await it.read("totals") == ["1+2+3+4"]
+        # A rollback is at once, and catches up with every event.
+        await it.bring("p", 5, 6)
+        await it.labour()
+        rolled = await it.deployment.rollback()
+        assert getattr(rolled, "returned", None) == ("log", "sums")
+        await it.build()
+        assert await it.read() == ["1", "2", "3", "4", "5", "6"]
+
+    play(story)
+
+
+def test_an_edit_that_is_taken_back_among_others_goes_back_too(play: Play) -> None:
+    more = """
+  mail:
+    runtime: process
+    operator: a:mail
+    inputs: [entries]
+"""
+
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts())
+        await it.bring("p", 1, 2)
+        await it.labour()
+        first = await it.generations()
+        await it.apply(texts(log="2"))
+        await it.build()
+        tasks = await it.number("a:log")
+        # Never in force as a whole, and as it was in all that makes these two.
+        seen = await it.deployment.foresee(parse(texts() + more, "dag"))
+        assert (seen.version_id, seen.returned, seen.building) == (None, ("log", "sums"), ())
+        await it.apply(texts() + more)
+        now = await it.generations()
+        assert {name: now[name] for name in first} == first
+        await it.build()
+        assert await it.number("a:log") == tasks
+        assert await it.read() == ["1", "2"]
+        # Edited again, only one of them is as it was.
+        await it.apply(texts(sums="2"))
+        assert (await it.generations())["log"] == first["log"]
+        assert await it.states("totals") == ["building", "current", "retired"]
+        # What was dropped does not come back.
+        await it.build()
+        await it.apply(texts(log="3"))
+        await it.build()
+        await world.rows(
+            "UPDATE generation SET state = 'abandoned', dropped_at = changed_at WHERE version = %s",
+            first["log"],
+        )
+        seen = await it.deployment.foresee(parse(texts(sums="4"), "dag"))
+        assert (seen.returned, seen.building) == ((), ("log", "sums"))
+
+    play(story)
+
+
+def test_what_the_earlier_text_lacks_for_good_waits_for_somebody(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts())
+        await it.bring("p", 1)
+        await it.labour()
+        await it.apply(texts(log="2"))
+        await it.build()
+        await it.bring("p", 2, 3)
+        await it.labour()
+        await it.retain()
+        loss = Loss("entries", "log", publications=3, lost=1)
+        assert (await it.deployment.foresee(parse(texts(), "dag"))).losses == (loss,)
+        assert (await it.apply(texts())).losses == (loss,)
+        await it.build()
+        assert await it.read() == ["1", "2", "3"]
+        # What the earlier generation has of it is not lacking.
+        assert await it.deployment.keep(await it.dataset("entries")) == Kept(1)
+        await it.build()
+        assert await it.states("entries") == ["current", "retired"]
+        assert await it.read() == ["1", "2", "3"]
+
+    play(story)
+
+
+def test_to_replace_what_was_appended_waits_for_somebody(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts())
+        await it.bring("p", 1, 2)
+        await it.labour()
+        await it.apply(texts(update="replace"))
+        await it.build()
+        assert await it.read() == ["1", "2"]
+        entries = await it.dataset("entries")
+        assert await it.deployment.keep(entries) == Kept(0)
+        assert await it.deployment.cut_over(entries, force=True) is CutOver.DONE
+        assert await it.read() == ["2"]
+
+    play(story)
