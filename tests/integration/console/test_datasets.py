@@ -234,7 +234,9 @@ def test_what_is_being_built_can_be_cut_over(console: Look) -> None:
         for each in (await visitor.parts.backfills.list()).backfills:
             await visitor.parts.backfills.cancel(each.id)
         refused = words((await visitor.post("/datasets/tidy/cut-over", here))[1])
-        assert "does not have all partitions" in refused
+        assert "does not have all that the current one has" in refused
+        kept = await visitor.post("/datasets/tidy/cut-over", {**here, "keep": "yes"})
+        assert "is part of the new generation" in words(kept[1])
         done = await visitor.post("/datasets/tidy/cut-over", {**here, "force": "yes"})
         assert "now read the generation" in words(done[1])
         after = (await visitor.get("/datasets/tidy"))[1]

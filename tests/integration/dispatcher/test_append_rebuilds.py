@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ class Log(Pipeline):
         count = 0
         for _ in range(100):
             done = 0
-            for operator in operators or ("a:log", "a:clean", "a:copy", "a:sums"):
+            for operator in operators or ("a:log", "a:clean", "a:copy", "a:sums", "a:look"):
                 for each in await self.tasks.claim_next(operator, worker="w", limit=100):
                     done += 1
                     await self.finish(each)
@@ -73,7 +74,8 @@ class Log(Pipeline):
         parts = [
             part["location"] for each in task.inputs.values() for part in each.get("parts") or []
         ]
-        n = task.payload.get("payload", {}).get("n")
+        is_looking = task.operator == "a:look"
+        n = None if is_looking else task.payload.get("payload", {}).get("n")
         made = f"{n}" if n is not None else "+".join(each.rsplit("/", 1)[1] for each in parts)
         (output,) = task.definition["outputs"]
         await self.tasks.complete(
@@ -230,6 +232,34 @@ def test_what_cannot_be_built_is_kept(play: Play) -> None:
     play(story)
 
 
+def test_what_only_looks_into_it_is_computed_again_with_what_is_kept(play: Play) -> None:
+    look = """
+  look:
+    runtime: process
+    operator: a:look
+    inputs: [raw, {from: entries, trigger: false, read: all}]
+    outputs: [seen]
+"""
+
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts() + look)
+        await it.bring("p", 1, 2)
+        await it.labour("a:log")
+        await it.labour()
+        assert await it.read("seen") == ["1+2"]
+        await it.retain()
+        await it.apply(texts(log="2") + look)
+        await it.build()
+        assert await it.read("seen") == ["1+2"]
+        assert await it.deployment.keep(await it.dataset("entries")) == Kept(1)
+        await it.build()
+        assert (await it.job("look")).is_building is False
+        assert await it.read("seen") == ["1+2"]
+
+    play(story)
+
+
 def test_other_columns_are_not_kept(play: Play) -> None:
     async def story(world: World) -> None:
         it = Log(world)
@@ -316,9 +346,7 @@ def test_what_the_input_was_replaced_by_is_not_appended_again(play: Play) -> Non
     play(story)
 
 
-def test_an_edit_upstream_is_followed_part_by_part(play: Play) -> None:
-    """Both append: what stands for what is found through the task upstream."""
-    copy = """
+COPY = """
   copy:
     runtime: process
     operator: a:copy
@@ -328,14 +356,123 @@ def test_an_edit_upstream_is_followed_part_by_part(play: Play) -> None:
     outputs: [copies]
 """
 
+
+def test_what_is_kept_upstream_is_kept_downstream_and_not_computed_twice(play: Play) -> None:
     async def story(world: World) -> None:
         it = Log(world)
-        await it.apply(texts() + copy)
+        await it.apply(texts() + COPY)
+        for n in (1, 2, 3):
+            await it.bring("p", n)
+            await it.labour()
+        await it.retain()
+        losses = (Loss("copies", "copy", 3, 2), Loss("entries", "log", 3, 2))
+        assert (await it.apply(texts(log="2") + COPY)).losses == losses
+        await it.build()
+        assert await it.deployment.keep(await it.dataset("copies")) == NotKept(CutOver.UPSTREAM)
+        assert await it.deployment.keep(await it.dataset("entries")) == Kept(2)
+        await it.build()
+        assert await it.read("copies") == ["1", "1+2", "1+2+3"]
+        assert await it.states("entries") == ["building", "current"]
+        assert await it.deployment.keep(await it.dataset("copies")) == Kept(2)
+        await it.build()
+        assert await it.states("entries") == ["current", "retired"]
+        assert await it.states("copies") == ["current", "retired"]
+        assert await it.read() == ["1", "2", "3"]
+        assert len(await it.read("copies")) == 3
+
+    play(story)
+
+
+def test_what_is_kept_of_a_rebuild_that_was_cancelled_is_not_made_after_all(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts())
+        await it.bring("p", 1, 2)
+        await it.labour()
+        await it.apply(texts(log="2"))
+        await world.rows("UPDATE backfill SET concurrency_max = 1")
+        await it.backfills.turn()
+        # One of them is a task that is cancelled, of the other there is none.
+        await it.forget_rebuilds()
+        entries = await it.dataset("entries")
+        assert await it.deployment.keep(entries) == Kept(2)
+        await it.apply(texts(), force=True)
+        await it.apply(texts(log="2"), force=True)
+        await it.build()
+        assert await it.states("entries") == ["current", "retired"]
+        assert await it.read() == ["1", "2"]
+
+    play(story)
+
+
+async def work_at_random(it: Log) -> None:
+    for _ in range(25):
+        for operator in ("a:log", "a:copy", "a:sums"):
+            for each in await it.tasks.claim_next(operator, worker="w", limit=2):
+                await it.finish(each)
+
+
+async def turn_often(it: Log) -> None:
+    for _ in range(25):
+        await it.backfills.turn()
+        await Builder(it.world.database, it.deployment).turn()
+
+
+async def read_often(it: Log) -> list[str]:
+    """What readers once had, and then not any more."""
+    seen, missed = set[str](), list[str]()
+    for _ in range(60):
+        now = set(await it.read())
+        missed += seen - now
+        seen |= now
+    return missed
+
+
+async def edit_often(it: Log) -> None:
+    for text in (texts(log="3"), texts(log="2"), texts(log="1"), texts(log="3", sums="2")):
+        await it.apply(text + COPY, force=True)
+        await turn_often(it)
+
+
+def test_everything_at_once(play: Play) -> None:
+    """Events come, tasks end, edits are rebuilt, taken back and cut over: no row is lost."""
+
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts() + COPY)
+        await it.bring("p", *range(10))
+        await it.labour()
+        await it.apply(texts(log="2") + COPY)
+
+        async def bring() -> None:
+            for n in range(10, 22):
+                await it.bring("pq"[n % 2], n)
+
+        workers = (work_at_random(it) for _ in range(3))
+        reading = read_often(it)
+        missed, *_ = await asyncio.gather(
+            reading, bring(), *workers, turn_often(it), edit_often(it)
+        )
+        await it.build()
+        assert missed == []
+        assert (await it.job("log")).is_building is False
+        assert await it.read() == sorted(map(str, range(22)))
+        assert len(await it.read("copies")) == 22
+
+    play(story)
+
+
+def test_an_edit_upstream_is_followed_part_by_part(play: Play) -> None:
+    """Both append: what stands for what is found through the task upstream."""
+
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts() + COPY)
         for n in (1, 2, 3):
             await it.bring("p", n)
             await it.labour()
         assert await it.read("copies") == ["1", "1+2", "1+2+3"]
-        assert (await it.apply(texts(log="2") + copy)).losses == ()
+        assert (await it.apply(texts(log="2") + COPY)).losses == ()
         await it.backfills.turn()
         for each in await it.tasks.claim_next("a:log", worker="w", limit=10):
             await it.finish(each)
@@ -491,6 +628,10 @@ def test_what_the_earlier_text_lacks_for_good_waits_for_somebody(play: Play) -> 
         await it.retain()
         loss = Loss("entries", "log", publications=3, lost=1)
         assert (await it.deployment.foresee(parse(texts(), "dag"))).losses == (loss,)
+        # A rollback would give it up.
+        rolled = await it.deployment.foresee_rollback()
+        assert getattr(rolled, "losses", None) == (loss,)
+        assert getattr(rolled, "returned", None) == ("log", "sums")
         assert (await it.apply(texts())).losses == (loss,)
         await it.build()
         assert await it.read() == ["1", "2", "3"]

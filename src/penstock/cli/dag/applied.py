@@ -39,7 +39,10 @@ def told(answer: AppliedAnswer) -> Iterator[str]:
             "Back to what they had made earlier, once that is brought up to date:"
             f" {', '.join(answer.resumed)}."
         )
-    yield from (lost(each) for each in answer.losses)
+    yield from (
+        lost(each, is_at_once=each.job in answer.returned and each.job not in answer.building)
+        for each in answer.losses
+    )
     if answer.cancelled:
         yield f"Cancelled: {counted(answer.cancelled, 'task')} that nobody needs any more."
     if answer.breaks:
@@ -47,12 +50,16 @@ def told(answer: AppliedAnswer) -> Iterator[str]:
         yield from (f"  {broken(each)}" for each in answer.breaks)
 
 
-def lost(loss: LossAnswer) -> str:
+def lost(loss: LossAnswer, *, is_at_once: bool) -> str:
     """What cannot be built anew, and what to do about it."""
-    return (
+    told = (
         f"Cannot be built anew: {loss.lost:,} of {counted(loss.publications, 'publication')} of"
         f" {loss.dataset}, whose events retention has removed or whose inputs were replaced since."
-        " Readers keep what they have until somebody decides: 'penstock dataset cut-over"
+    )
+    if is_at_once:
+        return f"{told} Readers would miss them from then on."
+    return (
+        f"{told} Readers keep what they have until somebody decides: 'penstock dataset cut-over"
         f" {loss.dataset} --keep' takes them over as they are, --force leaves them out."
     )
 

@@ -74,6 +74,11 @@ def effects(answer: AppliedAnswer) -> Iterator[tuple[str, str]]:
                 yield name, _listed(jobs)
     if answer.building:
         yield "Jobs that are built, and served as now until then", _listed(answer.building)
+    for loss in answer.losses:
+        yield (
+            f"Publications of {loss.dataset} that readers would miss",
+            f"{number(loss.lost)} of {number(loss.publications)}: they cannot be built anew",
+        )
     for each in answer.breaks:
         counts = {"waiting": each.waiting, "running": each.running, "backfills": each.backfills}
         work = ", ".join(f"{number(count)} {what}" for what, count in counts.items() if count)

@@ -72,7 +72,7 @@ async def apply(parts: Parts, call: Call) -> Answer:
     check_outputs(read, Root.parse(parts.root))
     found: Applied | Foreseen | NotApplied
     if ask.dry_run:
-        found = await parts.deployment.foresee(read, force=ask.force)
+        found = await parts.deployment.foresee(read)
     else:
         found = await parts.deployment.apply(read, ask.source, force=ask.force)
     return await _moved(parts, found, read)

@@ -17,6 +17,7 @@ from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.deployment.plan import (
     Held,
+    Move,
     Plan,
     Retired,
     Standing,
@@ -59,8 +60,8 @@ class Intent:
     """The generations that were not served before, and are again."""
 
 
-async def to_new(connection: Connection, dag: Dag, *, is_at_once: bool) -> Intent:
-    """To a DAG that was never in force. What it brings back is built on unless `is_at_once`."""
+async def to_new(connection: Connection, dag: Dag) -> Intent:
+    """To a DAG that was never in force, which may bring generations back."""
     state = await read_state(connection)
     lineages = lineage_hashes(dag)
     kept = kept_generations(lineages, standing=state.standing, held=state.held)
@@ -79,7 +80,7 @@ async def to_new(connection: Connection, dag: Dag, *, is_at_once: bool) -> Inten
         if each.dataset in written
     ]
     behind = frozenset[str]()
-    if returning and not is_at_once:
+    if returning:
         behind = await _behind(connection, {**returning, **new}, reads)
     plan = plan_moves(targets, written=written, held=state.held, behind=behind)
     back = sorted({*kept.values(), *returning.values()} - served(state))
@@ -131,7 +132,7 @@ async def earlier_version(connection: Connection, to: int | None) -> dict[str, A
 
 
 async def foreseen_return(
-    connection: Connection, version: Mapping[str, Any], *, is_at_once: bool
+    connection: Connection, version: Mapping[str, Any], *, is_at_once: bool = False
 ) -> Foreseen:
     """What going back to a version would do."""
     version_id, digest = version["id"], version["hash"]
@@ -146,13 +147,12 @@ async def foreseen(
     connection: Connection, intent: Intent, digest: str, *, version_id: int | None = None
 ) -> Foreseen:
     """What a change would do."""
-    moved = [(each.version, each.state) for each in intent.plan.entering]
-    held = [(each.version, each.state) for each in intent.state.held]
-    built = {version for version, state in moved + held if state is GenerationState.BUILDING}
+    places: tuple[Held | Move, ...] = (*intent.plan.entering, *intent.state.held)
+    built = {each.version for each in places if each.state is GenerationState.BUILDING}
     built &= set(intent.targets.values())
-    datasets = {each.dataset for each in intent.plan.entering if each.version in built}
-    datasets |= {each.dataset for each in intent.state.held if each.version in built}
-    leaving = {(each.dataset, each.version) for each in intent.plan.leaving}
+    returned = returned_jobs(intent, GenerationState.CURRENT)
+    others = built | {intent.targets[job] for job in returned}
+    datasets = {each.dataset for each in places if each.version in others}
     return Foreseen(
         version_id,
         digest,
@@ -160,20 +160,18 @@ async def foreseen(
         building=tuple(sorted(job for job, each in intent.targets.items() if each in built)),
         before=intent.state.version_id,
         breaks=await find_breaks(connection, intent.plan, intent.targets),
-        returned=returned_jobs(intent, GenerationState.CURRENT),
+        returned=returned,
         resumed=returned_jobs(intent, GenerationState.BUILDING),
-        built=tuple(sorted(built)),
         replaced=tuple(
             sorted(
                 {
                     each.version
                     for each in intent.state.held
-                    if each.state is GenerationState.CURRENT
-                    and each.dataset in datasets
-                    and (each.dataset, each.version) not in leaving
+                    if each.state is GenerationState.CURRENT and each.dataset in datasets
                 }
             )
         ),
+        others=tuple(sorted(others)),
     )
 
 

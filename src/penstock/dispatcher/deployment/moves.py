@@ -22,8 +22,8 @@ Invariants:
   them.
 - To go back by applying a text serves retired generations at once if they are whole, that is, lack
   nothing that readers have now. One that lacks something, and all downstream of it, is built on
-  beside what is served, and cut over. `force`, and a rollback, serve them at once all the same, and
-  they catch up. What was dropped is abandoned, and built anew.
+  beside what is served, and cut over. A rollback serves them at once all the same, and they catch
+  up. What was dropped is abandoned, and built anew.
 - What is new, begins to be built, or is built on, gets a rebuild in the same transaction: a plan
   for the events of its inputs up to now, if there are any. Those that come later are routed to it.
   `backfills` carries it out, and `building` cuts over.
@@ -119,7 +119,7 @@ class Deployment:
             await connection.execute(query("take_deployment_lock"))
             earlier = await fetch_row(connection, "find_version", hash=digest, id=None)
             if earlier is not None:
-                return await _return_to(connection, earlier["id"], force=force, is_at_once=force)
+                return await _return_to(connection, earlier["id"], force=force)
             return await _put_in_force(connection, dag, source_text, force=force)
 
         found = await self._database.transact(work)
@@ -127,7 +127,7 @@ class Deployment:
             return found
         return replace(found, losses=await self._losses())
 
-    async def foresee(self, dag: Dag, *, force: bool = False) -> Foreseen:
+    async def foresee(self, dag: Dag) -> Foreseen:
         """What `apply` would do. Nothing is changed."""
         _check(dag)
         digest = content_hash(dag)
@@ -136,10 +136,8 @@ class Deployment:
             await connection.execute(query("take_deployment_lock"))
             earlier = await fetch_row(connection, "find_version", hash=digest, id=None)
             if earlier is not None:
-                return await foreseen_return(connection, earlier, is_at_once=force)
-            return await foreseen(
-                connection, await to_new(connection, dag, is_at_once=force), digest
-            )
+                return await foreseen_return(connection, earlier)
+            return await foreseen(connection, await to_new(connection, dag), digest)
 
         return await self._with_losses(await self._database.transact(work))
 
@@ -296,7 +294,7 @@ class Deployment:
     async def _with_losses(self, found: Foreseen) -> Foreseen:
         if not found.replaced:
             return found
-        return replace(found, losses=await self._losses(found.replaced, found.built))
+        return replace(found, losses=await self._losses(found.replaced, found.others))
 
 
 def _check(dag: Dag) -> None:
@@ -308,7 +306,7 @@ def _check(dag: Dag) -> None:
 async def _put_in_force(
     connection: Connection, dag: Dag, source_text: str, *, force: bool
 ) -> Applied | NotApplied:
-    intent = await to_new(connection, dag, is_at_once=force)
+    intent = await to_new(connection, dag)
     if not force and (breaks := await find_breaks(connection, intent.plan, intent.targets)):
         return NotApplied(WhyNotApplied.BREAKS, breaks)
     lineages = lineage_hashes(dag)
@@ -321,7 +319,7 @@ async def _put_in_force(
 
 
 async def _return_to(
-    connection: Connection, version_id: int, *, force: bool, is_at_once: bool
+    connection: Connection, version_id: int, *, force: bool, is_at_once: bool = False
 ) -> Applied | NotApplied:
     current = await fetch_row(connection, "current_version")
     if current is not None and current["id"] == version_id:
@@ -468,6 +466,8 @@ async def _keep(connection: Connection, dataset: str) -> Kept | NotKept:
     (row,) = await fetch_rows(connection, "keep_publications", version=version)
     if row["kept"] and row["readers"]:
         # They have no news of it by themselves, and are not cut over before they have seen it.
+        datasets = [each["dataset"] for each in building]
+        await connection.execute(query("forget_computed"), {"datasets": datasets})
         planned = {
             "version": row["version"],
             "versions": row["readers"],

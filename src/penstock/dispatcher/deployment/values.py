@@ -129,9 +129,8 @@ class Foreseen:
     resumed: tuple[str, ...] = ()
     losses: tuple[Loss, ...] = ()
     replaced: tuple[str, ...] = ()
-    """The generations that readers have until another is built."""
-    built: tuple[str, ...] = ()
-    """Those others."""
+    """The generations that readers have until others take their place, at once or when built."""
+    others: tuple[str, ...] = ()
 
 
 class WhyNotApplied(StrEnum):

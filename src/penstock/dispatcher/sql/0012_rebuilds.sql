@@ -6,6 +6,9 @@
 ALTER TABLE backfill_key ADD COLUMN task_id bigint;
 CREATE INDEX backfill_key_task ON backfill_key (task_id) WHERE task_id IS NOT NULL;
 
+-- When something of an earlier generation was made part of one that was being built.
+ALTER TABLE generation ADD COLUMN kept_at timestamptz;
+
 -- What a part was made of: the name of its task, which outlives the task.
 ALTER TABLE appended ADD COLUMN news text;
 UPDATE appended SET news = task.dedupe_key FROM task WHERE task.id = appended.task_id;
@@ -148,52 +151,72 @@ CREATE FUNCTION penstock_lacking(
               SELECT
               FROM penstock_counterparts(piece.task_id, new_version) AS made(id)
               JOIN task ON task.id = made.id
-              JOIN appended AS new ON new.news = task.dedupe_key AND new.task_id = task.id
-              WHERE new.dataset_id = of_dataset AND new.generation = new_version
-                AND new.partition_key = old.partition_key)
+              CROSS JOIN LATERAL (
+                  SELECT new.dataset_id, new.partition_key
+                  FROM appended AS new
+                  WHERE new.news = task.dedupe_key AND new.generation = new_version
+                    AND new.task_id = task.id
+                  UNION ALL
+                  -- What a release has published that does not know of news.
+                  SELECT new.dataset_id, new.partition_key
+                  FROM appended AS new
+                  WHERE new.dataset_id = of_dataset AND new.generation = new_version
+                    AND new.partition_key = old.partition_key
+                    AND new.append_key = 'task:' || task.id
+              ) AS new
+              WHERE new.dataset_id = of_dataset AND new.partition_key = old.partition_key)
       END
 $$;
 
 -- Whether a job that appends has to make a task of an event to be built anew. Not of what is published of a
 -- partition that was replaced since, or removed: what it told of is not there any more. Not of what was
--- only kept of an earlier generation, for what the job had made of that is kept too. And of updates
--- that were merged into one task, the last stands for all.
+-- only kept of an earlier generation, for what the job had made of that is kept too; nor of what the
+-- job itself has kept a part of. And of updates that were merged into one task, the last stands for all.
 CREATE FUNCTION penstock_is_news(
     said event, reading_job integer, reading_generation uuid, is_merging boolean
-) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT (said.revision IS NULL OR said.dedupe NOT LIKE '%:kept:%' AND EXISTS (
-            SELECT FROM publication AS head
-            WHERE head.dataset_id = said.dataset_id AND head.generation = said.generation
-              AND head.partition_key = coalesce(said.partition_key, '')
-              AND (head.revision = said.revision
-                   OR head.mode = 'append' AND NOT starts_with(head.location, 'range:'))))
-        AND NOT (is_merging AND (
-            EXISTS (
-                SELECT FROM coalesced
-                WHERE coalesced.event_seq = said.seq AND coalesced.job_id = reading_job
-                  AND coalesced.generation = reading_generation)
-            OR EXISTS (
-                SELECT
-                FROM generation AS next
-                JOIN generation AS served
-                    ON served.dataset_id = next.dataset_id AND served.state = 'current'
-                CROSS JOIN LATERAL (
-                    SELECT coalesced.task_id
-                    FROM coalesced
-                    WHERE coalesced.event_seq = said.seq AND coalesced.job_id = reading_job
-                      AND coalesced.generation = served.version
-                    UNION ALL
-                    SELECT task.id
-                    FROM task
-                    WHERE task.job_id = reading_job AND task.generation = served.version
-                      AND task.dedupe_key IN (
-                          'event:' || said.seq, 'task:' || said.task_id || ':' || said.partition_key)
-                ) AS merged
-                JOIN task ON task.id = merged.task_id
-                WHERE next.version = reading_generation AND next.state = 'building'
-                  AND (task.event_seq > said.seq OR EXISTS (
-                      SELECT FROM coalesced AS later
-                      WHERE later.task_id = task.id AND later.event_seq > said.seq)))))
+) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF said.revision IS NOT NULL AND (said.dedupe LIKE '%:kept:%' OR NOT EXISTS (
+        SELECT FROM publication AS head
+        WHERE head.dataset_id = said.dataset_id AND head.generation = said.generation
+          AND head.partition_key = coalesce(said.partition_key, '')
+          AND (head.revision = said.revision
+               OR head.mode = 'append' AND NOT starts_with(head.location, 'range:')))) THEN
+        RETURN false;
+    END IF;
+    IF EXISTS (
+        SELECT FROM appended
+        WHERE appended.generation = reading_generation AND appended.news IN (
+            'event:' || said.seq, 'task:' || said.task_id || ':' || said.partition_key)) THEN
+        RETURN false;
+    END IF;
+    RETURN NOT is_merging OR NOT EXISTS (
+        SELECT FROM coalesced
+        WHERE coalesced.event_seq = said.seq AND coalesced.job_id = reading_job
+          AND coalesced.generation = reading_generation)
+    AND NOT EXISTS (
+        SELECT
+        FROM generation AS next
+        JOIN generation AS served
+            ON served.dataset_id = next.dataset_id AND served.state = 'current'
+        CROSS JOIN LATERAL (
+            SELECT coalesced.task_id
+            FROM coalesced
+            WHERE coalesced.event_seq = said.seq AND coalesced.job_id = reading_job
+              AND coalesced.generation = served.version
+            UNION ALL
+            SELECT task.id
+            FROM task
+            WHERE task.job_id = reading_job AND task.generation = served.version
+              AND task.dedupe_key IN (
+                  'event:' || said.seq, 'task:' || said.task_id || ':' || said.partition_key)
+        ) AS merged
+        JOIN task ON task.id = merged.task_id
+        WHERE next.version = reading_generation AND next.state = 'building'
+          AND (task.event_seq > said.seq OR EXISTS (
+              SELECT FROM coalesced AS later
+              WHERE later.task_id = task.id AND later.event_seq > said.seq)));
+END
 $$;
 
 -- Whether what a task has appended cannot be made again when these generations are replaced: its event was
@@ -222,7 +245,8 @@ BEGIN
             SELECT old.event_seq
             UNION
             SELECT coalesced.event_seq FROM coalesced WHERE coalesced.task_id = old_task)
-          AND (NOT is_appending OR penstock_is_news(event, old.job_id, old.generation, false))
+          -- As for a generation that has nothing yet.
+          AND (NOT is_appending OR penstock_is_news(event, old.job_id, NULL, false))
           AND CASE
               WHEN event.generation <> ALL (replaced) THEN true
               WHEN event.revision IS NULL THEN false

@@ -272,7 +272,11 @@ WITH plan AS MATERIALIZED (
            definition.update_mode = 'replace' AS is_replacing,
            definition.update_mode = 'append' AND definition.runtime <> 'dispatcher'
                AS is_appending,
-           coalesce(definition.body ->> 'merge_updates', 'false') = 'true' AS is_merging
+           coalesce(definition.body ->> 'merge_updates', 'false') = 'true' AS is_merging,
+           EXISTS (
+               SELECT FROM generation
+               WHERE generation.version = backfill.generation AND generation.kept_at IS NOT NULL
+           ) AS has_kept
     FROM backfill
     JOIN job_definition AS definition ON definition.id = backfill.definition_id
     WHERE backfill.id = %(backfill)s
@@ -293,6 +297,14 @@ WITH plan AS MATERIALIZED (
     WHERE NOT (plan.is_per_partition AND plan.is_replacing AND inputs.is_whole
                AND event.cursor IS NOT NULL AND event.seq < inputs.newest_cursor)
       AND CASE
+          -- As penstock_is_news says, which takes longer.
+          WHEN plan.is_appending AND NOT plan.is_merging AND NOT plan.has_kept
+          THEN event.revision IS NULL OR position(':kept:' in event.dedupe) = 0 AND EXISTS (
+              SELECT FROM publication AS head
+              WHERE head.dataset_id = event.dataset_id AND head.generation = event.generation
+                AND head.partition_key = coalesce(event.partition_key, '')
+                AND (head.revision = event.revision
+                     OR head.mode = 'append' AND NOT starts_with(head.location, 'range:')))
           WHEN plan.is_appending
           THEN penstock_is_news(event, plan.job_id, plan.generation, plan.is_merging)
           ELSE NOT (plan.is_per_partition AND event.partition_key IS NOT NULL AND EXISTS (
@@ -320,7 +332,11 @@ WITH plan AS MATERIALIZED (
            definition.update_mode = 'replace' AS is_replacing,
            definition.update_mode = 'append' AND definition.runtime <> 'dispatcher'
                AS is_appending,
-           coalesce(definition.body ->> 'merge_updates', 'false') = 'true' AS is_merging
+           coalesce(definition.body ->> 'merge_updates', 'false') = 'true' AS is_merging,
+           EXISTS (
+               SELECT FROM generation
+               WHERE generation.version = backfill.generation AND generation.kept_at IS NOT NULL
+           ) AS has_kept
     FROM backfill
     JOIN job_definition AS definition ON definition.id = backfill.definition_id
     WHERE backfill.id = %(backfill)s
@@ -344,6 +360,14 @@ WHERE NOT (plan.is_per_partition AND plan.is_replacing AND inputs.is_whole
            AND event.cursor IS NOT NULL AND event.seq < inputs.newest_cursor)
   AND (%(among)s::bigint[] IS NULL OR event.seq = ANY (%(among)s::bigint[]))
   AND CASE
+      -- As penstock_is_news says, which takes longer.
+      WHEN plan.is_appending AND NOT plan.is_merging AND NOT plan.has_kept
+      THEN event.revision IS NULL OR position(':kept:' in event.dedupe) = 0 AND EXISTS (
+          SELECT FROM publication AS head
+          WHERE head.dataset_id = event.dataset_id AND head.generation = event.generation
+            AND head.partition_key = coalesce(event.partition_key, '')
+            AND (head.revision = event.revision
+                 OR head.mode = 'append' AND NOT starts_with(head.location, 'range:')))
       WHEN plan.is_appending
       THEN penstock_is_news(event, plan.job_id, plan.generation, plan.is_merging)
       ELSE NOT (plan.is_per_partition AND event.partition_key IS NOT NULL AND EXISTS (

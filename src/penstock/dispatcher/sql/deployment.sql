@@ -428,6 +428,19 @@ UPDATE task SET status = 'cancelled', settled_at = penstock_now(), reason = %(re
 FROM waiting
 WHERE task.id = waiting.id AND task.status IN ('queued', 'retrying')
 
+-- name: forget_computed
+-- What was computed of all of these datasets, or by looking into them, is to be computed again: no event
+-- of a partition tells those who read it of what was kept.
+DELETE FROM task
+USING dag_current
+JOIN edge USING (dag_version_id)
+JOIN dag_job AS reader USING (dag_version_id, job_id)
+JOIN job_definition AS definition ON definition.id = reader.definition_id
+WHERE edge.dataset_id = ANY (%(datasets)s::uuid[]) AND (edge.reads = 'all' OR NOT edge.is_trigger)
+  AND definition.update_mode = 'replace'
+  AND task.job_id = reader.job_id AND task.generation = reader.generation
+  AND task.status = 'completed' AND task.event_seq IS NOT NULL
+
 -- name: find_building
 -- What is being built of the outputs of the job that writes a dataset, and what it takes the place of. Until
 -- the end of the transaction nobody removes partitions of either: see hold_outputs.
@@ -444,8 +457,8 @@ WHERE named.id = %(dataset)s
 ORDER BY next.dataset_id
 
 -- name: keep_publications
--- What readers have and nothing was made of in the generation that is being built becomes part of that as
--- it is: parts of partitions, or partitions. Its folders are named by both from then on. Not what a
+-- What readers have and nothing was made of in the generation that is being built, or only what was
+-- cancelled, becomes part of that as it is: parts of partitions, or partitions. Its folders are named by both from then on. Not what a
 -- job that replaces would have to be given in parts. The events are no news for jobs that append.
 WITH pairs AS MATERIALIZED (
     SELECT next.dataset_id, served.version AS served, next.version AS next, definition.update_mode
@@ -478,7 +491,10 @@ WITH pairs AS MATERIALIZED (
         AND piece.append_key = lacking.append_key
     LEFT JOIN task ON task.id = lacking.task_id
     WHERE (pairs.update_mode = 'append' OR head.mode = 'replace')
-      AND NOT EXISTS (SELECT FROM penstock_counterparts(lacking.task_id, pairs.next))
+      AND NOT EXISTS (
+          SELECT
+          FROM penstock_counterparts(lacking.task_id, pairs.next) AS made(id)
+          JOIN task AS other ON other.id = made.id AND other.status <> 'cancelled')
 ), parts AS (
     INSERT INTO appended (
         dataset_id, generation, partition_key, append_key, task_id, attempt, location, appended_at,
@@ -530,6 +546,10 @@ WITH pairs AS MATERIALIZED (
     JOIN lost ON lost.dataset_id = heads.dataset_id AND lost.next = heads.generation
         AND lost.partition_key = heads.partition_key
     ON CONFLICT (dataset_id, generation, dedupe) DO NOTHING
+), noted AS (
+    UPDATE generation SET kept_at = penstock_now()
+    FROM heads
+    WHERE generation.dataset_id = heads.dataset_id AND generation.version = heads.generation
 )
 SELECT count(*) AS kept, (
     SELECT array_agg(DISTINCT reader.generation::text)
