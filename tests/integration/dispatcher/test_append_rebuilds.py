@@ -659,3 +659,69 @@ def test_to_replace_what_was_appended_waits_for_somebody(play: Play) -> None:
         assert await it.read() == ["2"]
 
     play(story)
+
+
+def test_a_job_that_waits_for_all_inputs_is_built_as_often(play: Play) -> None:
+    def joined(log: str) -> str:
+        return (
+            texts(log=log, more="when: all").replace("inputs: [raw]", "inputs: [raw, more]")
+            + """
+  other:
+    activation: source
+    source: {kind: manual}
+    outputs: [more]
+"""
+        )
+
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(joined("1"))
+        other = await it.job("other")
+        place = {"dataset": other.outputs["more"], "generation": other.generation}
+        for n in (1, 2, 3):
+            await it.bring("p", n)
+            event = await it.event(f"more {n}", partition_key="p", payload={"n": n * 10}, **place)
+            await it.routing.accept([event])
+            await it.route()
+        await it.labour()
+        # The first made none: nothing else was there.
+        before = await it.read()
+        assert before == ["10", "2", "20", "3", "30"]
+        await it.apply(joined("2"))
+        await it.build()
+        assert (await it.job("log")).is_building is False
+        assert await it.read() == before
+
+    play(story)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_part_that_is_published_at_the_cut_over_is_seen(play: Play, is_kept: bool) -> None:
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts())
+        await it.bring("p", 1)
+        await it.labour()
+        old = await it.job("log")
+        await it.apply(texts(log="2"))
+        version = (await it.job("log")).generation
+        await it.backfills.turn()
+        await it.labour()
+        await it.backfills.turn()
+        await it.bring("p", 2)
+        claimed = await it.tasks.claim_next("a:log", worker="w", limit=2)
+        (first,) = [each for each in claimed if each.generation == old.generation]
+        entries = old.outputs["entries"]
+        output = Output(dataset=entries, location="s3://b/2", partition_key="p")
+        async with asyncio.TaskGroup() as group, world.unfinished(is_kept=is_kept) as other:
+            await other.complete([Completion(first.fence, (output,))])
+            # Who looks without locks does not see it.
+            judged_at = await it.deployment.judge(version)
+            assert judged_at is not None
+            cutting = group.create_task(
+                it.deployment.cut_over(entries, version=version, judged_at=judged_at)
+            )
+            await world.until_waiting()
+        assert cutting.result() is (CutOver.UNCOVERED if is_kept else CutOver.DONE)
+
+    play(story)
