@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from penstock.dispatcher.api.requests import Admission, Limits, Message, Receive
+from penstock.dispatcher.api.requests import Admission, Limits, Message, Receive, be_known
 from penstock.dispatcher.sources.reading import BODY_BYTES_MAX, Reply, Request, problem
 from penstock.dispatcher.sources.receiving import Receiver
 from penstock.dispatcher.wire.problem import Problem
@@ -53,7 +53,10 @@ class WebhookApp:
         query = scope["query_string"].decode("latin-1")
         address = (scope.get("client") or ("",))[0]
         asked = Request(method, path, headers, body, query, address)
-        return await self._receiver.receive(asked)
+        reply = await self._receiver.receive(asked)
+        if 200 <= reply.status < 300:
+            be_known(scope)
+        return reply
 
 
 async def _send(send: Send, reply: Reply) -> None:

@@ -389,7 +389,7 @@ def _measured(saying: Saying, ended: Ended, row: Mapping[str, Any]) -> Measured:
         job=row["job"],
         outcome=_outcome(saying, ended),
         seconds=row["ran_seconds"],
-        published_rows=sum(each.rows for each in facts),
+        published_rows=sum(each.rows or 0 for each in facts),
         published_bytes=sum(each.bytes for each in facts),
     )
 

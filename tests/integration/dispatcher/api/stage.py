@@ -82,7 +82,10 @@ class Stage:
         return read(answer, ClaimAnswer).tasks
 
     async def complete(self, *ends: dict[str, Any]) -> httpx.Response:
-        return await self.internal.post("/v1/task/complete", json={"tasks": ends})
+        """As a worker does, which says who it is with every call."""
+        return await self.internal.post(
+            "/v1/task/complete", json={"tasks": ends}, headers=self.identity()
+        )
 
     async def beat(self, *tasks: dict[str, Any]) -> httpx.Response:
         return await self.internal.post("/v1/task/heartbeat", json={"tasks": tasks})
