@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from penstock.dispatcher.database.pool import Connection
+from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.pressure.pressures import Pressures
 from penstock.dispatcher.routing.values import Accepted, Routed
 from penstock.dispatcher.tasks.values import Claimed, Completion, NewTask, Output, Refusal, Why
@@ -445,5 +447,38 @@ def test_a_new_dag_decides_anew_of_what_is_held(play: Play) -> None:
             " ORDER BY task.id DESC LIMIT 1"
         )
         assert latest == "source:again"
+
+    play(story)
+
+
+def test_what_is_held_waits_for_its_predecessors_and_to_be_counted(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(windows())
+        await post(pipeline, "a", "b")
+        await pipeline.routing.route()
+        tidy = (await pipeline.job("clean")).outputs["tidy"]
+        for each in await pipeline.tasks.claim_next("a:clean", worker="w", limit=9):
+            output = Output(dataset=tidy, location=f"x{each.task_id}", partition_key="p")
+            await pipeline.tasks.complete([Completion(each.fence, (output,))])
+        held = "SELECT seq FROM event WHERE routed = 'held' ORDER BY seq"
+        first, second = [row["seq"] for row in await world.rows(held)]
+
+        async def uncounted(connection: Connection) -> list[Any]:
+            # Nothing was held when the queues were counted.
+            asked: dict[str, Any] = {"jobs": [], "limits": [], "rooms": [], "limit": 9}
+            return await (await connection.execute(query("pick_held"), asked)).fetchall()
+
+        assert await world.database.transact(uncounted) == []
+        # Another router has the first in hand, as after a change of the DAG.
+        await world.rows("UPDATE event SET routed = 'pending' WHERE seq = %s", first)
+        async with world.database.transaction() as other:
+            await other.execute(b"SELECT FROM event WHERE seq = %s FOR UPDATE", [first])
+            assert await pipeline.routing.route() == Routed(0, 0, 0)
+        await pipeline.routing.route()
+        rows = await world.rows(
+            "SELECT event_seq FROM task WHERE operator = 'a:mail' ORDER BY task.id"
+        )
+        assert [row["event_seq"] for row in rows] == [first, second]
 
     play(story)

@@ -45,6 +45,7 @@ async def pick_held(connection: Connection, *, limit: int) -> Picked:
     rooms = await _rows(connection, "queue_rooms")
     asked = {
         "jobs": [row["job_id"] for row in rooms],
+        "limits": [row["max_queue_depth"] for row in rooms],
         "rooms": [row["room"] for row in rooms],
         "limit": limit,
     }
@@ -52,7 +53,7 @@ async def pick_held(connection: Connection, *, limit: int) -> Picked:
 
 
 async def write_rooms(connection: Connection, picked: Picked) -> None:
-    """Keep what is left of the room: after the generations are locked, as the DAG's changes are."""
+    """Keep what is left of the room."""
     spent: Counter[int] = Counter()
     for event in picked.events:
         for job_id, weight in event["weights"].items():
@@ -60,6 +61,7 @@ async def write_rooms(connection: Connection, picked: Picked) -> None:
     if moved := [row for row in picked.rooms if row["is_new"] or spent[row["job_id"]]]:
         asked = {
             "jobs": [row["job_id"] for row in moved],
+            "limits": [row["max_queue_depth"] for row in moved],
             "rooms": [row["room"] - spent[row["job_id"]] for row in moved],
             "counted": [row["job_id"] for row in moved if row["is_new"]],
         }

@@ -18,6 +18,8 @@ WHERE dag_job.job_id = job.id;
 -- How many tasks may be made for a job before its queue is counted again, and when it was counted.
 CREATE TABLE queue_room (
     job_id integer PRIMARY KEY REFERENCES job,
+    -- The limit that it was counted for; of another one it says nothing.
+    max_queue_depth bigint NOT NULL,
     room bigint NOT NULL,
     counted_at timestamptz NOT NULL
 );

@@ -19,12 +19,13 @@ SELECT pg_try_advisory_xact_lock(8604529940713923940) AS is_ours
 -- name: queue_rooms
 -- How many more tasks may wait for each job whose input is held. The last count is good for most of
 -- its room, and a long queue is not counted all the time: counting goes by its length.
-SELECT job.id AS job_id, counted.is_new,
+SELECT job.id AS job_id, job.max_queue_depth, counted.is_new,
        CASE WHEN counted.is_new
             THEN penstock_depth_max(job.max_queue_depth) - waiting.depth
             ELSE queue_room.room END AS room
 FROM job
-LEFT JOIN queue_room ON queue_room.job_id = job.id
+LEFT JOIN queue_room
+    ON queue_room.job_id = job.id AND queue_room.max_queue_depth = job.max_queue_depth
 CROSS JOIN LATERAL (
     SELECT queue_room.job_id IS NULL
         OR 4 * queue_room.room < penstock_depth_max(job.max_queue_depth)
@@ -57,6 +58,8 @@ ORDER BY job.id
 -- name: pick_held
 -- The next events, as many of each dataset as all jobs with limits that read it have room for; what
 -- was held of a dataset before goes before. An event is at most a task in each generation of a job.
+-- A job that was not counted, because nothing was held for it then or its limit was another, has no
+-- room.
 WITH RECURSIVE datasets AS (
     (SELECT dataset_id FROM event WHERE routed = 'held' ORDER BY dataset_id LIMIT 1)
     UNION ALL
@@ -78,13 +81,16 @@ WITH RECURSIVE datasets AS (
     WHERE next.state = 'building'
     GROUP BY dag_job.generation
 ), readers AS MATERIALIZED (
-    SELECT DISTINCT edge.dataset_id, edge.job_id, edge.filter, dag_job.generation, asked.room
+    SELECT DISTINCT edge.dataset_id, edge.job_id, edge.filter, dag_job.generation,
+           coalesce(asked.room, 0) AS room
     FROM datasets
     JOIN edge ON edge.dataset_id = datasets.dataset_id AND edge.is_trigger
         AND edge.dag_version_id IN (SELECT dag_version_id FROM versions)
     JOIN dag_job USING (dag_version_id, job_id)
-    JOIN unnest(%(jobs)s::integer[], %(rooms)s::bigint[]) AS asked(job_id, room)
-        ON asked.job_id = edge.job_id
+    JOIN job ON job.id = edge.job_id AND job.max_queue_depth IS NOT NULL
+    LEFT JOIN unnest(%(jobs)s::integer[], %(limits)s::bigint[], %(rooms)s::bigint[])
+        AS asked(job_id, max_queue_depth, room)
+        ON asked.job_id = job.id AND asked.max_queue_depth = job.max_queue_depth
 ), candidates AS MATERIALIZED (
     SELECT listed.*
     FROM datasets
@@ -136,20 +142,19 @@ ORDER BY candidate.seq
 LIMIT %(limit)s
 
 -- name: write_rooms
-INSERT INTO queue_room AS held (job_id, room, counted_at)
-SELECT asked.job_id, asked.room, clock_timestamp()
-FROM unnest(%(jobs)s::integer[], %(rooms)s::bigint[]) AS asked(job_id, room)
+INSERT INTO queue_room AS held (job_id, max_queue_depth, room, counted_at)
+SELECT asked.job_id, asked.max_queue_depth, asked.room, clock_timestamp()
+FROM unnest(%(jobs)s::integer[], %(limits)s::bigint[], %(rooms)s::bigint[])
+    AS asked(job_id, max_queue_depth, room)
 ON CONFLICT (job_id) DO UPDATE
-SET room = excluded.room,
+SET max_queue_depth = excluded.max_queue_depth, room = excluded.room,
     counted_at = CASE WHEN held.job_id = ANY (%(counted)s::integer[]) THEN excluded.counted_at
                       ELSE held.counted_at END
 
 -- name: release_held
 -- The limits are as the DAG has them from now on, and what is held is looked at again under them.
 -- Comes after the locks of all generations, so that no router has any of it in hand.
-WITH rooms AS (
-    DELETE FROM queue_room
-), limits AS (
+WITH limits AS (
     UPDATE job
     SET max_queue_depth = wanted.max_queue_depth
     FROM (

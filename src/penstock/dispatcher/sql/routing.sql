@@ -92,13 +92,15 @@ WITH in_force AS MATERIALIZED (
     WHERE %(only)s::uuid IS NULL OR live.generation = %(only)s
 ), in_hand AS MATERIALIZED (
     -- What another router has taken of what sources have sent: what comes later of the same partition
-    -- waits, for its task has to have the higher number.
+    -- waits, for its task has to have the higher number. What is held is in order whoever has sent it.
     SELECT dataset_id, generation, coalesce(partition_key, '') AS partition_key, min(seq) AS seq
     FROM event
-    WHERE routed = 'pending' AND revision IS NULL AND %(only)s::uuid IS NULL
+    WHERE routed = 'pending' AND (revision IS NULL OR %(status)s::text = 'held')
+      AND %(only)s::uuid IS NULL
       AND seq < (
           SELECT max(asked.seq) FROM event AS asked
-          WHERE asked.seq = ANY (%(events)s::bigint[]) AND asked.revision IS NULL)
+          WHERE asked.seq = ANY (%(events)s::bigint[])
+            AND (asked.revision IS NULL OR %(status)s::text = 'held'))
       AND seq <> ALL (%(events)s::bigint[])
     GROUP BY dataset_id, generation, coalesce(partition_key, '')
     UNION ALL
@@ -112,7 +114,7 @@ WITH in_force AS MATERIALIZED (
     ) AS asked
     JOIN event AS earlier ON earlier.routed = 'held' AND earlier.dataset_id = asked.dataset_id
         AND earlier.seq < asked.upto AND earlier.seq <> ALL (%(events)s::bigint[])
-    WHERE %(status)s::text = 'held' AND earlier.revision IS NULL
+    WHERE %(status)s::text = 'held'
     GROUP BY earlier.dataset_id, earlier.generation, coalesce(earlier.partition_key, '')
 ), judged AS MATERIALIZED (
     SELECT event.*,
@@ -129,7 +131,7 @@ WITH in_force AS MATERIALIZED (
         ON generation.dataset_id = event.dataset_id AND generation.version = event.generation
     WHERE event.seq = ANY (%(events)s::bigint[])
       AND (event.routed = %(status)s::text OR %(only)s::uuid IS NOT NULL)
-      AND NOT (event.revision IS NULL AND EXISTS (
+      AND NOT ((event.revision IS NULL OR %(status)s::text = 'held') AND EXISTS (
           SELECT FROM in_hand
           WHERE in_hand.dataset_id = event.dataset_id AND in_hand.generation = event.generation
             AND in_hand.partition_key = coalesce(event.partition_key, '')
