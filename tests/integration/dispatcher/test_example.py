@@ -72,6 +72,8 @@ class Flights:
                 range_ = {name: task.payload[name] for name in ("start", "end")}
                 made = output(task, dataset, **range_)
                 ok(await self.stage.complete({**held(task), "outputs": [made]}))
+            # What leads to a job with a limit is for the router, also if a task has published it.
+            await self.stage.route()
 
     async def days(self) -> list[tuple[str, int, int]]:
         """The days of which a report is due now."""
