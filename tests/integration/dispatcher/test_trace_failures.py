@@ -491,6 +491,7 @@ def test_there_is_backpressure(worlds: Worlds) -> None:
         done = await stage.claim(limit=3)
         for each in done:
             ok(await stage.complete(held(each, outputs=[output(each)])))
+        await stage.route()
         await pressures.turn()
         told = ok(await stage.public.get("/v1/pressure"))
         pressed = {each["job"] for each in told["jobs"] if each["pressed"]}
