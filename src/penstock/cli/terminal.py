@@ -55,7 +55,12 @@ class Guarded:
     def __init__(self, stream: TextIO) -> None:
         self.unguarded = stream
 
-    def write(self, text: str) -> int:
+    def write(self, text: str | bytes) -> int:
+        if isinstance(text, bytes):
+            if not text:
+                # So click asks whether a stream is one of bytes; it writes some where none is.
+                raise TypeError("It is a stream of text.")
+            text = text.decode("utf-8", "replace")
         self.unguarded.write(_OURS.sub(lambda match: match[1] or _shown(match), text))
         return len(text)
 

@@ -182,6 +182,8 @@ def test_a_task_of_a_queue_is_shown_harmlessly(tmp_path: Path) -> None:
 def test_whatever_a_verb_prints_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     def spill(**_: Any) -> None:
         click.echo(NASTY)
+        # As click prints what the shell is to complete.
+        click.echo(NASTY.encode())
         click.secho(NASTY, fg="red", err=True)
         sys.stdout.write(NASTY)
         sys.stderr.writelines([NASTY])
@@ -191,7 +193,7 @@ def test_whatever_a_verb_prints_is_guarded(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(cli, "main", spill)
     ran = typed("status", clock=Hurried())
     _check(ran)
-    assert ran.out.count("\\u001b]0;owned") == 2
+    assert ran.out.count("\\u001b]0;owned") == 3
     assert "\x1b[31m" in ran.errors
     with pytest.raises(AttributeError):
         _ = Guarded(io.TextIOWrapper(io.BytesIO())).buffer
