@@ -14,7 +14,7 @@ from penstock.dispatcher.dag.model import DISPATCHER_RUNTIME, Dag, Job
 from penstock.dispatcher.dag.names import OPERATOR_CHARACTERS_MAX, in_queue
 from penstock.dispatcher.dag.runtimes import Fault
 from penstock.kernel.errors import InvalidInput
-from penstock.runtimes.base import DEFAULT_QUEUE
+from penstock.runtimes import DEFAULT_QUEUE
 from penstock.runtimes.registry import Registry
 
 

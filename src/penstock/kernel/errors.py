@@ -27,6 +27,7 @@ PenstockError
 │   ├── PayloadLost         its input or its result is gone or damaged
 │   └── NotSettled          it has not ended yet; also a TimeoutError
 ├── WorkFailed              a runtime ran the work of a task, and it failed
+│   └── WorkReleased        it was handed back, and has not failed
 ├── SecretUnavailable       a secret that a job names cannot be had
 ├── SchemaRefused           what was made does not fit the schema of its dataset
 ├── Damaged                 a file of a dataset is not what its manifest says

@@ -14,3 +14,10 @@ that code is given. The package `spark` has its own map.
 Third parties add runtimes by the entry point group `penstock.runtimes`, and named functions for
 `process` by `penstock.operators`.
 """
+
+from __future__ import annotations
+
+from typing import Final
+
+DEFAULT_QUEUE: Final = "default"
+"""Where tasks wait of which nothing else is said."""

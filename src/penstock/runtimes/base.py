@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from penstock.runtimes.users import Users
 
 
-DEFAULT_QUEUE: Final = "default"
-"""Where tasks wait of which nothing else is said."""
 PROGRESS_BYTES_MAX: Final = 16 * 1024
 """How much an attempt may say of its progress at a time, as JSON in UTF-8 without spaces."""
 PROGRESS_DEPTH_MAX: Final = 32

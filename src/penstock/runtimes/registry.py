@@ -31,7 +31,8 @@ import msgspec
 from penstock.kernel.errors import InvalidInput
 from penstock.kernel.shapes import wrong_shape
 from penstock.kernel.words import nearest
-from penstock.runtimes.base import DEFAULT_QUEUE, Runtime
+from penstock.runtimes import DEFAULT_QUEUE
+from penstock.runtimes.base import Runtime
 from penstock.runtimes.function import function
 from penstock.runtimes.process import process
 from penstock.runtimes.spark.runtime import spark

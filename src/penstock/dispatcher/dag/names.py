@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from penstock.runtimes.base import DEFAULT_QUEUE
+from penstock.runtimes import DEFAULT_QUEUE
 
 NAME_CHARACTERS_MAX: Final = 64
 OPERATOR_CHARACTERS_MAX: Final = 200

@@ -22,7 +22,7 @@ from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.deployment.plan import writers
 from penstock.dispatcher.routing.filters import stored_filter
-from penstock.runtimes.base import DEFAULT_QUEUE
+from penstock.runtimes import DEFAULT_QUEUE
 
 
 async def write_version(
