@@ -44,9 +44,7 @@ MODULE: Final = '''
 import os
 import pathlib
 
-from penstock.datasets import manifest
 from penstock.datasets.transfer import Transfer
-from penstock.runtimes.base import Facts, Made
 from penstock.store.s3.signing import Credentials
 
 HERE = pathlib.Path(__file__).parent
@@ -59,7 +57,7 @@ STORE = Transfer(
 
 
 def make(task):
-    """A file that says where it lies, and its manifest; of held partitions when they are let go."""
+    """A file that says where it lies; of held partitions when they are let go."""
     held = f"{task.job}-{task.partition_key}"
     if task.partition_key.startswith("held"):
         (HERE / f"holds-{held}").touch()
@@ -67,21 +65,7 @@ def make(task):
             if task.wait(0.05):
                 raise RuntimeError("It is to stop.")
     where = task.output.location
-    sent = STORE.write_bytes(f"{where}/part-0.parquet", where.encode())
-    file = manifest.File(name="part-0.parquet", rows=1, bytes=sent.bytes, sha256=sent.sha256)
-    body = manifest.encode(
-        manifest.Manifest(
-            dataset=task.output.dataset, generation=task.generation, job=task.job,
-            task_id=task.id, attempt=task.attempt, partition_key=task.partition_key,
-            rows=1, bytes=sent.bytes, files=(file,),
-        )
-    )
-    STORE.write_bytes(f"{where}/manifest.json", body)
-    facts = Facts(manifest=manifest.digest(body), files=1, rows=1, bytes=sent.bytes)
-    # As a runtime does that writes manifests; functions have no word for it.
-    task._published.append(
-        Made(output=task.output.name, location=where, partition_key=task.partition_key, facts=facts)
-    )
+    STORE.write_bytes(f"{where}/part-0.parquet", where.encode())
 '''
 DAG: Final = """
 jobs:

@@ -185,7 +185,7 @@ def test_up_survives_the_death_of_every_process_and_stops_cleanly(tmp_path: Path
         assert {each["status"] for each in tasks} == {"completed"}
         below = _below(up.process.pid)
         # What may face the internet holds a token of its own, and nothing that opens more.
-        secret = (up.data / "worker.secret").read_text().strip()
+        (secret,) = SECRETS.values()
         for number, command in below.items():
             if kinds["webhook"] in command:
                 held = Path(f"/proc/{number}/environ").read_bytes().decode().split("\0")
