@@ -484,6 +484,25 @@ def test_a_revoked_key_is_replaced_at_once_and_never_comes_back(play: Play, tmp_
     play(story)
 
 
+def test_a_key_that_is_revoked_right_after_a_rotation_leaves_one_that_signs(
+    play: Play, tmp_path: Path
+) -> None:
+    async def story(world: World) -> None:
+        keys = keys_in(world, tmp_path)
+        await keys.turn()
+        stolen = await signing(keys)
+        await keys.rotate()
+        await keys.turn()
+        assert await signing(keys) == stolen
+        # The next one is published, and its time has not come.
+        both = await asyncio.gather(keys.revoke(stolen), keys.revoke(stolen))
+        assert [each.is_new for each in both if each is not None].count(True) == 1
+        assert (await signing(keys)) in files(tmp_path) - {stolen}
+        assert len(files(tmp_path)) == 1
+
+    play(story)
+
+
 def test_a_stranger_that_begins_later_keeps_no_key(play: Play, tmp_path: Path) -> None:
     async def story(world: World) -> None:
         keys = keys_in(world, tmp_path)

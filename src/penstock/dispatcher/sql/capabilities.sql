@@ -106,8 +106,9 @@ RETURNING kid
 
 -- name: revoke_key
 -- Again is the same. The key of KMS that signs has to be rotated away first: nobody here makes another.
+-- A key that its holder has published since, as after a rotation, signs at once if nothing else does.
 WITH held AS (
-    SELECT kid, revoked_at IS NULL AS is_new,
+    SELECT kid, holder, revoked_at IS NULL AS is_new,
            signer = 'kms' AND retired_at IS NULL AS is_needed
     FROM signing_key
     WHERE kid = %(kid)s
@@ -119,6 +120,16 @@ WITH held AS (
     FROM held
     WHERE one.kid = held.kid AND NOT held.is_needed
     RETURNING one.kid, one.revoked_at
+), advanced AS (
+    UPDATE signing_key AS later
+    SET signs_from = penstock_now()
+    FROM held
+    WHERE later.holder = held.holder AND later.kid <> held.kid AND NOT held.is_needed
+      AND later.retired_at IS NULL AND later.signs_from > penstock_now()
+      AND NOT EXISTS (
+          SELECT FROM signing_key AS other
+          WHERE other.holder = held.holder AND other.kid <> held.kid
+            AND other.retired_at IS NULL AND other.signs_from <= penstock_now())
 )
 SELECT held.is_new, held.is_needed, revoked.revoked_at
 FROM held
