@@ -19,16 +19,23 @@ for a laptop: it is served on loopback, of an installation that has no tokens, t
 no page of another site. Everything else is refused with 401 or 403 in one sentence that tells
 nothing of what was wrong, and noted in the audit of the dispatcher: counted in a bounded memory,
 and sent by `note`, which a loop calls.
+
+Whoever has no secret can make this process ask for nothing more often: sources and secrets are
+asked for by one request at a time, and the others share what comes of it. A secret, or that it
+cannot be had, is remembered for as long as the sources are. `judge` is this part, and takes
+nobody's place; `accept` sends the event of whoever has passed it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -66,6 +73,7 @@ from penstock.kernel.errors import (
 
 _log = logging.getLogger(__name__)
 
+Found = TypeVar("Found")
 FindSecret = Callable[[str], Awaitable[str]]
 """The secret that is at a place; `SecretUnavailable` if it cannot be had."""
 
@@ -74,6 +82,7 @@ UNAVAILABLE_SECONDS: Final = 5
 _FRESH_SECONDS: Final = 5.0
 _ASK_AGAIN_SECONDS: Final = 1.0
 SECRET_CHARACTERS_MIN: Final = 16
+_SECRETS_MAX: Final = 1000
 REFUSALS_MAX: Final = 1000
 """How many different refusals wait to be noted; of more, only the reason is."""
 _FORBIDDEN: Final = "Without `auth` this webhook answers to programs of this machine alone."
@@ -100,6 +109,45 @@ class _Known:
     is_open: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A request that its source takes."""
+
+    source: SourceAnswer
+    request: Request
+    proof: Proof
+
+
+class _Asked(Generic[Found]):
+    """Something that one request asks for; those that want it meanwhile share what comes of it."""
+
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, Found]]) -> None:
+        self._ask = ask
+        self._asking: asyncio.Task[Found] | None = None
+
+    async def answer(self) -> Found:
+        if self._asking is None:
+            # Not in a group: it is everybody's who waits, and outlives the one who began it.
+            self._asking = asyncio.get_running_loop().create_task(self._ask())
+            self._asking.add_done_callback(self._ended)
+        return await asyncio.shield(self._asking)
+
+    def _ended(self, ended: asyncio.Task[Found]) -> None:
+        self._asking = None
+        if not ended.cancelled():
+            # Seen, also if nobody waits any more.
+            ended.exception()
+
+
+@dataclass(slots=True)
+class _Secrets:
+    """What the places of a source had, at a moment."""
+
+    asked: _Asked[Sequence[str]]
+    found: Sequence[str] = field(default=(), repr=False)
+    at: float | None = None
+
+
 class Receiver:
     """Turns requests into events.
 
@@ -121,10 +169,17 @@ class Receiver:
         self._secret = secret
         self._is_loopback = is_loopback
         self._known: _Known | None = None
+        self._sources = _Asked(self._ask)
+        self._secrets: dict[tuple[str, ...], _Secrets] = {}
         self._refused: Counter[tuple[str, str, str]] = Counter()
 
     async def receive(self, request: Request) -> Reply:
         """Answer a request."""
+        judged = await self.judge(request)
+        return judged if isinstance(judged, Reply) else await self.accept(judged)
+
+    async def judge(self, request: Request) -> Judged | Reply:
+        """Whether a request may be an event; else what it is answered."""
         try:
             source = await self._source(request.path)
             if source is None:
@@ -135,34 +190,42 @@ class Receiver:
             if source.auth is None:
                 if why := self._why_closed(request):
                     return self._forbidden(source, request, why)
-                return await self._accept(source, request, Proof())
+                return Judged(source, request, Proof())
             return await self._proved(source, source.auth, request)
         except DispatcherError as error:
-            return problem(
-                503,
-                "unavailable",
-                "The dispatcher does not take events now.",
-                detail=error.message,
-                headers={"retry-after": str(UNAVAILABLE_SECONDS)},
-            )
+            return _unavailable(error)
+
+    async def accept(self, judged: Judged) -> Reply:
+        """Send the event of a request, and answer it."""
+        try:
+            return await self._accept(judged.source, judged.request, judged.proof)
+        except DispatcherError as error:
+            return _unavailable(error)
 
     async def note(self) -> float | None:
         """Have it noted whom we have refused. What cannot be noted now is, the next time."""
         waiting, self._refused = self._refused, Counter()
-        asked = [
-            RefusalAsk(job=job, reason=reason, address=address, times=min(times, 10**6))
-            for (job, reason, address), times in waiting.items()
-        ]
-        if asked:
-            try:
-                await self._client.webhook_refusals(RefusalsAsk(refusals=asked[:REFUSALS_MAX]))
-            except DispatcherUnavailable:
-                self._refused += waiting
-                raise
+        try:
+            while waiting:
+                some = dict(itertools.islice(waiting.items(), REFUSALS_MAX))
+                asked = [
+                    RefusalAsk(job=job, reason=reason, address=address, times=min(times, 10**6))
+                    for (job, reason, address), times in some.items()
+                ]
+                await self._client.webhook_refusals(RefusalsAsk(refusals=asked))
+                for each in some:
+                    del waiting[each]
+        except DispatcherUnavailable:
+            newer, self._refused = self._refused, waiting
+            for same, times in newer.items():
+                self._add(same, times)
+            raise
         return None
 
-    async def _proved(self, source: SourceAnswer, auth: AuthAnswer, request: Request) -> Reply:
-        secrets = await self._secrets(source.job, auth)
+    async def _proved(
+        self, source: SourceAnswer, auth: AuthAnswer, request: Request
+    ) -> Judged | Reply:
+        secrets = await self._found(source.job, auth)
         if not secrets:
             self._count(source, request, "no secret")
             return problem(
@@ -173,7 +236,7 @@ class Receiver:
             )
         proof = prove(auth, request, secrets, now=await self._now_ms() / 1000)
         if not proof.why_not:
-            return await self._accept(source, request, proof)
+            return Judged(source, request, proof)
         self._count(source, request, proof.why_not)
         return problem(
             401,
@@ -183,10 +246,24 @@ class Receiver:
             headers={"www-authenticate": "Bearer"} if auth.type == "bearer" else None,
         )
 
-    async def _secrets(self, job: str, auth: AuthAnswer) -> Sequence[str]:
-        """The secrets of a source that can be had; why one cannot is in the log."""
+    async def _found(self, job: str, auth: AuthAnswer) -> Sequence[str]:
+        """The secrets of a source that can be had, as of some seconds ago."""
+        places = tuple(auth.secrets)
+        if places not in self._secrets:
+            if len(self._secrets) >= _SECRETS_MAX:
+                self._secrets.clear()
+            asked = _Asked(lambda: self._find_secrets(job, places))
+            self._secrets[places] = _Secrets(asked)
+        held = self._secrets[places]
+        if held.at is None or self._clock.monotonic() - held.at > _FRESH_SECONDS:
+            held.found = await held.asked.answer()
+            held.at = self._clock.monotonic()
+        return held.found
+
+    async def _find_secrets(self, job: str, places: Sequence[str]) -> Sequence[str]:
+        """The same, as of now; why one cannot be had is in the log."""
         found: list[str] = []
-        for place in auth.secrets:
+        for place in places:
             try:
                 secret = await self._secret(place)
             except SecretUnavailable as error:
@@ -218,10 +295,12 @@ class Receiver:
         return problem(403, "forbidden", _FORBIDDEN, detail=detail)
 
     def _count(self, source: SourceAnswer, request: Request, reason: str) -> None:
-        same = (source.job, reason, request.address)
+        self._add((source.job, reason, request.address), 1)
+
+    def _add(self, same: tuple[str, str, str], times: int) -> None:
         if same not in self._refused and len(self._refused) >= REFUSALS_MAX:
-            same = (source.job, reason, "")
-        self._refused[same] += 1
+            same = (*same[:2], "")
+        self._refused[same] += times
 
     async def _source(self, path: str) -> SourceAnswer | None:
         known = await self._fresh(_FRESH_SECONDS)
@@ -233,15 +312,19 @@ class Receiver:
         """What is known of sources, not older than this."""
         known = self._known
         if known is None or self._clock.monotonic() - known.heard_at > seconds:
-            answer = await self._client.sources()
-            sources = {
-                each.path: each
-                for each in answer.sources
-                if each.kind == "webhook" and each.path is not None
-            }
-            heard_at = self._clock.monotonic()
-            known = self._known = _Known(sources, answer.now, heard_at, answer.is_open)
+            known = await self._sources.answer()
         return known
+
+    async def _ask(self) -> _Known:
+        answer = await self._client.sources()
+        sources = {
+            each.path: each
+            for each in answer.sources
+            if each.kind == "webhook" and each.path is not None
+        }
+        heard_at = self._clock.monotonic()
+        self._known = _Known(sources, answer.now, heard_at, answer.is_open)
+        return self._known
 
     async def _accept(self, source: SourceAnswer, request: Request, proof: Proof) -> Reply:
         asked = parameters_of(request, is_id_signed=bool(proof.digest))
@@ -299,6 +382,16 @@ class Receiver:
         known = await self._fresh(_FRESH_SECONDS)
         passed = timedelta(seconds=self._clock.monotonic() - known.heard_at)
         return milliseconds(known.now + passed)
+
+
+def _unavailable(error: DispatcherError) -> Reply:
+    return problem(
+        503,
+        "unavailable",
+        "The dispatcher does not take events now.",
+        detail=error.message,
+        headers={"retry-after": str(UNAVAILABLE_SECONDS)},
+    )
 
 
 def check_open(answer: SourcesAnswer) -> None:

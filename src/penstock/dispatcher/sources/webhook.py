@@ -2,7 +2,9 @@
 
 A process of its own. `POST` to the path of a webhook source is an event of it; see `reading` for
 what may be sent and `receiving` for what is answered. `GET /healthz` says that the process is
-there. Bodies are bounded in size and in the time that they may take. Any number may run behind a
+there. Bodies are bounded in size and in the time that they may take. A request has a place among
+those that are worked on, and its connection is kept over others, once it is proved: whoever has no
+secret can hold up nobody who has one. Any number may run behind a
 load balancer. The process faces the internet: it has the token of webhooks (`dispatcher.identity`)
 and the secrets of its sources, and neither the API's token nor the secret of workers.
 """
@@ -33,30 +35,34 @@ class WebhookApp:
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        body = await self._admission.body(scope["headers"], receive)
-        if body is None:
+        if (scope["method"], scope["path"]) == ("GET", "/healthz"):
+            await _send(send, _HEALTHY)
             return
-        with self._admission.place() as busy:
-            reply = await self._reply(scope, busy or body)
-        await _send(send, reply)
+        body = await self._admission.body(scope["headers"], receive)
+        if body is not None:
+            await _send(send, await self._reply(scope, body))
 
     async def _reply(self, scope: Any, body: bytes | Problem) -> Reply:
         if isinstance(body, Problem):
-            return problem(body.status, body.type, body.title, detail=body.detail)
-        method, path = scope["method"], scope["path"]
-        if (method, path) == ("GET", "/healthz"):
-            return _HEALTHY
+            return _refused(body)
         headers = {
             name.decode("latin-1").lower(): text.decode("utf-8", "replace")
             for name, text in scope["headers"]
         }
         query = scope["query_string"].decode("latin-1")
         address = (scope.get("client") or ("",))[0]
-        asked = Request(method, path, headers, body, query, address)
-        reply = await self._receiver.receive(asked)
-        if 200 <= reply.status < 300:
-            be_known(scope)
-        return reply
+        asked = Request(scope["method"], scope["path"], headers, body, query, address)
+        judged = await self._receiver.judge(asked)
+        if isinstance(judged, Reply):
+            return judged
+        be_known(scope)
+        with self._admission.place() as busy:
+            return await self._receiver.accept(judged) if busy is None else _refused(busy)
+
+
+def _refused(why: Problem) -> Reply:
+    headers = {"retry-after": "1"} if why.status == 503 else None
+    return problem(why.status, why.type, why.title, detail=why.detail, headers=headers)
 
 
 async def _send(send: Send, reply: Reply) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import urlencode
@@ -21,7 +22,12 @@ from penstock.dispatcher.sources.reading import BODY_BYTES_MAX, ID_HEADERS, Requ
 from penstock.dispatcher.sources.receiving import REFUSALS_MAX, Receiver
 from penstock.dispatcher.sources.schedule import milliseconds
 from penstock.dispatcher.sources.webhook import WebhookApp
-from penstock.dispatcher.wire.events import AuthAnswer
+from penstock.dispatcher.wire.events import (
+    AuthAnswer,
+    RefusalsAnswer,
+    RefusalsAsk,
+    SourcesAnswer,
+)
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import (
     DispatcherRefused,
@@ -391,16 +397,70 @@ def test_refusals_are_counted_and_wait_for_a_dispatcher_in_a_bounded_memory() ->
             asked = Request("POST", "/orders", {}, b"", address=f"192.0.2.{number}")
             for _ in range(2):
                 assert (await receiver.receive(asked)).status == 401
-        dispatcher.failures = [DispatcherUnavailable("away")]
+        # Whoever else is refused while the dispatcher takes none.
+        refuse, noted = dispatcher.webhook_refusals, dispatcher.noted
+
+        async def away(ask: RefusalsAsk, /) -> RefusalsAnswer:
+            for number in range(REFUSALS_MAX):
+                asked = Request("POST", "/orders", {}, b"", address=f"198.51.100.{number}")
+                await receiver.receive(asked)
+            dispatcher.failures = [DispatcherUnavailable("away")]
+            return await refuse(ask)
+
+        dispatcher.webhook_refusals = away  # type: ignore[method-assign]
         with pytest.raises(DispatcherUnavailable):
             await receiver.note()
+        dispatcher.webhook_refusals = refuse  # type: ignore[method-assign]
         await receiver.note()
+        assert sum(each.times for each in noted) == 3 * REFUSALS_MAX + 100
         await receiver.note()
 
     asyncio.run(main())
     assert len(dispatcher.noted) <= REFUSALS_MAX + 1
     assert {each.times for each in dispatcher.noted if each.address} == {2}
-    assert sum(each.times for each in dispatcher.noted) >= 2 * REFUSALS_MAX
+
+
+def test_senders_without_a_secret_keep_nobody_out_who_has_one() -> None:
+    strange = AuthAnswer(type="bearer", secrets=["aws:slow"])
+    dispatcher = ScriptedDispatcher(
+        [webhook_source(auth=BEARER), webhook_source("slow", "/slow", auth=strange)]
+    )
+    gate, looked = asyncio.Event(), Counter[str]()
+    answer, clock = dispatcher.sources, HandClock()
+
+    async def slowly() -> SourcesAnswer:
+        await gate.wait()
+        return await answer()
+
+    async def find(place: str) -> str:
+        looked[place] += 1
+        if place == "aws:slow":
+            await asyncio.Event().wait()
+        return await secret(place)
+
+    async def main() -> None:
+        dispatcher.sources = slowly  # type: ignore[method-assign]
+        receiver = Receiver(
+            dispatcher, clock=clock, entropy=seeded_entropy(1), secret=find, is_loopback=False
+        )
+        transport = httpx.ASGITransport(app=WebhookApp(receiver), client=("192.0.2.7", 1))
+        client = httpx.AsyncClient(transport=transport, base_url=HERE)
+        async with client, asyncio.TaskGroup() as group:
+            paths = ["/nothing", "/slow", "/orders"]
+            strangers = [group.create_task(client.post(paths[n % 3])) for n in range(900)]
+            await asyncio.wait(strangers, timeout=0.1)
+            right = {"authorization": f"Bearer {SECRET}"}
+            proved = group.create_task(client.post("/orders", headers=right))
+            await asyncio.wait([proved], timeout=0.1)
+            gate.set()
+            assert (await proved).status_code == 202
+            assert (await client.get("/healthz")).status_code == 200
+            for each in strangers:
+                each.cancel()
+
+    asyncio.run(main())
+    assert dispatcher.asked == 1
+    assert looked == {"aws:slow": 1, "env:SHOP": 1}
 
 
 def test_new_paths_are_seen_and_the_dispatcher_is_not_asked_each_time() -> None:
