@@ -11,9 +11,10 @@ has none: a connection is closed that says nothing, that never ends its headers 
 that goes on sending a body after it was answered, or that does not read its answers.
 
 Half of the connections of a listener are for callers that have shown who they are, which the
-application tells by `requests.be_known`. All begin in the other half, and when either is full, the
-one that has stood longest without a request is closed for the new one. So whoever opens connections
-and says nothing, however many and however often, closes its own, and no worker waits for them.
+application tells by `requests.be_known`, and a quarter for those of them that hold no more than the
+token of an attempt, or of webhooks. All begin in the last quarter, and when one of these is full,
+the one that has stood longest without a request is closed for the new one. So whoever opens
+connections, however many and however often, closes its own, and no worker waits for them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _START_SECONDS_MAX: Final = 10.0
 _START_LOOK_SECONDS: Final = 0.01
 _KEEP_ALIVE_SECONDS: Final = 75
 _CONNECTIONS_MAX: Final = 2000
-"""How many connections a listener has, half of them of callers that are known."""
+"""How many connections a listener has, of all kinds of callers."""
 _OTHER_FILES: Final = 256
 """How many files a process has open besides its connections."""
 _GRACE_SECONDS: Final = 5
@@ -100,7 +101,13 @@ class _Config(uvicorn.Config):
     def __init__(self, app: AsgiApp, *, connections_max: int, **settings: Any) -> None:
         super().__init__(app, **settings)
         self.known = _Connections(connections_max // 2)
-        self.anonymous = _Connections(connections_max // 2)
+        self.limited = _Connections(max(1, connections_max // 4))
+        self.anonymous = _Connections(max(1, connections_max // 4))
+
+    def discard(self, connection: _Connection) -> None:
+        """Hold a connection no more."""
+        for each in (self.known, self.limited, self.anonymous):
+            each.discard(connection)
 
 
 class _Connection(HttpToolsProtocol):
@@ -122,8 +129,7 @@ class _Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._have_headers()
         self._have_read()
-        self.config.anonymous.discard(self)
-        self.config.known.discard(self)
+        self.config.discard(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -172,12 +178,11 @@ class _Connection(HttpToolsProtocol):
             return
         super().shutdown()
 
-    def _be_known(self) -> None:
-        """Who calls is known: hold the connection among those of known callers, as the latest."""
-        self.config.anonymous.discard(self)
-        self.config.known.discard(self)
+    def _be_known(self, *, is_limited: bool) -> None:
+        """Who calls is known: hold the connection among those of its kind, as the latest."""
+        self.config.discard(self)
         if not self.transport.is_closing():
-            self.config.known.add(self)
+            (self.config.limited if is_limited else self.config.known).add(self)
 
     def _await_headers(self) -> None:
         self._have_headers()

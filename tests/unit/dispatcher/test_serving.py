@@ -150,11 +150,11 @@ def test_an_answer_that_nobody_reads_does_not_hold_a_connection(
 def test_connections_without_identity_give_way_to_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(serving, "_CONNECTIONS_MAX", 6)
+    monkeypatch.setattr(serving, "_CONNECTIONS_MAX", 12)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["path"] == "/known":
-            be_known(scope)
+        if scope["path"] != "/":
+            be_known(scope, is_limited=scope["path"] == "/limited")
         await _app(scope, receive, send)
 
     async def main() -> None:
@@ -169,6 +169,9 @@ def test_connections_without_identity_give_way_to_each_other(
             async with asyncio.timeout(60):
                 known = await opened(b"GET /known HTTP/1.1\r\nHost: x\r\n\r\n")
                 await known[0].readuntil(b"\r\n\r\n0")
+                limited = [
+                    await opened(b"GET /limited HTTP/1.1\r\nHost: x\r\n\r\n") for _ in range(20)
+                ]
                 silent = [await opened(b"") for _ in range(20)]
                 for reader, _ in silent[:17]:
                     with contextlib.suppress(ConnectionError):
@@ -178,7 +181,7 @@ def test_connections_without_identity_give_way_to_each_other(
                 assert (await other[0].readuntil(b"\r\n\r\n0")).startswith(b"HTTP/1.1 200 ")
                 known[1].write(b"GET /known HTTP/1.1\r\nHost: x\r\n\r\n")
                 assert (await known[0].readuntil(b"\r\n\r\n0")).startswith(b"HTTP/1.1 200 ")
-            for _, writer in (known, other, *silent):
+            for _, writer in (known, other, *silent, *limited):
                 writer.transport.abort()
 
     asyncio.run(main())

@@ -97,6 +97,7 @@ class Application:
         self._limits = limits or Limits()
         self._clock = clock or SystemClock()
         self._known = Admission(self._limits, requests_max=self._limits.requests_max)
+        self._limited = Admission(self._limits, requests_max=self._limits.limited_requests_max)
         self._anonymous = Admission(self._limits, requests_max=self._limits.anonymous_requests_max)
         self._proving = Proving(parts)
         self._fixed: dict[str, dict[str, _Route]] = {}
@@ -148,8 +149,8 @@ class Application:
         if (problem := await self._unproved(route, headers, call)) is not None:
             return problem
         if call.is_known:
-            be_known(scope)
-        admission = self._known if call.is_known else self._anonymous
+            be_known(scope, is_limited=call.is_limited)
+        admission = self._admission(call)
         if endpoint.params is not None:
             query = scope["query_string"]
             call.params = parameters(endpoint.params, query, path=call.path, names=route.names)
@@ -166,6 +167,11 @@ class Application:
             return await self._handle(route, call)
         with admission.place() as busy:
             return busy or await self._handle(route, call)
+
+    def _admission(self, call: Call) -> Admission:
+        if not call.is_known:
+            return self._anonymous
+        return self._limited if call.is_limited else self._known
 
     async def _handle(self, route: _Route, call: Call) -> Answer | Reply:
         return await self._within_time(route, route.endpoint.handler(self._parts, call))

@@ -81,6 +81,9 @@ class Call:
     """What the token of the header says, where the endpoint wants one: it is signed by us."""
     is_known: bool = False
     """Whether the caller has shown who it is; others have a few places of their own."""
+    is_limited: bool = False
+    """Whether it has shown no more than the token of an attempt, or of webhooks: that has places of
+    its own too, and takes none of workers."""
     address: str = ""
     """Where the call comes from."""
     what: str = ""

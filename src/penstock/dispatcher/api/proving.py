@@ -130,6 +130,9 @@ class Proving:
         refusal = await self._refusal(proof, headers, call)
         if proof not in (Proof.NONE, Proof.EACH_TASK):
             call.is_known = refusal is None
+        call.is_limited = call.is_webhook or (
+            call.claims is not None and not self._is_worker(headers)
+        )
         return refusal
 
     async def _refusal(self, proof: Proof, headers: Headers, call: Call) -> Problem | None:
@@ -155,7 +158,7 @@ class Proving:
 
         That decides whose places it takes, and nothing else.
         """
-        if self._parts.identities.judge(*credentials(headers)) is Identified.KNOWN:
+        if self._is_worker(headers):
             return True
         try:
             call.claims = await _verified(
@@ -165,6 +168,9 @@ class Proving:
             # Not known, or not to be known now: its entries are told which.
             return False
         return True
+
+    def _is_worker(self, headers: Headers) -> bool:
+        return self._parts.identities.judge(*credentials(headers)) is Identified.KNOWN
 
     def _api_refusal(self, headers: Headers, call: Call, *, is_looking: bool) -> Problem | None:
         if self._api_token is None:

@@ -2,8 +2,10 @@
 
 Every function returns what it has read, or the `Problem` that it is. `Admission` is how many
 requests of one kind of callers are received and worked on at a time: each listener has one for
-callers that have shown who they are and a smaller one for all others, so that these never take the
-places of workers. Called by the applications: the API's, the console's and the webhook source's.
+callers that have shown who they are, a smaller one for those that hold no more than the token of an
+attempt or of webhooks, which others may have written or may command, and the smallest for everybody
+else. So none of these ever takes the places of workers. Called by the applications: the API's, the
+console's and the webhook source's.
 """
 
 from __future__ import annotations
@@ -60,10 +62,12 @@ class Limits:
     """How long the dispatcher may take to answer."""
     requests_max: int = 256
     """How many requests of known callers a listener works on at a time."""
+    limited_requests_max: int = 64
+    """How many of callers with the token of an attempt, or of webhooks, besides those."""
     anonymous_requests_max: int = 4
     """How many of all other callers, besides those: fewer than connections to the database."""
     arriving_max: int = 512
-    """How many bodies may be on their way at a time, of known callers and of others each."""
+    """How many bodies may be on their way at a time, of each kind of callers."""
     arriving_bytes_max: int = 64 * 2**20
     """How many bytes bodies on their way may have together, of each."""
 
@@ -145,10 +149,10 @@ def parameters(
     return asked
 
 
-def be_known(scope: Mapping[str, Any]) -> None:
+def be_known(scope: Mapping[str, Any], *, is_limited: bool = False) -> None:
     """Tell the server that this caller has shown who it is: its connection is kept over others."""
     if (tell := scope.get("state", {}).get(KNOWN)) is not None:
-        tell()
+        tell(is_limited=is_limited)
 
 
 class Admission:

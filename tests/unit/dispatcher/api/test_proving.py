@@ -296,6 +296,29 @@ def test_who_shows_an_identity_with_the_proofs_in_the_body_is_known(
     assert found.status == (200 if is_known else 503)
 
 
+@pytest.mark.parametrize(
+    ("path", "headers", "is_limited"),
+    [
+        ("/task", TOKEN, True),
+        ("/task", (*TOKEN, *identity()), False),
+        ("/each_task", TOKEN, True),
+        ("/each_task", identity(), False),
+        ("/worker_or_invocation", INVOCATION, True),
+        ("/worker", identity(), False),
+        ("/source", WEBHOOK, True),
+        ("/source", identity(), False),
+    ],
+)
+def test_the_token_of_an_attempt_takes_no_place_of_workers(
+    path: str, headers: Sequence[tuple[str, str]], is_limited: bool
+) -> None:
+    limits = Limits(limited_requests_max=0)
+    app = application(*ENDPOINTS, parts=FewParts(), limits=limits)
+    found = asyncio.run(Caller(app)("GET", path, headers=headers))
+    assert found is not None
+    assert found.status == (503 if is_limited else 200)
+
+
 def test_answers_stand_where_their_entries_stood() -> None:
     no = TaskResult(task_id=2, status=403)
     found: list[Claims | TaskResult] = [claims(1, 1), no, claims(3, 1)]
