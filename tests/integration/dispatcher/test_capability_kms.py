@@ -15,9 +15,10 @@ from penstock.dispatcher.capabilities.keys import (
     SLACK_SECONDS,
     Keys,
 )
+from penstock.dispatcher.tasks.values import Claimed, Extended
 from penstock.kernel.aws import aws_client
-from penstock.kernel.errors import InvalidInput
-from penstock.tokens.claims import INVOKE_AUDIENCE
+from penstock.kernel.errors import InvalidInput, TokenRefused
+from penstock.tokens.claims import INVOKE_AUDIENCE, TASK_AUDIENCE
 from tests.integration.aws_server import AwsServer
 from tests.integration.dispatcher.test_capability_keys import (
     issuer_of,
@@ -177,6 +178,38 @@ def test_a_rotation_may_name_the_key_of_kms_and_go_back(play: Play, aws_server: 
         assert await signing(keys) == await signing(again) == old
         for each in (keys, again):
             await each.stop()
+
+    play(story)
+
+
+def test_a_key_of_kms_that_is_revoked_leaves_nobody_without_a_token(
+    play: Play, aws_server: AwsServer
+) -> None:
+    async def story(world: World) -> None:
+        first, second = kms_key(aws_server), kms_key(aws_server)
+        keys = in_kms(world, aws_server, first)
+        await keys.turn()
+        stolen, issuer = await signing(keys), issuer_of(world, keys)
+        job = await world.job(heartbeat_ms=3_600_000)
+        (task,) = await job.make("one")
+        claimed = await world.tasks.claim(task, worker="w", issue=issuer.tokens_for)
+        assert isinstance(claimed, Claimed)
+        claims = await issuer.verify(claimed.token, audience=TASK_AUDIENCE, is_expiry_judged=True)
+        await keys.rotate(kms_key=second)
+        await keys.turn()
+        world.later(PUBLISH_SECONDS)
+        await keys.turn()
+        await keys.revoke(stolen)
+        with pytest.raises(TokenRefused, match="was revoked"):
+            await issuer.verify(claimed.token, audience=TASK_AUDIENCE, is_expiry_judged=True)
+        # The next heartbeat brings one, however long the life of the old one would be.
+        (extended,) = await world.tasks.heartbeat([claimed.fence])
+        assert isinstance(extended, Extended)
+        renewed = await issuer.renewed([(extended, claims)])
+        await issuer.verify(renewed[task], audience=TASK_AUDIENCE, is_expiry_judged=True)
+        with pytest.raises(InvalidInput, match="was revoked, and signs no more"):
+            await keys.rotate(kms_key=first)
+        await keys.stop()
 
     play(story)
 

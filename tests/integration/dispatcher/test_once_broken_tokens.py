@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -267,6 +268,7 @@ class FewSignatures:
 class FewKeys:
     def __init__(self, signer: Signer, *, is_remote: bool = False) -> None:
         self._signer, self.is_remote = signer, is_remote
+        self.revoked_until = -math.inf
 
     async def signer(self, **_: Any) -> Signer:
         return self._signer

@@ -148,8 +148,8 @@ class Holding(Protocol):
         """Remove the private halves of keys that sign no more. Called alone."""
         ...
 
-    async def check(self, kms_key: str | None) -> None:
-        """Raises `InvalidInput` if it could not rotate to this key."""
+    async def check(self, kms_key: str | None) -> str | None:
+        """The name of the key to rotate to; raises `InvalidInput` if it could not be this one."""
         ...
 
     async def close(self) -> None: ...
@@ -213,12 +213,13 @@ class PemFolder:
     async def tidy(self, book: Book) -> None:
         await asyncio.to_thread(self._remove_useless, {row.kid: row for row in book.rows})
 
-    async def check(self, kms_key: str | None) -> None:
+    async def check(self, kms_key: str | None) -> str | None:
         if kms_key is not None:
             raise InvalidInput(
                 "This dispatcher signs with keys in files, and not with KMS.",
                 hint="Set signer to kms and kms_key to the key, and start it again.",
             )
+        return None
 
     async def close(self) -> None:
         self._signers.clear()
@@ -348,9 +349,12 @@ class KmsKeys:
         for arn in [each for each in self._signers if each not in used and each != meant]:
             await self._signers.pop(arn).close()
 
-    async def check(self, kms_key: str | None) -> None:
-        if kms_key is not None:
-            await (await KmsSigner.open(kms_key, aws=self._aws, clock=self._clock)).close()
+    async def check(self, kms_key: str | None) -> str | None:
+        if kms_key is None:
+            return None
+        signer = await KmsSigner.open(kms_key, aws=self._aws, clock=self._clock)
+        await signer.close()
+        return signer.kid
 
     async def close(self) -> None:
         signers, self._signers = self._signers, {}

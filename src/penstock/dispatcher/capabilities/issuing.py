@@ -18,11 +18,11 @@ Times are the database's. When a token is over is judged by it too, where it is 
 retired or revoked meanwhile. The machine's clock decides nothing.
 
 Signing costs one request to KMS for each token, `AT_ONCE_MAX` at a time. So with KMS a token is
-renewed when half of its life is over, and a claim is of `KMS_CLAIMS_MAX` tasks at most: it holds
-locks while it is signed. With a key in a file it costs none. Verifying costs none either, as long
-as the key is known: see `tokens.verifying`. An unknown name of a key costs a look at the table,
-once in a second at most. Nothing is stored, and no token is logged. Called by the API and by the
-carrier of invocations.
+renewed when half of its life is over, or if a key that is revoked may have signed it; and a claim
+is of `KMS_CLAIMS_MAX` tasks at most: it holds locks while it is signed. With a key in a file it
+costs none. Verifying costs none either, as long as the key is known: see `tokens.verifying`. An
+unknown name of a key costs a look at the table, once in a second at most. Nothing is stored, and no
+token is logged. Called by the API and by the carrier of invocations.
 """
 
 from __future__ import annotations
@@ -133,7 +133,12 @@ class Issuer:
         ]
         if self._keys.is_remote:
             shown = {claims.task_id: claims for _, claims in extended}
-            wanted = [each for each in wanted if _is_half_over(shown[each.task_id], each)]
+            wanted = [
+                each
+                for each in wanted
+                if shown[each.task_id].iat <= self._keys.revoked_until
+                or _is_half_over(shown[each.task_id], each)
+            ]
         if not wanted:
             return {}
         found: dict[int, str] = {}

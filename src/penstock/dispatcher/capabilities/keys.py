@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, timedelta
@@ -109,6 +110,8 @@ class Keys(Service):
         self._why = "The keys were not looked at yet."
         self._published: Mapping[str, Mapping[str, Any]] = {}
         self._published_at: float | None = None
+        self.revoked_until = -math.inf
+        """Until when keys that are revoked can have signed, in seconds since 1970."""
 
     @property
     def is_remote(self) -> bool:
@@ -177,10 +180,16 @@ class Keys(Service):
 
     async def rotate(self, *, kms_key: str | None = None) -> RotateAnswer:
         """Have every holder make a new key."""
-        await self._holding.check(kms_key)
+        kid = await self._holding.check(kms_key)
         asked = {"kms_key": kms_key, "publish_seconds": PUBLISH_SECONDS}
 
         async def work(connection: Connection) -> tuple[Rotation, bool]:
+            rows = (await _book(connection)).rows
+            if any(row.kid == kid and row.revoked_at is not None for row in rows):
+                raise InvalidInput(
+                    f"The key {kid} that {kms_key} means was revoked, and signs no more.",
+                    hint="Rotate to another key of KMS.",
+                )
             made = await (await connection.execute(query("ask_rotation"), asked)).fetchone()
             if made is not None:
                 return Rotation(**made), True
@@ -332,6 +341,10 @@ class Keys(Service):
         told = [row for row in needed if row.is_told]
         self._published = {row.kid: row.public for row in told[:KEYS_MAX]}
         self._published_at = self._clock.monotonic()
+        self.revoked_until = RETIRED_SECONDS + max(
+            (row.retired_at.timestamp() for row in book.rows if row.revoked_at and row.retired_at),
+            default=-math.inf,
+        )
 
 
 async def _book(connection: Connection) -> Book:
