@@ -279,6 +279,12 @@ class Serving(Service):
         for ended in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(ended, Exception):
                 _log.error("a listener has failed", exc_info=ended)
+        # uvicorn leaves open what it has not told to end: who was let in at the very moment, and
+        # who was not done when its patience was.
+        for server, _ in running:
+            for connection in list(server.server_state.connections):
+                connection.transport.abort()
+        await self._clock.sleep(0)
 
 
 def _is_stream(scope: Any) -> bool:

@@ -76,6 +76,26 @@ def test_a_page_that_is_open_does_not_hold_up_the_end(monkeypatch: pytest.Monkey
     assert ended == ["http.disconnect"]
 
 
+def test_a_connection_that_nobody_has_told_to_end_is_closed_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As one that is let in while the listener looks through those that it has.
+    monkeypatch.setattr(serving._Connection, "shutdown", lambda _: None)
+    monkeypatch.setattr(serving, "_GRACE_SECONDS", 0)
+
+    async def main() -> None:
+        async with Serving([Listener("test", _app, "127.0.0.1", 0)]) as listening:
+            reader, writer = await asyncio.open_connection("127.0.0.1", listening.port("test"))
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n0")
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(5):
+                assert await reader.read() == b""
+        writer.transport.abort()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("said", [(), (HEAD,), (b"\r\n",)])
 def test_a_silent_caller_does_not_hold_a_connection(
     monkeypatch: pytest.MonkeyPatch, said: tuple[bytes, ...]
