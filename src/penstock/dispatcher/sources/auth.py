@@ -103,11 +103,11 @@ def _shown(kind: AuthType, auth: AuthAnswer, request: Request) -> _Shown | None:
             said = [each.strip().partition("=") for each in _header(headers, "stripe-signature")]
             times = [text for name, _, text in said if name == "t"]
             seconds = times[0] if len(times) == 1 else ""
-            message = f"{seconds}.".encode() + body
+            message = f"{seconds}.".encode("utf-8", "replace") + body
             signatures = [text for name, _, text in said if name == "v1"]
         case AuthType.SLACK:
             seconds = headers.get("x-slack-request-timestamp", "").strip()
-            message = f"v0:{seconds}:".encode() + body
+            message = f"v0:{seconds}:".encode("utf-8", "replace") + body
             signatures = _prefixed(headers.get("x-slack-signature", ""), "v0=")
         case AuthType.GITHUB:
             return _Shown(_prefixed(headers.get("x-hub-signature-256", ""), "sha256="), body)

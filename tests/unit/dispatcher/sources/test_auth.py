@@ -115,6 +115,22 @@ def test_the_time_of_stripe_is_one() -> None:
     assert ask(made("stripe"), content=BODY, headers=headers).status_code == 401
 
 
+@pytest.mark.parametrize("kind", DATED)
+@pytest.mark.parametrize("at", ["\ud800", "١٨٩٣٤٥٦٠٠٠", f"-{NOW}", f"{NOW}.0", f"+{NOW}", ""])
+def test_a_time_that_is_none_is_refused_in_the_headers_of_a_function_too(
+    kind: str, at: str
+) -> None:
+    right = signature({"stripe": "", "slack": "v0:"}[kind].encode() + BODY)
+    headers = {
+        "stripe-signature": f"t={at},v1={right}",
+        "x-slack-request-timestamp": at,
+        "x-slack-signature": f"v0={right}",
+    }
+    auth = AuthAnswer(type=kind, secrets=["env:SHOP"])
+    found = prove(auth, Request("POST", "/orders", headers, BODY), [SECRET], now=NOW)
+    assert found.why_not == "no signature"
+
+
 def test_slack_is_told_its_challenge_when_it_has_signed_it() -> None:
     dispatcher = made("slack")
     body = b'{"type": "url_verification", "challenge": "3eZbrw1aB"}'
