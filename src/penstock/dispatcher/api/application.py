@@ -165,7 +165,8 @@ class Application:
                 return problem
         if endpoint.is_probe:
             return await self._handle(route, call)
-        with admission.place() as busy:
+        attempt = call.claims.sub if call.is_limited and call.claims is not None else ""
+        with admission.place(attempt) as busy:
             return busy or await self._handle(route, call)
 
     def _admission(self, call: Call) -> Admission:

@@ -11,6 +11,7 @@ console's and the webhook source's.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import (
     Awaitable,
     Callable,
@@ -64,6 +65,9 @@ class Limits:
     """How many requests of known callers a listener works on at a time."""
     limited_requests_max: int = 64
     """How many of callers with the token of an attempt, or of webhooks, besides those."""
+    attempt_requests_max: int = 4
+    """How many of these one attempt may have: they wait for each other's locks in the database, and
+    a connection waits with each."""
     anonymous_requests_max: int = 4
     """How many of all other callers, besides those: fewer than connections to the database."""
     arriving_max: int = 512
@@ -167,20 +171,29 @@ class Admission:
         self._limits = limits
         self._requests_max = requests_max
         self._active = 0
+        self._attempts: Counter[str] = Counter()
         self._arriving: dict[asyncio.Timeout, int] = {}
         """How much of each body is here, by what ends it; the oldest first."""
 
     @contextmanager
-    def place(self) -> Iterator[Problem | None]:
-        """A place in work while it is entered, or the problem that there is none."""
-        if self._active >= self._requests_max:
+    def place(self, attempt: str = "") -> Iterator[Problem | None]:
+        """A place in work while it is entered, or the problem that there is none.
+
+        `attempt` is the one whose token is all that the caller has shown.
+        """
+        held = self._attempts[attempt] if attempt else 0
+        if self._active >= self._requests_max or held >= self._limits.attempt_requests_max:
             yield _BUSY
             return
         self._active += 1
+        self._attempts[attempt] += 1
         try:
             yield None
         finally:
             self._active -= 1
+            self._attempts[attempt] -= 1
+            if not self._attempts[attempt]:
+                del self._attempts[attempt]
 
     async def body(
         self, headers: Headers, receive: Receive, *, bytes_max: int | None = None

@@ -22,10 +22,10 @@ from penstock.dispatcher.api.proving import (
 )
 from penstock.dispatcher.api.requests import Limits
 from penstock.dispatcher.identity import Identities
-from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER
+from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER, Answer
 from penstock.dispatcher.wire.work import HeldAsk, TaskResult
 from penstock.kernel.clock import SystemClock
-from penstock.kernel.errors import DatabaseUnavailable, TokenRefused
+from penstock.kernel.errors import DatabaseUnavailable, InvalidInput, TokenRefused
 from penstock.tokens.claims import Claims
 from tests.unit.dispatcher.api.calling import (
     SECRET,
@@ -317,6 +317,38 @@ def test_the_token_of_an_attempt_takes_no_place_of_workers(
     found = asyncio.run(Caller(app)("GET", path, headers=headers))
     assert found is not None
     assert found.status == (503 if is_limited else 200)
+
+
+def test_one_attempt_takes_no_place_of_others() -> None:
+    gate = asyncio.Event()
+
+    async def waits(_parts: Parts, _: Call) -> Answer:
+        await gate.wait()
+        raise InvalidInput("It is over.")
+
+    app = application(get("/waits", waits, proof=Proof.TASK), parts=FewParts())
+
+    async def main() -> None:
+        call = Caller(app)
+        most = Limits().attempt_requests_max
+        async with asyncio.TaskGroup() as group:
+            held = [group.create_task(call("GET", "/waits", headers=TOKEN)) for _ in range(most)]
+            await asyncio.wait(held, timeout=0.1)
+            more = await call("GET", "/waits", headers=TOKEN)
+            others = [
+                group.create_task(call("GET", "/waits", headers=headers))
+                for headers in ([(TASK_HEADER, "8-1")], [*TOKEN, *identity()])
+            ]
+            await asyncio.wait(others, timeout=0.1)
+            gate.set()
+        assert more is not None
+        assert more.problem.type == "busy"
+        for each in others:
+            found = each.result()
+            assert found is not None
+            assert found.status == 422
+
+    asyncio.run(main())
 
 
 def test_answers_stand_where_their_entries_stood() -> None:
