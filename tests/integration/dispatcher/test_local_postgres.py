@@ -46,6 +46,19 @@ except psycopg.OperationalError as error:
     print(error)
 """
 
+_NAMESAKE = """
+import os, pathlib, sys
+
+number, process = int(sys.argv[1]), pathlib.Path("/proc", sys.argv[2])
+os.setgroups([])
+os.setresuid(number, number, number)
+for each in ("environ", "mem", "cwd/etc/passwd", "root/etc/passwd", "fd/3/PG_VERSION"):
+    try:
+        print(each, (process / each).open("rb"))
+    except PermissionError:
+        pass
+"""
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's server is another user's")
 
 
@@ -259,6 +272,39 @@ def test_the_server_takes_no_other_user(tmp_path: Path) -> None:
             return stranger.stdout
 
     assert "Peer authentication failed" in asyncio.run(check())
+
+
+@needs_root
+@needs_proc
+def test_other_processes_of_the_servers_user_see_nothing_of_it(tmp_path: Path) -> None:
+    async def check() -> str:
+        async with server_in(tmp_path) as server:
+            ((kind,),) = execute(server.dsn, "SHOW dynamic_shared_memory_type")
+            assert kind == "mmap"
+            owner = (tmp_path / "data").stat().st_uid
+            namesake = subprocess.run(  # noqa: ASYNC221 - there is nothing else to do
+                [sys.executable, "-c", _NAMESAKE, str(owner), str(postmaster_of(tmp_path))],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+            return namesake.stdout
+
+    assert asyncio.run(check()) == ""
+
+
+def test_a_link_that_the_server_has_put_there_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, kept = server_in(tmp_path), tmp_path / "kept"
+    kept.write_text("mine")
+    (tmp_path / "data").mkdir()
+    # As if the server, which owns the folder, were quicker.
+    monkeypatch.setattr(Path, "unlink", lambda link, **_: link.symlink_to(kept))
+    with pytest.raises(FileExistsError):
+        server._let_in()
+    assert kept.read_text() == "mine"
 
 
 @needs_root

@@ -82,6 +82,10 @@ _SETTINGS: Final = {
     "log_timezone": "UTC",
     "log_checkpoints": "off",
 }
+_ROOTS: Final = {
+    # Below the data, and not in /dev/shm, where it is for every process of the server's user.
+    "dynamic_shared_memory_type": "mmap",
+}
 
 
 class LocalPostgres(Service):
@@ -98,7 +102,7 @@ class LocalPostgres(Service):
     ) -> None:
         self._folder = folder.absolute()
         self._database = database
-        self._settings = {**_SETTINGS, **(settings or {})}
+        self._settings = {**_SETTINGS, **(_ROOTS if os.geteuid() == 0 else {}), **(settings or {})}
         self._grace_seconds = grace_seconds
         self._clock = clock or SystemClock()
         self._place = _place_of(self._folder) if os.geteuid() == 0 else None
@@ -177,9 +181,11 @@ class LocalPostgres(Service):
         }.items():
             new = data / f"{name}.new"
             new.unlink(missing_ok=True)
-            new.write_text("".join(f"{line}\n" for line in lines))
-            new.chmod(0o600)
-            os.chown(new, served.st_uid, served.st_gid)
+            # The folder is the server's: where it puts a link, root writes nothing.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with os.fdopen(os.open(new, flags, 0o600), "w") as file:
+                file.write("".join(f"{line}\n" for line in lines))
+                os.fchown(file.fileno(), served.st_uid, served.st_gid)
             new.replace(data / name)
 
     def _take_lock(self) -> None:
