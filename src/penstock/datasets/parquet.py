@@ -3,7 +3,8 @@
 Whoever shows or describes what an attempt has made reads it through here: the console and the
 command line its first rows, the worker its footers. The reader of Parquet is a large program, and
 the file may be made to lead it astray: so neither the credentials nor the files of who asks are
-there for it. It asks for ranges of the open files that it is handed, and its answer is bounded.
+there for it. It asks for ranges of the open files that it is handed, and its answer is bounded:
+what it says is as little to be trusted as the file.
 
 Blocks, for `seconds_max` at most and while a store answers. A crash leaves a process that ends
 when it next asks, or has had its time.
@@ -27,7 +28,11 @@ from penstock.datasets.schema import Column
 from penstock.kernel.errors import PenstockError
 
 _ENVIRONMENT: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"}
-_LINE_BYTES_MAX: Final = 64 * 1024 * 1024
+_VALUES_BYTES_MAX: Final = 64 * 1024 * 1024
+_FOOTERS_BYTES_MAX: Final = 16 * 1024 * 1024
+_CHARACTER_BYTES_MAX: Final = 12
+"""In JSON, where one that is not of ASCII may be written as two halves."""
+_NAME_CHARACTERS_MAX: Final = 200
 _READ_BYTES_MAX: Final = 4 * 1024**3
 """How much of all files is handed over at most."""
 
@@ -63,17 +68,31 @@ def first_rows(
     Raises `PenstockError` for what cannot be read so, `OSError` if no process can be started.
     """
     asked = {"rows": rows, "columns_max": columns_max, "characters_max": characters_max}
-    (found,) = _ask([file], asked, seconds_max=seconds_max)
+    most = _VALUES_BYTES_MAX
+    if columns_max and characters_max:
+        cells = (rows + 1) * columns_max
+        characters = max(characters_max, _NAME_CHARACTERS_MAX) + 4
+        most = min(most, 4096 + cells * characters * _CHARACTER_BYTES_MAX)
+    (found,) = _ask([file], asked, seconds_max=seconds_max, answer_bytes_max=most)
     if found is None:
         raise PenstockError("The file cannot be read as Parquet.")
     try:
+        columns = [str(each)[:_NAME_CHARACTERS_MAX] for each in found["columns"]]
+        columns = columns[: columns_max or None]
         return Rows(
-            columns=[str(each) for each in found["columns"]],
-            rows=[list(each) for each in found["rows"][:rows]],
+            columns=columns,
+            rows=[
+                [_cell(value, characters_max) for value in row[: len(columns)]]
+                for row in found["rows"][:rows]
+            ],
             left_out=int(found["left_out"]),
         )
-    except (LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise PenstockError("The file cannot be read as Parquet.") from error
+
+
+def _cell(said: Any, characters_max: int) -> Any:
+    return str(said)[:characters_max] if characters_max and said is not None else said
 
 
 def footers(
@@ -86,7 +105,8 @@ def footers(
     """
     if is_trusted:
         return [_footer(_read_here(each)) for each in files]
-    return [_footer(each) for each in _ask(files, {}, seconds_max=seconds_max)]
+    found = _ask(files, {}, seconds_max=seconds_max, answer_bytes_max=_FOOTERS_BYTES_MAX)
+    return [_footer(each) for each in found]
 
 
 def _read_here(file: BinaryIO) -> dict[str, Any] | None:
@@ -112,7 +132,11 @@ def _footer(said: dict[str, Any] | None) -> Footer | None:
 
 
 def _ask(
-    files: Sequence[BinaryIO], asked: dict[str, Any], *, seconds_max: float
+    files: Sequence[BinaryIO],
+    asked: dict[str, Any],
+    *,
+    seconds_max: float,
+    answer_bytes_max: int,
 ) -> list[dict[str, Any] | None]:
     sizes = [each.seek(0, io.SEEK_END) for each in files]
     asked = {**asked, "sizes": sizes, "cpu_seconds": max(1, int(seconds_max) + 2)}
@@ -134,7 +158,7 @@ def _ask(
     timer.daemon = True
     timer.start()
     try:
-        found = _answered(process, files, asked)
+        found = _answered(process, files, asked, answer_bytes_max)
     finally:
         timer.cancel()
         process.kill()
@@ -151,7 +175,10 @@ def _ask(
 
 
 def _answered(
-    process: subprocess.Popen[bytes], files: Sequence[BinaryIO], asked: dict[str, Any]
+    process: subprocess.Popen[bytes],
+    files: Sequence[BinaryIO],
+    asked: dict[str, Any],
+    answer_bytes_max: int,
 ) -> object:
     """Hand over what the process asks for; what it has found, or None if it has ended so."""
     assert process.stdin is not None
@@ -160,17 +187,17 @@ def _answered(
     try:
         process.stdin.write(json.dumps(asked).encode() + b"\n")
         process.stdin.flush()
-        while line := process.stdout.readline(_LINE_BYTES_MAX):
+        while line := process.stdout.readline(answer_bytes_max):
             said = json.loads(line)
             if "found" in said:
                 return said["found"]
             left -= said["bytes"]
-            if left < 0 or said["bytes"] < 0:
+            if left < 0 or not 0 <= said["bytes"] <= parquet_child.PIECE_BYTES_MAX:
                 return None
             file = files[said["file"]]
             file.seek(said["at"])
             process.stdin.write(file.read(said["bytes"]))
             process.stdin.flush()
-    except (BrokenPipeError, ValueError, LookupError, TypeError, RecursionError):
+    except (BrokenPipeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
         return None
     return None

@@ -7,7 +7,9 @@ reach nothing. Before the first byte of a file is asked for it has given up, for
 - memory and processor time beyond a bound, and core dumps;
 - opening anything: no file, no connection, no program, no thread (limits of zero, as OpenSSH's
   sandbox has them); what is needed was imported before;
-- the user, if that was root: a number that nobody has, without groups and without a way back.
+- the user, if that was root: a number that nobody has, without groups and without a way back;
+- on Linux every call of the kernel but those that memory, time and open files take (`ALLOWED`):
+  limits do not keep it from removing files, or from looking into who asks, if that is its own user.
 
 Its environment is empty but for two settings of Arrow. Files are asked for over standard output,
 by range, and come over standard input; the last line is what was found. It ends when its parent
@@ -23,6 +25,7 @@ import json
 import os
 import re
 import resource
+import struct
 import sys
 from importlib import import_module
 from typing import Any
@@ -33,9 +36,56 @@ USERS = (2_000_000_191, 65_534)
 """Whom root becomes: a number that no account has, or nobody, where there are no such numbers."""
 CANNOT_BE_SHOWN = "(cannot be shown)"
 _NO_NEW_PRIVILEGES = 38
+_SECCOMP, _SECCOMP_FILTER = 22, 2
+_LOAD, _IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
+_ALLOW, _DENY = 0x7FFF0000, 0x00050000 | errno.EPERM
+_NUMBER_AT, _MACHINE_AT = 0, 4
+_MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+ALLOWED = {
+    "read": (0, 63),
+    "write": (1, 64),
+    "close": (3, 57),
+    "fstat": (5, 80),
+    "lseek": (8, 62),
+    "mmap": (9, 222),
+    "mprotect": (10, 226),
+    "munmap": (11, 215),
+    "brk": (12, 214),
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "sched_yield": (24, 124),
+    "mremap": (25, 216),
+    "madvise": (28, 233),
+    "getpid": (39, 172),
+    "exit": (60, 93),
+    "gettimeofday": (96, 169),
+    "getrusage": (98, 165),
+    "getuid": (102, 174),
+    "sigaltstack": (131, 132),
+    "gettid": (186, 178),
+    "futex": (202, 98),
+    "sched_getaffinity": (204, 123),
+    "restart_syscall": (219, 128),
+    "clock_gettime": (228, 113),
+    "clock_nanosleep": (230, 115),
+    "exit_group": (231, 94),
+    "getrandom": (318, 278),
+    "membarrier": (324, 283),
+    "rseq": (334, 293),
+}
+"""Calls of the kernel that are left, with their numbers on the machines above."""
 # What Arrow and Python say of a time out of range, a time zone that nobody knows, bytes that are no
 # text. Too little memory is not of one value: it ends the process.
-ODD = (ArithmeticError, LookupError, NotImplementedError, OSError, TypeError, ValueError)
+ODD = (
+    ArithmeticError,
+    ImportError,
+    LookupError,
+    NotImplementedError,
+    OSError,
+    TypeError,
+    ValueError,
+)
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORDS = {
     "bool": "boolean",
@@ -200,6 +250,28 @@ def give_up(cpu_seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     if sys.platform == "linux" and ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
         raise OSError("the way back could not be closed")
+    if sys.platform == "linux" and os.uname().machine in _MACHINES:
+        leave_calls(os.uname().machine)
+
+
+def leave_calls(machine: str) -> None:
+    """Give up every call of the kernel but some: the others are refused, for good."""
+    column = list(_MACHINES).index(machine)
+    numbers = [each[column] for each in ALLOWED.values()]
+    count = len(numbers)
+    lines = [
+        (_LOAD, 0, 0, _MACHINE_AT),
+        (_IF_EQUAL, 0, count + 1, _MACHINES[machine]),
+        (_LOAD, 0, 0, _NUMBER_AT),
+        *((_IF_EQUAL, count - place, 0, number) for place, number in enumerate(numbers)),
+        (_RETURN, 0, 0, _DENY),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+    body = b"".join(struct.pack("=HBBI", *line) for line in lines)
+    kept = ctypes.create_string_buffer(body)
+    program = struct.pack("@HP", len(lines), ctypes.addressof(kept))
+    if ctypes.CDLL(None).prctl(_SECCOMP, _SECCOMP_FILTER, ctypes.c_char_p(program), 0, 0) != 0:
+        raise OSError("the calls of the kernel could not be given up")
 
 
 def become_nobody() -> None:

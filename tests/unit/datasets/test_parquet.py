@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -18,7 +19,7 @@ from penstock.datasets.schema import Column
 from penstock.kernel.errors import PenstockError
 
 _HOSTILE = """
-import json, os, runpy, socket, sys, threading
+import ctypes, json, os, resource, runpy, signal, socket, sys, threading
 child = runpy.run_path(sys.argv[1])
 import pyarrow.parquet
 child["give_up"](5)
@@ -37,8 +38,21 @@ deeds = {
     "fork": os.fork,
     "thread": lambda: threading.Thread(target=print).start(),
     "root": lambda: os.setuid(0) if os.getuid() else None,
-    "more": lambda: __import__("resource").setrlimit(7, (9, 9)),
+    "more": lambda: resource.setrlimit(7, (9, 9)),
+    "look": lambda: os.stat("/etc/hostname"),
+    "remove": lambda: os.unlink(sys.argv[2]),
+    "exec": lambda: os.execv("/bin/true", ["true"]),
+    "signal": lambda: os.kill(os.getppid(), 0),
+    "trace": lambda: trace(os.getppid()),
+    "limit another": lambda: resource.prlimit(os.getppid(), 7),
 }
+libc = ctypes.CDLL(None)
+
+def trace(process):
+    if libc.ptrace(16, process, 0, 0) != 0:
+        raise PermissionError
+    libc.ptrace(17, process, 0, 0)
+
 print(json.dumps({name: tried(deed) for name, deed in deeds.items()} | {"uid": os.getuid()}))
 """
 
@@ -49,9 +63,11 @@ def file_of(table: pa.Table) -> io.BytesIO:
     return body
 
 
-def test_who_reads_can_open_start_and_become_nothing() -> None:
+def test_who_reads_can_open_start_and_become_nothing(tmp_path: Path) -> None:
+    ours = tmp_path / "ours"
+    ours.touch()
     ran = subprocess.run(
-        [sys.executable, "-I", "-c", _HOSTILE, parquet_child.__file__],
+        [sys.executable, "-I", "-c", _HOSTILE, parquet_child.__file__, str(ours)],
         capture_output=True,
         check=True,
         timeout=60,
@@ -64,6 +80,45 @@ def test_who_reads_can_open_start_and_become_nothing() -> None:
     else:
         del said["root"]
     assert "done" not in said.values(), said
+    assert ours.exists()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f'{{"file": 0, "at": 0, "bytes": {parquet_child.PIECE_BYTES_MAX + 1}}}',
+        f'{{"file": 0, "at": {2**70}, "bytes": 1}}',
+        '{"file": 0, "at": 0, "bytes": -1}',
+        '{"found": [{"columns": [], "rows": [], "left_out": Infinity}]}',
+        '{"found": ' + "[[]," * 300_000 + "[]" + "]" * 300_000 + "}",
+        '{"found": [{"columns": ["%s"], "rows": [], "left_out": 0}]}' % ("x" * 4_000_000),
+    ],
+    ids=["much", "far", "negative", "infinite", "deep", "long"],
+)
+def test_what_the_reader_says_is_not_trusted(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    astray = tmp_path / "astray.py"
+    astray.write_text(f"import sys\nsys.stdin.readline()\nprint({said!r}, flush=True)\n")
+    astray.write_text(astray.read_text() + "sys.stdin.buffer.read(1)\n")
+    monkeypatch.setattr(parquet_child, "__file__", str(astray))
+
+    class File(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise AssertionError(f"{size} bytes were read")
+
+    with pytest.raises(PenstockError, match="cannot be read as Parquet"):
+        first_rows(File(b"x"), rows=20, seconds_max=60, columns_max=60, characters_max=200)
+
+
+def test_more_than_was_asked_for_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    astray = tmp_path / "astray.py"
+    found = {"columns": ["a"] * 9, "rows": [["x" * 99, [[]], None]] * 9, "left_out": 0}
+    line = json.dumps({"found": [found]})
+    astray.write_text(f"import sys\nsys.stdin.readline()\nprint({line!r}, flush=True)\n")
+    monkeypatch.setattr(parquet_child, "__file__", str(astray))
+    cut = first_rows(io.BytesIO(), rows=2, seconds_max=60, columns_max=2, characters_max=5)
+    assert (cut.columns, cut.rows) == (["a", "a"], [["xxxxx", "[[]]"]] * 2)
 
 
 def test_rows_are_values_or_texts_and_only_as_many_as_asked_for() -> None:
