@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -322,3 +323,51 @@ def test_what_a_killed_server_left_is_removed_by_the_next(tmp_path: Path) -> Non
             assert execute(other.dsn, "SELECT 1") == [(1,)]
 
     asyncio.run(check())
+
+
+@needs_root
+def test_a_place_that_another_server_clears_is_waited_for(tmp_path: Path) -> None:
+    server = server_in(tmp_path)
+    left = local._place_of(tmp_path)
+    left.mkdir(parents=True)
+    lock = local._lock_folder(left)
+
+    async def check() -> None:
+        async def clear() -> None:
+            await asyncio.sleep(0.3)  # noqa: TID251 - as long as many files take
+            left.rmdir()
+            os.close(lock)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(clear())
+            async with server:
+                assert execute(server.dsn, "SELECT 1") == [(1,)]
+
+    asyncio.run(check())
+
+
+@needs_root
+def test_root_keeps_no_data_where_leftovers_are_removed() -> None:
+    folder = local._ROOTS_PLACE / "fedcba9876543210" / "postgres"
+    with pytest.raises(PenstockError, match="what is left there is removed"):
+        asyncio.run(server_in(folder).start())
+    assert not is_there(folder.parent)
+
+
+@needs_root
+def test_a_full_disk_is_an_error_of_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise shutil.Error([("a", "b", os.strerror(errno.ENOSPC))] * 1000)
+
+    async def check() -> None:
+        server = server_in(tmp_path)
+        with pytest.raises(PenstockError, match="No space left") as caught:
+            await server.start()
+        await server.stop()
+        assert len(caught.value.message) < 500
+
+    monkeypatch.setattr(local.shutil, "copytree", full)
+    asyncio.run(check())
+    assert not is_there(local._place_of(tmp_path))

