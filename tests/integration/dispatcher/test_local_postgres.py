@@ -368,6 +368,6 @@ def test_a_full_disk_is_an_error_of_one_sentence(
         await server.stop()
         assert len(caught.value.message) < 500
 
-    monkeypatch.setattr(local.shutil, "copytree", full)
+    monkeypatch.setattr(shutil, "copytree", full)
     asyncio.run(check())
     assert not is_there(local._place_of(tmp_path))

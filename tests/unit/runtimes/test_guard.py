@@ -1,0 +1,51 @@
+"""What the kernel tells of the processes of a task."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="it is in /proc")
+
+_CLOSED = """
+import ctypes, sys
+held = bytearray(b"x") * 50_000_000
+ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+print("ready", flush=True)
+sys.stdin.read()
+"""
+_LOOKING = """
+import sys
+from penstock.runtimes.guard import resident_bytes
+print(resident_bytes(int(sys.argv[1])))
+"""
+_CAPBSET_DROP = 24
+_SYS_PTRACE, _SYS_ADMIN, _PERFMON = 19, 21, 38
+
+
+def be_root_of_a_container() -> None:
+    if os.geteuid() == 0:
+        for each in (_SYS_PTRACE, _SYS_ADMIN, _PERFMON):
+            ctypes.CDLL(None).prctl(_CAPBSET_DROP, each, 0, 0, 0)
+
+
+def test_a_process_that_may_not_be_looked_into_is_counted() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _CLOSED], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as closed:
+        assert closed.stdout is not None
+        assert closed.stdout.readline() == b"ready\n"
+        looking = subprocess.run(
+            [sys.executable, "-c", _LOOKING, str(closed.pid)],
+            preexec_fn=be_root_of_a_container,
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
+        closed.kill()
+    assert 50_000_000 < int(looking.stdout) < 150_000_000
