@@ -130,6 +130,7 @@ class LocalPostgres(Service):
 
     async def start(self) -> None:
         programs = _programs()
+        _name_of(os.geteuid())  # asked for by Postgres's own programs, too, which say it in a log
         if self._place is not None and self._folder.resolve().is_relative_to(_ROOTS_PLACE):
             raise PenstockError(
                 f"{_ROOTS_PLACE} is where root's servers run, and what is left there is removed.",

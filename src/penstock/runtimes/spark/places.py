@@ -46,9 +46,20 @@ class HostPlaces:
         ours = self._data / "spark"
         ours.mkdir(mode=0o700, parents=True, exist_ok=True)
         ours.chmod(0o700)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._held = _held(self.folder)
-        for other in self.folder.parent.iterdir():
+        hosts = self.folder.parent
+        hosts.mkdir(exist_ok=True)
+        gate = os.open(hosts, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # One at a time: a folder that is made and not held yet looks like one of the dead.
+            fcntl.flock(gate, fcntl.LOCK_EX)
+            self.folder.mkdir(exist_ok=True)
+            self._held = _held(self.folder)
+            self._remove_dead(hosts)
+        finally:
+            os.close(gate)
+
+    def _remove_dead(self, hosts: Path) -> None:
+        for other in hosts.iterdir():
             if other == self.folder or not other.is_dir():
                 continue
             with suppress(OSError):

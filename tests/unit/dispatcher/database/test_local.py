@@ -59,6 +59,18 @@ def test_clients_believe_the_servers_user_alone(monkeypatch: pytest.MonkeyPatch)
     assert asked["requirepeer"] == "user-65534"
 
 
+def test_a_user_without_a_name_is_told_so_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(number: int) -> str:
+        raise PenstockError(f"Postgres needs a user with a name, and {number} has none.")
+
+    monkeypatch.setattr(local, "_name_of", unknown)
+    with pytest.raises(PenstockError, match="needs a user with a name"):
+        asyncio.run(LocalPostgres(tmp_path).start())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_machine_without_postgres(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", os.getuid)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
