@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import traceback
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Final
 
 import click
@@ -62,6 +62,7 @@ def cli(context: click.Context, debug: bool) -> None:  # noqa: FBT001 - click pa
 def main() -> None:
     """The entry point of the installed command."""
     sys.unraisablehook = _complain_unless_interrupted
+    sys.excepthook = _show_traceback
     sys.exit(run(sys.argv[1:]))
 
 
@@ -106,6 +107,14 @@ def _run(words: list[str]) -> int:
     finally:
         forget()
     return code or 0
+
+
+def _show_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """What --debug lets through: its message may be of a task, a worker or a bucket, too."""
+    with guarded():
+        sys.__excepthook__(kind, error, trace)
 
 
 def _complain_unless_interrupted(problem: sys.UnraisableHookArgs) -> None:

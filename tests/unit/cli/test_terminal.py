@@ -18,7 +18,7 @@ import pytest
 from msgspec import inspect
 
 from penstock import Client
-from penstock.cli import calling, cli, run
+from penstock.cli import calling, cli, main, run
 from penstock.cli.progress import Bar
 from penstock.cli.terminal import Guarded, harmless
 from penstock.dispatcher.api.table import PUBLIC
@@ -197,6 +197,22 @@ def test_whatever_a_verb_prints_is_guarded(monkeypatch: pytest.MonkeyPatch) -> N
     assert "\x1b[31m" in ran.errors
     with pytest.raises(AttributeError):
         _ = Guarded(io.TextIOWrapper(io.BytesIO())).buffer
+
+
+def test_a_traceback_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise TaskFailed("\x1b]0;title\x07")
+
+    monkeypatch.setattr(cli, "main", fail)
+    monkeypatch.setattr(sys, "argv", ["penstock", "--debug", "status"])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    with pytest.raises(TaskFailed) as caught:
+        main()
+    with redirect_stderr(io.StringIO()) as shown:
+        sys.excepthook(caught.type, caught.value, caught.tb)
+    assert "\\u001b]0;title" in shown.getvalue()
+    assert "\x1b" not in shown.getvalue()
 
 
 def test_what_is_shown_is_the_same_text_to_a_reader_of_json() -> None:
