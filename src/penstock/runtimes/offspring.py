@@ -289,6 +289,8 @@ def _started(start: Start, connection: socket.socket, guard: Guard) -> subproces
             start.cgroup.admit(process.pid)
     except OSError:
         process.kill()
+        # Before its number is free for others, whom the guard would kill.
+        guard.forget(process.pid)
         process.wait()
         raise
     return process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import subprocess
@@ -9,6 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.cgroups import Cgroup
+from penstock.runtimes.frames import from_child
+from penstock.runtimes.guard import Guard
+from penstock.runtimes.offspring import Offspring, Start
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="it is in /proc")
 
@@ -32,6 +39,33 @@ def be_root_of_a_container() -> None:
     if os.geteuid() == 0:
         for each in (_SYS_PTRACE, _SYS_ADMIN, _PERFMON):
             ctypes.CDLL(None).prctl(_CAPBSET_DROP, each, 0, 0, 0)
+
+
+class Noted(Guard):
+    """Kills nobody; only remembers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched: set[int] = set()
+
+    def watch(self, group: int, *, user: int = 0) -> None:
+        self.watched.add(group)
+
+    def forget(self, group: int) -> None:
+        self.watched.remove(group)
+
+
+def test_a_child_that_came_to_nothing_is_not_guarded(tmp_path: Path) -> None:
+    """Its number may be a stranger's by the time that the guard kills."""
+    guard, missing = Noted(), tmp_path / "missing"
+    start = Start(
+        command=[sys.executable, "-c", "input()"],
+        environment={},
+        cgroup=Cgroup(missing, (missing,)),
+    )
+    with pytest.raises(WorkFailed, match="No child process can be started"):
+        asyncio.run(Offspring.born(start, guard=guard, decoder=from_child))
+    assert guard.watched == set()
 
 
 def test_a_process_that_may_not_be_looked_into_is_counted() -> None:
