@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.pressure.pressures import Pressures
@@ -480,5 +482,27 @@ def test_what_is_held_waits_for_its_predecessors_and_to_be_counted(play: Play) -
             "SELECT event_seq FROM task WHERE operator = 'a:mail' ORDER BY task.id"
         )
         assert [row["event_seq"] for row in rows] == [first, second]
+
+    play(story)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_the_smallest_limits_have_room_for_both_generations(play: Play, limit: int) -> None:
+    def text(version: int) -> str:
+        more = f"operator: a:clean\n    max_queue_depth: {limit}\n    config: {{v: {version}}}"
+        return windows(limit="").replace("operator: a:clean", more)
+
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(text(1))
+        await post(pipeline, "a")
+        await pipeline.routing.route()
+        await pipeline.apply(text(2))
+        await post(pipeline, *"bcdef")
+        for _ in range(20):
+            await pipeline.routing.route()
+            assert await depth(pipeline, "clean") <= limit + (limit + 1) // 2
+            await run_some(pipeline, "clean", 9)
+        assert await world.value("SELECT count(*) FROM event WHERE routed = 'held'") == 0
 
     play(story)

@@ -27,8 +27,10 @@ FROM job
 LEFT JOIN queue_room
     ON queue_room.job_id = job.id AND queue_room.max_queue_depth = job.max_queue_depth
 CROSS JOIN LATERAL (
+    -- One event may need room for two: see pick_held.
     SELECT queue_room.job_id IS NULL
-        OR 4 * queue_room.room < penstock_depth_max(job.max_queue_depth)
+        OR (queue_room.room < 2
+            OR 4 * queue_room.room < penstock_depth_max(job.max_queue_depth))
             AND queue_room.counted_at < clock_timestamp()
                 - least(200000, job.max_queue_depth) * interval '10 microseconds' AS is_new
 ) AS counted
