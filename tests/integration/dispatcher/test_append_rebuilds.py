@@ -695,6 +695,52 @@ def test_a_job_that_waits_for_all_inputs_is_built_as_often(play: Play) -> None:
     play(story)
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_what_another_job_catches_up_with_is_not_appended_again(play: Play, times: int) -> None:
+    """A job that waits for all inputs has made its task of the event that came last."""
+
+    def joined(copy: str) -> str:
+        return (
+            texts(more="when: all").replace("inputs: [raw]", "inputs: [raw, more]")
+            + f"""
+  other:
+    activation: source
+    source: {{kind: manual}}
+    outputs: [more]
+  copy:
+    runtime: process
+    operator: a:copy
+    config: {{v: {copy}}}
+    inputs: [raw]
+    outputs: [copies]
+"""
+        )
+
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(joined("1"))
+        await it.bring("q", 99)
+        await it.labour()
+        await it.apply(joined("2"))
+        await it.build()
+        other = await it.job("other")
+        place = {"dataset": other.outputs["more"], "generation": other.generation}
+        await it.bring("p", 1)
+        event = await it.event("more 1", partition_key="p", payload={"n": 10}, **place)
+        await it.routing.accept([event])
+        await it.route()
+        await it.labour()
+        assert (await it.read(), await it.read("copies")) == (["10"], ["1", "99"])
+        # There, and perhaps back and there again before anything is routed.
+        for _ in range(times):
+            await it.deployment.rollback()
+        await it.route()
+        await it.labour()
+        assert (await it.read(), await it.read("copies")) == (["10"], ["1", "99"])
+
+    play(story)
+
+
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_a_part_that_is_published_at_the_cut_over_is_seen(play: Play, is_kept: bool) -> None:
     async def story(world: World) -> None:

@@ -9,6 +9,10 @@ CREATE INDEX backfill_key_task ON backfill_key (task_id) WHERE task_id IS NOT NU
 -- When something of an earlier generation was made part of one that was being built.
 ALTER TABLE generation ADD COLUMN kept_at timestamptz;
 
+-- Of an event that is routed again for generations that are back, those generations: all others that
+-- read it have had it. Null for what reaches all.
+ALTER TABLE event ADD COLUMN replayed_to uuid[];
+
 -- What a part was made of: the name of its task, which outlives the task.
 ALTER TABLE appended ADD COLUMN news text;
 UPDATE appended SET news = task.dedupe_key FROM task WHERE task.id = appended.task_id;
@@ -252,5 +256,47 @@ BEGIN
               WHEN event.revision IS NULL THEN false
               ELSE NOT penstock_is_lost(event.task_id, replaced)
           END);
+END
+$$;
+
+-- Whether everything that rebuilds have led to until a moment is over in what is being built, and in all
+-- that it is built of: the tasks, what these have published and is held, and the tasks of that. Where
+-- one job reads the next, their tasks are made when those upstream end, which may be after the moment.
+CREATE FUNCTION penstock_has_caught_up(root uuid, feeding uuid[], since timestamptz) RETURNS boolean
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    upto timestamptz := since;
+BEGIN
+    FOR level IN 2 .. greatest(2, cardinality(feeding)) LOOP
+        IF EXISTS (
+            SELECT
+            FROM task
+            WHERE task.generation = ANY (feeding) AND task.status IN ('queued', 'retrying', 'running')
+              AND (task.created_at <= upto OR EXISTS (
+                  SELECT FROM event
+                  WHERE event.seq = task.event_seq AND event.received_at <= upto
+              ) OR EXISTS (
+                  SELECT
+                  FROM coalesced
+                  JOIN event ON event.seq = coalesced.event_seq
+                  WHERE coalesced.task_id = task.id AND event.received_at <= upto)))
+        OR EXISTS (
+            SELECT
+            FROM generation
+            JOIN event ON event.dataset_id = generation.dataset_id
+                AND event.generation = generation.version
+            WHERE generation.version = ANY (feeding) AND generation.version <> root
+              AND event.routed = 'held' AND event.received_at <= upto) THEN
+            RETURN false;
+        END IF;
+        EXIT WHEN level >= cardinality(feeding);
+        upto := greatest(upto, (
+            SELECT max(task.settled_at)
+            FROM task
+            LEFT JOIN event ON event.seq = task.event_seq
+            WHERE task.generation = ANY (feeding) AND task.settled_at > upto
+              AND least(task.created_at, event.received_at) <= upto));
+    END LOOP;
+    RETURN true;
 END
 $$;

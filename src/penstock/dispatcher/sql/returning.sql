@@ -23,7 +23,8 @@ WHERE dag_job.dag_version_id = %(version)s AND dag_job.generation = ANY (%(versi
 -- routing gives. What is rebuilt gets the latter from its rebuild. As there, of a partition that
 -- came more than once the latest event is enough, if the job works by partitions and replaces them;
 -- one that appends has a publication of every event. What has no output
--- was never built of what was there before it, and is not now.
+-- was never built of what was there before it, and is not now. The latter reach no others: a job that
+-- waits for all of its inputs, and has made its task of what came after, would make a second one.
 WITH inputs AS MATERIALIZED (
     SELECT DISTINCT edge.dataset_id, fed.version AS generation, reader.job_id,
            reader.generation AS task_generation,
@@ -53,10 +54,12 @@ WITH inputs AS MATERIALIZED (
 ), missed AS MATERIALIZED (
     -- OFFSET 0: a task is looked up for each event, however few of both the planner expects.
     SELECT event.seq, event.dataset_id, event.generation, event.partition_key, event.range_start,
-           event.range_end, inputs.is_per_partition AND NOT inputs.is_appending AS is_per_partition
+           event.range_end, inputs.is_per_partition AND NOT inputs.is_appending AS is_per_partition,
+           inputs.task_generation
     FROM event
     JOIN inputs USING (dataset_id, generation)
-    WHERE event.routed <> 'pending' AND event.received_at >= inputs.since
+    WHERE (event.routed <> 'pending' OR event.replayed_to IS NOT NULL)
+      AND event.received_at >= inputs.since
       AND NOT EXISTS (
           SELECT
           FROM task
@@ -83,7 +86,7 @@ WITH inputs AS MATERIALIZED (
           event, inputs.job_id, inputs.task_generation, false))
 ), wanted AS MATERIALIZED (
     -- After the above, which leaves few: each of these is looked up.
-    SELECT missed.seq
+    SELECT missed.seq, array_agg(DISTINCT missed.task_generation) AS generations
     FROM missed
     WHERE NOT (missed.is_per_partition AND missed.partition_key IS NOT NULL AND EXISTS (
         SELECT FROM event AS later
@@ -92,12 +95,20 @@ WITH inputs AS MATERIALIZED (
           AND (later.range_start, later.range_end)
               IS NOT DISTINCT FROM (missed.range_start, missed.range_end)
         OFFSET 0))
+    GROUP BY missed.seq
+), unrouted AS (
+    UPDATE event
+    SET routed = 'pending', why_not = NULL, replayed_to = NULL
+    WHERE event.routed = 'audited' AND event.generation = ANY (%(versions)s::uuid[])
 )
 UPDATE event
-SET routed = 'pending', why_not = NULL
-WHERE event.routed <> 'pending' AND (
-    (event.routed = 'audited' AND event.generation = ANY (%(versions)s::uuid[]))
-    OR event.seq IN (SELECT seq FROM wanted))
+SET routed = 'pending', why_not = NULL,
+    -- What was to be routed again before, and is not yet, reaches both.
+    replayed_to = CASE WHEN event.routed = 'pending' THEN event.replayed_to ELSE '{}' END
+        || wanted.generations
+FROM wanted
+WHERE event.seq = wanted.seq
+  AND NOT (event.routed = 'audited' AND event.generation = ANY (%(versions)s::uuid[]))
 
 -- name: plan_rebuilds
 -- What is being built is made of the events of its inputs up to now: later ones are routed to it

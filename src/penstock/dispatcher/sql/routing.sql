@@ -143,8 +143,11 @@ WITH in_force AS MATERIALIZED (
            edges.is_appending
     FROM judged
     JOIN edges USING (dataset_id, generation)
-    WHERE edges.is_all AND judged.reason IS NULL AND (edges.filter IS NULL OR penstock_passes(
-        edges.filter, judged.partition_key, judged.range_start, judged.range_end, judged.cursor))
+    WHERE edges.is_all AND judged.reason IS NULL
+      AND (judged.replayed_to IS NULL OR edges.task_generation = ANY (judged.replayed_to)
+           OR %(only)s::uuid IS NOT NULL)
+      AND (edges.filter IS NULL OR penstock_passes(
+          edges.filter, judged.partition_key, judged.range_start, judged.range_end, judged.cursor))
 ), opening AS MATERIALIZED (
     -- The first that an input lets pass of what has come without a partition.
     SELECT arrived.*, edges.filter
@@ -288,6 +291,8 @@ WITH in_force AS MATERIALIZED (
     JOIN edges USING (dataset_id, generation)
     WHERE (edges.filter IS NULL OR penstock_passes(
         edges.filter, judged.partition_key, judged.range_start, judged.range_end, judged.cursor))
+      AND (judged.replayed_to IS NULL OR edges.task_generation = ANY (judged.replayed_to)
+           OR judged.freed_job IS NOT NULL OR %(only)s::uuid IS NOT NULL)
       AND CASE
           WHEN judged.freed_job IS NOT NULL
           THEN (edges.job_id, edges.task_generation) = (judged.freed_job, judged.freed_generation)
@@ -408,7 +413,7 @@ WITH in_force AS MATERIALIZED (
 ), marked AS (
     UPDATE event
     SET routed = CASE WHEN judged.reason IS NULL THEN 'routed' ELSE 'audited' END,
-        why_not = judged.reason
+        why_not = judged.reason, replayed_to = NULL
     FROM judged
     WHERE event.seq = judged.seq AND %(only)s::uuid IS NULL
       -- Where the newest of several updates has a task already, the others are looked at again.
