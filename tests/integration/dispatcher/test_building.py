@@ -274,6 +274,59 @@ def test_readers_get_what_was_made_of_the_first_of_many_updates(play: Play) -> N
     play(story)
 
 
+@pytest.mark.parametrize("limit", ["", "max_queue_depth: 2"])
+def test_what_a_rebuild_leads_to_two_jobs_on_is_waited_for(play: Play, limit: str) -> None:
+    """Also what is held until a queue has room, of which there is no task when the rebuild ends."""
+
+    def text(clean: str) -> str:
+        total = f"""
+  total:
+    runtime: process
+    operator: a:total
+    {limit}
+    inputs: [daily]
+    outputs: [all]
+"""
+        found = chain(clean=clean, extra=total)
+        for name, more in (("clean", ""), ("report", f"\n    {limit}")):
+            by_update = f"operator: a:{name}\n    execution: per_update{more}"
+            found = found.replace(f"operator: a:{name}", by_update)
+        return found
+
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+
+        async def finish(name: str, *, most: int = 1) -> int:
+            await pipeline.route()
+            claimed = await pipeline.tasks.claim_next(f"a:{name}", worker="w", limit=most)
+            for task in claimed:
+                (output,) = task.definition["outputs"]
+                dataset = task.definition["datasets"][output["name"]]
+                made = Output(dataset=dataset, location=f"s3://b/{task.payload['cursor']}")
+                await pipeline.tasks.complete([Completion(task.fence, (made,))])
+            world.later(1)
+            return len(claimed)
+
+        await pipeline.apply(text("1"))
+        for cursor in range(5):
+            await pipeline.routing.accept([await pipeline.event(f"{cursor}", cursor=cursor)])
+            for name in ("clean", "report", "total"):
+                await finish(name)
+        await pipeline.apply(text("2"))
+        new = await pipeline.generations()
+        await pipeline.backfills.turn()
+        await finish("clean", most=5)
+        await pipeline.backfills.turn()
+        assert (await pipeline.backfills.list()).backfills[0].state == "done"
+        for left in (4, 3, 2, 1, 0):
+            assert (await finish("report"), await finish("total")) == (1, 1)
+            await builder(pipeline).turn()
+            expected = "building" if left else "current"
+            assert await pipeline.state("all", new["total"]) == expected
+
+    play(story)
+
+
 def test_partitions_that_only_a_backfill_has_made_are_built_too(play: Play) -> None:
     """Without them what is being built would never have all that readers have."""
 

@@ -3,7 +3,7 @@
 -- name: building_jobs
 -- What the DAG in force names and readers are not served yet: a dataset of each job, whether a job
 -- downstream is being built too, and whether it is complete: its backfills and their tasks are over,
--- and so are the rebuilds upstream and what waited when they ended. A dataset that has one partition
+-- and so are the rebuilds upstream and what they have led to. A dataset that has one partition
 -- for all would else be covered by the first that comes of a rebuild. Partitions that are missing
 -- are looked for under the locks of the cut-over, for what the others leave.
 WITH RECURSIVE building AS MATERIALIZED (
@@ -45,10 +45,9 @@ SELECT building.dataset_id::text AS dataset, building.version::text,
        AND NOT EXISTS (
            SELECT
            FROM rebuilds
-           JOIN feeding USING (root)
-           JOIN task ON task.generation = feeding.version
-               AND task.status IN ('queued', 'retrying', 'running')
-               AND task.created_at <= rebuilds.settled_at
-           WHERE rebuilds.root = building.job_id) AS is_ready
+           WHERE rebuilds.root = building.job_id AND NOT penstock_has_caught_up(
+               building.version,
+               ARRAY (SELECT feeding.version FROM feeding WHERE feeding.root = building.job_id),
+               rebuilds.settled_at)) AS is_ready
 FROM building
 ORDER BY building.job_id
