@@ -95,6 +95,39 @@ def test_readers_are_told_of_what_was_published_before(worlds: Worlds) -> None:
     asyncio.run(check())
 
 
+def test_what_appends_and_is_being_built_is_built_of_every_event(worlds: Worlds) -> None:
+    """Earlier releases took the latest event of each partition for enough."""
+
+    async def check() -> None:
+        dsn = await worlds.empty()
+        await migrate(dsn, migrations()[:9])
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            for mode, state in (("append", "done"), ("append", "cancelled"), ("replace", "done")):
+                connection.execute(
+                    b"WITH named AS (INSERT INTO job (name) VALUES (%(name)s) RETURNING id),"
+                    b" written AS (INSERT INTO dataset (name, job_id)"
+                    b" SELECT %(name)s, id FROM named RETURNING id),"
+                    b" built AS (INSERT INTO generation (dataset_id, version, state, lineage)"
+                    b" SELECT id, gen_random_uuid(), 'building', 'x' FROM written"
+                    b" RETURNING version),"
+                    b" defined AS (INSERT INTO job_definition (job_id, hash, body, runtime,"
+                    b" operator, priority, update_mode, max_attempts, timeout_ms, heartbeat_ms,"
+                    b" retry_first_ms, retry_max_ms, retry_backoff)"
+                    b" SELECT id, 'x', '{}', 'process', 'o', 'normal', %(mode)s, 1, 1, 1, 1, 1, 1"
+                    b" FROM named RETURNING id)"
+                    b" INSERT INTO backfill (definition_id, generation, plan, partitions, position,"
+                    b" concurrency_max, state, walked, counted) SELECT id, version,"
+                    b' \'{"kind": "rebuild", "upto": 7}\', 2, 2, 1, %(state)s, 7, 7'
+                    b" FROM defined, built",
+                    {"name": f"{mode} {state}", "mode": mode, "state": state},
+                )
+        await migrate(dsn)
+        found = read(dsn, "SELECT state, walked, counted, partitions FROM backfill ORDER BY id")
+        assert found == [("running", 0, 0, 0), ("cancelled", 7, 7, 2), ("done", 7, 7, 2)]
+
+    asyncio.run(check())
+
+
 def test_many_at_once_apply_each_step_once(worlds: Worlds) -> None:
     async def check() -> None:
         dsn = await worlds.empty()

@@ -18,6 +18,17 @@ ALTER TABLE appended ADD COLUMN news text;
 UPDATE appended SET news = task.dedupe_key FROM task WHERE task.id = appended.task_id;
 CREATE INDEX appended_news ON appended (news, generation);
 
+-- What is being built of a job that appends, of the latest event of each partition alone, is to have
+-- the others too. What was made is not made again.
+UPDATE backfill
+SET state = CASE backfill.state WHEN 'done' THEN 'running' ELSE backfill.state END,
+    settled_at = NULL, partitions = 0, position = 0, walked = 0, counted = 0
+FROM job_definition AS definition
+WHERE definition.id = backfill.definition_id AND definition.update_mode = 'append'
+  AND definition.runtime <> 'dispatcher' AND backfill.plan ->> 'kind' = 'rebuild'
+  AND backfill.state <> 'cancelled'
+  AND backfill.generation IN (SELECT version FROM generation WHERE generation.state = 'building');
+
 -- The tasks of a generation that were made of the same news as a task of another generation of their
 -- job: of the same event; of an event of the task upstream that stands for the one that made the
 -- event; or by a plan that repeats the task. Tasks and events may be gone: what they were called is
