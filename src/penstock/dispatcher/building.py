@@ -1,15 +1,16 @@
 """Cuts over what was built: the last step of a change of the DAG.
 
 A generation that is being built becomes the current one when its rebuild is over, and those of all
-that it is built of, and it has all that the current one has: every partition, and of those that are
-appended to every part. `Deployment.cut_over` decides the last, under its locks; what was published
-long before them is looked at before they are taken. This looks for those that may be ready,
-downstream first: the earlier generation of a job is fed by the earlier generations of its inputs,
-so those are served until it is not needed any more. A job is therefore not cut over while a job
-downstream of it is being built. One that is never covered (a task is dead, the change makes fewer
-partitions, or what was appended cannot be made again) stays as it is, visibly, and so does what is
-built of it, until somebody replays the task, cancels what is in the way, keeps what there was or
-forces the cut-over.
+that it is built of, with all that they have led to, also what was held until a queue had room
+(`penstock_has_caught_up` in the schema); and it has all that the current one has: every partition,
+and of those that are appended to every part. `Deployment.cut_over` decides the last, under its
+locks; what was published long before them is looked at before they are taken. This looks for those
+that may be ready, downstream first: the earlier generation of a job is fed by the earlier
+generations of its inputs, so those are served until it is not needed any more. A job is therefore
+not cut over while a job downstream of it is being built. One that is never covered (a task is dead,
+the change makes fewer partitions, or what was appended cannot be made again) stays as it is,
+visibly, and so does what is built of it, until somebody replays the task, cancels what is in the
+way, keeps what there was or forces the cut-over.
 
 Any number of dispatchers may look at once; a crash leaves a cut-over done or not done. Called by a
 loop in every dispatcher. What is not ready costs a look, and no lock.

@@ -143,7 +143,7 @@ async def cut_over(parts: Parts, call: Call) -> Answer:
     else:
         found = await parts.deployment.cut_over(dataset, force=ask.force)
     if found in _NOT_CUT_OVER:
-        return _not_cut_over(found, ask)
+        return _not_cut_over(found, ask, kept=0 if kept is None else kept.publications)
     parts.kick()
     # The current one comes first.
     now = (await parts.views.live([params.name]))[params.name]
@@ -155,8 +155,10 @@ async def cut_over(parts: Parts, call: Call) -> Answer:
     )
 
 
-def _not_cut_over(why: CutOver, ask: CutOverAsk) -> Answer:
+def _not_cut_over(why: CutOver, ask: CutOverAsk, *, kept: int = 0) -> Answer:
     detail = "" if ask.force else _WAYS_OUT.get(why, "")
+    if kept:
+        detail = f"What was kept of it stays so ({kept} publications). {detail}".strip()
     return conflict(why.value, _NOT_CUT_OVER[why], detail=detail)
 
 

@@ -18,8 +18,8 @@ Invariants:
   it abandons by being a rollback.
 - What comes back has all events routed to it that it has no task for: those it has missed, and
   those whose partitions a backfill has built; of a partition the latest, if it works by partitions
-  and replaces them. Events may therefore not be kept for longer than the tasks that were made of
-  them.
+  and replaces them. Those that were routed before reach nothing else (`event.replayed_to`). Events
+  may therefore not be kept for longer than the tasks that were made of them.
 - To go back by applying a text serves retired generations at once if they are whole, that is, lack
   nothing that readers have now. One that lacks something, and all downstream of it, is built on
   beside what is served, and cut over. A rollback serves them at once all the same, and they catch
@@ -457,10 +457,12 @@ async def _keep(connection: Connection, dataset: str) -> Kept | NotKept:
     if found["is_backfilled"]:
         return NotKept(CutOver.BACKFILL)
     try:
-        for row in building:
-            await grow_schema(
-                connection, row["dataset"], generation=version, columns=row["columns"] or []
-            )
+        # All of them or none.
+        async with connection.transaction():
+            for row in building:
+                await grow_schema(
+                    connection, row["dataset"], generation=version, columns=row["columns"] or []
+                )
     except SchemaRefused as error:
         return NotKept(None, error.message)
     (row,) = await fetch_rows(connection, "keep_publications", version=version)

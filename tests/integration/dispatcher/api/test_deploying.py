@@ -8,6 +8,7 @@ import pytest
 
 from penstock.dispatcher.dag.model import Job
 from penstock.dispatcher.dag.runtimes import Fault
+from penstock.dispatcher.tasks.values import Failure
 from penstock.dispatcher.wire.dags import DagAnswer, VersionsAnswer
 from tests.integration.dispatcher.api.conftest import Perform
 from tests.integration.dispatcher.api.stage import Stage, ok, read, refused
@@ -230,5 +231,26 @@ def test_what_cannot_be_built_is_kept_by_hand(on_stage: Perform) -> None:
         assert answer == {"dataset": "tidy", "generation": served, "kept": 1, "is_waiting": True}
         ok(await stage.public.post(path, json={"keep": True, "force": True}))
         assert await pipeline.states("tidy") == ["current", "retired"]
+
+    on_stage(story)
+
+
+def test_what_was_kept_is_said_also_where_something_else_is_missing(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        pipeline = Pipeline(stage.world)
+        ok(await stage.apply(chain()))
+        await pipeline.send("p", "q")
+        await pipeline.work("a:clean")
+        await pipeline.work("a:report")
+        ok(await stage.apply(chain(report="2")))
+        await pipeline.backfills.turn()
+        dead, cancelled = await pipeline.tasks.claim_next("a:report", worker="w", limit=9)
+        await pipeline.tasks.fail([Failure(dead.fence, "broken", is_retried=False)])
+        await pipeline.tasks.cancel([cancelled.task_id])
+        await pipeline.finish(cancelled)
+        await pipeline.backfills.turn()
+        path = "/v1/datasets/daily/cut-over"
+        problem = refused(await stage.public.post(path, json={"keep": True}), 409)
+        assert (problem.type, "(1 publications)" in problem.detail) == ("uncovered", True)
 
     on_stage(story)
