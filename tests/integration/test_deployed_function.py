@@ -307,7 +307,7 @@ def test_what_it_made_is_told_with_a_manifest_and_columns_that_refuse_nothing(
     assert second is not None
     assert [(each.name, each.type) for each in first.columns] == [("n", "bigint")]
     assert (second.columns, second.rows, second.files) == ([], 2, 1)
-    written = (path_of(dispatcher.ends[1].outputs[0].location) / "manifest.json").read_bytes()
+    written = (path_of(dispatcher.ends[1].outputs[0].location) / "_manifest.json").read_bytes()
     assert second.manifest == digest(written)
 
 

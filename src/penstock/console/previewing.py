@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Final
 
-from penstock.datasets.layout import DATASETS, MANIFEST, place_of
+from penstock.datasets.layout import DATASETS, HIDDEN_MANIFEST, MANIFEST, place_of
 from penstock.datasets.manifest import Manifest, decode, digest
 from penstock.datasets.parquet import first_rows
 from penstock.datasets.snapshot import TEXTS
@@ -118,16 +118,25 @@ async def _files(store: ObjectStore, folder: str, wanted: str | None) -> Content
         page = await store.list(f"{folder}/", limit=FILES_SHOWN)
         names = [(each.key.removeprefix(f"{folder}/"), each.size) for each in page.entries]
         return Contents(files=[FileRow(name=name, bytes=size) for name, size in names])
-    key = f"{folder}/{MANIFEST}"
-    try:
-        body = await _read(store, key, bytes_max=MANIFEST_BYTES_MAX)
-    except NotFound as error:
-        raise _CannotShow(f"The manifest {key} is not there.") from error
-    if digest(body) != wanted:
-        raise _CannotShow(f"The manifest {key} is not the one that was published.")
+    key, body = await _manifest(store, folder, wanted)
     manifest = decode(body, where=f"The manifest {key}")
     files = [FileRow(name=each.name, bytes=each.bytes, rows=each.rows) for each in manifest.files]
     return Contents(manifest=manifest, files=files)
+
+
+async def _manifest(store: ObjectStore, folder: str, wanted: str) -> tuple[str, bytes]:
+    """The manifest that was published, and its key."""
+    why = f"The manifest {folder}/{MANIFEST} is not there."
+    for name in (MANIFEST, HIDDEN_MANIFEST):
+        key = f"{folder}/{name}"
+        try:
+            body = await _read(store, key, bytes_max=MANIFEST_BYTES_MAX)
+        except NotFound:
+            continue
+        if digest(body) == wanted:
+            return key, body
+        why = f"The manifest {key} is not the one that was published."
+    raise _CannotShow(why)
 
 
 async def _body(store: ObjectStore, folder: str, files: Sequence[FileRow]) -> tuple[FileRow, bytes]:

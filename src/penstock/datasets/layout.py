@@ -4,6 +4,7 @@
     datasets/{dataset}/{generation}/{partition}/current.json              what is published of it
     datasets/{dataset}/{generation}/{partition}/{attempt}/manifest.json   what an attempt has made
     datasets/{dataset}/{generation}/{partition}/{attempt}/part-*.parquet
+    datasets/{dataset}/{generation}/{partition}/{attempt}/_manifest.json  of a function's own files
     scratch/{attempt}/…                                                   what it needed on the way
 
 Keys are relative to the root of the store. An attempt is `{task}-{attempt}-{digest}`: the numbers
@@ -38,6 +39,9 @@ DATASETS: Final = "datasets/"
 SCRATCH: Final = "scratch/"
 """The prefix of what attempts do not publish."""
 MANIFEST: Final = "manifest.json"
+HIDDEN_MANIFEST: Final = "_manifest.json"
+"""Of what users' own code has written. Readers of whole folders, such as those of pyarrow, pandas
+and Spark, pass over such a name; and the other one may be that of a file of theirs."""
 CURRENT: Final = "current.json"
 WHOLE: Final = "~all"
 """Stands where there is no partition. No key is written so: what follows a `~` is upper case."""

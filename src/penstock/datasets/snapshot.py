@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from penstock.datasets.layout import MANIFEST, location_below
+from penstock.datasets.layout import HIDDEN_MANIFEST, MANIFEST, location_below
 from penstock.datasets.manifest import Manifest, decode, digest
 from penstock.datasets.parquet import first_rows
 from penstock.datasets.schema import Column
@@ -152,19 +152,7 @@ def _contents(part: Published, transfer: Transfer) -> Contents:
     if part.manifest is None:
         tables, others = _loose(base, transfer)
         return Contents(location=base, files=tables, others=others)
-    where = f"{base}/{MANIFEST}"
-    try:
-        body = transfer.read_bytes(where)
-    except NotFound as error:
-        raise Damaged(f"The manifest {where} is not there.", location=where, hint=_HINT) from error
-    found = digest(body)
-    if found != part.manifest:
-        raise Damaged(
-            f"The manifest {where} is not the one that was published: its SHA-256 is {found},"
-            f" and it should be {part.manifest}.",
-            location=where,
-            hint=_HINT,
-        )
+    where, body = _manifest(base, part.manifest, transfer)
     manifest = decode(body, where=where)
     named = [
         DataFile(
@@ -178,6 +166,26 @@ def _contents(part: Published, transfer: Transfer) -> Contents:
     tables = tuple(each for each in named if each.location.endswith(_PARQUET))
     others = tuple(each for each in named if not each.location.endswith(_PARQUET))
     return Contents(location=base, files=tables, others=others, manifest=manifest)
+
+
+def _manifest(base: str, wanted: str, transfer: Transfer) -> tuple[str, bytes]:
+    """Where the manifest that was published lies, and what it says; see `HIDDEN_MANIFEST`."""
+    where, told = f"{base}/{MANIFEST}", ""
+    for name in (MANIFEST, HIDDEN_MANIFEST):
+        try:
+            body = transfer.read_bytes(f"{base}/{name}")
+        except NotFound:
+            continue
+        found = digest(body)
+        if found == wanted:
+            return f"{base}/{name}", body
+        where = f"{base}/{name}"
+        told = (
+            f"The manifest {where} is not the one that was published: its SHA-256 is {found},"
+            f" and it should be {wanted}."
+        )
+    told = told or f"The manifest {where} is not there."
+    raise Damaged(told, location=where, hint=_HINT)
 
 
 def _loose(base: str, transfer: Transfer) -> tuple[tuple[DataFile, ...], tuple[DataFile, ...]]:

@@ -32,7 +32,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, TypeVar
 
-from penstock.datasets.layout import MANIFEST, location_below, path_of
+from penstock.datasets.layout import HIDDEN_MANIFEST, location_below, path_of
 from penstock.datasets.manifest import File, Manifest, decode, encode
 from penstock.datasets.parquet import Footer, footers
 from penstock.datasets.schema import Column, evolve
@@ -155,9 +155,9 @@ class Completing:
         except _UNREADABLE as error:
             _log.warning("%s has no manifest: %s", location, error.advice)
             return None
-        if any(each.name == MANIFEST for each in every):
+        if any(each.name == HIDDEN_MANIFEST for each in every):
             raise WorkFailed(
-                f"The work has written a file {MANIFEST}, which is Penstock's own name.",
+                f"The work has written a file {HIDDEN_MANIFEST}, which is Penstock's own name.",
                 is_retried=False,
                 hint="Give the file another name.",
             )
@@ -237,7 +237,7 @@ class Completing:
         body = encode(manifest)
         # A name that no reader would take is told now.
         decode(body, where=f"The manifest of {location}")
-        self._transfer.write_bytes(f"{location}/{MANIFEST}", body)
+        self._transfer.write_bytes(f"{location}/{HIDDEN_MANIFEST}", body)
         return facts_of(manifest, body, is_observed=True)
 
     def _go_on(self) -> None:

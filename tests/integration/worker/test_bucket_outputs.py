@@ -106,7 +106,7 @@ def test_what_a_function_has_put_there_itself_is_in_the_manifest_too(
     done = ran(dsn, tmp_path, place, is_minted=True)
     assert (done["files"], done["rows"], done["bytes"]) == (2, None, 22)
     transfer = Transfer(url(place))
-    body = transfer.read_bytes(f"{done['location']}/manifest.json")
+    body = transfer.read_bytes(f"{done['location']}/_manifest.json")
     assert digest(body) == done["manifest"]
     assert [each.name for each in decode(body).files] == ["a b%2F.txt", "more.txt"]
 

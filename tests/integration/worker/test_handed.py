@@ -75,7 +75,7 @@ async def looked(site: Site) -> tuple[Path, dict[str, str | int]]:
     """Where the task has written, and what."""
     (row,) = await site.world.rows("SELECT location, manifest, files, rows FROM publication")
     place = path_of(row["location"])
-    assert row["manifest"] == digest((place / "manifest.json").read_bytes()), "by the worker"
+    assert row["manifest"] == digest((place / "_manifest.json").read_bytes()), "by the worker"
     assert (row["files"], row["rows"]) == (1, None)
     return place, read(place / "said.json")
 
@@ -120,7 +120,7 @@ class TestUntrusted:
             place, said = await looked(site)
             assert said["user"] == test_untrusted.FIRST
             assert said["home"] == str(Path(str(said["file"])).parent / "tmp")
-            files = (place / "said.json", place / "manifest.json")
+            files = (place / "said.json", place / "_manifest.json")
             assert owners(place, *files) == {0}, "it is the worker's again"
             assert left(folder) == []
 

@@ -174,6 +174,8 @@ def test_a_manifest_is_what_was_published_or_nothing_is_shown() -> None:
     manifest = manifest_of(part__csv=(1, 1))
     files = {"part.csv": b"x", "manifest.json": manifest}
     assert shown(files, manifest=digest(manifest)).lines == ["x"]
+    of_function = {"part.csv": b"x", "manifest.json": b"{}", "_manifest.json": manifest}
+    assert shown(of_function, manifest=digest(manifest)).lines == ["x"]
     other = shown(files, manifest="1" * 64)
     assert "not the one that was published" in other.why_not
     assert not other.lines

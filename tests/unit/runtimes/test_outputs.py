@@ -75,7 +75,7 @@ def test_what_is_told_was_found_by_the_worker(tmp_path: Path, is_untrusted: bool
     assert (told.facts.files, told.facts.rows) == (3, 3)
     words = {"n": "bigint", "t": "string", "x": "double"}
     assert told.facts.columns == tuple(Column(*each) for each in words.items())
-    body = (folder / "manifest.json").read_bytes()
+    body = (folder / "_manifest.json").read_bytes()
     assert digest(body) == told.facts.manifest
     manifest = decode(body)
     assert (manifest.dataset, manifest.job, manifest.partition_key) == ("tidy", "clean", "p")
@@ -97,12 +97,12 @@ def test_what_is_told_was_found_by_the_worker(tmp_path: Path, is_untrusted: bool
     assert [each.location for each, _ in verify(every, transfer)] == [f"{made.location}/note.txt"]
 
 
-def test_plain_parquet_has_the_manifest_that_the_first_release_reads(tmp_path: Path) -> None:
+def test_plain_parquet_has_a_manifest_in_the_form_of_the_first_release(tmp_path: Path) -> None:
     work = work_in(tmp_path)
     folder, made = own(work)
     parquet.write_table(pa.table({"n": [1]}), folder / "part.parquet")
     completed(work, made)
-    assert (folder / "manifest.json").read_bytes().startswith(b'{"penstock":"manifest/1"')
+    assert (folder / "_manifest.json").read_bytes().startswith(b'{"penstock":"manifest/1"')
 
 
 def test_files_that_do_not_fit_together_have_no_columns_and_junk_no_rows(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_files_that_do_not_fit_together_have_no_columns_and_junk_no_rows(tmp_pat
     (told,) = completed(work, made)
     assert told.facts is not None
     assert (told.facts.rows, told.facts.columns) == (2, ())
-    (folder / "manifest.json").unlink()
+    (folder / "_manifest.json").unlink()
     (folder / "c.parquet").write_bytes(b"PAR1 not really PAR1")
     (told,) = completed(work, made)
     assert told.facts is not None
@@ -132,14 +132,29 @@ def test_what_is_no_folder_with_files_has_no_manifest(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.rglob("*") if each.is_file()) == ["only.csv"]
 
 
+def test_who_reads_the_whole_folder_reads_no_manifest(tmp_path: Path) -> None:
+    """As `pandas.read_parquet` does; and functions may write a file with the name of Spark's."""
+    work = work_in(tmp_path)
+    folder, made = own(work)
+    parquet.write_table(pa.table({"n": [1]}), folder / "part.parquet")
+    completed(work, made)
+    assert parquet.read_table(folder)["n"].to_pylist() == [1]
+    (folder / "_manifest.json").unlink()
+    (folder / "manifest.json").write_text("{}")
+    (told,) = completed(work, made)
+    assert told.facts is not None
+    (contents,) = read([Part(location=made.location, manifest=told.facts.manifest)], Transfer(""))
+    assert [each.location for each in contents.others] == [f"{made.location}/manifest.json"]
+
+
 def test_the_name_of_a_manifest_is_taken(tmp_path: Path) -> None:
     work = work_in(tmp_path)
     folder, made = own(work)
-    (folder / "manifest.json").write_text("{}")
+    (folder / "_manifest.json").write_text("{}")
     with pytest.raises(WorkFailed, match="Penstock's own name") as caught:
         completed(work, made)
     assert not caught.value.is_retried
-    assert (folder / "manifest.json").read_text() == "{}"
+    assert (folder / "_manifest.json").read_text() == "{}"
 
 
 def test_partitions_in_folders_of_one_output_have_a_manifest_each(tmp_path: Path) -> None:
@@ -150,7 +165,8 @@ def test_partitions_in_folders_of_one_output_have_a_manifest_each(tmp_path: Path
         (folder / name / "x.txt").write_text(name)
     parts = [replace(made, location=f"{made.location}/{name}", partition_key=name) for name in "ab"]
     told = completed(work, *parts, made)
-    manifests = [decode((folder / name / "manifest.json").read_bytes()) for name in ("a", "b", ".")]
+    bodies = [(folder / name / "_manifest.json").read_bytes() for name in ("a", "b", ".")]
+    manifests = [decode(each) for each in bodies]
     assert [each.partition_key for each in manifests] == ["a", "b", "p"]
     assert [each.name for each in manifests[2].files] == ["a/x.txt", "b/x.txt"]
     assert all(each.facts is not None for each in told)
