@@ -48,6 +48,11 @@ class Interruption:
         self._is_shielded = False
         self._is_asked = False
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether this task was asked to end; the function does not count as having looked."""
+        return self.stopping.is_set
+
     def renew(self) -> None:
         """A new task: nothing was asked of it."""
         self.stopping = Stopping()
@@ -161,6 +166,9 @@ def call(
             returned = function(task)
     if inspect.isawaitable(returned):
         returned = _awaited(returned, interruption)
+    if interruption.is_asked and interruption.stopping.is_watched:
+        # It was told to stop, and has looked: what it has made may be half of what it would have.
+        raise Stopped
     return task.made(returned)
 
 
@@ -183,11 +191,12 @@ def told(error: BaseException) -> tuple[str, bool]:
     return _text("\n".join(lines)), not isinstance(error, DoNotRetry)
 
 
-def released(error: BaseException) -> WorkReleased | None:
+def released(error: BaseException, *, is_asked: bool) -> WorkReleased | None:
     """The work as it is handed back, if this error says so and not that it has failed."""
     if isinstance(error, Stopped):
-        # Nobody whom the worker knows of has asked for it: a signal to all processes of a machine.
-        return WorkReleased("The function was stopped.", is_delayed=False)
+        # By a signal that the worker knows nothing of, such as one to all processes of a machine.
+        # Who raises it unasked has failed, and would be run again at once, time after time.
+        return WorkReleased("The function was stopped.", is_delayed=False) if is_asked else None
     return error if isinstance(error, WorkReleased) else None
 
 
@@ -220,6 +229,9 @@ def _awaited(awaitable: Awaitable[Any], interruption: Interruption) -> Any:
     try:
         return asyncio.run(main())
     except asyncio.CancelledError:
+        if not interruption.is_asked:
+            # Of something that it has cancelled itself: its own failure.
+            raise
         raise Stopped from None
 
 

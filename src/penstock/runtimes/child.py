@@ -223,7 +223,7 @@ class Child:
             with suppress(Exception):
                 print_error(error, begin.work.secrets.values())
             reason, is_retried = told(error)
-            back = released(error)
+            back = released(error, is_asked=self._interruption.is_asked)
             return Failed(
                 reason=reason,
                 is_retried=is_retried,

@@ -88,6 +88,11 @@ class Stopping:
     def set(self) -> None:
         self._event.set()
 
+    @property
+    def is_set(self) -> bool:
+        """Whether the task is to stop, for who is not its function."""
+        return self._event.is_set()
+
     def __bool__(self) -> bool:
         self.is_watched = True
         return self._event.is_set()

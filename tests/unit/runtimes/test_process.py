@@ -273,6 +273,29 @@ def test_a_signal_that_stops_all_processes_of_a_machine_is_no_failure(user: User
     assert (failure.message, failure.is_delayed) == ("The function was stopped.", False)
 
 
+def test_what_a_function_has_made_until_it_was_stopped_is_not_published(user: User) -> None:
+    failure = _failure(
+        user,
+        "import os, signal\n\n"
+        "def run(task):\n    task.wait(0)\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    while not task.stopping:\n        pass\n",
+    )
+    assert isinstance(failure, WorkReleased)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import asyncio\n\nasync def run(task):\n    raise asyncio.CancelledError\n",
+        "from penstock.runtimes.task import Stopped\n\ndef run(task):\n    raise Stopped\n",
+    ],
+    ids=["cancelled by itself", "stopped by itself"],
+)
+def test_a_function_that_nobody_has_stopped_fails(user: User, text: str) -> None:
+    """It would be handed back and begun at once, 20 times, whatever its `max_attempts`."""
+    assert not isinstance(_failure(user, text), WorkReleased)
+
+
 def test_a_module_that_is_not_there_says_where_it_was_looked_for(user: User) -> None:
     failure = _failure(user, "", "absent.part:run")
     assert failure.message.startswith("There is no module absent for absent.part:run in ")
