@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import click
 
@@ -11,9 +12,12 @@ from penstock.cli.calling import asked, on_a_dispatcher, timeout_option
 from penstock.cli.options import absolute_option
 from penstock.cli.progress import Bar
 from penstock.cli.queue.showing import length, notes
-from penstock.cli.telling import counted, fitted, line, show_json
+from penstock.cli.telling import counted, fitted, gist, line, show_json
 from penstock.dispatcher.client import Client
 from penstock.dispatcher.wire.steering import JobAnswer, StatusAnswer
+
+_UNSERVED_SECONDS: Final = 15.0
+"""A worker hears within seconds of what is new in the DAG."""
 
 
 @click.command(
@@ -85,6 +89,10 @@ def _headline(answer: StatusAnswer) -> Iterator[str]:
 
 def _row(job: JobAnswer) -> tuple[str, ...]:
     remarks = [*(["being built"] if job.is_building else []), *map(_paused, job.paused)]
+    if job.queued and job.handed_back:
+        remarks.append(f"handed back: {gist(job.handed_back)}")
+    if job.queued and job.is_unserved and job.oldest_seconds >= _UNSERVED_SECONDS:
+        remarks.append(f"no worker takes tasks of {line(job.operator)}")
     runs = "source" if job.activation == "source" and not job.operator else job.operator
     return (
         job.name,

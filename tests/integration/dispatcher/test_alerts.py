@@ -347,6 +347,31 @@ def test_no_workers_is_an_alert_if_the_dag_needs_them(play: Play) -> None:
     play(story)
 
 
+def test_workers_of_a_queue_are_missed_while_tasks_wait_for_them(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline, judge = Pipeline(world), judge_of(world)
+        await pipeline.apply(chain())
+        await past_quiet(world, judge)
+        await fill(pipeline, "clean", 1)
+        (operator,) = [each["operator"] for each in await world.rows("SELECT operator FROM task")]
+        heard = "INSERT INTO worker (name, operators) VALUES (%s, %s) ON CONFLICT (name)"
+        heard += " DO UPDATE SET last_seen_at = penstock_now()"
+        await world.rows(heard, "able", [operator])
+        for _ in range(12):
+            world.later(30)
+            await world.rows(heard, "other", ["another"])
+            await judge.turn()
+        assert await alerts(world) == [("no_workers", "workers", True)]
+        assert f"takes tasks of {operator} was heard of since" in await summary(world)
+        await world.rows(heard, "able", [operator])
+        await judge.turn()
+        world.later(60)
+        await judge.turn()
+        assert await alerts(world) == [("no_workers", "workers", False)]
+
+    play(story)
+
+
 def test_workers_that_are_started_for_work_are_missed_while_there_is_some(play: Play) -> None:
     async def story(world: World) -> None:
         pipeline = Pipeline(world)

@@ -12,7 +12,7 @@ import pytest
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.tasks import batches
-from penstock.dispatcher.tasks.values import Claimed, Ended, Status
+from penstock.dispatcher.tasks.values import Claimed, Ended, Release, Status
 from tests.integration.dispatcher.world import Job, Play, World, done, failed
 
 
@@ -55,6 +55,25 @@ def test_one_place_takes_as_many_as_the_job_says(play: Play) -> None:
         assert keys(await claims(world)) == ["f", "g"]
         assert await world.wakes() == []
         assert await claims(world) == ()
+
+    play(story)
+
+
+def test_what_was_handed_back_is_put_together_again(play: Play) -> None:
+    """A worker that is stopped must not make a thousand runs of one."""
+
+    async def story(world: World) -> None:
+        job = await joined(world)
+        await partitions(job, *"abc")
+        found = await claims(world)
+        await world.tasks.end([Release(each.fence, "The worker was stopped.") for each in found])
+        await partitions(job, *"de")
+        found = await claims(world)
+        assert sizes(found) == [5]
+        for each in found:
+            await world.tasks.fail(failed(each.fence))
+        world.later(3600)
+        assert sizes(await claims(world, limit=9)) == [1, 1, 1, 1, 1]
 
     play(story)
 

@@ -574,6 +574,24 @@ def test_status_is_one_page(user: User) -> None:
     assert user.json("status")["now"] == "2030-01-01T00:00:00Z"
 
 
+def test_status_says_why_tasks_wait_that_nobody_runs(user: User) -> None:
+    waits = {"queued": 1, "oldest_seconds": 90.0}
+    jobs = [
+        job("typo", **waits, handed_back="There is no module typo.\n  at line 3"),
+        job("train", **waits, operator="mine:train@gpu", is_unserved=True),
+        job("new", queued=1, oldest_seconds=1.0, is_unserved=True),
+        job("idle", is_unserved=True),
+    ]
+    user.on("GET /v1/status", status(*jobs, workers=1))
+    remarks = [each.partition("1 min")[2].strip() for each in user.said("status").splitlines()[4:]]
+    assert remarks == [
+        "handed back: There is no module typo.",
+        "no worker takes tasks of mine:train@gpu",
+        "",
+        "",
+    ]
+
+
 def test_status_without_a_dag_says_how_to_get_one(user: User) -> None:
     user.on("GET /v1/status", status(dag_version=None))
     assert user.said("status").startswith("No DAG is in force; 'penstock dag apply FILE'")

@@ -66,7 +66,7 @@ def _row(task: TaskSummary, *, now: float) -> tuple[str, ...]:
         task.status,
         task.job,
         line(task.partition_key),
-        f"{task.attempt} of {task.attempt_limit}",
+        task.attempts,
         ago(task.created_at, now=now),
         line(task.worker),
         note_of(task, now=now),

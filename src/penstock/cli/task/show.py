@@ -57,7 +57,7 @@ def _rows(answer: TaskAnswer, *, now: float) -> Iterator[tuple[str, str]]:
     if task.reason:
         # A traceback has lines, and they are worth having once.
         yield "reason", lines(task.reason)
-    yield "attempt", f"{task.attempt} of {task.attempt_limit}"
+    yield "attempt", task.attempts
     if task.partition_key is not None:
         yield "partition", line(task.partition_key, characters_max=500)
     yield "priority", task.priority

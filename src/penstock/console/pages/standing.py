@@ -140,6 +140,8 @@ def _running(answer: TaskAnswer, about: About) -> Standing:
     task = answer.task
     head = f"Attempt {task.attempt} of at most {task.attempt_limit} runs"
     head = f"{head} on worker {line(task.worker, 60)}." if task.worker else f"{head}."
+    if task.releases:
+        head = f"{head} Of these, {task.releases} handed back before are not counted."
     if about.cancel_asked:
         return Standing(
             tone="warn",

@@ -159,6 +159,9 @@ def _no_workers(rule: Rule, row: Row) -> Finding:
     since = f"since {moment(last)}" if last is not None else "yet"
     summary = f"No worker was heard of {since}, and the DAG has jobs that need one."
     said = {"last_at": moment(last) if last else None}
+    if operator := row.get("operator"):
+        summary = f"No worker that takes tasks of {operator} was heard of {since}, and some wait."
+        said["operator"] = operator
     return _finding(rule, WORKERS, summary, path="/operations", detail=said)
 
 

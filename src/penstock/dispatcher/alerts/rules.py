@@ -24,7 +24,8 @@ class RuleKind(StrEnum):
     DEAD_SOURCE = "dead_source"
     """An always-on source whose task has died, until another one runs steadily."""
     NO_WORKERS = "no_workers"
-    """No worker was heard of for too long, of a DAG that needs one."""
+    """No worker was heard of for too long, of a DAG that needs one, or of tasks that wait for one
+    of their queue."""
     FAILURE_RATE = "failure_rate"
     """Too many of the attempts of a job that have ended lately have failed."""
     PARKED_OUTBOX = "parked_outbox"

@@ -198,8 +198,9 @@ WHERE pressure.pressed
 ORDER BY job.name
 
 -- name: missing_workers
--- A row if the DAG in force has jobs that workers run, since long, and none was heard of.
-SELECT heard.at
+-- A row if the DAG in force has jobs that workers run, since long, and none was heard of; else one for
+-- tasks that wait since long in a queue whose workers were not heard of.
+(SELECT heard.at, NULL AS operator
 FROM dag_current
 CROSS JOIN LATERAL (SELECT max(worker.last_seen_at) AS at FROM worker) AS heard
 WHERE greatest(heard.at, dag_current.since)
@@ -214,7 +215,29 @@ WHERE greatest(heard.at, dag_current.since)
             SELECT
             FROM task
             WHERE task.operator = definition.operator AND task.job_id = definition.job_id
-              AND task.status IN ('queued', 'retrying') AND task.due_at <= penstock_now())))
+              AND task.status IN ('queued', 'retrying') AND task.due_at <= penstock_now()))))
+UNION ALL
+(SELECT heard.at, definition.operator
+FROM dag_current
+JOIN dag_job USING (dag_version_id)
+JOIN job_definition AS definition ON definition.id = dag_job.definition_id
+CROSS JOIN LATERAL (
+    SELECT max(worker.last_seen_at) AS at
+    FROM worker
+    WHERE definition.operator = ANY (worker.operators)
+       OR worker.about -> 'served' ? definition.operator
+) AS heard
+WHERE definition.operator <> '' AND definition.runtime <> ALL (%(others)s::text[])
+  AND coalesce(heard.at <= penstock_now() - %(longer_than)s * interval '1 second', true)
+  AND EXISTS (
+      SELECT
+      FROM task
+      WHERE task.operator = definition.operator AND task.job_id = definition.job_id
+        AND task.status IN ('queued', 'retrying')
+        AND task.due_at <= penstock_now() - %(longer_than)s * interval '1 second')
+  AND NOT EXISTS (SELECT FROM pause WHERE pause.job_id = definition.job_id)
+ORDER BY definition.operator
+LIMIT 1)
 
 -- name: standing_alerts
 SELECT id, rule, subject, summary, path, detail, clear_since

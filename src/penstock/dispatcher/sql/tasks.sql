@@ -106,7 +106,8 @@ FROM (
 ) AS jobs
 CROSS JOIN LATERAL (
     SELECT task.id, task.job_id, task.definition_id, task.generation,
-           task.payload ->> 'partition_key' AS partition_key, task.attempt = 0 AS is_fresh
+           task.payload ->> 'partition_key' AS partition_key,
+           task.attempt = task.releases AS is_fresh
     FROM task
     WHERE task.operator = %(operator)s AND task.job_id = jobs.job_id
       AND task.priority = %(priority)s AND task.status IN ('queued', 'retrying')
@@ -119,14 +120,14 @@ LIMIT least(%(limit)s, penstock_room(%(operator)s))
 
 -- name: pick_more
 -- More of what was picked, to be run as one with it: partitions of the same definition and
--- generation that no attempt has had. What is picked is not begun, and so not counted as running.
+-- generation whose attempts, if any, were all handed back. What is picked is not begun, and so not counted as running.
 SELECT task.id, task.payload ->> 'partition_key' AS partition_key
 FROM task
 WHERE task.operator = %(operator)s AND task.job_id = %(job)s
   AND task.priority = %(priority)s AND task.status = 'queued'
   AND task.due_at <= penstock_now()
   AND task.definition_id = %(definition)s AND task.generation = %(generation)s::uuid
-  AND task.attempt = 0
+  AND task.attempt = task.releases
   AND task.payload ->> 'partition_key' <> ALL (%(keys)s::text[])
 ORDER BY task.due_at, task.id
 LIMIT greatest(0, least(

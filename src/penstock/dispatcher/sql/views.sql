@@ -172,7 +172,26 @@ SELECT job.name, coalesce(definition.body ->> 'activation', 'reactive') AS activ
                LIMIT 1
            ) AS oldest)), 0)::double precision AS oldest_seconds,
        (SELECT coalesce(jsonb_agg(pause.reason ORDER BY pause.cause), '[]')
-        FROM pause WHERE pause.job_id = job.id) AS paused
+        FROM pause WHERE pause.job_id = job.id) AS paused,
+       -- Of the last to be due, among which are those that wait after they were handed back.
+       coalesce((
+           SELECT few.reason
+           FROM (VALUES ('normal'), ('bulk')) AS tier(priority)
+           CROSS JOIN LATERAL (
+               SELECT task.reason, task.releases
+               FROM task
+               WHERE task.operator = definition.operator AND task.job_id = job.id
+                 AND task.priority = tier.priority AND task.status IN ('queued', 'retrying')
+               ORDER BY task.due_at DESC, task.id DESC
+               LIMIT 20
+           ) AS few
+           WHERE few.releases > 0 AND few.reason IS NOT NULL
+           LIMIT 1), '') AS handed_back,
+       definition.runtime NOT IN ('', 'dispatcher', 'lambda')
+       AND NOT EXISTS (
+           SELECT FROM worker
+           WHERE worker.last_seen_at > penstock_now() - interval '1 minute'
+             AND definition.operator = ANY (worker.operators)) AS is_unserved
 FROM dag_current
 JOIN dag_job USING (dag_version_id)
 JOIN job ON job.id = dag_job.job_id
@@ -229,7 +248,7 @@ WITH found AS (
      ORDER BY task.id DESC LIMIT %(limit)s)
 )
 SELECT task.id, job.name AS job, task.operator, task.generation::text, task.status,
-       task.priority, task.attempt, task.attempt_limit,
+       task.priority, task.attempt, task.attempt_limit, task.releases,
        task.payload ->> 'partition_key' AS partition_key, task.worker, task.reason,
        task.created_at, task.due_at, task.settled_at
 FROM found
@@ -239,7 +258,7 @@ ORDER BY task.id DESC
 
 -- name: list_tasks_of_partition
 SELECT task.id, job.name AS job, task.operator, task.generation::text, task.status,
-       task.priority, task.attempt, task.attempt_limit,
+       task.priority, task.attempt, task.attempt_limit, task.releases,
        task.payload ->> 'partition_key' AS partition_key, task.worker, task.reason,
        task.created_at, task.due_at, task.settled_at
 FROM task
@@ -252,7 +271,7 @@ LIMIT %(limit)s
 
 -- name: one_task
 SELECT task.id, job.name AS job, task.operator, task.generation::text, task.status,
-       task.priority, task.attempt, task.attempt_limit,
+       task.priority, task.attempt, task.attempt_limit, task.releases,
        task.payload ->> 'partition_key' AS partition_key, task.worker, task.reason,
        task.created_at, task.due_at, task.settled_at, task.payload
 FROM task

@@ -55,7 +55,8 @@ class Views:
             about = {"runtimes": ask.runtimes, "concurrency": ask.concurrency, "about": ask.about}
             if ask.is_leaving:
                 # Who serves nothing is counted for no job; and it is told apart from the silent.
-                about, found = {**about, "has_left": True}, []
+                served = [row["name"] for row in found]
+                about, found = {**about, "has_left": True, "served": served}, []
             heard = {
                 "name": worker,
                 "operators": [row["name"] for row in found],

@@ -97,6 +97,10 @@ class JobAnswer(Answer):
     """How long the oldest task that could run has waited."""
     paused: list[str]
     """Why it is paused; empty if it is not."""
+    handed_back: str = ""
+    """Why workers hand its tasks back, of one that waits; empty if none was handed back."""
+    is_unserved: bool = False
+    """Whether no worker that takes its tasks was heard of within a minute."""
 
 
 class StatusAnswer(Answer):
@@ -128,6 +132,14 @@ class TaskSummary(Answer):
     created_at: datetime
     due_at: datetime
     settled_at: datetime | None
+    releases: int = 0
+    """How many of its attempts were handed back, and do not count against `max_attempts`."""
+
+    @property
+    def attempts(self) -> str:
+        """Which attempt it is, of how many, for people."""
+        uncounted = f", {self.releases} not counted" if self.releases else ""
+        return f"{self.attempt} of {self.attempt_limit}{uncounted}"
 
 
 class TasksAnswer(Answer):

@@ -52,6 +52,26 @@ def test_status(on_stage: Perform) -> None:
     on_stage(story)
 
 
+def test_status_tells_of_tasks_that_no_worker_can_run(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.apply()
+        await stage.trigger(*"pqr")
+        (first,) = await stage.claim()
+        back = {"reason": "There is no module a.", "is_delayed": True}
+        ok(await stage.complete(held(first, release=back)))
+        seen = read(await stage.public.get("/v1/status"), StatusAnswer)
+        clean = next(each for each in seen.jobs if each.name == "clean")
+        assert (clean.handed_back, clean.is_unserved) == ("There is no module a.", True)
+        hello, ours = {"runtimes": ["process"]}, stage.identity()
+        ok(await stage.internal.post("/internal/hello", json=hello, headers=ours))
+        seen = read(await stage.public.get("/v1/status"), StatusAnswer)
+        assert not any(each.is_unserved for each in seen.jobs)
+        shown = read(await stage.public.get(f"/v1/tasks/{first.task_id}"), TaskAnswer).task
+        assert shown.attempts == f"1 of {shown.attempt_limit}, 1 not counted"
+
+    on_stage(story)
+
+
 def test_status_counts_what_waits_for_an_earlier_operator(on_stage: Perform) -> None:
     async def story(stage: Stage) -> None:
         await stage.apply()
