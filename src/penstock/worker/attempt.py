@@ -128,6 +128,11 @@ class Attempt:
             self._running.cancel()
         self._interrupted.set()
 
+    def cut_short(self) -> None:
+        """Have the runtime end the work now that it has let go of gently so far."""
+        if self._running is not None and self._interrupted.is_set():
+            self._running.cancel()
+
     async def run(self, running: Running, work: Work, voice: Voice) -> EndAsk | None:
         """Run the work, and return what to tell of its end; None if nothing is to be told."""
         if self._why is None:

@@ -147,6 +147,11 @@ class Hands:
         for attempt in tuple(self._running):
             attempt.interrupt(Interruption.STOPPED)
 
+    def cut_short(self) -> None:
+        """Have what was interrupted end by force."""
+        for attempt in tuple(self._running):
+            attempt.cut_short()
+
     async def idle(self) -> None:
         """Return when nothing runs."""
         await self._idle.wait()

@@ -164,7 +164,10 @@ class PipelineWorker:
     async def _drain(self) -> None:
         await self._until_idle(self.settings.stop_seconds, at_once=self._at_once)
         self._hands.give_back()
-        await self._until_idle(self.settings.grace_seconds + _LETTING_GO_SECONDS)
+        await self._until_idle(self.settings.grace_seconds)
+        # A source may have more time of its own; a worker that is killed could not hand it back.
+        self._hands.cut_short()
+        await self._until_idle(_LETTING_GO_SECONDS)
 
     async def _until_idle(self, seconds: float, *, at_once: asyncio.Event | None = None) -> None:
         """Wait until nothing runs, for so long, or until it has to be now."""

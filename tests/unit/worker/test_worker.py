@@ -322,6 +322,24 @@ def test_what_takes_too_long_is_ended_but_not_a_source_that_is_always_on() -> No
     play(story, setting=setting, seconds=100_000)
 
 
+def test_a_source_that_drains_for_longer_than_the_worker_waits_is_handed_back() -> None:
+    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(work.grace_seconds)  # noqa: TID251 - virtual time
+        return ()
+
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: len(bench.runtime.running) == 1)
+        assert 39 < await bench.stopped() < 42
+        assert all_are(bench, "released")
+
+    always_on = {"source": {"kind": "always_on", "drain_timeout": "10m"}}
+    checked: Doing = doing
+    play(story, setting=waiting(1, definition=always_on), doing=checked)
+
+
 def test_stopping_lets_work_end() -> None:
     async def story(bench: Bench) -> None:
         await bench.until(lambda: len(bench.runtime.running) == 2)
