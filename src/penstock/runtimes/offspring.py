@@ -32,7 +32,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from penstock.kernel.errors import InvalidInput, WorkFailed
+from penstock.kernel.errors import InvalidInput, WorkFailed, WorkReleased
 from penstock.kernel.wire import UNREADABLE
 from penstock.runtimes import lowering
 from penstock.runtimes.cgroups import Cgroup
@@ -114,7 +114,7 @@ class Offspring(Generic[Heard]):
             if start.cgroup is not None:
                 await asyncio.to_thread(start.cgroup.remove)
             what = error.filename or start.command[0]
-            raise WorkFailed(
+            raise WorkReleased(
                 f"No child process can be started: {error.strerror or error} ({what})."
             ) from error
         loop = asyncio.get_running_loop()

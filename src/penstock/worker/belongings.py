@@ -237,7 +237,8 @@ def _folders(locations: Sequence[str]) -> Sequence[Path]:
 
 def _unwritten(error: OSError) -> WorkFailed:
     where = f" ({error.filename})" if error.filename else ""
-    return WorkFailed(
+    # A worker with a full disk would fail task after task that others can run.
+    return WorkReleased(
         f"What the task is handed cannot be written: {error.strerror or error}{where}."
     )
 

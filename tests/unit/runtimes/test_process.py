@@ -385,7 +385,7 @@ def test_secrets_of_the_worker_are_not_the_users(
 def test_a_python_that_is_not_there_is_told(user: User) -> None:
     async def main() -> None:
         async with user.process(python=("./no-such-python",)) as runtime:
-            with pytest.raises(WorkFailed, match="No child process can be started: No such file"):
+            with pytest.raises(WorkReleased, match="No child process can be started: No such file"):
                 await run(runtime, user.work())
 
     asyncio.run(main())
