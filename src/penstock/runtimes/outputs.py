@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 FILES_MAX: Final = 100_000
 _ATTEMPTS_AT_ONCE: Final = 8
 _AT_ONCE: Final = 4
-"""How many files of an attempt."""
+"""How many places of an attempt, and how many files of each."""
 _FOOTERS_AT_ONCE: Final = 64
 _FOOTERS_SECONDS_MAX: Final = 60.0
 _PARQUET: Final = ".parquet"
@@ -107,15 +107,19 @@ class Completing:
             for name in {each.output for each in made} & set(staged):
                 self._send(staged[name], self._work.outputs[name].location)
             # All are described before one is written: a folder may lie in another.
+            bare = self._bare(made)
+            described = _each(
+                lambda location: self._described(location, bare[location]), list(bare)
+            )
             manifests = {
-                location: described
-                for location in self._bare(made)
-                if (described := self._described(location, made)) is not None
+                location: manifest
+                for location, manifest in zip(bare, described, strict=True)
+                if manifest is not None
             }
-            found = {
-                location: self._written(location, manifest)
-                for location, manifest in manifests.items()
-            }
+            facts = _each(
+                lambda location: self._written(location, manifests[location]), list(manifests)
+            )
+            found = dict(zip(manifests, facts, strict=True))
         except (UnicodeError, OSError) as error:
             raise WorkFailed(f"What the work has made cannot be described: {error}.") from error
         except WorkFailed:
@@ -139,17 +143,17 @@ class Completing:
 
         self._sums.update(_each(send, names))
 
-    def _bare(self, made: Sequence[Made]) -> list[str]:
-        """The locations that have no facts and lie in the attempt's own folders."""
-        found: dict[str, None] = {}
+    def _bare(self, made: Sequence[Made]) -> Mapping[str, Sequence[Made]]:
+        """What has no facts and lies in the attempt's own folders, by location."""
+        found: dict[str, list[Made]] = {}
         for each in made:
             place = self._work.outputs.get(each.output)
             if each.facts is None and place is not None and _lies_in(each.location, place.location):
-                found[each.location.rstrip("/")] = None
-        return list(found)
+                found.setdefault(each.location.rstrip("/"), []).append(each)
+        return found
 
     def _described(self, location: str, made: Sequence[Made]) -> Manifest | None:
-        """What lies at a location; None if nothing does, or nobody may look."""
+        """What lies at a location that these name; None if nothing does, or nobody may look."""
         try:
             every = list(self._transfer.list(location))
         except _UNREADABLE as error:
@@ -174,10 +178,9 @@ class Completing:
             return None
         tables = [each for each in files if each.name.endswith(_PARQUET)]
         is_counted = bool(tables) and all(each.rows is not None for each in tables)
-        whose = [each for each in made if each.location.rstrip("/") == location]
-        one = whose[0] if len(whose) == 1 else None
+        one = made[0] if len(made) == 1 else None
         return Manifest(
-            dataset=self._work.outputs[whose[0].output].dataset,
+            dataset=self._work.outputs[made[0].output].dataset,
             generation=self._work.generation,
             job=self._work.job,
             task_id=self._work.task_id,
