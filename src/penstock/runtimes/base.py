@@ -175,7 +175,7 @@ class Facts:
     """What a manifest says of something that was made, for whoever does not read manifests."""
 
     manifest: str
-    """The SHA-256 of `manifest.json`, in hexadecimal digits."""
+    """The SHA-256 of the manifest, in hexadecimal digits."""
     files: int
     rows: int | None
     """None if they are not known, as of texts."""
