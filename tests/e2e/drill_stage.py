@@ -212,7 +212,7 @@ class Stage:
                 continue
             partition = decode(CurrentPartition, read(f"{folder}/{each.name}"), where=each.name)
             for part in partition.parts:
-                body = read(f"{part.location}/manifest.json")
+                body = read(f"{part.location}/_manifest.json")
                 assert digest(body) == part.manifest
                 for file in decode_manifest(body).files:
                     text = read(f"{part.location}/{file.name}")

@@ -158,7 +158,7 @@ def test_the_secret_of_workers_is_lost(run: Run) -> None:
 def test_files_of_a_dataset_are_lost(run: Run) -> None:
     async def drill(stage: Stage) -> None:
         before = await stage.published("sales")
-        lost = [f"{before['p1']}/part-0.parquet", f"{before['p2']}/manifest.json"]
+        lost = [f"{before['p1']}/part-0.parquet", f"{before['p2']}/_manifest.json"]
         stage.remove(*lost)
         said = await stage.types("dataset", "verify", "sales", code=1)
         assert [each in said for each in lost] == [True, True]
