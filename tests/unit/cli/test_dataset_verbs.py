@@ -249,7 +249,7 @@ def test_a_dataset_is_shown(user: User) -> None:
     user.on("GET /v1/datasets/sales", shown, shown)
     said = user.said("dataset show sales")
     assert "kept                 9 partitions, 90d at most\n" in said
-    assert "not counted          1 partition without a manifest\n" in said
+    assert "rows not known       1 partition: no Parquet, or without a manifest\n" in said
     assert "not in current.json  which generation is current and 1 partition\n" in said
     assert "current           3  5,000  2.0 KiB      4  0 s ago  g2\n" in said
     assert "dropped           0      0      0 B      0  0 s ago  g1\n" in said

@@ -64,7 +64,7 @@ def _rows(answer: DatasetDetail) -> Iterator[tuple[str, str]]:
     yield "kept", _kept(answer.keep)
     if answer.generations and answer.generations[0].unknown:
         unknown = counted(answer.generations[0].unknown, "partition")
-        yield "not counted", f"{unknown} without a manifest"
+        yield "rows not known", f"{unknown}: no Parquet, or without a manifest"
     late = [] if answer.is_projected else ["which generation is current"]
     if answer.unprojected:
         late.append(counted(answer.unprojected, "partition"))
