@@ -184,7 +184,7 @@ def _manifest(base: str, wanted: str, transfer: Transfer) -> tuple[str, bytes]:
             f"The manifest {where} is not the one that was published: its SHA-256 is {found},"
             f" and it should be {wanted}."
         )
-    told = told or f"The manifest {where} is not there."
+    told = told or f"The manifest {where} is not there, and no {HIDDEN_MANIFEST} either."
     raise Damaged(told, location=where, hint=_HINT)
 
 

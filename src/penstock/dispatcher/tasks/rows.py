@@ -97,7 +97,11 @@ def storable_json(value: Mapping[str, Any]) -> str:
 
     One task that says something strange must not cost the others of its call their leases.
     """
-    if problem := progress_fault(value):
+    try:
+        problem = progress_fault(value)
+    except TypeError as error:
+        problem = f"It cannot be written as JSON: {error}."
+    if problem:
         return json.dumps({"omitted": problem})
     text = msgspec.json.encode(value).decode()
     # Postgres has no NUL. An escaped backslash before the same letters is hit as well: the text is
