@@ -2,7 +2,8 @@
 
 | where | modules |
 |---|---|
-| in the worker, without PySpark | `runtime`, `bundles`, `hosts`, `hosting`, `places`, `settings` |
+| in the worker, without PySpark | `runtime`, `bundles`, `pools`, `hosts`, `hosting`, `places` |
+| what it is told | `settings`, `profiles` |
 | between them | `frames` |
 | in the host | `host`, `slots`, `runs`, `ticking`, `printing`, `metrics` |
 | what it has of Spark | `sessions`: `classic` or `connect`; `conf`, `java` |

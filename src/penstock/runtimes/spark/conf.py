@@ -45,6 +45,11 @@ _AUTHENTICATED: Final = {
     "spark.network.crypto.enabled": "true",
     "spark.network.crypto.saslFallback": "false",
 }
+_CLUSTER: Final = {
+    # Executors come with the work and go when there is none: others want the cores, too.
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+}
 _SHUFFLES_MIN: Final = 4
 _STANDALONE: Final = "spark://"
 _PYTHON: Final = "spark.pyspark.python"
@@ -69,6 +74,8 @@ def classic_conf(settings: SparkSettings, *, folder: str, cores: int) -> Mapping
             "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
             "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m",
         }
+    else:
+        said |= _CLUSTER
     if settings.is_one_jvm and settings.conf.get("spark.authenticate", "true") == "true":
         said |= _AUTHENTICATED
     if settings.is_local or _is_near(settings.master):

@@ -83,6 +83,15 @@ class Hosts(Service):
         """The JVMs of hosts that are ready."""
         return tuple(host.ready.jvm for host in self._all if host.ready is not None)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something waits or runs here."""
+        return bool(self._waiting) or any(host.bundles for host in self._all)
+
+    def has(self, bundle: Bundle) -> bool:
+        """Whether this bundle waits or runs here."""
+        return bundle in self._waiting or any(bundle.number in each.bundles for each in self._all)
+
     async def start(self) -> None:
         self._is_stopped = False
         await asyncio.to_thread(self._places.open)

@@ -1,8 +1,8 @@
 """The runtime `spark`: work on a warm session of Spark, in a process beside the worker's.
 
 The worker imports no Spark: its event loop sends heartbeats whatever Spark and users' code do. What
-runs, runs in a *host* (`hosts` decides in which); what a batch is becomes one run there. How a job
-is judged (`faults`) needs neither Spark nor Java, so a dispatcher can do it that has none.
+runs, runs in a *host* (`pools` and `hosts` decide in which); a batch becomes one run there. How
+a job is judged (`faults`) needs neither Spark nor Java, so a dispatcher can do it that has none.
 
 Of the promise that nothing of cancelled work runs on, one case is left: the code of a user that
 does not let go of its thread, in a host that others use too. `run` ends then after the grace, the
@@ -25,6 +25,8 @@ from penstock.runtimes.spark.bundles import Gathering, Ticket
 from penstock.runtimes.spark.configs import OPERATORS, config_faults
 from penstock.runtimes.spark.hosts import Hosts, stopped
 from penstock.runtimes.spark.places import temporary_data
+from penstock.runtimes.spark.pools import Pools
+from penstock.runtimes.spark.profiles import profile_faults
 from penstock.runtimes.spark.settings import SparkSettings, read_spark_settings
 
 PYTHON: Final = "spark.python"
@@ -47,14 +49,14 @@ class SparkRuntime(Runtime):
         self._settings = settings if settings is not None else SparkSettings()
         self._engine = engine
         self._clock = clock
-        self._hosts: Hosts | None = None
+        self._pools: Pools | None = None
         self._gathering: Gathering | None = None
         self._temporary = ""
 
     @property
     def hosts(self) -> Hosts | None:
-        """The hosts, from `start` to `stop`."""
-        return self._hosts
+        """The hosts of jobs without settings of their own, from `start` to `stop`."""
+        return self._pools.base if self._pools is not None else None
 
     @property
     def data(self) -> str:
@@ -64,12 +66,14 @@ class SparkRuntime(Runtime):
     @property
     def pids(self) -> tuple[int, ...]:
         """The host processes there are."""
-        return self._hosts.pids if self._hosts is not None else ()
+        every = self._pools.every if self._pools is not None else ()
+        return tuple(pid for hosts in every for pid in hosts.pids)
 
     @property
     def jvms(self) -> tuple[int, ...]:
         """The JVMs of hosts that are ready."""
-        return self._hosts.jvms if self._hosts is not None else ()
+        every = self._pools.every if self._pools is not None else ()
+        return tuple(jvm for hosts in every for jvm in hosts.jvms)
 
     async def start(self) -> None:
         settings = self._settings
@@ -77,23 +81,23 @@ class SparkRuntime(Runtime):
             self._temporary = await asyncio.to_thread(temporary_data)
             # What is thrown away with this runtime is made for nothing.
             settings = msgspec.structs.replace(settings, data=self._temporary, archive=False)
-        self._hosts = Hosts(settings, engine=self._engine, clock=self._clock)
-        self._gathering = Gathering(self._hosts.submit)
-        await self._hosts.start()
+        self._pools = Pools(settings, engine=self._engine, clock=self._clock)
+        self._gathering = Gathering(self._pools.submit)
+        await self._pools.start()
 
     async def stop(self) -> None:
-        hosts, self._hosts = self._hosts, None
-        if hosts is not None:
+        pools, self._pools = self._pools, None
+        if pools is not None:
             assert self._gathering is not None
             self._gathering.close()
-            await hosts.stop()
+            await pools.stop()
         if self._temporary:
             await asyncio.to_thread(shutil.rmtree, self._temporary, ignore_errors=True)
             self._temporary = ""
 
     def expect(self) -> None:
-        if self._hosts is not None:
-            self._hosts.expect()
+        if self._pools is not None:
+            self._pools.base.expect()
 
     def operators(self) -> Collection[str]:
         return OPERATORS
@@ -102,12 +106,7 @@ class SparkRuntime(Runtime):
         self, operator: str, *, config: Mapping[str, Any], resources: Mapping[str, Any]
     ) -> Iterator[Fault]:
         yield from config_faults(operator, config)
-        for name in resources:
-            message = (
-                f"The runtime {self.name} gives tasks no {name} of their own: they share a session,"
-                " whose memory is `driver_memory` in the settings of the runtime."
-            )
-            yield Fault(f"resources.{name}", message)
+        yield from profile_faults(resources, runtime=self.name)
 
     def secrets_refused(self, operator: str) -> str:
         if operator == PYTHON:
@@ -121,8 +120,8 @@ class SparkRuntime(Runtime):
         )
 
     async def run(self, work: Work, voice: Voice) -> Finished:
-        hosts, gathering = self._hosts, self._gathering
-        if hosts is None or gathering is None:
+        pools, gathering = self._pools, self._gathering
+        if pools is None or gathering is None:
             raise stopped()
         ticket = Ticket(work, voice, asyncio.get_running_loop().create_future())
         bundle = gathering.add(ticket)
@@ -130,7 +129,7 @@ class SparkRuntime(Runtime):
             return await ticket.end
         except asyncio.CancelledError:
             if not gathering.drop(ticket):
-                await hosts.drop(bundle, ticket)
+                await pools.drop(bundle, ticket)
             raise
 
 

@@ -58,6 +58,17 @@ class SparkSettings(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
     """At which resident size, JVM included, a host is replaced; 0 for the heap and 2 GiB more."""
     start_seconds: Annotated[float, Meta(gt=0)] = 120.0
     """How long a session may take to start."""
+    resources: dict[str, Any] = {}
+    """What a job gets that says nothing else: see `profiles`."""
+    profiles_max: Annotated[int, Meta(ge=1, le=64)] = 2
+    """How many sessions with settings of jobs' own there are at once, beside that of all others."""
+    idle_seconds: Annotated[float, Meta(ge=0)] = 300.0
+    """How long one of these is kept that has nothing to do."""
+
+    @property
+    def digest(self) -> bytes:
+        """The same for settings that are the same."""
+        return msgspec.json.encode(self, order="sorted")
 
     @property
     def is_local(self) -> bool:

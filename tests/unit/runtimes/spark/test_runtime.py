@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.kernel.clock import SystemClock
-from penstock.kernel.errors import WorkFailed
+from penstock.kernel.errors import WorkFailed, WorkReleased
 from penstock.runtimes.base import Finished, Work
-from penstock.runtimes.spark.runtime import SparkRuntime, spark
+from penstock.runtimes.spark.runtime import SparkRuntime
 from penstock.runtimes.spark.settings import SparkSettings
 from penstock.testing.runtime_contract import Ear
-from tests.integration.spark.trial import cancelled, until, until_gone
+from tests.integration.spark.trial import a_moment, cancelled, until, until_gone
 
 ENGINE = "tests.unit.runtimes.spark.engine:Engine"
 
@@ -188,9 +188,72 @@ def test_jobs_are_judged_without_spark() -> None:
     subprocess.run([sys.executable, "-c", said], check=True)
 
 
-def test_a_task_has_no_memory_of_its_own() -> None:
-    runtime = spark({"driver_memory": "4g"})
-    faults = runtime.faults("spark.sql", config={"sql": "SELECT 1"}, resources={"memory": "2GiB"})
-    [fault] = faults
-    assert fault.field == "resources.memory"
-    assert "driver_memory" in fault.message
+def _of(resources: dict[str, Any], task_id: int, do: str = "", **more: Any) -> Work:
+    return replace(_work(task_id, do, **more), resources=resources)
+
+
+def test_jobs_of_one_profile_share_a_host_and_others_do_not() -> None:
+    async def test() -> None:
+        async with SparkRuntime(SparkSettings(), engine=ENGINE) as runtime:
+            big: dict[str, Any] = {"memory": "4GiB", "conf": {"spark.a": 1, "spark.b": 2}}
+            same: dict[str, Any] = {"conf": {"spark.b": "2", "spark.a": "1"}, "memory": "4GiB"}
+            works = [_work(1), _of(big, 2), _of(same, 3), _of({"cpu": 1}, 4), _of({}, 5)]
+            ended = await asyncio.gather(*[_run(runtime, work) for work in works])
+            first, second, third, fourth, fifth = (each.metrics["pid"] for each in ended)
+            assert first == fifth
+            assert second == third
+            assert len({first, second, fourth}) == 3
+            assert set(runtime.pids) == {first, second, fourth}
+        for pid in {first, second, fourth}:
+            await until_gone(pid)
+
+    asyncio.run(test())
+
+
+def test_a_profile_too_many_waits_until_another_has_nothing_to_do(tmp_path: Path) -> None:
+    async def test() -> None:
+        settings = SparkSettings(profiles_max=1)
+        async with SparkRuntime(settings, engine=ENGINE) as runtime:
+            held = _of({"cpu": 1}, 1, "hold", folder=str(tmp_path))
+            first = asyncio.get_running_loop().create_task(_run(runtime, held))
+            await until(tmp_path / "begun-1")
+            second = asyncio.get_running_loop().create_task(_run(runtime, _of({"cpu": 2}, 2)))
+            unwanted = asyncio.get_running_loop().create_task(_run(runtime, _of({"cpu": 3}, 3)))
+            # Work without a profile does not wait for either.
+            await _run(runtime, _work(4))
+            assert not second.done()
+            await cancelled(unwanted)
+            (tmp_path / "go").touch()
+            pids = [(await each).metrics["pid"] for each in (first, second)]
+            await until_gone(pids[0])
+            assert pids[1] in runtime.pids
+
+    asyncio.run(test())
+
+
+def test_a_profile_that_nobody_needs_is_ended() -> None:
+    async def test() -> None:
+        async with SparkRuntime(SparkSettings(idle_seconds=0), engine=ENGINE) as runtime:
+            pid = (await _run(runtime, _of({"cpu": 1}, 1))).metrics["pid"]
+            await until_gone(pid)
+            # It is made anew when it is needed.
+            assert (await _run(runtime, _of({"cpu": 1}, 2))).metrics["pid"] != pid
+
+    asyncio.run(test())
+
+
+def test_what_waits_for_a_profile_ends_with_the_runtime(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with SparkRuntime(SparkSettings(profiles_max=1), engine=ENGINE) as runtime:
+            held = _of({"cpu": 1}, 1, "hold", folder=str(tmp_path))
+            running = [asyncio.get_running_loop().create_task(_run(runtime, held))]
+            await until(tmp_path / "begun-1")
+            running.append(
+                asyncio.get_running_loop().create_task(_run(runtime, _of({"cpu": 2}, 2)))
+            )
+            await a_moment()
+        for each in running:
+            with pytest.raises(WorkReleased, match="was stopped"):
+                await each
+
+    asyncio.run(test())
