@@ -78,17 +78,17 @@ def _conf_faults(conf: object) -> Iterator[Fault]:
         yield Fault("resources.conf", message)
         return
     for name, value in conf.items():
-        where = f"resources.conf.{name}"
+        message = ""
         if not isinstance(name, str) or not name.startswith("spark."):
             message = f"{name!r} is no setting of Spark: they begin with spark."
-            yield Fault("resources.conf", message)
         elif name in _ELSEWHERE:
-            yield Fault(where, f"Write resources.{_ELSEWHERE[name]} instead.")
+            message = f"Write resources.{_ELSEWHERE[name]} instead of {name}."
         elif _OPERATORS.fullmatch(name):
             message = f"{name} is for whoever runs the workers: it stands in their settings."
-            yield Fault(where, message)
         elif not isinstance(value, str | int | float | bool):
-            yield Fault(where, "Write a text, a number, true or false.")
+            message = f"{name} is no text and no number, true or false; write one."
+        if message:
+            yield Fault("resources.conf", message)
 
 
 def profile(settings: SparkSettings, resources: Mapping[str, Any]) -> SparkSettings:

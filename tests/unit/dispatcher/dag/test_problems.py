@@ -203,7 +203,6 @@ _FIELDS = [
     ("config: {x: 1, x: 2}", "11 jobs.a.config.x: It is given twice, first in line 11"),
     ('config: {"": 1}', "11 jobs.a.config: '' cannot be a name"),
     ('config: {"a\\nb": 1}', "11 jobs.a.config: 'a\\nb' cannot be a name"),
-    ("resources: {cpu: [1]}", "11 jobs.a.resources.cpu: A resource is a number or a text"),
     ("resources: {memory: lots}", "11 jobs.a.resources.memory: 'lots' is not a size"),
     ("update: append", "11 jobs.a.update: Appending needs a `unique_key`"),
     ("unique_key: id", "11 jobs.a.unique_key: A `unique_key` is for update: append only"),
