@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ "$$n" -gt 4 ] && echo 4 || echo "$$n")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench lock clean
+.PHONY: help demo test spark check format bench lock clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +17,13 @@ demo: $(VENV)/run.stamp ## See Penstock work, on embedded defaults
 
 test: $(VENV)/dev.stamp $(VENV)/chromium.stamp ## Run all tests; the servers they need are started by them
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+SPARK ?= 4.1.4
+SPARK_VENV := $(VENV)/spark-$(SPARK)
+# PySpark 4.1 leaves it to the garbage collector to close what a result came through.
+OLD_SOCKETS := -W ignore::pytest.PytestUnraisableExceptionWarning
+spark: $(SPARK_VENV)/stamp ## Run the tests of Spark on another release: make spark SPARK=4.2.1
+	@$(SPARK_VENV)/bin/python -m pytest $(OLD_SOCKETS) $(or $(ARGS),tests/unit/runtimes/spark tests/integration/spark)
 
 check: $(VENV)/dev.stamp ## Lint, types, formatting, layers, sizes and words
 	@$(BIN)/ruff check .
@@ -63,6 +70,16 @@ $(VENV)/run.stamp: requirements/run.txt pyproject.toml | $(VENV)/bin/python
 $(VENV)/dev.stamp: requirements/dev.txt $(VENV)/run.stamp
 	@echo "Installing the tools for tests and checks ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@touch $@
+
+# All that is pinned but PySpark, and py4j, whose release it chooses.
+$(SPARK_VENV)/stamp: requirements/dev.txt pyproject.toml | $(VENV)/bin/python
+	@echo "Installing PySpark $(SPARK) and the tools for tests into $(SPARK_VENV) ..."
+	@$(VENV)/bin/python -m venv $(SPARK_VENV)
+	@awk '/^[^ ]/ {is_kept = !/^(pyspark|py4j)==/} is_kept' requirements/dev.txt > $(SPARK_VENV)/dev.txt
+	@$(SPARK_VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $(SPARK_VENV)/dev.txt
+	@$(SPARK_VENV)/bin/pip install --quiet --disable-pip-version-check 'pyspark==$(SPARK)'
+	@$(SPARK_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 # The console is tested in a real browser. It is installed, once, where that needs no questions: as

@@ -25,8 +25,13 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 PACKAGE = "penstock"
 COLUMNS = ["Layer", "Folder", "Responsibility", "May import", "State"]
 SPARK_HOME = f"{PACKAGE}.runtimes.spark"
+SPARK_INTERNALS = f"{SPARK_HOME}.internals"
 
 _NAME = re.compile(r"`([\w./]+)`")
+_INTERNAL = re.compile(
+    r"\b_(?:jvm|jdf|jsc|jsparkSession|jconf)\b"
+    r"|pyspark\.(?:java_gateway|sql\.pandas|sql\.connect)|\.sessionState\(|\.statusStore\("
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,17 @@ def spark_problems(found: Sequence[Module]) -> list[str]:
     ]
 
 
+def internals_problems(found: Sequence[Module]) -> list[str]:
+    """Every use of what PySpark does not promise outside the one module that may have it."""
+    return [
+        f"{module.name}:{number} uses {use[0]!r} of PySpark; only {SPARK_INTERNALS} may"
+        for module in found
+        if f"{module.name}.".startswith(f"{SPARK_HOME}.") and module.name != SPARK_INTERNALS
+        for number, line in enumerate(module.text.splitlines(), start=1)
+        if (use := _INTERNAL.search(line))
+    ]
+
+
 def imports_of(module: Module, known: set[str] | frozenset[str]) -> Iterator[Import]:
     """Every import in a module. `known` tells a module from a name inside its package."""
     for node in ast.walk(module.tree):
@@ -184,7 +200,8 @@ def _ranks(layers: Sequence[Layer]) -> Mapping[str, float]:
 def found_problems(source: Path, layers: Sequence[Layer]) -> list[str]:
     """All that this file has to say about a tree."""
     found = modules(source)
-    return [*layer_problems(found, layers), *cycle_problems(found), *spark_problems(found)]
+    spark = [*spark_problems(found), *internals_problems(found)]
+    return [*layer_problems(found, layers), *cycle_problems(found), *spark]
 
 
 def test_the_table_is_complete_and_true() -> None:
@@ -293,6 +310,24 @@ def test_pyspark_stays_in_its_place(tmp_path: Path, text: str) -> None:
     first, second = spark_problems(modules(tmp_path))
     assert first.startswith("penstock.app:")
     assert second.startswith("penstock.runtimes.sparkling:")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "session._jsparkSession",
+        "getattr(frame, '_jdf')",
+        "from pyspark.sql.pandas.types import x",
+        "state.sessionState()",
+    ],
+)
+def test_what_pyspark_does_not_promise_stays_in_its_module(tmp_path: Path, text: str) -> None:
+    plant(tmp_path / PACKAGE, {"runtimes/spark/internals.py": text})
+    assert internals_problems(modules(tmp_path)) == []
+
+    plant(tmp_path / PACKAGE, {"runtimes/spark/access/source.py": text})
+    (problem,) = internals_problems(modules(tmp_path))
+    assert problem.startswith("penstock.runtimes.spark.access.source:1 uses ")
 
 
 TABLE = """

@@ -23,7 +23,6 @@ from weakref import WeakKeyDictionary
 
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
-from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from penstock.kernel.errors import WorkFailed
@@ -35,6 +34,17 @@ from penstock.runtimes.spark.conf import (
     log_config,
     properties,
     python_of,
+)
+from penstock.runtimes.spark.internals import (
+    check_driver,
+    json_mapper,
+    jvm_of,
+    launch_jvm,
+    scala_context,
+    session_state,
+    settings_of,
+    status_store,
+    wait_for_figures,
 )
 from penstock.runtimes.spark.java import find_java, packaged_java, spark_home_of
 from penstock.runtimes.spark.metrics import metrics_of, progress_of
@@ -71,23 +81,24 @@ class ClassicSessions:
         threading.Thread(target=self._watch, name="penstock-jvm", daemon=True).start()
         context = SparkContext(conf=conf, gateway=self._gateway)
         self._context = context
-        self._spark_context = context._jsc.sc()  # noqa: SLF001 - PySpark has no other way
-        self._mapper = _mapper(context)
-        self._store = self._spark_context.statusStore()
+        self._spark_context = scala_context(context)
+        self._store = status_store(self._spark_context)
         self._tracker = self._spark_context.statusTracker()
         # A name in the JVM costs a call for each of its parts, so these are looked up once.
-        jvm: Any = context._jvm  # noqa: SLF001 - PySpark has no other way
+        jvm = jvm_of(context)
+        self._mapper = json_mapper(jvm)
         self._mdc = jvm.org.slf4j.MDC
         self._arrays = jvm.java.util.Arrays
         self.spark = context.version
         self.base = SparkSession(context)
+        check_driver(self.base)
         self._untouched: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._thread = threading.local()
         self._is_started = True
 
     def fresh(self) -> Any:
         session = self.base.newSession()
-        self._untouched[session] = _settings_of(session)
+        self._untouched[session] = settings_of(session)
         return session
 
     def enter(self, session: Any, group: Group) -> None:
@@ -103,8 +114,8 @@ class ClassicSessions:
     def leave(self, session: Any) -> bool:
         try:
             self._mdc.clear()
-            session._jsparkSession.sessionState().catalog().clearTempTables()  # noqa: SLF001
-            return bool(_settings_of(session).equals(self._untouched[session]))
+            session_state(session).catalog().clearTempTables()
+            return bool(settings_of(session).equals(self._untouched[session]))
         except (Py4JError, OSError, KeyError):
             return False
 
@@ -117,7 +128,7 @@ class ClassicSessions:
     def metrics(self, groups: Sequence[str]) -> Mapping[str, Any]:
         with suppress(Py4JError):
             # What has ended is known a moment later; in vain is no harm.
-            self._spark_context.listenerBus().waitUntilEmpty(_BUS_MS)
+            wait_for_figures(self._spark_context, milliseconds=_BUS_MS)
         jobs = self._jobs(groups)
         stages = dict.fromkeys(stage for job in jobs for stage in job["stageIds"])
         get = self._store.lastStageAttempt
@@ -164,8 +175,7 @@ class ClassicSessions:
         conf.setAll(list(said_to_spark.items()))
         try:
             with _submitting(folder, said_to_spark):
-                launch: Any = launch_gateway
-                return launch(None, {"stdout": sys.__stderr__, "stderr": sys.__stderr__}), conf
+                return launch_jvm(stdout=sys.__stderr__, stderr=sys.__stderr__), conf
         except Exception as error:
             self.archive.forget()
             raise WorkFailed(
@@ -238,19 +248,6 @@ def _submitting(folder: Path, conf: Mapping[str, str]) -> Iterator[None]:
         os.environ.pop(_SUBMIT)
         if given is not None:
             os.environ[_SUBMIT] = given
-
-
-def _settings_of(session: Any) -> Any:
-    return session._jsparkSession.sessionState().conf().getAllConfs()  # noqa: SLF001
-
-
-def _mapper(context: SparkContext) -> Any:
-    """Turns Spark's own values to JSON, so that each costs one call."""
-    jvm = context._jvm  # noqa: SLF001 - PySpark has no other way
-    assert jvm is not None
-    mapper = jvm.com.fasterxml.jackson.databind.ObjectMapper()
-    mapper.registerModule(jvm.com.fasterxml.jackson.module.scala.DefaultScalaModule())
-    return mapper
 
 
 def _kept(settings: SparkSettings) -> Path:

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
-from pyspark.sql.connect.client.retries import DefaultPolicy
 
 from penstock.kernel.entropy import Entropy, system_entropy
 from penstock.runtimes.spark.conf import connect_conf
+from penstock.runtimes.spark.internals import ask_server, check_client, limit_retries
 from penstock.runtimes.spark.sessions import Group
 from penstock.runtimes.spark.settings import SparkSettings
 
@@ -53,6 +53,7 @@ class ConnectSessions:
         self._counts: dict[str, dict[str, tuple[int, int, int, int]]] = {}
         self._thread = threading.local()
         self.base = self.fresh()
+        check_client(self.base)
         self.spark = str(self.base.version)
         self._end_left()
 
@@ -104,7 +105,7 @@ class ConnectSessions:
 
     def why_dead(self) -> str:
         try:
-            self.base.client.interrupt_tag("penstock-nobody")
+            ask_server(self.base)
         except Exception as error:  # noqa: BLE001 - gRPC's own, of many kinds
             return (
                 f"The Connect server {self._settings.master} does not answer: {_first_line(error)}"
@@ -122,8 +123,7 @@ class ConnectSessions:
         for key, value in connect_conf(self._settings).items():
             builder = builder.config(key, value)
         session: Any = builder.create()
-        policy = DefaultPolicy(max_retries=_RETRIES_MAX, max_backoff=_PAUSE_MS_MAX)
-        session.client.set_retry_policies([policy])
+        limit_retries(session, retries_max=_RETRIES_MAX, pause_ms_max=_PAUSE_MS_MAX)
         return session
 
     def _end(self, name: str) -> None:

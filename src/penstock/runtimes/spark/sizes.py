@@ -6,10 +6,12 @@ small result leaves Spark through the driver, so an unknown one must not be take
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
+
+from penstock.runtimes.spark.internals import optimized_plan, planned_bytes
 
 _UNKNOWN: Final = 2**60
 """Spark says so much of what it knows nothing about: rows that were made in the driver."""
@@ -21,22 +23,16 @@ def estimated_bytes(frame: DataFrame, *, enough: int) -> int:
 
     Joins multiply what Spark expects, so beyond `enough` only what is read counts.
     """
-    plan: Any = getattr(frame, "_jdf", None)
-    if plan is None:
-        return 0  # A Connect server would have to be asked for a plan, as a text.
     try:
-        optimized = plan.queryExecution().optimizedPlan()
-        whole = _size(optimized)
+        optimized = optimized_plan(frame)
+        if optimized is None:
+            return 0  # A Connect server would have to be asked for a plan, as a text.
+        whole = planned_bytes(optimized)
         if whole <= enough:
             return whole
         leaves = optimized.collectLeaves()
         count = min(leaves.size(), _LEAVES_MAX)
-        sizes = (_size(leaves.apply(place)) for place in range(count))
+        sizes = (planned_bytes(leaves.apply(place)) for place in range(count))
         return sum(size for size in sizes if size < _UNKNOWN)
     except Py4JError:
         return 0
-
-
-def _size(plan: Any) -> int:
-    # A number, or one of Scala's that is written as one.
-    return int(str(plan.stats().sizeInBytes()))

@@ -20,7 +20,6 @@ import pyarrow as pa
 from pyarrow import parquet
 from pyspark.sql import DataFrame, types
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.datasets.layout import MANIFEST
 from penstock.datasets.manifest import File, Manifest, encode, sums
@@ -31,6 +30,7 @@ from penstock.runtimes.base import Made, Work, facts_of, manifest_inputs
 from penstock.runtimes.spark.access.base import Access, Target
 from penstock.runtimes.spark.columns import columns_of, is_for_arrow, is_orderable, quoted
 from penstock.runtimes.spark.configs import JobConfig, names
+from penstock.runtimes.spark.internals import arrow_schema
 from penstock.runtimes.spark.operators.plans import Member
 
 _SPLIT_FROM: Final = 1.5
@@ -78,7 +78,7 @@ def shape_of(frame: DataFrame, config: JobConfig, *, without: Sequence[str] = ()
     return Shape(
         columns=columns_of(schema),
         is_for_arrow=passes,
-        arrow=to_arrow_schema(_nullable(schema), timezone="UTC") if passes else None,
+        arrow=arrow_schema(_nullable(schema)) if passes else None,
         order=(*config.sort_by, *rest) if config.sort_by else (),
     )
 

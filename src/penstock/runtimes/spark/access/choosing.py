@@ -14,6 +14,7 @@ from penstock.runtimes.spark.access.base import Access
 from penstock.runtimes.spark.access.fetched import Fetched
 from penstock.runtimes.spark.access.native import Native
 from penstock.runtimes.spark.access.remote import Remote, S3a
+from penstock.runtimes.spark.internals import jvm_of
 from penstock.runtimes.spark.settings import SparkSettings
 
 _log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class Accesses:
 
 def _has_s3a(session: Any) -> bool:
     """Whether the driver has Hadoop's S3A. Of a Connect server nobody can ask that."""
-    jvm = getattr(session, "_jvm", None)
+    jvm = jvm_of(session)
     if jvm is None:
         return False
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()

@@ -9,6 +9,8 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from penstock.runtimes.spark.internals import connect_observation, is_of_connect
+
 _ROWS: Final = "rows"
 _SECONDS_MAX: Final = 30.0
 """What was observed is there a moment after the job; where it never comes, nobody waits."""
@@ -34,8 +36,4 @@ def counted(frame: DataFrame) -> tuple[DataFrame, Callable[[], int | None]]:
 
 
 def _observation(frame: DataFrame) -> object:
-    if type(frame).__module__.startswith("pyspark.sql.connect"):
-        from pyspark.sql.connect import observation  # noqa: PLC0415 - needs gRPC
-
-        return observation.Observation()
-    return Observation()
+    return connect_observation() if is_of_connect(frame) else Observation()

@@ -17,11 +17,11 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import dataset as arrow_dataset
 from pyspark.sql import datasource, types
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.datasets.snapshot import DataFile
 from penstock.datasets.transfer import Transfer
 from penstock.runtimes.spark.configs import PARTITION
+from penstock.runtimes.spark.internals import arrow_schema
 
 _ROWS_MAX: Final = 50_000
 _PUSHED: Final[Mapping[type[Any], Callable[[Any, Any], Any]]] = {
@@ -75,7 +75,7 @@ class FileReader(datasource.DataSourceReader):
 
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, FilePartition)
-        schema = to_arrow_schema(self._schema, timezone="UTC")
+        schema = arrow_schema(self._schema)
         yield from read_file(self._transfer, partition.value, schema, self._filters)
 
 
