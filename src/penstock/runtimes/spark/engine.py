@@ -33,6 +33,7 @@ from penstock.runtimes.base import Finished, Made, Work
 from penstock.runtimes.spark.access.base import Slice
 from penstock.runtimes.spark.access.choosing import Accesses
 from penstock.runtimes.spark.batching import MEMBER, bundles, split, united
+from penstock.runtimes.spark.bounding import bounded, gathered_bytes_max, is_beyond
 from penstock.runtimes.spark.configs import PARTITION, JobConfig, read_config
 from penstock.runtimes.spark.errors import failed, in_field, is_too_large
 from penstock.runtimes.spark.expectations import check_frame, checked_table, with_checks
@@ -64,6 +65,7 @@ class Engine:
         self._reader = Reader(transfer)
         self._writer = Writer(transfer, target_file_bytes=settings.target_file_bytes)
         self._transforms = Transforms()
+        self._gathered_max = gathered_bytes_max(settings, cores=_cores(settings, session))
 
     def run(self, session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
         """Run these, which are of one job and generation; how each ended, by task id."""
@@ -165,11 +167,13 @@ class Engine:
         if shape.is_for_arrow and size <= bytes_max:
             try:
                 with self._plain(session, is_small=member.bytes_in <= SMALL_BYTES_MAX):
-                    table = _collected(frame, config)
+                    table = self._collected(frame, config)
             except Exception as error:
-                if not is_too_large(error):
+                if not is_too_large(error) and not is_beyond(error):
                     raise
                 _log.info("the result of task %s is too large for Arrow", member.work.task_id)
+                # So much it has, whatever was read.
+                size = max(size, self._gathered_max)
             else:
                 if config.expect:
                     phases.enter("checking")
@@ -187,6 +191,14 @@ class Engine:
                 written = access.frame(session, slices, shape.columns, held)
                 _explained_check(written, config, output=output)
         return files
+
+    def _collected(self, frame: DataFrame, config: JobConfig) -> Any:
+        """What is gathered, as a table. What goes beyond the bound raises, and is not."""
+        try:
+            checked = with_checks(bounded(frame, bytes_max=self._gathered_max), config.expect)
+        except PySparkException as error:
+            raise in_field(error, "config.expect") from error
+        return checked.toArrow()
 
     @contextmanager
     def _plain(self, session: Any, *, is_small: bool = True) -> Iterator[None]:
@@ -243,7 +255,7 @@ class Engine:
             ):
                 raise WorkFailed("What the tasks read by themselves is large.")
             with self._plain(session):
-                table = _collected(frame, config)
+                table = self._collected(frame, config)
             tables[output] = shape, split(table, column, tags)
         phases.enter("writing")
         seconds = {**phases.seconds(), "batched": len(members)}
@@ -315,12 +327,8 @@ def _of_one(frame: DataFrame, key: str) -> DataFrame:
     return frame.where(F.assert_true(column.eqNullSafe(key), said).isNull()).drop(PARTITION)
 
 
-def _collected(frame: DataFrame, config: JobConfig) -> Any:
-    try:
-        checked = with_checks(frame, config.expect)
-    except PySparkException as error:
-        raise in_field(error, "config.expect") from error
-    return checked.toArrow()
+def _cores(settings: SparkSettings, session: Any) -> int:
+    return int(session.sparkContext.defaultParallelism) if settings.is_one_jvm else 1
 
 
 def _explained_check(frame: DataFrame, config: JobConfig, *, output: str) -> None:
