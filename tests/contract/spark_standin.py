@@ -19,7 +19,7 @@ from penstock.runtimes.base import Finished, Made, Work
 from penstock.runtimes.spark.runtime import SparkRuntime
 from penstock.runtimes.spark.sessions import Group
 from penstock.runtimes.spark.settings import SparkSettings
-from penstock.runtimes.spark.telling import Ended, Telling
+from penstock.runtimes.spark.telling import Telling
 from penstock.runtimes.task import DoNotRetry
 from penstock.testing.runtime_contract import BEGUN, PRINTED, Deed
 
@@ -65,8 +65,9 @@ class Engine:
     def __init__(self, settings: SparkSettings, session: Any) -> None:
         pass
 
-    def run(self, session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
-        return {work.task_id: _run(work) for work in works}
+    def run(self, session: Any, works: Sequence[Work], tell: Telling) -> None:
+        for work in works:
+            tell.end(work.task_id, _run(work))
 
 
 def runtime() -> SparkRuntime:

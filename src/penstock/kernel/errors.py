@@ -181,11 +181,17 @@ class NotSettled(TaskError, TimeoutError):
 
 
 class WorkFailed(PenstockError):
-    """The work of a task failed. `is_retried` is false if another attempt would fail just so."""
+    """The work of a task failed. `is_retried` is false if another attempt would fail just so.
 
-    def __init__(self, message: str, *, is_retried: bool = True, hint: str = "") -> None:
+    `runs_alone` is true if the process died that it ran in: later attempts run there by themselves.
+    """
+
+    def __init__(
+        self, message: str, *, is_retried: bool = True, runs_alone: bool = False, hint: str = ""
+    ) -> None:
         super().__init__(message, hint=hint)
         self.is_retried = is_retried
+        self.runs_alone = runs_alone
 
 
 class WorkReleased(WorkFailed):
@@ -194,8 +200,10 @@ class WorkReleased(WorkFailed):
     `is_delayed` is true if this worker cannot run it: then others are to have their chance first.
     """
 
-    def __init__(self, message: str, *, is_delayed: bool = True, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
+    def __init__(
+        self, message: str, *, is_delayed: bool = True, runs_alone: bool = False, hint: str = ""
+    ) -> None:
+        super().__init__(message, runs_alone=runs_alone, hint=hint)
         self.is_delayed = is_delayed
 
 

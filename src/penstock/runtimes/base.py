@@ -168,6 +168,8 @@ class Work:
     """Whether its code is kept from all that is not its own."""
     user: int = 0
     """The user that untrusted work runs as, whom nobody else is; 0 for the worker's own."""
+    runs_alone: bool = False
+    """Whether nothing else may run in its process: one has died before that it ran in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +259,13 @@ class Voice(Protocol):
 
     def progress(self, said: Mapping[str, Any]) -> None:
         """How far it is; the last word before a heartbeat is passed on."""
+        ...
+
+    def timed(self, *, is_running: bool) -> None:
+        """Whether its time limit runs now, from its beginning each time; at first it does.
+
+        It does not while the work waits for a place, or behind others of its batch.
+        """
         ...
 
     async def emit(self, news: Sequence[News]) -> str:

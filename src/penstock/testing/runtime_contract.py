@@ -85,9 +85,13 @@ class Ear:
     pause: str = ""
     said: list[Mapping[str, Any]] = field(default_factory=list)
     news: list[News] = field(default_factory=list)
+    is_timed: bool = True
 
     def progress(self, said: Mapping[str, Any]) -> None:
         self.said.append(said)
+
+    def timed(self, *, is_running: bool) -> None:
+        self.is_timed = is_running
 
     async def emit(self, news: Sequence[News]) -> str:
         self.news.extend(news)

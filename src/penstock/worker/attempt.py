@@ -4,10 +4,12 @@
 |---|---|
 | the work returned | what it made |
 | the work failed, or what it made cannot be published | a failure, with the work's own words |
-| it took longer than it may | a failure: "It took longer than …" |
+| it took longer than it may, beside waiting | a failure: "It took longer than …" |
 | the dispatcher asked to cancel it | a failure; the task becomes cancelled |
 | the worker stops | a release, which is not counted: "The worker was stopped." |
 | this worker cannot run it: no such module, another release | a release, delayed |
+| its process died, and others ran in it | a release, and that it is to run alone |
+| its process died, and it was alone | a failure, and the same |
 | the dispatcher refused the attempt | nothing: it is another's now, or over |
 
 Interrupting cancels the runtime's `run` and waits until nothing of the work runs any more. Work
@@ -23,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -77,6 +79,8 @@ class Attempt:
         """The values that its work was given: no failure is told with one of them in it."""
         self._why: Interruption | None = None
         self._interrupted = asyncio.Event()
+        self._is_timed = True
+        self._retimed = asyncio.Event()
         self._running: asyncio.Task[Finished] | None = None
 
     @property
@@ -128,6 +132,11 @@ class Attempt:
             self._running.cancel()
         self._interrupted.set()
 
+    def time(self, *, is_running: bool) -> None:
+        """Whether its time limit runs; if so, from now on."""
+        self._is_timed = is_running
+        self._retimed.set()
+
     def cut_short(self) -> None:
         """Have the runtime end the work now that it has let go of gently so far."""
         if self._running is not None and self._interrupted.is_set():
@@ -150,9 +159,13 @@ class Attempt:
     async def _wait(self, running: asyncio.Task[Finished], work: Work) -> None:
         """Until the work has ended, or does not let go."""
         has_limit = not orders.is_always_on(self.assignment)
-        await _first(
-            running, self._interrupted, self.assignment.timeout_seconds if has_limit else None
-        )
+        while True:
+            self._retimed.clear()
+            is_timed = has_limit and self._is_timed
+            seconds = self.assignment.timeout_seconds if is_timed else None
+            await _first(running, (self._interrupted, self._retimed), seconds)
+            if running.done() or self._interrupted.is_set() or not self._retimed.is_set():
+                break
         if not running.done():
             self.interrupt(Interruption.TIMEOUT)
             seconds = work.grace_seconds + _LETTING_GO_SECONDS
@@ -207,12 +220,15 @@ class Attempt:
         """The end of this attempt as a release or a failure, as the error says."""
         said = f"{error.message} {error.hint}".strip()
         if not isinstance(error, WorkReleased):
-            return self.failure(said, is_retried=error.is_retried, log=log)
+            return self.failure(
+                said, is_retried=error.is_retried, runs_alone=error.runs_alone, log=log
+            )
         return orders.released(
             self.assignment,
             self._hidden(said[: orders.REASON_CHARACTERS_MAX]),
             token=self.token,
             is_delayed=error.is_delayed,
+            runs_alone=error.runs_alone,
             log=log,
         )
 
@@ -221,6 +237,7 @@ class Attempt:
         reason: str,
         *,
         is_retried: bool = True,
+        runs_alone: bool = False,
         log: str = "",
         metrics: dict[str, Any] | None = None,
     ) -> EndAsk:
@@ -230,6 +247,7 @@ class Attempt:
             self._hidden(reason[: orders.REASON_CHARACTERS_MAX]),
             token=self.token,
             is_retried=is_retried,
+            runs_alone=runs_alone,
             log=log,
             metrics=metrics,
         )
@@ -243,11 +261,15 @@ class Attempt:
 
 
 async def _first(
-    running: asyncio.Task[Finished], event: asyncio.Event, seconds: float | None
+    running: asyncio.Task[Finished], events: Sequence[asyncio.Event], seconds: float | None
 ) -> None:
-    """Wait for the first of the two, or for so long."""
-    waiting = asyncio.get_running_loop().create_task(event.wait())
+    """Wait for the first of these, or for so long."""
+    loop = asyncio.get_running_loop()
+    waiting = [loop.create_task(event.wait()) for event in events]
     try:
-        await asyncio.wait({running, waiting}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {running, *waiting}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+        )
     finally:
-        waiting.cancel()
+        for each in waiting:
+            each.cancel()

@@ -84,6 +84,7 @@ def work_of(
         log=places.log(task_id=assignment.task_id, attempt=assignment.attempt),
         # What is not plainly false is not trusted.
         is_untrusted=definition.get("untrusted", False) is not False,
+        runs_alone=assignment.runs_alone,
     )
 
 
@@ -116,6 +117,7 @@ def failed(
     *,
     token: str = "",
     is_retried: bool = True,
+    runs_alone: bool = False,
     log: str = "",
     metrics: dict[str, Any] | None = None,
 ) -> EndAsk:
@@ -125,14 +127,20 @@ def failed(
         attempt=assignment.attempt,
         lease_token=assignment.lease_token,
         token=token or None,
-        failure=FailureAsk(reason=_told(reason), is_retried=is_retried),
+        failure=FailureAsk(reason=_told(reason), is_retried=is_retried, runs_alone=runs_alone),
         log=log if 0 < len(log) <= _LOG_CHARACTERS_MAX else None,
         metrics=metrics,
     )
 
 
 def released(
-    assignment: Assignment, reason: str, *, token: str = "", is_delayed: bool, log: str = ""
+    assignment: Assignment,
+    reason: str,
+    *,
+    token: str = "",
+    is_delayed: bool,
+    runs_alone: bool = False,
+    log: str = "",
 ) -> EndAsk:
     """The end of an attempt that is handed back."""
     return EndAsk(
@@ -140,7 +148,7 @@ def released(
         attempt=assignment.attempt,
         lease_token=assignment.lease_token,
         token=token or None,
-        release=ReleaseAsk(reason=_told(reason), is_delayed=is_delayed),
+        release=ReleaseAsk(reason=_told(reason), is_delayed=is_delayed, runs_alone=runs_alone),
         log=log if 0 < len(log) <= _LOG_CHARACTERS_MAX else None,
     )
 

@@ -72,6 +72,10 @@ class AttemptVoice:
             self._is_warned = True
             _log.warning("%s: its progress is not passed on: %s", self._attempt, why)
 
+    def timed(self, *, is_running: bool) -> None:
+        """Have the time limit of the attempt begin anew, or wait."""
+        self._attempt.time(is_running=is_running)
+
     async def emit(self, news: Sequence[News]) -> str:
         """Send events; returns why the source is to pause, or nothing."""
         paused = ""

@@ -59,6 +59,20 @@ def test_one_place_takes_as_many_as_the_job_says(play: Play) -> None:
     play(story)
 
 
+def test_a_batch_whose_process_has_died_is_never_one_again(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await joined(world)
+        await partitions(job, *"abc")
+        found = await claims(world)
+        await world.tasks.end([Release(each.fence, "It died.", runs_alone=True) for each in found])
+        await partitions(job, *"de")
+        again = await claims(world, limit=9)
+        assert sizes(again) == [1, 1, 1, 2]
+        assert keys([each for each in again if each.runs_alone]) == list("abc")
+
+    play(story)
+
+
 def test_what_was_handed_back_is_put_together_again(play: Play) -> None:
     """A worker that is stopped must not make a thousand runs of one."""
 

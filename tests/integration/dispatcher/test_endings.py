@@ -16,6 +16,7 @@ from penstock.dispatcher.tasks.values import (
     Completion,
     Ended,
     Extended,
+    Failure,
     Fence,
     Output,
     Publishing,
@@ -644,5 +645,58 @@ def test_a_cancellation_wins_over_a_release(play: Play) -> None:
         await world.tasks.cancel([claimed.task_id], reason="Not wanted.")
         assert (await released(world, claimed.fence)).status is Status.CANCELLED
         assert await world.value("SELECT outcome FROM attempt") == "cancelled"
+
+    play(story)
+
+
+async def died(world: World, fence: Fence) -> Ended:
+    """The process of an attempt has died, and others ran in it."""
+    (found,) = await world.tasks.end([Release(fence, "The JVM died.", runs_alone=True)])
+    assert isinstance(found, Ended)
+    return found
+
+
+def test_a_death_beside_others_is_free_once_and_the_task_runs_alone_then(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job(max_attempts=1)
+        first = await job.claimed()
+        assert not first.runs_alone
+        answer = await died(world, first.fence)
+        assert answer.status is Status.QUEUED
+        assert await died(world, first.fence) == answer, "said twice is said once"
+        second = await again(world, first)
+        assert second.runs_alone
+        # A worker that is stopped changes nothing of that, and is not counted either.
+        assert (await released(world, second.fence)).status is Status.QUEUED
+        third = await again(world, second)
+        assert third.runs_alone
+        # Said by a worker that had others beside it all the same.
+        assert (await died(world, third.fence)).status is Status.DEAD
+        row = await task_of(world, third)
+        assert row["reason"] == (
+            "The JVM died. Its process has died before, which was not counted; this time counts as"
+            " a failure."
+        )
+        rows = await world.rows("SELECT outcome, reason FROM attempt ORDER BY number")
+        assert [each["outcome"] for each in rows] == ["released", "released", "failed"]
+        assert rows[-1]["reason"] == row["reason"]
+        await world.tasks.replay([third.task_id])
+        assert (await again(world, third)).runs_alone, "a replay is no reason to trust it"
+
+    play(story)
+
+
+def test_who_has_died_alone_is_charged_and_runs_alone_too(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job(max_attempts=2)
+        first = await job.claimed()
+        (answer,) = await world.tasks.fail([Failure(first.fence, "It died.", runs_alone=True)])
+        assert isinstance(answer, Ended)
+        assert answer.status is Status.RETRYING
+        world.later(3600)
+        second = await again(world, first)
+        assert second.runs_alone
+        await world.tasks.cancel([second.task_id], reason="Not wanted.")
+        assert (await died(world, second.fence)).status is Status.CANCELLED
 
     play(story)

@@ -25,8 +25,9 @@ class Engine:
     def __init__(self, settings: SparkSettings, session: Any) -> None:
         self.settings = settings
 
-    def run(self, session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
-        return _DOES[works[0].config["do"]](session, works, tell)
+    def run(self, session: Any, works: Sequence[Work], tell: Telling) -> None:
+        for task_id, ended in _DOES[works[0].config["do"]](session, works, tell).items():
+            tell.end(task_id, ended)
 
 
 def _done(work: Work, **metrics: Any) -> Finished:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from penstock.kernel.errors import WorkReleased
 from penstock.testing.runtime_contract import Watch
 from tests.integration.spark.trial import (
     ENGINE,
@@ -66,6 +67,8 @@ def test_each_death_fails_what_was_there_and_the_next_work_runs(trial: Trial) ->
             failure = await trial.failure(trial.work(do))
             assert failure.is_retried
             assert failure.message.startswith(words)
+            assert failure.runs_alone
+            assert not isinstance(failure, WorkReleased), "it was alone, so it was its fault"
         assert (await trial.run(trial.work("count", rows=10))).metrics["rows"] == 10
 
     trial.now(test(), seconds=300)
@@ -81,7 +84,8 @@ async def _killed(trial: Trial, whom: Callable[[], int], words: str) -> None:
         os.kill(whom(), signal.SIGKILL)
         failures = await at_once(*running)
     for failure in failures:
-        assert failure.is_retried
+        assert isinstance(failure, WorkReleased), "it was not alone, so nobody is charged"
+        assert failure.runs_alone
         assert failure.message.startswith(words)
     await at_once(*(until_gone(process) for process in processes))
 

@@ -72,6 +72,14 @@ def task(status: str, *attempts: AttemptAnswer, limit: int = 3) -> TaskAnswer:
     return TaskAnswer(task=summary, payload={}, attempts=list(attempts), published=[])
 
 
+def test_a_task_that_runs_alone_says_why() -> None:
+    answer = task("running", failed(1, "The JVM died."))
+    assert "Nothing else runs" not in standing(answer, ABOUT).head
+    answer.task.runs_alone = True
+    assert "Nothing else runs in its process" in standing(answer, ABOUT).head
+    assert answer.task.attempts == "1 of 3, runs alone"
+
+
 def test_attempts_that_failed_alike_and_those_that_did_not() -> None:
     # The first line is the cause; where in the code it was may differ.
     alike = task("dead", failed(1, "E: x\n at 1"), failed(2, "E: x\n at 2"), failed(3, "E: x"))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
+import msgspec
 import pytest
 
 from penstock.dispatcher.wire.problem import Problem
 from penstock.dispatcher.wire.work import CompleteAsk, ResultsAnswer, TaskResult
-from penstock.kernel.errors import DispatcherUnavailable, WorkFailed
+from penstock.kernel.errors import DispatcherUnavailable, WorkFailed, WorkReleased
 from penstock.runtimes.base import Made, Voice, Work
 from penstock.testing.virtual import World, simulate
 from penstock.worker.attempt import Attempt, Interruption
 from penstock.worker.client import InternalClient
 from penstock.worker.endings import Endings
+from penstock.worker.orders import work_of
 from tests.unit.worker.bench import Bench, play
 from tests.unit.worker.scripted import Dispatcher, now
 from tests.unit.worker.test_orders import assignment
@@ -96,6 +99,45 @@ def test_why_it_was_interrupted_counts_and_not_how_the_work_puts_it() -> None:
         assert {task.status for task in tasks} == {"failed"}
 
     play(story, setting=waiting(2, timeout_seconds=10.0), doing=doing)
+
+
+def test_the_time_that_work_waits_in_its_runtime_is_not_its_own() -> None:
+    ended: list[float] = []
+
+    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+        began = now()
+        try:
+            for is_running, seconds in ((False, 100), (True, 9), (False, 100), (True, 20)):
+                voice.timed(is_running=is_running)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await asyncio.Event().wait()
+        finally:
+            ended.append(now() - began)
+        return ()
+
+    async def story(bench: Bench) -> None:
+        ended.clear()
+        task = bench.dispatcher.tasks[1]
+        await bench.until(lambda: bool(task.ended), seconds=300)
+        assert task.reason == "It took longer than 10 s."
+        assert ended == [pytest.approx(219)]
+
+    play(story, setting=waiting(1, timeout_seconds=10.0), doing=doing)
+
+
+def test_that_a_task_is_to_run_alone_is_passed_on_both_ways() -> None:
+    given = msgspec.structs.replace(assignment(), runs_alone=True)
+    assert work_of(given, logs=None, grace_seconds=1.0).runs_alone
+    assert not work_of(assignment(), logs=None, grace_seconds=1.0).runs_alone
+    attempt = Attempt(given)
+    died = WorkReleased("It died.", is_delayed=False, runs_alone=True)
+    release = attempt.unfinished(died).release
+    assert release is not None
+    assert (release.runs_alone, release.is_delayed) == (True, False)
+    failure = attempt.unfinished(WorkFailed("It died.", runs_alone=True)).failure
+    assert failure is not None
+    assert failure.runs_alone
 
 
 def test_attempts_that_began_at_different_times_are_soon_told_of_together() -> None:

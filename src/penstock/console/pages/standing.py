@@ -142,6 +142,8 @@ def _running(answer: TaskAnswer, about: About) -> Standing:
     head = f"{head} on worker {line(task.worker, 60)}." if task.worker else f"{head}."
     if task.releases:
         head = f"{head} Of these, {task.releases} handed back before are not counted."
+    if task.runs_alone:
+        head = f"{head} Nothing else runs in its process, since one has died that it ran in."
     if about.cancel_asked:
         return Standing(
             tone="warn",

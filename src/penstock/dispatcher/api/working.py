@@ -194,6 +194,7 @@ def _assignment(claimed: Claimed, parts: Parts) -> Assignment:
         # What is run; what it is claimed as has the queue in its name too.
         operator=claimed.definition.get("operator") or claimed.operator,
         claimed_as=claimed.operator,
+        runs_alone=claimed.runs_alone,
         runtime=claimed.runtime,
         generation=claimed.generation,
         definition=dict(claimed.definition),
@@ -217,10 +218,14 @@ def _fence(ask: HeldAsk | EndAsk, claims: Claims) -> Fence:
 def _saying(ask: EndAsk, fence: Fence, why_not: str) -> Saying:
     if ask.release is not None:
         release = ask.release
-        return Release(fence, release.reason, release.is_delayed, ask.log, ask.metrics)
+        return Release(
+            fence, release.reason, release.is_delayed, ask.log, ask.metrics, release.runs_alone
+        )
     if ask.failure is not None:
         failure = ask.failure
-        return Failure(fence, failure.reason, failure.is_retried, ask.log, ask.metrics)
+        return Failure(
+            fence, failure.reason, failure.is_retried, ask.log, ask.metrics, failure.runs_alone
+        )
     outputs = tuple(
         Output(
             dataset=each.dataset,

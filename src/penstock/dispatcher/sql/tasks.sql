@@ -107,7 +107,7 @@ FROM (
 CROSS JOIN LATERAL (
     SELECT task.id, task.job_id, task.definition_id, task.generation,
            task.payload ->> 'partition_key' AS partition_key,
-           task.attempt = task.releases AS is_fresh
+           task.attempt = task.releases AND NOT task.runs_alone AS is_fresh
     FROM task
     WHERE task.operator = %(operator)s AND task.job_id = jobs.job_id
       AND task.priority = %(priority)s AND task.status IN ('queued', 'retrying')
@@ -127,7 +127,7 @@ WHERE task.operator = %(operator)s AND task.job_id = %(job)s
   AND task.priority = %(priority)s AND task.status = 'queued'
   AND task.due_at <= penstock_now()
   AND task.definition_id = %(definition)s AND task.generation = %(generation)s::uuid
-  AND task.attempt = task.releases
+  AND task.attempt = task.releases AND NOT task.runs_alone
   AND task.payload ->> 'partition_key' <> ALL (%(keys)s::text[])
 ORDER BY task.due_at, task.id
 LIMIT greatest(0, least(
@@ -193,6 +193,7 @@ WITH claimed AS (
 SELECT claimed.id AS task_id, claimed.attempt, claimed.lease_token, claimed.lease_expires_at,
        claimed.heartbeat_ms, claimed.timeout_ms, claimed.payload, claimed.body AS definition,
        claimed.definition_id, claimed.runtime, claimed.operator, claimed.generation::text, job.name AS job,
+       claimed.runs_alone,
        greatest(0, extract(epoch FROM claimed.claimed_at - claimed.due_at))::double precision
            AS waited_seconds,
        (SELECT coalesce(

@@ -80,14 +80,15 @@ WHERE generation.version IS NULL
 -- The fence and the change are one statement: whoever is not the current attempt changes nothing.
 -- What is handed back is queued again and not counted, a bounded number of times; beyond that it is a
 -- failure. A source that is always on begins to count anew when an attempt has run for a while.
+-- Who is to run alone from now on, and was to before, has had the one death that is not counted.
 WITH asked AS (
     SELECT *
     FROM unnest(
         %(tasks)s::bigint[], %(attempts)s::integer[], %(tokens)s::text[], %(succeeded)s::boolean[],
         %(retried)s::boolean[], %(released)s::boolean[], %(delayed)s::boolean[],
-        %(reasons)s::text[], %(grants)s::text[])
-        AS asked(task_id, attempt, lease_token, succeeded, retried, released, delayed, reason,
-                 grants)
+        %(alone)s::boolean[], %(reasons)s::text[], %(grants)s::text[])
+        AS asked(task_id, attempt, lease_token, succeeded, retried, released, delayed, alone,
+                 reason, grants)
 ), misplaced AS MATERIALIZED (
     SELECT outputs.task_id
     FROM unnest(%(output_tasks)s::bigint[], %(output_datasets)s::uuid[])
@@ -98,13 +99,16 @@ WITH asked AS (
         ON generation.dataset_id = dataset.id AND generation.version = task.generation
     WHERE generation.version IS NULL
 ), held AS MATERIALIZED (
-    SELECT task.id, task.claimed_at, asked.delayed, before.releases,
-           asked.reason || CASE WHEN asked.released AND before.releases >= %(releases_max)s
-                                THEN %(released_out)s ELSE '' END AS reason,
+    SELECT task.id, task.claimed_at, asked.delayed, asked.alone, before.releases,
+           asked.reason || CASE WHEN NOT asked.released OR task.cancel_asked THEN ''
+                                WHEN asked.alone AND task.runs_alone THEN %(died_before)s
+                                WHEN before.releases >= %(releases_max)s THEN %(released_out)s
+                                ELSE '' END AS reason,
            CASE
                WHEN task.cancel_asked THEN 'cancelled'
                WHEN asked.succeeded THEN 'completed'
-               WHEN asked.released AND before.releases < %(releases_max)s THEN 'queued'
+               WHEN asked.released AND before.releases < %(releases_max)s
+                   AND NOT (asked.alone AND task.runs_alone) THEN 'queued'
                WHEN asked.retried AND task.attempt < task.attempt_limit THEN 'retrying'
                ELSE 'dead'
            END AS status
@@ -131,6 +135,7 @@ UPDATE task
 SET status = held.status,
     attempt_limit = task.attempt_limit + (held.status = 'queued')::integer,
     releases = held.releases + (held.status = 'queued')::integer,
+    runs_alone = task.runs_alone OR held.alone,
     due_at = CASE
         WHEN held.status = 'queued' AND held.delayed THEN penstock_now() + penstock_backoff(
             %(release_first_ms)s, %(release_max_ms)s, 2, held.releases + 1, random())
@@ -148,7 +153,7 @@ FROM held, job_definition AS definition
 WHERE task.id = held.id AND task.status = 'running' AND definition.id = task.definition_id
 RETURNING task.id AS task_id, task.attempt, task.status,
           CASE WHEN task.status IN ('queued', 'retrying') THEN task.due_at END AS due_at,
-          task.generation::text, task.dedupe_key, definition.update_mode,
+          task.generation::text, task.dedupe_key, definition.update_mode, held.reason AS told,
           task.payload ->> 'partition_key' AS own_key, task.payload -> 'start' AS own_start,
           task.payload -> 'end' AS own_end,
           (SELECT job.name FROM job WHERE job.id = task.job_id) AS job,

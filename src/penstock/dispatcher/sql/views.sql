@@ -248,7 +248,7 @@ WITH found AS (
      ORDER BY task.id DESC LIMIT %(limit)s)
 )
 SELECT task.id, job.name AS job, task.operator, task.generation::text, task.status,
-       task.priority, task.attempt, task.attempt_limit, task.releases,
+       task.priority, task.attempt, task.attempt_limit, task.releases, task.runs_alone,
        task.payload ->> 'partition_key' AS partition_key, task.worker, task.reason,
        task.created_at, task.due_at, task.settled_at
 FROM found
@@ -258,7 +258,7 @@ ORDER BY task.id DESC
 
 -- name: list_tasks_of_partition
 SELECT task.id, job.name AS job, task.operator, task.generation::text, task.status,
-       task.priority, task.attempt, task.attempt_limit, task.releases,
+       task.priority, task.attempt, task.attempt_limit, task.releases, task.runs_alone,
        task.payload ->> 'partition_key' AS partition_key, task.worker, task.reason,
        task.created_at, task.due_at, task.settled_at
 FROM task
@@ -271,7 +271,7 @@ LIMIT %(limit)s
 
 -- name: one_task
 SELECT task.id, job.name AS job, task.operator, task.generation::text, task.status,
-       task.priority, task.attempt, task.attempt_limit, task.releases,
+       task.priority, task.attempt, task.attempt_limit, task.releases, task.runs_alone,
        task.payload ->> 'partition_key' AS partition_key, task.worker, task.reason,
        task.created_at, task.due_at, task.settled_at, task.payload
 FROM task

@@ -9,6 +9,10 @@ triggers of the schema put it into the outbox, in the same transaction.
 A release hands the task back: the attempt does not count against `max_attempts`, and its number is
 never used again. A task is handed back `RELEASES_MAX` times without being counted; further releases
 are failures, so that nothing goes round for ever.
+
+An attempt whose process has died beside others is released with `runs_alone`, which the task keeps:
+it runs in no batch again, and every worker runs it with nothing beside it. That is had once: a
+second release of this kind is a failure. Who dies alone has failed, and is to run alone as well.
 Called by `penstock.dispatcher.tasks.lifecycle`, which opens the transaction.
 """
 
@@ -70,6 +74,10 @@ _RELEASED_OUT: Final = (
     f" It was handed back {RELEASES_MAX} times before; this time counts as a failure."
 )
 
+_DIED_BEFORE: Final = (
+    " Its process has died before, which was not counted; this time counts as a failure."
+)
+
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -104,7 +112,7 @@ async def end(
         )
         for task_id, row in rows.items()
     }
-    await _close(connection, [each for each in allowed if each.fence.task_id in ended], ended)
+    await _close(connection, [each for each in allowed if each.fence.task_id in ended], ended, rows)
     events = [one.event_seq for each in ended.values() for one in each.published if one.event_seq]
     if events:
         await route(connection, events)
@@ -188,9 +196,11 @@ async def _end_tasks(
         ],
         "released": [isinstance(each, Release) for each in sayings],
         "delayed": [isinstance(each, Release) and each.is_delayed for each in sayings],
+        "alone": [not isinstance(each, Completion) and each.runs_alone for each in sayings],
         "reasons": [_reason(each) for each in sayings],
         "releases_max": RELEASES_MAX,
         "released_out": _RELEASED_OUT,
+        "died_before": _DIED_BEFORE,
         "release_first_ms": _RELEASE_FIRST_MS,
         "release_max_ms": _RELEASE_MAX_MS,
         "steady_seconds": _STEADY_SECONDS,
@@ -228,7 +238,10 @@ async def _publish(
 
 
 async def _close(
-    connection: Connection, sayings: Sequence[Saying], ended: Mapping[int, Ended]
+    connection: Connection,
+    sayings: Sequence[Saying],
+    ended: Mapping[int, Ended],
+    rows: Mapping[int, Mapping[str, Any]],
 ) -> None:
     if not sayings:
         return
@@ -237,9 +250,7 @@ async def _close(
         "tasks": [each.fence.task_id for each in sayings],
         "attempts": [each.fence.attempt for each in sayings],
         "outcomes": [_outcome(each, answer) for each, answer in zip(sayings, answers, strict=True)],
-        "reasons": [
-            _closing_reason(each, answer) for each, answer in zip(sayings, answers, strict=True)
-        ],
+        "reasons": [rows[each.fence.task_id]["told"] for each in sayings],
         "said": [_digest(each) for each in sayings],
         "answers": [Jsonb(msgspec.to_builtins(each)) for each in answers],
         "logs": [each.log and storable(each.log) for each in sayings],
@@ -396,12 +407,6 @@ def _measured(saying: Saying, ended: Ended, row: Mapping[str, Any]) -> Measured:
 
 def _reason(saying: Saying) -> str | None:
     return None if isinstance(saying, Completion) else storable(saying.reason)
-
-
-def _closing_reason(saying: Saying, ended: Ended) -> str | None:
-    reason = _reason(saying)
-    is_counted = isinstance(saying, Release) and _outcome(saying, ended) == "failed"
-    return f"{reason}{_RELEASED_OUT}" if is_counted else reason
 
 
 def _digest(saying: Saying) -> str:

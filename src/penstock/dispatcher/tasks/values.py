@@ -132,6 +132,8 @@ class Claimed:
     """The capability token of the attempt, if whoever claims needs one."""
     waited_seconds: float = 0.0
     """How long it was due before it was claimed."""
+    runs_alone: bool = False
+    """Whether nothing else may run in its process."""
 
     @property
     def fence(self) -> Fence:
@@ -191,6 +193,8 @@ class Failure:
     is_retried: bool = True
     log: str | None = None
     metrics: Mapping[str, Any] | None = None
+    runs_alone: bool = False
+    """Whether its process has died: later attempts run with nothing beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +207,8 @@ class Release:
     """Whether the next attempt waits, longer each time: this worker could not run the task."""
     log: str | None = None
     metrics: Mapping[str, Any] | None = None
+    runs_alone: bool = False
+    """As of a failure. Counted if the task was to run alone before: one such death is free."""
 
 
 class Publishing(StrEnum):

@@ -134,12 +134,15 @@ class TaskSummary(Answer):
     settled_at: datetime | None
     releases: int = 0
     """How many of its attempts were handed back, and do not count against `max_attempts`."""
+    runs_alone: bool = False
+    """Whether its attempts run with nothing beside them, since a process died that it ran in."""
 
     @property
     def attempts(self) -> str:
         """Which attempt it is, of how many, for people."""
         uncounted = f", {self.releases} not counted" if self.releases else ""
-        return f"{self.attempt} of {self.attempt_limit}{uncounted}"
+        alone = ", runs alone" if self.runs_alone else ""
+        return f"{self.attempt} of {self.attempt_limit}{uncounted}{alone}"
 
 
 class TasksAnswer(Answer):

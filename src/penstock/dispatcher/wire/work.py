@@ -116,6 +116,8 @@ class Assignment(Answer):
     """Whether credentials can be had for the token."""
     claimed_as: str = ""
     """What it waited as: its operator, and its queue if that is not the default."""
+    runs_alone: bool = False
+    """Whether nothing else may run in its process: an earlier one died that it ran in."""
 
 
 class ClaimAnswer(Answer):
@@ -175,6 +177,8 @@ class FailureAsk(Ask):
 
     reason: Annotated[str, Meta(max_length=100_000)]
     is_retried: bool = True
+    runs_alone: bool = False
+    """Whether the process that it ran in has died: later attempts run with nothing beside them."""
 
 
 class ReleaseAsk(Ask):
@@ -183,6 +187,8 @@ class ReleaseAsk(Ask):
     reason: Annotated[str, Meta(max_length=100_000)]
     is_delayed: bool = False
     """Whether the next attempt waits, longer each time: this worker could not run the task."""
+    runs_alone: bool = False
+    """As of a failure. Counted if the task was to run alone before: one such death is free."""
 
 
 class EndAsk(Ask):

@@ -4,12 +4,13 @@ A *ticket* is one call of `run`: its work, its voice, and how it ends. A *bundle
 runs as one: a ticket, or those of a batch. Bundles are *gathering* until all tickets of the batch
 have come or a moment has passed, then *waiting* for a place, *running* in a host, and *over*. A
 ticket that is dropped leaves a bundle that is not running yet; in one that runs it stays, unwanted.
+While it runs it is *serving* some of its tickets, or all: the time limits of the others wait.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -41,6 +42,10 @@ class Ticket:
         if not self.end.done():
             self.voice.progress(said)
 
+    def time(self, *, is_running: bool) -> None:
+        if not self.end.done():
+            self.voice.timed(is_running=is_running)
+
 
 @dataclass(eq=False, slots=True)
 class Bundle:
@@ -53,11 +58,52 @@ class Bundle:
     """Nothing of it runs any more."""
     is_stuck: bool = False
     """It was asked to end, and has not."""
+    serving: frozenset[int] = frozenset()
+    """The tasks that it works for now."""
+    _moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether nothing else may run in its host."""
+        return any(ticket.work.runs_alone for ticket in self.tickets.values())
+
+    @property
+    def left(self) -> int:
+        """How many tickets have not ended by themselves: they may run, wanted or not."""
+        ends = (ticket.end for ticket in self.tickets.values())
+        return sum(1 for end in ends if not end.done() or end.cancelled())
+
+    @property
+    def is_vain(self) -> bool:
+        """Whether it works for nobody who waits, though others of it may."""
+        ends = [ticket.end for number, ticket in self.tickets.items() if number in self.serving]
+        return any(end.cancelled() for end in ends) and all(end.done() for end in ends)
 
     @property
     def is_wanted(self) -> bool:
         """Whether somebody waits for something of it."""
         return any(not ticket.end.done() for ticket in self.tickets.values())
+
+    def serve(self, task_ids: Iterable[int]) -> None:
+        """From now on it works for these: their time begins, and that of the others waits."""
+        self.serving = frozenset(task_ids)
+        for number, ticket in self.tickets.items():
+            ticket.time(is_running=number in self.serving)
+        self._move()
+
+    def close(self) -> None:
+        """Nothing of it runs any more."""
+        self.over.set()
+        self._move()
+
+    async def let_go(self) -> None:
+        """Return when it is over, or works for somebody who waits."""
+        while self.is_vain and not self.over.is_set():
+            await self._moved.wait()
+
+    def _move(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
 
     def fail(self, error: WorkFailed) -> None:
         """End whatever of it has not ended."""
@@ -78,7 +124,7 @@ class Gathering:
     def add(self, ticket: Ticket) -> Bundle:
         """The bundle that the ticket is in."""
         batch, task_id = ticket.work.batch, ticket.work.task_id
-        if not batch or ticket.work.batch_size < 2:
+        if not batch or ticket.work.batch_size < 2 or ticket.work.runs_alone:
             bundle = self._new(1)
             bundle.tickets[task_id] = ticket
             self._whole(bundle)

@@ -6,7 +6,8 @@ manifest last). Until its manifest is written there is nothing, and nobody reads
 dispatcher has published it: a crash, or an attempt that was given up, leaves files that are swept.
 
 A batch runs as few Spark jobs as its tasks allow (`batching`). If such a job fails, its tasks run
-one by one within the same attempts, each with an outcome of its own. Tasks that are dropped on the
+one by one within the same attempts, each with an outcome of its own, which is told when it is
+there: a crash costs those that have not ended yet. Tasks that are dropped on the
 way are not written.
 
 Called by the host, in several threads at once, each with a session of its own.
@@ -43,8 +44,9 @@ from penstock.runtimes.spark.phases import Phases
 from penstock.runtimes.spark.reading import Reader, needed
 from penstock.runtimes.spark.settings import SparkSettings
 from penstock.runtimes.spark.sizes import estimated_bytes
-from penstock.runtimes.spark.telling import Ended, Telling
+from penstock.runtimes.spark.telling import Ended, Failed, Telling
 from penstock.runtimes.spark.writing import Shape, Writer, shape_of
+from penstock.runtimes.task import Stopped
 
 _log = logging.getLogger(__name__)
 
@@ -67,9 +69,8 @@ class Engine:
         self._transforms = Transforms()
         self._gathered_max = gathered_bytes_max(settings, cores=_cores(settings, session))
 
-    def run(self, session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
-        """Run these, which are of one job and generation; how each ended, by task id."""
-        ended: dict[int, Ended] = {}
+    def run(self, session: Any, works: Sequence[Work], tell: Telling) -> None:
+        """Run these, which are of one job and generation, and tell how each has ended."""
         members: list[Member] = []
         tell.phase("reading")
         self._reader.prepare(works)
@@ -77,10 +78,9 @@ class Engine:
             try:
                 members.append(self._member(work))
             except Exception as error:  # noqa: BLE001 - it is told as the task's failure
-                ended[work.task_id] = failed(error)
+                tell.end(work.task_id, failed(error))
         for bundle in self._bundles(members):
-            ended |= self._together(session, bundle, tell)
-        return ended
+            self._together(session, bundle, tell)
 
     def _member(self, work: Work) -> Member:
         config = read_config(work.operator, work.config)
@@ -95,16 +95,14 @@ class Engine:
         bytes_max = -1 if is_apart else self._settings.arrow_bytes_max
         return bundles(members, bytes_max=bytes_max)
 
-    def _together(
-        self, session: Any, members: Sequence[Member], tell: Telling
-    ) -> Mapping[int, Ended]:
+    def _together(self, session: Any, members: Sequence[Member], tell: Telling) -> None:
         """Run tasks as one job, and if that fails one by one."""
         wanted = [each for each in members if not tell.is_dropped(each.work.task_id)]
         if len(wanted) > 1:
             tell.begin([each.work.task_id for each in wanted])
             try:
                 with ExitStack() as held:
-                    return self._batch(session, wanted, tell, held)
+                    ended = self._batch(session, wanted, tell, held)
             except Exception as error:  # noqa: BLE001 - whose failure it is, is found below
                 said = failed(error, wanted[0].config)
                 _log.warning(
@@ -113,17 +111,23 @@ class Engine:
                     wanted[0].work.job,
                     said.reason,
                 )
-        ended: dict[int, Ended] = {}
-        for each in wanted:
-            if not tell.is_dropped(each.work.task_id):
-                tell.begin([each.work.task_id])
-                ended[each.work.task_id] = self._alone(session, each, tell)
-        return ended
+            else:
+                for task_id, each in ended.items():
+                    tell.end(task_id, each)
+                return
+        for member in wanted:
+            if not tell.is_dropped(member.work.task_id):
+                tell.begin([member.work.task_id])
+                tell.end(member.work.task_id, self._alone(session, member, tell))
 
     def _alone(self, session: Any, member: Member, tell: Telling) -> Ended:
         try:
             with ExitStack() as held:
                 return self._single(session, member, tell, held)
+        except Stopped:
+            if not tell.is_dropped(member.work.task_id):
+                raise
+            return Failed(reason="It was stopped.")
         except Exception as error:  # noqa: BLE001 - it is told as the task's failure
             return failed(error, member.config)
 

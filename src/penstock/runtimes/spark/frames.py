@@ -71,6 +71,13 @@ class Told(msgspec.Struct, tag="told", kw_only=True):
     said: dict[str, Any]
 
 
+class Begun(msgspec.Struct, tag="begun", kw_only=True):
+    """A run works for these of its tasks now, and for no other."""
+
+    run: int
+    task_ids: list[int]
+
+
 class Ended(msgspec.Struct, tag="ended", kw_only=True):
     """How a task has ended: with what it has made, or for a reason."""
 
@@ -101,7 +108,7 @@ class Broken(msgspec.Struct, tag="broken", kw_only=True):
 
 
 ToHost = Hello | Give | Start | Drop | Bye
-FromHost = Ready | Told | Ended | Over | Resident | Broken
+FromHost = Ready | Told | Begun | Ended | Over | Resident | Broken
 
 to_host: Final = msgspec.json.Decoder(ToHost)
 from_host: Final = msgspec.json.Decoder(FromHost)

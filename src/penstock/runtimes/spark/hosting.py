@@ -2,7 +2,8 @@
 
 *Starting* until it says that it is ready, then *ready*, *retired* when it gets no more work, and
 gone. It hears what the host says and passes it to the tickets that it is about. When the host is
-gone, in whatever way, every ticket in it that has not ended fails with the reason.
+gone, in whatever way, every ticket in it that has not ended fails with the reason: it was alone in
+there, or it is handed back, because nobody knows whose fault it was, and runs alone the next time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from penstock.kernel.errors import InvalidInput, WorkFailed, WorkReleased
 from penstock.runtimes.offspring import Offspring
 from penstock.runtimes.spark.bundles import Bundle, Ticket
 from penstock.runtimes.spark.frames import (
+    Begun,
     Broken,
     Bye,
     Drop,
@@ -36,6 +38,7 @@ from penstock.runtimes.spark.frames import (
 _log = logging.getLogger(__name__)
 
 _WHO: Final = "The process of Spark"
+_IN_COMPANY: Final = " Other tasks ran in it, so it is not counted, and runs alone the next time."
 _SILENT: Final = "The process of Spark said nothing of this task."
 _BYE_SECONDS: Final = 10.0
 
@@ -106,7 +109,7 @@ class HostProcess:
                     self._over(number)
                 case Resident(bytes=size):
                     self.resident_bytes = size
-                case Told() | Ended():
+                case Told() | Begun() | Ended():
                     self._pass_on(heard)
                 case Ready():
                     pass
@@ -121,6 +124,8 @@ class HostProcess:
             except InvalidInput as error:
                 ticket.fail(WorkFailed(error.message, is_retried=False))
         if bundle.is_wanted:
+            # Until it says otherwise.
+            bundle.serve(bundle.tickets)
             self._child.tell(Start(run=bundle.number))
         else:
             self._over(bundle.number)
@@ -147,23 +152,33 @@ class HostProcess:
         await self._child.destroy()
 
     def lose(self, error: WorkFailed) -> None:
-        """It is gone: fail what was in it."""
+        """It is gone: fail what was in it, or hand it back."""
+        if not isinstance(error, WorkReleased):
+            error = self._died(error.message)
         for bundle in tuple(self.bundles.values()):
             bundle.fail(error)
-            bundle.over.set()
+            bundle.close()
         self.bundles.clear()
+
+    def _died(self, reason: str) -> WorkFailed:
+        if sum(bundle.left for bundle in self.bundles.values()) > 1:
+            return WorkReleased(f"{reason}{_IN_COMPANY}", is_delayed=False, runs_alone=True)
+        return WorkFailed(reason, runs_alone=True)
 
     def _over(self, number: int) -> None:
         bundle = self.bundles.pop(number, None)
         if bundle is not None:
             bundle.fail(WorkFailed(_SILENT))
-            bundle.over.set()
+            bundle.close()
             self._changed()
 
-    def _pass_on(self, heard: Told | Ended) -> None:
+    def _pass_on(self, heard: Told | Begun | Ended) -> None:
         bundle = self.bundles.get(heard.run)
         tickets = bundle.tickets if bundle is not None else {}
-        if isinstance(heard, Told):
+        if isinstance(heard, Begun):
+            if bundle is not None:
+                bundle.serve(heard.task_ids)
+        elif isinstance(heard, Told):
             for task_id in heard.task_ids:
                 if task_id in tickets:
                     tickets[task_id].tell(heard.said)

@@ -11,6 +11,15 @@ A host is *retired*, gets no more work, and ends when its last bundle is over,
   any more, and what it still does can reach no reader;
 - when it has run `recycle_tasks` tasks or is larger than `resident_bytes_max`.
 
+The same is done if the one task of a batch that is being worked for was dropped and does not end;
+the others of the batch are handed back then.
+
+A bundle that *runs alone* begins when the host that gets work has nothing in it, and until it is
+over nothing else begins there. Bundles begin in the order in which they came: one that runs alone
+waits for those that run, which have time limits, and those that came later wait for it. Nobody's
+own time limit runs while it waits. A host that dies takes what is in it along: see `hosting`. One
+that does not start hands back what waits, since another worker may have what it lacks.
+
 Once a host has been idle for a while, the archive of classes is made, if there is none.
 """
 
@@ -39,6 +48,7 @@ from penstock.runtimes.spark.settings import SparkSettings
 _log = logging.getLogger(__name__)
 
 _STOPPED: Final = "The runtime was stopped."
+_BEHIND_STUCK: Final = "A task of its batch was to end, and does not; this one is handed back."
 _HOST: Final = ("-m", "penstock.runtimes.spark.host")
 _ARCHIVING: Final = ("-m", "penstock.runtimes.spark.archiving")
 _OURS: Final = "PENSTOCK_"
@@ -137,13 +147,15 @@ class Hosts(Service):
             bundle.tickets.pop(ticket.work.task_id, None)
             if not bundle.tickets and bundle in self._waiting:
                 self._waiting.remove(bundle)
+                # What came later may have waited for it alone.
+                self._pump()
             return
         host.drop(bundle, ticket)
-        if bundle.is_wanted or bundle.is_stuck:
+        if bundle.is_stuck or not bundle.is_vain:
             return
         try:
             async with asyncio.timeout(ticket.work.grace_seconds):
-                await bundle.over.wait()
+                await bundle.let_go()
         except TimeoutError:
             await self._end_stuck(host, bundle)
         except asyncio.CancelledError:
@@ -151,10 +163,11 @@ class Hosts(Service):
             raise
 
     async def _end_stuck(self, host: HostProcess, bundle: Bundle) -> None:
-        if bundle.over.is_set():
+        if bundle.over.is_set() or not bundle.is_vain:
             return
         _log.warning("run %s does not end; its host %s is retired", bundle.number, host.pid)
         bundle.is_stuck = True
+        bundle.fail(WorkReleased(_BEHIND_STUCK, is_delayed=False))
         self._retire(host)
         self._pump()
         if not host.live:
@@ -179,13 +192,20 @@ class Hosts(Service):
         if self._waiting:
             self._ensure()
         while self._waiting and self._current is not None:
-            if sum(host.live for host in self._all) >= self._settings.parallel:
+            if not self._has_room(self._current, self._waiting[0]):
                 return
             self._current.begin(self._waiting.popleft())
             if self._is_worn(self._current):
                 self._retire(self._current)
                 self._ensure()
         self._arm()
+
+    def _has_room(self, host: HostProcess, bundle: Bundle) -> bool:
+        if sum(each.live for each in self._all) >= self._settings.parallel:
+            return False
+        if bundle.runs_alone:
+            return not host.bundles
+        return not any(each.runs_alone for each in host.bundles.values())
 
     def _changed(self) -> None:
         """A bundle is over."""
@@ -249,7 +269,7 @@ class Hosts(Service):
                 host.lose(error)
                 self._places.remove(host.folder)
             if not has_started:
-                self._fail_waiting(error)
+                self._fail_waiting(stopped() if self._is_stopped else WorkReleased(error.message))
             if self._waiting or (self._is_expected and has_started):
                 self._ensure()
 

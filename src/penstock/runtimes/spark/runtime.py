@@ -124,6 +124,7 @@ class SparkRuntime(Runtime):
         if pools is None or gathering is None:
             raise stopped()
         ticket = Ticket(work, voice, asyncio.get_running_loop().create_future())
+        voice.timed(is_running=False)
         bundle = gathering.add(ticket)
         try:
             return await ticket.end

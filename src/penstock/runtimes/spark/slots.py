@@ -1,8 +1,9 @@
 """The threads of a host that run work, each with a session of its own.
 
-A thread takes a run, gives it to the engine, and says how each of its tasks ended. It is used again
-unless it was interrupted: what an exception that came from nowhere has left in it is not known. A
-session is used again if it is as it was (`Sessions.leave`).
+A thread takes a run, gives it to the engine, and passes on how each of its tasks ends, when it
+does; of those that the engine says nothing of, at the end. It is used again unless it was
+interrupted: what an exception that came from nowhere has left in it is not known. A session is used
+again if it is as it was (`Sessions.leave`).
 
 After a failure it is asked whether the sessions are of use at all. If not, the task is no worse
 than the others: the host is broken, says so once, and ends; nothing is said of the task alone.
@@ -13,24 +14,26 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Protocol
 
 from penstock.runtimes.calling import told
 from penstock.runtimes.secrets import print_error
+from penstock.runtimes.spark.frames import Begun, FromHost, Over
 from penstock.runtimes.spark.frames import Ended as EndedFrame
-from penstock.runtimes.spark.frames import FromHost, Over
 from penstock.runtimes.spark.printing import Printing
 from penstock.runtimes.spark.runs import Run
 from penstock.runtimes.spark.sessions import Sessions
 from penstock.runtimes.spark.telling import Ended, Failed, Running
+from penstock.runtimes.task import Stopped
 
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS: Final = 0.25
 _IDLE_SECONDS: Final = 5.0
+_INTERRUPTED: Final = "A task of its batch was stopped, and this one with it; it is handed back."
 
 
 class Reporting(Protocol):
@@ -54,7 +57,9 @@ class Slots:
         self._lock = threading.Lock()
         self._idle: list[_Slot] = []
         self._runs: dict[int, Run] = {}
+        self._figures: dict[int, tuple[str, Mapping[str, Any]]] = {}
         self._number = 0
+        self._is_broken = False
         self._dropping = threading.Event()
         threading.Thread(target=self._cancel, name="penstock-cancel", daemon=True).start()
 
@@ -66,6 +71,7 @@ class Slots:
 
     def start(self, run: Run) -> None:
         """Have a thread work for this run."""
+        run.reporting = self
         with self._lock:
             self._runs[run.number] = run
             if not self._idle:
@@ -83,17 +89,11 @@ class Slots:
 
     def _serve(self, slot: _Slot, run: Run) -> bool:
         """Work for a run; whether the thread may be used again."""
-        ended, fallback = self._ran(slot, run)
-        if not run.is_vain and any(isinstance(each, Failed) for each in ended.values()):
-            reason = self._sessions.why_dead()
-            if reason:
-                self._host.broken(reason)
-                return False
-        metrics = {} if run.is_vain else self._metrics(run)
+        silence = self._ran(slot, run)
         for work in run.works:
-            if not run.is_dropped(work.task_id):
-                outcome = ended.get(work.task_id, fallback)
-                self._host.send(_frame(run.number, work.task_id, outcome, metrics))
+            run.end(work.task_id, silence)
+        if self._is_broken:
+            return False
         try:
             if not self._sessions.leave(slot.session):
                 slot.session = None
@@ -102,39 +102,67 @@ class Slots:
             slot.session = None
         with self._lock:
             del self._runs[run.number]
+            self._figures.pop(run.number, None)
             if not run.was_interrupted:
                 self._idle.append(slot)
         self._host.send(Over(run=run.number))
         return not run.was_interrupted
 
-    def _ran(self, slot: _Slot, run: Run) -> tuple[Mapping[int, Ended], Failed]:
-        """How the tasks of a run ended, and how those did of which nothing is said."""
+    def begun(self, run: Run, task_ids: Collection[int]) -> None:
+        """A run works for these of its tasks now."""
+        self._host.send(Begun(run=run.number, task_ids=list(task_ids)))
+
+    def ended(self, run: Run, task_id: int, ended: Ended) -> None:
+        """A task of a run has ended; said at once, if somebody waits for it."""
+        if isinstance(ended, Failed) and not run.is_vain and (why := self._sessions.why_dead()):
+            self._is_broken = True
+            self._host.broken(why)
+        elif not run.is_dropped(task_id):
+            self._host.send(_frame(run.number, task_id, ended, self._metrics(run)))
+
+    def dropping(self) -> None:
+        """Something was dropped."""
+        self._dropping.set()
+
+    def _ran(self, slot: _Slot, run: Run) -> Failed:
+        """Run it; how those of its tasks have ended of which nothing was said."""
         silence = Failed(reason="The engine said nothing of this task.")
         with self._printing.to(run.log):
             try:
                 try:
                     if slot.session is None:
                         slot.session = self._sessions.fresh()
-                    run.enter(slot.session, dropping=self._dropping.set)
-                    return self._engine.run(slot.session, run.works, run), silence
+                    run.enter(slot.session)
+                    self._engine.run(slot.session, run.works, run)
+                    return silence
                 finally:
                     run.leave()
+            except Stopped:
+                run.leave()
+                # Meant for a task that nobody waits for; it came too late to be for that one alone.
+                return Failed(reason=_INTERRUPTED, is_released=True)
             except BaseException as error:  # noqa: BLE001 - whatever it is, it is the end of the run
                 # What came late may have come into the leaving itself.
                 run.leave()
                 print_error(error, [v for work in run.works for v in work.secrets.values()])
                 reason, is_retried = told(error.with_traceback(_below(error)))
-                failed = Failed(reason=reason, is_retried=is_retried)
-                return {work.task_id: failed for work in run.works}, failed
+                return Failed(reason=reason, is_retried=is_retried)
 
     def _metrics(self, run: Run) -> Mapping[str, Any]:
+        """What the Spark jobs took that the run has begun last; asked once for all of them."""
+        group, shared_by = run.group
+        if self._figures.get(run.number, ("",))[0] != group:
+            self._figures[run.number] = group, self._figures_of(group, shared_by)
+        return self._figures[run.number][1]
+
+    def _figures_of(self, group: str, shared_by: int) -> Mapping[str, Any]:
         try:
-            said = dict(self._sessions.metrics(run.groups))
+            said = dict(self._sessions.metrics([group]))
         except Exception:  # noqa: BLE001 - figures are not worth a failure
-            _log.warning("there are no figures of run %s", run.number, exc_info=True)
+            _log.warning("there are no figures of %s", group, exc_info=True)
             return {}
         # Figures of Spark jobs that several tasks share are those of all of them.
-        return {**said, "shared_by": len(run.works)} if len(run.works) > 1 else said
+        return {**said, "shared_by": shared_by} if shared_by > 1 else said
 
     def _cancel(self) -> None:
         """Cancel what is dropped, again and again while it is there: new jobs may be started."""

@@ -1,13 +1,13 @@
 """What the host and the engine say to each other while work runs. Imports no Spark.
 
-The host gives the engine a thread, a session and some work, which is one task or a batch of them;
-the engine returns how each of them ended. Meanwhile it asks and tells by a `Telling`: which tasks
-are still wanted, which ones the Spark jobs that it starts now are for, and what it is doing.
+The host gives the engine a thread, a session and some work, which is one task or a batch of them.
+The engine asks and tells by a `Telling`: which tasks are still wanted, which ones it works for now,
+what it is doing, and how each has ended, as soon as it has: what comes after cannot undo it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,9 +37,14 @@ class Telling(Protocol):
     def begin(self, task_ids: Collection[int]) -> None:
         """From here on Spark jobs are for these tasks, until the next call.
 
-        If all of them are dropped, then or later, their Spark jobs are interrupted; what others
-        do never touches them. At first they are for all the tasks of the call.
+        If all of them are dropped, then or later, their Spark jobs are interrupted, and after a
+        while `Stopped` is raised in the thread; what others do never touches them. At first they
+        are for all the tasks of the call. The time limits of these begin, those of others wait.
         """
+        ...
+
+    def end(self, task_id: int, ended: Ended) -> None:
+        """How a task has ended, which is passed on at once; it is told once of each."""
         ...
 
     def phase(self, name: str) -> None:
@@ -53,9 +58,9 @@ class Running(Protocol):
     Made once a host, with `Engine(settings, session)`. `run` is called by several threads at once.
     """
 
-    def run(self, session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
-        """Run these, which are of one job and generation; returns how each ended, by task id.
+    def run(self, session: Any, works: Sequence[Work], tell: Telling) -> None:
+        """Run these, which are of one job and generation, and tell how each has ended.
 
-        What it does not return, or raises, is the failure of the tasks concerned.
+        What it raises, or its silence, is the failure of the tasks that have not.
         """
         ...

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.kernel.errors import InvalidInput
 from penstock.runtimes.base import Finished, Work
 from penstock.runtimes.spark.settings import SparkSettings
-from penstock.runtimes.spark.telling import Ended, Telling
+from penstock.runtimes.spark.telling import Telling
+from penstock.runtimes.task import Stopped
 from tests.contract.spark_standin import NoSessions
 
 _never = threading.Event()
@@ -29,7 +30,7 @@ class Engine:
     def __init__(self, settings: SparkSettings, session: Any) -> None:
         pass
 
-    def run(self, session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
+    def run(self, session: Any, works: Sequence[Work], tell: Telling) -> None:
         global _running  # noqa: PLW0603 - a count of this process
         with _counting:
             _running += 1
@@ -45,4 +46,34 @@ class Engine:
         with _counting:
             _running -= 1
         said = {"pid": os.getpid(), "at_once": seen, "of": len(works)}
-        return {work.task_id: Finished(made=(), metrics=said) for work in works}
+        for work in works:
+            if len(works) > 1 or work.config.get("do") in _DEEDS:
+                tell.begin([work.task_id])
+                _DEEDS.get(work.config.get("do", ""), _nothing)(work)
+            tell.end(work.task_id, Finished(made=(), metrics=said))
+
+
+def _nothing(work: Work) -> None:
+    pass
+
+
+def _die(work: Work) -> None:
+    """End the host, when the others have begun."""
+    for number in work.config.get("after", ()):
+        while not Path(work.config["folder"], f"begun-{number}").exists():
+            _never.wait(0.02)
+    os._exit(9)
+
+
+def _hang(work: Work) -> None:
+    """Hold on to the thread, until it is stopped or for good."""
+    Path(work.config["folder"], f"begun-{work.task_id}").touch()
+    while True:
+        try:
+            _never.wait(0.02)
+        except Stopped:
+            if not work.config.get("is_stubborn"):
+                return
+
+
+_DEEDS: Mapping[str, Callable[[Work], None]] = {"die": _die, "hang": _hang}

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from penstock.runtimes.guard import kill_session, session_members
 from penstock.runtimes.spark.places import LOGS_MAX, HostPlaces
 from penstock.runtimes.spark.runs import Run
 from penstock.runtimes.spark.sessions import Group
+from penstock.runtimes.spark.telling import Ended
 from penstock.runtimes.task import Stopped
 from tests.contract.spark_standin import NoSessions
 
@@ -29,15 +31,32 @@ class Seen(NoSessions):
         self.groups.append(group)
 
 
+class Heard:
+    """What a run says to its slot."""
+
+    def __init__(self) -> None:
+        self.dropped: list[str] = []
+
+    def begun(self, run: Run, task_ids: Collection[int]) -> None:
+        pass
+
+    def ended(self, run: Run, task_id: int, ended: Ended) -> None:
+        pass
+
+    def dropping(self) -> None:
+        self.dropped.append("dropped")
+
+
 def _run(*task_ids: int) -> tuple[Run, Seen, list[str]]:
     works = [
         Work(task_id=each, attempt=1, job="job", operator="compact", generation="g", log=f"{each}")
         for each in task_ids
     ]
-    seen, dropped = Seen(), list[str]()
+    seen, heard = Seen(), Heard()
     run = Run(4, works, seen)
-    run.enter(object(), dropping=lambda: dropped.append("dropped"))
-    return run, seen, dropped
+    run.reporting = heard
+    run.enter(object())
+    return run, seen, heard.dropped
 
 
 def test_a_group_is_cancelled_when_all_of_its_tasks_are_dropped() -> None:
