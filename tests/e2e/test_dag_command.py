@@ -272,6 +272,14 @@ SPARK = (
 )
 
 
+BACK = """\
+jobs:
+  feed: {activation: source, source: {kind: manual}, outputs: [raw]}
+  clean: {runtime: process, operator: "a:f", inputs: [raw], outputs: [tidy]}
+  moving: {runtime: process, operator: "a:f", inputs: [{from: tidy, lookback: 3d}]}
+"""
+
+
 def test_show_says_how_inputs_are_read(user: User) -> None:
     (user.folder / "sql").mkdir()
     user.file("sql/join.sql", "SELECT * FROM ticks\n")
@@ -281,6 +289,9 @@ def test_show_says_how_inputs_are_read(user: User) -> None:
     assert "job reads written by as where how" in lines
     assert "join ticks tick waited for" in lines
     assert "join more more planes makes nothing run, all partitions" in lines
+    file = user.file("back.yaml", BACK)
+    lines = [" ".join(line.split()) for line in user.dag("show", file).stdout.splitlines()]
+    assert "moving tidy clean and 3d before" in lines
 
 
 def test_a_query_in_a_file_is_part_of_the_dag(user: User) -> None:

@@ -14,6 +14,7 @@ from penstock.dispatcher.dag.filters import where_text
 from penstock.dispatcher.dag.graph import Graph
 from penstock.dispatcher.dag.model import Dag, Input, Job, Reads, When
 from penstock.dispatcher.dag.show import show as tree
+from penstock.dispatcher.dag.units import duration_text
 
 
 @click.command(
@@ -67,4 +68,6 @@ def _how(job: Job, edge: Input) -> str:
         said.append("waited for")
     if edge.reads is Reads.ALL:
         said.append("all partitions")
+    if edge.lookback_ms is not None:
+        said.append(f"and {duration_text(edge.lookback_ms)} before")
     return ", ".join(said)

@@ -164,6 +164,8 @@ def _input(edge: Input) -> Plain:
         said["trigger"] = False
     if edge.reads is not Reads.PARTITION:
         said["read"] = edge.reads.value
+    if edge.lookback_ms is not None:
+        said["lookback"] = duration_text(edge.lookback_ms)
     return said
 
 

@@ -61,6 +61,7 @@ def complaints(dag: Dag, runtimes: Runtimes | None) -> Iterator[Complaint]:
     yield from _cycles(dag)
     yield from _bulk(dag)
     yield from _paths(dag)
+    yield from _windows(dag)
 
 
 def _activation(job: Job) -> Iterator[Complaint]:
@@ -112,6 +113,51 @@ def _inputs(job: Job) -> Iterator[Complaint]:
                 f" {each.name} make none; take one of the two out."
             )
             yield Complaint(job.name, "inputs", message, ("inputs",))
+    yield from _looking_back(job)
+
+
+def _looking_back(job: Job) -> Iterator[Complaint]:
+    back = [each.name for each in job.inputs if each.lookback_ms is not None]
+    if not back or job.runtime == DISPATCHER_RUNTIME:
+        return
+    for each in job.inputs:
+        if each.name in back and each.reads is not Reads.PARTITION:
+            message = (
+                f"`lookback` widens what a task reads of its partition, and with read: {each.reads}"
+                f" it reads something else of {each.name}; take one of the two out."
+            )
+            yield Complaint(job.name, "inputs", message, ("inputs",))
+    if job.update is Update.APPEND:
+        message = (
+            f"A partition is made again when something changes that it looks back at ({back[0]}),"
+            " and update: append would add its rows once more; write update: replace."
+        )
+        yield Complaint(job.name, "update", message, ("inputs", "update"))
+    if job.config.get("partition_wise"):
+        message = (
+            "`partition_wise` takes a row as one of a single partition, and with `lookback` it is"
+            f" one of several ({back[0]}); take one of the two out."
+        )
+        yield Complaint(job.name, "config.partition_wise", message, ("inputs", "config"))
+
+
+def _windows(dag: Dag) -> Iterator[Complaint]:
+    """Inputs that look back at what has no data."""
+    told = {
+        output.dataset
+        for job in dag.jobs
+        if not job.runs or job.runtime == DISPATCHER_RUNTIME
+        for output in job.outputs
+    }
+    for job in dag.jobs:
+        for each in job.inputs:
+            if each.lookback_ms is not None and each.dataset in told:
+                message = (
+                    f"{each.dataset} only tells that something is new, and has no data to look"
+                    " back at; write `lookback` at an input that is read."
+                )
+                reads = ("activation", "source", "runtime", "inputs", "outputs")
+                yield Complaint(job.name, "inputs", message, (), reads)
 
 
 def _outputs(job: Job) -> Iterator[Complaint]:
@@ -217,10 +263,13 @@ def _platform(job: Job) -> Iterator[Complaint]:
 
 def _of_ranges(job: Job, reads: tuple[str, ...]) -> Iterator[Complaint]:
     """What has no meaning for ranges, which are told and never read."""
-    if any(not each.is_trigger or each.reads is Reads.ALL for each in job.inputs):
+    if any(
+        not each.is_trigger or each.reads is not Reads.PARTITION or each.lookback_ms is not None
+        for each in job.inputs
+    ):
         message = (
             f"{job.operator} goes by the events of its inputs and reads no data;"
-            " take `trigger` and `read` out."
+            " take `trigger`, `read` and `lookback` out."
         )
         yield Complaint(job.name, "inputs", message, (*reads, "inputs"))
     if any(each.keep is not None for each in job.outputs):

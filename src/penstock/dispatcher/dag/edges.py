@@ -11,17 +11,18 @@ from penstock.dispatcher.dag.filters import parse_where
 from penstock.dispatcher.dag.model import Input, Keep, Output, Reads
 from penstock.dispatcher.dag.names import NAME_CHARACTERS_MAX, is_name
 from penstock.dispatcher.dag.sections import Field, Findings
-from penstock.dispatcher.dag.units import age_ms, bounded, count, duration_text
+from penstock.dispatcher.dag.units import age_ms, bounded, count, duration_ms, duration_text
 from penstock.kernel.words import listed, shown
 
 EDGES_MAX = 100
 """How many inputs, and how many outputs, a job may have."""
 
 _OUTPUT_FIELDS = ("name", "dataset", "keep")
-_INPUT_FIELDS = ("from", "as", "where", "trigger", "read")
+_INPUT_FIELDS = ("from", "as", "where", "trigger", "read", "lookback")
 _KEEP_FIELDS = ("partitions", "age", "generations")
 _COUNT_FROM_1 = bounded(count, least=1, show=str)
 _AGE = bounded(age_ms, least=60_000, show=duration_text)
+_SECOND_MS = 1000
 _NAMING = f"is not a name; use a-z, 0-9, _ and -, at most {NAME_CHARACTERS_MAX} characters"
 
 
@@ -30,6 +31,17 @@ def name(text: str) -> str:
     if not is_name(text):
         raise ValueError(_NAMING)
     return text
+
+
+def lookback(text: str) -> int:
+    """How far back a task reads, in milliseconds; ranges are of whole seconds."""
+    found = _LOOKBACK(text)
+    if found % _SECOND_MS:
+        raise ValueError("is finer than a second; write whole seconds, as in 3d")
+    return found
+
+
+_LOOKBACK = bounded(duration_ms, least=_SECOND_MS, show=duration_text)
 
 
 class Catalog:
@@ -166,6 +178,7 @@ def _read_input(item: Field, catalog: Catalog) -> Input | None:
     trigger = section.get("trigger")
     is_trigger = trigger is None or trigger.flag() is not False
     reads = section.choice("read", Reads.PARTITION)
+    back = section.read("lookback", lookback, None)
     if dataset is None:
         return None
-    return Input(alias or dataset, dataset, filtered, is_trigger, reads)
+    return Input(alias or dataset, dataset, filtered, is_trigger, reads, back)

@@ -74,13 +74,14 @@ def read_job(
     operator = section.read("operator", _operator, "")
     runtime = section.read("runtime", name, "")
     merge_updates, coalesce = _merging(section)
+    inputs = read_inputs(section.get("inputs"), catalog)
     return Job(
         name=job,
         activation=section.choice("activation", default.activation),
         runtime=runtime,
         operator=operator,
         config=_config(section, runtime=runtime, operator=operator, files=files),
-        inputs=read_inputs(section.get("inputs"), catalog),
+        inputs=inputs,
         outputs=outputs,
         execution=section.choice("execution", default.execution),
         when=section.choice("when", default.when),
@@ -100,7 +101,8 @@ def read_job(
         ),
         max_attempts=section.read("max_attempts", _ATTEMPTS, default.max_attempts),
         retry=_retry(section),
-        merge_updates=merge_updates,
+        # What several late days change of a partition is made once.
+        merge_updates=merge_updates or any(each.lookback_ms for each in inputs),
         coalesce=coalesce,
         untrusted=_untrusted(section),
         secrets=_secrets(section),

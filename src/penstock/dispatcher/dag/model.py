@@ -195,6 +195,8 @@ class Input:
     is_trigger: bool = True
     """Whether its events make the job run; if not, it is only read."""
     reads: Reads = Reads.PARTITION
+    lookback_ms: int | None = None
+    """How far before its own range a task reads too; None is not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +277,8 @@ class Job:
     max_attempts: int = 3
     retry: Retry = Retry()
     merge_updates: bool = False
-    """Whether updates that come while a task for them waits become part of that task."""
+    """Whether updates that come while a task for them waits become part of that task. So it is
+    wherever an input looks back: several late days are one task."""
     coalesce: int = 1
     """How many waiting tasks may be claimed together and run as one."""
     untrusted: bool = False

@@ -59,6 +59,7 @@ async def write_version(
             "filter": stored_filter(each.where) if each.where is not None else None,
             "is_trigger": each.is_trigger,
             "reads": each.reads.value,
+            "lookback": each.lookback_ms and each.lookback_ms // 1000,
         }
         for job in dag.jobs
         for each in job.inputs

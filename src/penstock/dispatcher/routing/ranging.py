@@ -6,11 +6,13 @@ day that was there before means that day. So an event of a partition without a r
 1. the range that the partition had last, in what came before of the same dataset, earlier in the
    same call or in the generations that are live;
 2. or else the one that its key implies by a rule of the DAG: an interval of its cron source, a part
-   of the calendar or a range by its ends where a range operator downstream cuts by such.
+   of the calendar or a range by its ends where a range operator downstream cuts by such, or a part
+   of the calendar where a job downstream looks back.
 
-What has none then, and leads to a range operator all the same, is refused: its tasks could only
-die. That is so for an event without a partition too. Where a function in between may publish ranges
-of its own, or a filter stops what has none, it is taken as it is.
+What has none then, and leads to a range operator or to a job that looks back all the same, is
+refused: its tasks could only die, or would look back at nothing. That is so for an event without a
+partition too. Where a function in between may publish ranges of its own, or a filter stops what has
+none, it is taken as it is.
 
 An event with the id of an earlier one is that one again, so it is never refused for its range, and
 what it has is not changed. Nothing is written here. Costs no statement where ranges are of no
@@ -40,7 +42,7 @@ _INTERVAL_KEY: Final = "%Y-%m-%dT%H:%MZ"
 
 
 class Reader(msgspec.Struct, frozen=True):
-    """A range operator that an event leads to."""
+    """A range operator, or a job that looks back, that an event leads to."""
 
     job: str
     operator: str
@@ -118,6 +120,9 @@ async def key_ranges(
         if (source := about[dataset]["source"] or {}).get("emits") == Emits.INTERVAL
     ]
     ranged = [dataset for dataset in job["outputs"] if about[dataset]["readers"]]
+    if job["looks_back"]:
+        # The job itself works on ranges, and is a reader of its inputs.
+        ranged += job["inputs"]
     if not sources and not ranged:
         return {}
     wanted = {"job": job["job_id"], "generation": job["generation"], "keys": list(keys)}

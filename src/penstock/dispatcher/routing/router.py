@@ -20,6 +20,11 @@ Invariants:
   partition, or for the same dataset's cursor, if that is the newest of its kind and was never
   attempted. Whoever is claiming it at that moment wins: then the event makes a task of its own.
   The table `coalesced` has the events that have become part of a task which another has made.
+- A job that looks back (`lookback` of an input) reads what lies before its partition too. So an
+  event is late for later partitions, those that the job has a task of already and whose window
+  has it: it makes a task of each, which is one with what waits for that partition. Whoever
+  routes to such a job does so alone, so a partition is made before the event is routed, and is
+  found, or after it, and reads it.
 - A task is told what came with its event: of several that have become one, with the latest.
 - Tasks of one job and partition are numbered in the order in which they are committed, so that the
   one with the highest number, whose output counts, sees what led to all others.

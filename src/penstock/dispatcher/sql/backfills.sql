@@ -8,6 +8,9 @@ SELECT dag_job.job_id, dag_job.definition_id, dag_job.generation::text, definiti
            SELECT DISTINCT inputs.dataset_id::text
            FROM penstock_inputs(dag_job.job_id, dag_job.generation) AS inputs
            WHERE inputs.is_trigger) AS inputs,
+       EXISTS (
+           SELECT FROM penstock_inputs(dag_job.job_id, dag_job.generation) AS inputs
+           WHERE inputs.lookback IS NOT NULL) AS looks_back,
        ARRAY (
            SELECT dataset_id::text FROM generation
            WHERE generation.version = dag_job.generation) AS outputs

@@ -148,13 +148,14 @@ WHERE generation.dataset_id = %(dataset)s::uuid AND generation.state = 'current'
 -- Not what has no key, for that is all there is. Not what waits to be routed, or what a task reads that
 -- waits or runs, and nothing at all while a backfill may read it.
 WITH readers AS MATERIALIZED (
-    SELECT DISTINCT dag_job.generation, edge.reads
+    SELECT DISTINCT dag_job.generation, edge.reads, edge.lookback
     FROM edge
     JOIN dag_job USING (dag_version_id, job_id)
     WHERE edge.dataset_id = %(dataset)s::uuid
 ), reading AS MATERIALIZED (
     SELECT DISTINCT readers.reads, task.payload ->> 'partition_key' AS partition_key,
-           (task.payload ->> 'start')::bigint AS range_start,
+           penstock_shifted((task.payload ->> 'start')::bigint, -coalesce(readers.lookback, 0))
+               AS range_start,
            (task.payload ->> 'end')::bigint AS range_end
     FROM readers
     JOIN task ON task.generation = readers.generation

@@ -228,10 +228,12 @@ JOIN job_definition AS definition
     ON definition.job_id = job.id AND definition.hash = asked.hash
 
 -- name: write_edges
-INSERT INTO edge (dag_version_id, dataset_id, job_id, input, filter, is_trigger, reads)
-SELECT %(version)s, dataset.id, job.id, asked.input, asked.filter, asked.is_trigger, asked.reads
+INSERT INTO edge (dag_version_id, dataset_id, job_id, input, filter, is_trigger, reads, lookback)
+SELECT %(version)s, dataset.id, job.id, asked.input, asked.filter, asked.is_trigger, asked.reads,
+       asked.lookback
 FROM jsonb_to_recordset(%(edges)s) AS asked(
-    job text, dataset text, input text, filter jsonb, is_trigger boolean, reads text)
+    job text, dataset text, input text, filter jsonb, is_trigger boolean, reads text,
+    lookback bigint)
 JOIN job ON job.name = asked.job
 JOIN dataset ON dataset.name = asked.dataset
 

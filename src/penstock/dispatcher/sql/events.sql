@@ -32,6 +32,8 @@ SELECT asked.dataset_id::text AS dataset, asked.generation::text,
               OR dag_job.job_id = dataset.job_id
                   AND definition.body -> 'source' ->> 'emits' = 'interval')
        OR EXISTS (
+           SELECT FROM dag_current JOIN edge USING (dag_version_id) WHERE edge.lookback IS NOT NULL)
+       OR EXISTS (
            SELECT
            FROM generation AS live
            JOIN event ON event.generation::text = live.version::text
@@ -74,8 +76,8 @@ LEFT JOIN LATERAL (
 ) AS known ON true
 
 -- name: range_readers
--- Of events without a range: what their job says as a source, and the range operators of the DAG in
--- force that they lead to. What a task of Spark makes has the partition of the task, and no other;
+-- Of events without a range: what their job says as a source, and who works on ranges of those that
+-- they lead to in the DAG in force: range operators, and jobs that look back. What a task of Spark makes has the partition of the task, and no other;
 -- functions may publish ranges of their own, so that it is not sure what becomes of theirs. Neither
 -- is it where a filter stops what has no range.
 WITH RECURSIVE asked AS MATERIALIZED (
@@ -84,7 +86,11 @@ WITH RECURSIVE asked AS MATERIALIZED (
         place integer, dataset_id uuid, partition_key text, cursor bigint)
 ), in_force AS MATERIALIZED (
     SELECT dag_job.dag_version_id, dag_job.job_id, job.name, definition.runtime,
-           definition.operator, definition.body
+           definition.operator, definition.body,
+           EXISTS (
+               SELECT FROM edge
+               WHERE edge.dag_version_id = dag_job.dag_version_id
+                 AND edge.job_id = dag_job.job_id AND edge.lookback IS NOT NULL) AS looks_back
     FROM dag_current
     JOIN dag_job USING (dag_version_id)
     JOIN job ON job.id = dag_job.job_id
@@ -115,12 +121,16 @@ CROSS JOIN LATERAL (
                'job', found.name, 'operator', found.operator, 'size', found.size,
                'is_sure', found.is_sure) ORDER BY found.name) AS readers
     FROM (
-        SELECT reader.name, reader.operator, reader.body -> 'config' -> 'size' AS size,
+        SELECT reader.name,
+               CASE WHEN reader.looks_back THEN 'lookback' ELSE reader.operator END AS operator,
+               CASE WHEN reader.looks_back THEN '"day"' ELSE reader.body -> 'config' -> 'size' END
+                   AS size,
                bool_or(followed.is_sure) AS is_sure
         FROM followed
         JOIN in_force AS reader ON reader.job_id = followed.job_id
-        WHERE followed.place = asked.place AND reader.runtime = 'dispatcher'
-        GROUP BY reader.name, reader.operator, reader.body
+        WHERE followed.place = asked.place
+          AND (reader.runtime = 'dispatcher' OR reader.looks_back)
+        GROUP BY reader.name, reader.operator, reader.body, reader.looks_back
     ) AS found
 ) AS readers
 

@@ -349,7 +349,9 @@ FROM penstock_inputs(%(job)s, %(generation)s::uuid) AS fed
 JOIN dataset ON dataset.id = fed.dataset_id
 LEFT JOIN LATERAL penstock_parts(
     CASE WHEN fed.reads = 'partition' THEN fed.dataset_id END, fed.generation, fed.reads,
-    nullif(%(key)s, ''), %(start)s::bigint, %(end)s::bigint) AS held ON true
+    CASE WHEN fed.lookback IS NULL OR %(start)s::bigint IS NULL THEN nullif(%(key)s, '') END,
+    penstock_shifted(%(start)s::bigint, -coalesce(fed.lookback, 0)), %(end)s::bigint)
+    AS held ON true
 ORDER BY fed.input
 
 -- name: partition_history

@@ -10,12 +10,27 @@ WHERE task.generation = ANY (%(versions)s::uuid[]) AND task.status = 'running'
 
 -- name: forget_cancelled
 -- What was cancelled because its generation had left can be made again of its event. After the
--- statement above, which has waited for those that were just ending.
-DELETE FROM task
-USING dag_job
-WHERE dag_job.dag_version_id = %(version)s AND dag_job.generation = ANY (%(versions)s::uuid[])
-  AND task.job_id = dag_job.job_id AND task.generation = dag_job.generation
-  AND task.status = 'cancelled' AND task.reason = %(reason)s AND task.event_seq IS NOT NULL
+-- statement above, which has waited for those that were just ending. What was late for a partition
+-- is routed again: its event has a task of its own, and would not be missed.
+WITH gone AS (
+    DELETE FROM task
+    USING dag_job
+    WHERE dag_job.dag_version_id = %(version)s AND dag_job.generation = ANY (%(versions)s::uuid[])
+      AND task.job_id = dag_job.job_id AND task.generation = dag_job.generation
+      AND task.status = 'cancelled' AND task.reason = %(reason)s AND task.event_seq IS NOT NULL
+    RETURNING task.event_seq, task.generation, task.dedupe_key
+)
+UPDATE event
+SET routed = 'pending', why_not = NULL,
+    replayed_to = CASE WHEN event.routed = 'pending' THEN event.replayed_to ELSE '{}' END
+        || late.generations
+FROM (
+    SELECT gone.event_seq, array_agg(DISTINCT gone.generation) AS generations
+    FROM gone
+    WHERE starts_with(gone.dedupe_key, 'late:')
+    GROUP BY gone.event_seq
+) AS late
+WHERE event.seq = late.event_seq AND event.routed IN ('pending', 'routed')
 
 -- name: replay_events
 -- Have events routed again for generations that are back: those that were not routed because their
@@ -71,6 +86,10 @@ WITH inputs AS MATERIALIZED (
       AND NOT EXISTS (
           SELECT
           FROM coalesced
+          -- Not as what was late for another partition.
+          JOIN task ON task.id = coalesced.task_id AND (
+              event.partition_key IS NULL
+              OR task.coalesce_key = 'partition:' || event.partition_key)
           WHERE coalesced.event_seq = event.seq AND coalesced.job_id = inputs.job_id
             AND coalesced.generation = inputs.task_generation
           OFFSET 0)

@@ -70,7 +70,8 @@ WITH in_force AS MATERIALIZED (
     JOIN generation ON generation.version = writer.generation
 ), edges AS MATERIALIZED (
     -- OFFSET 0 here and above: few rows of few versions are looked up, however many there are.
-    SELECT edge.dataset_id, fed.version AS generation, edge.input, edge.filter, live.job_id,
+    SELECT edge.dataset_id, fed.version AS generation, edge.input, edge.filter, edge.lookback,
+           live.job_id,
            live.generation AS task_generation, definition.id AS definition_id,
            definition.operator, definition.priority, definition.runtime, definition.max_attempts,
            coalesce(definition.body ->> 'execution', 'per_partition') = 'per_partition'
@@ -80,7 +81,7 @@ WITH in_force AS MATERIALIZED (
            definition.update_mode = 'append' AS is_appending
     FROM live
     CROSS JOIN LATERAL (
-        SELECT edge.dataset_id, edge.input, edge.filter
+        SELECT edge.dataset_id, edge.input, edge.filter, edge.lookback
         FROM edge
         WHERE edge.dag_version_id = live.dag_version_id AND edge.job_id = live.job_id
           -- What is only read makes nothing run.
@@ -262,6 +263,45 @@ WITH in_force AS MATERIALIZED (
     FROM complete
     JOIN event ON event.seq = complete.seq
     WHERE complete.is_freed
+), looked_at AS MATERIALIZED (
+    -- What later partitions read too. A rebuild makes all of them, of what is there.
+    SELECT judged.seq, judged.dataset_id, judged.generation, judged.revision, judged.range_start,
+           judged.range_end, edges.job_id, edges.task_generation, edges.definition_id,
+           edges.operator, edges.priority, edges.max_attempts, max(edges.lookback) AS lookback,
+           jsonb_agg(edges.input ORDER BY edges.input) AS inputs
+    FROM judged
+    JOIN edges USING (dataset_id, generation)
+    WHERE judged.reason IS NULL AND edges.lookback IS NOT NULL AND %(only)s::uuid IS NULL
+      AND (judged.replayed_to IS NULL OR edges.task_generation = ANY (judged.replayed_to))
+      AND (edges.filter IS NULL OR penstock_passes(
+          edges.filter, judged.partition_key, judged.range_start, judged.range_end, judged.cursor))
+    GROUP BY judged.seq, judged.dataset_id, judged.generation, judged.revision,
+             judged.range_start, judged.range_end, edges.job_id, edges.task_generation,
+             edges.definition_id, edges.operator, edges.priority, edges.max_attempts
+), late AS MATERIALIZED (
+    -- It is late for the partitions that there is a task of already and whose window has it: each of
+    -- them is made again, as its latest task says what it is.
+    SELECT looked_at.seq, looked_at.job_id, looked_at.task_generation, looked_at.definition_id,
+           looked_at.operator, looked_at.priority, looked_at.max_attempts,
+           'late:' || looked_at.seq || ':' || (there.payload ->> 'partition_key') AS dedupe_key,
+           there.payload - '{backfill,revision}'::text[] || jsonb_strip_nulls(jsonb_build_object(
+               'event', looked_at.seq, 'dataset', looked_at.dataset_id,
+               'generation', looked_at.generation, 'inputs', looked_at.inputs,
+               'revision', looked_at.revision)) AS payload,
+           there.coalesce_key
+    FROM looked_at
+    CROSS JOIN LATERAL (
+        SELECT DISTINCT ON (task.coalesce_key) task.coalesce_key, task.payload
+        FROM task
+        WHERE task.job_id = looked_at.job_id AND task.generation = looked_at.task_generation
+          AND task.coalesce_key IS NOT NULL AND task.status <> 'cancelled'
+          AND (task.payload ->> 'start')::bigint > looked_at.range_start
+          AND (task.payload ->> 'start')::bigint
+              <= penstock_shifted(looked_at.range_start, looked_at.lookback)
+          AND (task.payload ->> 'end')::bigint >= looked_at.range_end
+        ORDER BY task.coalesce_key, task.id DESC
+        OFFSET 0
+    ) AS there
 ), matched AS MATERIALIZED (
     SELECT judged.seq, edges.job_id, edges.task_generation, edges.definition_id, edges.operator,
            CASE WHEN %(only)s::uuid IS NULL THEN edges.priority ELSE 'bulk' END AS priority,
@@ -306,6 +346,10 @@ WITH in_force AS MATERIALIZED (
              judged.payload,
              edges.job_id, edges.task_generation, edges.definition_id, edges.operator,
              edges.priority, edges.max_attempts, edges.is_per_partition, edges.is_merging
+    UNION ALL
+    SELECT seq, job_id, task_generation, definition_id, operator, priority, max_attempts,
+           dedupe_key, payload, coalesce_key
+    FROM late
 ), gathered AS MATERIALIZED (
     -- The updates of one partition that may become one task, but none that have been part of one.
     SELECT job_id, task_generation, definition_id, operator, priority, max_attempts, coalesce_key,
@@ -316,9 +360,11 @@ WITH in_force AS MATERIALIZED (
            jsonb_path_query_array(jsonb_agg(payload -> 'inputs'), '$[*][*]') AS inputs
     FROM matched
     WHERE coalesce_key IS NOT NULL AND %(only)s::uuid IS NULL
-      AND (seq, job_id, task_generation) NOT IN (
-          SELECT event_seq, job_id, generation FROM coalesced
-          WHERE event_seq = ANY (%(events)s::bigint[]))
+      AND (seq, job_id, task_generation, coalesce_key) NOT IN (
+          SELECT coalesced.event_seq, coalesced.job_id, coalesced.generation, task.coalesce_key
+          FROM coalesced
+          JOIN task ON task.id = coalesced.task_id AND task.coalesce_key IS NOT NULL
+          WHERE coalesced.event_seq = ANY (%(events)s::bigint[]))
     GROUP BY job_id, task_generation, definition_id, operator, priority, max_attempts,
              coalesce_key
 ), waiting AS MATERIALIZED (

@@ -28,7 +28,8 @@ FOR SHARE
 -- the backfill share. That holds also for what is read until the cut-over, as it was defined.
 -- A job that waits for all of its inputs needs the order too, or two inputs that come at once would
 -- both miss the other. What has no partition is the last that any partition may wait for, so whoever
--- routes it has the first lock alone.
+-- routes it has the first lock alone. So has whoever routes to a job that looks back: what is new is
+-- news for later partitions too, and must not miss one of them that is just being made.
 -- Says of which datasets a job with a limit reads, for whose queue there may be no room.
 SELECT CASE places.kind
            WHEN 1 THEN pg_advisory_xact_lock_shared(1885697108, places.place)
@@ -52,7 +53,7 @@ FROM (
                    SELECT FROM edge AS other
                    WHERE other.dag_version_id = edge.dag_version_id AND other.job_id = edge.job_id
                      AND other.is_trigger AND other.dataset_id <> edge.dataset_id) AS is_ordered,
-               waits.is_all AND event.partition_key IS NULL AS is_alone
+               waits.is_all AND event.partition_key IS NULL OR edge.lookback IS NOT NULL AS is_alone
         FROM event
         JOIN edge ON edge.dataset_id = event.dataset_id AND edge.is_trigger
             AND edge.dag_version_id IN (SELECT dag_version_id FROM versions)

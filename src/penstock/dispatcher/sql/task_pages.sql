@@ -70,7 +70,8 @@ SELECT reading.input, dataset.name AS dataset, writer.name AS writer, reading.re
                WHERE publication.dataset_id = reading.dataset_id
                  AND publication.generation = reading.generation
                  AND (reading.reads = 'all' OR (
-                     publication.range_start >= (task.payload ->> 'start')::bigint
+                     publication.range_start >= penstock_shifted(
+                         (task.payload ->> 'start')::bigint, -coalesce(reading.lookback, 0))
                      AND publication.range_start < (task.payload ->> 'end')::bigint
                      AND publication.range_end <= (task.payload ->> 'end')::bigint))
                LIMIT 1000) AS several)
@@ -93,7 +94,9 @@ LEFT JOIN LATERAL (
     FROM publication
     WHERE reading.reads = 'partition' AND publication.dataset_id = reading.dataset_id
       AND publication.generation = reading.generation
-      AND publication.partition_key IN ('', coalesce(task.payload ->> 'partition_key', ''))
+      AND publication.partition_key IN ('', CASE
+          WHEN reading.lookback IS NULL OR task.payload ->> 'start' IS NULL
+          THEN coalesce(task.payload ->> 'partition_key', '') ELSE '' END)
     ORDER BY publication.partition_key DESC
     LIMIT 1
 ) AS own ON true

@@ -170,7 +170,8 @@ WITH claimed AS (
     -- What a generation of a job reads, and by which generations it is fed: those of the newest
     -- version of the DAG that names it.
     SELECT named.job_id, named.generation, edge.input, edge.dataset_id, dataset.name AS dataset,
-           fed.version, edge.reads, everything.location, everything.revision, everything.parts,
+           fed.version, edge.reads, edge.lookback, everything.location, everything.revision,
+           everything.parts,
            -- Sources that run nothing, and ranges, tell of something and have no data.
            writing.runtime NOT IN ('', 'dispatcher') AS has_data
     FROM (SELECT DISTINCT job_id, generation FROM claimed) AS named
@@ -206,7 +207,10 @@ SELECT claimed.id AS task_id, claimed.attempt, claimed.lease_token, claimed.leas
         FROM reading
         CROSS JOIN LATERAL penstock_parts(
             reading.dataset_id, reading.version, nullif(reading.reads, 'all'),
-            claimed.payload ->> 'partition_key', (claimed.payload ->> 'start')::bigint,
+            -- Who looks back reads by ranges, its own among them.
+            CASE WHEN reading.lookback IS NULL OR claimed.payload ->> 'start' IS NULL
+                 THEN claimed.payload ->> 'partition_key' END,
+            penstock_shifted((claimed.payload ->> 'start')::bigint, -coalesce(reading.lookback, 0)),
             (claimed.payload ->> 'end')::bigint) AS found
         WHERE reading.job_id = claimed.job_id AND reading.generation = claimed.generation
        ) AS inputs

@@ -486,6 +486,33 @@ _JOBS = [
         "6 jobs.a.inputs[0].read: 'some' is not known; write partition or all.",
     ),
     (
+        (
+            "a: {runtime: process, operator: f, inputs: raw, outputs: a}\n"
+            "  b: {runtime: process, operator: f, inputs: [{from: a, lookback: 1500ms}]}\n"
+            "  c: {runtime: process, operator: f, inputs: [{from: a, lookback: 3}]}\n"
+            "  d: {runtime: process, operator: f, inputs: [{from: a, lookback: 0s}]}"
+        ),
+        (
+            "7 jobs.b.inputs[0].lookback: '1500ms' is finer than a second; write whole seconds\n"
+            "8 jobs.c.inputs[0].lookback: '3' is not a duration\n"
+            "9 jobs.d.inputs[0].lookback: '0s' is too small; write at least 1s"
+        ),
+    ),
+    (
+        (
+            "a: {runtime: process, operator: f, inputs: [{from: raw, lookback: 3d}], outputs: a}\n"
+            "  b: {runtime: process, operator: f, inputs: [{from: a, lookback: 3d, read: all}]}\n"
+            "  c: {runtime: process, operator: f, inputs: [{from: a, lookback: 3d}], outputs: c,"
+            " update: append, unique_key: k, config: {partition_wise: true}}"
+        ),
+        (
+            "6 jobs.a.inputs: raw only tells that something is new, and has no data to look back\n"
+            "7 jobs.b.inputs: with read: all it reads something else of a; take one of the two\n"
+            "8 jobs.c.update: update: append would add its rows once more; write update: replace.\n"
+            "8 jobs.c.config.partition_wise: with `lookback` it is one of several (a); take one"
+        ),
+    ),
+    (
         "a: {runtime: process, operator: f, inputs: [{from: raw, trigger: false}]}",
         "6 jobs.a.inputs: Nothing makes the job run, for all of its inputs have trigger: false",
     ),

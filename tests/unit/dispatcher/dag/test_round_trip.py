@@ -51,6 +51,16 @@ def test_the_order_of_jobs_and_edges_in_a_file_does_not_matter(dag: Dag) -> None
     assert parse(render(backwards), "backwards.yaml") == dag
 
 
+def test_what_looks_back_merges_updates_and_stays_so() -> None:
+    text = EXAMPLE.replace("[fetch.departures]", "[{from: departures, lookback: 36h}]")
+    dag = parse(text, "back.yaml")
+    (edge,) = dag.job("clean").inputs
+    assert (edge.lookback_ms, dag.job("clean").merge_updates) == (36 * 3_600_000, True)
+    assert "lookback: 1d12h" in render(dag)
+    assert parse(render(dag), "rendered.yaml") == dag
+    assert content_hash(dag) != content_hash(parse(EXAMPLE, "example.yaml"))
+
+
 def test_the_example_says_the_same_in_other_words() -> None:
     dag = parse(EXAMPLE, "example.yaml")
     other = (
@@ -241,7 +251,7 @@ def test_a_damaged_example_is_a_dag_or_a_dag_error(place: int, cut: int, put: st
                 st.sampled_from(
                     [
                         *("kind", "cron", "from", "as", "where", "name", "size", "first", "sql"),
-                        *("trigger", "read", "keep", "partitions", "age", "sql_file"),
+                        *("trigger", "read", "keep", "partitions", "age", "sql_file", "lookback"),
                     ]
                 ),
                 inner,
