@@ -5,12 +5,17 @@
     datasets/{dataset}/{generation}/{partition}/{attempt}/manifest.json   what an attempt has made
     datasets/{dataset}/{generation}/{partition}/{attempt}/part-*.parquet
     datasets/{dataset}/{generation}/{partition}/{attempt}/_manifest.json  of a function's own files
+    datasets/{dataset}/{generation}/~many/{attempt}/{partition}/…         of one of many partitions
     scratch/{attempt}/…                                                   what it needed on the way
 
 Keys are relative to the root of the store. An attempt is `{task}-{attempt}-{digest}`: the numbers
 tell a sweeper whose folder it is. The digest is one of the attempt's lease token, which is random:
 it keeps what a zombie of an earlier life of the database might still write away from where a later
 attempt writes, and whoever knows the fence knows the folder, so nothing has to be stored for it.
+
+An attempt whose output has `partition_by` finds its partitions while it runs, so it is given one
+folder for all of them, and each is a folder below that, with a manifest of its own. The place of
+such a publication is that inner folder: each departs, and is swept, by itself.
 
 Names and keys of partitions are any text, so they are written with letters, digits, `_`, `-`, `=`
 and single dots, and every other byte as `~` and two hexadecimal digits. Two texts never share a
@@ -45,19 +50,23 @@ and Spark, pass over such a name; and the other one may be that of a file of the
 CURRENT: Final = "current.json"
 WHOLE: Final = "~all"
 """Stands where there is no partition. No key is written so: what follows a `~` is upper case."""
+MANY: Final = "~many"
+"""Stands where an attempt finds its partitions by itself. No key is written so, either."""
 
 _FILE: Final = "file://"
 _PLAIN: Final = re.compile(rb"[A-Za-z0-9_=-]")
 _CHARACTERS_MAX: Final = 150
 _KEPT: Final = 100
 _DIGEST_CHARACTERS: Final = 24
+_MANY_PARTS: Final = 5
 _ATTEMPT: Final = re.compile(
     rf"([1-9][0-9]{{0,18}})-([1-9][0-9]{{0,9}})-[0-9a-z]{{{_DIGEST_CHARACTERS}}}"
 )
-# As in the function `penstock_place` of 0004_datasets.sql. The form of the attempt's name is part
-# of it: a root may itself have a folder that is called `datasets`, and so may be a dataset.
+# As in the function `penstock_place` of 0016_many_partitions.sql. The form of the attempt's name is
+# part of it: a root may itself have a folder that is called `datasets`, and so may be a dataset.
+_NAMED: Final = rf"[0-9]+-[0-9]+-[0-9a-z]{{{_DIGEST_CHARACTERS}}}"
 _PLACE: Final = re.compile(
-    rf"/datasets/([^/]+/[^/]+/[^/]+/[0-9]+-[0-9]+-[0-9a-z]{{{_DIGEST_CHARACTERS}}})(?:/|\Z)"
+    rf"/datasets/([^/]+/[^/]+/(?:{MANY}/{_NAMED}/[^/]+|[^/]+/{_NAMED}))(?:/|\Z)"
 )
 # Of what stands in our names, what some who write URLs escape: `Path.as_uri` the one, others the
 # other. It means the same.
@@ -109,6 +118,18 @@ def attempt_prefix(
     return DATASETS + "/".join(folders)
 
 
+def many_prefix(dataset: str, *, generation: str, attempt: str) -> str:
+    """The key of the folder of an attempt that finds its partitions itself, without a slash."""
+    return DATASETS + "/".join((part(dataset), part(generation), MANY, attempt))
+
+
+def attempt_of_place(place: str) -> AttemptOf | None:
+    """Which attempt a place is of, as `place_of` has it, or the name of a scratch folder."""
+    parts = place.split("/")
+    is_many = len(parts) == _MANY_PARTS and parts[-3] == MANY
+    return attempt_of(parts[-2] if is_many else parts[-1])
+
+
 def scratch_prefix(attempt: str) -> str:
     """The key of an attempt's scratch folder, without a slash at its end."""
     return SCRATCH + attempt
@@ -126,6 +147,8 @@ def dataset_current_key(dataset: str) -> str:
 
 def place_of(location: str) -> str | None:
     """`dataset/generation/partition/attempt` of a location, however it is spelt.
+
+    Of one of many partitions it is `dataset/generation/~many/attempt/partition`.
 
     None for a location that is not below the folder of an attempt.
     """

@@ -1,7 +1,8 @@
 """What attempts left behind is removed, and nothing that a reader may still read.
 
 Everything below `datasets/` and `scratch/` lies in the folder of an attempt, named after it, but
-for the files `current.json`. The folder of an attempt goes through these states:
+for the files `current.json`. Where an attempt has made many partitions by `partition_by`, the
+folder of each is meant, inside of it. The folder of an attempt goes through these states:
 
 | state | who moves it on |
 |---|---|
@@ -48,7 +49,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
-from penstock.datasets.layout import CURRENT, DATASETS, SCRATCH, attempt_of, part, place_of
+from penstock.datasets.layout import (
+    CURRENT,
+    DATASETS,
+    MANY,
+    SCRATCH,
+    attempt_of,
+    part,
+    place_of,
+)
 from penstock.datasets.projection import CurrentPartition
 from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.kernel.wire import decode
@@ -78,8 +87,9 @@ class Book(Protocol):
     async def verdicts(self, places: Sequence[str]) -> Mapping[str, Verdict]:
         """What is to become of these folders, at most a page of them.
 
-        A place is `dataset/generation/partition/attempt` for what may be published, as
-        `layout.place_of` has it, and just `attempt` for scratch. What is left out is kept.
+        A place is `dataset/generation/partition/attempt` for what may be published, or
+        `dataset/generation/~many/attempt/partition`, as `layout.place_of` has it, and just
+        `attempt` for scratch. What is left out is kept.
         """
         ...
 
@@ -205,7 +215,10 @@ class Sweeper:
         """Whether readers without Postgres are sent to a folder, or may be."""
         if not folder.prefix.startswith(DATASETS):
             return False
-        key = f"{folder.prefix.rstrip('/').rpartition('/')[0]}/{CURRENT}"
+        parts = folder.prefix.rstrip("/").split("/")
+        # Of one of many partitions, its attempt's folder stands before it.
+        home = [*parts[:3], parts[5]] if parts[3] == MANY else parts[:4]
+        key = "/".join((*home, CURRENT))
         found = await find(self._store, key)
         if found is None:
             return False
@@ -246,4 +259,9 @@ def _folder_of(key: str) -> _Found | None:
     # The last part is the file; current.json lies above the folders of attempts.
     if len(parts) <= depth or attempt_of(parts[depth - 1]) is None:
         return None
+    if parts[depth - 2] == MANY:
+        # Each partition of the attempt is swept by itself; beside them lies nothing of ours.
+        depth += 1
+        if len(parts) <= depth:
+            return None
     return _Found("/".join(parts[1:depth]), "/".join(parts[:depth]) + "/")

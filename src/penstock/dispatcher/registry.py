@@ -50,6 +50,10 @@ class RegisteredRuntimes:
             yield Fault(fault.field, fault.message)
         if job.untrusted and (why := runtime.untrusted_refused()):
             yield Fault("untrusted", why)
+        if any(each.partition_by for each in job.outputs) and (
+            why := runtime.partition_by_refused(job.config)
+        ):
+            yield Fault("outputs", why)
         if job.secrets and (why := runtime.secrets_refused(job.operator)):
             yield Fault("secrets", why)
 

@@ -130,6 +130,9 @@ class Place:
     """Its name."""
     uuid: str
     location: str
+    partition_by: str = ""
+    """An SQL expression over the rows: each of its values is a partition, with a folder of its own
+    below `location`. Empty if the task makes its own partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,6 +319,14 @@ class Runtime(Service):
         return (
             f"The runtime {self.name} cannot keep untrusted code from what is the worker's; write"
             " runtime: process or runtime: lambda."
+        )
+
+    def partition_by_refused(self, config: Mapping[str, Any]) -> str:
+        """Why no output of a job may have `partition_by`, as a sentence; empty if it may."""
+        del config
+        return (
+            f"The runtime {self.name} does not divide what a job makes into partitions; take"
+            " `partition_by` out. A function publishes each by task.publish(partition_key=...)."
         )
 
     def expect(self) -> None:

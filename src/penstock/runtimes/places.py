@@ -1,6 +1,7 @@
 """Where an attempt writes, and where what it prints is kept: names only, nothing is made here.
 
     {root}/datasets/{dataset}/{generation}/{partition}/{attempt}
+    {root}/datasets/{dataset}/{generation}/~many/{attempt}   for an output with `partition_by`
     {root}/scratch/{attempt}
     {logs}/{task}-{attempt}.log
 
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from penstock.datasets.layout import attempt_prefix, scratch_prefix
+from penstock.datasets.layout import attempt_prefix, many_prefix, scratch_prefix
 from penstock.kernel.errors import InvalidInput
 
 
@@ -51,6 +52,11 @@ class Places:
             partition_key=key if isinstance(key, str) else None,
             attempt=attempt_id,
         )
+        return f"{self.root.rstrip('/')}/{prefix}"
+
+    def many(self, dataset: str, *, generation: str, attempt_id: str) -> str:
+        """Where an attempt may write the partitions of this output that it finds by itself."""
+        prefix = many_prefix(dataset, generation=generation, attempt=attempt_id)
         return f"{self.root.rstrip('/')}/{prefix}"
 
     def scratch(self, attempt_id: str) -> str:

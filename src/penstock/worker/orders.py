@@ -217,7 +217,12 @@ def _outputs(assignment: Assignment, places: Places) -> dict[str, Place]:
             payload=assignment.payload,
             attempt_id=assignment.folder,
         )
-        found[name] = Place(dataset=dataset, uuid=uuid, location=location)
+        by = each.get("partition_by", "")
+        if by:
+            location = places.many(
+                dataset, generation=assignment.generation, attempt_id=assignment.folder
+            )
+        found[name] = Place(dataset=dataset, uuid=uuid, location=location, partition_by=by)
     return found
 
 

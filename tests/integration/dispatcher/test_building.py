@@ -362,22 +362,29 @@ def test_partitions_that_only_a_backfill_has_made_are_built_too(play: Play) -> N
     play(story)
 
 
-def test_of_cursors_the_latest_is_enough_to_build_of(play: Play) -> None:
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [("tidy", ["4"]), ("{name: tidy, partition_by: day}", ["0", "1", "2", "3", "4"])],
+)
+def test_of_cursors_the_latest_is_enough_to_build_of_unless_each_may_have_made_other_partitions(
+    play: Play, output: str, expected: list[str]
+) -> None:
     async def story(world: World) -> None:
         pipeline = Pipeline(world)
-        await pipeline.apply(chain())
+        await pipeline.apply(chain().replace("outputs: [tidy]", f"outputs: [{output}]"))
         events = [await pipeline.event(f"e{n}", cursor=n) for n in range(5)]
         await pipeline.routing.accept(events)
         await pipeline.route()
         for claimed in await pipeline.tasks.claim_next("a:clean", worker="w", limit=10):
             await pipeline.tasks.complete([Completion(claimed.fence)])
-        await pipeline.apply(chain(clean="2"))
+        await pipeline.apply(chain(clean="2").replace("outputs: [tidy]", f"outputs: [{output}]"))
         await pipeline.backfills.turn()
         made = await world.rows(
             "SELECT payload ->> 'cursor' AS cursor FROM task WHERE backfill_id IS NOT NULL"
+            " ORDER BY id"
         )
-        assert [row["cursor"] for row in made] == ["4"]
+        assert [row["cursor"] for row in made] == expected
         (plan,) = (await pipeline.backfills.list()).backfills
-        assert (plan.partitions, plan.planned) == (1, 1)
+        assert (plan.partitions, plan.planned) == (len(expected), len(expected))
 
     play(story)

@@ -110,10 +110,24 @@ def test_what_a_path_says_of_itself_is_its_place() -> None:
 
 
 def test_the_database_finds_places_by_the_same_pattern() -> None:
-    sql = Path(penstock.dispatcher.__file__).parent / "sql" / "0004_datasets.sql"
-    patterns = re.findall(r"FROM '(/datasets/[^']*)'\)", sql.read_text())
+    sql = Path(penstock.dispatcher.__file__).parent / "sql" / "0016_many_partitions.sql"
+    # A text in two lines is one to Postgres.
+    plain = re.sub(r"'\s*\n\s*'", "", sql.read_text())
+    patterns = re.findall(r"FROM '(/datasets/[^']*)'\)", plain)
     ours = layout._PLACE.pattern.replace(r"\Z", "$")
     assert patterns == [ours]
+
+
+def test_one_of_many_partitions_has_a_place_of_its_own() -> None:
+    prefix = layout.many_prefix("d", generation=GENERATION, attempt=NAME)
+    place = place_of(f"s3://b/{prefix}/{part('a/b')}/part-0.parquet")
+    assert place == f"d/{GENERATION}/~many/{NAME}/a~2Fb"
+    assert layout.attempt_of_place(place) == attempt_of(NAME)
+    assert layout.attempt_of_place(NAME) == attempt_of(NAME)
+    # A key that says so is another folder.
+    assert part("~many") != layout.MANY
+    named = layout.attempt_prefix("d", generation=GENERATION, partition_key="~many", attempt=NAME)
+    assert place_of(f"s3://b/{named}/x") == named.removeprefix("datasets/")
 
 
 def test_keys() -> None:

@@ -54,6 +54,19 @@ def test_a_right_dag_has_no_faults() -> None:
         ("inputs: [ticks]", "inputs: [ticks]\n    resources: {gpu: 1}", "has no resource 'gpu'"),
         (
             "inputs: [ticks]",
+            "inputs: [ticks]\n    outputs: [{name: out, partition_by: day}]",
+            "The runtime process does not divide",
+        ),
+        (
+            "runtime: process\n    operator: mine:work",
+            (
+                "runtime: spark\n    operator: spark.sql\n    outputs: [{name: o, partition_by: d}]"
+                "\n    config: {sql: SELECT 1, partition_wise: true}"
+            ),
+            "partition_wise makes the partition of each task",
+        ),
+        (
+            "inputs: [ticks]",
             "inputs: [ticks]\n    resources: {image: i}",
             "has no resource 'image'",
         ),

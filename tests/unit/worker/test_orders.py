@@ -55,8 +55,12 @@ def test_an_assignment_as_work() -> None:
     definition = {
         "config": {"a": 1},
         "resources": {"cpu": 2},
-        "outputs": [{"name": "tidy"}, {"name": "bad", "dataset": "rejected"}],
-        "datasets": {"tidy": DATASET, "rejected": GENERATION, "r": "unused"},
+        "outputs": [
+            {"name": "tidy"},
+            {"name": "bad", "dataset": "rejected"},
+            {"name": "days", "partition_by": "day"},
+        ],
+        "datasets": {"tidy": DATASET, "rejected": GENERATION, "days": DATASET, "r": "unused"},
     }
     work = work_of(assignment(definition, partition_key="2025"), logs=LOGS, grace_seconds=3)
     assert (work.task_id, work.attempt, work.job, work.operator) == (7, 2, "clean", "a:clean")
@@ -68,6 +72,12 @@ def test_an_assignment_as_work() -> None:
         "tidy": Place(dataset="tidy", uuid=DATASET, location=f"{base}/tidy/{GENERATION}/2025/ID"),
         "bad": Place(
             dataset="rejected", uuid=GENERATION, location=f"{base}/rejected/{GENERATION}/2025/ID"
+        ),
+        "days": Place(
+            dataset="days",
+            uuid=DATASET,
+            location=f"{base}/days/{GENERATION}/~many/ID",
+            partition_by="day",
         ),
     }
     assert work.log == "/logs/7-2.log"

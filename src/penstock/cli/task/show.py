@@ -46,6 +46,8 @@ def show(*, id: int, url: str, token: str | None, as_json: bool) -> None:
             for each in answer.published
         ]
         fitted(("published", "partition", "what became of it", "revision"), rows, numbers=(3,))
+        if answer.omitted:
+            click.echo(f"and {answer.omitted:,} more, which are not named here")
 
 
 def _rows(answer: TaskAnswer, *, now: float) -> Iterator[tuple[str, str]]:

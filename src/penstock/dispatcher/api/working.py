@@ -152,10 +152,7 @@ async def complete(parts: Parts, call: Call) -> Answer | Reply:
     without_twins([each.task_id for each in ask.tasks], most=BATCH_MAX)
     proofs = await prove_each(parts, call, ask.tasks)
     held = proved(proofs, ask.tasks)
-    sayings = [
-        _saying(each, _fence(each, claims), _why_not(parts, call, each, claims))
-        for each, claims in held
-    ]
+    sayings = [_saying(each, claims, _why_not(parts, call, each, claims)) for each, claims in held]
     found = await parts.end(sayings) if held else ()
     note_fenced(parts, call, zip(found, (claims for _, claims in held), strict=True))
     if held:
@@ -215,7 +212,8 @@ def _fence(ask: HeldAsk | EndAsk, claims: Claims) -> Fence:
     return Fence(ask.task_id, ask.attempt, ask.lease_token, claims.grants.digest)
 
 
-def _saying(ask: EndAsk, fence: Fence, why_not: str) -> Saying:
+def _saying(ask: EndAsk, claims: Claims, why_not: str) -> Saying:
+    fence = _fence(ask, claims)
     if ask.release is not None:
         release = ask.release
         return Release(
@@ -229,7 +227,7 @@ def _saying(ask: EndAsk, fence: Fence, why_not: str) -> Saying:
     outputs = tuple(
         Output(
             dataset=each.dataset,
-            location=each.location if why_not else canonical(each.location),
+            location=each.location if why_not else canonical(each.location, claims.grants),
             partition_key=each.partition_key,
             start=each.start,
             end=each.end,
@@ -273,6 +271,7 @@ def _end(found: Ended | Refusal) -> TaskResult:
         task_status=found.status.value,
         due_at=found.due_at,
         published=[_published(each) for each in found.published],
+        omitted=found.omitted,
     )
 
 

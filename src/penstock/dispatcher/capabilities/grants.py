@@ -6,6 +6,7 @@
 | an input with `read: all` | to read the folder of the generation: that is what the DAG says |
 | what was kept in it of an earlier generation | to read the folders of those parts |
 | an output | to write the folder of this attempt |
+| one with `partition_by` | the same: one folder, for all the partitions that it will find |
 | the attempt itself | to read and write its scratch folder |
 
 Deny by default: what cannot be named in the one spelling of `penstock.tokens.scopes`, or does not
@@ -30,6 +31,7 @@ from penstock.datasets.layout import (
     DATASETS,
     attempt_name,
     attempt_prefix,
+    many_prefix,
     part,
     scratch_prefix,
 )
@@ -115,6 +117,8 @@ def _writes(claimed: Claimed, root: Root, folder: str) -> Iterator[WriteGrant]:
             partition_key=key if isinstance(key, str) else None,
             attempt=folder,
         )
+        if said.get("partition_by"):
+            prefix = many_prefix(dataset, generation=claimed.generation, attempt=folder)
         # The longest names do not fit into a folder of a bucket: then there is none to write.
         if (scope := _folder(root, prefix)) is not None:
             yield WriteGrant(dataset=uuid, version=claimed.generation, prefix=str(scope))

@@ -175,6 +175,8 @@ def _output(output: Output) -> Plain:
         said["dataset"] = output.dataset
     if output.keep is not None:
         said["keep"] = _keep(output.keep)
+    if output.partition_by:
+        said["partition_by"] = output.partition_by
     return said
 
 

@@ -167,6 +167,8 @@ def _outputs(job: Job) -> Iterator[Complaint]:
             " made."
         )
         yield Complaint(job.name, "outputs", message, ("outputs", "activation", "source"))
+    if any(each.partition_by for each in job.outputs):
+        yield from _partition_by(job)
     reads = ("update", "unique_key")
     if job.update is Update.APPEND and not job.unique_key:
         message = (
@@ -177,6 +179,19 @@ def _outputs(job: Job) -> Iterator[Complaint]:
     if job.update is Update.REPLACE and job.unique_key:
         message = "A `unique_key` is for update: append only; write that, or take it out."
         yield Complaint(job.name, "unique_key", message, reads)
+
+
+def _partition_by(job: Job) -> Iterator[Complaint]:
+    if not job.runs or job.runtime == DISPATCHER_RUNTIME:
+        message = "It makes no rows that `partition_by` could divide; take that out."
+        reads = ("outputs", "activation", "source", "runtime")
+        yield Complaint(job.name, "outputs", message, reads)
+    if job.coalesce > 1:
+        message = (
+            "A task whose output has `partition_by` makes many partitions by itself, and is not"
+            " run as one with others; take `coalesce` or `partition_by` out."
+        )
+        yield Complaint(job.name, "coalesce", message, ("outputs", "coalesce"))
 
 
 def _thresholds(job: Job) -> Iterator[Complaint]:

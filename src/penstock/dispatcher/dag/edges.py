@@ -17,9 +17,10 @@ from penstock.kernel.words import listed, shown
 EDGES_MAX = 100
 """How many inputs, and how many outputs, a job may have."""
 
-_OUTPUT_FIELDS = ("name", "dataset", "keep")
+_OUTPUT_FIELDS = ("name", "dataset", "keep", "partition_by")
 _INPUT_FIELDS = ("from", "as", "where", "trigger", "read", "lookback")
 _KEEP_FIELDS = ("partitions", "age", "generations")
+_EXPRESSION_CHARACTERS_MAX = 1_000
 _COUNT_FROM_1 = bounded(count, least=1, show=str)
 _AGE = bounded(age_ms, least=60_000, show=duration_text)
 _SECOND_MS = 1000
@@ -42,6 +43,15 @@ def lookback(text: str) -> int:
 
 
 _LOOKBACK = bounded(duration_ms, least=_SECOND_MS, show=duration_text)
+
+
+def _expression(text: str) -> str:
+    if not text.strip() or len(text) > _EXPRESSION_CHARACTERS_MAX:
+        raise ValueError(
+            "is no SQL expression over the columns of the result; write one of at most"
+            f" {_EXPRESSION_CHARACTERS_MAX:,} characters, as in date_trunc('month', ts)"
+        )
+    return text.strip()
 
 
 class Catalog:
@@ -131,7 +141,8 @@ def _read_output(item: Field) -> Output | None:
         return None
     kept = section.get("keep")
     keep = _read_keep(kept) if kept is not None else None
-    return Output(text, section.read("dataset", name, text), keep)
+    by = section.read("partition_by", _expression, "")
+    return Output(text, section.read("dataset", name, text), keep, by)
 
 
 def _read_keep(field: Field) -> Keep | None:

@@ -218,6 +218,8 @@ class Output:
     name: str
     dataset: str
     keep: Keep | None = None
+    partition_by: str = ""
+    """An SQL expression, each of whose values is a partition; empty for the task's own."""
 
 
 @dataclass(frozen=True, slots=True)

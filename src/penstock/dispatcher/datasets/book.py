@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from penstock.datasets.layout import attempt_of
+from penstock.datasets.layout import attempt_of_place
 from penstock.datasets.sweeping import Verdict
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
@@ -31,11 +31,7 @@ class PostgresBook:
 
     async def verdicts(self, places: Sequence[str]) -> Mapping[str, Verdict]:
         """What is to become of these folders; those that are not ours are kept."""
-        named = {
-            place: found
-            for place in places
-            if (found := attempt_of(place.rpartition("/")[2])) is not None
-        }
+        named = {place: found for place in places if (found := attempt_of_place(place)) is not None}
         asked = {
             "places": list(named),
             "tasks": [each.task_id for each in named.values()],

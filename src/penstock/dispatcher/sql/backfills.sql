@@ -272,7 +272,9 @@ WITH plan AS MATERIALIZED (
            least((backfill.plan ->> 'upto')::bigint, backfill.counted + %(most)s) AS upto,
            coalesce(definition.body ->> 'execution', 'per_partition') = 'per_partition'
                AS is_per_partition,
-           definition.update_mode = 'replace' AS is_replacing,
+           -- Each event of a job with `partition_by` may have made other partitions.
+           definition.update_mode = 'replace' AND NOT jsonb_path_exists(
+               definition.body, '$.outputs[*].partition_by') AS is_replacing,
            definition.update_mode = 'append' AND definition.runtime <> 'dispatcher'
                AS is_appending,
            coalesce(definition.body ->> 'merge_updates', 'false') = 'true' AS is_merging,
@@ -332,7 +334,9 @@ WITH plan AS MATERIALIZED (
            least(backfill.counted, backfill.walked + %(most)s) AS upto,
            coalesce(definition.body ->> 'execution', 'per_partition') = 'per_partition'
                AS is_per_partition,
-           definition.update_mode = 'replace' AS is_replacing,
+           -- Each event of a job with `partition_by` may have made other partitions.
+           definition.update_mode = 'replace' AND NOT jsonb_path_exists(
+               definition.body, '$.outputs[*].partition_by') AS is_replacing,
            definition.update_mode = 'append' AND definition.runtime <> 'dispatcher'
                AS is_appending,
            coalesce(definition.body ->> 'merge_updates', 'false') = 'true' AS is_merging,

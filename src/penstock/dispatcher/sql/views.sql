@@ -280,7 +280,8 @@ WHERE task.id = %(task)s
 
 -- name: attempts_of_task
 SELECT number, worker, started_at, ended_at, outcome, reason, progress, log, metrics,
-       CASE WHEN outcome = 'completed' THEN answer -> 'published' END AS published
+       CASE WHEN outcome = 'completed' THEN answer -> 'published' END AS published,
+       coalesce((answer ->> 'omitted')::integer, 0) AS omitted
 FROM attempt
 WHERE task_id = %(task)s
 ORDER BY number DESC

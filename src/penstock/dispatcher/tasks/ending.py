@@ -23,7 +23,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -77,7 +77,7 @@ _RELEASED_OUT: Final = (
 _DIED_BEFORE: Final = (
     " Its process has died before, which was not counted; this time counts as a failure."
 )
-
+_WORDS: Final = tuple(each.name for each in fields(Output) if each.name != "facts")
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -119,7 +119,8 @@ async def end(
     await announce(connection, [row["task_id"] for row in rows.values() if row["due_at"]])
     await _wake_freed(connection, [row["task_id"] for row in rows.values() if row["is_limited"]])
     left = [each for each in sayings if each.fence.task_id not in ended]
-    answers = {**ended, **await _answer_again(connection, left, refused)}
+    bounded = {task_id: each.bounded() for task_id, each in ended.items()}
+    answers = {**bounded, **await _answer_again(connection, left, refused)}
     measured = tuple(
         _measured(each, ended[task_id], rows[task_id])
         for each in allowed
@@ -252,7 +253,7 @@ async def _close(
         "outcomes": [_outcome(each, answer) for each, answer in zip(sayings, answers, strict=True)],
         "reasons": [rows[each.fence.task_id]["told"] for each in sayings],
         "said": [_digest(each) for each in sayings],
-        "answers": [Jsonb(msgspec.to_builtins(each)) for each in answers],
+        "answers": [Jsonb(msgspec.to_builtins(each.bounded())) for each in answers],
         "logs": [each.log and storable(each.log) for each in sayings],
         "metrics": [storable_json(each.metrics) if each.metrics else None for each in sayings],
         "bytes_max": SAYING_BYTES_MAX,
@@ -423,7 +424,6 @@ def _digest(saying: Saying) -> str:
 
 
 def _words(output: Output) -> Mapping[str, Any]:
-    words = asdict(replace(output, facts=None))
     # The sum of its manifest stands for all that it says. What has none is as it always was.
-    del words["facts"]
+    words = {name: getattr(output, name) for name in _WORDS}
     return words if output.facts is None else {**words, "manifest": output.facts.manifest}

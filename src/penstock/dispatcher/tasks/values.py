@@ -7,13 +7,16 @@ the task is now, so that a caller can tell its worker. Times are the database's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from penstock.dispatcher.dag.model import Priority
 from penstock.runtimes.base import Facts
+
+PUBLISHED_MAX: Final = 1_000
+"""How many of its outputs are named in the answer to the end of an attempt, which is kept."""
 
 
 class Status(StrEnum):
@@ -242,6 +245,18 @@ class Ended:
     due_at: datetime | None = None
     """When the next attempt may begin, if there is one."""
     published: tuple[Published, ...] = ()
+    """At most `PUBLISHED_MAX`: what was not published comes first."""
+    omitted: int = 0
+    """How many more there are."""
+
+    def bounded(self) -> Ended:
+        """The same as it is kept and told, however many partitions a task has made."""
+        more = len(self.published) - PUBLISHED_MAX
+        if more <= 0:
+            return self
+        # It is for people to see which ones were superseded; the others are as they expect.
+        told = sorted(self.published, key=lambda one: one.outcome is Publishing.PUBLISHED)
+        return replace(self, published=tuple(told[:PUBLISHED_MAX]), omitted=more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -223,11 +223,13 @@ def _auth(said: Mapping[str, Any]) -> AuthAnswer:
 def _task(row: Row, attempts: Sequence[Row]) -> TaskAnswer:
     payload = row.pop("payload")
     published = [one for each in attempts for one in each.pop("published") or ()]
+    omitted = sum(each.pop("omitted") for each in attempts)
     return TaskAnswer(
         task=TaskSummary(**row),
         payload=payload,
         attempts=[AttemptAnswer(**each) for each in attempts],
         published=msgspec.convert(published, list[PublishedAnswer]),
+        omitted=omitted,
     )
 
 

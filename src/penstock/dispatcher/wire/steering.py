@@ -171,6 +171,8 @@ class TaskAnswer(Answer):
     payload: dict[str, Any]
     attempts: list[AttemptAnswer]
     published: list[PublishedAnswer]
+    omitted: int = 0
+    """How many more outputs it has; what was not published is named first."""
 
 
 class TaskIdsAsk(Ask):

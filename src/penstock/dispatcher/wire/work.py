@@ -252,6 +252,9 @@ class TaskResult(Answer):
     cancelled."""
     due_at: datetime | None = None
     published: list[PublishedAnswer] = []
+    omitted: int = 0
+    """How many more outputs there are than `published` names, all of them published unless those
+    that are named were not."""
 
 
 class ResultsAnswer(Answer):

@@ -38,8 +38,10 @@ from penstock.runtimes.spark.bounding import bounded, gathered_bytes_max, is_bey
 from penstock.runtimes.spark.configs import PARTITION, JobConfig, read_config
 from penstock.runtimes.spark.errors import failed, in_field, is_too_large
 from penstock.runtimes.spark.expectations import check_frame, checked_table, with_checks
+from penstock.runtimes.spark.keys import keyed
 from penstock.runtimes.spark.operators.plans import SMALL_BYTES_MAX, Member, Plans, is_wise
 from penstock.runtimes.spark.operators.transforms import Transforms
+from penstock.runtimes.spark.partitions import divide, publishable, written_files
 from penstock.runtimes.spark.phases import Phases
 from penstock.runtimes.spark.reading import Reader, needed
 from penstock.runtimes.spark.settings import SparkSettings
@@ -98,7 +100,7 @@ class Engine:
     def _together(self, session: Any, members: Sequence[Member], tell: Telling) -> None:
         """Run tasks as one job, and if that fails one by one."""
         wanted = [each for each in members if not tell.is_dropped(each.work.task_id)]
-        if len(wanted) > 1:
+        if len(wanted) > 1 and not _is_divided(wanted[0]):
             tell.begin([each.work.task_id for each in wanted])
             try:
                 with ExitStack() as held:
@@ -142,6 +144,11 @@ class Engine:
                 result = _of_one(_of_partitions(frame), member.key)
             shape = shape_of(result, member.config)
             phases.enter("running")
+            if output and member.work.outputs[output].partition_by:
+                made += self._divided(
+                    session, member, output, frame=result, shape=shape, phases=phases
+                )
+                continue
             files = self._files(session, member, output, frame=result, shape=shape, phases=phases)
             if output and not tell.is_dropped(member.work.task_id):
                 phases.enter("writing")
@@ -203,6 +210,42 @@ class Engine:
         except PySparkException as error:
             raise in_field(error, "config.expect") from error
         return checked.toArrow()
+
+    def _divided(
+        self,
+        session: Any,
+        member: Member,
+        output: str,
+        *,
+        frame: DataFrame,
+        shape: Shape,
+        phases: Phases,
+    ) -> list[Made]:
+        """Compute, write and check one output of one task, partition by partition."""
+        config, place = member.config, member.work.outputs[output]
+        keys = keyed(session, frame, place.partition_by, output=output)
+        access = self._accesses.to(place.location)
+        divided = divide(
+            keys.frame,
+            shape,
+            member,
+            output,
+            access,
+            file_bytes=self._writer.file_bytes(config),
+            partitions_max=self._settings.partitions_max,
+        )
+        if config.expect:
+            phases.enter("checking")
+            again = [
+                _data_file(folder, file) for folder, file in written_files(member, output, divided)
+            ]
+            with ExitStack() as held:
+                written = access.frame(session, [Slice(files=again)], shape.columns, held)
+                _explained_check(written, config, output=output)
+        phases.enter("writing")
+        return publishable(
+            self._writer, member, output, divided, shape=shape, range_of=keys.range_of
+        )
 
     @contextmanager
     def _plain(self, session: Any, *, is_small: bool = True) -> Iterator[None]:
@@ -291,6 +334,11 @@ class Engine:
             return _finished(member, made, seconds)
         except Exception as error:  # noqa: BLE001 - it is told as the task's failure
             return failed(error, member.config)
+
+
+def _is_divided(member: Member) -> bool:
+    """Whether a task finds its partitions by itself: no job is of several of them."""
+    return any(each.partition_by for each in member.work.outputs.values())
 
 
 def _united(

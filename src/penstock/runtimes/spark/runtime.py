@@ -119,6 +119,14 @@ class SparkRuntime(Runtime):
             " it runs no untrusted code; write runtime: process or runtime: lambda."
         )
 
+    def partition_by_refused(self, config: Mapping[str, Any]) -> str:
+        if not config.get("partition_wise"):
+            return ""
+        return (
+            "partition_wise makes the partition of each task, and `partition_by` whichever are in"
+            " the result; take one of the two out."
+        )
+
     async def run(self, work: Work, voice: Voice) -> Finished:
         pools, gathering = self._pools, self._gathering
         if pools is None or gathering is None:

@@ -46,6 +46,8 @@ class SparkSettings(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
     """How large files should become; a job may say otherwise."""
     arrow_bytes_max: Annotated[int, Meta(ge=0)] = 64 * 2**20
     """What is at most this large leaves Spark through Arrow, as one file."""
+    partitions_max: Annotated[int, Meta(ge=1, le=10_000)] = 10_000
+    """How many partitions a task may make of an output by `partition_by`."""
     tiny: bool = False
     """Whether tasks are tiny: the JVM then starts faster, and is slower on large data."""
     java: str = ""

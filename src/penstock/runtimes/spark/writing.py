@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, types
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from penstock.datasets.layout import MANIFEST
-from penstock.datasets.manifest import File, Manifest, encode, sums
+from penstock.datasets.manifest import File, Manifest, ManifestInput, encode, sums
 from penstock.datasets.schema import Column
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import WorkFailed
@@ -145,31 +145,48 @@ class Writer:
         )
 
     def manifest(
-        self, member: Member, output: str, columns: Sequence[Column], files: Sequence[File]
+        self,
+        member: Member,
+        output: str,
+        columns: Sequence[Column],
+        files: Sequence[File],
+        *,
+        location: str = "",
+        slice_: Mapping[str, Any] | None = None,
+        inputs: tuple[ManifestInput, ...] | None = None,
     ) -> Made:
-        """Write the manifest, and say what was made."""
+        """Write the manifest, and say what was made: the task's own partition, or this one."""
         work = member.work
         place = work.outputs[output]
         total = sums(files)
+        of = work.payload if slice_ is None else slice_
+        if inputs is None:
+            inputs = manifest_inputs({each.name: each.given for each in member.inputs.values()})
         manifest = Manifest(
             dataset=place.dataset,
             generation=work.generation,
             job=work.job,
             task_id=work.task_id,
             attempt=work.attempt,
-            partition_key=work.payload.get("partition_key"),
-            start=work.payload.get("start"),
-            end=work.payload.get("end"),
+            partition_key=of.get("partition_key"),
+            start=of.get("start"),
+            end=of.get("end"),
             rows=total.rows,
             bytes=total.bytes,
             columns=tuple(columns),
             files=tuple(files),
-            inputs=manifest_inputs({each.name: each.given for each in member.inputs.values()}),
+            inputs=inputs,
         )
         body = encode(manifest)
-        self._transfer.write_bytes(f"{place.location}/{MANIFEST}", body)
+        home = location or place.location
+        self._transfer.write_bytes(f"{home}/{MANIFEST}", body)
         facts = facts_of(manifest, body)
-        return Made(output=output, location=place.location, facts=facts, **_slice(work))
+        return Made(
+            output=output,
+            location=home,
+            facts=facts,
+            **(_slice(work) if slice_ is None else slice_),
+        )
 
 
 def _slice(work: Work) -> Mapping[str, Any]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.dispatcher.api.locations import misplaced
+from penstock.dispatcher.api.locations import canonical, misplaced
 from penstock.dispatcher.wire.work import OutputAsk
+from penstock.kernel.errors import InvalidInput
 from penstock.tokens.claims import Grants, WriteGrant
+from penstock.tokens.scopes import scope_of_location
 
 A, B = ("0" * 8 + f"-0000-0000-0000-{letter * 12}" for letter in "ab")
 OWN = "s3://lake/root/datasets/tidy/g/2013-01-05/7-2-abc"
@@ -110,3 +114,16 @@ def test_what_is_not_granted_is_not_allowed() -> None:
     for prefix in ("", "s3://lake", "s3://lake/", OWN, f"{OWN}/../"):
         odd = Grants(write=(WriteGrant(dataset=A, version="g", prefix=prefix),))
         assert why(OWN, grants=odd)
+
+
+@given(st.text("aZ0~=-_./%? ü\\\x00", max_size=8), st.sampled_from([OWN, FILES]))
+def test_what_is_plain_is_what_it_would_be_if_it_were_taken_apart(rest: str, own: str) -> None:
+    location = f"{own}/{rest}"
+    dataset = A if own == OWN else B
+    try:
+        slowly = str(scope_of_location(location)).removesuffix("/")
+    except InvalidInput:
+        assert why(location, dataset)
+        return
+    assert not why(location, dataset)
+    assert canonical(location, GRANTS) == slowly

@@ -87,14 +87,17 @@ def test_an_attempt_writes_its_own_folders_and_no_others() -> None:
     assert found.read == ()
 
 
+@pytest.mark.parametrize("by", ["", "day"])
 @pytest.mark.parametrize("key", ["p", "2026-01-01T00", "a/b", "..", "é", None, "", 7, "x" * 400])
 @pytest.mark.parametrize("root", [URL, "s3://lake", "file:///data/my%20lake"])
-def test_what_is_granted_is_where_the_worker_writes(root: str, key: Any) -> None:
-    definition = {"outputs": [{"name": "tidy"}], "datasets": {"tidy": "u"}}
+def test_what_is_granted_is_where_the_worker_writes(root: str, key: Any, by: str) -> None:
+    definition = {"outputs": [{"name": "tidy", "partition_by": by}], "datasets": {"tidy": "u"}}
     task = claimed(definition=definition, payload={"partition_key": key})
     found = grants_of(task, Root.parse(root))
     places = Places(root)
     place = places.output("tidy", generation=GENERATION, payload=task.payload, attempt_id=FOLDER)
+    if by:
+        place = places.many("tidy", generation=GENERATION, attempt_id=FOLDER)
     granted = [Scope.parse(each.prefix, schemes=("s3", "file")) for each in found.write]
     assert granted == [Scope.parse(f"{place}/", schemes=("s3", "file"))]
     scratch = f"{places.scratch(FOLDER)}/"

@@ -10,6 +10,7 @@ from penstock.dispatcher.dag.checks import HEARTBEAT_MS_MAX
 from penstock.dispatcher.dag.filters import Comparison, Either, Every, Operation, Where
 from penstock.dispatcher.dag.graph import Graph
 from penstock.dispatcher.dag.model import (
+    DISPATCHER_RUNTIME,
     Activation,
     AlwaysOnSource,
     AuthType,
@@ -198,8 +199,10 @@ def dags(draw: st.DrawFn, *, most: int = 5) -> Dag:
         called = draw(st.lists(NAMES, min_size=least, max_size=2, unique=True))
         same = len(called) == 1 and called[0] not in datasets and draw(st.booleans())
         kept = KEEPS if job.runs else st.none()
+        is_divided = job.runs and job.runtime != DISPATCHER_RUNTIME and job.coalesce == 1
+        divided = st.sampled_from(["", "date_trunc('month', ts)"]) if is_divided else st.just("")
         outputs = [
-            Output(each, each if same else f"d{number}-{place}", draw(kept))
+            Output(each, each if same else f"d{number}-{place}", draw(kept), draw(divided))
             for place, each in enumerate(sorted(called))
         ]
         if any(output.dataset in datasets for output in outputs):

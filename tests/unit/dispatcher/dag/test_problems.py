@@ -558,6 +558,21 @@ _JOBS = [
         "6 jobs.a.outputs: A source that only emits events has no data to keep",
     ),
     (
+        "a: {activation: source, source: {kind: manual}, outputs: {name: a, partition_by: x}}",
+        "6 jobs.a.outputs: It makes no rows that `partition_by` could divide; take that out.",
+    ),
+    (
+        (
+            "a: {runtime: process, operator: f, inputs: raw, coalesce: 2,"
+            " outputs: {name: a, partition_by: x}}"
+        ),
+        "6 jobs.a.coalesce: take `coalesce` or `partition_by` out.",
+    ),
+    (
+        "a: {runtime: process, operator: f, inputs: raw, outputs: {name: a, partition_by: ' '}}",
+        "6 jobs.a.outputs.partition_by: is no SQL expression over the columns of the result",
+    ),
+    (
         "a: {activation: source, source: {kind: manual}, outputs: a, when: all, coalesce: 2}",
         "6 jobs.a.when: runs nothing; take `when` out\n 6 jobs.a.coalesce: take `coalesce` out",
     ),

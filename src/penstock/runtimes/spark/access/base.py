@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -33,6 +33,9 @@ _WILD: Final = re.compile(r"[\[\]{}*?\\]")
 """What is a pattern to Spark, and may be in the name of somebody's folder."""
 _READERS_MAX: Final = 16
 _KEPT: Final = "/~!$&'()*+,;=:@-._"
+
+Divided = Mapping[str, tuple[File, ...]]
+"""The files of each partition, by key, in the order of the keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,11 @@ class Access(Protocol):
 
     def write(self, frame: DataFrame, target: Target) -> tuple[File, ...]:
         """Write all rows of a frame; returns the files, without empty ones."""
+        ...
+
+    def write_keys(self, frame: DataFrame, column: str, target: Target) -> Divided:
+        """Write all rows of a frame that is sorted by this column, which has the keys of partitions
+        and is in no file; the files of each lie in its folder below the target's location."""
         ...
 
     def wrote(self, location: str, file: File) -> None:

@@ -19,7 +19,14 @@ from penstock.datasets.cache import Cache, Wanted
 from penstock.datasets.manifest import File
 from penstock.datasets.schema import Column
 from penstock.datasets.transfer import Transfer
-from penstock.runtimes.spark.access.base import PathReader, Slice, Target, nothing_inside
+from penstock.runtimes.spark.access.base import (
+    Divided,
+    PathReader,
+    Slice,
+    Target,
+    nothing_inside,
+)
+from penstock.runtimes.spark.access.divided import left_by_keys
 from penstock.runtimes.spark.access.folders import left_by_spark
 
 _AT_ONCE: Final = 4
@@ -68,6 +75,18 @@ class Fetched:
                     for number, (path, rows) in enumerate(left_by_spark(folder))
                 ]
                 return tuple(each.result() for each in coming)
+
+    def write_keys(self, frame: DataFrame, column: str, target: Target) -> Divided:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self._folder, prefix="out-") as name:
+            folder = Path(name, "spark")
+            frame.write.partitionBy(column).parquet(f"file://{folder}")
+            return left_by_keys(
+                folder,
+                column,
+                location=target.location,
+                place=lambda path, location, rows: self._sent(path, location, rows=rows),
+            )
 
     def wrote(self, location: str, file: File) -> None:
         del location, file  # it is fetched like any other

@@ -30,8 +30,15 @@ from penstock.datasets.schema import Column
 from penstock.datasets.snapshot import DataFile
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import Damaged, WorkFailed
-from penstock.runtimes.spark.access.base import PathReader, Slice, Target, nothing_inside
+from penstock.runtimes.spark.access.base import (
+    Divided,
+    PathReader,
+    Slice,
+    Target,
+    nothing_inside,
+)
 from penstock.runtimes.spark.access.counting import counted
+from penstock.runtimes.spark.access.divided import left_by_keys
 from penstock.runtimes.spark.access.folders import left_by_spark
 
 _REMEMBERED_MAX: Final = 100_000
@@ -86,6 +93,26 @@ class Native:
             made.append(file)
         shutil.rmtree(folder, ignore_errors=True)
         return tuple(made)
+
+    def write_keys(self, frame: DataFrame, column: str, target: Target) -> Divided:
+        folder = path_of(target.staging) / "spark"
+        observed, rows_written = counted(frame) if self._is_counted else (frame, lambda: None)
+        observed.write.mode("overwrite").partitionBy(column).parquet(f"file://{folder}")
+
+        def place(path: Path, location: str, rows: int) -> File:
+            home = path_of(location)
+            make_folder(home.parent, is_synced=self._transfer.is_synced)
+            path.replace(home)
+            sent = self._transfer.sum(location)
+            file = File(name=home.name, rows=rows, bytes=sent.bytes, sha256=sent.sha256)
+            self.wrote(location, file)
+            return file
+
+        made = left_by_keys(folder, column, location=target.location, place=place)
+        found = sum(each.rows or 0 for files in made.values() for each in files)
+        _check_count(rows_written(), found, folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        return made
 
     def wrote(self, location: str, file: File) -> None:
         path = path_of(location)

@@ -29,7 +29,14 @@ from penstock.datasets.schema import Column
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.entropy import new_id, system_entropy
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.spark.access.base import PathReader, Slice, Target, nothing_inside
+from penstock.runtimes.spark.access.base import (
+    Divided,
+    PathReader,
+    Slice,
+    Target,
+    nothing_inside,
+)
+from penstock.runtimes.spark.access.divided import REPORT, WritingKeys, reported
 from penstock.runtimes.spark.access.source import TaggedFile, source_of
 from penstock.runtimes.spark.columns import ddl
 from penstock.runtimes.spark.configs import PARTITION
@@ -77,6 +84,10 @@ class Remote:
             for each in reported
         )
         return tuple(sorted(made, key=lambda each: each.name))
+
+    def write_keys(self, frame: DataFrame, column: str, target: Target) -> Divided:
+        writing = WritingKeys(self._transfer, target, column)
+        return reported(frame.mapInArrow(writing, REPORT).collect())
 
     def wrote(self, location: str, file: File) -> None:
         del location, file  # executors fetch it like any other

@@ -1,0 +1,125 @@
+"""Many partitions from one pass: a result is divided by its keys, and each part is an output.
+
+The states of an attempt whose output has `partition_by`:
+
+| state | what a crash leaves |
+|---|---|
+| Spark writes: one job, which brings the rows of a key together | files in scratch |
+| files are brought to `~many/ATTEMPT/KEY/`, several at a time | folders without manifests |
+| manifests are written, several at a time | some partitions that are whole, and nobody's |
+| one completion tells all of them, under one fence | all are published, or none is |
+
+Whatever a crash leaves is swept with the attempt, partition by partition; the next attempt has a
+folder of its own and may find other keys. A completion whose answer was lost is told again, and has
+the same answer. Expectations are checked over all rows before there is a manifest.
+
+Without `sort_by` the rows of a key that are many become several files, as adaptive execution cuts
+them; with it a partition is one sorted file, and equal rows have equal bytes. A result without rows
+has no partitions, and publishes nothing. Columns are told with the first partition only: all have
+the same, and ten thousand times the same would not fit into an answer.
+
+Called by the engine, for outputs with `partition_by`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from penstock.datasets.layout import part
+from penstock.datasets.manifest import File
+from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.base import Made, manifest_inputs
+from penstock.runtimes.spark.access.base import Access, Divided, Target
+from penstock.runtimes.spark.columns import quoted
+from penstock.runtimes.spark.keys import KEY, Range
+from penstock.runtimes.spark.operators.plans import Member
+from penstock.runtimes.spark.writing import Shape, Writer
+
+_MANIFESTS_AT_ONCE: Final = 16
+_INPUTS_NAMED_MAX: Final = 200_000
+"""How many inputs all manifests of a task name together; beyond that they name none."""
+
+
+def divide(
+    frame: DataFrame,
+    shape: Shape,
+    member: Member,
+    output: str,
+    access: Access,
+    *,
+    file_bytes: int,
+    partitions_max: int,
+) -> Divided:
+    """Write the rows of each key of a frame as files of its own; `WorkFailed` for too many keys."""
+    work = member.work
+    location = work.outputs[output].location
+    target = Target(
+        location=location, staging=f"{work.scratch or location}/{output}", file_bytes=file_bytes
+    )
+    divided = access.write_keys(_spread(frame, shape), KEY, target)
+    if len(divided) > partitions_max:
+        raise WorkFailed(
+            f"partition_by of the output {output} has made {len(divided):,} partitions of the"
+            f" result, and {partitions_max:,} are allowed (partitions_max in the settings of the"
+            " runtime spark).",
+            is_retried=False,
+            hint="Divide it more coarsely, or have a task make less at a time.",
+        )
+    return divided
+
+
+def written_files(member: Member, output: str, divided: Divided) -> list[tuple[str, File]]:
+    """All files and the folders that they are in."""
+    location = member.work.outputs[output].location
+    return [(f"{location}/{part(key)}", file) for key, files in divided.items() for file in files]
+
+
+def publishable(
+    writer: Writer,
+    member: Member,
+    output: str,
+    divided: Divided,
+    *,
+    shape: Shape,
+    range_of: Callable[[str], Range | None],
+) -> list[Made]:
+    """Write the manifests, and say what was made."""
+    location = member.work.outputs[output].location
+    inputs = manifest_inputs({each.name: each.given for each in member.inputs.values()})
+    if len(inputs) * len(divided) > _INPUTS_NAMED_MAX:
+        inputs = ()
+
+    def manifest(key: str) -> Made:
+        start, end = range_of(key) or (None, None)
+        return writer.manifest(
+            member,
+            output,
+            shape.columns,
+            divided[key],
+            location=f"{location}/{part(key)}",
+            slice_={"partition_key": key, "start": start, "end": end},
+            inputs=inputs,
+        )
+
+    with ThreadPoolExecutor(_MANIFESTS_AT_ONCE, thread_name_prefix="penstock-manifest") as pool:
+        made = list(pool.map(manifest, divided))
+    return [*made[:1], *(_without_columns(each) for each in made[1:])]
+
+
+def _spread(frame: DataFrame, shape: Shape) -> DataFrame:
+    """The rows of a key together and in order, as the writer wants them."""
+    if shape.order:
+        every = [F.col(quoted(name)) for name in shape.order]
+        return frame.repartition(F.col(KEY)).sortWithinPartitions(KEY, *every)
+    return frame.hint("rebalance", KEY).sortWithinPartitions(KEY)
+
+
+def _without_columns(made: Made) -> Made:
+    assert made.facts is not None
+    return replace(made, facts=replace(made.facts, columns=()))

@@ -1,0 +1,166 @@
+"""Many partitions from one pass: keys, files, manifests, and what is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from penstock.datasets.layout import path_of
+from penstock.runtimes.base import Made, Part, Work
+from penstock.runtimes.spark.access.remote import Remote
+from penstock.runtimes.spark.engine import Engine
+from penstock.runtimes.spark.keys import KEY, keyed
+from tests.integration.spark.bench import Bench, part
+
+UTC = dt.UTC
+TRIPS = {
+    "ts": [
+        *(dt.datetime(2025, 12, 31, 23, 59, 59, tzinfo=UTC),),
+        *(dt.datetime(2026, 1, 1, tzinfo=UTC), dt.datetime(2026, 1, 31, 23, tzinfo=UTC)),
+        dt.datetime(2026, 2, 1, tzinfo=UTC),
+    ],
+    "day": [dt.date(2025, 12, 31), dt.date(2026, 1, 1), dt.date(2026, 1, 31), dt.date(2026, 2, 1)],
+    "zone": ["a/b", "ü", "a b=%", "~many"],
+    "n": [1, 2, 3, 4],
+}
+
+
+@pytest.fixture
+def trips(bench: Bench) -> Part:
+    return bench.publish(TRIPS, key=None)
+
+
+def work_of(
+    bench: Bench, trips: Part, by: str, sql: str = "SELECT * FROM trips", **config: Any
+) -> Work:
+    work = bench.work("spark.sql", {"sql": sql, **config}, inputs={"trips": [trips]}, key=None)
+    out = work.outputs["out"]
+    place = replace(out, partition_by=by, location=out.location.replace("/~all/", "/~many/"))
+    return replace(work, outputs={"out": place})
+
+
+def keys(made: tuple[Made, ...]) -> list[str | None]:
+    return [each.partition_key for each in made]
+
+
+KEYS = {
+    "date_trunc('month', ts)": ["2025-12", "2026-01", "2026-02"],
+    "trunc(day, 'MM')": ["2025-12", "2026-01", "2026-02"],
+    "date_trunc('WEEK', ts)": ["2026-W01", "2026-W05"],
+    "date_trunc('quarter', ts)": ["2025-Q4", "2026-Q1"],
+    "day": ["2025-12-31", "2026-01-01", "2026-01-31", "2026-02-01"],
+    "date_trunc('hour', date_add(day, 0))": [
+        *("2025-12-31T00:00Z", "2026-01-01T00:00Z", "2026-01-31T00:00Z", "2026-02-01T00:00Z"),
+    ],
+    "ts": [
+        *("2025-12-31T23:59:59.000000Z", "2026-01-01T00:00Z", "2026-01-31T23:00Z"),
+        "2026-02-01T00:00Z",
+    ],
+    "n % 2": ["0", "1"],
+    "date_format(ts, 'yyyy')": ["2025", "2026"],
+}
+
+
+def test_keys_are_those_of_the_calendar_in_utc(bench: Bench) -> None:
+    frame = bench.session.createDataFrame(pa.table(TRIPS))
+    for place, by in enumerate(KEYS):
+        made = keyed(bench.session, frame, by, output="out").frame
+        frame = made.withColumnRenamed(KEY, f"k{place}")
+    rows = frame.collect()
+    found = {by: sorted({row[f"k{place}"] for row in rows}) for place, by in enumerate(KEYS)}
+    assert found == KEYS
+
+
+def test_each_value_is_a_partition_with_its_own_rows(bench: Bench, trips: Part) -> None:
+    made = bench.finished(work_of(bench, trips, "zone")).made
+    found = {each.partition_key: [row["n"] for row in bench.rows(each)] for each in made}
+    assert found == {"a/b": [1], "ü": [2], "a b=%": [3], "~many": [4]}
+    for each in made:
+        manifest = bench.manifest(each)
+        assert (manifest.partition_key, manifest.start) == (each.partition_key, None)
+        assert [column.name for column in manifest.columns] == list(TRIPS)
+        assert [one.dataset for one in manifest.inputs] == ["trips"]
+    # The columns travel once.
+    assert [bool(each.facts and each.facts.columns) for each in made] == [True, *[False] * 3]
+
+
+def test_a_month_has_its_range_and_its_rows(bench: Bench, trips: Part) -> None:
+    made = bench.finished(work_of(bench, trips, "date_trunc('month', ts)")).made
+    january = next(each for each in made if each.partition_key == "2026-01")
+    assert (january.start, january.end) == (1767225600, 1769904000)
+    assert {row["n"] for row in bench.rows(january)} == {2, 3}
+
+
+def test_equal_rows_are_equal_bytes_where_they_are_sorted(bench: Bench, trips: Part) -> None:
+    sums = []
+    for order in ("n", "-n"):
+        sql = f"SELECT * FROM trips ORDER BY {order}"
+        made = bench.finished(work_of(bench, trips, "n % 2", sql, sort_by=["n"])).made
+        sums.append([[file.sha256 for file in bench.manifest(each).files] for each in made])
+    assert sums[0] == sums[1]
+    assert [len(each) for each in sums[0]] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("by", "sql", "said"),
+    [
+        ("zone", "SELECT n, nullif(zone, 'ü') AS zone FROM trips", '"n":"2"'),
+        ("repeat(zone, 40)", "SELECT * FROM trips", "1 to 80 bytes"),
+        ("concat(zone, '\n')", "SELECT * FROM trips", "control characters"),
+        ("n / 2", "SELECT * FROM trips", "is of the type double"),
+        ("explode(array(1, 2))", "SELECT * FROM trips", "partition_by of the output out"),
+        ("date_trunc('month', nothing)", "SELECT * FROM trips", "partition_by of the output out"),
+        ("date_trunc('month', ", "SELECT * FROM trips", "partition_by of the output out"),
+    ],
+)
+def test_what_is_no_key_is_refused_and_the_row_is_named(
+    bench: Bench, trips: Part, by: str, sql: str, said: str
+) -> None:
+    failure = bench.failure(work_of(bench, trips, by, sql))
+    assert said in failure.reason, failure.reason
+    assert not failure.is_retried
+
+
+def test_too_many_partitions_publish_none(bench: Bench, trips: Part) -> None:
+    settings = msgspec.structs.replace(bench.settings, partitions_max=3)
+    bench.engine = Engine(settings, bench.session)
+    failure = bench.failure(work_of(bench, trips, "n"))
+    assert "4 partitions" in failure.reason
+    assert "3 are allowed" in failure.reason
+
+
+def test_what_is_expected_is_of_all_rows_before_there_is_a_manifest(
+    bench: Bench, trips: Part
+) -> None:
+    work = work_of(bench, trips, "n", expect=[{"check": "n < 4"}])
+    assert "n < 4" in bench.failure(work).reason
+    home = path_of(work.outputs["out"].location)
+    assert not list(home.rglob("manifest.json"))
+
+
+def test_no_rows_are_no_partitions(bench: Bench, trips: Part) -> None:
+    work = work_of(bench, trips, "n", "SELECT * FROM trips WHERE n > 9")
+    assert bench.finished(work).made == ()
+
+
+def test_executors_that_write_a_bucket_divide_alike(bench: Bench, trips: Part) -> None:
+    remote = Remote(bench.transfer)
+    bench.engine._accesses.to = lambda location: remote  # type: ignore[method-assign]
+    made = bench.finished(work_of(bench, trips, "zone")).made
+    found = {each.partition_key: [row["n"] for row in bench.rows(each)] for each in made}
+    assert found == {"a/b": [1], "ü": [2], "a b=%": [3], "~many": [4]}
+
+
+def test_what_follows_reads_the_partitions(bench: Bench, trips: Part) -> None:
+    made = bench.finished(work_of(bench, trips, "date_trunc('month', ts)")).made
+    follows = bench.work(
+        "spark.sql",
+        {"sql": "SELECT sum(n) AS n FROM months"},
+        inputs={"months": [part(each) for each in made]},
+    )
+    assert bench.rows(bench.made(follows)) == [{"n": 10}]
