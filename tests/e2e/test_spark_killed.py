@@ -4,11 +4,13 @@ The same partitions are computed in several rounds, by a chain of Spark jobs; wh
 depends on the number in their keys, not on the round. Nobody disturbs the first round. In the
 others a seeded plan kills processes on the way, and starts them again; and one worker stands still
 until its tasks are those of others, and comes back. In the end every partition of every round is
-published once, by the one task that completed; its files have the checksums of the first round;
-and after a sweep the bucket holds the folders that publications name, and no others.
+published once, by the one task that completed; its files have the checksums of the first round, or
+its rows are those, where nothing sorts them; and after a sweep the bucket holds the folders that
+publications name, and no others.
 
 The first job runs in batches and leaves Spark through Arrow, the second runs partition by partition
-and is written by Spark itself, the third has one plan for many partitions.
+and is written by Spark itself, the third has one plan for many partitions, and what the fourth
+makes is written by Spark unsorted.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from penstock.datasets.layout import attempt_of, place_of
 from penstock.datasets.snapshot import Contents, files, read, verify
@@ -48,7 +52,9 @@ ROUND_SECONDS_MAX = 240.0 + 3 * PARTITIONS
 SWEEPS_MAX = 30
 FROZEN_SECONDS = 8.0
 """Longer than the jobs' heartbeat_timeout."""
-DATASETS = ("readings", "totals", "ranking")
+DATASETS = ("readings", "totals", "ranking", "copies")
+UNSORTED = ("copies",)
+JOBS = ("measure", "add_up", "rank", "copy")
 
 SPARK = """
 driver_memory = "1g"
@@ -107,6 +113,14 @@ jobs:
     inputs: [add_up.totals]
     outputs: [ranking]
     coalesce: 20
+    heartbeat_timeout: 5s
+    max_attempts: 50
+    retry: {first: 100ms, max: 1s, backoff: 2}
+  copy:
+    runtime: spark
+    operator: compact
+    inputs: [measure.readings]
+    outputs: [copies]
     heartbeat_timeout: 5s
     max_attempts: 50
     retry: {first: 100ms, max: 1s, backoff: 2}
@@ -207,8 +221,24 @@ async def _checksums(fleet: SparkFleet, client: Client, this: Round) -> dict[str
         assert {each.revision for each in parts} == {1}, dataset
         for part, held in zip(parts, contents, strict=True):
             day = (part.partition_key or "").partition("-")[2]
-            found[f"{dataset}/{day}"] = [(each.rows, each.sha256) for each in held.files]
+            found[f"{dataset}/{day}"] = (
+                await asyncio.to_thread(_rows, held, fleet.transfer)
+                if dataset in UNSORTED
+                else [(each.rows, each.sha256) for each in held.files]
+            )
     return found
+
+
+def _rows(held: Contents, transfer: Transfer) -> object:
+    """What is in files, however it is cut and ordered."""
+    tables = []
+    for each in held.files:
+        with transfer.open(each.location) as file:
+            tables.append(parquet.ParquetFile(file).read())
+    if not tables:
+        return []
+    table = pa.concat_tables(tables)
+    return table.sort_by([(name, "ascending") for name in table.column_names]).to_pydict()
 
 
 def _verified(parts: Sequence[SnapshotPart], transfer: Transfer) -> Sequence[Contents]:
@@ -236,7 +266,7 @@ async def _check_once(fleet: SparkFleet) -> None:
         (job, key)
         for number in range(ROUNDS + 1)
         for key in Round(number).all_keys()
-        for job in ("measure", "add_up", "rank")
+        for job in JOBS
     )
     for each in tasks:
         assert len(each["completed"]) == 1, each

@@ -2,8 +2,8 @@
 
 On a local master, driver and executor are one JVM that only this machine can reach, and of this
 machine only who has a secret that Spark makes for each JVM and keeps in its memory: untrusted work
-runs beside it. Partitions are few, and small ones are joined, because tasks of Penstock run side by
-side already. Elsewhere the cluster's own settings hold.
+runs beside it. Shuffles of little data are few partitions, because tasks of Penstock run side by
+side already; those of more are adapted to it by Spark. Elsewhere the cluster's own settings hold.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from urllib.parse import urlsplit
 from penstock.runtimes.spark.settings import SparkSettings, heap_bytes
 
 LOOPBACK: Final = "127.0.0.1"
+ADVISORY: Final = "spark.sql.adaptive.advisoryPartitionSizeInBytes"
+SHUFFLED_MIN: Final = "spark.sql.adaptive.coalescePartitions.minPartitionSize"
+SHUFFLED_BYTES_MIN: Final = "16m"
+"""What a task of an adapted plan gets at least of a shuffle."""
 _LOOPBACKS: Final = frozenset({LOOPBACK, "localhost", "::1"})
 _EVERYWHERE: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -50,7 +54,10 @@ _CLUSTER: Final = {
     "spark.dynamicAllocation.enabled": "true",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
 }
+_SHUFFLES: Final = "spark.sql.shuffle.partitions"
 _SHUFFLES_MIN: Final = 4
+_INITIAL: Final = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
+_INITIAL_MIN: Final = 200
 _STANDALONE: Final = "spark://"
 _PYTHON: Final = "spark.pyspark.python"
 
@@ -68,14 +75,22 @@ def classic_conf(settings: SparkSettings, *, folder: str, cores: int) -> Mapping
     }
     if settings.is_local:
         said |= {
-            "spark.sql.shuffle.partitions": str(max(_SHUFFLES_MIN, 2 * cores)),
+            _SHUFFLES: str(max(_SHUFFLES_MIN, 2 * cores)),
             # Files are named one by one: a Spark job that looks for them finds nothing more.
             "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
-            "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
-            "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m",
+            # Plans that are adapted cut finely, and join what is small: as many tasks as there is
+            # data for, however little was read.
+            _INITIAL: str(max(_INITIAL_MIN, 4 * cores)),
+            SHUFFLED_MIN: SHUFFLED_BYTES_MIN,
         }
+        if _SHUFFLES in settings.conf:
+            del said[_INITIAL]  # It would win over what users say.
     else:
         said |= _CLUSTER
+    if settings.is_one_jvm:
+        # A task that reads rows again, and finds them in another order, is only where executors are
+        # lost one by one; the sort against it costs as much as the shuffle.
+        said["spark.sql.execution.sortBeforeRepartition"] = "false"
     if settings.is_one_jvm and settings.conf.get("spark.authenticate", "true") == "true":
         said |= _AUTHENTICATED
     if settings.is_local or _is_near(settings.master):

@@ -23,7 +23,7 @@ PARTITION: Final = "_partition"
 MARKERS: Final = ("partition_key", "start", "end", "cursor")
 """The parameters that every SQL text has."""
 
-_EVERY: Final = ("expect", "sort_by", "target_file_bytes", "partition_wise")
+_EVERY: Final = ("expect", "sort_by", "cluster_by", "target_file_bytes", "partition_wise")
 _OWN: Final[Mapping[str, tuple[str, ...]]] = {
     "spark.sql": ("sql", "sql_file", "parameters"),
     "spark.python": ("transform", "parameters"),
@@ -54,8 +54,14 @@ class JobConfig:
     measures: Mapping[str, str] = field(default_factory=dict)
     expect: tuple[Expectation, ...] = ()
     sort_by: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...] = ()
     target_file_bytes: int | None = None
     partition_wise: bool = False
+
+    @property
+    def ordered_by(self) -> tuple[str, ...]:
+        """The columns that come first in the order of rows."""
+        return self.cluster_by or self.sort_by
 
 
 def config_faults(operator: str, config: Mapping[str, Any]) -> Iterator[Fault]:
@@ -97,6 +103,7 @@ def read_config(operator: str, config: Mapping[str, Any]) -> JobConfig:
         measures=dict(config.get("measures") or {}),
         expect=read_expectations(config.get("expect") or ()),
         sort_by=tuple(config.get("sort_by") or ()),
+        cluster_by=tuple(config.get("cluster_by") or ()),
         target_file_bytes=None if size is None else memory_bytes(size),
         partition_wise=bool(config.get("partition_wise")),
     )
@@ -178,8 +185,12 @@ def _rollup_faults(config: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _every_faults(operator: str, config: Mapping[str, Any]) -> Iterator[Fault]:
-    if "sort_by" in config:
-        yield from _names_faults("config.sort_by", config["sort_by"])
+    for name in ("sort_by", "cluster_by"):
+        if name in config:
+            yield from _names_faults(f"config.{name}", config[name])
+    if "sort_by" in config and "cluster_by" in config:
+        message = "Write sort_by, for equal bytes, or cluster_by, for ranges; not both."
+        yield Fault("config.cluster_by", message)
     size = config.get("target_file_bytes")
     if size is not None and (memory_bytes(size) or 0) < _FILE_BYTES_MIN:
         message = "Write how large files should become, 64KiB or more, as in 128MiB."

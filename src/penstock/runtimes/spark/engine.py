@@ -26,7 +26,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from penstock.datasets.manifest import File
-from penstock.datasets.snapshot import DataFile
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import WorkFailed
@@ -36,6 +35,7 @@ from penstock.runtimes.spark.access.choosing import Accesses
 from penstock.runtimes.spark.batching import MEMBER, bundles, split, united
 from penstock.runtimes.spark.bounding import bounded, gathered_bytes_max, is_beyond
 from penstock.runtimes.spark.configs import PARTITION, JobConfig, read_config
+from penstock.runtimes.spark.cutting import UNKNOWN_BYTES
 from penstock.runtimes.spark.errors import failed, in_field, is_too_large
 from penstock.runtimes.spark.expectations import check_frame, checked_table, with_checks
 from penstock.runtimes.spark.keys import keyed
@@ -47,7 +47,7 @@ from penstock.runtimes.spark.reading import Reader, needed
 from penstock.runtimes.spark.settings import SparkSettings
 from penstock.runtimes.spark.sizes import estimated_bytes
 from penstock.runtimes.spark.telling import Ended, Failed, Telling
-from penstock.runtimes.spark.writing import Shape, Writer, shape_of
+from penstock.runtimes.spark.writing import Shape, Writer, data_file, shape_of
 from penstock.runtimes.task import Stopped
 
 _log = logging.getLogger(__name__)
@@ -183,8 +183,7 @@ class Engine:
                 if not is_too_large(error) and not is_beyond(error):
                     raise
                 _log.info("the result of task %s is too large for Arrow", member.work.task_id)
-                # So much it has, whatever was read.
-                size = max(size, self._gathered_max)
+                size = UNKNOWN_BYTES
             else:
                 if config.expect:
                     phases.enter("checking")
@@ -193,10 +192,10 @@ class Engine:
                 return self._write_table(member, output, table, shape)
         location = member.work.outputs[output].location
         access = self._accesses.to(location)
-        files = self._writer.frame(frame, shape, member, output, access, bytes_in=size)
+        files = self._writer.frame(frame, shape, member, output, access, size=size)
         if config.expect:
             phases.enter("checking")
-            again = [_data_file(location, each) for each in files]
+            again = [data_file(location, each) for each in files]
             with ExitStack() as held:
                 slices = [Slice(files=again)]
                 written = access.frame(session, slices, shape.columns, held)
@@ -237,7 +236,7 @@ class Engine:
         if config.expect:
             phases.enter("checking")
             again = [
-                _data_file(folder, file) for folder, file in written_files(member, output, divided)
+                data_file(folder, file) for folder, file in written_files(member, output, divided)
             ]
             with ExitStack() as held:
                 written = access.frame(session, [Slice(files=again)], shape.columns, held)
@@ -300,7 +299,7 @@ class Engine:
             if not any(each.bytes_in for each in members) and (
                 estimated_bytes(frame, enough=bytes_max) > bytes_max
             ):
-                raise WorkFailed("What the tasks read by themselves is large.")
+                raise WorkFailed("What the tasks read by themselves is large, or of no known size.")
             with self._plain(session):
                 table = self._collected(frame, config)
             tables[output] = shape, split(table, column, tags)
@@ -388,12 +387,6 @@ def _explained_check(frame: DataFrame, config: JobConfig, *, output: str) -> Non
         check_frame(frame, config.expect, output=output)
     except PySparkException as error:
         raise in_field(error, "config.expect") from error
-
-
-def _data_file(location: str, file: File) -> DataFile:
-    return DataFile(
-        location=f"{location}/{file.name}", bytes=file.bytes, rows=file.rows, sha256=file.sha256
-    )
 
 
 def _finished(member: Member, made: Sequence[Made], seconds: Mapping[str, Any]) -> Finished:

@@ -1,19 +1,29 @@
 """From the DataFrame of an output to files and a manifest in the attempt's own folder.
 
 What is small leaves Spark through Arrow: it is collected, sorted and written here, mostly as one
-file. What is large is written by Spark (`Access.write`). Which it is, is told by how much the task
-has read, and by whether the result fits into the driver after all. The manifest is written last:
-until then there is nothing, and afterwards nothing changes.
+file. What is large, or of a size that nobody knows, is written by Spark (`Access.write`), which
+computes it once: whatever comes after that reads the files.
 
-Equal rows give equal bytes if the job has `sort_by`: rows that are equal in these columns are
-ordered by all others, files are cut by what was read, and nothing depends on when and by whom.
+Spark's tasks write as they are, each a file or several. Only where what was given says nothing of
+how much there is to write, or where files are to be smaller than what a task reads, the rows are
+shuffled once more and cut adaptively (`rebalance`). If there are many small files in the end, they
+are put together, from what was written (`cutting`): that reads and writes little, or it is not
+done. `cluster_by` always takes that second step: ranges need a sample of all rows first, and the
+rows are written, into the attempt's scratch, before it is taken.
+
+Equal rows give equal bytes if the job has `sort_by`: rows go to files by a hash of all of their
+columns, are sorted by all of them, and the number of files is made of bytes that were given and
+written. Elsewhere the same rows may be cut and ordered in another way by the next attempt.
+
+The manifest is written last: until then there is nothing, and afterwards nothing changes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -24,20 +34,25 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from penstock.datasets.layout import MANIFEST
 from penstock.datasets.manifest import File, Manifest, ManifestInput, encode, sums
 from penstock.datasets.schema import Column
+from penstock.datasets.snapshot import DataFile
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import Made, Work, facts_of, manifest_inputs
-from penstock.runtimes.spark.access.base import Access, Target
+from penstock.runtimes.spark.access.base import Access, Slice, Target
 from penstock.runtimes.spark.columns import columns_of, is_for_arrow, is_orderable, quoted
+from penstock.runtimes.spark.conf import ADVISORY, SHUFFLED_BYTES_MIN, SHUFFLED_MIN
 from penstock.runtimes.spark.configs import JobConfig, names
+from penstock.runtimes.spark.cutting import UNKNOWN_BYTES, files_for, splinters
 from penstock.runtimes.spark.internals import arrow_schema
-from penstock.runtimes.spark.operators.plans import Member
+from penstock.runtimes.spark.operators.plans import SMALL_BYTES_MAX, Member
+from penstock.runtimes.spark.settings import heap_bytes
 
 _SPLIT_FROM: Final = 1.5
 """How many times the target a file may be before it becomes several."""
-_SHARE_BYTES: Final = 32 * 2**20
-_SHARES_MAX: Final = 4
-"""What is large is written by some tasks side by side, though it would fit into one file."""
+_READ_BYTES: Final = 128 * 2**20
+"""What a task of Spark reads of a large file."""
+_SAME_ROWS: Final = ("compact", "integrity_check")
+"""Operators whose results are as large as what they read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,24 +77,21 @@ def shape_of(frame: DataFrame, config: JobConfig, *, without: Sequence[str] = ()
             else "The result is empty"
         )
         raise WorkFailed(f"{what}: it has no columns.", is_retried=False)
-    unknown = [name for name in config.sort_by if name not in schema.names]
+    field, by = ("cluster_by" if config.cluster_by else "sort_by"), config.ordered_by
+    unknown = [name for name in by if name not in schema.names]
     if unknown:
         raise WorkFailed(
-            f"config.sort_by: the result has no column {unknown[0]!r}; it has"
+            f"config.{field}: the result has no column {unknown[0]!r}; it has"
             f" {names(schema.names)}.",
             is_retried=False,
         )
-    rest = (
-        field.name
-        for field in fields
-        if field.name not in config.sort_by and is_orderable(field.dataType)
-    )
+    rest = (field.name for field in fields if field.name not in by and is_orderable(field.dataType))
     passes = is_for_arrow(schema)
     return Shape(
         columns=columns_of(schema),
         is_for_arrow=passes,
         arrow=arrow_schema(_nullable(schema)) if passes else None,
-        order=(*config.sort_by, *rest) if config.sort_by else (),
+        order=(*by, *rest) if by else (),
     )
 
 
@@ -124,25 +136,75 @@ class Writer:
         output: str,
         access: Access,
         *,
-        bytes_in: int,
+        size: int,
+        watched: Callable[[DataFrame], DataFrame] = lambda frame: frame,
     ) -> tuple[File, ...]:
-        """Have Spark write a frame, as files of about the target size."""
-        file_bytes = self.file_bytes(member.config)
+        """Have Spark write a frame, once, as files of about the target size.
+
+        `size` is what it is made of, as far as that is known. `watched` gets what is written, where
+        each row comes by once.
+        """
+        config, session = member.config, frame.sparkSession
+        file_bytes = self.file_bytes(config)
         location = member.work.outputs[output].location
-        count = max(1, math.ceil(bytes_in / file_bytes))
-        if member.config.operator == "compact":
-            spread = frame.repartition(count)
+        scratch = f"{member.work.scratch or location}/{output}"
+        target = Target(location=location, staging=scratch, file_bytes=file_bytes)
+        if config.cluster_by:
+            staged = replace(target, location=f"{scratch}/staged")
+            files = access.write(watched(frame), staged)
+            made = self._again(
+                session, files, shape, config=config, access=access, source=staged, target=target
+            )
+            self._transfer.clear(staged.location)
+            return made
+        is_cut = False
+        if config.sort_by:
+            spread = _sorted(frame, shape, files_for(size, file_bytes=file_bytes))
+        elif size <= SMALL_BYTES_MAX or size >= UNKNOWN_BYTES or file_bytes < _READ_BYTES:
+            spread, is_cut = frame.hint("rebalance"), True
+        elif config.operator in _SAME_ROWS:
+            spread = frame.coalesce(files_for(size, file_bytes=file_bytes))
         else:
-            shares = min(_SHARES_MAX, math.ceil(bytes_in / _SHARE_BYTES))
-            spread = frame.coalesce(max(count, shares))
-        if shape.order:
-            by = [F.col(quoted(name)) for name in member.config.sort_by]
-            every = [F.col(quoted(name)) for name in shape.order]
-            spread = frame.repartition(count, *by).sortWithinPartitions(*every)
-        staging = f"{member.work.scratch or location}/{output}"
-        return access.write(
-            spread, Target(location=location, staging=staging, file_bytes=file_bytes)
+            spread = frame
+        with _cut_by(session, file_bytes) if is_cut else ExitStack():
+            files = access.write(watched(spread), target)
+        small = splinters(files, file_bytes=file_bytes)
+        if not small:
+            return files
+        # All that is sorted is cut anew: files then still are of a size.
+        gone = files if config.sort_by else small
+        after = replace(target, first=len(files))
+        made = self._again(
+            session, gone, shape, config=config, access=access, source=target, target=after
         )
+        self._transfer.delete(f"{location}/{each.name}" for each in gone)
+        return (*(each for each in files if each not in gone), *made)
+
+    def _again(
+        self,
+        session: Any,
+        files: Sequence[File],
+        shape: Shape,
+        *,
+        config: JobConfig,
+        access: Access,
+        source: Target,
+        target: Target,
+    ) -> tuple[File, ...]:
+        """Write files again, as fewer or by range."""
+        if not files:
+            return ()
+        count = files_for(sums(files).bytes, file_bytes=target.file_bytes)
+        with ExitStack() as held:
+            there = [data_file(source.location, each) for each in files]
+            frame = access.frame(session, [Slice(files=there)], shape.columns, held)
+            if config.cluster_by:
+                spread = _ranged(frame, shape, count)
+            elif config.sort_by:
+                spread = _sorted(frame, shape, count)
+            else:
+                spread = frame.coalesce(count)
+            return access.write(spread, target)
 
     def manifest(
         self,
@@ -187,6 +249,48 @@ class Writer:
             facts=facts,
             **(_slice(work) if slice_ is None else slice_),
         )
+
+
+def data_file(location: str, file: File) -> DataFile:
+    """A file that was written, to be read."""
+    return DataFile(
+        location=f"{location}/{file.name}", bytes=file.bytes, rows=file.rows, sha256=file.sha256
+    )
+
+
+def _sorted(frame: DataFrame, shape: Shape, count: int) -> DataFrame:
+    """Rows by a hash of all that can be sorted by: no value is too frequent for one file."""
+    order = [F.col(quoted(name)) for name in shape.order]
+    return frame.repartition(count, *order).sortWithinPartitions(*order)
+
+
+def _ranged(frame: DataFrame, shape: Shape, count: int) -> DataFrame:
+    """Rows by ranges; those of a frequent value by the columns after it."""
+    order = [F.col(quoted(name)) for name in shape.order]
+    spread = frame.repartitionByRange(count, *order) if count > 1 else frame.coalesce(1)
+    return spread.sortWithinPartitions(*order)
+
+
+@contextmanager
+def _cut_by(session: Any, file_bytes: int) -> Iterator[None]:
+    """Within this, what Spark cuts adaptively is cut for files of this size.
+
+    Rows in a shuffle take more than in Parquet: files become smaller than said, and not larger.
+    """
+    before = session.conf.getAll
+    said = {ADVISORY: f"{file_bytes}b"} if ADVISORY not in before else {}
+    if before.get(SHUFFLED_MIN) == SHUFFLED_BYTES_MIN:
+        said[SHUFFLED_MIN] = f"{min(heap_bytes(SHUFFLED_BYTES_MIN), file_bytes // 4)}b"
+    for name, value in said.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in said:
+            if name in before:
+                session.conf.set(name, before[name])
+            else:
+                session.conf.unset(name)
 
 
 def _slice(work: Work) -> Mapping[str, Any]:

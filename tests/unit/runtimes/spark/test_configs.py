@@ -76,6 +76,8 @@ def test_what_is_right_has_no_faults(operator: str, config: Mapping[str, Any]) -
         ("compact", {"target_file_bytes": 5}, "config.target_file_bytes", "64KiB or more"),
         ("compact", {"sort_by": "a"}, "config.sort_by", "list of columns"),
         ("compact", {"sort_by": ["a", "a"]}, "config.sort_by", "twice"),
+        ("compact", {"cluster_by": []}, "config.cluster_by", "list of columns"),
+        ("compact", {"sort_by": ["a"], "cluster_by": ["b"]}, "config.cluster_by", "not both"),
         ("rollup", {"by": ["a"]}, "config.measures", "what to compute"),
         ("rollup", {"measures": {}}, "config.measures", "names and SQL"),
         ("rollup", {"measures": {"n": ""}}, "config.measures.n", "aggregate in SQL"),

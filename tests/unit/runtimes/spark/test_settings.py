@@ -74,6 +74,30 @@ def test_what_spark_cannot_authenticate_by_itself_is_left_to_the_user() -> None:
         assert "spark.network.crypto.enabled" not in said
 
 
+def test_shuffles_are_cut_finely_and_joined_where_plans_are_adapted() -> None:
+    cut, known = (
+        "spark.sql.adaptive.coalescePartitions.initialPartitionNum",
+        "spark.sql.shuffle.partitions",
+    )
+    said = classic_conf(SparkSettings(), folder="/f", cores=2)
+    assert (said[cut], said[known]) == ("200", "4")
+    # What Spark is told by a user is not overridden by what only we would say.
+    theirs = classic_conf(SparkSettings(conf={known: "8"}), folder="/f", cores=2)
+    assert (cut in theirs, theirs[known]) == (False, "8")
+    assert cut not in classic_conf(SparkSettings(master="spark://h:7077"), folder="/f", cores=2)
+
+
+@pytest.mark.parametrize(
+    ("master", "is_sorted"), [("local[2]", False), ("local-cluster[2,1,512]", True)]
+)
+def test_rows_that_are_dealt_out_are_sorted_first_where_an_executor_may_be_lost(
+    master: str, is_sorted: bool
+) -> None:
+    said = classic_conf(SparkSettings(master=master), folder="/f", cores=2)
+    name = "spark.sql.execution.sortBeforeRepartition"
+    assert (said.get(name, "true") == "true") is is_sorted
+
+
 def test_the_users_own_conf_wins() -> None:
     settings = SparkSettings(
         conf={"spark.sql.session.timeZone": "Asia/Tokyo", "spark.local.dir": "/mnt"}

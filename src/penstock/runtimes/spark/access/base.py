@@ -54,6 +54,8 @@ class Target:
     staging: str
     """A location that only this attempt writes to, for what is on its way."""
     file_bytes: int
+    first: int = 0
+    """The number of the first file, where files have numbers: those before it are there."""
 
 
 class Access(Protocol):

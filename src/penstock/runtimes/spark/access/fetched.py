@@ -72,7 +72,7 @@ class Fetched:
                     pool.submit(
                         self._sent, path, f"{target.location}/part-{number:05}.parquet", rows=rows
                     )
-                    for number, (path, rows) in enumerate(left_by_spark(folder))
+                    for number, (path, rows) in enumerate(left_by_spark(folder), target.first)
                 ]
                 return tuple(each.result() for each in coming)
 

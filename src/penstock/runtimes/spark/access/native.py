@@ -84,7 +84,7 @@ class Native:
         home = path_of(target.location)
         make_folder(home, is_synced=self._transfer.is_synced)
         made = []
-        for number, (path, rows) in enumerate(left):
+        for number, (path, rows) in enumerate(left, target.first):
             name = f"part-{number:05}.parquet"
             path.replace(home / name)
             sent = self._transfer.sum(f"{target.location}/{name}")

@@ -40,6 +40,7 @@ from penstock.runtimes.spark.access.divided import REPORT, WritingKeys, reported
 from penstock.runtimes.spark.access.source import TaggedFile, source_of
 from penstock.runtimes.spark.columns import ddl
 from penstock.runtimes.spark.configs import PARTITION
+from penstock.runtimes.spark.sizes import OUR_SOURCES
 
 _REPORT: Final = "name string, rows bigint, bytes bigint, sha256 string"
 
@@ -71,7 +72,7 @@ class Remote:
                 " s3a, inputs have to be made by Penstock's Spark jobs.",
                 is_retried=False,
             )
-        name = f"penstock_{new_id(system_entropy(), characters=12)}"
+        name = f"{OUR_SOURCES}{new_id(system_entropy(), characters=12)}"
         session.dataSource.register(source_of(name, self._transfer, files))
         tag = [Column(PARTITION, "string")] if is_tagged else []
         frame: DataFrame = session.read.format(name).schema(ddl([*columns, *tag])).load()

@@ -1,0 +1,176 @@
+"""What Spark writes: computed once, in files that follow the result, by hash, by range or as is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from pyspark.sql import DataFrame, datasource
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from penstock.datasets.layout import path_of
+from penstock.datasets.manifest import File, sums
+from penstock.runtimes.spark.access.native import Native
+from penstock.runtimes.spark.configs import read_config
+from penstock.runtimes.spark.cutting import UNKNOWN_BYTES
+from penstock.runtimes.spark.operators.plans import Member
+from penstock.runtimes.spark.writing import Writer, shape_of
+from tests.integration.spark.bench import Bench
+
+LARGE = 2**27
+SMALL_FILES = "64KiB"
+WAYS: Sequence[Mapping[str, Any]] = ({}, {"sort_by": ["k"]}, {"cluster_by": ["k"]})
+
+
+def names(way: Mapping[str, Any]) -> str:
+    return next(iter(way), "as is")
+
+
+def written(
+    bench: Bench, frame: DataFrame, way: Mapping[str, Any], *, size: int = LARGE
+) -> tuple[list[File], list[pa.Table]]:
+    """The files that a frame becomes, and what is in each; nothing else is there."""
+    config = {"sql": "SELECT 1", **way}
+    work = bench.work("spark.sql", config)
+    member = Member(work=work, config=read_config("spark.sql", config))
+    writer = Writer(bench.transfer, target_file_bytes=LARGE)
+    access = Native(bench.transfer)
+    shape = shape_of(frame, member.config)
+    files = writer.frame(frame, shape, member, "out", access, size=size)
+    folder = path_of(work.outputs["out"].location)
+    assert {each.name for each in folder.iterdir()} == {each.name for each in files}
+    return list(files), [parquet.read_table(folder / each.name) for each in files]
+
+
+def source_of(log: Path) -> type[datasource.DataSource]:
+    """Like a database: nobody knows how large it is, and each read of it is written down."""
+
+    class Counted(datasource.DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "counted"
+
+        def schema(self) -> str:
+            return "k bigint, v bigint"
+
+        def reader(self, schema: Any) -> datasource.DataSourceReader:
+            del schema
+
+            class Reader(datasource.DataSourceReader):
+                def partitions(self) -> Sequence[datasource.InputPartition]:
+                    return [datasource.InputPartition(each) for each in range(2)]
+
+                def read(self, partition: datasource.InputPartition) -> Iterator[tuple[int, int]]:
+                    with log.open("a") as file:
+                        file.write(f"{partition.value}\n")
+                    start = partition.value * 1000
+                    return ((each, each % 7) for each in range(start, start + 1000))
+
+            return Reader()
+
+    return Counted
+
+
+@pytest.mark.parametrize("way", WAYS, ids=names)
+def test_a_source_of_unknown_size_is_read_once(
+    spark: Any, tmp_path: Path, way: Mapping[str, Any]
+) -> None:
+    bench = Bench(spark, tmp_path / "root", tmp_path)
+    spark.dataSource.register(source_of(tmp_path / "log"))
+    spark.read.format("counted").load().createOrReplaceTempView("db")
+    expect = [{"check": "v < 7"}, {"unique": ["k"]}, {"rows": {"min": 2000}}]
+    config = {"sql": "SELECT k, v FROM db", "expect": expect, **way}
+    made = bench.made(bench.work("spark.sql", config))
+    assert sorted(row["k"] for row in bench.rows(made)) == list(range(2000))
+    assert sorted((tmp_path / "log").read_text().split()) == ["0", "1"]
+    for file in bench.manifest(made).files:
+        # Not through the driver, which it might not fit into: then it would be read again.
+        path = path_of(f"{made.location}/{file.name}")
+        assert "parquet-mr" in parquet.read_metadata(path).created_by
+
+
+@pytest.mark.parametrize("way", WAYS, ids=names)
+def test_many_tasks_with_few_rows_leave_few_files(bench: Bench, way: Mapping[str, Any]) -> None:
+    frame = bench.session.range(0, 400, 1, 40).selectExpr("id AS k", "id % 3 AS v")
+    # As if so much had been read that the cut is into 40 files, all of them splinters.
+    files, tables = written(bench, frame, way, size=40 * LARGE)
+    assert len(files) == 1
+    (table,) = tables
+    assert sorted(table.column("k").to_pylist()) == list(range(400))
+    assert not way or table.column("k").to_pylist() == list(range(400))
+
+
+def test_what_is_large_enough_stays_as_tasks_wrote_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Otherwise files would have to be of hundreds of megabytes.
+    monkeypatch.setattr("penstock.runtimes.spark.writing._READ_BYTES", 0)
+    large = bench.session.range(0, 120_000, 1, 4).selectExpr("xxhash64(id) AS k")
+    frame = large.unionAll(bench.session.range(0, 40, 1, 20).selectExpr("id AS k"))
+    files, tables = written(bench, frame, {"target_file_bytes": "256KiB"})
+    assert [each.name for each in files[:4]] == [f"part-0000{each}.parquet" for each in range(4)]
+    assert [each.rows for each in files] == [30_000] * 4 + [40]
+    assert sorted(tables[4]["k"].to_pylist()) == list(range(40))
+
+
+@pytest.mark.parametrize("size", [2**19, UNKNOWN_BYTES])
+def test_sorted_files_are_equal_whoever_cuts_them_and_however_frequent_a_value_is(
+    bench: Bench, size: int
+) -> None:
+    way = {"sort_by": ["k"], "target_file_bytes": SMALL_FILES}
+    rows = bench.session.range(0, 60_000, 1, 3).selectExpr(
+        "IF(id % 10 < 8, 'often', CAST(id % 100 AS STRING)) AS k", "xxhash64(id) AS v"
+    )
+    one, tables = written(bench, rows, way, size=size)
+    turned = rows.repartition(5, "v").sortWithinPartitions(F.desc("v"))
+    other, _ = written(bench, turned, way, size=size)
+    assert [each.sha256 for each in one] == [each.sha256 for each in other]
+    sizes = [each.bytes for each in one]
+    assert len(sizes) > 4
+    assert max(sizes) < 2 * min(sizes)
+    assert all(table.column("k").to_pylist() == sorted(table["k"].to_pylist()) for table in tables)
+
+
+def test_clustered_files_hold_ranges_that_do_not_overlap(bench: Bench) -> None:
+    way = {"cluster_by": ["k", "v"], "target_file_bytes": SMALL_FILES}
+    frame = bench.session.range(0, 60_000, 1, 4).selectExpr(
+        "IF(id % 2 = 0, 7, id % 1000) AS k", "xxhash64(id) AS v"
+    )
+    files, tables = written(bench, frame, way)
+    assert sums(files).rows == 60_000
+    bounds = sorted(
+        (rows[0], rows[-1])
+        for table in tables
+        if (rows := list(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True)))
+    )
+    assert len(bounds) > 4
+    assert all(before[1] <= after[0] for before, after in pairwise(bounds))
+    sizes = [each.bytes for each in files]
+    assert max(sizes) < 3 * min(sizes)
+
+
+def test_a_small_input_with_a_large_result_is_cut(spark: Any, tmp_path: Path) -> None:
+    bench = Bench(spark, tmp_path / "root", tmp_path, arrow_bytes_max=0)
+    raw = bench.publish({"a": list(range(100))})
+    before = spark.conf.getAll
+    config = {
+        "sql": "SELECT xxhash64(a, b) AS h FROM (SELECT a, explode(sequence(1, 600)) AS b FROM r)",
+        "target_file_bytes": SMALL_FILES,
+    }
+    made = bench.made(bench.work("spark.sql", config, inputs={"r": [raw]}))
+    assert made.facts is not None
+    assert made.facts.rows == 60_000
+    assert made.facts.files > 1
+    # What was set for the cut is not left in the session.
+    assert spark.conf.getAll == before
+
+
+def test_a_column_to_cluster_by_has_to_be_there(bench: Bench) -> None:
+    config = {"sql": "SELECT 1 AS a", "cluster_by": ["b"]}
+    failure = bench.failure(bench.work("spark.sql", config))
+    assert failure.reason == "config.cluster_by: the result has no column 'b'; it has a."
