@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, datasource
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
@@ -174,3 +176,25 @@ def test_a_column_to_cluster_by_has_to_be_there(bench: Bench) -> None:
     config = {"sql": "SELECT 1 AS a", "cluster_by": ["b"]}
     failure = bench.failure(bench.work("spark.sql", config))
     assert failure.reason == "config.cluster_by: the result has no column 'b'; it has a."
+
+
+@pytest.mark.parametrize("is_counted", [True, False], ids=["counted", "not counted"])
+def test_checks_are_counted_while_rows_are_written_and_else_in_the_files(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_counted: bool
+) -> None:
+    if not is_counted:
+        refusal = Mock(side_effect=AnalysisException("no such metric"))
+        monkeypatch.setattr("penstock.runtimes.spark.expectations.observed", refusal)
+    bench = Bench(spark, tmp_path / "root", tmp_path, arrow_bytes_max=0)
+    raw = bench.publish({"a": list(range(100))})
+    config = {"sql": "SELECT a FROM r", "sort_by": ["a"]}
+    right = {**config, "expect": [{"check": "a >= 0"}, {"rows": {"max": 100}}]}
+    bench.made(bench.work("spark.sql", right, inputs={"r": [raw]}))
+    assert ("checking" in bench.told.phases) is not is_counted
+    wrong = {**config, "expect": [{"check": "a > 1", "at_most": 1}, {"check": "a < 100"}]}
+    failure = bench.failure(bench.work("spark.sql", wrong, inputs={"r": [raw]}))
+    assert "'a > 1' fails for 2 of 100 rows, and at most 1 may: {a=0}, {a=1}." in failure.reason
+    unknown = {**config, "expect": [{"check": "nope > 1"}]}
+    failure = bench.failure(bench.work("spark.sql", unknown, inputs={"r": [raw]}))
+    assert failure.reason.startswith("config.expect: ")
+    assert "nope" in failure.reason

@@ -19,13 +19,14 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from penstock.datasets.manifest import File
+from penstock.datasets.manifest import File, sums
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import WorkFailed
@@ -37,7 +38,8 @@ from penstock.runtimes.spark.bounding import bounded, gathered_bytes_max, is_bey
 from penstock.runtimes.spark.configs import PARTITION, JobConfig, read_config
 from penstock.runtimes.spark.cutting import UNKNOWN_BYTES
 from penstock.runtimes.spark.errors import failed, in_field, is_too_large
-from penstock.runtimes.spark.expectations import check_frame, checked_table, with_checks
+from penstock.runtimes.spark.expectations import Watch, check_frame, checked_table, with_checks
+from penstock.runtimes.spark.expecting import Expectation
 from penstock.runtimes.spark.keys import keyed
 from penstock.runtimes.spark.operators.plans import SMALL_BYTES_MAX, Member, Plans, is_wise
 from penstock.runtimes.spark.operators.transforms import Transforms
@@ -169,7 +171,7 @@ class Engine:
         config = member.config
         if not output:
             phases.enter("checking")
-            _explained_check(frame, config, output=output)
+            _explained_check(frame, config.expect, output=output)
             return ()
         bytes_max = self._settings.arrow_bytes_max
         size = member.bytes_in
@@ -192,14 +194,18 @@ class Engine:
                 return self._write_table(member, output, table, shape)
         location = member.work.outputs[output].location
         access = self._accesses.to(location)
-        files = self._writer.frame(frame, shape, member, output, access, size=size)
-        if config.expect:
+        watch = Watch(config.expect)
+        files = self._writer.frame(
+            frame, shape, member, output, access, size=size, watched=partial(_watched, watch)
+        )
+        left = watch.left(rows=sums(files).rows)
+        if left:
             phases.enter("checking")
             again = [data_file(location, each) for each in files]
             with ExitStack() as held:
                 slices = [Slice(files=again)]
                 written = access.frame(session, slices, shape.columns, held)
-                _explained_check(written, config, output=output)
+                _explained_check(written, left, output=output)
         return files
 
     def _collected(self, frame: DataFrame, config: JobConfig) -> Any:
@@ -240,7 +246,7 @@ class Engine:
             ]
             with ExitStack() as held:
                 written = access.frame(session, [Slice(files=again)], shape.columns, held)
-                _explained_check(written, config, output=output)
+                _explained_check(written, config.expect, output=output)
         phases.enter("writing")
         return publishable(
             self._writer, member, output, divided, shape=shape, range_of=keys.range_of
@@ -382,9 +388,16 @@ def _cores(settings: SparkSettings, session: Any) -> int:
     return int(session.sparkContext.defaultParallelism) if settings.is_one_jvm else 1
 
 
-def _explained_check(frame: DataFrame, config: JobConfig, *, output: str) -> None:
+def _watched(watch: Watch, frame: DataFrame) -> DataFrame:
     try:
-        check_frame(frame, config.expect, output=output)
+        return watch.over(frame)
+    except PySparkException as error:
+        raise in_field(error, "config.expect") from error
+
+
+def _explained_check(frame: DataFrame, expect: Sequence[Expectation], *, output: str) -> None:
+    try:
+        check_frame(frame, expect, output=output)
     except PySparkException as error:
         raise in_field(error, "config.expect") from error
 

@@ -1,9 +1,10 @@
 """Whether an output is as its job expects, before anything of it is published.
 
 Small outputs leave Spark through Arrow anyway: their checks are columns that Spark computes on the
-way (`with_checks`), and are counted in the table (`checked_table`). Large ones are looked at after
-they were written, in the very files that would be published (`check_frame`). What fails says how
-many rows do, and shows some of them.
+way (`with_checks`), and are counted in the table (`checked_table`). Of large ones, rows that fail
+are counted while they are written (`Watch`). Only what is left then is looked at in the very files
+that would be published (`check_frame`): what fails, to say how many rows do and show some of them;
+what is to be unique; and checks of a kind that Spark cannot count on the way.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.spark.access.counting import ROWS, Counts, observed
 from penstock.runtimes.spark.columns import quoted
 from penstock.runtimes.spark.expecting import Check, Expectation, Rows, Unique
 
@@ -48,6 +51,49 @@ def checked_table(table: Any, expected: Sequence[Expectation], *, output: str) -
     if said:
         raise _refused(said, output=output)
     return rows
+
+
+class Watch:
+    """Counts the rows that fail, of one output, while it is written."""
+
+    def __init__(self, expected: Sequence[Expectation]) -> None:
+        self._expected = tuple(expected)
+        self._checks = [each for each in expected if isinstance(each, Check)]
+        self._counted: Counts = lambda: None
+
+    def over(self, frame: DataFrame) -> DataFrame:
+        """The frame, watched. Raises `PySparkException` for a check that is none."""
+        if not self._checks:
+            return frame
+        with_checks(frame, self._expected)
+        counts = {f"c{place}": F.count_if(~_holds(each)) for place, each in enumerate(self._checks)}
+        try:
+            watched, counted = observed(frame, counts)
+            _ = watched.schema  # A Connect server says only now what is wrong.
+        except PySparkException:
+            return frame  # It is a check, and none that may be observed.
+        self._counted = counted
+        return watched
+
+    def left(self, *, rows: int) -> tuple[Expectation, ...]:
+        """What has to be looked at in the files, in which are so many rows."""
+        counted = (self._counted() if self._checks else None) or {}
+        is_counted = counted.get(ROWS) == rows
+        failing = [
+            each
+            for place, each in enumerate(self._checks)
+            if not is_counted or not each.allows(failed=counted[f"c{place}"], rows=rows)
+        ]
+        return tuple(
+            each
+            for each in self._expected
+            if (each in failing if isinstance(each, Check) else not _is_enough(each, rows=rows))
+        )
+
+
+def _is_enough(each: Unique | Rows, *, rows: int) -> bool:
+    """Whether the number of rows says that all is well."""
+    return isinstance(each, Rows) and not _rows_fault(each, rows)
 
 
 def check_frame(frame: DataFrame, expected: Sequence[Expectation], *, output: str) -> None:

@@ -12,10 +12,11 @@ would be on its own disk, and missed by nobody, so rows are counted where they a
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -37,7 +38,7 @@ from penstock.runtimes.spark.access.base import (
     Target,
     nothing_inside,
 )
-from penstock.runtimes.spark.access.counting import counted
+from penstock.runtimes.spark.access.counting import ROWS, observed
 from penstock.runtimes.spark.access.divided import left_by_keys
 from penstock.runtimes.spark.access.folders import left_by_spark
 
@@ -77,27 +78,31 @@ class Native:
 
     def write(self, frame: DataFrame, target: Target) -> tuple[File, ...]:
         folder = path_of(target.staging) / "spark"
-        observed, rows_written = counted(frame) if self._is_counted else (frame, lambda: None)
-        observed.write.mode("overwrite").parquet(f"file://{folder}")
+        watched, counted = observed(frame, {}) if self._is_counted else (frame, lambda: None)
+        watched.write.mode("overwrite").parquet(f"file://{folder}")
         left = list(left_by_spark(folder))
-        _check_count(rows_written(), sum(rows for _, rows in left), folder)
+        _check_count(counted(), sum(rows for _, rows in left), folder)
         home = path_of(target.location)
         make_folder(home, is_synced=self._transfer.is_synced)
-        made = []
-        for number, (path, rows) in enumerate(left, target.first):
+
+        def placed(number: int, path: Path, rows: int) -> File:
             name = f"part-{number:05}.parquet"
             path.replace(home / name)
             sent = self._transfer.sum(f"{target.location}/{name}")
             file = File(name=name, rows=rows, bytes=sent.bytes, sha256=sent.sha256)
             self.wrote(f"{target.location}/{name}", file)
-            made.append(file)
+            return file
+
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-sum") as pool:
+            numbers = itertools.count(target.first)
+            made = tuple(pool.map(placed, numbers, *zip(*left, strict=True))) if left else ()
         shutil.rmtree(folder, ignore_errors=True)
-        return tuple(made)
+        return made
 
     def write_keys(self, frame: DataFrame, column: str, target: Target) -> Divided:
         folder = path_of(target.staging) / "spark"
-        observed, rows_written = counted(frame) if self._is_counted else (frame, lambda: None)
-        observed.write.mode("overwrite").partitionBy(column).parquet(f"file://{folder}")
+        watched, counted = observed(frame, {}) if self._is_counted else (frame, lambda: None)
+        watched.write.mode("overwrite").partitionBy(column).parquet(f"file://{folder}")
 
         def place(path: Path, location: str, rows: int) -> File:
             home = path_of(location)
@@ -110,7 +115,7 @@ class Native:
 
         made = left_by_keys(folder, column, location=target.location, place=place)
         found = sum(each.rows or 0 for files in made.values() for each in files)
-        _check_count(rows_written(), found, folder)
+        _check_count(counted(), found, folder)
         shutil.rmtree(folder, ignore_errors=True)
         return made
 
@@ -150,11 +155,12 @@ class Native:
         self.wrote(file.location, found)
 
 
-def _check_count(written: int | None, found: int, folder: Path) -> None:
-    if written is not None and written != found:
+def _check_count(counted: Mapping[str, int] | None, found: int, folder: Path) -> None:
+    if counted is not None and counted[ROWS] != found:
         raise WorkFailed(
-            f"Executors have written {written} rows, and {found} of them are in {folder}: they do"
-            " not share this disk. Use a bucket, or a folder that all machines have as one path.",
+            f"Executors have written {counted[ROWS]} rows, and {found} of them are in {folder}:"
+            " they do not share this disk. Use a bucket, or a folder that all machines have as one"
+            " path.",
             is_retried=False,
         )
 
