@@ -38,8 +38,8 @@ class NoSessions:
     def enter(self, session: Any, group: Group) -> None:
         pass
 
-    def leave(self, session: Any) -> bool:
-        return True
+    def leave(self, session: Any) -> None:
+        pass
 
     def cancel(self, group: str) -> None:
         pass

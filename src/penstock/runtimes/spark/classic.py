@@ -1,7 +1,8 @@
 """Sessions of a JVM that this process starts: local masters and clusters. Imports PySpark.
 
 The JVM is a child in the process group of the host, so it ends with it. It is started by PySpark's
-own launcher, with its output in the log of the host. All sessions share one SparkContext; each
+own launcher, with its output in the log of the host. All sessions share one SparkContext, and what
+jobs leave in it is kept from others (`isolation`); each
 thread of ours has a thread in the JVM (pinned threads), which is what groups, pools and the task in
 lines of the log hang on.
 """
@@ -19,13 +20,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
+from pyspark.sql.catalog import Catalog
+from pyspark.sql.classic.dataframe import DataFrame
 
 from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.spark import isolation
 from penstock.runtimes.spark.archive import archive_of
 from penstock.runtimes.spark.conf import (
     classic_conf,
@@ -41,8 +44,6 @@ from penstock.runtimes.spark.internals import (
     jvm_of,
     launch_jvm,
     scala_context,
-    session_state,
-    settings_of,
     status_store,
     wait_for_figures,
 )
@@ -90,34 +91,38 @@ class ClassicSessions:
         self._mdc = jvm.org.slf4j.MDC
         self._arrays = jvm.java.util.Arrays
         self.spark = context.version
+        self._properties = jvm.java.util.Properties
+        self._active = SparkSession._get_j_spark_session_class(jvm)  # noqa: SLF001
         self.base = SparkSession(context)
         check_driver(self.base)
-        self._untouched: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        isolation.install(SparkSession, DataFrame, Catalog, SparkContext)
+        self._commons = isolation.Commons(self.base)
         self._thread = threading.local()
         self._is_started = True
 
     def fresh(self) -> Any:
-        session = self.base.newSession()
-        self._untouched[session] = settings_of(session)
-        return session
+        return self.base.newSession()
 
     def enter(self, session: Any, group: Group) -> None:
-        del session  # all have one context
         context = self._context
-        if not getattr(self._thread, "has_pool", False):
+        if getattr(self._thread, "session", None) is not session:
+            self._commons.enter(session)
+            # What the thread asks for its session by gets this one.
+            self._active.setActiveSession(session._jsparkSession)  # noqa: SLF001
             context.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
-            self._thread.has_pool = True
+            self._thread.session = session
         context.setJobGroup(group.name, group.title, interruptOnCancel=True)
         context.setLocalProperty("mdc.penstock", group.tasks)
         self._mdc.put("mdc.penstock", group.tasks)
 
-    def leave(self, session: Any) -> bool:
+    def leave(self, session: Any) -> None:
+        self._thread.session = None
         try:
             self._mdc.clear()
-            session_state(session).catalog().clearTempTables()
-            return bool(settings_of(session).equals(self._untouched[session]))
-        except (Py4JError, OSError, KeyError):
-            return False
+            self._spark_context.setLocalProperties(self._properties())
+            self._active.clearActiveSession()
+        finally:
+            self._commons.leave(session)
 
     def cancel(self, group: str) -> None:
         self._spark_context.cancelJobGroupAndFutureJobs(group)

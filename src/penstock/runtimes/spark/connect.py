@@ -74,15 +74,13 @@ class ConnectSessions:
             self._sessions[group.name] = session
             self._counts[group.name] = {}
 
-    def leave(self, session: Any) -> bool:
-        """Its views and settings are the server's, and cannot be reset: it is used once."""
+    def leave(self, session: Any) -> None:
         with self._lock:
             for group in [name for name, each in self._sessions.items() if each is session]:
                 del self._sessions[group], self._counts[group]
             name = next((name for name, each in self._all.items() if each[0] is session), None)
         if name is not None:
             self._end(name)
-        return False
 
     def cancel(self, group: str) -> None:
         with self._lock:

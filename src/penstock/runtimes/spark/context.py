@@ -33,7 +33,7 @@ class Context:
     """A task, as a transform sees it."""
 
     session: Any
-    """The session. Views and settings that a transform makes in it are gone after the task."""
+    """The session of this task alone. What a transform makes in it is gone after the task."""
     task_id: int
     attempt: int
     job: str

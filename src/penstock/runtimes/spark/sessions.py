@@ -33,15 +33,15 @@ class Sessions(Protocol):
     """The session that the engine is made with."""
 
     def fresh(self) -> Any:
-        """A session whose views are its own."""
+        """A session for one run, in which nothing is."""
         ...
 
     def enter(self, session: Any, group: Group) -> None:
         """From now on jobs of this thread are of this group."""
         ...
 
-    def leave(self, session: Any) -> bool:
-        """The thread works for nobody; whether the session is as it was, and may be used again."""
+    def leave(self, session: Any) -> None:
+        """The thread works for nobody, and the session is not used again."""
         ...
 
     def cancel(self, group: str) -> None:

@@ -2,8 +2,8 @@
 
 A thread takes a run, gives it to the engine, and passes on how each of its tasks ends, when it
 does; of those that the engine says nothing of, at the end. It is used again unless it was
-interrupted: what an exception that came from nowhere has left in it is not known. A session is used
-again if it is as it was (`Sessions.leave`).
+interrupted: what an exception that came from nowhere has left in it is not known. Every run has a
+session of its own.
 
 After a failure it is asked whether the sessions are of use at all. If not, the task is no worse
 than the others: the host is broken, says so once, and ends; nothing is said of the task alone.
@@ -95,11 +95,11 @@ class Slots:
         if self._is_broken:
             return False
         try:
-            if not self._sessions.leave(slot.session):
-                slot.session = None
+            if slot.session is not None:
+                self._sessions.leave(slot.session)
         except Exception:  # noqa: BLE001 - the run has ended all the same
             _log.warning("a session could not be cleared", exc_info=True)
-            slot.session = None
+        slot.session = None
         with self._lock:
             del self._runs[run.number]
             self._figures.pop(run.number, None)
@@ -114,10 +114,12 @@ class Slots:
 
     def ended(self, run: Run, task_id: int, ended: Ended) -> None:
         """A task of a run has ended; said at once, if somebody waits for it."""
-        if isinstance(ended, Failed) and not run.is_vain and (why := self._sessions.why_dead()):
+        if run.is_dropped(task_id):
+            return
+        if isinstance(ended, Failed) and (why := self._sessions.why_dead()):
             self._is_broken = True
             self._host.broken(why)
-        elif not run.is_dropped(task_id):
+        else:
             self._host.send(_frame(run.number, task_id, ended, self._metrics(run)))
 
     def dropping(self) -> None:
@@ -130,8 +132,7 @@ class Slots:
         with self._printing.to(run.log):
             try:
                 try:
-                    if slot.session is None:
-                        slot.session = self._sessions.fresh()
+                    slot.session = self._sessions.fresh()
                     run.enter(slot.session)
                     self._engine.run(slot.session, run.works, run)
                     return silence

@@ -1,0 +1,257 @@
+"""Keeps jobs apart that share a context of Spark: none finds what another has made.
+
+- What belongs to a session is gone with it, since every run has one of its own (`Sessions.fresh`):
+  views, functions, variables, settings, the current database, data sources.
+- What belongs to a thread is reset after the run: properties, tags, the active session.
+- What belongs to the context is dropped after the run, by name: what was cached, tables, databases
+  and functions of Spark's own catalog.
+- What cannot be taken back, or would be taken from others too, is refused with a sentence.
+
+Of the context it is known what it holds, not who made it. What is new in it when a run leaves may
+be that run's, or one's that runs beside it, so it is dropped when all of them have left. Only when
+nobody runs at all, everything is cleared that has no name.
+
+What is refused is refused in Python, where users' code calls it (`install`, once a process), and
+only to sessions of runs. It keeps mistakes from others; code that means harm has the rights of the
+host anyway. Imports PySpark.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from py4j.protocol import Py4JError
+
+from penstock.kernel.errors import WorkFailed
+
+_log = logging.getLogger(__name__)
+
+_SQL_REFUSED: Final = {
+    re.compile(r"CREATE\s+(OR\s+REPLACE\s+)?GLOBAL\s+TEMP"): "CREATE GLOBAL TEMPORARY VIEW",
+    re.compile(r"CLEAR\s+CACHE\b"): "CLEAR CACHE",
+    re.compile(r"ADD\s+(JARS?|FILES?|ARCHIVES?)\b"): "ADD",
+}
+_NOISE: Final = re.compile(r"/\*.*?\*/|--[^\n]*(\n|$)|\s+", re.DOTALL)
+_INSTEAD: Final = {
+    "createGlobalTempView": "use createOrReplaceTempView, whose views are the task's own",
+    "createOrReplaceGlobalTempView": "use createOrReplaceTempView, whose views are the task's own",
+    "CREATE GLOBAL TEMPORARY VIEW": "write CREATE TEMPORARY VIEW, whose views are the task's own",
+    "clearCache": "drop what you have cached with unpersist or uncacheTable; it is dropped anyway",
+    "CLEAR CACHE": "write UNCACHE TABLE for what you have cached; it is dropped anyway",
+    "addPyFile": "name it in spark.submit.pyFiles below conf in the settings of the runtime",
+    "addFile": "name it in spark.files below conf in the settings of the runtime",
+    "addArchive": "name it in spark.archives below conf in the settings of the runtime",
+    "ADD": "name it in spark.jars or spark.files below conf in the settings of the runtime",
+    "setCheckpointDir": "name it in spark.checkpoint.dir below conf in the settings of the runtime",
+}
+_CONTEXT: Final = ("addPyFile", "addFile", "addArchive", "setCheckpointDir")
+
+_runs: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+"""The sessions of runs, and the frames that each has cached."""
+_thread: Final = threading.local()
+_installed: Final[set[type]] = set()
+
+
+def enter(session: Any) -> None:
+    """This thread works for a run with this session."""
+    _runs.setdefault(session, [])
+    _thread.session = session
+
+
+def leave(session: Any) -> None:
+    """The run is over: what it has cached is dropped."""
+    _thread.session = None
+    for frame in _runs.pop(session, ()):
+        frame.unpersist()
+
+
+def install(session: type, frame: type, catalog: type, context: type | None = None) -> None:
+    """Have these classes of PySpark refuse to sessions of runs what is not theirs alone."""
+    if session in _installed:
+        return
+    _installed.add(session)
+
+    def refuse_sql(self: Any, *args: Any, **named: Any) -> None:
+        text = args[0] if args else named.get("sqlQuery")
+        if self in _runs and isinstance(text, str) and (what := _refused(text)):
+            raise _refusal(what)
+
+    def keep(self: Any, *args: Any, **named: Any) -> None:
+        del args, named
+        if self.sparkSession in _runs:
+            _runs[self.sparkSession].append(self)
+
+    _before(session, "sql", refuse_sql)
+    for name in ("cache", "persist"):
+        _before(frame, name, keep)
+    for name in ("createGlobalTempView", "createOrReplaceGlobalTempView"):
+        _before(frame, name, _refusing(name, lambda self: self.sparkSession in _runs))
+    clearing = _refusing("clearCache", lambda self: self._sparkSession in _runs)
+    _before(catalog, "clearCache", clearing)
+    for name in _CONTEXT if context is not None else ():
+        _before(context, name, _refusing(name, lambda _: _current() is not None))
+    _install_builder(session)
+
+
+class Commons:
+    """What the sessions of one context share, and which runs are there."""
+
+    def __init__(self, base: Any) -> None:
+        shared = base._jsparkSession.sharedState()  # noqa: SLF001 - PySpark has no other way
+        self._context = base.sparkContext._jsc  # noqa: SLF001
+        self._cache = shared.cacheManager()
+        self._catalog = shared.externalCatalog()
+        self._views = shared.globalTempViewManager()
+        # A metastore is others' too, and keeps what it is given.
+        self._is_ours = base.conf.get("spark.sql.catalogImplementation") == "in-memory"
+        self._lock = threading.Lock()
+        self._active: set[int] = set()
+        self._known = self._names()
+        self._new: dict[tuple[str, str], set[int]] = {}
+        """What nobody is known to have made, and who runs that may have."""
+
+    def enter(self, session: Any) -> None:
+        """A run is there."""
+        with self._lock:
+            self._active.add(id(session))
+        enter(session)
+
+    def leave(self, session: Any) -> None:
+        """A run is over: drop what is certainly nobody's any more."""
+        try:
+            if not self._cache.isEmpty():
+                _uncache_views(session)
+            leave(session)
+        finally:
+            with self._lock:
+                self._active.discard(id(session))
+                for owners in self._new.values():
+                    owners.discard(id(session))
+                for name in self._names() - self._known - self._new.keys():
+                    self._new[name] = set(self._active)
+                over = [name for name, owners in self._new.items() if not owners]
+                for name in over:
+                    self._drop(*self._forget(name))
+                if not self._active:
+                    self._clear()
+
+    def _names(self) -> set[tuple[str, str]]:
+        """What there is: global views, databases, and what is in the default one of them."""
+        found = {"view": self._views.listViewNames("*")}
+        if self._is_ours:
+            found |= {
+                "database": self._catalog.listDatabases(),
+                "table": self._catalog.listTables("default"),
+                "function": self._catalog.listFunctions("default", "*"),
+            }
+        return {
+            (kind, name)
+            for kind, names in found.items()
+            for name in str(names.mkString("\n")).splitlines()
+        }
+
+    def _forget(self, name: tuple[str, str]) -> tuple[str, str]:
+        del self._new[name]
+        return name
+
+    def _drop(self, kind: str, name: str) -> None:
+        try:
+            match kind:
+                case "view":
+                    self._views.remove(name)
+                case "database":
+                    self._catalog.dropDatabase(name, True, True)  # noqa: FBT003 - Scala's own
+                case "table":
+                    self._catalog.dropTable("default", name, True, False)  # noqa: FBT003
+                case _:
+                    self._catalog.dropFunction("default", name)
+        except Py4JError as error:
+            _log.warning("the %s %s that a task has left is not dropped: %s", kind, name, error)
+        else:
+            _log.info("the %s %s that a task has left is dropped", kind, name)
+
+    def _clear(self) -> None:
+        """Nobody runs: whatever is cached is nobody's."""
+        if not self._cache.isEmpty():
+            self._cache.clearCache()
+        kept = self._context.getPersistentRDDs()
+        if kept.size():
+            for each in kept.values():
+                each.unpersist(False)  # noqa: FBT003 - Java's own
+
+
+def _uncache_views(session: Any) -> None:
+    catalog = session.catalog
+    for each in catalog.listTables():
+        if each.isTemporary and catalog.isCached(each.name):
+            catalog.uncacheTable(each.name)
+
+
+def _refused(text: str) -> str:
+    """What a statement is that is refused; empty if it is not."""
+    start = 0
+    while (noise := _NOISE.match(text, start)) is not None:
+        start = noise.end()
+    words = _NOISE.sub(" ", text[start : start + 500]).upper()
+    return next((what for pattern, what in _SQL_REFUSED.items() if pattern.match(words)), "")
+
+
+def _refusal(what: str) -> WorkFailed:
+    return WorkFailed(
+        f"{what} would change what other tasks in the same JVM see; {_INSTEAD[what]}.",
+        is_retried=False,
+    )
+
+
+def _refusing(name: str, is_refused: Callable[[Any], bool]) -> Callable[..., None]:
+    def refuse(self: Any, *args: Any, **named: Any) -> None:
+        del args, named
+        if is_refused(self):
+            raise _refusal(name)
+
+    return refuse
+
+
+def _before(owner: Any, name: str, look: Callable[..., None]) -> None:
+    """Have a method of a class begin with this."""
+    plain = getattr(owner, name)
+
+    @wraps(plain)
+    def method(self: Any, *args: Any, **named: Any) -> Any:
+        look(self, *args, **named)
+        return plain(self, *args, **named)
+
+    setattr(owner, name, method)
+
+
+def _install_builder(session: Any) -> None:
+    """`SparkSession.builder.getOrCreate()` gives the session of the run, not the host's own."""
+    plain = session.Builder.getOrCreate
+
+    @wraps(plain)
+    def get_or_create(self: Any) -> Any:
+        current = _current()
+        if current is None:
+            return plain(self)
+        for name, value in _options(self):
+            try:
+                current.conf.set(name, value)
+            except Exception as error:  # noqa: BLE001 - as PySpark does, of what cannot be changed
+                _log.warning("%s is not set: %s", name, error)
+        return current
+
+    session.Builder.getOrCreate = get_or_create
+
+
+def _options(builder: Any) -> Iterable[tuple[str, Any]]:
+    return dict(builder._options).items()  # noqa: SLF001 - PySpark has no other way
+
+
+def _current() -> Any:
+    return getattr(_thread, "session", None)
