@@ -46,8 +46,9 @@ class Engine:
         with _counting:
             _running -= 1
         said = {"pid": os.getpid(), "at_once": seen, "of": len(works)}
+        is_one_by_one = any(work.config.get("do") in _DEEDS for work in works)
         for work in works:
-            if len(works) > 1 or work.config.get("do") in _DEEDS:
+            if is_one_by_one:
                 tell.begin([work.task_id])
                 _DEEDS.get(work.config.get("do", ""), _nothing)(work)
             tell.end(work.task_id, Finished(made=(), metrics=said))
