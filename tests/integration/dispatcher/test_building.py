@@ -101,6 +101,30 @@ def test_nothing_is_cut_over_before_what_is_downstream(play: Play) -> None:
     play(story)
 
 
+def test_nothing_is_cut_over_while_what_was_published_upstream_is_still_to_be_routed(
+    play: Play,
+) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(chain())
+        await work_all(pipeline, "p")
+        await pipeline.apply(chain(clean="2"))
+        await pipeline.backfills.turn()
+        await pipeline.work("a:clean")
+        await pipeline.work("a:report")
+        await pipeline.backfills.turn()
+        daily = (await pipeline.job("report")).outputs["daily"]
+        # As of a task that has published thousands of partitions.
+        mark = "UPDATE event SET routed = %s WHERE seq = (SELECT max(seq) FROM event JOIN dataset"
+        mark += " ON dataset.id = dataset_id WHERE dataset.name = 'tidy')"
+        await world.rows(mark, "pending")
+        assert await pipeline.deployment.cut_over(daily) is CutOver.UPSTREAM
+        await world.rows(mark, "routed")
+        assert await pipeline.deployment.cut_over(daily) is CutOver.DONE
+
+    play(story)
+
+
 def test_force_does_not_end_a_backfill(play: Play) -> None:
     async def story(world: World) -> None:
         pipeline = Pipeline(world)

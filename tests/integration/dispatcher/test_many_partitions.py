@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.datasets.layout import attempt_name, many_prefix, part
-from penstock.dispatcher.routing.router import route_events
+from penstock.dispatcher.routing.router import Routing, route_events
 from penstock.dispatcher.tasks.lifecycle import Tasks
 from penstock.dispatcher.tasks.values import (
     PUBLISHED_MAX,
@@ -71,6 +71,10 @@ def test_ten_thousand_partitions_are_published_at_once_and_each_is_a_task_of_who
         assert (len(found.published), found.omitted) == (PUBLISHED_MAX, MANY - PUBLISHED_MAX)
         assert await world.value("SELECT count(*) FROM publication") == MANY
         assert await world.value("SELECT count(DISTINCT place) FROM publication") == MANY
+        # The transaction is kept short: routers make the tasks, in windows.
+        assert await world.value("SELECT count(*) FROM event WHERE routed = 'pending'") == MANY
+        for _ in range(10):
+            await Routing(world.database).route(limit=1_000)
         made_of = await world.value(
             "SELECT count(DISTINCT payload ->> 'partition_key') FROM task WHERE job_id = %s",
             reading.id,

@@ -329,6 +329,13 @@ SELECT
         FROM pairs
         CROSS JOIN LATERAL penstock_lacking(
             pairs.dataset_id, pairs.served, pairs.next, %(since)s::timestamptz) AS lacking
+        WHERE pairs.is_upstream)
+    OR EXISTS (
+        -- What was published by the thousand is routed a moment later.
+        SELECT
+        FROM pairs
+        JOIN event ON event.dataset_id = pairs.dataset_id AND event.generation = pairs.next
+            AND event.routed = 'pending' AND event.revision IS NOT NULL
         WHERE pairs.is_upstream) AS is_upstream_uncovered,
     EXISTS (
         SELECT FROM backfill

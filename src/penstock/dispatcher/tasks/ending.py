@@ -2,9 +2,11 @@
 
 One transaction ends the attempts, publishes what they have made, writes the events, has them routed
 and writes the wake-ups. Of several attempts in one call, each has its own answer: one that is
-refused changes nothing and costs the others nothing. The order of locks is tasks by id, then
-schemas, then partitions by name. What has moved is told to readers without Postgres by the relay:
-triggers of the schema put it into the outbox, in the same transaction.
+refused changes nothing and costs the others nothing. Of a call that has published very many
+partitions the events are left pending, and routers make their tasks in windows: whoever publishes
+for the same readers waits for a router's window, never for all of it. The order of locks is tasks
+by id, then schemas, then partitions by name. What has moved is told to readers without Postgres by
+the relay: triggers of the schema put it into the outbox, in the same transaction.
 
 A release hands the task back: the attempt does not count against `max_attempts`, and its number is
 never used again. A task is handed back `RELEASES_MAX` times without being counted; further releases
@@ -63,6 +65,8 @@ Route = Callable[[Connection, Sequence[int]], Awaitable[None]]
 Saying = Completion | Failure | Release
 Place = TypeVar("Place", bound=Hashable)
 
+ROUTED_MAX: Final = 1_000
+"""How many events are routed in the transaction that has made them, at most."""
 RELEASES_MAX: Final = 20
 """How often a task is handed back without that being counted, until it is replayed."""
 _RELEASE_FIRST_MS: Final = 1_000
@@ -114,7 +118,7 @@ async def end(
     }
     await _close(connection, [each for each in allowed if each.fence.task_id in ended], ended, rows)
     events = [one.event_seq for each in ended.values() for one in each.published if one.event_seq]
-    if events:
+    if 0 < len(events) <= ROUTED_MAX:
         await route(connection, events)
     await announce(connection, [row["task_id"] for row in rows.values() if row["due_at"]])
     await _wake_freed(connection, [row["task_id"] for row in rows.values() if row["is_limited"]])
