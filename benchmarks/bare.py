@@ -1,6 +1,7 @@
 """The other side of `benchmarks.pipeline`: the same work in bare PySpark, in a process of its own.
 
     python -m benchmarks.bare flights --days 365 --to FOLDER --conf '{…}'
+    python -m benchmarks.bare months --source FOLDER --to FOLDER --conf '{…}'
     python -m benchmarks.bare tpch --folders '{"lineitem": FOLDER, …}' --to FOLDER --conf '{…}'
 
 The session is started and has run something before anything is timed. Seconds are printed as JSON.
@@ -18,6 +19,16 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SQL = Path(__file__).resolve().parent / "tpch"
+BY_MONTH = {
+    "daily": (
+        "SELECT {keys}, date(ts) AS day, count(*) AS trips, sum(fare) AS fares FROM {trips}"
+        " GROUP BY {keys}, date(ts)"
+    ),
+    "zones": (
+        "SELECT {keys}, zone, count(*) AS trips, max(miles) AS miles FROM {trips}"
+        " GROUP BY {keys}, zone"
+    ),
+}
 sys.path.insert(0, str(ROOT / "examples" / "flights"))
 
 
@@ -45,12 +56,30 @@ def tpch(session: Any, options: argparse.Namespace) -> dict[str, float]:
     return took
 
 
+def months(session: Any, options: argparse.Namespace) -> dict[str, float]:
+    """Files divided into months, and two queries of each month, twice."""
+    took: dict[str, float] = {}
+    for turn in range(2):
+        began = time.monotonic()
+        trips = session.read.parquet(str(options.source))
+        keyed = trips.selectExpr("*", "date_format(ts, 'yyyy-MM') AS month")
+        keyed.write.partitionBy("month").parquet(f"{options.to}/{turn}/trips")
+        took[f"load-{turn}"] = time.monotonic() - began
+        session.read.parquet(f"{options.to}/{turn}/trips").createOrReplaceTempView("trips")
+        for name, text in BY_MONTH.items():
+            found = session.sql(text.format(keys="month", trips="trips"))
+            found.write.partitionBy("month").parquet(f"{options.to}/{turn}/{name}")
+        took[f"all-{turn}"] = time.monotonic() - began
+    return took
+
+
 def main() -> None:
     """Start a session, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("what", choices=("flights", "tpch"))
+    parser.add_argument("what", choices=("flights", "tpch", "months"))
     parser.add_argument("--days", type=int, default=365)
     parser.add_argument("--folders", default="{}", help="of tables, as JSON")
+    parser.add_argument("--source", type=Path, help="of the files of months")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--conf", default="{}", help="settings of Spark, as JSON")
@@ -62,7 +91,7 @@ def main() -> None:
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.range(1000).selectExpr("sum(id)").collect()
-    measured = {"flights": flights, "tpch": tpch}[options.what](session, options)
+    measured = {"flights": flights, "tpch": tpch, "months": months}[options.what](session, options)
     session.stop()
     print(json.dumps(measured))
 

@@ -8,6 +8,7 @@ they talk HTTP. Run `make bench`, or `python -m benchmarks.dispatcher --help`.
 - *routing*: partition events into a DAG of five jobs, set-based: tasks a second.
 - *wake-ups*: events at a steady rate; from the answer to the event until the wake-up is heard.
 - *http*: claim and complete over HTTP, eight workers: tasks a second.
+- *many*: a task that publishes ten thousand partitions at once, and what others wait meanwhile.
 - *backfill*: a million partitions planned, and claiming while they drain against claiming without.
 - *curve*: claim and complete with more and more finished tasks in the tables.
 """
@@ -203,7 +204,7 @@ async def _drained(url: str, *, workers: int, batch: int) -> float:
     return time.monotonic() - began
 
 
-def _end(task: dict[str, Any]) -> dict[str, object]:
+def _end(task: dict[str, Any]) -> dict[str, Any]:
     location = Places(task["root"]).output(
         "sales",
         generation=task["generation"],
@@ -243,6 +244,63 @@ async def _queued(database: Database, tasks: int, *, first: int = 0) -> None:
     router = Routing(database)
     while (await router.route(limit=10_000)).routed:
         pass
+
+
+# Many partitions --------------------------------------------------------------------------------
+
+
+async def many(bench: Bench, *, partitions: int, seconds: float) -> None:
+    """How long completions of others take, without and beside one of so many partitions."""
+    dsn = await bench.database("many")
+    async with Database(dsn) as database:
+        await _queued(database, 20_000)
+        async with dispatcher_over(bench, dsn) as urls, _client(urls[1], name="large") as client:
+            ask = {"operator": "bench:clean", "limit": 1}
+            (task,) = (await _post(client, "/internal/task-claim", ask))["tasks"]
+            end = _end(task)
+            (made,) = end["outputs"]
+            facts = {"manifest": "a" * 64, "files": 1, "rows": 1, "bytes": 1}
+            end["outputs"] = [
+                {
+                    **made,
+                    "location": f"{made['location']}/m{number}",
+                    "partition_key": f"m{number}",
+                    "facts": facts,
+                }
+                for number in range(partitions)
+            ]
+            before = await _latencies(urls[1], seconds=seconds)
+
+            async def publish() -> float:
+                began = time.monotonic()
+                await _post(client, "/v1/task/complete", {"tasks": [end]})
+                return time.monotonic() - began
+
+            during, took = await asyncio.gather(_latencies(urls[1], seconds=seconds), publish())
+    bench.tell(f"many: {partitions:,} partitions published", took, "s")
+    for name, found in (("without", before), ("beside", during)):
+        bench.tell(f"many: completions of others {name} it, median", statistics.median(found), "ms")
+        worst = statistics.quantiles(found, n=100, method="inclusive")[98]
+        bench.tell(f"many: completions of others {name} it, p99", worst, "ms")
+        bench.tell(f"many: completions of others {name} it, longest", max(found), "ms")
+
+
+async def _latencies(url: str, *, seconds: float, workers: int = 4) -> list[float]:
+    """How many milliseconds completions of one task each take, for so long."""
+    until = time.monotonic() + seconds
+    found: list[float] = []
+
+    async def one(number: int) -> None:
+        async with _client(url, name=f"worker-{number}") as client:
+            while time.monotonic() < until:
+                ask = {"operator": "bench:clean", "limit": 1}
+                for task in (await _post(client, "/internal/task-claim", ask))["tasks"]:
+                    began = time.monotonic()
+                    await _post(client, "/v1/task/complete", {"tasks": [_end(task)]})
+                    found.append((time.monotonic() - began) * 1000)
+
+    await asyncio.gather(*(one(number) for number in range(workers)))
+    return found
 
 
 # Backfill ---------------------------------------------------------------------------------------
@@ -435,7 +493,7 @@ async def _all(dsn: str, statement: str) -> list[dict[str, Any]]:
         return await (await connection.execute(statement.encode())).fetchall()
 
 
-SECTIONS = ("routing", "wakeups", "http", "backfill", "curve")
+SECTIONS = ("routing", "wakeups", "http", "many", "backfill", "curve")
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -452,6 +510,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             if "http" in options.sections:
                 for batch in (1, 16):
                     await http(bench, tasks=options.tasks, workers=8, batch=batch)
+            if "many" in options.sections:
+                await many(bench, partitions=10_000, seconds=10.0)
             if "backfill" in options.sections:
                 await backfill(bench, partitions=1_000_000, seconds=8.0)
             if "curve" in options.sections:

@@ -7,6 +7,7 @@ Run `make bench`, or `python -m benchmarks.pipeline --help`.
 
 - *flights*: the demo's pipeline for a year, with coalescing, against examples/flights/plain.py.
 - *tpch*: five queries of TPC-H at scale factor 1 as `spark.sql` jobs, against the same queries.
+- *months*: files of many months that one task divides, and two jobs behind, against `partitionBy`.
 - *small*: a thousand small partitions, from the event to the publication, a second.
 - *s3*: two months of flights with the data on an S3 server (SeaweedFS) against a folder.
 """
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from benchmarks.bare import BY_MONTH
 from penstock.dispatcher.client import Client
 from penstock.installation import Installation
 from penstock.kernel.errors import DispatcherUnavailable
@@ -41,7 +43,7 @@ from penstock.store.s3.local import LocalS3
 ROOT = Path(__file__).resolve().parents[1]
 FLIGHTS = ROOT / "examples" / "flights"
 TPCH = Path(__file__).resolve().parent / "tpch"
-SECTIONS = ("flights", "tpch", "small", "s3")
+SECTIONS = ("flights", "tpch", "months", "small", "s3")
 DAILY = ("raw_flights", "raw_weather", "flights", "observed", "carrier_days", "airport_days")
 MONTHLY = ("carrier_months", "airport_months", "carrier_report", "airport_report")
 TABLES = ("customer", "lineitem", "nation", "orders", "region", "supplier")
@@ -52,6 +54,7 @@ READS = {
     "q10": ("customer", "orders", "lineitem", "nation"),
     "q18": ("customer", "orders", "lineitem"),
 }
+TRIP_FILES = 8
 SMALL = """
 jobs:
   told: {activation: source, source: {kind: manual}, outputs: [keys]}
@@ -72,6 +75,30 @@ SUMS = """
       partition_wise: true
     inputs: [small.small]
     outputs: [sums]
+    coalesce: 200
+"""
+MONTHS = """
+jobs:
+  arrived: {{activation: source, source: {{kind: manual}}, outputs: [files]}}
+  load:
+    runtime: spark
+    operator: spark.sql
+    config: {{sql: "SELECT * FROM parquet.`{trips}`"}}
+    inputs: [arrived.files]
+    outputs: [{{name: trips, partition_by: "date_trunc('month', ts)"}}]
+  daily:
+    runtime: spark
+    operator: spark.sql
+    config: {{sql: "{daily}", partition_wise: true}}
+    inputs: [load.trips]
+    outputs: [daily]
+    coalesce: 200
+  zones:
+    runtime: spark
+    operator: spark.sql
+    config: {{sql: "{zones}", partition_wise: true}}
+    inputs: [load.trips]
+    outputs: [zones]
     coalesce: 200
 """
 WAIT_SECONDS_MAX = 1800.0
@@ -301,6 +328,87 @@ async def tpch(bench: Bench) -> None:
     bench.tell(f"tpch: five queries, scale {scale}: ratio", ratio, goal="goal: at most 1.1")
 
 
+# Months -----------------------------------------------------------------------------------------
+
+
+def _trips(folder: Path, *, months: int, rows: int) -> None:
+    """So many rows a month, in files each of which has rows of all months."""
+    import numpy as np  # noqa: PLC0415 - so that --help needs none of these
+    import pyarrow as pa  # noqa: PLC0415
+    from pyarrow import parquet  # noqa: PLC0415
+
+    folder.mkdir()
+    random = np.random.default_rng(7)
+    first = np.datetime64("2019-01-01", "us")
+    seconds = int((np.datetime64("2019-01") + months).astype("datetime64[s]").astype(int))
+    seconds -= int(first.astype("datetime64[s]").astype(int))
+    count = months * rows // TRIP_FILES
+    for number in range(TRIP_FILES):
+        at = first + (random.random(count) * seconds * 1e6).astype("timedelta64[us]")
+        table = pa.table(
+            {
+                "ts": pa.array(at, pa.timestamp("us", tz="UTC")),
+                "zone": pa.array(random.integers(0, 260, count, dtype=np.int32)),
+                "fare": pa.array(random.random(count) * 50),
+                "miles": pa.array(random.random(count) * 20),
+                "note": pa.array(random.integers(0, 10**9, count).astype(str)),
+            }
+        )
+        parquet.write_table(table, folder / f"{number}.parquet")
+
+
+async def months(bench: Bench) -> None:
+    """One task that makes all months, and two jobs that read each of them, cold and then warm."""
+    count, folder = bench.options.months, bench.folder / "months"
+    folder.mkdir()
+    source = folder / "source"
+    await asyncio.to_thread(_trips, source, months=count, rows=bench.options.month_rows)
+    dag = folder / "months.yaml"
+    queries = {
+        name: text.format(keys="_partition", trips="trips") for name, text in BY_MONTH.items()
+    }
+    dag.write_text(MONTHS.format(trips=source, **queries))
+    ours: list[float] = []
+    loaded: list[float] = []
+    async with installed(folder / "data", dag) as client:
+        for turn in range(2):
+            began = await trigger_all(client, "arrived", [{"event_id": f"t{turn}"}])
+            ended = await _renewed(client, ("trips", "daily", "zones"), count, began)
+            ours.append((ended - began).total_seconds())
+            loaded.append(
+                (await _renewed(client, ("trips",), count, began) - began).total_seconds()
+            )
+    to = folder / "bare"
+    theirs = bare("months", "--source", str(source), "--to", str(to), conf=spark_conf(to))
+    for turn, name in enumerate(("cold", "warm")):
+        bench.tell(f"months: {count} loaded, bare PySpark, {name}", theirs[f"load-{turn}"], "s")
+        bench.tell(f"months: {count} loaded, Penstock, {name}", loaded[turn], "s")
+        bench.tell(f"months: and two jobs, bare PySpark, {name}", theirs[f"all-{turn}"], "s")
+        bench.tell(f"months: and two jobs, Penstock, {name}", ours[turn], "s")
+    ratio = ours[-1] / theirs["all-1"]
+    bench.tell("months: ratio, warm", ratio, goal="goal: at most 1.2")
+
+
+async def _renewed(
+    client: Client, datasets: Sequence[str], count: int, began: datetime
+) -> datetime:
+    """Wait until all partitions were published since; returns when the last of them was."""
+    until = time.monotonic() + WAIT_SECONDS_MAX
+    while time.monotonic() < until:
+        times = [
+            each.published_at
+            for name in datasets
+            for each in (await client.partitions(name, limit=1000)).partitions
+        ]
+        if len([each for each in times if each >= began]) >= count * len(datasets):
+            return max(times)
+        dead = (await client.tasks(status="dead", limit=1)).tasks
+        if dead:
+            raise RuntimeError(f"{dead[0].job} {dead[0].partition_key}: {dead[0].reason}")
+        await asyncio.sleep(0.5)
+    raise TimeoutError(f"not all of {datasets} was published")
+
+
 # Small partitions -------------------------------------------------------------------------------
 
 
@@ -328,7 +436,7 @@ async def small(bench: Bench) -> None:
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run the sections in turn."""
-    every = {"flights": flights, "tpch": tpch, "small": small, "s3": s3}
+    every = {"flights": flights, "tpch": tpch, "months": months, "small": small, "s3": s3}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         bench = Bench(Path(name), options, {})
         for section in options.sections:
@@ -343,6 +451,8 @@ def main() -> None:
     parser.add_argument("--days", type=int, default=365, help="for flights")
     parser.add_argument("--scale", type=float, default=1, help="for tpch")
     parser.add_argument("--turns", type=int, default=3, help="for tpch; the last one counts")
+    parser.add_argument("--months", type=int, default=24, help="for months")
+    parser.add_argument("--month-rows", type=int, default=200_000, help="for months")
     parser.add_argument("--partitions", type=int, default=1000, help="for small")
     parser.add_argument("--s3-days", type=int, default=59, help="for s3")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
