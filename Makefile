@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ "$$n" -gt 4 ] && echo 4 || echo "$$n")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test spark check format bench lock clean
+.PHONY: help demo test spark check format bench jar lock clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ bench: $(VENV)/dev.stamp ## Measure; prints figures, asserts none
 	@$(BIN)/python -m benchmarks.pipeline
 	@$(BIN)/python -m benchmarks.pipeline_cost
 	@$(BIN)/python -m benchmarks.console
+
+jar: $(VENV)/dev.stamp ## Compile java/ into the jar that Spark is given; needs javac
+	@$(BIN)/python java/build.py
 
 EVERY := --extra local --extra dispatcher --extra spark --extra demo --group build
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \

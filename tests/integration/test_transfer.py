@@ -185,7 +185,7 @@ def test_keys_are_found_by_the_chain_and_asked_for_again(
     found = Transfer(local_s3.url)
     found.write_bytes(f"{base}/x", b"body")
     assert found.read_bytes(f"{base}/x") == b"body"
-    provider = buckets._Provider(None)
+    provider = buckets.Provider(None)
     answer = provider()
     assert answer["access_key_id"] == given.access_key
     assert answer["expires_at"] is not None

@@ -224,12 +224,12 @@ def _client(config: S3Config, patience_seconds: float) -> S3Store:
             "retry_timeout": timedelta(seconds=patience_seconds),
             "backoff": {"max_backoff": timedelta(seconds=2)},
         },
-        credential_provider=_Provider(config.keyring.given),
+        credential_provider=Provider(config.keyring.given),
     )
 
 
-class _Provider:
-    """What the client signs with now. Called in threads of the client's own."""
+class Provider:
+    """What a client signs with now. Called in threads of the client's own."""
 
     def __init__(self, given: Credentials | None) -> None:
         self._given = given

@@ -197,9 +197,13 @@ class Transfer:
         parts = urlsplit(self.store_url)
         return parts.scheme != "file" or dict(parse_qsl(parts.query)).get("fsync") != "off"
 
-    def _bucket(self, name: str) -> _Side:
+    def bucket_url(self, name: str) -> str:
+        """A bucket as `s3_config` reads it, reached as the store is."""
         parts = urlsplit(self.store_url)
         query = f"?{parts.query}" if parts.scheme == "s3" and parts.query else ""
+        return f"s3://{name}{query}"
+
+    def _bucket(self, name: str) -> _Side:
         try:
             # Only now: folders need no client of buckets.
             buckets = import_module("penstock.datasets.buckets")
@@ -209,7 +213,7 @@ class Transfer:
                 hint="Install Penstock with its requirements: pip install penstock[spark].",
             ) from error
         side: _Side = buckets.open_bucket(
-            f"s3://{name}{query}",
+            self.bucket_url(name),
             environment=tuple(sorted(self.environment.items())),
             credentials=self.credentials,
             patience_seconds=self.patience_seconds,

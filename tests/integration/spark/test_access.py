@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,19 +11,24 @@ from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyarrow import parquet
 from pyspark.sql import datasource
 from pyspark.sql.types import StructType
 
+from penstock.datasets import buckets
 from penstock.datasets.snapshot import DataFile
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.entropy import new_id, system_entropy
+from penstock.runtimes.spark.access.base import Slice, Target
 from penstock.runtimes.spark.access.choosing import Accesses
+from penstock.runtimes.spark.access.direct import Direct, Keys, S3a, registry_of
 from penstock.runtimes.spark.access.source import FileReader, TaggedFile
 from penstock.store.s3.local import LocalS3
 from tests.integration.spark.bench import Bench, part, settings_of
 from tests.integration.spark.test_batches import COUNT, WISE, days, made_of, works
 
+ALIAS = "penstock://renewed"
 CLUSTER = "spark://nowhere:7077"
 """An engine that is told so takes the way of clusters; the session of the tests is local anyway."""
 
@@ -110,6 +117,152 @@ def test_damage_in_a_bucket_is_found(spark: Any, bucket: str, tmp_path: Path, ma
     assert not failure.is_retried
 
 
+def test_a_damaged_page_is_found_where_files_are_too_large_to_be_compared(
+    spark: Any, bucket: str, tmp_path: Path
+) -> None:
+    bench = bench_at(spark, bucket, tmp_path, master=CLUSTER)
+    raw = bench.publish({"a": list(range(400_000))})
+    where = f"{raw.location}/part-00000.parquet"
+    body = bytearray(bench.transfer.read_bytes(where))
+    assert len(body) > 2**20
+    body[len(body) // 2] ^= 1
+    bench.transfer.write_bytes(where, bytes(body))
+    work = bench.work("spark.sql", {"sql": "SELECT sum(a) AS a FROM raw"}, inputs={"raw": [raw]})
+    failure = bench.failure(work)
+    assert failure.reason.startswith(f"The file {where} is damaged: a page")
+    assert not failure.is_retried
+
+
+def test_another_object_in_the_place_of_a_large_one_is_found(
+    spark: Any, bucket: str, tmp_path: Path
+) -> None:
+    bench = bench_at(spark, bucket, tmp_path, master=CLUSTER)
+    raw, other = (bench.publish({"a": list(range(many))}) for many in (400_000, 400_001))
+    body = bench.transfer.read_bytes(f"{other.location}/part-00000.parquet")
+    bench.transfer.write_bytes(f"{raw.location}/part-00000.parquet", body)
+    work = bench.work("spark.sql", {"sql": "SELECT sum(a) AS a FROM raw"}, inputs={"raw": [raw]})
+    failure = bench.failure(work)
+    assert f"it has {len(body)} bytes, and should have" in failure.reason
+    assert not failure.is_retried
+
+
+def test_spark_writes_objects_in_parts_by_partition_with_their_sums(
+    spark: Any, bucket: str, tmp_path: Path
+) -> None:
+    transfer = Transfer("s3://penstock")
+    access = Direct(transfer, spark)
+    before = spark.conf.get("spark.sql.sources.commitProtocolClass")
+    rows = 700_000
+    frame = spark.range(0, rows, 1, 2).selectExpr(
+        "id", "sha2(string(id), 256) AS text", "if(id % 1000 = 0, 'a/b', 'ü=%') AS half"
+    )
+    location = f"{bucket}/a b/[x]"
+    files = access.committed(spark, frame.write.partitionBy("half"), location)
+    assert sum(each.rows or 0 for each in files) == rows
+    # One was sent in parts, and its last bytes were held back until its footer was known.
+    assert max(each.bytes for each in files) > 2 * 8 * 2**20
+    assert {each.name.rpartition("/")[0] for each in files} == {"half=a%2Fb", "half=ü%3D%25"}
+    found = {each.name: each.bytes for each in transfer.list(location)}
+    assert found == {each.name: each.bytes for each in files}
+    for each in files:
+        sent = transfer.sum(f"{location}/{each.name}")
+        assert (sent.bytes, sent.sha256) == (each.bytes, each.sha256)
+        with transfer.open(f"{location}/{each.name}") as opened:
+            footer = parquet.ParquetFile(opened).metadata
+            assert footer.num_rows == each.rows
+    assert spark.conf.get("spark.sql.sources.commitProtocolClass") == before
+    wanted = [
+        DataFile(location=f"{location}/{each.name}", bytes=each.bytes, sha256=each.sha256)
+        for each in files
+    ]
+    with ExitStack() as held:
+        read = access.frame(spark, [Slice(files=wanted)], None, held)
+        assert read.selectExpr("count(text)", "sum(id)").collect() == [
+            (rows, rows * (rows - 1) // 2)
+        ]
+
+
+def test_a_write_that_fails_leaves_no_file_and_commits_none(
+    spark: Any, bucket: str, tmp_path: Path
+) -> None:
+    transfer = Transfer("s3://penstock")
+    access = Direct(transfer, spark)
+    frame = spark.range(0, 1000, 1, 2).selectExpr(
+        "if(id < 900, id, raise_error('enough')) AS id", "1 AS one"
+    )
+    location = f"{bucket}/failed"
+    with pytest.raises(Exception, match="enough"):
+        access.write(frame, Target(location=location, staging=location, file_bytes=2**27))
+    # The half that did not fail may have been written, and was told to nobody.
+    assert [each for each in transfer.list(location) if "part-00001" in each.name] == []
+    empty = access.write(frame.limit(0), Target(location=location, staging="", file_bytes=2**27))
+    assert empty == ()
+
+
+def test_keys_are_in_no_plan_and_no_setting(
+    spark: Any, bucket: str, local_s3: LocalS3, tmp_path: Path
+) -> None:
+    bench = bench_at(spark, bucket, tmp_path, master=CLUSTER)
+    raw = bench.publish({"a": [1]})
+    file = f"{raw.location}/part-00000.parquet"
+    sent = bench.transfer.sum(file)
+    with ExitStack() as held:
+        access = Direct(bench.transfer, spark)
+        files = [DataFile(location=file, bytes=sent.bytes, sha256=sent.sha256)]
+        frame = access.frame(spark, [Slice(files=files)], None, held)
+        plan = frame._jdf.queryExecution().toString()
+        assert frame.count() == 1
+    assert "penstock://" in plan
+    conf = spark.sparkContext.getConf().toDebugString()
+    said = conf + spark._jsc.hadoopConfiguration().getPropsWithPrefix("").toString()
+    assert "fs.penstock.impl" in said
+    for secret in (local_s3.credentials.secret_key, local_s3.credentials.access_key):
+        assert secret not in plan + said
+
+
+def test_keys_that_are_no_longer_good_are_asked_for_again(
+    spark: Any, bucket: str, local_s3: LocalS3
+) -> None:
+    Transfer("s3://penstock").write_bytes(f"{bucket}/file", b"five!")
+    given = local_s3.credentials
+
+    def tell(access_key: str, secret_key: str) -> None:
+        # Another name for the bucket, of which nothing is known yet.
+        registry_of(spark).reach(
+            "renewed", local_s3.endpoint, "/penstock", "us-east-1", "", access_key, secret_key, ""
+        )
+
+    path = spark._jvm.org.apache.hadoop.fs.Path(f"{bucket}/file".replace("s3://penstock", ALIAS))
+    files = path.getFileSystem(spark._jsc.hadoopConfiguration())
+    tell("gone", "no-longer-a-secret")
+    with pytest.raises(Py4JJavaError, match=r"refused with status 403 \(InvalidAccessKeyId\)"):
+        files.getFileStatus(path)
+    # Those that it has are a moment old, and would be used for a minute.
+    tell(given.access_key, given.secret_key)
+    assert files.getFileStatus(path).getLen() == 5
+
+
+def test_keys_that_are_renewed_are_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter(["first", "second"])
+    told: list[str] = []
+    over = threading.Event()
+
+    def provider() -> dict[str, Any]:
+        return {"access_key_id": next(found, "last"), "secret_access_key": "-", "token": None}
+
+    def reach(*said: str) -> None:
+        told.append(said[5])
+        if said[5] == "last":
+            over.set()
+            raise ConnectionError("the JVM has ended")
+
+    monkeypatch.setattr(buckets, "Provider", lambda given: provider)
+    transfer = Transfer("s3://bucket", environment={"AWS_REGION": "us-east-1"})
+    Keys(transfer, SimpleNamespace(reach=reach), again_seconds=0.01).tell("bucket")
+    assert over.wait(30)
+    assert told == ["first", "second", "last"]
+
+
 def test_a_zombie_in_a_bucket_changes_nothing_that_a_reader_sees(
     spark: Any, bucket: str, tmp_path: Path
 ) -> None:
@@ -136,38 +289,46 @@ def test_the_way_is_chosen_by_what_is_there_and_said(
 ) -> None:
     caplog.set_level("INFO")
     transfer = Transfer("file:///")
-    loader = SimpleNamespace(getResource=lambda name: "jar" if "s3a" in name else None)
-    thread = SimpleNamespace(getContextClassLoader=lambda: loader)
-    java = SimpleNamespace(
-        lang=SimpleNamespace(Thread=SimpleNamespace(currentThread=lambda: thread))
-    )
-    with_jars = SimpleNamespace(_jvm=SimpleNamespace(java=java))
     without = SimpleNamespace()
+
+    def with_jars(has: str) -> Any:
+        session = Mock()
+        loader = session._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        loader.getResource = lambda name: "jar" if has in name else None
+        return session
+
     chosen = [
         type(Accesses(settings_of(tmp_path, master=master), transfer, session).to(where)).__name__
         for master, session, where in [
-            ("local[2]", with_jars, "s3://b/x"),
-            ("spark://h:7077", with_jars, "s3://b/x"),
+            ("local[2]", with_jars("s3a"), "s3://b/x"),
+            ("spark://h:7077", with_jars("s3a"), "s3://b/x"),
+            ("spark://h:7077", with_jars("penstock"), "s3://b/x"),
+            ("spark://h:7077", with_jars("other"), "s3://b/x"),
             ("spark://h:7077", without, "s3://b/x"),
             ("sc://h", without, "s3://b/x"),
             ("sc://h", without, "file:///x"),
         ]
     ]
-    assert chosen == ["Fetched", "S3a", "Remote", "Remote", "Native"]
+    assert chosen == ["Fetched", "S3a", "Direct", "Remote", "Remote", "Remote", "Native"]
     assert "data at s3:// is reached through s3a:// for reading" in caplog.text
 
 
 def test_s3a_reads_the_same_objects_by_their_other_name(tmp_path: Path) -> None:
-    from penstock.runtimes.spark.access.base import Slice  # noqa: PLC0415
-    from penstock.runtimes.spark.access.remote import S3a  # noqa: PLC0415
-
     asked: list[str] = []
+    said: dict[str, str] = {}
     reader = SimpleNamespace(parquet=lambda *paths: asked.extend(paths))
     reader.option = reader.schema = lambda *_: reader
+
+    def options(**given: str) -> Any:
+        said.update(given)
+        return reader
+
+    reader.options = options
     session = Mock(read=reader)
     files = [DataFile(location="s3://bucket/a/part-0.parquet", bytes=1)]
-    S3a(Transfer("s3://bucket")).frame(session, [Slice(files=files)], (), None)  # type: ignore[arg-type]
+    S3a(Transfer("s3://bucket"), session).frame(session, [Slice(files=files)], (), ExitStack())
     assert asked == ["s3a://bucket/a/part-0.parquet"]
+    assert said == {"parquet.page.verify-checksum.enabled": "true"}
 
 
 def test_the_source_reads_what_filters_leave(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ side already; those of more are adapted to it by Spark. Elsewhere the cluster's 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -39,8 +40,16 @@ _CLASSIC: Final = {
     # The plans of a batch are alike, and so is their code, if it has no numbers in its names:
     # it is then compiled once, and not for every partition.
     "spark.sql.codegen.useIdInClassName": "false",
+    "spark.hadoop.fs.penstock.impl": "penstock.spark.Buckets",
     # What Spark remembers of plans is never looked at, and its memory is ours.
     "spark.sql.ui.retainedExecutions": "20",
+}
+JAR: Final = Path(__file__).parent / "access" / "penstock-spark.jar"
+"""Buckets for Spark's own reader and writer; `java/` has its sources."""
+_JOINED: Final = {
+    # Users have jars and plugins of their own, which stand beside ours.
+    "spark.jars": str(JAR),
+    "spark.plugins": "penstock.spark.Plugin",
 }
 _AUTHENTICATED: Final = {
     # Spark makes a secret of its own for the JVM, which is in no setting. The older way of proving
@@ -95,7 +104,11 @@ def classic_conf(settings: SparkSettings, *, folder: str, cores: int) -> Mapping
         said |= _AUTHENTICATED
     if settings.is_local or _is_near(settings.master):
         said |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
-    return {**said, **settings.conf}
+    joined = {
+        name: ",".join(each for each in (ours, settings.conf.get(name, "")) if each)
+        for name, ours in _JOINED.items()
+    }
+    return {**said, **settings.conf, **joined}
 
 
 def properties(conf: Mapping[str, str]) -> str:

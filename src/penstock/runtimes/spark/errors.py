@@ -46,6 +46,9 @@ _ABSENT: Final = (
     "Executors have no such module: install it where they run; docs/cluster.md says how code"
     " reaches them."
 )
+_DAMAGED: Final = re.compile(r"penstock\.spark\.Damaged: (.+)")
+_BAD_PAGE: Final = "CRC checksum verification failed"
+_READ_FILE: Final = re.compile(r"while reading file (\S+)\.\s")
 _TOO_LARGE: Final = "spark.driver.maxResultSize"
 _OURS: Final = f"{PenstockError.__module__}."
 _PYTHON: Final = "PYTHON_EXCEPTION"
@@ -70,8 +73,10 @@ def failed(error: BaseException, config: JobConfig | None = None) -> Failed:
             return Failed(reason=_text(_whole(error)), is_retried=False)
         case StoreError() | PenstockError():
             return Failed(reason=_text(_whole(error)))
-        case PySparkException():
-            return _spark(error, config)
+    if damage := _damage(f"{error}\n{getattr(error, '_stackTrace', '')}"):
+        return Failed(reason=_text(damage), is_retried=False)
+    if isinstance(error, PySparkException):
+        return _spark(error, config)
     if isinstance(error, PicklingError):
         return Failed(reason=_text(f"{_UNSENDABLE} {error}"), is_retried=False)
     if type(error).__module__.startswith("py4j"):
@@ -99,6 +104,21 @@ def relation_not_found(error: PySparkException) -> str:
         return ""
     said = error.getMessageParameters() or {}
     return said.get("relationName", "").strip("`").lower()
+
+
+def _damage(trace: str) -> str:
+    """What Spark's reader has found wrong with the bytes of a file, if that is what failed."""
+    found = _DAMAGED.search(trace)
+    if found is not None:
+        return found[1]
+    if _BAD_PAGE not in trace:
+        return ""
+    file = _READ_FILE.search(trace)
+    name = "A file" if file is None else f"The file {file[1].replace('penstock://', 's3://')}"
+    return (
+        f"{name} is damaged: a page of it has another checksum than it was written with. Make the"
+        " partition again: a backfill of it writes new files."
+    )
 
 
 def _spark(error: PySparkException, config: JobConfig | None) -> Failed:

@@ -102,7 +102,9 @@ def nothing_inside(session: Any, columns: Sequence[Column] | None, *, is_tagged:
 class PathReader:
     """Reads files that Spark opens itself. For any number of sessions, each in its own thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+        """`options` are Spark's and Parquet's own, for every file that is read."""
+        self._options = dict(options or {})
         self._readers: OrderedDict[Any, tuple[str, Any]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -111,10 +113,16 @@ class PathReader:
         session: Any,
         paths: Sequence[tuple[str, str | None]],
         columns: Sequence[Column] | None,
+        *,
+        listed: str = "",
     ) -> DataFrame:
-        """The rows of these files, each with its tag, if there are any."""
+        """The rows of these files, each with its tag, if there are any.
+
+        `listed` is a folder in which Spark finds just these files, where there is one.
+        """
         reader = self._reader(session, columns)
-        frame: DataFrame = reader.parquet(*(_WILD.sub(r"\\\g<0>", path) for path, _ in paths))
+        named = [listed] if listed else [path for path, _ in paths]
+        frame: DataFrame = reader.parquet(*(_WILD.sub(r"\\\g<0>", path) for path in named))
         tags = {tag for _, tag in paths}
         if tags == {None}:
             return frame
@@ -129,7 +137,7 @@ class PathReader:
             known, reader = self._readers.get(session, (None, None))
         if known != said:
             # Otherwise a folder that is called `day=1` would be a column.
-            reader = session.read.option("recursiveFileLookup", "true")
+            reader = session.read.option("recursiveFileLookup", "true").options(**self._options)
             reader = reader.schema(said) if said else reader.option("mergeSchema", "true")
             with self._lock:
                 self._readers[session] = said, reader

@@ -11,14 +11,15 @@ from penstock.datasets.cache import Cache
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.spark.access.base import Access
+from penstock.runtimes.spark.access.direct import Direct, S3a, has_class
 from penstock.runtimes.spark.access.fetched import Fetched
 from penstock.runtimes.spark.access.native import Native
-from penstock.runtimes.spark.access.remote import Remote, S3a
-from penstock.runtimes.spark.internals import jvm_of
+from penstock.runtimes.spark.access.remote import Remote
 from penstock.runtimes.spark.settings import SparkSettings
 
 _log = logging.getLogger(__name__)
 _S3A: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+_OURS: Final = "penstock.spark.Buckets"
 
 
 class Accesses:
@@ -55,14 +56,8 @@ class Accesses:
                 folder / "cache", self._transfer, bytes_max=self._settings.cache_bytes_max
             )
             return Fetched(self._transfer, cache, folder=folder / "out")
-        return S3a(self._transfer) if _has_s3a(self._session) else Remote(self._transfer)
-
-
-def _has_s3a(session: Any) -> bool:
-    """Whether the driver has Hadoop's S3A. Of a Connect server nobody can ask that."""
-    jvm = jvm_of(session)
-    if jvm is None:
-        return False
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    path = _S3A.replace(".", "/") + ".class"
-    return loader is not None and loader.getResource(path) is not None
+        if has_class(self._session, _S3A):
+            return S3a(self._transfer, self._session)
+        if has_class(self._session, _OURS):
+            return Direct(self._transfer, self._session)
+        return Remote(self._transfer)

@@ -1,18 +1,13 @@
-"""A bucket and a cluster whose executors share no disk with us: they read and write it themselves.
+"""A bucket and Spark that nobody can ask for jars, a Connect server: executors use it from Python.
 
 Reading is a Python data source (`source`). Writing is a map over Arrow batches: each Spark task
 writes Parquet to a temporary file, sends it under a name that no other task has, and reports it. A
 file counts only if the task that reported it succeeded: what a failed or a second attempt of a task
 has sent lies there and is not named. Executors need Penstock and its requirements for Spark.
-
-`S3a` reads through Hadoop's own `s3a://` where the cluster has it, and writes like the other: what
-S3A renames at its commit is neither quick nor reported. It cannot verify sums: it reads parts of
-files. `penstock dataset verify` does.
 """
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -31,7 +26,6 @@ from penstock.kernel.entropy import new_id, system_entropy
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.spark.access.base import (
     Divided,
-    PathReader,
     Slice,
     Target,
     nothing_inside,
@@ -52,7 +46,6 @@ class Remote:
 
     def __init__(self, transfer: Transfer) -> None:
         self._transfer = transfer
-        self._reader = PathReader()
 
     def frame(
         self,
@@ -92,30 +85,6 @@ class Remote:
 
     def wrote(self, location: str, file: File) -> None:
         del location, file  # executors fetch it like any other
-
-
-class S3a(Remote):
-    """Executors read the bucket by themselves."""
-
-    name = "s3a:// for reading, and an Arrow map that writes"
-
-    def frame(
-        self,
-        session: Any,
-        slices: Sequence[Slice],
-        columns: Sequence[Column] | None,
-        held: ExitStack,
-    ) -> DataFrame:
-        del held
-        paths = [
-            (re.sub("^s3://", "s3a://", each.location), some.tag)
-            for some in slices
-            for each in some.files
-        ]
-        if not paths:
-            is_tagged = any(some.tag is not None for some in slices)
-            return nothing_inside(session, columns, is_tagged=is_tagged)
-        return self._reader.frame(session, paths, columns)
 
 
 class _Writing:

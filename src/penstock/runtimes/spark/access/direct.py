@@ -1,0 +1,268 @@
+"""A bucket that Spark's own reader and writer reach: `penstock://BUCKET/KEY`, by a jar of ours.
+
+The jar (`java/`, made by `make jar`) is a file system of Hadoop's. The files of a frame are told to
+the driver's JVM with their sizes and sums, as a folder of names, so that Spark lists them without a
+request; executors ask the driver for an entry when they open a file, and for the keys to a bucket,
+by Spark's own RPC. Keys are in no plan, setting, argument or file: this process tells them to the
+JVM through its gateway, and again every minute where they are renewed.
+
+A read sees parts of files. So what is compared is: the size, that all ranges are of one object (its
+ETag), the SHA-256 of files of up to 1 MiB, and the checksum that every page of a Parquet file has
+from Spark's writer and from ours. What does not fit is `penstock.spark.Damaged`.
+
+A write is committed by `penstock.spark.AttemptCommit`: each Spark task writes under names of its
+own, straight to where they belong, and names its files in the message that Spark takes from an
+attempt that succeeded. The sum of a file is taken as it is written. A crash leaves files that no
+manifest names, which are swept with the attempt.
+
+Where the cluster has Hadoop's own S3A, that reads (`S3a`); what it renames at its commit is neither
+quick nor reported, so ours writes there too.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from py4j.protocol import Py4JError
+from pyarrow import parquet
+from pyspark.sql import DataFrame
+
+from penstock.datasets.manifest import File
+from penstock.datasets.schema import Column
+from penstock.datasets.transfer import Transfer
+from penstock.kernel.entropy import new_id, system_entropy
+from penstock.kernel.errors import PenstockError, WorkFailed
+from penstock.runtimes.spark.access.base import (
+    Divided,
+    PathReader,
+    Slice,
+    Target,
+    nothing_inside,
+)
+from penstock.runtimes.spark.access.divided import REPORT, WritingKeys, reported
+from penstock.runtimes.spark.internals import jvm_of
+
+_log = logging.getLogger(__name__)
+
+PROTOCOL: Final = "penstock.spark.AttemptCommit"
+CHECKED: Final = {"parquet.page.verify-checksum.enabled": "true"}
+_PROTOCOL_SETTING: Final = "spark.sql.sources.commitProtocolClass"
+_TELL_AGAIN_SECONDS: Final = 60.0
+
+
+class Direct:
+    """Spark reads ranges of objects, and writes objects."""
+
+    name = "penstock://, by which Spark itself reads and writes the bucket"
+
+    def __init__(self, transfer: Transfer, session: Any) -> None:
+        self._transfer = transfer
+        self._registry = registry_of(session)
+        self._keys = Keys(transfer, self._registry)
+        self._reader = PathReader(CHECKED)
+        self._writing: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def frame(
+        self,
+        session: Any,
+        slices: Sequence[Slice],
+        columns: Sequence[Column] | None,
+        held: ExitStack,
+    ) -> DataFrame:
+        every = [(each, some.tag) for some in slices for each in some.files]
+        if not every:
+            is_tagged = any(some.tag is not None for some in slices)
+            return nothing_inside(session, columns, is_tagged=is_tagged)
+        for bucket in {_bucket(each.location) for each, _ in every}:
+            self._keys.tell(bucket)
+        name = new_id(system_entropy(), characters=16)
+        lines = (
+            f"{each.bytes} {each.sha256 or '-'} {each.location.removeprefix('s3://')}"
+            for each, _ in every
+        )
+        listed = self._registry.list(name, "\n".join(lines))
+        held.callback(self._registry.forget, name)
+        paths = [(_penstock(each.location), tag) for each, tag in every]
+        return self._reader.frame(session, paths, columns, listed=listed)
+
+    def write(self, frame: DataFrame, target: Target) -> tuple[File, ...]:
+        return self.committed(frame.sparkSession, frame.write, target.location)
+
+    def committed(self, session: Any, writer: Any, location: str) -> tuple[File, ...]:
+        """Write what a writer of Spark's has, as Parquet below a location; the files, in order.
+
+        Where the writer partitions, names begin with the folders that Spark makes of the values.
+        """
+        self._keys.tell(_bucket(location))
+        path = _penstock(location)
+        with self._protocol(session):
+            writer.mode("append").parquet(path)
+        said = self._registry.committed(path)
+        if said is None:
+            raise WorkFailed("Spark's writer ended and has not committed what it wrote.")
+        made = (self._file(line, location) for line in said.splitlines())
+        return tuple(sorted(made, key=lambda each: each.name))
+
+    def write_keys(self, frame: DataFrame, column: str, target: Target) -> Divided:
+        writing = WritingKeys(self._transfer, target, column)
+        return reported(frame.mapInArrow(writing, REPORT).collect())
+
+    def wrote(self, location: str, file: File) -> None:
+        del location, file  # it is read like any other
+
+    def _file(self, line: str, location: str) -> File:
+        rows, size, sha256, name = line.split(" ", 3)
+        count = int(rows)
+        if count < 0:
+            # A footer of many megabytes, which was on its way before anybody knew it was one.
+            with self._transfer.open(f"{location}/{name}") as opened:
+                count = parquet.ParquetFile(opened).metadata.num_rows
+        return File(name=name, rows=count, bytes=int(size), sha256=sha256)
+
+    @contextmanager
+    def _protocol(self, session: Any) -> Iterator[None]:
+        """Within this, what the session writes is committed by ours. Several threads may write."""
+        with self._lock:
+            count, before = self._writing.get(session) or (0, session.conf.get(_PROTOCOL_SETTING))
+            if not count:
+                session.conf.set(_PROTOCOL_SETTING, PROTOCOL)
+            self._writing[session] = count + 1, before
+        try:
+            yield
+        finally:
+            with self._lock:
+                count, before = self._writing.pop(session)
+                if count > 1:
+                    self._writing[session] = count - 1, before
+                else:
+                    _restore(session, before)
+
+
+class S3a(Direct):
+    """Spark reads the bucket by Hadoop's own S3A, with the settings and keys that it was given."""
+
+    name = "s3a:// for reading, and penstock:// for writing"
+
+    def frame(
+        self,
+        session: Any,
+        slices: Sequence[Slice],
+        columns: Sequence[Column] | None,
+        held: ExitStack,
+    ) -> DataFrame:
+        del held
+        paths = [
+            (f"s3a://{each.location.removeprefix('s3://')}", some.tag)
+            for some in slices
+            for each in some.files
+        ]
+        if not paths:
+            is_tagged = any(some.tag is not None for some in slices)
+            return nothing_inside(session, columns, is_tagged=is_tagged)
+        return self._reader.frame(session, paths, columns)
+
+
+class Keys:
+    """Tells the JVM how buckets are reached, and again while it lives, where keys are renewed."""
+
+    def __init__(
+        self, transfer: Transfer, registry: Any, *, again_seconds: float = _TELL_AGAIN_SECONDS
+    ) -> None:
+        self._transfer = transfer
+        self._registry = registry
+        self._again_seconds = again_seconds
+        self._told: set[str] = set()
+        self._lock = threading.Lock()
+
+    def tell(self, bucket: str) -> None:
+        """See to it that the driver knows of a bucket."""
+        with self._lock:
+            if bucket in self._told:
+                return
+            again = self._tell_of(bucket)
+            self._told.add(bucket)
+        if again is not None:
+            threading.Thread(
+                target=self._renew, args=(bucket, again), name="penstock-keys", daemon=True
+            ).start()
+
+    def _tell_of(self, bucket: str) -> Any:
+        """Tell it once; returns what tells it again, if keys are not given once for all."""
+        # Only now: it is the client of buckets.
+        from penstock.datasets import buckets  # noqa: PLC0415
+        from penstock.store.s3.config import s3_config  # noqa: PLC0415
+
+        transfer = self._transfer
+        config = s3_config(
+            transfer.bucket_url(bucket),
+            environment=transfer.environment,
+            credentials=transfer.credentials,
+        )
+        given = config.keyring.given
+        provider = buckets.Provider(given)
+        endpoint = config.endpoint
+        scheme = "https" if endpoint.tls else "http"
+        authorities = Path(endpoint.ca_bundle).read_text() if endpoint.ca_bundle else ""
+
+        def tell() -> None:
+            found = provider()
+            self._registry.reach(
+                bucket,
+                f"{scheme}://{endpoint.host_header}",
+                f"/{bucket}" if config.path_style else "",
+                endpoint.region,
+                authorities,
+                found["access_key_id"],
+                found["secret_access_key"],
+                found.get("token") or "",
+            )
+
+        tell()
+        return None if given is not None else tell
+
+    def _renew(self, bucket: str, tell: Any) -> None:
+        pause = threading.Event()
+        while not pause.wait(self._again_seconds):
+            try:
+                tell()
+            except (Py4JError, ConnectionError):
+                return  # the JVM has ended
+            except (PenstockError, RuntimeError, OSError, TimeoutError) as error:
+                # What it has is good for some time; the next minute is another chance.
+                _log.warning("failed to renew the keys of the bucket %s: %s", bucket, error)
+
+
+def has_class(session: Any, name: str) -> bool:
+    """Whether the driver has a class."""
+    jvm = jvm_of(session)
+    if jvm is None:
+        return False
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    path = name.replace(".", "/") + ".class"
+    return loader is not None and loader.getResource(path) is not None
+
+
+def registry_of(session: Any) -> Any:
+    """What the driver's JVM knows of buckets."""
+    return jvm_of(session).penstock.spark.Registry
+
+
+def _restore(session: Any, before: str) -> None:
+    session.conf.unset(_PROTOCOL_SETTING)
+    if session.conf.get(_PROTOCOL_SETTING) != before:
+        session.conf.set(_PROTOCOL_SETTING, before)
+
+
+def _bucket(location: str) -> str:
+    return location.removeprefix("s3://").partition("/")[0]
+
+
+def _penstock(location: str) -> str:
+    return f"penstock://{location.removeprefix('s3://')}"
