@@ -10,6 +10,8 @@ Run `make bench`, or `python -m benchmarks.pipeline --help`.
 - *months*: files of many months that one task divides, and two jobs behind, against `partitionBy`.
 - *small*: a thousand small partitions, from the event to the publication, a second.
 - *s3*: two months of flights with the data on an S3 server (SeaweedFS) against a folder.
+- *cluster*: three queries of TPC-H on a standalone cluster of two workers, over an S3 server
+  against bare PySpark over a folder on the same cluster, cold and warm, and writing the tables.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.e2e.spark_cluster import SparkCluster
+
 from benchmarks.bare import BY_MONTH
 from penstock.dispatcher.client import Client
 from penstock.installation import Installation
@@ -43,7 +47,7 @@ from penstock.store.s3.local import LocalS3
 ROOT = Path(__file__).resolve().parents[1]
 FLIGHTS = ROOT / "examples" / "flights"
 TPCH = Path(__file__).resolve().parent / "tpch"
-SECTIONS = ("flights", "tpch", "months", "small", "s3")
+SECTIONS = ("flights", "tpch", "months", "small", "s3", "cluster")
 DAILY = ("raw_flights", "raw_weather", "flights", "observed", "carrier_days", "airport_days")
 MONTHLY = ("carrier_months", "airport_months", "carrier_report", "airport_report")
 TABLES = ("customer", "lineitem", "nation", "orders", "region", "supplier")
@@ -434,9 +438,60 @@ async def small(bench: Bench) -> None:
         bench.tell(f"small: {count:,} partitions through {name}", count / seconds, "/s", goal=goal)
 
 
+# A cluster --------------------------------------------------------------------------------------
+
+
+async def _side(*words: str) -> str:
+    """Run one application to its end; what it printed last."""
+    command = [sys.executable, "-m", "benchmarks.cluster_side", *words]
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), WAIT_SECONDS_MAX)
+    if process.returncode:
+        raise RuntimeError(f"{words[0]} ended with {process.returncode}")
+    return (said.decode().strip().splitlines() or [""])[-1]
+
+
+async def cluster(bench: Bench) -> None:
+    """Three queries over a bucket and over a folder, on the same executors."""
+    data = bench.folder / "cluster-data"
+    await asyncio.to_thread(_generate, data, f"{bench.options.scale:g}")
+    home = bench.folder / "cluster"
+    home.mkdir()
+    async with SparkCluster(home) as spark, LocalS3(bench.folder / "cluster-server") as server:
+        os.environ["AWS_ACCESS_KEY_ID"] = server.credentials.access_key
+        os.environ["AWS_SECRET_ACCESS_KEY"] = server.credentials.secret_key
+        places = {"file": f"file://{home}/tables", "s3": "s3://penstock/tables"}
+        loaded, asked = {}, {}
+        for side, to in places.items():
+            words = (spark.url, server.url, to, str(data), str(home / side))
+            loaded[side] = float(await _side("load", *words))
+        for side in places:
+            asked[side] = json.loads(await _side("ask", spark.url, server.url, str(home / side)))
+    if asked["file"]["sums"] != asked["s3"]["sums"]:
+        raise RuntimeError(f"the results differ: {asked}")
+    bench.tell("cluster: tables written, on file://", loaded["file"], "s")
+    bench.tell("cluster: tables written, on s3://", loaded["s3"], "s")
+    for turn, name in enumerate(("cold", "warm")):
+        theirs, ours = (asked[side]["seconds"][turn] for side in places)
+        for query in theirs:
+            bench.tell(f"cluster: {query}, {name}, bare PySpark on file://", theirs[query], "s")
+            bench.tell(f"cluster: {query}, {name}, s3://", ours[query], "s")
+        ratio = sum(ours.values()) / sum(theirs.values())
+        bench.tell(f"cluster: three queries, {name}: ratio", ratio, goal="goal: at most 1.3")
+
+
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run the sections in turn."""
-    every = {"flights": flights, "tpch": tpch, "months": months, "small": small, "s3": s3}
+    every = {
+        "flights": flights,
+        "tpch": tpch,
+        "months": months,
+        "small": small,
+        "s3": s3,
+        "cluster": cluster,
+    }
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         bench = Bench(Path(name), options, {})
         for section in options.sections:
