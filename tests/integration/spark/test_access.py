@@ -82,6 +82,21 @@ def test_a_bucket_is_read_and_written(
 
 
 @pytest.mark.parametrize("master", ["local[2]", CLUSTER])
+def test_what_is_clustered_is_staged_in_the_bucket_and_nothing_of_that_stays(
+    spark: Any, bucket: str, tmp_path: Path, master: str
+) -> None:
+    bench = bench_at(spark, bucket, tmp_path, master=master, arrow_bytes_max=0)
+    raw = bench.publish({"a": [3, 1, 2], "b": ["x", None, "z"]})
+    config = {"sql": "SELECT * FROM raw", "cluster_by": ["a"], "expect": [{"unique": ["a"]}]}
+    work = bench.work("spark.sql", config, inputs={"raw": [raw]})
+    made = bench.made(work)
+    assert [row["a"] for row in bench.rows(made)] == [1, 2, 3]
+    names = {each.name for each in bench.transfer.list(made.location)}
+    assert names == {"manifest.json", *(each.name for each in bench.manifest(made).files)}
+    assert not list(bench.transfer.list(f"{work.scratch}"))
+
+
+@pytest.mark.parametrize("master", ["local[2]", CLUSTER])
 def test_batches_work_in_a_bucket(spark: Any, bucket: str, tmp_path: Path, master: str) -> None:
     bench = bench_at(spark, bucket, tmp_path, master=master)
     parts = days(bench, [3, 0, 5])
