@@ -12,7 +12,7 @@ from penstock.datasets.schema import Column
 from penstock.datasets.snapshot import DataFile
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import Given, Work
-from penstock.runtimes.spark.access.base import _spellings
+from penstock.runtimes.spark.access.tags import _spellings
 from penstock.runtimes.spark.batching import bundles, split
 from penstock.runtimes.spark.columns import columns_of, ddl, is_for_arrow, words
 from penstock.runtimes.spark.configs import JobConfig

@@ -15,9 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
-from urllib.parse import quote
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
@@ -25,14 +23,13 @@ from penstock.datasets.manifest import File
 from penstock.datasets.schema import Column
 from penstock.datasets.snapshot import DataFile
 from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.spark.access.tags import tagged
 from penstock.runtimes.spark.columns import ddl
 from penstock.runtimes.spark.configs import PARTITION
 
-_PATH: Final = "_penstock_path"
 _WILD: Final = re.compile(r"[\[\]{}*?\\]")
 """What is a pattern to Spark, and may be in the name of somebody's folder."""
 _READERS_MAX: Final = 16
-_KEPT: Final = "/~!$&'()*+,;=:@-._"
 
 Divided = Mapping[str, tuple[File, ...]]
 """The files of each partition, by key, in the order of the keys."""
@@ -128,7 +125,7 @@ class PathReader:
             return frame
         if len(tags) == 1:
             return frame.withColumn(PARTITION, F.lit(tags.pop()))
-        return _tagged(session, frame, paths)
+        return tagged(frame, paths)
 
     def _reader(self, session: Any, columns: Sequence[Column] | None) -> Any:
         # Asking Spark for a reader is a third of what a small file takes, and a batch has many.
@@ -145,31 +142,3 @@ class PathReader:
                 while len(self._readers) > _READERS_MAX:
                     self._readers.popitem(last=False)
         return reader
-
-
-def _tagged(session: Any, frame: DataFrame, paths: Sequence[tuple[str, str | None]]) -> DataFrame:
-    """Rows with the tag of the file that they are from."""
-    spelt = [(how, tag) for path, tag in paths for how in _spellings(path)]
-    how_spelt, tagged_as = (pa.array(each, pa.string()) for each in zip(*spelt, strict=True))
-    table = session.createDataFrame(pa.table({_PATH: how_spelt, "_tag": tagged_as}))
-    joined = frame.select("*", F.col("_metadata.file_path").alias(_PATH)).join(
-        F.broadcast(table), _PATH, "left"
-    )
-    # A path that is spelt in a way that nobody thought of must not cost a row.
-    unknown = F.raise_error(F.concat(F.lit("no partition is known for "), F.col(_PATH)))
-    tagged = joined.withColumn(PARTITION, F.coalesce(F.col("_tag"), unknown.cast("string")))
-    return tagged.drop(_PATH, "_tag")
-
-
-def _spellings(path: str) -> set[str]:
-    """How Spark may write the path of a file: versions differ."""
-    scheme, _, rest = path.partition(":")
-    plain = rest if not rest.startswith("///") else rest[2:]
-    escaped = {quote(plain, safe=_KEPT), _escaped(plain), plain}
-    heads = ("file:", "file://") if scheme == "file" else (f"{scheme}:",)
-    return {head + each for head in heads for each in escaped}
-
-
-def _escaped(plain: str) -> str:
-    """As Java does it: what is not ASCII stays."""
-    return "".join(each if ord(each) > 127 else quote(each, safe=_KEPT) for each in plain)
