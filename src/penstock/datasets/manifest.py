@@ -8,7 +8,8 @@ partition is a manifest with columns and without files.
 What Spark has made is Parquet, each file with its rows. What a function has made may be any files,
 in folders too; where one is not Parquet, or cannot be read as such, its rows are not known. A
 manifest with a name or a file of that kind has format 2, and all others have format 1, which
-release 0.1 reads.
+release 0.1 reads. Of files that Spark jobs have written it may tell the bounds of columns, by which
+readers leave files out (`bounds`); earlier releases pass over them.
 
 Nothing in it depends on when or where it was made: equal work has equal files, and two manifests of
 it differ in the task's number, the attempt and the locations of what was read. Its own sum is
@@ -19,13 +20,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final
 
 import msgspec
 from msgspec import Meta
 
+from penstock.datasets.bounds import Bound, with_room
 from penstock.datasets.schema import Column
 from penstock.kernel import wire
 
@@ -42,10 +44,12 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest manifest that is read: some hundred thousand files."""
+_BOUNDS_MAX: Final = 100_000
+"""How many bounds a manifest has: some ten megabytes at the most."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_=~@-][A-Za-z0-9_.=~@-]{0,254}")
 
 
-class File(msgspec.Struct, frozen=True, kw_only=True):
+class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A file of a manifest, in the folder of the manifest."""
 
     name: FileName
@@ -53,6 +57,8 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     """None if they are not known: it is no Parquet."""
     bytes: Count
     sha256: Sha256
+    bounds: dict[str, Bound] = {}
+    """Of its columns, as far as they are known."""
 
 
 class ManifestInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -104,6 +110,19 @@ def sums(files: Iterable[File]) -> Sums:
     every = tuple(files)
     return Sums(
         len(every), sum(each.rows or 0 for each in every), sum(each.bytes for each in every)
+    )
+
+
+def with_bounds(files: Sequence[File]) -> tuple[File, ...]:
+    """These files with no more bounds than a manifest has room for."""
+    columns_max = _BOUNDS_MAX // max(1, len(files))
+    return tuple(
+        each
+        if len(each.bounds) <= columns_max
+        else msgspec.structs.replace(
+            each, bounds=with_room(each.bounds.items(), columns_max=columns_max)
+        )
+        for each in files
     )
 
 

@@ -14,11 +14,12 @@ asks for several manifests at a time.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
+from penstock.datasets.bounds import Bound
 from penstock.datasets.layout import HIDDEN_MANIFEST, MANIFEST, location_below
 from penstock.datasets.manifest import Manifest, decode, digest
 from penstock.datasets.parquet import first_rows
@@ -56,6 +57,8 @@ class DataFile:
     bytes: int
     rows: int | None = None
     sha256: str | None = None
+    bounds: Mapping[str, Bound] = field(default_factory=dict, hash=False)
+    partition_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +163,7 @@ def _contents(part: Published, transfer: Transfer) -> Contents:
             bytes=each.bytes,
             rows=each.rows,
             sha256=each.sha256,
+            bounds=each.bounds,
         )
         for each in manifest.files
     ]

@@ -139,6 +139,7 @@ class Engine:
         phases = Phases(tell, self._clock)
         phases.enter("reading")
         plans = Plans(session, self._accesses, self._transforms, held)
+        (member,) = plans.pruned([member])
         made: list[Made] = []
         for output, frame in plans.one(member).items():
             result = frame
@@ -284,9 +285,11 @@ class Engine:
         phases.enter("reading")
         plans = Plans(session, self._accesses, self._transforms, held)
         if is_wise(config) and all(each.key for each in members):
+            members = plans.pruned(members)
             column, tags = PARTITION, [each.key for each in members]
             frames = {name: _of_partitions(each) for name, each in plans.many(members).items()}
         else:
+            members = [one for each in members for one in plans.pruned([each])]
             column, tags = MEMBER, [str(place) for place in range(len(members))]
             made = _united(members, [plans.one(each) for each in members])
             # Every task of Spark is sent the plan of all members: as few of them as keep the

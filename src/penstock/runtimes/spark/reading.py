@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.datasets import snapshot
@@ -22,7 +22,7 @@ from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import PenstockError, SchemaRefused, WorkFailed
 from penstock.runtimes.base import Given, Part, Work
 
-_REMEMBERED_MAX: Final = 20_000
+_REMEMBERED_MAX: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +73,16 @@ class Reader:
 
     def _input(self, name: str, given: Given, work: Work) -> Input:
         contents = self._contents(given.parts)
-        every = tuple(each for part in contents for each in part.files)
+        columns = _columns(name, given, contents)
         return Input(
             name=name,
             given=given,
-            files=tuple(each for each in every if each.rows != 0),
-            columns=_columns(name, given, contents),
+            files=tuple(
+                each
+                for part, found in zip(given.parts, contents, strict=True)
+                for each in _files(part, found, columns)
+            ),
+            columns=columns,
             is_own=bool(given.parts) and all(_is_own(part, work) for part in given.parts),
         )
 
@@ -139,6 +143,20 @@ def _columns(name: str, given: Given, contents: Sequence[Contents]) -> tuple[Col
                 is_retried=False,
             ) from error
     return columns
+
+
+def _files(part: Part, found: Contents, columns: tuple[Column, ...] | None) -> Iterator[DataFile]:
+    """The files of a part that have rows, with the bounds of columns whose type is the input's."""
+    types = {each.name: each.type for each in columns or ()}
+    changed = {each.name for each in found.columns if types.get(each.name) != each.type}
+    for each in found.files:
+        if each.rows != 0:
+            bounds = {name: one for name, one in each.bounds.items() if name not in changed}
+            yield replace(
+                each,
+                bounds=bounds if changed else each.bounds,
+                partition_key=part.partition_key,
+            )
 
 
 def _is_own(part: Part, work: Work) -> bool:

@@ -32,13 +32,14 @@ from pyspark.sql import DataFrame, types
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from penstock.datasets.layout import MANIFEST
-from penstock.datasets.manifest import File, Manifest, ManifestInput, encode, sums
+from penstock.datasets.manifest import File, Manifest, ManifestInput, encode, sums, with_bounds
 from penstock.datasets.schema import Column
 from penstock.datasets.snapshot import DataFile
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import Made, Work, facts_of, manifest_inputs
 from penstock.runtimes.spark.access.base import Access, Slice, Target
+from penstock.runtimes.spark.access.statistics import file_bounds
 from penstock.runtimes.spark.columns import columns_of, is_for_arrow, is_orderable, quoted
 from penstock.runtimes.spark.conf import ADVISORY, SHUFFLED_BYTES_MIN, SHUFFLED_MIN
 from penstock.runtimes.spark.configs import JobConfig, names
@@ -123,7 +124,13 @@ class Writer:
         for number, (each, encoded) in enumerate(pieces):
             name = f"part-{number:05}.parquet"
             sent = self._transfer.write_bytes(f"{location}/{name}", encoded)
-            file = File(name=name, rows=each.num_rows, bytes=sent.bytes, sha256=sent.sha256)
+            file = File(
+                name=name,
+                rows=each.num_rows,
+                bytes=sent.bytes,
+                sha256=sent.sha256,
+                bounds=file_bounds(pa.BufferReader(encoded)),
+            )
             access.wrote(f"{location}/{name}", file)
             made.append(file)
         return tuple(made)
@@ -236,7 +243,7 @@ class Writer:
             rows=total.rows,
             bytes=total.bytes,
             columns=tuple(columns),
-            files=tuple(files),
+            files=with_bounds(files),
             inputs=inputs,
         )
         body = encode(manifest)

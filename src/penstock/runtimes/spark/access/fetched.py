@@ -28,6 +28,7 @@ from penstock.runtimes.spark.access.base import (
 )
 from penstock.runtimes.spark.access.divided import left_by_keys
 from penstock.runtimes.spark.access.folders import left_by_spark
+from penstock.runtimes.spark.access.statistics import file_bounds
 
 _AT_ONCE: Final = 4
 
@@ -94,7 +95,13 @@ class Fetched:
     def _sent(self, path: Path, location: str, *, rows: int) -> File:
         sent = self._transfer.send(path, location)
         name = location.rpartition("/")[2]
-        return File(name=name, rows=rows, bytes=sent.bytes, sha256=sent.sha256)
+        return File(
+            name=name,
+            rows=rows,
+            bytes=sent.bytes,
+            sha256=sent.sha256,
+            bounds=file_bounds(path),
+        )
 
 
 def _tagged(

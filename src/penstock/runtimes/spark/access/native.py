@@ -41,6 +41,7 @@ from penstock.runtimes.spark.access.base import (
 from penstock.runtimes.spark.access.counting import ROWS, observed
 from penstock.runtimes.spark.access.divided import left_by_keys
 from penstock.runtimes.spark.access.folders import left_by_spark
+from penstock.runtimes.spark.access.statistics import file_bounds
 
 _REMEMBERED_MAX: Final = 100_000
 _AT_ONCE: Final = 4
@@ -89,7 +90,13 @@ class Native:
             name = f"part-{number:05}.parquet"
             path.replace(home / name)
             sent = self._transfer.sum(f"{target.location}/{name}")
-            file = File(name=name, rows=rows, bytes=sent.bytes, sha256=sent.sha256)
+            file = File(
+                name=name,
+                rows=rows,
+                bytes=sent.bytes,
+                sha256=sent.sha256,
+                bounds=file_bounds(home / name),
+            )
             self.wrote(f"{target.location}/{name}", file)
             return file
 

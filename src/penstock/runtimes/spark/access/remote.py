@@ -14,11 +14,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 from pyarrow import parquet
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
+from penstock.datasets.bounds import Bound
 from penstock.datasets.manifest import File
 from penstock.datasets.schema import Column
 from penstock.datasets.transfer import Transfer
@@ -32,11 +34,13 @@ from penstock.runtimes.spark.access.base import (
 )
 from penstock.runtimes.spark.access.divided import REPORT, WritingKeys, reported
 from penstock.runtimes.spark.access.source import TaggedFile, source_of
+from penstock.runtimes.spark.access.statistics import bounds_of
 from penstock.runtimes.spark.columns import ddl
 from penstock.runtimes.spark.configs import PARTITION
 from penstock.runtimes.spark.sizes import OUR_SOURCES
 
-_REPORT: Final = "name string, rows bigint, bytes bigint, sha256 string"
+_bounds: Final = msgspec.json.Decoder(dict[str, Bound])
+_REPORT: Final = "name string, rows bigint, bytes bigint, sha256 string, bounds string"
 
 
 class Remote:
@@ -74,7 +78,13 @@ class Remote:
     def write(self, frame: DataFrame, target: Target) -> tuple[File, ...]:
         reported = frame.mapInArrow(_Writing(self._transfer, target), _REPORT).collect()
         made = (
-            File(name=each.name, rows=each.rows, bytes=each.bytes, sha256=each.sha256)
+            File(
+                name=each.name,
+                rows=each.rows,
+                bytes=each.bytes,
+                sha256=each.sha256,
+                bounds=_bounds.decode(each.bounds),
+            )
             for each in reported
         )
         return tuple(sorted(made, key=lambda each: each.name))
@@ -116,13 +126,14 @@ class _Writing:
 
     def _sent(self, path: Path, writer: Any) -> pa.RecordBatch:
         writer.close()
-        rows = parquet.read_metadata(path).num_rows
+        footer = parquet.read_metadata(path)
         sent = self._transfer.send(path, f"{self._target.location}/{path.name}")
         path.unlink()
         report = {
             "name": [path.name],
-            "rows": [rows],
+            "rows": [footer.num_rows],
             "bytes": [sent.bytes],
             "sha256": [sent.sha256],
+            "bounds": [msgspec.json.encode(bounds_of(footer)).decode()],
         }
         return pa.RecordBatch.from_pydict(report)

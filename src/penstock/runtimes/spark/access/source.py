@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from pyspark.sql import datasource, types
 
 from penstock.datasets.snapshot import DataFile
 from penstock.datasets.transfer import Transfer
+from penstock.runtimes.spark.access.pushed import may_have, wanted
 from penstock.runtimes.spark.configs import PARTITION
 from penstock.runtimes.spark.internals import arrow_schema
 
@@ -58,10 +59,12 @@ class FileReader(datasource.DataSourceReader):
         self._files = tuple(files)
         self._schema = schema
         self._filters: list[tuple[type[Any], str, Any]] = []
+        self._wanted = wanted(())
 
     def pushFilters(  # noqa: N802 - the name is Spark's
         self, filters: list[datasource.Filter]
     ) -> Iterable[datasource.Filter]:
+        self._wanted = wanted(filters)
         for each in filters:
             attribute: tuple[str, ...] = getattr(each, "attribute", ())
             value = getattr(each, "value", None)
@@ -71,7 +74,11 @@ class FileReader(datasource.DataSourceReader):
             yield each
 
     def partitions(self) -> Sequence[datasource.InputPartition]:
-        return [FilePartition(each) for each in self._files]
+        return [
+            FilePartition(replace(each, file=replace(each.file, bounds={})))
+            for each in self._files
+            if may_have(each.file, self._wanted, self._schema, tag=each.tag)
+        ]
 
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, FilePartition)

@@ -5,21 +5,26 @@ For one task its inputs are frames, and the operator makes frames of them. For m
 column `_partition`, and so must the rows of the result; inputs that all tasks share have it not.
 
 Small inputs are read as one Spark partition. Then nothing is shuffled in the whole plan, and a task
-of a few thousand rows is one stage instead of several.
+of a few thousand rows is one stage instead of several. Files in which a query can find no row are
+left out before (`pruned`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import Any, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from penstock.datasets.schema import Column
+from penstock.datasets.snapshot import DataFile
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import Work
 from penstock.runtimes.secrets import Secrets
@@ -30,8 +35,10 @@ from penstock.runtimes.spark.configs import MARKERS, PARTITION, JobConfig, names
 from penstock.runtimes.spark.context import Context, Inputs, Partition
 from penstock.runtimes.spark.errors import in_field, relation_not_found
 from penstock.runtimes.spark.operators.transforms import Transforms, call
+from penstock.runtimes.spark.pruning import FILES_MIN, filters_of, pruned
 from penstock.runtimes.spark.reading import Input, missing, needed
 
+_NAMED: Final = re.compile(rf"\b{PARTITION}\b", re.IGNORECASE)
 SMALL_BYTES_MAX: Final = 8 * 2**20
 """What a task reads in one Spark partition."""
 
@@ -71,12 +78,40 @@ class Plans:
         self._shared: dict[tuple[str, ...], DataFrame] = {}
         self._views: dict[str, DataFrame] = {}
 
+    def pruned(self, members: Sequence[Member]) -> list[Member]:
+        """Members of one plan, without the files in which their query can find no row."""
+        first = members[0]
+        config = first.config
+        there = {name: each for name, each in first.inputs.items() if each.given.parts}
+        counts = [len(each.files) for member in members for each in member.inputs.values()]
+        if config.operator != "spark.sql" or sum(counts) < FILES_MIN:
+            return list(members)
+        columns: dict[str, tuple[Column, ...]] = {}
+        for name, each in there.items():
+            if each.columns is None:
+                return list(members)
+            is_tagged = _tag(first, each).is_there
+            columns[name] = (*each.columns, *([Column(PARTITION, "string")] if is_tagged else []))
+        markers = _markers(first.work) if len(members) == 1 else {}
+        filters = filters_of(self._session, config.sql, _used(config, markers), columns)
+        # There are other views of these names now.
+        self._views.clear()
+        return [
+            replace(
+                member,
+                inputs={
+                    name: pruned(each, filters.get(name), _tag(member, each).of)
+                    for name, each in member.inputs.items()
+                },
+            )
+            for member in members
+        ]
+
     def one(self, member: Member) -> dict[str, DataFrame]:
         """The outputs of one task."""
         is_small = member.bytes_in <= SMALL_BYTES_MAX
-        tag = member.key if member.config.partition_wise else None
         made = {
-            name: partial(self._frame, each, tag=tag if each.is_own else None, is_small=is_small)
+            name: partial(self._frame, each, tag=_tag(member, each), is_small=is_small)
             for name, each in member.inputs.items()
             if each.given.parts
         }
@@ -96,17 +131,17 @@ class Plans:
             if all(one.is_own for one in every):
                 made[name] = partial(self._frames, members, name, is_small=is_small)
             elif all(one.given.parts == each.given.parts for one in every):
-                made[name] = partial(self._frame, each, tag=None, is_small=is_small)
+                made[name] = partial(self._frame, each, tag=_Tag(), is_small=is_small)
             else:
                 raise WorkFailed(f"The tasks do not read the same of the input {name}.")
         return self._outputs(members, made, parameters={})
 
-    def _frame(self, given: Input, *, tag: str | None, is_small: bool) -> DataFrame:
+    def _frame(self, given: Input, *, tag: _Tag, is_small: bool) -> DataFrame:
         # The same frame wherever it is used: Spark sees that it is the same, and reads it once.
-        known = (given.name, tag or "", *(part.location for part in given.given.parts))
+        known = (given.name, repr(tag), *(each.location for each in given.files))
         if known not in self._shared:
             access = self._accesses.to(given.given.parts[0].location)
-            slices = [Slice(files=given.files, tag=tag)]
+            slices = tag.slices(given.files)
             frame = access.frame(self._session, slices, given.columns, self._held)
             self._shared[known] = frame.coalesce(1) if is_small else frame
         return self._shared[known]
@@ -138,7 +173,7 @@ class Plans:
                 is_retried=False,
             )
         if config.operator == "spark.sql":
-            frame = self._sql(member, made, {**config.parameters, **parameters})
+            frame = self._sql(member, made, _used(config, parameters))
         else:
             frame = _built_in(config, _only(made, config.operator)())
         return {outputs[0] if outputs else "": frame}
@@ -147,7 +182,7 @@ class Plans:
         self,
         member: Member,
         made: Mapping[str, Callable[[], DataFrame]],
-        arguments: Mapping[str, Any],
+        arguments: Mapping[str, Any] | None,
     ) -> DataFrame:
         config = member.config
         for name in member.inputs.keys() - made.keys():
@@ -160,9 +195,8 @@ class Plans:
             if self._views.get(name) is not frame:
                 frame.createOrReplaceTempView(quoted(name))
                 self._views[name] = frame
-        used = {name: value for name, value in arguments.items() if f":{name}" in config.sql}
         try:
-            frame = self._session.sql(config.sql, args=used or None)
+            frame = self._session.sql(config.sql, args=arguments)
             columns = frame.columns
         except PySparkException as error:
             named = relation_not_found(error)
@@ -219,6 +253,45 @@ def is_wise(config: JobConfig) -> bool:
 def _partition(work: Work) -> Partition:
     key, start, end = (work.payload.get(name) for name in ("partition_key", "start", "end"))
     return Partition(key=str(key), start=start, end=end)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tag:
+    """What rows of an input have as `_partition`: one text, or the partition of their own part."""
+
+    text: str | None = None
+    is_own_key: bool = False
+
+    @property
+    def is_there(self) -> bool:
+        return self.is_own_key or self.text is not None
+
+    def of(self, file: DataFile) -> str | None:
+        return file.partition_key if self.is_own_key else self.text
+
+    def slices(self, files: Sequence[DataFile]) -> list[Slice]:
+        if not self.is_own_key or not files:
+            return [Slice(files=files, tag="" if self.is_own_key else self.text)]
+        return [
+            Slice(files=tuple(some), tag=key)
+            for key, some in groupby(files, lambda each: each.partition_key)
+        ]
+
+
+def _tag(member: Member, given: Input) -> _Tag:
+    config = member.config
+    if config.partition_wise:
+        return _Tag(member.key if given.is_own else None)
+    has_keys = all(part.partition_key is not None for part in given.given.parts)
+    is_taken = any(each.name.casefold() == PARTITION for each in given.columns or ())
+    is_named = config.operator == "spark.sql" and _NAMED.search(config.sql) is not None
+    return _Tag(is_own_key=is_named and has_keys and not is_taken)
+
+
+def _used(config: JobConfig, markers: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The parameters that a query names; None if it names none."""
+    every = {**config.parameters, **markers}
+    return {name: value for name, value in every.items() if f":{name}" in config.sql} or None
 
 
 def _markers(work: Work) -> dict[str, Any]:

@@ -1,0 +1,290 @@
+"""Which files of its inputs a query can find rows in, told before its plan is made.
+
+Spark itself is asked: the query is planned once over inputs that have the right columns and no
+files, which reads nothing, and the optimizer moves every filter as close to its input as is right:
+through joins and views, and with parameters as the values that they have. What then stands directly
+above an input is compared with the bounds in the manifests (`penstock.datasets.bounds`), and a file
+in which none of the uses of an input can find a row is neither verified, fetched nor named to
+Spark. The query that runs is the whole one: pruning decides nothing but what is left unopened.
+
+Nothing is pruned where that is not certain: for Connect, for texts that do more than ask, for
+inputs without manifests, where a query asks for the time (it goes on between the two plans), and
+where the plan cannot be read. Called by `Plans`; the only user of the plan's private form is
+`_uses`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.datasets.bounds import (
+    Bound,
+    Compared,
+    Every,
+    Filter,
+    Kind,
+    Nullness,
+    Prefixed,
+    Sign,
+    Some,
+    Unknown,
+    Value,
+    kind_of,
+    may_hold,
+)
+from penstock.datasets.schema import Column
+from penstock.datasets.snapshot import DataFile
+from penstock.runtimes.spark.columns import ddl, quoted
+from penstock.runtimes.spark.configs import PARTITION
+from penstock.runtimes.spark.reading import Input
+
+_log = logging.getLogger(__name__)
+
+FILES_MIN: Final = 4
+"""Planning twice costs more than fewer files do."""
+_IN_MAX: Final = 1_000
+_IN_SET: Final = "spark.sql.optimizer.inSetConversionThreshold"
+_ASKS: Final = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*(?:select|with|from|values|table)\b", re.DOTALL | re.IGNORECASE
+)
+_FILTERS: Final = re.compile(r"\b(?:where|having|join|qualify)\b", re.IGNORECASE)
+_DOES: Final = re.compile(r"\b(?:insert|update|delete|merge)\b", re.IGNORECASE)
+# `DATE 'today'` is a literal to the parser. All else that tells the time has a class of its own.
+_TIME: Final = re.compile(r"'\s*(?:now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+_TIME_CLASS: Final = re.compile(r'expressions\.(?:Current\w*|Now|LocalTime\w*)"')
+_EXPRESSIONS: Final = "org.apache.spark.sql.catalyst.expressions."
+_FILTER: Final = "org.apache.spark.sql.catalyst.plans.logical.Filter"
+_RELATION: Final = "LogicalRelation"
+_MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SIGNS: Final = {
+    "EqualTo": Sign.EQUAL,
+    "EqualNullSafe": Sign.EQUAL,
+    "LessThan": Sign.LESS,
+    "LessThanOrEqual": Sign.AT_MOST,
+    "GreaterThan": Sign.GREATER,
+    "GreaterThanOrEqual": Sign.AT_LEAST,
+}
+_TURNED: Final = {
+    Sign.EQUAL: Sign.EQUAL,
+    Sign.LESS: Sign.GREATER,
+    Sign.AT_MOST: Sign.AT_LEAST,
+    Sign.GREATER: Sign.LESS,
+    Sign.AT_LEAST: Sign.AT_MOST,
+}
+_KINDS: Final = {
+    "byte": Kind.NUMBER,
+    "short": Kind.NUMBER,
+    "integer": Kind.NUMBER,
+    "long": Kind.NUMBER,
+    "date": Kind.DAY,
+    "timestamp": Kind.MOMENT,
+    "timestamp_ntz": Kind.LOCAL_MOMENT,
+    "double": Kind.DOUBLE,
+    "string": Kind.TEXT,
+}
+
+Tag = Callable[[DataFile], str | None]
+"""What the rows of a file have as `_partition`; None if they have no such column."""
+Node = Mapping[str, Any]
+
+
+def filters_of(
+    session: Any,
+    sql: str,
+    arguments: Mapping[str, Any] | None,
+    inputs: Mapping[str, Sequence[Column]],
+) -> Mapping[str, Filter]:
+    """What rows of its inputs have to be like to matter to a query. Replaces views of their names.
+
+    An input that is not in the answer may be needed as a whole.
+    """
+    is_classic = getattr(session, "_jsparkSession", None) is not None
+    asks = _ASKS.match(sql) and _FILTERS.search(sql)
+    if not is_classic or not asks or _DOES.search(sql) or _TIME.search(sql):
+        return {}
+    try:
+        with tempfile.TemporaryDirectory(prefix="penstock-plan-") as folder, _lists(session):
+            for place, (name, columns) in enumerate(inputs.items()):
+                empty = Path(folder, str(place))
+                empty.mkdir()
+                reader = session.read.schema(ddl(columns))
+                reader.parquet(f"file://{empty}").createOrReplaceTempView(quoted(name))
+            found = _uses(session.sql(sql, args=arguments or None), Path(folder).name)
+        is_utc = session.conf.get("spark.sql.session.timeZone") == "UTC"
+        filters: dict[str, Filter] = {}
+        for place, (name, columns) in enumerate(inputs.items()):
+            uses = [_read(use, columns, is_utc=is_utc) for use in found.get(str(place), ())]
+            if uses and not any(isinstance(use, Unknown) for use in uses):
+                filters[name] = Some(tuple(uses))
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with a query is told when it runs
+        _log.debug("the files of a query are not pruned: %s", error)
+        return {}
+    return filters
+
+
+def pruned(given: Input, wanted: Filter | None, tag: Tag) -> Input:
+    """The input without the files in which no row can be wanted."""
+    if wanted is None:
+        return given
+    kinds = {each.name: kind for each in given.columns or () if (kind := kind_of(each.type))}
+    kept = tuple(
+        each
+        for each in given.files
+        if may_hold(wanted, _tagged(each, tag), kinds | {PARTITION: Kind.TEXT}, rows=each.rows)
+    )
+    if len(kept) == len(given.files):
+        return given
+    _log.info("%s of %s files of %s are read", len(kept), len(given.files), given.name)
+    return replace(given, files=kept)
+
+
+def _tagged(file: DataFile, tag: Tag) -> Mapping[str, Bound]:
+    said = tag(file)
+    return file.bounds if said is None else {**file.bounds, PARTITION: Bound(said, said, 0)}
+
+
+@contextmanager
+def _lists(session: Any) -> Iterator[None]:
+    """Within this, a longer IN stays a list in the plan: sets cannot be read from it."""
+    session.conf.set(_IN_SET, str(_IN_MAX))
+    try:
+        yield
+    finally:
+        session.conf.unset(_IN_SET)
+
+
+def _uses(frame: Any, folder: str) -> Mapping[str, list[tuple[Node, Node | None]]]:
+    """The uses of inputs in a plan, by the names of their folders: relations and their filters.
+
+    Reads Spark's private form of plans. Raises whatever, where it has another form.
+    """
+    planned = frame._jdf.queryExecution()  # noqa: SLF001 - PySpark has no other way
+    if _TIME_CLASS.search(planned.analyzed().toJSON()):
+        return {}
+    whole = planned.optimizedPlan()
+    inner = whole.subqueriesAll()
+    found: dict[str, list[tuple[Node, Node | None]]] = {}
+    for plan in (whole, *(inner.apply(place) for place in range(inner.size()))):
+        nodes: list[Node] = json.loads(plan.toJSON())
+        leaves = plan.collectLeaves()
+        places = [place for place, node in enumerate(nodes) if not node["num-children"]]
+        if len(places) != leaves.size():
+            raise ValueError("a plan and its leaves do not fit together")
+        for number, place in enumerate(places):
+            leaf = leaves.apply(number)
+            if leaf.nodeName() != _RELATION:
+                continue
+            roots = leaf.relation().location().rootPaths()
+            root = roots.apply(0) if roots.size() == 1 else None
+            if root is not None and root.getParent().getName() == folder:
+                # A plan is written from the top: what comes before a leaf is above it, or beside.
+                above = nodes[place - 1] if place else None
+                is_filter = above is not None and above["class"] == _FILTER
+                use = nodes[place], above if is_filter else None
+                found.setdefault(str(root.getName()), []).append(use)
+    return found
+
+
+def _read(use: tuple[Node, Node | None], columns: Sequence[Column], *, is_utc: bool) -> Filter:
+    """What rows of an input have to be like for one use of it."""
+    relation, above = use
+    if above is None:
+        return Unknown()
+    kinds = {each.name: kind_of(each.type) for each in columns}
+    ids = {attribute["exprId"]["id"]: attribute["name"] for (attribute,) in relation["output"]}
+    reading = _Reading(above["condition"], ids, kinds, is_utc=is_utc)
+    return reading.filter()
+
+
+class _Reading:
+    """Reads an expression, which is written from the top: each node before those below it."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        ids: Mapping[int, str],
+        kinds: Mapping[str, Kind | None],
+        *,
+        is_utc: bool,
+    ) -> None:
+        self._nodes = iter(nodes)
+        self._ids = ids
+        self._kinds = kinds
+        self._is_utc = is_utc
+
+    def filter(self) -> Filter:
+        """The next expression, with all that is below it."""
+        node = next(self._nodes)
+        name = node["class"].removeprefix(_EXPRESSIONS)
+        if name in ("And", "Or"):
+            parts = (self.filter(), self.filter())
+            return Every(parts) if name == "And" else Some(parts)
+        below = [self._operand() for _ in range(node["num-children"])]
+        match name, below:
+            case (("IsNull" | "IsNotNull"), [str(column)]):
+                return Nullness(column, name == "IsNull")
+            case "StartsWith", [str(column), (Kind.TEXT, str(prefix))]:
+                return Prefixed(column, prefix)
+            case "In", [str(column), *values]:
+                return Some(tuple(self._compared(column, Sign.EQUAL, each) for each in values))
+            case _, [str(column), value] if name in _SIGNS:
+                return self._compared(column, _SIGNS[name], value)
+            case _, [value, str(column)] if name in _SIGNS:
+                return self._compared(column, _TURNED[_SIGNS[name]], value)
+            case "Literal", [] if node["dataType"] == "boolean" and node["value"] == "false":
+                return Some(())
+        return Unknown()
+
+    def _compared(self, column: str, sign: Sign, value: Any) -> Filter:
+        match value:
+            case (kind, said) if kind is self._kinds.get(column):
+                return Compared(column, sign, said)
+        return Unknown()
+
+    def _operand(self) -> str | tuple[Kind, Value] | None:
+        """A column by its name, or a value; None for all else."""
+        node = next(self._nodes)
+        name = node["class"].removeprefix(_EXPRESSIONS)
+        if name == "AttributeReference":
+            return self._ids.get(node["exprId"]["id"])
+        if name == "Literal":
+            return self._literal(node["dataType"], node["value"])
+        for _ in range(node["num-children"]):
+            self._operand()
+        return None
+
+    def _literal(self, said: Any, value: str | None) -> tuple[Kind, Value] | None:
+        kind = _KINDS.get(said) if isinstance(said, str) else None
+        if isinstance(said, str) and said.startswith("decimal("):
+            kind = Kind.DECIMAL
+        if kind is None or value is None:
+            return None
+        try:
+            match kind:
+                case Kind.TEXT:
+                    return kind, value
+                case Kind.NUMBER | Kind.LOCAL_MOMENT:
+                    return kind, int(value)
+                case Kind.DOUBLE:
+                    return kind, float(value)
+                case Kind.DECIMAL:
+                    return kind, Decimal(value)
+                case Kind.DAY:
+                    return kind, (date.fromisoformat(value) - _EPOCH.date()).days
+            if not self._is_utc or not _MOMENT.fullmatch(value):
+                return None
+            moment = datetime.fromisoformat(value).replace(tzinfo=UTC)
+            return kind, (moment - _EPOCH) // timedelta(microseconds=1)
+        except (ValueError, ArithmeticError):
+            return None
