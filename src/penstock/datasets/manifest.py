@@ -1,9 +1,11 @@
 """What an attempt has made of one partition: `manifest.json`, written last into its own folder.
 
 A manifest names the files, with their sizes and SHA-256 sums, the columns, and what was read to
-make them, by the sums of their manifests. It never changes once it is written. Readers read what a
-manifest names and nothing else, so files beside those that are named do not exist. An empty
-partition is a manifest with columns and without files.
+make them, by the sums of their manifests: of each input the first hundred parts, and of a larger
+one a count and a digest, or ten thousand partitions that are made of all others would be a hundred
+million lines. It never changes once it is written. Readers read what a manifest names and nothing
+else, so files beside those that are named do not exist. An empty partition is a manifest with
+columns and without files.
 
 What Spark has made is Parquet, each file with its rows. What a function has made may be any files,
 in folders too; where one is not Parquet, or cannot be read as such, its rows are not known. A
@@ -42,6 +44,8 @@ FileName = Annotated[
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
+LISTED_MAX: Final = 100
+"""How many parts of an input are listed."""
 BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest manifest that is read: some hundred thousand files."""
 _BOUNDS_MAX: Final = 100_000
@@ -74,6 +78,18 @@ class ManifestInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     manifest: Sha256 | None = None
 
 
+class InputTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """How much was read of an input of which not all parts are listed."""
+
+    input: str
+    dataset: str
+    generation: str
+    parts: Count
+    digest: Sha256
+    """Of all parts: the SHA-256 of a line for each, its location, a tab, and the sum of its
+    manifest or nothing. Equal for those that have read the same."""
+
+
 class Manifest(wire.Document, frozen=True, kw_only=True):
     """What was made of one partition."""
 
@@ -94,6 +110,17 @@ class Manifest(wire.Document, frozen=True, kw_only=True):
     columns: tuple[Column, ...] = ()
     files: tuple[File, ...] = ()
     inputs: tuple[ManifestInput, ...] = ()
+    """The first of what was read."""
+    input_totals: tuple[InputTotal, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Of inputs of which there is more: how much, and what it was."""
+
+    @property
+    def inputs_count(self) -> int:
+        """How many parts were read."""
+        totals = () if self.input_totals is msgspec.UNSET else self.input_totals
+        counted = {each.input for each in totals}
+        listed = sum(each.input not in counted for each in self.inputs)
+        return listed + sum(each.parts for each in totals)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from penstock.datasets.manifest import Manifest, ManifestInput, digest
+from penstock.datasets.manifest import (
+    LISTED_MAX,
+    InputTotal,
+    Manifest,
+    ManifestInput,
+    digest,
+)
 from penstock.datasets.schema import Column
 from penstock.kernel.service import Service
 from penstock.runtimes.handed import Handed, TaskCredentials
@@ -205,7 +211,7 @@ def facts_of(manifest: Manifest, body: bytes, *, is_observed: bool = False) -> F
 
 
 def manifest_inputs(inputs: Mapping[str, Given]) -> tuple[ManifestInput, ...]:
-    """What a manifest says of what was read."""
+    """What a manifest lists of what was read: the first parts of each input."""
     return tuple(
         ManifestInput(
             input=name,
@@ -217,8 +223,28 @@ def manifest_inputs(inputs: Mapping[str, Given]) -> tuple[ManifestInput, ...]:
             manifest=part.manifest,
         )
         for name, given in inputs.items()
-        for part in given.parts
+        for part in given.parts[:LISTED_MAX]
     )
+
+
+def manifest_totals(inputs: Mapping[str, Given]) -> tuple[InputTotal, ...] | msgspec.UnsetType:
+    """What a manifest says of inputs that have more parts than it lists."""
+    found = tuple(
+        InputTotal(
+            input=name,
+            dataset=given.dataset,
+            generation=given.generation,
+            parts=len(given.parts),
+            digest=digest("".join(map(_line, given.parts)).encode()),
+        )
+        for name, given in inputs.items()
+        if len(given.parts) > LISTED_MAX
+    )
+    return found or msgspec.UNSET
+
+
+def _line(part: Part) -> str:
+    return f"{part.location}\t{part.manifest or ''}\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,12 @@ from penstock.runtimes.base import Made, News, Work
 from penstock.runtimes.handed import TaskCredentials
 
 FRAME_BYTES_MAX: Final = 16 * 2**20
+"""How large what a child has made may be. Work that it is given has no bound but memory: a task may
+read very many partitions."""
 SMALL_BYTES_MAX: Final = 128 * 1024
 """How large all else is that a child says than what it has made: all wait while it is decoded."""
 _HEADER_BYTES: Final = 4
+_WORK_BYTES_MAX: Final = 2 ** (8 * _HEADER_BYTES) - 1
 _READ_BYTES: Final = 65_536
 
 
@@ -111,6 +114,8 @@ FromChild = Progress | Emit | Mint | Done | Failed | Stale
 Frame = TypeVar("Frame")
 _LARGE: Final = (b'{"type":"done",', b'{"type":"ended",')
 """How frames begin that tell what was made, here and in `penstock.runtimes.spark.frames`."""
+_WORK: Final = (b'{"type":"begin",', b'{"type":"give",')
+"""How frames begin that give work."""
 _encoder: Final = msgspec.json.Encoder()
 to_child: Final = msgspec.json.Decoder(ToChild)
 from_child: Final = msgspec.json.Decoder(FromChild)
@@ -120,6 +125,8 @@ def framed(frame: msgspec.Struct) -> bytes:
     """The frame as it is sent."""
     body = _encoder.encode(frame)
     bytes_max = SMALL_BYTES_MAX if isinstance(frame, Progress | Emit | Mint) else FRAME_BYTES_MAX
+    if body.startswith(_WORK):
+        bytes_max = _WORK_BYTES_MAX
     if len(body) > bytes_max:
         raise InvalidInput(
             f"{len(body):,} bytes are too many to say at once; {bytes_max:,} are allowed."
@@ -136,8 +143,8 @@ def heard(body: bytes, decoder: msgspec.json.Decoder[Frame]) -> Frame:
 
 
 def bodies(connection: socket.socket) -> Iterator[bytes]:
-    """The bodies of frames that come over a socket, until it is closed."""
-    unframing = Unframing()
+    """The bodies of frames that come over a socket from the runtime, until it is closed."""
+    unframing = Unframing(bytes_max=_WORK_BYTES_MAX)
     while more := connection.recv(_READ_BYTES):
         unframing.feed(more)
         while (body := unframing.body()) is not None:
@@ -147,8 +154,9 @@ def bodies(connection: socket.socket) -> Iterator[bytes]:
 class Unframing:
     """Bytes as they come, to bodies of frames."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._bytes = bytearray()
+        self._bytes_max = bytes_max
 
     def feed(self, more: bytes) -> None:
         self._bytes += more
@@ -158,7 +166,7 @@ class Unframing:
         if len(self._bytes) < _HEADER_BYTES:
             return None
         length = int.from_bytes(self._bytes[:_HEADER_BYTES], "big")
-        if length > FRAME_BYTES_MAX:
+        if length > self._bytes_max:
             raise InvalidInput(f"A frame of {length:,} bytes is none of ours.")
         end = _HEADER_BYTES + length
         if len(self._bytes) < end:

@@ -39,7 +39,15 @@ from penstock.datasets.schema import Column, evolve
 from penstock.datasets.snapshot import is_data
 from penstock.datasets.transfer import Sent, Transfer
 from penstock.kernel.errors import InvalidInput, PenstockError, Refused, SchemaRefused, WorkFailed
-from penstock.runtimes.base import Facts, Finished, Made, Work, facts_of, manifest_inputs
+from penstock.runtimes.base import (
+    Facts,
+    Finished,
+    Made,
+    Work,
+    facts_of,
+    manifest_inputs,
+    manifest_totals,
+)
 from penstock.tokens.scopes import scope_of_location
 
 _log = logging.getLogger(__name__)
@@ -193,6 +201,7 @@ class Completing:
             columns=columns,
             files=tuple(files),
             inputs=manifest_inputs(self._work.inputs),
+            input_totals=manifest_totals(self._work.inputs),
         )
 
     def _files(self, location: str, names: Sequence[str]) -> tuple[list[File], tuple[Column, ...]]:

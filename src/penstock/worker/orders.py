@@ -31,7 +31,6 @@ from penstock.runtimes.places import Places
 
 REASON_CHARACTERS_MAX: Final = 10_000
 _OUTPUTS_MAX: Final = 10_000
-_PARTS_MAX: Final = 10_000
 _METRICS_BYTES_MAX: Final = 8_000
 _LOG_CHARACTERS_MAX: Final = 1000
 _ALWAYS_ON: Final = "always_on"
@@ -74,7 +73,7 @@ def work_of(
         config=_mapping(definition, "config"),
         resources=_mapping(definition, "resources"),
         payload=assignment.payload,
-        inputs={name: _given(name, each) for name, each in assignment.inputs.items()},
+        inputs={name: _given(each) for name, each in assignment.inputs.items()},
         outputs=_outputs(assignment, places),
         grace_seconds=_grace_seconds(assignment, otherwise=grace_seconds),
         timeout_seconds=None if is_always_on(assignment) else assignment.timeout_seconds,
@@ -169,13 +168,7 @@ def _places(assignment: Assignment, logs: Path | None) -> Places:
         raise WorkReleased(error.message, hint=error.hint) from error
 
 
-def _given(name: str, answer: InputAnswer) -> Given:
-    if len(answer.parts) > _PARTS_MAX:
-        raise WorkFailed(
-            f"The input {name} has more than {_PARTS_MAX:,} parts for this task.",
-            is_retried=False,
-            hint="Read fewer partitions at a time, or compact the dataset before.",
-        )
+def _given(answer: InputAnswer) -> Given:
     return Given(
         dataset=answer.dataset,
         generation=answer.generation,

@@ -5,7 +5,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.datasets.manifest import File, Manifest, ManifestInput, decode, digest, encode, sums
+from penstock.datasets.bounds import Bound
+from penstock.datasets.manifest import (
+    File,
+    InputTotal,
+    Manifest,
+    ManifestInput,
+    decode,
+    digest,
+    encode,
+    sums,
+)
 from penstock.datasets.schema import Column
 from penstock.kernel.errors import NewerFormat, NotOurs
 
@@ -39,6 +49,23 @@ def test_what_was_written_is_read() -> None:
     assert decode(body) == MANIFEST
     assert body == encode(decode(body))
     assert body.startswith(b'{"penstock":"manifest/1",')
+
+
+def test_earlier_releases_read_one_with_bounds_and_totals() -> None:
+    assert b"bounds" not in encode(MANIFEST)
+    assert b"input_totals" not in encode(MANIFEST)
+    assert MANIFEST.inputs_count == 1
+    more = msgspec.structs.replace(
+        MANIFEST,
+        files=(msgspec.structs.replace(FILES[0], bounds={"id": Bound(1, 9, 0)}),),
+        input_totals=(
+            InputTotal(input="raw", dataset="raw", generation="h", parts=10_001, digest="3" * 64),
+        ),
+    )
+    body = encode(more)
+    assert body.startswith(b'{"penstock":"manifest/1",')
+    assert decode(body) == more
+    assert more.inputs_count == 10_001
 
 
 def test_its_sum_is_that_of_its_bytes() -> None:

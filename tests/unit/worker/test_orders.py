@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from penstock.datasets.manifest import LISTED_MAX
 from penstock.datasets.schema import Column
 from penstock.dispatcher.wire.work import (
     Assignment,
@@ -22,7 +23,18 @@ from penstock.dispatcher.wire.work import (
     PartAnswer,
 )
 from penstock.kernel.errors import InvalidInput, WorkFailed
-from penstock.runtimes.base import Facts, Finished, Given, Made, Part, Place
+from penstock.runtimes.base import (
+    Facts,
+    Finished,
+    Given,
+    Made,
+    Part,
+    Place,
+    manifest_inputs,
+    manifest_totals,
+)
+from penstock.runtimes.frames import FRAME_BYTES_MAX, Unframing, framed
+from penstock.runtimes.spark.frames import Give, to_host
 from penstock.worker.orders import failed, is_always_on, succeeded, work_of
 from penstock.worker.settings import WorkerSettings
 from tests.unit.worker.scripted import DATASET, GENERATION
@@ -127,11 +139,21 @@ def test_all_parts_of_an_input_are_given() -> None:
     assert second.location == "s3://1"
 
 
-def test_more_parts_than_a_task_may_read() -> None:
-    work_of(with_parts(10_000), logs=LOGS, grace_seconds=3)
-    with pytest.raises(WorkFailed, match=r"The input raw has more than 10,000 parts") as caught:
-        work_of(with_parts(10_001), logs=LOGS, grace_seconds=3)
-    assert not caught.value.is_retried
+def test_a_task_may_read_very_many_parts_and_they_reach_its_runtime() -> None:
+    work = work_of(with_parts(100_000), logs=LOGS, grace_seconds=3)
+    unframing = Unframing(bytes_max=2**32)
+    unframing.feed(framed(Give(run=1, work=work)))
+    body = unframing.body()
+    assert body is not None
+    assert len(body) > FRAME_BYTES_MAX
+    given = to_host.decode(body)
+    assert isinstance(given, Give)
+    assert given.work.inputs["raw"].parts == work.inputs["raw"].parts
+    assert len(manifest_inputs(work.inputs)) == LISTED_MAX
+    totals = manifest_totals(work.inputs)
+    assert totals is not msgspec.UNSET
+    (total,) = totals
+    assert (total.dataset, total.parts) == (work.inputs["raw"].dataset, 100_000)
 
 
 def test_what_a_manifest_says_is_told() -> None:

@@ -88,7 +88,7 @@ async def _load_contents(parts: Parts, asked: Asked) -> Mapping[str, Any] | Miss
         "rows_max": ROWS_MAX,
         "files_shown": FILES_SHOWN,
         "inputs": shown.manifest.inputs[:_INPUTS_SHOWN] if shown.manifest else (),
-        "inputs_count": len(shown.manifest.inputs) if shown.manifest else 0,
+        "inputs_count": shown.manifest.inputs_count if shown.manifest else 0,
         "to": partition_path(place.name, key, generation=wanted),
         "partition_path": partition_path,
     }

@@ -34,16 +34,14 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from penstock.datasets.layout import part
 from penstock.datasets.manifest import File
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.base import Made, manifest_inputs
+from penstock.runtimes.base import Made
 from penstock.runtimes.spark.access.base import Access, Divided, Target
 from penstock.runtimes.spark.columns import quoted
 from penstock.runtimes.spark.keys import KEY, Range
 from penstock.runtimes.spark.operators.plans import Member
-from penstock.runtimes.spark.writing import Shape, Writer
+from penstock.runtimes.spark.writing import Shape, Writer, read_of
 
 _MANIFESTS_AT_ONCE: Final = 16
-_INPUTS_NAMED_MAX: Final = 200_000
-"""How many inputs all manifests of a task name together; beyond that they name none."""
 
 
 def divide(
@@ -91,9 +89,7 @@ def publishable(
 ) -> list[Made]:
     """Write the manifests, and say what was made."""
     location = member.work.outputs[output].location
-    inputs = manifest_inputs({each.name: each.given for each in member.inputs.values()})
-    if len(inputs) * len(divided) > _INPUTS_NAMED_MAX:
-        inputs = ()
+    read = read_of(member.work)
 
     def manifest(key: str) -> Made:
         start, end = range_of(key) or (None, None)
@@ -104,7 +100,7 @@ def publishable(
             divided[key],
             location=f"{location}/{part(key)}",
             slice_={"partition_key": key, "start": start, "end": end},
-            inputs=inputs,
+            read=read,
         )
 
     with ThreadPoolExecutor(_MANIFESTS_AT_ONCE, thread_name_prefix="penstock-manifest") as pool:

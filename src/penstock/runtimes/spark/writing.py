@@ -26,18 +26,27 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 from pyarrow import parquet
 from pyspark.sql import DataFrame, types
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from penstock.datasets.layout import MANIFEST
-from penstock.datasets.manifest import File, Manifest, ManifestInput, encode, sums, with_bounds
+from penstock.datasets.manifest import (
+    File,
+    InputTotal,
+    Manifest,
+    ManifestInput,
+    encode,
+    sums,
+    with_bounds,
+)
 from penstock.datasets.schema import Column
 from penstock.datasets.snapshot import DataFile
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.base import Made, Work, facts_of, manifest_inputs
+from penstock.runtimes.base import Made, Work, facts_of, manifest_inputs, manifest_totals
 from penstock.runtimes.spark.access.base import Access, Slice, Target
 from penstock.runtimes.spark.access.statistics import file_bounds
 from penstock.runtimes.spark.columns import columns_of, is_for_arrow, is_orderable, quoted
@@ -47,6 +56,9 @@ from penstock.runtimes.spark.cutting import UNKNOWN_BYTES, files_for, splinters
 from penstock.runtimes.spark.internals import arrow_schema
 from penstock.runtimes.spark.operators.plans import SMALL_BYTES_MAX, Member
 from penstock.runtimes.spark.settings import heap_bytes
+
+Read = tuple[tuple[ManifestInput, ...], tuple[InputTotal, ...] | msgspec.UnsetType]
+"""What manifests say of what was read."""
 
 _SPLIT_FROM: Final = 1.5
 """How many times the target a file may be before it becomes several."""
@@ -222,15 +234,14 @@ class Writer:
         *,
         location: str = "",
         slice_: Mapping[str, Any] | None = None,
-        inputs: tuple[ManifestInput, ...] | None = None,
+        read: Read | None = None,
     ) -> Made:
         """Write the manifest, and say what was made: the task's own partition, or this one."""
         work = member.work
         place = work.outputs[output]
         total = sums(files)
         of = work.payload if slice_ is None else slice_
-        if inputs is None:
-            inputs = manifest_inputs({each.name: each.given for each in member.inputs.values()})
+        inputs, input_totals = read_of(work) if read is None else read
         manifest = Manifest(
             dataset=place.dataset,
             generation=work.generation,
@@ -245,6 +256,7 @@ class Writer:
             columns=tuple(columns),
             files=with_bounds(files),
             inputs=inputs,
+            input_totals=input_totals,
         )
         body = encode(manifest)
         home = location or place.location
@@ -256,6 +268,11 @@ class Writer:
             facts=facts,
             **(_slice(work) if slice_ is None else slice_),
         )
+
+
+def read_of(work: Work) -> Read:
+    """What manifests say of what was read."""
+    return manifest_inputs(work.inputs), manifest_totals(work.inputs)
 
 
 def data_file(location: str, file: File) -> DataFile:
