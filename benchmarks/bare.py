@@ -2,6 +2,7 @@
 
     python -m benchmarks.bare flights --days 365 --to FOLDER --conf '{…}'
     python -m benchmarks.bare months --source FOLDER --to FOLDER --conf '{…}'
+    python -m benchmarks.bare prune --folders '{"2020-05": FOLDER, …}' --to FOLDER --conf '{…}'
     python -m benchmarks.bare tpch --folders '{"lineitem": FOLDER, …}' --to FOLDER --conf '{…}'
 
 The session is started and has run something before anything is timed. Seconds are printed as JSON.
@@ -73,10 +74,30 @@ def months(session: Any, options: argparse.Namespace) -> dict[str, float]:
     return took
 
 
+def prune(session: Any, options: argparse.Namespace) -> dict[str, float]:
+    """One month of a layout of Hive's, and all of it, written to files; the last time counts."""
+    layout = options.to / "hive"
+    for month, folder in json.loads(options.folders).items():
+        home = layout / f"month={month}"
+        home.mkdir(parents=True)
+        for number, file in enumerate(sorted(Path(folder).glob("*.parquet"))):
+            (home / f"part-{number:05}.parquet").symlink_to(file)
+    took: dict[str, float] = {}
+    for turn in range(options.turns):
+        for name, where in (("one", "month = '2020-05'"), ("all", "month <> 'none'")):
+            began = time.monotonic()
+            columns = "id bigint, shop bigint, paid double, month string"
+            frame = session.read.schema(columns).parquet(str(layout)).where(where)
+            made = frame.groupBy("shop").agg({"*": "count", "id": "sum"})
+            made.toDF("shop", "n", "ids").write.parquet(f"{options.to}/{turn}/{name}")
+            took[name] = time.monotonic() - began
+    return took
+
+
 def main() -> None:
     """Start a session, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("what", choices=("flights", "tpch", "months"))
+    parser.add_argument("what", choices=("flights", "months", "prune", "tpch"))
     parser.add_argument("--days", type=int, default=365)
     parser.add_argument("--folders", default="{}", help="of tables, as JSON")
     parser.add_argument("--source", type=Path, help="of the files of months")
@@ -91,7 +112,8 @@ def main() -> None:
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.range(1000).selectExpr("sum(id)").collect()
-    measured = {"flights": flights, "tpch": tpch, "months": months}[options.what](session, options)
+    sections = {"flights": flights, "months": months, "prune": prune, "tpch": tpch}
+    measured = sections[options.what](session, options)
     session.stop()
     print(json.dumps(measured))
 

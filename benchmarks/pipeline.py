@@ -9,6 +9,7 @@ Run `make bench`, or `python -m benchmarks.pipeline --help`.
 - *tpch*: five queries of TPC-H at scale factor 1 as `spark.sql` jobs, against the same queries.
 - *months*: files of many months that one task divides, and two jobs behind, against `partitionBy`.
 - *small*: a thousand small partitions, from the event to the publication, a second.
+- *prune*: one month among 84 by its column and by `_partition`, against a layout of Hive's.
 - *s3*: two months of flights with the data on an S3 server (SeaweedFS) against a folder.
 - *cluster*: three queries of TPC-H on a standalone cluster of two workers, over an S3 server
   against bare PySpark over a folder on the same cluster, cold and warm, and writing the tables.
@@ -47,7 +48,7 @@ from penstock.store.s3.local import LocalS3
 ROOT = Path(__file__).resolve().parents[1]
 FLIGHTS = ROOT / "examples" / "flights"
 TPCH = Path(__file__).resolve().parent / "tpch"
-SECTIONS = ("flights", "tpch", "months", "small", "s3", "cluster")
+SECTIONS = ("flights", "tpch", "months", "small", "prune", "s3", "cluster")
 DAILY = ("raw_flights", "raw_weather", "flights", "observed", "carrier_days", "airport_days")
 MONTHLY = ("carrier_months", "airport_months", "carrier_report", "airport_report")
 TABLES = ("customer", "lineitem", "nation", "orders", "region", "supplier")
@@ -105,6 +106,33 @@ jobs:
     outputs: [zones]
     coalesce: 200
 """
+PRUNE = """
+jobs:
+  told: {activation: source, source: {kind: manual}, outputs: [keys]}
+  sales:
+    runtime: spark
+    operator: spark.sql
+    config:
+      sql: "SELECT :partition_key AS month, id, id % 97 AS shop, rand(7) AS paid FROM range(20000)"
+    inputs: [told.keys]
+    outputs: [sales]
+    coalesce: 84
+"""
+ASKED = """
+  ask_{name}: {{activation: source, source: {{kind: manual}}, outputs: [asked_{name}]}}
+  {name}:
+    runtime: spark
+    operator: spark.sql
+    config:
+      sql: "SELECT shop, count(*) AS n, sum(id) AS ids FROM sales WHERE {where} GROUP BY shop"
+    inputs: [ask_{name}.asked_{name}, {{from: sales.sales, trigger: false, read: all}}]
+    outputs: [result_{name}]
+"""
+PRUNED = {
+    "column": "month = '2020-05'",
+    "partition": "_partition = '2020-05'",
+    "all": "month <> 'none'",
+}
 WAIT_SECONDS_MAX = 1800.0
 
 
@@ -482,6 +510,38 @@ async def cluster(bench: Bench) -> None:
         bench.tell(f"cluster: three queries, {name}: ratio", ratio, goal="goal: at most 1.3")
 
 
+# One month among many ---------------------------------------------------------------------------
+
+
+async def prune(bench: Bench) -> None:
+    """One month's rows of 84 months, warm; and all rows, which nothing prunes."""
+    folder = bench.folder / "prune"
+    folder.mkdir()
+    dag = folder / "prune.yaml"
+    asked = (ASKED.format(name=name, where=where) for name, where in PRUNED.items())
+    dag.write_text(PRUNE + "".join(asked))
+    months = [f"{2019 + each // 12}-{each % 12 + 1:02}" for each in range(84)]
+    ours: dict[str, float] = {}
+    async with installed(folder / "data", dag) as client:
+        events = [{"event_id": each, "partition_key": each} for each in months]
+        await trigger_all(client, "told", events)
+        await published(client, {"sales": len(months)})
+        folders = {
+            each.partition_key: urlsplit(each.location).path
+            for each in (await client.partitions("sales", limit=1000)).partitions
+        }
+        for turn in range(bench.options.turns):
+            for name in PRUNED:
+                ours[name] = await _asked(client, name, turn)
+        words = ("--folders", json.dumps(folders), "--turns", str(bench.options.turns))
+        to = bench.folder / "prune-bare"
+        theirs = bare("prune", *words, "--to", str(to), conf=spark_conf(to))
+    for name, figure in (("column", "one"), ("partition", "one"), ("all", "all")):
+        bench.tell(f"prune: by {name}, bare PySpark on a Hive layout", theirs[figure], "s")
+        bench.tell(f"prune: by {name}, Penstock", ours[name], "s")
+        bench.tell(f"prune: by {name}: ratio", ours[name] / theirs[figure])
+
+
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run the sections in turn."""
     every = {
@@ -489,6 +549,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         "tpch": tpch,
         "months": months,
         "small": small,
+        "prune": prune,
         "s3": s3,
         "cluster": cluster,
     }
