@@ -125,7 +125,17 @@ class Given:
     """All that there is to read: one partition, or those within the task's range, or all of them;
     and of partitions that are appended to, everything that was. In the order of partitions, then
     of publication. `location` is that of the only one; of a partition that is appended to, that
-    of the last; None where parts of several partitions are read."""
+    of the last; None where parts of several partitions are read. With `read: changes`, what the job
+    has not consumed yet of all this."""
+    columns: tuple[Column, ...] = ()
+    """Of an input of which nothing has changed: what its rows would be, if that is known."""
+    missed: int = 0
+    """Partitions whose changes were removed before the job has read them."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether something is published, be it that nothing of it has changed."""
+        return bool(self.parts or self.columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

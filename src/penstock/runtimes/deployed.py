@@ -344,6 +344,7 @@ def _given(answer: Mapping[str, Any]) -> Given:
         generation=answer["generation"],
         location=answer.get("location"),
         revision=answer.get("revision"),
+        missed=answer.get("missed") or 0,
         parts=tuple(
             Part(**{name: value for name, value in each.items() if name in _PART})
             for each in answer.get("parts") or ()

@@ -114,6 +114,8 @@ class Input:
     parts: tuple[Part, ...] = ()
     """All that there is to read: several, if the task reads a range or all partitions, or if the
     partition was appended to. See `penstock.runtimes.base.Given`."""
+    missed: int = 0
+    """With `read: changes`, how many partitions were removed before their changes were read."""
 
     @property
     def is_there(self) -> bool:
@@ -353,7 +355,15 @@ def make_folders(work: Work) -> None:
 
 
 def _input(name: str, given: Given) -> Input:
-    return Input(name, given.dataset, given.generation, given.location, given.revision, given.parts)
+    return Input(
+        name,
+        given.dataset,
+        given.generation,
+        given.location,
+        given.revision,
+        given.parts,
+        given.missed,
+    )
 
 
 def _output(name: str, place: Place, handed: Handed | None) -> Output:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.datasets.schema import Column
 from penstock.dispatcher.dag.units import duration_ms
 from penstock.dispatcher.wire.work import (
     Assignment,
@@ -175,6 +176,8 @@ def _given(answer: InputAnswer) -> Given:
         location=answer.location,
         revision=answer.revision,
         has_data=answer.has_data,
+        columns=tuple(Column(each.name, each.type, each.is_nullable) for each in answer.columns),
+        missed=answer.missed,
         parts=tuple(
             Part(
                 location=each.location,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from pyarrow import parquet
 from penstock.datasets.layout import path_of
 from penstock.datasets.parquet import footers
 from penstock.datasets.schema import Column
-from penstock.runtimes.base import Finished, Part
+from penstock.runtimes.base import Finished, Given, Part
 from penstock.runtimes.spark.columns import columns_of
 from tests.integration.spark.bench import Bench, part
 
@@ -82,6 +83,35 @@ def test_parts_with_other_columns_are_read_together(bench: Bench) -> None:
         "spark.sql", {"sql": "SELECT a, b FROM raw", "sort_by": ["a"]}, inputs={"raw": [old, new]}
     )
     assert bench.rows(bench.made(work)) == [{"a": 1, "b": None}, {"a": 2, "b": "two"}]
+
+
+def test_an_input_of_which_nothing_has_changed_has_columns_and_no_rows(bench: Bench) -> None:
+    carrier = Given(dataset="carriers", generation="g", columns=(Column("carrier", "string"),))
+    sql = "SELECT upper(carrier) AS carrier, count(*) AS n FROM new GROUP BY carrier"
+    work = replace(bench.work("spark.sql", {"sql": sql}), inputs={"new": carrier})
+    made = bench.made(work)
+    assert bench.rows(made) == []
+    assert made.facts is not None
+    assert made.facts.columns == (Column("carrier", "string"), Column("n", "bigint"))
+    # What joins it with something that is there has the rows of that.
+    sql = "SELECT * FROM flights LEFT ANTI JOIN new USING (carrier)"
+    work = bench.work("spark.sql", {"sql": sql}, inputs={"flights": [bench.publish(FLIGHTS)]})
+    made = bench.made(replace(work, inputs={**work.inputs, "new": carrier}))
+    assert len(bench.rows(made)) == 4
+
+
+def test_a_window_over_days_is_one_frame(bench: Bench) -> None:
+    days = [
+        bench.publish({"day": [n], "total": [10.0 * n]}, key=f"2013-01-0{n}") for n in (1, 2, 3)
+    ]
+    sql = """
+        SELECT day, average FROM (
+            SELECT day, avg(total) OVER (ORDER BY day ROWS 2 PRECEDING) AS average FROM days
+        ) WHERE day = 3
+    """
+    work = bench.work("spark.sql", {"sql": sql}, inputs={"days": days}, key="2013-01-03")
+    made = bench.made(work)
+    assert (made.partition_key, bench.rows(made)) == ("2013-01-03", [{"day": 3, "average": 20.0}])
 
 
 def test_a_part_without_a_manifest_is_all_parquet_there(bench: Bench, tmp_path: Path) -> None:

@@ -68,6 +68,8 @@ def _how(job: Job, edge: Input) -> str:
         said.append("waited for")
     if edge.reads is Reads.ALL:
         said.append("all partitions")
+    if edge.reads is Reads.CHANGES:
+        said.append("what has changed")
     if edge.lookback_ms is not None:
         said.append(f"and {duration_text(edge.lookback_ms)} before")
     return ", ".join(said)

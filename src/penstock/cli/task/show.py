@@ -12,7 +12,7 @@ from penstock.cli.options import absolute_option
 from penstock.cli.queue.showing import compact, fields, length
 from penstock.cli.task.figures import figures, progress_line
 from penstock.cli.telling import ago, fitted, gist, line, lines, show_json
-from penstock.dispatcher.wire.steering import AttemptAnswer, TaskAnswer
+from penstock.dispatcher.wire.steering import AttemptAnswer, ConsumedAnswer, TaskAnswer
 
 
 @click.command(
@@ -23,8 +23,8 @@ from penstock.dispatcher.wire.steering import AttemptAnswer, TaskAnswer
 @absolute_option
 @on_a_dispatcher
 def show(*, id: int, url: str, token: str | None, as_json: bool) -> None:
-    """Show where a task is, what it was given, its attempts, what the last of them took, and what
-    it has published.
+    """Show where a task is, what it was given, its attempts, what the last of them took, which
+    changes of its inputs it has consumed, and what it has published.
     """
     answer, now = asked(url, token, lambda client: client.task(id))
     if as_json:
@@ -39,6 +39,10 @@ def show(*, id: int, url: str, token: str | None, as_json: bool) -> None:
     for each in [each for each in answer.attempts if each.metrics][:1]:
         click.echo()
         fitted((f"attempt {each.number}", "took"), figures(each.metrics or {}), numbers=(1,))
+    if answer.consumed:
+        click.echo()
+        rows = [_consumed(each) for each in answer.consumed]
+        fitted(("changes of", "partitions", "parts", "missed", "consumed"), rows, numbers=(1, 2, 3))
     if answer.published:
         click.echo()
         rows = [
@@ -75,6 +79,13 @@ def _rows(answer: TaskAnswer, *, now: float) -> Iterator[tuple[str, str]]:
     for said in running:
         yield "progress", progress_line(said)
     yield "payload", compact(answer.payload)
+
+
+def _consumed(each: ConsumedAnswer) -> tuple[str, ...]:
+    said = (
+        f"by attempt {each.attempt}" if each.is_consumed else f"no, read by attempt {each.attempt}"
+    )
+    return (each.input, str(each.partitions), str(each.parts), str(each.missed), said)
 
 
 def _attempt(attempt: AttemptAnswer, *, now: float) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ def _why_of(task: TaskRow) -> str:
 
 
 def _is_there(each: InputNow) -> bool:
-    return bool(each.parts) or each.is_told or each.reads == "all"
+    return bool(each.parts) or each.is_told or each.reads != "partition"
 
 
 def is_moved(found: OnePartition) -> bool:
@@ -152,6 +152,8 @@ def about_input(each: InputNow) -> str:
     """What a task would read of an input now, in words."""
     if each.reads == "all":
         return "all partitions that there are"
+    if each.reads == "changes":
+        return "what has changed since the job has read it"
     if each.parts:
         one = "one part" if each.parts == 1 else f"{each.parts} parts"
         return f"{one}, revision {each.revision}" if each.revision is not None else one

@@ -114,6 +114,16 @@ def _inputs(job: Job) -> Iterator[Complaint]:
             )
             yield Complaint(job.name, "inputs", message, ("inputs",))
     yield from _looking_back(job)
+    changing = [each.name for each in job.inputs if each.reads is Reads.CHANGES]
+    if not changing or job.runtime == DISPATCHER_RUNTIME:
+        return
+    for field, value in (("max_concurrency", job.max_concurrency), ("coalesce", job.coalesce)):
+        if value != 1:
+            message = (
+                f"A job that reads changes ({changing[0]}) runs one task at a time, so that none"
+                f" is read twice; take `{field}` out."
+            )
+            yield Complaint(job.name, field, message, ("inputs", field))
 
 
 def _looking_back(job: Job) -> Iterator[Complaint]:
@@ -142,13 +152,14 @@ def _looking_back(job: Job) -> Iterator[Complaint]:
 
 
 def _windows(dag: Dag) -> Iterator[Complaint]:
-    """Inputs that look back at what has no data."""
+    """Inputs that look back at what has no data, or are to read changes of it."""
     told = {
         output.dataset
         for job in dag.jobs
         if not job.runs or job.runtime == DISPATCHER_RUNTIME
         for output in job.outputs
     }
+    reads = ("activation", "source", "runtime", "inputs", "outputs")
     for job in dag.jobs:
         for each in job.inputs:
             if each.lookback_ms is not None and each.dataset in told:
@@ -156,7 +167,12 @@ def _windows(dag: Dag) -> Iterator[Complaint]:
                     f"{each.dataset} only tells that something is new, and has no data to look"
                     " back at; write `lookback` at an input that is read."
                 )
-                reads = ("activation", "source", "runtime", "inputs", "outputs")
+                yield Complaint(job.name, "inputs", message, (), reads)
+            if each.reads is Reads.CHANGES and each.dataset in told:
+                message = (
+                    f"{each.dataset} only tells that something is new, and has no data that could"
+                    " change; write read: changes at an input that is read."
+                )
                 yield Complaint(job.name, "inputs", message, (), reads)
 
 

@@ -7,7 +7,7 @@ Rules between fields and between jobs are in `checks`. Defaults are those of `mo
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from penstock.dispatcher.dag.edges import Catalog, name, read_inputs
@@ -17,10 +17,12 @@ from penstock.dispatcher.dag.model import (
     SQL_OPERATOR,
     Activation,
     Calendar,
+    Input,
     Job,
     Json,
     Output,
     PlatformOperator,
+    Reads,
     Retry,
     SourceKind,
 )
@@ -94,7 +96,7 @@ def read_job(
         resume_queue_depth=section.read("resume_queue_depth", count, None),
         max_queue_age_ms=section.read("max_queue_age", _DURATION_FROM_1S, None),
         resume_queue_age_ms=section.read("resume_queue_age", duration_ms, None),
-        max_concurrency=section.read("max_concurrency", _COUNT_FROM_1, None),
+        max_concurrency=section.read("max_concurrency", _COUNT_FROM_1, _at_once(inputs)),
         timeout_ms=section.read("timeout", _DURATION_FROM_1S, default.timeout_ms),
         heartbeat_timeout_ms=section.read(
             "heartbeat_timeout", _DURATION_FROM_1S, default.heartbeat_timeout_ms
@@ -146,6 +148,11 @@ _DURATION_FROM_1S = bounded(duration_ms, least=1000, show=duration_text)
 _COALESCE = bounded(count, least=1, most=COALESCE_MAX, show=str)
 _ATTEMPTS = bounded(count, least=1, most=ATTEMPTS_MAX, show=str)
 _BACKOFF = bounded(_decimal, least=1.0, most=BACKOFF_MAX, show="{:g}".format)
+
+
+def _at_once(inputs: Sequence[Input]) -> int | None:
+    """How many tasks may run: of those that read changes one, or two would consume the same."""
+    return 1 if any(each.reads is Reads.CHANGES for each in inputs) else None
 
 
 def _merging(section: Section) -> tuple[bool, int]:

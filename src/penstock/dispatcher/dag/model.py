@@ -90,6 +90,8 @@ class Reads(StrEnum):
     """What belongs to the task's own partition or range."""
     ALL = "all"
     """Every partition that there is."""
+    CHANGES = "changes"
+    """What its job has not consumed yet of its partition; without one, of every partition."""
 
 
 class Calendar(StrEnum):
@@ -274,6 +276,7 @@ class Job:
     max_queue_age_ms: int | None = None
     resume_queue_age_ms: int | None = None
     max_concurrency: int | None = None
+    """So it is 1 wherever an input is read by its changes."""
     timeout_ms: int = 3_600_000
     heartbeat_timeout_ms: int = 60_000
     max_attempts: int = 3

@@ -176,7 +176,7 @@ WHERE (counted.place > %(partitions)s::bigint
        OR counted.published_at < penstock_now() - %(age_ms)s::bigint * interval '1 millisecond')
   AND NOT EXISTS (
       SELECT FROM reading
-      WHERE reading.reads = 'all' OR reading.partition_key = counted.partition_key
+      WHERE reading.reads IN ('all', 'changes') OR reading.partition_key = counted.partition_key
          OR (reading.range_start <= counted.range_start
              AND counted.range_end <= reading.range_end))
   AND NOT EXISTS (

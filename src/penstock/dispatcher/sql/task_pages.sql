@@ -75,7 +75,8 @@ SELECT reading.input, dataset.name AS dataset, writer.name AS writer, reading.re
                      AND publication.range_start < (task.payload ->> 'end')::bigint
                      AND publication.range_end <= (task.payload ->> 'end')::bigint))
                LIMIT 1000) AS several)
-       ELSE 1 END AS partitions
+       ELSE 1 END AS partitions,
+       given.changed, given.missed, given.is_consumed
 FROM task
 CROSS JOIN LATERAL penstock_inputs(task.job_id, task.generation) AS reading
 JOIN dataset ON dataset.id = reading.dataset_id
@@ -100,6 +101,14 @@ LEFT JOIN LATERAL (
     ORDER BY publication.partition_key DESC
     LIMIT 1
 ) AS own ON true
+LEFT JOIN LATERAL (
+    SELECT cardinality(consumption.partition_keys) - consumption.missed AS changed,
+           consumption.missed, consumption.is_consumed
+    FROM consumption
+    WHERE consumption.task_id = task.id AND consumption.input = reading.input
+    ORDER BY consumption.attempt DESC
+    LIMIT 1
+) AS given ON true
 WHERE task.id = %(task)s
 ORDER BY reading.input
 LIMIT 100

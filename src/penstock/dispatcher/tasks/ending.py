@@ -4,9 +4,10 @@ One transaction ends the attempts, publishes what they have made, writes the eve
 and writes the wake-ups. Of several attempts in one call, each has its own answer: one that is
 refused changes nothing and costs the others nothing. Of a call that has published very many
 partitions the events are left pending, and routers make their tasks in windows: whoever publishes
-for the same readers waits for a router's window, never for all of it. The order of locks is tasks
-by id, then schemas, then partitions by name. What has moved is told to readers without Postgres by
-the relay: triggers of the schema put it into the outbox, in the same transaction.
+for the same readers waits for a router's window, never for all of it. The order of locks is
+consumers of changes, tasks by id, then schemas, then partitions by name. What has moved is told to
+readers without Postgres by the relay: triggers of the schema put it into the outbox, in the same
+transaction.
 
 A release hands the task back: the attempt does not count against `max_attempts`, and its number is
 never used again. A task is handed back `RELEASES_MAX` times without being counted; further releases
@@ -33,6 +34,7 @@ from psycopg.types.json import Jsonb
 
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.tasks.consuming import consume, refuse_overtaken
 from penstock.dispatcher.tasks.rows import (
     SAYING_BYTES_MAX,
     announce,
@@ -101,6 +103,9 @@ async def end(
     sound = [each for each in sayings if each.fence.task_id not in refused]
     refused |= await _refuse_doubles(connection, _completions(sound))
     sound = [each for each in sound if each.fence.task_id not in refused]
+    overtaken = await refuse_overtaken(connection, _completions(sound))
+    refused |= {task_id: (Why.STALE, told) for task_id, told in overtaken.items()}
+    sound = [each for each in sound if each.fence.task_id not in overtaken]
     misfits = await refuse_misfits(connection, _completions(sound))
     refused |= {task_id: (Why.SCHEMA, told) for task_id, told in misfits.items()}
     allowed = [each for each in sound if each.fence.task_id not in misfits]
@@ -116,6 +121,7 @@ async def end(
         )
         for task_id, row in rows.items()
     }
+    await consume(connection, _completions(allowed), ended)
     await _close(connection, [each for each in allowed if each.fence.task_id in ended], ended, rows)
     events = [one.event_seq for each in ended.values() for one in each.published if one.event_seq]
     if 0 < len(events) <= ROUTED_MAX:

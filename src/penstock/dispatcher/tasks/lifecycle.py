@@ -39,6 +39,7 @@ from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.metrics.counters import Counters
 from penstock.dispatcher.tasks.batches import Claiming, Picked, batch_names, filled
+from penstock.dispatcher.tasks.consuming import with_changes
 from penstock.dispatcher.tasks.ending import Route, Saying, end, no_route, reap
 from penstock.dispatcher.tasks.rows import (
     SAYING_BYTES_MAX,
@@ -297,7 +298,8 @@ async def _begin(
     found = await connection.execute(query("begin_attempts"), asked)
     rows = await found.fetchall()
     names = batch_names(batches, {row["task_id"]: row["attempt"] for row in rows})
-    return tuple(Claimed(**row, batch=names.get(row["task_id"], "")) for row in rows)
+    begun = [Claimed(**row, batch=names.get(row["task_id"], "")) for row in rows]
+    return await with_changes(connection, begun)
 
 
 async def _with_tokens(

@@ -26,7 +26,7 @@ class Reads:
     dataset: str
     writer: str | None
     reads: str
-    """`partition` or `all`."""
+    """`partition`, `all` or `changes`."""
     is_trigger: bool
     has_data: bool
     """Whether there can be something to read: a source that only tells has nothing."""
@@ -40,6 +40,12 @@ class Reads:
     """The task that made it."""
     partitions: int
     """How many partitions are read, counted to a thousand."""
+    changed: int | None
+    """Of an input that is read by its changes, how many partitions the latest attempt was given."""
+    missed: int | None
+    """How many were removed before they were read."""
+    is_consumed: bool | None
+    """Whether they count as read: the attempt has completed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

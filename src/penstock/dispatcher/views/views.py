@@ -22,6 +22,7 @@ from penstock.dispatcher.views.values import Live, Overall, Target
 from penstock.dispatcher.wire.events import AuthAnswer, SourceAnswer, SourcesAnswer
 from penstock.dispatcher.wire.steering import (
     AttemptAnswer,
+    ConsumedAnswer,
     DatasetAnswer,
     DatasetsAnswer,
     JobAnswer,
@@ -152,7 +153,8 @@ class Views:
             if not found:
                 return None
             attempts = await _rows(connection, "attempts_of_task", task=task_id)
-            return _task(found[0], attempts[::-1])
+            consumed = await _rows(connection, "consumption_of_task", task=task_id)
+            return _task(found[0], attempts[::-1], consumed)
 
         return await self._database.transact(work)
 
@@ -220,7 +222,7 @@ def _auth(said: Mapping[str, Any]) -> AuthAnswer:
     )
 
 
-def _task(row: Row, attempts: Sequence[Row]) -> TaskAnswer:
+def _task(row: Row, attempts: Sequence[Row], consumed: Sequence[Row]) -> TaskAnswer:
     payload = row.pop("payload")
     published = [one for each in attempts for one in each.pop("published") or ()]
     omitted = sum(each.pop("omitted") for each in attempts)
@@ -230,6 +232,7 @@ def _task(row: Row, attempts: Sequence[Row]) -> TaskAnswer:
         attempts=[AttemptAnswer(**each) for each in attempts],
         published=msgspec.convert(published, list[PublishedAnswer]),
         omitted=omitted,
+        consumed=[ConsumedAnswer(**each) for each in consumed],
     )
 
 

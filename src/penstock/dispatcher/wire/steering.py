@@ -164,6 +164,21 @@ class AttemptAnswer(Answer):
     """What it took, if it has ended and said so: figures by name."""
 
 
+class ConsumedAnswer(Answer):
+    """What an attempt was given of what had changed in an input."""
+
+    input: str
+    attempt: int
+    partitions: int
+    parts: int
+    missed: int
+    """Partitions that were removed before their changes were read."""
+    is_consumed: bool
+    """Whether it counts: the attempt has completed, and what it made was published."""
+    keys: list[str]
+    """The first of the partitions; an empty text is a dataset without partitions."""
+
+
 class TaskAnswer(Answer):
     """Everything about one task. Its lease token is nobody's but its worker's."""
 
@@ -173,6 +188,8 @@ class TaskAnswer(Answer):
     published: list[PublishedAnswer]
     omitted: int = 0
     """How many more outputs it has; what was not published is named first."""
+    consumed: list[ConsumedAnswer] = []
+    """What its latest attempt was given of the inputs that it reads by their changes."""
 
 
 class TaskIdsAsk(Ask):

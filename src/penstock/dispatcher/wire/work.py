@@ -74,6 +74,14 @@ class PartAnswer(Answer, omit_defaults=True):
     bytes: int | None = None
 
 
+class ColumnAnswer(Answer):
+    """A column of what is published; see `penstock.datasets.schema`."""
+
+    name: str
+    type: str
+    is_nullable: bool = True
+
+
 class InputAnswer(Answer):
     """What is published of an input for the partition of a task, if anything is."""
 
@@ -85,6 +93,10 @@ class InputAnswer(Answer):
     parts: list[PartAnswer] = []
     has_data: bool = True
     """Whether there can be something to read: not of sources that only tell, and not of ranges."""
+    columns: list[ColumnAnswer] = []
+    """Those of its dataset, where nothing has changed that it could be read by."""
+    missed: int = 0
+    """Partitions with changes that were removed before they were read."""
 
 
 class Assignment(Answer):

@@ -36,6 +36,8 @@ class Input:
     """None if a part has no manifest: then Spark has to look into the files."""
     is_own: bool
     """Whether it is a slice that belongs to the task's partition; else all tasks read the same."""
+    place: str = ""
+    """Where it lies; if nothing of it has changed, where the task may write: a URL."""
 
     @property
     def bytes(self) -> int:
@@ -73,7 +75,7 @@ class Reader:
 
     def _input(self, name: str, given: Given, work: Work) -> Input:
         contents = self._contents(given.parts)
-        columns = _columns(name, given, contents)
+        columns = _columns(name, given, contents) or given.columns or None
         return Input(
             name=name,
             given=given,
@@ -83,7 +85,9 @@ class Reader:
                 for each in _files(part, found, columns)
             ),
             columns=columns,
-            is_own=bool(given.parts) and all(_is_own(part, work) for part in given.parts),
+            place=given.parts[0].location if given.parts else work.scratch,
+            is_own=all(_is_own(part, work) for part in given.parts)
+            and (bool(given.parts) or (given.is_there and "partition_key" in work.payload)),
         )
 
     def _contents(self, parts: Sequence[Part]) -> list[Contents]:
@@ -112,7 +116,7 @@ class Reader:
 def needed(inputs: Iterable[Input], work: Work) -> None:
     """Raise `WorkFailed` if nothing is published of one of these."""
     for each in inputs:
-        if not each.given.parts and each.given.has_data:
+        if not each.given.is_there and each.given.has_data:
             raise missing(each, work)
 
 

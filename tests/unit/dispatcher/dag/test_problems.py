@@ -483,7 +483,22 @@ _JOBS = [
     ),
     (
         "a: {runtime: process, operator: f, inputs: [{from: raw, read: some}]}",
-        "6 jobs.a.inputs[0].read: 'some' is not known; write partition or all.",
+        "6 jobs.a.inputs[0].read: 'some' is not known; write partition or all or changes.",
+    ),
+    (
+        (
+            "a: {runtime: process, operator: f, inputs: [{from: raw, read: changes}], outputs: a}\n"
+            "  b: {runtime: process, operator: f, inputs: [{from: a, read: changes}],"
+            " max_concurrency: 4, coalesce: 5}\n"
+            "  c: {runtime: process, operator: f,"
+            " inputs: [{from: a, read: changes, lookback: 1d}], max_concurrency: 1}"
+        ),
+        (
+            "6 jobs.a.inputs: raw only tells that something is new, and has no data that could\n"
+            "7 jobs.b.max_concurrency: A job that reads changes (a) runs one task at a time\n"
+            "7 jobs.b.coalesce: A job that reads changes (a) runs one task at a time\n"
+            "8 jobs.c.inputs: with read: changes it reads something else of a; take one of the two"
+        ),
     ),
     (
         (

@@ -61,6 +61,13 @@ def test_what_looks_back_merges_updates_and_stays_so() -> None:
     assert content_hash(dag) != content_hash(parse(EXAMPLE, "example.yaml"))
 
 
+def test_what_reads_changes_runs_alone_and_stays_so() -> None:
+    text = EXAMPLE.replace("[fetch.departures]", "[{from: departures, read: changes}]")
+    dag = parse(text, "changes.yaml")
+    assert dag.job("clean").max_concurrency == 1
+    assert parse(render(dag), "rendered.yaml") == dag
+
+
 def test_the_example_says_the_same_in_other_words() -> None:
     dag = parse(EXAMPLE, "example.yaml")
     other = (

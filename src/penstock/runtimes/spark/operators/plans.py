@@ -82,7 +82,7 @@ class Plans:
         """Members of one plan, without the files in which their query can find no row."""
         first = members[0]
         config = first.config
-        there = {name: each for name, each in first.inputs.items() if each.given.parts}
+        there = {name: each for name, each in first.inputs.items() if each.given.is_there}
         counts = [len(each.files) for member in members for each in member.inputs.values()]
         if config.operator != "spark.sql" or sum(counts) < FILES_MIN:
             return list(members)
@@ -113,7 +113,7 @@ class Plans:
         made = {
             name: partial(self._frame, each, tag=_tag(member, each), is_small=is_small)
             for name, each in member.inputs.items()
-            if each.given.parts
+            if each.given.is_there
         }
         return self._outputs([member], made, parameters=_markers(member.work))
 
@@ -123,10 +123,10 @@ class Plans:
         is_small = sum(member.bytes_in for member in members) <= SMALL_BYTES_MAX
         made: dict[str, Callable[[], DataFrame]] = {}
         for name, each in first.inputs.items():
-            if not each.given.parts:
+            if not each.given.is_there:
                 continue
             every = [member.inputs[name] for member in members]
-            if not any(one.given.parts for one in every):
+            if not any(one.given.is_there for one in every):
                 continue
             if all(one.is_own for one in every):
                 made[name] = partial(self._frames, members, name, is_small=is_small)
@@ -140,7 +140,7 @@ class Plans:
         # The same frame wherever it is used: Spark sees that it is the same, and reads it once.
         known = (given.name, repr(tag), *(each.location for each in given.files))
         if known not in self._shared:
-            access = self._accesses.to(given.given.parts[0].location)
+            access = self._accesses.to(given.place)
             slices = tag.slices(given.files)
             frame = access.frame(self._session, slices, given.columns, self._held)
             self._shared[known] = frame.coalesce(1) if is_small else frame
@@ -149,7 +149,7 @@ class Plans:
     def _frames(self, members: Sequence[Member], name: str, *, is_small: bool) -> DataFrame:
         first = members[0].inputs[name]
         slices = [Slice(files=each.inputs[name].files, tag=each.key) for each in members]
-        access = self._accesses.to(first.given.parts[0].location)
+        access = self._accesses.to(first.place)
         frame = access.frame(self._session, slices, first.columns, self._held)
         return frame.coalesce(1) if is_small else frame
 
