@@ -63,6 +63,27 @@ def test_a_dead_task_begins_with_why_and_what_was_tried_and_how_to_replay(consol
     console(story)
 
 
+def test_what_a_task_has_consumed_of_changes_is_said(console: Look) -> None:
+    async def story(visitor: Visitor) -> None:
+        text = chain().replace("inputs: [tidy]", "inputs: [{from: tidy, read: changes}]")
+        ok(await visitor.stage.apply(text))
+        await visitor.stage.trigger("p1")
+        (task,) = await visitor.stage.claim()
+        ok(await visitor.stage.complete(held(task, outputs=[output(task)])))
+        (reader,) = await visitor.stage.claim("a:report")
+        given = reader.inputs["tidy"]
+        assert [(each.partition_key, each.revision) for each in given.parts] == [("p1", 1)]
+        _, page = await visitor.get(f"/tasks/{reader.task_id}")
+        assert "1 partition with changes, not consumed yet" in words(page)
+        ok(await visitor.stage.complete(held(reader, outputs=[output(reader, "daily")])))
+        _, page = await visitor.get(f"/tasks/{reader.task_id}")
+        assert "1 partition with changes, consumed" in words(page)
+        _, page = await visitor.get("/jobs/report")
+        assert "what has changed is read" in words(page)
+
+    console(story)
+
+
 def test_a_replay_queues_it_again_and_says_so(console: Look) -> None:
     async def story(visitor: Visitor) -> None:
         await applied(visitor)

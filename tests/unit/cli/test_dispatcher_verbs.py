@@ -35,6 +35,7 @@ from penstock.dispatcher.wire.events import EventResult
 from penstock.dispatcher.wire.steering import (
     AttemptAnswer,
     BackfillsAnswer,
+    ConsumedAnswer,
     DatasetAnswer,
     DatasetsAnswer,
     EverythingAnswer,
@@ -788,6 +789,17 @@ def test_a_task_is_shown_with_its_attempts_and_outputs(user: User) -> None:
         payload={"partition_key": "p"},
         attempts=attempts,
         published=[PublishedAnswer(dataset="sales", partition_key="p", outcome="new", revision=4)],
+        consumed=[
+            ConsumedAnswer(
+                input="orders",
+                attempt=2,
+                partitions=3,
+                parts=7,
+                missed=1,
+                is_consumed=False,
+                keys=["p"],
+            )
+        ],
     )
     user.on("GET /v1/tasks/42", answer)
     said = user.said("task show 42")
@@ -796,6 +808,7 @@ def test_a_task_is_shown_with_its_attempts_and_outputs(user: User) -> None:
     assert "      1  failed   w1      65 min ago  3 s   /logs/1  Boom.\n" in said
     assert "      2  running  w2      0 s ago     0 s\n" in said
     assert "sales      p          new                       4\n" in said
+    assert "orders               3      7       1  no, read by attempt 2\n" in said
     assert "attempt 1      took\nrows_in       1,234\nread_bytes  2.0 KiB\n" in said
     assert user.json("task show 42")["task"]["settled_at"] == "2030-01-01T00:00:00Z"
 

@@ -16,6 +16,7 @@ from penstock.datasets.manifest import LISTED_MAX
 from penstock.datasets.schema import Column
 from penstock.dispatcher.wire.work import (
     Assignment,
+    ColumnAnswer,
     ColumnAsk,
     EndAsk,
     FactsAsk,
@@ -154,6 +155,16 @@ def test_a_task_may_read_very_many_parts_and_they_reach_its_runtime() -> None:
     assert totals is not msgspec.UNSET
     (total,) = totals
     assert (total.dataset, total.parts) == (work.inputs["raw"].dataset, 100_000)
+
+
+def test_of_an_input_without_changes_the_columns_are_given_and_what_was_missed() -> None:
+    columns = [ColumnAnswer("n", "bigint", is_nullable=False)]
+    raw = InputAnswer(dataset="r", uuid=DATASET, generation="g", columns=columns, missed=2)
+    work = work_of(structs.replace(assignment(), inputs={"raw": raw}), logs=LOGS, grace_seconds=3)
+    given = work.inputs["raw"]
+    assert (given.parts, given.columns, given.missed) == ((), (Column("n", "bigint", False),), 2)
+    assert given.is_there
+    assert not work_of(assignment(), logs=LOGS, grace_seconds=3).inputs["raw"].is_there
 
 
 def test_what_a_manifest_says_is_told() -> None:
