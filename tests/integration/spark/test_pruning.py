@@ -231,7 +231,7 @@ QUERIES: dict[str, tuple[str, int]] = {
     "nothing": ("SELECT count(*) AS c FROM sales WHERE month = 'none'", 0),
     "the partition": ("SELECT n, _partition AS p FROM sales WHERE _partition = '2020-03'", 1),
     "of the partition": ("SELECT n FROM sales WHERE substr(_PARTITION, 6) = '03'", 8),
-    "the time": ("SELECT n FROM sales WHERE month < cast(current_date() AS string)", 8),
+    "the time": ("SELECT n FROM sales WHERE month > cast(current_date() AS string)", 8),
     "luck": ("SELECT month FROM sales WHERE month = '2020-03' AND rand() < 2", 1),
 }
 

@@ -56,6 +56,13 @@ def test_the_bounds_of_a_file(
     assert bounds == ({} if expected is None else {"c": expected})
 
 
+def test_dates_of_the_julian_calendar_have_no_bounds(tmp_path: Path) -> None:
+    table = pa.table({"d": [date(1500, 1, 1)], "n": [1]})
+    said = table.replace_schema_metadata({"org.apache.spark.legacyDateTime": ""})
+    parquet.write_table(said, tmp_path / "a.parquet")
+    assert file_bounds(tmp_path / "a.parquet") == {"n": Bound(1, 1, 0)}
+
+
 def test_bounds_are_few_and_short(tmp_path: Path) -> None:
     table = pa.table({f"c{place}": ["y" * 100] for place in range(COLUMNS_MAX + 5)})
     parquet.write_table(table, tmp_path / "a.parquet")

@@ -17,6 +17,8 @@ from pyarrow import parquet
 from penstock.datasets.bounds import COLUMNS_MAX, Bound, Value, bound_of, with_room
 
 _RAW: Final = ("DATE", "INT", "NONE", "TIMESTAMP")
+_LEGACY: Final = b"org.apache.spark.legacy"
+"""How keys of a footer begin if Spark was told to write dates as its earliest releases did."""
 _ROW_GROUPS_MAX: Final = 10_000
 
 
@@ -33,8 +35,12 @@ def bounds_of(metadata: Any) -> dict[str, Bound]:
 
 
 def _bounds(metadata: Any) -> Iterator[tuple[str, Bound]]:
+    # Days before 1582 are then stored as others than they are.
+    is_shifted = any(each.startswith(_LEGACY) for each in metadata.metadata or ())
     for place in range(metadata.num_columns):
         column = metadata.schema.column(place)
+        if is_shifted and column.logical_type.type in ("DATE", "TIMESTAMP"):
+            continue
         is_top = column.max_repetition_level == 0 and column.max_definition_level <= 1
         # The path of a field inside of a struct has a dot too.
         if is_top and "." not in column.path and _is_ordered(column):
