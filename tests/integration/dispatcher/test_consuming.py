@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.dispatcher.tasks.consuming import OVERTAKEN
 from penstock.dispatcher.tasks.values import (
@@ -26,6 +28,7 @@ from penstock.dispatcher.tasks.values import (
 from penstock.dispatcher.views.tasks import TaskViews
 from penstock.dispatcher.views.views import Views
 from penstock.dispatcher.wire.steering import BackfillAsk
+from tests.integration.dispatcher.crews import Crew, drawn
 from tests.integration.dispatcher.readers import columns, facts
 from tests.integration.dispatcher.test_deployment import Pipeline
 from tests.integration.dispatcher.test_keeping import keep_all
@@ -468,5 +471,52 @@ def test_parts_of_two_that_append_at_once_are_both_given(play: Play, order: Sequ
             await it.tasks.complete([done])
             seen += await it.consumed()
         assert seen == ["a1", "a2"]
+
+    play(story)
+
+
+DEEDS = st.lists(
+    st.tuples(st.sampled_from(["publish", "tick", "claim", "finish", "fail"]), st.integers(0, 3)),
+    min_size=8,
+    max_size=16,
+)
+
+
+@given(DEEDS, st.sampled_from([APPEND, ""]), st.booleans())
+@drawn
+def test_everything_is_consumed_and_nothing_twice(
+    play: Play, deeds: Sequence[Any], tally: str, is_limited: bool
+) -> None:
+    """Whatever fails, comes late or runs beside another, and however the outputs are published."""
+
+    async def story(world: World) -> None:
+        it = Book(world)
+        await it.apply(dag(tally=tally))
+        if not is_limited:
+            await world.rows("UPDATE job SET max_concurrency = NULL")
+        counted: list[str] = []
+
+        async def finish(claimed: Claimed) -> None:
+            ended = await it.end(claimed)
+            if isinstance(ended, Refusal):
+                await it.tasks.fail(failed(claimed.fence))
+            elif ended.published[0].outcome is Publishing.PUBLISHED:
+                counted.extend(each["location"] for each in claimed.inputs["tidy"]["parts"])
+
+        crew = Crew(it, "a:tally", finish)
+        for deed, which in deeds:
+            if deed == "publish":
+                await it.publish("abc"[which % 3])
+            elif deed == "tick":
+                await it.tick()
+            else:
+                await crew.do(deed, which)
+        await crew.drain()
+        await finish(await it.take())
+        rows = await world.rows(
+            "SELECT location FROM appended JOIN dataset ON dataset.id = dataset_id"
+            " WHERE name = 'tidy'"
+        )
+        assert sorted(counted) == sorted(row["location"] for row in rows)
 
     play(story)

@@ -12,12 +12,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.dispatcher.routing.router import Routing, route_events
 from penstock.dispatcher.routing.values import Accepted, NotAccepted, WhyRefused
 from penstock.dispatcher.tasks.ending import end
 from penstock.dispatcher.tasks.values import Claimed, Completion, Output
 from penstock.dispatcher.wire.steering import BackfillAsk
+from tests.integration.dispatcher.crews import Crew, drawn
 from tests.integration.dispatcher.test_deployment import Pipeline
 from tests.integration.dispatcher.test_keeping import keep_all, published
 from tests.integration.dispatcher.world import Play, World, failed
@@ -351,3 +354,57 @@ def test_the_ends_of_numbers_are_no_fault(play: Play) -> None:
         assert sorted(read(each)[0] for each in await it.work("a:moving")) == ["high", "low"]
 
     play(story)
+
+
+DEEDS = st.lists(
+    st.tuples(st.sampled_from(["publish", "claim", "finish", "fail"]), st.integers(1, 4)),
+    min_size=6,
+    max_size=14,
+)
+
+
+@given(DEEDS)
+@drawn
+def test_results_do_not_depend_on_what_comes_when(play: Play, deeds: Sequence[Any]) -> None:
+    """When all is done, what is published of each day was made of what its window has now."""
+
+    async def story(world: World) -> None:
+        it = Days(world)
+        await it.apply(dag(back="2d"))
+        read_by: dict[int, list[tuple[str, int]]] = {}
+
+        async def finish(claimed: Claimed) -> None:
+            parts = claimed.inputs["tidy"]["parts"]
+            read_by[claimed.task_id] = [(each["partition_key"], each["revision"]) for each in parts]
+            await it.finish(claimed)
+
+        crew = Crew(it, "a:moving", finish)
+        for number, (deed, which) in enumerate(deeds):
+            if deed == "publish":
+                await it.publish(which, turn=f"{number}-")
+            else:
+                await crew.do(deed, which)
+        await crew.drain()
+        there = await heads(world, "tidy", "revision")
+        made = await heads(world, "averages", "task_id")
+        assert {key: read_by[task_id] for key, task_id in made.items()} == {
+            key: [(each, there[each]) for each in window(key) if each in there] for key in there
+        }
+
+    play(story)
+
+
+async def heads(world: World, dataset: str, column: str) -> dict[str, int]:
+    """What is published of a dataset: a number of each partition."""
+    rows = await world.rows(
+        f"SELECT partition_key, publication.{column} AS number FROM publication"
+        " JOIN dataset ON dataset.id = dataset_id WHERE name = %s",
+        dataset,
+    )
+    return {row["partition_key"]: row["number"] for row in rows}
+
+
+def window(key: str) -> list[str]:
+    """A day and the two before it."""
+    place = datetime.fromisoformat(key)
+    return [f"{place - timedelta(days=back):%Y-%m-%d}" for back in (2, 1, 0)]
