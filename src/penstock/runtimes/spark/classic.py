@@ -44,6 +44,8 @@ from penstock.runtimes.spark.internals import (
     jvm_of,
     launch_jvm,
     scala_context,
+    scala_session,
+    session_class,
     status_store,
     wait_for_figures,
 )
@@ -92,7 +94,7 @@ class ClassicSessions:
         self._arrays = jvm.java.util.Arrays
         self.spark = context.version
         self._properties = jvm.java.util.Properties
-        self._active = SparkSession._get_j_spark_session_class(jvm)  # noqa: SLF001
+        self._active = session_class(jvm)
         self.base = SparkSession(context)
         check_driver(self.base)
         isolation.install(SparkSession, DataFrame, Catalog, SparkContext)
@@ -108,7 +110,7 @@ class ClassicSessions:
         if getattr(self._thread, "session", None) is not session:
             self._commons.enter(session)
             # What the thread asks for its session by gets this one.
-            self._active.setActiveSession(session._jsparkSession)  # noqa: SLF001
+            self._active.setActiveSession(scala_session(session))
             context.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
             self._thread.session = session
         context.setJobGroup(group.name, group.title, interruptOnCancel=True)

@@ -20,7 +20,7 @@ import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext, java_gateway
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, types
+from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql.pandas import types as arrow_types
 
 from penstock.kernel.errors import WorkFailed
@@ -69,20 +69,36 @@ def wait_for_figures(scala: Any, *, milliseconds: int) -> None:
     scala.listenerBus().waitUntilEmpty(milliseconds)
 
 
-def session_state(session: Any) -> Any:
-    """The state of a session in the JVM: its settings, views and functions."""
-    return session._jsparkSession.sessionState()  # noqa: SLF001 - PySpark has no other way
+def scala_session(session: Any) -> Any:
+    """A session in the JVM; None for one of a Connect server."""
+    return getattr(session, "_jsparkSession", None)
 
 
-def settings_of(session: Any) -> Any:
-    """The settings that were made in a session, as a value that can be compared."""
-    return session_state(session).conf().getAllConfs()
+def session_class(jvm: Any) -> Any:
+    """What knows which session is the active one of a thread."""
+    return SparkSession._get_j_spark_session_class(jvm)  # noqa: SLF001 - PySpark has no other way
+
+
+def shared_state(session: Any) -> Any:
+    """What all sessions of a context share: the cache, the catalog, global views."""
+    return scala_session(session).sharedState()
+
+
+def java_context(session: Any) -> Any:
+    """The context in the JVM, as Java sees it."""
+    return session.sparkContext._jsc  # noqa: SLF001 - PySpark has no other way
+
+
+def query_execution(frame: DataFrame) -> Any:
+    """The plans of a frame in the JVM; None for one of a Connect session."""
+    plan: Any = getattr(frame, "_jdf", None)
+    return None if plan is None else plan.queryExecution()
 
 
 def optimized_plan(frame: DataFrame) -> Any:
     """The optimized plan of a frame in the JVM; None for one of a Connect session."""
-    plan: Any = getattr(frame, "_jdf", None)
-    return None if plan is None else plan.queryExecution().optimizedPlan()
+    execution = query_execution(frame)
+    return None if execution is None else execution.optimizedPlan()
 
 
 def planned_bytes(plan: Any) -> int:
@@ -156,8 +172,14 @@ def _driver_checks(session: Any) -> list[tuple[str, Callable[[], Any]]]:
         ("listenerBus", lambda: wait_for_figures(scala_context(context), milliseconds=0)),
         ("ObjectMapper", lambda: json_mapper(jvm).writeValueAsString(1)),
         ("slf4j.MDC", lambda: jvm.org.slf4j.MDC.get(_NOBODY)),
-        ("sessionState.conf", lambda: settings_of(session).size()),
-        ("sessionState.catalog", lambda: session_state(session).catalog().getCurrentDatabase()),
+        ("SparkSession.getActiveSession", lambda: session_class(jvm).getActiveSession()),
+        ("sharedState.cacheManager", lambda: shared_state(session).cacheManager().isEmpty()),
+        ("sharedState.externalCatalog", lambda: shared_state(session).externalCatalog()),
+        (
+            "sharedState.globalTempViewManager",
+            lambda: shared_state(session).globalTempViewManager(),
+        ),
+        ("JavaSparkContext.getPersistentRDDs", lambda: java_context(session).getPersistentRDDs()),
         ("optimizedPlan.stats", lambda: _check_plan(session.range(1))),
     ]
 

@@ -29,6 +29,7 @@ from weakref import WeakKeyDictionary
 from py4j.protocol import Py4JError
 
 from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.spark.internals import java_context, shared_state
 
 _log = logging.getLogger(__name__)
 
@@ -103,8 +104,8 @@ class Commons:
     """What the sessions of one context share, and which runs are there."""
 
     def __init__(self, base: Any) -> None:
-        shared = base._jsparkSession.sharedState()  # noqa: SLF001 - PySpark has no other way
-        self._context = base.sparkContext._jsc  # noqa: SLF001
+        shared = shared_state(base)
+        self._context = java_context(base)
         self._cache = shared.cacheManager()
         self._catalog = shared.externalCatalog()
         self._views = shared.globalTempViewManager()

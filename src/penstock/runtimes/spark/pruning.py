@@ -46,6 +46,7 @@ from penstock.datasets.schema import Column
 from penstock.datasets.snapshot import DataFile
 from penstock.runtimes.spark.columns import ddl, quoted
 from penstock.runtimes.spark.configs import PARTITION
+from penstock.runtimes.spark.internals import query_execution, scala_session
 from penstock.runtimes.spark.reading import Input
 
 _log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ def filters_of(
 
     An input that is not in the answer may be needed as a whole.
     """
-    is_classic = getattr(session, "_jsparkSession", None) is not None
+    is_classic = scala_session(session) is not None
     asks = _ASKS.match(sql) and _FILTERS.search(sql)
     if not is_classic or not asks or _DOES.search(sql) or _TIME.search(sql):
         return {}
@@ -169,7 +170,7 @@ def _uses(frame: Any, folder: str) -> Mapping[str, list[tuple[Node, Node | None]
 
     Reads Spark's private form of plans. Raises whatever, where it has another form.
     """
-    planned = frame._jdf.queryExecution()  # noqa: SLF001 - PySpark has no other way
+    planned = query_execution(frame)
     if _TIME_CLASS.search(planned.analyzed().toJSON()):
         return {}
     whole = planned.optimizedPlan()
