@@ -4,6 +4,10 @@ Spark's errors have a condition (`UNRESOLVED_COLUMN`) and an SQLSTATE, whose cla
 it is: 42 is the query's, 22 that of the data, and both fail the same way again. Everything else may
 be the fault of a machine. The line of a SQL text is in Spark's message, that of a Python module in
 the traceback. What users' code raises is told as the runtime `process` does, and retried.
+
+What arrives is often only where somebody waited ("Exception thrown in awaitResult"): the sentence
+is then that of the first cause that Spark has a condition for, which names the file if it is about
+one, and behind it that of the root cause.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from pyspark.errors import PySparkException
 
 from penstock.kernel.errors import Damaged, PenstockError, StoreError, WorkFailed, WorkReleased
 from penstock.runtimes.spark.configs import JobConfig
+from penstock.runtimes.spark.internals import java_trace
 from penstock.runtimes.spark.telling import Failed
 from penstock.runtimes.task import DoNotRetry
 
@@ -50,6 +55,14 @@ _DAMAGED: Final = re.compile(r"penstock\.spark\.Damaged: (.+)")
 _BAD_PAGE: Final = "CRC checksum verification failed"
 _READ_FILE: Final = re.compile(r"while reading file (\S+)\.\s")
 _TOO_LARGE: Final = "spark.driver.maxResultSize"
+_CAUSED: Final = re.compile(r"\n\s*Caused by: ")
+_FRAMES: Final = re.compile(r"\n\s+at |\n\s*\.\.\. \d+ more|\nDriver stacktrace")
+_ROOT_CHARACTERS_MAX: Final = 600
+_MEMORY: Final = "java.lang.OutOfMemoryError"
+_OUT_OF_MEMORY: Final = (
+    "Spark ran out of memory: give the JVM more by driver_memory, or executors of a cluster by"
+    " spark.executor.memory, or let fewer tasks run side by side."
+)
 _OURS: Final = f"{PenstockError.__module__}."
 _PYTHON: Final = "PYTHON_EXCEPTION"
 _INTERNAL: Final = (
@@ -80,7 +93,7 @@ def failed(error: BaseException, config: JobConfig | None = None) -> Failed:
     if isinstance(error, PicklingError):
         return Failed(reason=_text(f"{_UNSENDABLE} {error}"), is_retried=False)
     if type(error).__module__.startswith("py4j"):
-        return Failed(reason=_text(_java(error)))
+        return _java(error)
     said = "".join(traceback.format_exception_only(error)).strip()
     trace = "".join(traceback.format_list(list(_frames(error)))).splitlines()
     lines = [said, *trace[-_TRACE_LINES_MAX:]]
@@ -133,7 +146,7 @@ def _spark(error: PySparkException, config: JobConfig | None) -> Failed:
             # The trace is Spark's own, which looks for it.
             return Failed(reason=_text(f"{said.splitlines()[0]}. {_ABSENT}"))
         return Failed(reason=_text(said))
-    sentence = _sentence(whole)
+    sentence = _explained(whole, java_trace(error))
     where = _where(error, whole, config)
     reason = f"{where}: {sentence}" if where else sentence
     if _condition(error) == _UNBOUND:
@@ -151,12 +164,16 @@ def _condition(error: PySparkException) -> str:
 def _is_hopeless(error: PySparkException, whole: str) -> bool:
     if _condition(error).startswith("FAILED_READ_FILE"):
         return False
-    found = _STATE.findall(whole)
     try:
-        state = error.getSqlState() or (found[-1] if found else "")
+        state = error.getSqlState()
     except Exception:  # noqa: BLE001 - it asks a JVM that may be gone
-        state = found[-1] if found else ""
-    return state[:2] in _HOPELESS
+        state = None
+    return state[:2] in _HOPELESS if state else _is_hopeless_text(whole)
+
+
+def _is_hopeless_text(whole: str) -> bool:
+    found = _STATE.findall(whole)
+    return bool(found) and found[-1][:2] in _HOPELESS
 
 
 def _where(error: PySparkException, whole: str, config: JobConfig | None) -> str:
@@ -202,11 +219,52 @@ def _python(whole: str) -> str:
     return "\n".join([lines[-1].strip(), *kept[-_TRACE_LINES_MAX:]])
 
 
-def _java(error: BaseException) -> str:
-    """An error of the JVM that Spark has no words for."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+def _java(error: BaseException) -> Failed:
+    """An error of the JVM that PySpark has no class for."""
+    whole = str(error)
+    known = next((each for each in _causes(whole) if _CONDITION.search(each)), "")
+    if known:
+        said = _explained(known, whole)
+        return Failed(reason=_text(said), is_retried=not _is_hopeless_text(known))
+    lines = [line.strip() for line in whole.splitlines() if line.strip()]
     said = next((line for line in lines if not line.startswith("An error occurred")), "")
-    return f"Spark failed: {said.removeprefix(': ') or type(error).__name__}"
+    root = _root(whole)
+    return Failed(
+        reason=_text(f"Spark failed: {root or said.removeprefix(': ') or type(error).__name__}")
+    )
+
+
+def _explained(whole: str, trace: str) -> str:
+    """What Spark says, and what was at the root of it, if that is something else."""
+    sentence, root = _sentence(whole), _root(trace)
+    return sentence if root in sentence else f"{sentence} {root}"
+
+
+def _root(trace: str) -> str:
+    """What the innermost cause says, in plain words; empty if nothing was caused by another."""
+    causes = _causes(trace)
+    if any(_MEMORY in each for each in causes):
+        return _OUT_OF_MEMORY
+    if len(causes) == 1 or not causes:
+        return ""
+    last = _ABORTED.sub("", causes[-1])
+    if _CONDITION.search(last):
+        return _sentence(last)
+    name, _, words = last.partition(": ")
+    said = " ".join(words.split()) or name.rpartition(".")[2]
+    return f"{said[:_ROOT_CHARACTERS_MAX].rstrip('. ')}."
+
+
+def _causes(trace: str) -> list[str]:
+    """The class and the words of what was thrown and of its causes, the innermost last."""
+    found = []
+    for each in _CAUSED.split(trace):
+        words = _FRAMES.split(each)[0].strip()
+        if words.startswith("An error occurred while calling"):
+            words = words.partition("\n: ")[2]
+        if words:
+            found.append(words)
+    return found
 
 
 def _frames(error: BaseException) -> Iterator[traceback.FrameSummary]:

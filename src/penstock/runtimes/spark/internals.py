@@ -119,6 +119,14 @@ def connect_observation() -> Any:
     return observation.Observation()
 
 
+def java_trace(error: BaseException) -> str:
+    """The trace that the JVM had for an error of PySpark's, with its causes; empty if it had none.
+
+    The errors of a Connect server have it only where the server is told to send it.
+    """
+    return str(getattr(error, "_stackTrace", None) or "")
+
+
 def limit_retries(session: Any, *, retries_max: int, pause_ms_max: int) -> None:
     """Bound how long a Connect session tries to reach a server that is gone."""
     from pyspark.sql.connect.client.retries import DefaultPolicy  # noqa: PLC0415 - needs gRPC

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pickle import PicklingError
 
 import pytest
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from penstock.kernel.errors import Damaged, Unavailable, WorkFailed
@@ -40,12 +40,27 @@ NO_SYNTAX = "clean.sql, line 2 (b): Syntax error at or near 'id'. [PARSE_SYNTAX_
 class Said(PySparkException):
     """An error with just these words, and neither a condition nor a state of its own."""
 
-    def __init__(self, words: str) -> None:
+    def __init__(self, words: str, trace: str = "") -> None:
         super().__init__(words)
         self._words = words
+        self._stackTrace = trace
 
     def __str__(self) -> str:
         return self._words
+
+
+class Thrown(Py4JError):  # type: ignore[misc]  # py4j has no types
+    """An error of the JVM that PySpark has no class for."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(words)
+        self.words = words
+
+    def __str__(self) -> str:
+        return self.words
+
+
+Thrown.__module__ = Py4JError.__module__
 
 
 @pytest.mark.parametrize(
@@ -61,6 +76,85 @@ def test_sparks_words_become_a_sentence(words: str, reason: str, is_retried: boo
     found = failed(Said(words), SQL)
     assert found.reason == reason
     assert found.is_retried is is_retried
+
+
+WAITED = (
+    "An error occurred while calling o1.getResult.\n"
+    ": org.apache.spark.SparkException: Exception thrown in awaitResult: \n"
+    "\tat org.apache.spark.util.SparkThreadUtils$.awaitResult(SparkThreadUtils.scala:70)\n"
+)
+UNREAD = (
+    "Caused by: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while"
+    " reading file file:///data/part-0.parquet.  SQLSTATE: KD001\n\tat org.apache.X.y(X.scala)\n"
+)
+DAMAGED = (
+    "Caused by: java.lang.RuntimeException: file:/data/part-0.parquet is not a Parquet file."
+    " Expected magic number at tail, but found [120]\n\tat org.apache.X.y(X.scala)\n\t... 9 more\n"
+)
+RAISED = (
+    "Caused by: org.apache.spark.SparkRuntimeException: [USER_RAISED_EXCEPTION] The result has rows"
+    " whose _partition is 'null' SQLSTATE: P0001\n\tat org.apache.X.y(X.scala:1)\n"
+)
+MEMORY = (
+    "Caused by: org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage"
+    " 6.0 failed 4 times, most recent failure: Lost task 1.0 (TID 8): "
+    "java.lang.OutOfMemoryError: Java heap space\n\tat java.util.X.y(X.java:1)\n"
+    "\nDriver stacktrace:\n\tat org.apache.X.y(X.scala:1)\n"
+    "Caused by: java.lang.OutOfMemoryError: Java heap space\n\tat java.util.X.y(X.java:1)\n"
+)
+NULL = (
+    "Caused by: org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage"
+    " 6.0 failed 1 times, most recent failure: Lost task 1.0 (TID 8):"
+    " java.lang.NullPointerException\n\tat java.util.X.y(X.java:1)\n\nDriver stacktrace:\n"
+    "Caused by: java.lang.NullPointerException\n\tat java.util.X.y(X.java:1)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("trace", "reason", "is_retried"),
+    [
+        (
+            UNREAD + DAMAGED,
+            (
+                "Encountered error while reading file file:///data/part-0.parquet."
+                " [FAILED_READ_FILE.NO_HINT] file:/data/part-0.parquet is not a Parquet file."
+                " Expected magic number at tail, but found [120]."
+            ),
+            True,
+        ),
+        (
+            RAISED,
+            "The result has rows whose _partition is 'null'. [USER_RAISED_EXCEPTION]",
+            False,
+        ),
+        (
+            MEMORY,
+            (
+                "Spark failed: Spark ran out of memory: give the JVM more by driver_memory, or"
+                " executors of a cluster by spark.executor.memory, or let fewer tasks run side by"
+                " side."
+            ),
+            True,
+        ),
+        (NULL, "Spark failed: NullPointerException.", True),
+    ],
+)
+def test_what_somebody_waited_for_is_told_by_its_cause(
+    trace: str, reason: str, is_retried: bool
+) -> None:
+    found = failed(Thrown(WAITED + trace))
+    assert found.reason == reason
+    assert found.is_retried is is_retried
+
+
+def test_the_root_of_an_error_with_a_condition_is_told_behind_it() -> None:
+    said = "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file f. SQLSTATE: KD001"
+    error = Said(said, f"org.apache.spark.SparkException: {said}\n\tat X\n{DAMAGED}")
+    assert failed(error).reason == (
+        "Encountered error while reading file f. [FAILED_READ_FILE.NO_HINT]"
+        " file:/data/part-0.parquet is not a Parquet file. Expected magic number at tail, but found"
+        " [120]."
+    )
 
 
 def test_what_python_raised_on_an_executor_comes_first() -> None:
