@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
 
+from penstock.datasets.cache import Cache
 from penstock.datasets.layout import path_of
 from penstock.runtimes.base import Made, Part, Work
+from penstock.runtimes.spark.access.base import Access
+from penstock.runtimes.spark.access.fetched import Fetched
 from penstock.runtimes.spark.access.remote import Remote
 from penstock.runtimes.spark.engine import Engine
 from penstock.runtimes.spark.keys import KEY, keyed
@@ -148,12 +152,21 @@ def test_no_rows_are_no_partitions(bench: Bench, trips: Part) -> None:
     assert bench.finished(work).made == ()
 
 
-def test_executors_that_write_a_bucket_divide_alike(bench: Bench, trips: Part) -> None:
-    remote = Remote(bench.transfer)
-    bench.engine._accesses.to = lambda location: remote  # type: ignore[method-assign]
-    made = bench.finished(work_of(bench, trips, "zone")).made
-    found = {each.partition_key: [row["n"] for row in bench.rows(each)] for each in made}
-    assert found == {"a/b": [1], "ü": [2], "a b=%": [3], "~many": [4]}
+def test_who_writes_to_a_bucket_divides_alike(
+    bench: Bench, trips: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accesses, native = bench.engine._accesses, bench.engine._accesses.to
+    cache = Cache(tmp_path / "cache", bench.transfer, bytes_max=0)
+    ways = (Remote(bench.transfer), Fetched(bench.transfer, cache, folder=tmp_path / "out"))
+    for way in ways:
+
+        def to(location: str, way: Access = way) -> Access:
+            return way if "/~many/" in location else native(location)
+
+        monkeypatch.setattr(accesses, "to", to)
+        made = bench.finished(work_of(bench, trips, "zone")).made
+        found = {each.partition_key: [row["n"] for row in bench.rows(each)] for each in made}
+        assert found == {"a/b": [1], "ü": [2], "a b=%": [3], "~many": [4]}
 
 
 def test_what_follows_reads_the_partitions(bench: Bench, trips: Part) -> None:
