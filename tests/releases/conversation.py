@@ -74,7 +74,6 @@ jobs:
     inputs: [raw]
     outputs: [lines]
     update: append
-    unique_key: [id]
   far:
     runtime: lambda
     operator: far-away

@@ -5,6 +5,7 @@
     datasets/{dataset}/{generation}/{partition}/{attempt}/manifest.json   what an attempt has made
     datasets/{dataset}/{generation}/{partition}/{attempt}/part-*.parquet
     datasets/{dataset}/{generation}/{partition}/{attempt}/_manifest.json  of a function's own files
+    datasets/{dataset}/{generation}/{partition}/{attempt}/_deleted/…      keys of deleted rows
     datasets/{dataset}/{generation}/~many/{attempt}/{partition}/…         of one of many partitions
     scratch/{attempt}/…                                                   what it needed on the way
 
@@ -47,6 +48,8 @@ MANIFEST: Final = "manifest.json"
 HIDDEN_MANIFEST: Final = "_manifest.json"
 """Of what users' own code has written. Readers of whole folders, such as those of pyarrow, pandas
 and Spark, pass over such a name; and the other one may be that of a file of theirs."""
+DELETED: Final = "_deleted"
+"""The folder of the keys of deleted rows, below that of what was merged: readers pass over it."""
 CURRENT: Final = "current.json"
 WHOLE: Final = "~all"
 """Stands where there is no partition. No key is written so: what follows a `~` is upper case."""

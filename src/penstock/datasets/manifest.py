@@ -113,6 +113,8 @@ class Manifest(wire.Document, frozen=True, kw_only=True):
     """The first of what was read."""
     input_totals: tuple[InputTotal, ...] | msgspec.UnsetType = msgspec.UNSET
     """Of inputs of which there is more: how much, and what it was."""
+    deleted: tuple[File, ...] = ()
+    """In the folder `DELETED`: the keys of rows that were deleted, for those that merge with it."""
 
     @property
     def inputs_count(self) -> int:
@@ -156,6 +158,9 @@ def with_bounds(files: Sequence[File]) -> tuple[File, ...]:
 def encode(manifest: Manifest) -> bytes:
     """The manifest as it is stored: the same bytes for the same manifest."""
     body = wire.encode(manifest)
+    if not manifest.deleted:
+        # What merges nothing is written as it always was.
+        body = body.removesuffix(b',"deleted":[]}') + b"}"
     is_plain = manifest.rows is not None and all(
         each.rows is not None and _PLAIN.fullmatch(each.name) for each in manifest.files
     )

@@ -24,7 +24,7 @@ from importlib import import_module
 from typing import Any, BinaryIO, Final
 
 from penstock.datasets import parquet_child
-from penstock.datasets.schema import Column
+from penstock.datasets.schema import Column, is_hidden
 from penstock.kernel.errors import PenstockError
 
 _ENVIRONMENT: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"}
@@ -65,6 +65,8 @@ def first_rows(
 ) -> Rows:
     """The first rows: as texts of so many characters, or as values that JSON has.
 
+    Without the columns that only merges read.
+
     Raises `PenstockError` for what cannot be read so, `OSError` if no process can be started.
     """
     asked = {"rows": rows, "columns_max": columns_max, "characters_max": characters_max}
@@ -79,10 +81,11 @@ def first_rows(
     try:
         columns = [str(each)[:_NAME_CHARACTERS_MAX] for each in found["columns"]]
         columns = columns[: columns_max or None]
+        seen = [place for place, name in enumerate(columns) if not is_hidden(name)]
         return Rows(
-            columns=columns,
+            columns=[columns[place] for place in seen],
             rows=[
-                [_cell(value, characters_max) for value in row[: len(columns)]]
+                [_cell(row[place], characters_max) for place in seen]
                 for row in found["rows"][:rows]
             ],
             left_out=int(found["left_out"]),

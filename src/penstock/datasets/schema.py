@@ -35,6 +35,15 @@ _WAY_OUT: Final = (
 )
 
 
+HIDDEN: Final = "_penstock_"
+"""How the names of columns begin that are in files, and in no schema: only merges read them."""
+
+
+def is_hidden(name: str) -> bool:
+    """Whether readers do not see this column of a file."""
+    return name.startswith(HIDDEN)
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column."""

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
 from penstock.datasets.bounds import Bound
-from penstock.datasets.layout import HIDDEN_MANIFEST, MANIFEST, location_below
-from penstock.datasets.manifest import Manifest, decode, digest
+from penstock.datasets.layout import DELETED, HIDDEN_MANIFEST, MANIFEST, location_below
+from penstock.datasets.manifest import File, Manifest, decode, digest
 from penstock.datasets.parquet import first_rows
 from penstock.datasets.schema import Column
 from penstock.datasets.transfer import Transfer
@@ -70,6 +70,8 @@ class Contents:
     manifest: Manifest | None = None
     others: tuple[DataFile, ...] = ()
     """What is no Parquet; of a part without a manifest only if it has no Parquet at all."""
+    deleted: tuple[DataFile, ...] = ()
+    """The keys of rows that were deleted, for those that merge with it."""
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -157,19 +159,21 @@ def _contents(part: Published, transfer: Transfer) -> Contents:
         return Contents(location=base, files=tables, others=others)
     where, body = _manifest(base, part.manifest, transfer)
     manifest = decode(body, where=where)
-    named = [
-        DataFile(
-            location=location_below(base, each.name),
-            bytes=each.bytes,
-            rows=each.rows,
-            sha256=each.sha256,
-            bounds=each.bounds,
-        )
-        for each in manifest.files
-    ]
+    named = [_named(base, each) for each in manifest.files]
+    deleted = tuple(_named(f"{base}/{DELETED}", each) for each in manifest.deleted)
     tables = tuple(each for each in named if each.location.endswith(_PARQUET))
     others = tuple(each for each in named if not each.location.endswith(_PARQUET))
-    return Contents(location=base, files=tables, others=others, manifest=manifest)
+    return Contents(location=base, files=tables, others=others, manifest=manifest, deleted=deleted)
+
+
+def _named(base: str, file: File) -> DataFile:
+    return DataFile(
+        location=location_below(base, file.name),
+        bytes=file.bytes,
+        rows=file.rows,
+        sha256=file.sha256,
+        bounds=file.bounds,
+    )
 
 
 def _manifest(base: str, wanted: str, transfer: Transfer) -> tuple[str, bytes]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from penstock.dispatcher.dag.model import DISPATCHER_RUNTIME, Dag, Job
+from penstock.dispatcher.dag.model import DISPATCHER_RUNTIME, Dag, Job, Update
 from penstock.dispatcher.dag.names import OPERATOR_CHARACTERS_MAX, in_queue
 from penstock.dispatcher.dag.runtimes import Fault
 from penstock.kernel.errors import InvalidInput
@@ -54,6 +54,12 @@ class RegisteredRuntimes:
             why := runtime.partition_by_refused(job.config)
         ):
             yield Fault("outputs", why)
+        if job.update is Update.MERGE and not runtime.merges:
+            message = (
+                f"The runtime {job.runtime} writes files of its own making, whose rows cannot be"
+                " merged; write runtime: spark, or update: append."
+            )
+            yield Fault("update", message)
         if job.secrets and (why := runtime.secrets_refused(job.operator)):
             yield Fault("secrets", why)
 

@@ -149,6 +149,24 @@ class Place:
     partition_by: str = ""
     """An SQL expression over the rows: each of its values is a partition, with a folder of its own
     below `location`. Empty if the task makes its own partition."""
+    current: tuple[Part, ...] = ()
+    """What is published of the task's own partition, for what is to be merged with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merge:
+    """How what was made is merged with what is published.
+
+    Of the rows with one key, the one with the higher version is there afterwards; without versions,
+    and of equal ones, the one of the later task. What was made says what it was merged with
+    (`Made.base_revision`): if that is not published any more by then, the work is run again, with
+    `Place.current` as it is by then and in another place.
+    """
+
+    key: tuple[str, ...]
+    version_by: str = ""
+    delete_when: str = ""
+    """A predicate in SQL: rows that satisfy it delete what has their key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +187,8 @@ class Work:
     """By the names that the job gives them."""
     outputs: Mapping[str, Place] = field(default_factory=dict)
     """By the names that the job gives them."""
+    merge: Merge | None = None
+    """How its outputs are merged with what is published; None if they are not."""
     grace_seconds: float = 10.0
     timeout_seconds: float | None = None
     """How long the caller will let it run; told to the work, and kept by the caller."""
@@ -269,6 +289,8 @@ class Made:
     cursor: int | None = None
     append_key: str | None = None
     facts: Facts | None = None
+    base_revision: int | None = None
+    """The revision of the partition that it was merged with, 0 for nothing; None if it was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,6 +347,8 @@ class Runtime(Service):
     """Whether work of one batch is run as one. Where it is not, nothing is claimed in batches."""
     hands_over: bool = False
     """Whether work is given its token and credentials: see `penstock.runtimes.handed`."""
+    merges: bool = False
+    """Whether what a task makes can be merged with what is published: see `Merge`."""
     users: Users | None = None
     """The users that untrusted work may run as; None if it cannot be kept apart here."""
 

@@ -12,6 +12,9 @@
 | its process died, and it was alone | a failure, and the same |
 | the dispatcher refused the attempt | nothing: it is another's now, or over |
 
+What the dispatcher refuses to publish because it was merged with what is not published any more is
+not over: it is run again with what is (`merge_again`), or told again when others are done.
+
 Interrupting cancels the runtime's `run` and waits until nothing of the work runs any more. Work
 that ends well all the same has ended well. A runtime that does not let go within its grace period
 and some is told of loudly; its end is told as if it had, and whoever runs the attempt keeps its
@@ -29,7 +32,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
-from penstock.dispatcher.wire.work import Assignment, EndAsk, HeldAsk
+import msgspec
+
+from penstock.dispatcher.wire.work import Assignment, EndAsk, HeldAsk, PartAnswer
+from penstock.kernel.clock import Clock
 from penstock.kernel.errors import PenstockError, WorkFailed, WorkReleased
 from penstock.runtimes.base import Finished, Voice, Work
 from penstock.runtimes.secrets import hidden
@@ -77,6 +83,10 @@ class Attempt:
         """Whether it tells columns that were only seen, and may be left out: see decision 0030."""
         self.secrets: Mapping[str, str] = {}
         """The values that its work was given: no failure is told with one of them in it."""
+        self.merges = 0
+        """How often it has merged again."""
+        self.waits = 0
+        """How often it has waited for others to merge."""
         self._why: Interruption | None = None
         self._interrupted = asyncio.Event()
         self._is_timed = True
@@ -141,6 +151,29 @@ class Attempt:
         """Have the runtime end the work now that it has let go of gently so far."""
         if self._running is not None and self._interrupted.is_set():
             self._running.cancel()
+
+    def merge_again(self, current: dict[str, list[PartAnswer]]) -> None:
+        """What is published by now is what the next run merges with, alone."""
+        self.assignment = msgspec.structs.replace(self.assignment, current=current, batch="")
+        self.merges += 1
+        self._running = None
+        self.is_over = False
+
+    async def pause(self, clock: Clock, seconds: float) -> bool:
+        """Wait; returns whether nobody has interrupted it."""
+        self.waits += 1
+        self.is_over = False
+        sleeping = asyncio.get_running_loop().create_task(clock.sleep(seconds))
+        try:
+            await _first(sleeping, (self._interrupted,), None)
+        finally:
+            sleeping.cancel()
+        self.is_over = True
+        return self._why is None
+
+    def interrupted(self) -> EndAsk | None:
+        """The end of an attempt that was interrupted while nothing of it ran."""
+        return None if self.is_lost else self.unfinished(self._interruption())
 
     async def run(self, running: Running, work: Work, voice: Voice) -> EndAsk | None:
         """Run the work, and return what to tell of its end; None if nothing is to be told."""
@@ -261,7 +294,7 @@ class Attempt:
 
 
 async def _first(
-    running: asyncio.Task[Finished], events: Sequence[asyncio.Event], seconds: float | None
+    running: asyncio.Task[Any], events: Sequence[asyncio.Event], seconds: float | None
 ) -> None:
     """Wait for the first of these, or for so long."""
     loop = asyncio.get_running_loop()

@@ -11,7 +11,8 @@ answers the same words with the same answer, so a lost answer costs a repeat.
 | refused: not the current attempt, or over | nothing is published; the attempt is done |
 | refused for its outputs | the attempt is still ours: its end is told as a failure instead |
 | refused for their schema | the same, and it is not retried: another attempt would make the same |
-| the same, of columns that were only seen | again without the columns: functions have no schema |
+| refused, because what it was merged with has moved | it is not over: it merges again, or waits |
+| refused for columns that were only seen | again without the columns: functions have no schema |
 | its token proves nothing | again with another token, a few times; then it is the reaper's |
 | the whole call is refused | its ends are told one by one; one that is refused alone is a failure |
 | none | again after a pause; after each failure with fewer ends, so that none spoils the others |
@@ -70,8 +71,9 @@ class _Ending:
 class Endings:
     """The ends that have not been answered.
 
-    `done` is called for each attempt when there is nothing more to tell of it; `is_idle` says
-    whether nothing else runs that could end soon.
+    `done` is called for each attempt when there is nothing more to tell of it, and `moved` for one
+    that has to merge again, or to wait for another, before it can end; `is_idle` says whether
+    nothing else runs that could end soon.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Endings:
         entropy: Entropy,
         gather_seconds: float,
         done: Callable[[Attempt], None],
+        moved: Callable[[Attempt, EndAsk, TaskResult], None],
         is_idle: Callable[[], bool],
     ) -> None:
         self._client = client
@@ -89,6 +92,7 @@ class Endings:
         self._backoff = Backoff(entropy)
         self._gather_seconds = gather_seconds
         self._done = done
+        self._moved = moved
         self._is_idle = is_idle
         self._waiting: deque[_Ending] = deque()
         self._in_call: list[_Ending] = []
@@ -230,6 +234,9 @@ class Endings:
                     end.reason.partition("\n")[0],
                 )
             self._done(attempt)
+            return []
+        if result.why == Why.MOVED:
+            self._moved(attempt, ending.ask, result)
             return []
         if result.why == Why.SCHEMA and attempt.has_observed_columns:
             told = "%s: its columns are not those of the dataset, which stay as they are: %s"

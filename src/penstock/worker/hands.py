@@ -5,7 +5,8 @@ be run as one, share a place, which is free when the last of them has ended. An 
 alive by heartbeats from its assignment until its end is answered. If the dispatcher hands out a
 task that an earlier attempt of it still runs here, that one is over: it is interrupted and nothing
 is told of it, so no call ever names a task twice. While ends are not answered there is no room:
-more work would only pile up.
+more work would only pile up. An attempt whose end is refused, because what it was merged with is
+not published any more, takes a place again: it merges again, or waits until it may.
 
 Called by `penstock.worker.worker` and `claiming`, from the event loop.
 """
@@ -15,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from penstock.dispatcher.wire.work import Assignment, EndAsk
+from penstock.dispatcher.wire.work import Assignment, EndAsk, TaskResult
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import WorkFailed, WorkReleased
@@ -40,6 +41,14 @@ _log = logging.getLogger(__name__)
 
 _UNTOLD_MAX: Final = 500
 """With so many ends that are not answered, nothing more is begun."""
+_MERGES_MAX: Final = 10
+"""How often one attempt merges again: it has its turn long before."""
+_TURN_SECONDS: Final = 1.0
+"""How long an attempt waits for others to merge, at a time."""
+
+
+Running = Coroutine[Any, Any, EndAsk | None]
+"""An attempt that runs, or waits: what to tell of its end."""
 
 
 class Claims(Protocol):
@@ -86,6 +95,7 @@ class Hands:
             entropy=entropy,
             gather_seconds=settings.gather_seconds,
             done=self._done,
+            moved=self._moved,
             is_idle=lambda: not self._running,
         )
         self._running: set[Attempt] = set()
@@ -126,10 +136,14 @@ class Hands:
             self.endings.forget(before)
         if self._is_stopping:
             attempt.interrupt(Interruption.STOPPED)
+        self._attend(attempt, self._run(attempt, batch_size=batch_size))
+
+    def _attend(self, attempt: Attempt, running: Running) -> None:
+        """Give it a place, and see it to its end."""
         self._running.add(attempt)
         self._taken[attempt.place] += 1
         self._idle.clear()
-        attending = self._attend(attempt, batch_size=batch_size)
+        attending = self._attended(attempt, running)
         task = asyncio.get_running_loop().create_task(attending)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -163,10 +177,10 @@ class Hands:
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=self._settings.grace_seconds)
 
-    async def _attend(self, attempt: Attempt, *, batch_size: int) -> None:
+    async def _attended(self, attempt: Attempt, running: Running) -> None:
         try:
             try:
-                end = await self._run(attempt, batch_size=batch_size)
+                end = await running
             except Exception as error:  # noqa: BLE001 - one attempt never ends the worker
                 _log.exception("%s failed in the worker", attempt)
                 end = attempt.failure(f"The worker failed: {type(error).__name__}: {error}")
@@ -183,6 +197,30 @@ class Hands:
         finally:
             self._leave(attempt)
 
+    def _moved(self, attempt: Attempt, ask: EndAsk, result: TaskResult) -> None:
+        """What it has made was merged with what is not published any more."""
+        if attempt.is_lost:
+            self._done(attempt)
+        elif self._is_stopping:
+            told = WorkReleased("The worker was stopped.", is_delayed=False)
+            self.endings.add(attempt, attempt.unfinished(told))
+        else:
+            self._attend(attempt, self._merged(attempt, ask, result))
+
+    async def _merged(self, attempt: Attempt, ask: EndAsk, result: TaskResult) -> EndAsk | None:
+        """Merge with what is published now; or wait, and tell the same end again."""
+        if result.current is not None:
+            attempt.merge_again(result.current)
+            _log.info("%s merges again: others have published its partition", attempt)
+            if attempt.merges <= _MERGES_MAX:
+                return await self._run(attempt, batch_size=1)
+            return attempt.failure("Others have published its partition again and again.")
+        if attempt.waits * _TURN_SECONDS >= attempt.assignment.timeout_seconds:
+            told = "Others were merging into its partition for as long as it may take itself."
+            return attempt.unfinished(WorkReleased(told))
+        is_on = await attempt.pause(self._clock, _TURN_SECONDS)
+        return ask if is_on else attempt.interrupted()
+
     async def _run(self, attempt: Attempt, *, batch_size: int) -> EndAsk | None:
         assignment = attempt.assignment
         runtime = self._runtimes.get(assignment.runtime)
@@ -192,20 +230,21 @@ class Hands:
             hint = "Give it one, or bring it to the release of the dispatcher."
             return attempt.unfinished(WorkReleased(told, hint=hint))
         try:
-            work = self._work(assignment, batch_size=batch_size)
+            work = self._work(assignment, batch_size=batch_size, merges=attempt.merges)
             work = await self._with_secrets(attempt, runtime, work)
         except WorkFailed as error:
             return None if attempt.is_lost else attempt.unfinished(error)
         voice = AttemptVoice(attempt, work, self._client, clock=self._clock, entropy=self._entropy)
         return await attempt.run(partial(self._handing.run, attempt, runtime), work, voice)
 
-    def _work(self, assignment: Assignment, *, batch_size: int) -> Work:
+    def _work(self, assignment: Assignment, *, batch_size: int, merges: int) -> Work:
         try:
             return orders.work_of(
                 assignment,
                 logs=self._logs,
                 grace_seconds=self._settings.grace_seconds,
                 batch_size=batch_size,
+                merges=merges,
             )
         except WorkFailed:
             raise

@@ -8,7 +8,7 @@ so that no task can spoil a call that is about several.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,10 +24,21 @@ from penstock.dispatcher.wire.work import (
     FailureAsk,
     InputAnswer,
     OutputAsk,
+    PartAnswer,
     ReleaseAsk,
 )
 from penstock.kernel.errors import InvalidInput, WorkFailed, WorkReleased
-from penstock.runtimes.base import Facts, Finished, Given, Made, Part, Place, Work, progress_fault
+from penstock.runtimes.base import (
+    Facts,
+    Finished,
+    Given,
+    Made,
+    Merge,
+    Part,
+    Place,
+    Work,
+    progress_fault,
+)
 from penstock.runtimes.places import Places
 
 REASON_CHARACTERS_MAX: Final = 10_000
@@ -61,9 +72,14 @@ def work_of(
     logs: Path | None,
     grace_seconds: float,
     batch_size: int = 1,
+    merges: int = 0,
 ) -> Work:
-    """An assignment as a runtime is given it. The dispatcher says where the attempt writes."""
+    """An assignment as a runtime is given it. The dispatcher says where the attempt writes.
+
+    What is merged again, for the `merges`th time, is written to a place of its own.
+    """
     places = _places(assignment, logs)
+    folder = f"{assignment.folder}/merge-{merges}" if merges else assignment.folder
     definition = assignment.definition
     return Work(
         task_id=assignment.task_id,
@@ -75,12 +91,13 @@ def work_of(
         resources=_mapping(definition, "resources"),
         payload=assignment.payload,
         inputs={name: _given(each) for name, each in assignment.inputs.items()},
-        outputs=_outputs(assignment, places),
+        outputs=_outputs(assignment, places, folder),
+        merge=_merge(assignment),
         grace_seconds=_grace_seconds(assignment, otherwise=grace_seconds),
         timeout_seconds=None if is_always_on(assignment) else assignment.timeout_seconds,
         batch=assignment.batch,
         batch_size=batch_size,
-        scratch=places.scratch(assignment.folder),
+        scratch=places.scratch(folder),
         log=places.log(task_id=assignment.task_id, attempt=assignment.attempt),
         # What is not plainly false is not trusted.
         is_untrusted=definition.get("untrusted", False) is not False,
@@ -178,24 +195,44 @@ def _given(answer: InputAnswer) -> Given:
         has_data=answer.has_data,
         columns=tuple(Column(each.name, each.type, each.is_nullable) for each in answer.columns),
         missed=answer.missed,
-        parts=tuple(
-            Part(
-                location=each.location,
-                partition_key=each.partition_key,
-                start=each.start,
-                end=each.end,
-                revision=each.revision,
-                append_key=each.append_key,
-                manifest=each.manifest,
-                rows=each.rows,
-                bytes=each.bytes,
-            )
-            for each in answer.parts
-        ),
+        parts=_parts(answer.parts),
     )
 
 
-def _outputs(assignment: Assignment, places: Places) -> dict[str, Place]:
+def _parts(answers: Iterable[PartAnswer]) -> tuple[Part, ...]:
+    return tuple(
+        Part(
+            location=each.location,
+            partition_key=each.partition_key,
+            start=each.start,
+            end=each.end,
+            revision=each.revision,
+            append_key=each.append_key,
+            manifest=each.manifest,
+            rows=each.rows,
+            bytes=each.bytes,
+        )
+        for each in answers
+    )
+
+
+def _merge(assignment: Assignment) -> Merge | None:
+    definition = assignment.definition
+    if assignment.current is None:
+        return None
+    key = definition.get("unique_key")
+    version, delete = (definition.get(name, "") for name in ("version_by", "delete_when"))
+    is_text = isinstance(version, str) and isinstance(delete, str)
+    if not isinstance(key, list) or not key or not is_text:
+        raise WorkReleased(
+            f"How job {assignment.job} merges cannot be understood by this worker.",
+            hint="Bring the worker to the release of the dispatcher.",
+        )
+    return Merge(key=tuple(map(str, key)), version_by=version, delete_when=delete)
+
+
+def _outputs(assignment: Assignment, places: Places, folder: str) -> dict[str, Place]:
+    current = assignment.current or {}
     found: dict[str, Place] = {}
     uuids = _mapping(assignment.definition, "datasets")
     for each in assignment.definition.get("outputs") or ():
@@ -211,14 +248,18 @@ def _outputs(assignment: Assignment, places: Places) -> dict[str, Place]:
             dataset,
             generation=assignment.generation,
             payload=assignment.payload,
-            attempt_id=assignment.folder,
+            attempt_id=folder,
         )
         by = each.get("partition_by", "")
         if by:
-            location = places.many(
-                dataset, generation=assignment.generation, attempt_id=assignment.folder
-            )
-        found[name] = Place(dataset=dataset, uuid=uuid, location=location, partition_by=by)
+            location = places.many(dataset, generation=assignment.generation, attempt_id=folder)
+        found[name] = Place(
+            dataset=dataset,
+            uuid=uuid,
+            location=location,
+            partition_by=by,
+            current=_parts(current.get(dataset, ())),
+        )
     return found
 
 
@@ -240,6 +281,7 @@ def _output(work: Work, made: Made) -> OutputAsk:
         cursor=made.cursor,
         append_key=made.append_key,
         facts=None if made.facts is None else _facts(made.facts),
+        base_revision=made.base_revision,
     )
 
 

@@ -127,7 +127,7 @@ def test_what_is_in_a_partition_is_shown_through_the_store(console: Look) -> Non
 
 def test_what_was_appended_is_listed_by_its_keys(console: Look) -> None:
     async def story(visitor: Visitor) -> None:
-        append = "    update: append\n    unique_key: [id]\n    inputs: [raw]"
+        append = "    update: append\n    inputs: [raw]"
         ok(await visitor.stage.apply(chain().replace("    inputs: [raw]", append)))
         await visitor.stage.trigger("p")
         (task,) = await visitor.stage.claim()

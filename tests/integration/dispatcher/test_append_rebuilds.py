@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from penstock.dispatcher.building import Builder
-from penstock.dispatcher.dag.parsing import parse
+from penstock.dispatcher.dag.parsing import parse, parse_stored
 from penstock.dispatcher.deployment.values import CutOver, Kept, Loss, NotKept
 from penstock.dispatcher.retention import Retention
-from penstock.dispatcher.tasks.values import Claimed, Completion, Failure, Output
+from penstock.dispatcher.tasks.values import Claimed, Completion, Failure, Output, Refusal
 from penstock.dispatcher.wire.steering import BackfillAnswer, BackfillAsk
 from penstock.runtimes.base import Facts
 from tests.integration.dispatcher.test_deployment import Pipeline
@@ -22,7 +23,7 @@ def texts(
     *, log: str = "1", sums: str = "1", clean: str = "1", more: str = "", update: str = "append"
 ) -> str:
     """A source; a job that appends what comes with its events; and what is computed of that."""
-    key = "unique_key: [n]" if update == "append" else ""
+    key = "unique_key: [n]" if update == "merge" else ""
     return f"""
 jobs:
   feed:
@@ -78,21 +79,21 @@ class Log(Pipeline):
         n = None if is_looking else task.payload.get("payload", {}).get("n")
         made = f"{n}" if n is not None else "+".join(each.rsplit("/", 1)[1] for each in parts)
         (output,) = task.definition["outputs"]
-        await self.tasks.complete(
-            [
-                Completion(
-                    task.fence,
-                    (
-                        Output(
-                            dataset=task.definition["datasets"][output["name"]],
-                            location=f"s3://b/{made}",
-                            partition_key=task.payload.get("partition_key"),
-                            facts=Facts(files=1, rows=1, bytes=10, columns=(), manifest="0" * 64),
-                        ),
-                    ),
-                )
-            ]
+        base: Any = None
+        if task.current is not None:
+            base = task.current.get(output["name"], [{"revision": 0, "location": ""}])
+            # What was merged is called by all that it was made of.
+            made = "+".join(filter(None, [base[0]["location"].removeprefix("s3://b/"), made]))
+        made_of = Output(
+            dataset=task.definition["datasets"][output["name"]],
+            location=f"s3://b/{made}",
+            partition_key=task.payload.get("partition_key"),
+            facts=Facts(files=1, rows=1, bytes=10, columns=(), manifest="0" * 64),
+            base_revision=base and base[0]["revision"],
         )
+        (answer,) = await self.tasks.complete([Completion(task.fence, (made_of,))])
+        if isinstance(answer, Refusal) and answer.current:
+            await self.finish(replace(task, current=answer.current))
 
     async def build(self) -> None:
         """Rebuild and cut over as far as it goes by itself."""
@@ -155,6 +156,54 @@ def test_every_publication_is_made_again(play: Play) -> None:
         await it.build()
         assert await it.states("entries") == ["current", "retired"]
         assert await it.read() == sorted([*everything, "107"])
+
+    play(story)
+
+
+def test_what_is_merged_is_made_again_of_every_event(play: Play) -> None:
+    """Of the latest event alone there would be a partition, and not the rows of the others."""
+
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts(update="merge"))
+        await it.bring("p", 104, 105, 106)
+        await it.bring("q", 201)
+        await it.labour()
+        assert await it.read() == ["104+105+106", "201"]
+        await it.apply(texts(log="2", update="merge"))
+        await it.backfills.turn()
+        for each in await it.tasks.claim_next("a:log", worker="w"):
+            await it.finish(each)
+        await it.labour("a:sums")
+        await Builder(world.database, it.deployment).turn()
+        # The partitions are not there with all that was merged into them.
+        assert await it.states("entries") == ["building", "current"]
+        await it.bring("p", 107)
+        await it.build()
+        assert await it.states("entries") == ["current", "retired"]
+        (whole, other) = await it.read()
+        assert sorted(whole.split("+")) == ["104", "105", "106", "107"]
+        assert other == "201"
+        # What was merged with is left behind, and nothing that was merged is read by itself.
+        assert await world.value("SELECT count(*) FROM appended WHERE location <> 'merged:'") == 0
+
+    play(story)
+
+
+def test_a_key_that_earlier_releases_asked_for_is_taken_out_without_a_rebuild(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = Log(world)
+        old = texts().replace("    update: append\n", "    update: append\n    unique_key: [n]\n")
+        await it.deployment.apply(parse_stored(old, "dag"), old)
+        await it.bring("p", 104, 105)
+        await it.labour()
+        before = await it.generations()
+        for text in (texts(), texts(more="timeout: 2h")):
+            await it.apply(text)
+            assert await it.generations() == before
+        assert await it.read() == ["104", "105"]
+        await it.apply(texts(log="2"))
+        assert (await it.generations())["log"] != before["log"]
 
     play(story)
 
@@ -351,7 +400,6 @@ COPY = """
     runtime: process
     operator: a:copy
     update: append
-    unique_key: [n]
     inputs: [entries]
     outputs: [copies]
 """

@@ -194,7 +194,15 @@ def test_a_definition_says_also_what_has_its_default() -> None:
     pairs = dict(defined(about).pairs)
     assert pairs["Secrets"] == "password from env:SHOP"
     assert pairs["At a time"] == "one task, up to 20 of them run as one"
-    assert pairs["What is new"] == "is appended, once for each day"
+    assert pairs["What is new"] == "is appended, once for each task"
+    merging = {"unique_key": ["day", "shop"], "version_by": "at", "delete_when": "op = 'd'"}
+    pairs = dict(defined(replace(about, body=merging, update_mode="merge")).pairs)
+    assert pairs["What is new"] == (
+        "is merged: one row for each day, shop, the highest at; deleted when op = 'd'"
+    )
+    pairs = dict(defined(replace(about, body={"unique_key": ["a"]}, update_mode="merge")).pairs)
+    assert pairs["What is new"] == "is merged: one row for each a, that of the latest task"
+    pairs = dict(defined(about).pairs)
     assert pairs["Queue limit"] == "10,000 tasks that wait; beyond it, what feeds it is paused"
     assert pairs["Attempts"] == "one"
 

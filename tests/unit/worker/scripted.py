@@ -37,6 +37,7 @@ from penstock.dispatcher.wire.work import (
     HelloAsk,
     InputAnswer,
     OperatorAnswer,
+    PartAnswer,
     ResultsAnswer,
     TaskResult,
 )
@@ -75,6 +76,10 @@ class Task:
     bad_schema: bool = False
     bad_columns: bool = False
     """Whether its schema is refused as long as it tells columns."""
+    current: dict[str, list[PartAnswer]] | None = None
+    """What is published of its partition, if its job merges."""
+    moves: list[dict[str, list[PartAnswer]] | None] = field(default_factory=list)
+    """What its ends are refused with, one after the other."""
     batch: str = ""
     """Claimed together with those of the same batch, as one."""
     mints: bool = False
@@ -235,6 +240,7 @@ class Dispatcher:
             token=task.signed(),
             mints=task.mints,
             inputs=task.inputs,
+            current=task.current,
         )
 
     def _heartbeat(self, ask: HeartbeatAsk) -> tuple[int, Answer]:
@@ -281,6 +287,9 @@ class Dispatcher:
         if (task.bad_schema or (task.bad_columns and has_columns)) and is_success:
             told = "The column 'delay' is string here, and bigint in what is published."
             return TaskResult(task_id=task.id, status=409, why="schema", detail=told)
+        if task.moves and is_success:
+            current = task.moves.pop(0)
+            return TaskResult(task_id=task.id, status=409, why="moved", current=current)
         task.ended.append(ask)
         if task.cancel_asked:
             task.status = "cancelled"

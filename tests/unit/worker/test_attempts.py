@@ -248,6 +248,7 @@ def test_an_end_that_is_lost_while_it_is_being_told_is_not_told_again() -> None:
             entropy=world.entropy("endings"),
             gather_seconds=0.01,
             done=done.append,
+            moved=lambda *_: None,
             is_idle=lambda: True,
         )
         attempt = Attempt(assignment())
@@ -276,6 +277,7 @@ def test_an_end_that_is_forgotten_is_not_told() -> None:
             entropy=world.entropy("endings"),
             gather_seconds=0.01,
             done=lambda _: None,
+            moved=lambda *_: None,
             is_idle=lambda: True,
         )
         attempt = Attempt(assignment())

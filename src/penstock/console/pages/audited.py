@@ -25,6 +25,7 @@ _REASONS: Final[Mapping[str, str]] = {
     Why.UNKNOWN: "There is no such task",
     Why.OUTPUTS: "It wrote where it may not",
     Why.SCHEMA: "Its columns do not fit the dataset",
+    Why.MOVED: "It was merged with what was not published any more",
     "former attempt": "It belongs to an earlier attempt",
     "another attempt": "It belongs to another attempt",
     "another task": "It was invoked for another task",

@@ -103,8 +103,14 @@ def _source(source: Mapping[str, Any]) -> str:
 def _update(about: AboutJob) -> str:
     if about.update_mode == "replace":
         return "replaces what was there of the partition"
+    if about.update_mode == "append":
+        return "is appended, once for each task"
     keys = ", ".join(map(str, about.body.get("unique_key") or ()))
-    return f"is appended, once for each {keys}" if keys else "is appended"
+    version = about.body.get("version_by")
+    wins = f"the highest {version}" if version else "that of the latest task"
+    delete = about.body.get("delete_when")
+    deletes = f"; deleted when {delete}" if delete else ""
+    return f"is merged: one row for each {keys}, {wins}{deletes}"
 
 
 def _at_a_time(about: AboutJob) -> str:

@@ -18,7 +18,7 @@ from penstock.dispatcher.tasks.values import Refusal, TaskState, Why
 from penstock.dispatcher.wire.base import Answer
 from penstock.dispatcher.wire.dags import DagProblem
 from penstock.dispatcher.wire.problem import Problem
-from penstock.dispatcher.wire.work import ResultsAnswer, TaskResult, TaskStateAnswer
+from penstock.dispatcher.wire.work import PartAnswer, ResultsAnswer, TaskResult, TaskStateAnswer
 from penstock.kernel.errors import (
     CredentialsRefused,
     CredentialsUnavailable,
@@ -43,6 +43,7 @@ _TITLES: Final = {
     Why.DIFFERENT: "This attempt of task {task} has ended with something else.",
     Why.OUTPUTS: "Task {task} may not publish these outputs.",
     Why.SCHEMA: "What task {task} has made has columns that its dataset cannot take.",
+    Why.MOVED: "What task {task} has made was merged with what is not published any more.",
     Why.NOT_DEAD: "Task {task} is {status}, and only dead tasks are replayed.",
 }
 
@@ -172,6 +173,7 @@ def refused_result(refusal: Refusal) -> TaskResult:
         why=refusal.why.value,
         detail=refusal.detail or _title(refusal.why, refusal.task_id, refusal.state),
         state=state_answer(refusal.state),
+        current=msgspec.convert(refusal.current, dict[str, list[PartAnswer]] | None),
     )
 
 

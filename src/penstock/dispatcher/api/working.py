@@ -66,6 +66,7 @@ from penstock.dispatcher.wire.work import (
     HeldAsk,
     HelloAsk,
     InputAnswer,
+    PartAnswer,
     PublishedAnswer,
     TaskResult,
 )
@@ -197,6 +198,7 @@ def _assignment(claimed: Claimed, parts: Parts) -> Assignment:
         definition=dict(claimed.definition),
         payload=dict(claimed.payload),
         inputs=msgspec.convert(claimed.inputs, dict[str, InputAnswer]),
+        current=msgspec.convert(claimed.current, dict[str, list[PartAnswer]] | None),
         batch=claimed.batch,
         root=parts.root,
         token=claimed.token,
@@ -234,6 +236,7 @@ def _saying(ask: EndAsk, claims: Claims, why_not: str) -> Saying:
             cursor=each.cursor,
             append_key=each.append_key,
             facts=None if each.facts is None else _facts(each.facts),
+            base_revision=each.base_revision,
         )
         for each in ask.outputs
     )

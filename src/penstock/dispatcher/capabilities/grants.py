@@ -7,6 +7,7 @@
 | what was kept in it of an earlier generation | to read the folders of those parts |
 | an output | to write the folder of this attempt |
 | one with `partition_by` | the same: one folder, for all the partitions that it will find |
+| an output that is merged | to read the folder of its partition, and what was kept in that |
 | the attempt itself | to read and write its scratch folder |
 
 Deny by default: what cannot be named in the one spelling of `penstock.tokens.scopes`, or does not
@@ -70,7 +71,8 @@ def grants_of(claimed: Claimed, root: Root) -> Grants:
         if taken > WRITES_BYTES_MAX:
             break
         write.append(each)
-    read = _fitted(list(_reads(claimed, root)), room=GRANTS_BYTES_MAX - taken)
+    reads = [*_merges(claimed, root), *_reads(claimed, root)]
+    read = _fitted(reads, room=GRANTS_BYTES_MAX - taken)
     return Grants(read=read, write=tuple(write), scratch=scratch)
 
 
@@ -122,6 +124,36 @@ def _writes(claimed: Claimed, root: Root, folder: str) -> Iterator[WriteGrant]:
         # The longest names do not fit into a folder of a bucket: then there is none to write.
         if (scope := _folder(root, prefix)) is not None:
             yield WriteGrant(dataset=uuid, version=claimed.generation, prefix=str(scope))
+
+
+def _merges(claimed: Claimed, root: Root) -> Iterator[ReadGrant]:
+    """What is published of the task's own partition: it may move while the task runs."""
+    if claimed.current is None:
+        return
+    uuids = _mapping(claimed.definition.get("datasets"))
+    key = claimed.payload.get("partition_key")
+    for each in _list(claimed.definition.get("outputs")):
+        said = _mapping(each)
+        dataset = said.get("dataset", said.get("name"))
+        uuid = uuids.get(dataset) if isinstance(dataset, str) else None
+        if not isinstance(dataset, str) or not isinstance(uuid, str):
+            continue
+        own = attempt_prefix(
+            dataset,
+            generation=claimed.generation,
+            partition_key=key if isinstance(key, str) else None,
+            attempt="",
+        )
+        found = _folder(root, own.rstrip("/"))
+        home = _folder(root, DATASETS + part(dataset))
+        kept = [one for one in claimed.current.get(dataset, ()) if not _is_below(one, found)]
+        prefixes, omitted = _parts(kept, home)
+        yield ReadGrant(
+            dataset=uuid,
+            version=claimed.generation,
+            prefixes=(*([] if found is None else [str(found)]), *prefixes),
+            omitted=omitted + int(found is None),
+        )
 
 
 def _reads(claimed: Claimed, root: Root) -> Iterator[ReadGrant]:

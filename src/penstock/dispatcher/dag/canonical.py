@@ -43,7 +43,7 @@ from penstock.dispatcher.dag.units import duration_text
 
 DEFINING: Final = (
     *("activation", "runtime", "operator", "config", "inputs", "outputs", "execution", "when"),
-    *("update", "unique_key"),
+    *("update", "unique_key", "version_by", "delete_when"),
 )
 """The fields, as in YAML, that decide which data a job writes."""
 
@@ -74,6 +74,8 @@ def plain_job(job: Job) -> Plain:
         "when": job.when.value,
         "update": job.update.value,
         "unique_key": list(job.unique_key),
+        "version_by": job.version_by,
+        "delete_when": job.delete_when,
         "priority": job.priority.value,
         "mode": job.mode.value,
         "max_queue_depth": job.max_queue_depth,

@@ -185,16 +185,36 @@ def _outputs(job: Job) -> Iterator[Complaint]:
         yield Complaint(job.name, "outputs", message, ("outputs", "activation", "source"))
     if any(each.partition_by for each in job.outputs):
         yield from _partition_by(job)
-    reads = ("update", "unique_key")
-    if job.update is Update.APPEND and not job.unique_key:
-        message = (
-            "Appending needs a `unique_key`, so that an attempt that is repeated adds nothing"
-            " twice; name the columns that identify a row, or write update: replace."
-        )
-        yield Complaint(job.name, "update", message, reads)
+    yield from _merged(job)
+
+
+def _merged(job: Job) -> Iterator[Complaint]:
+    reads = ("update", "unique_key", "version_by")
+    if job.update is Update.MERGE:
+        if not job.unique_key:
+            message = (
+                "Merging needs a `unique_key`: name the columns that identify a row, as in"
+                " unique_key: [id]."
+            )
+            yield Complaint(job.name, "update", message, reads)
+        if job.version_by in job.unique_key:
+            message = (
+                f"The column {job.version_by} is part of the `unique_key`, so no two rows that are"
+                " compared differ in it; name another, or take it out."
+            )
+            yield Complaint(job.name, "version_by", message, reads)
+        if job.runs and job.runtime == DISPATCHER_RUNTIME:
+            message = "A range has no rows to merge; take `update` out."
+            yield Complaint(job.name, "update", message, (*reads, "runtime"))
+        return
+    # What was appended had a key that nobody used: see `jobs` for new texts.
     if job.update is Update.REPLACE and job.unique_key:
-        message = "A `unique_key` is for update: append only; write that, or take it out."
+        message = "A `unique_key` is for update: merge only; write that, or take it out."
         yield Complaint(job.name, "unique_key", message, reads)
+    for field in ("version_by", "delete_when"):
+        if getattr(job, field):
+            message = f"A `{field}` is for update: merge only; write that, or take it out."
+            yield Complaint(job.name, field, message, (*reads, field))
 
 
 def _partition_by(job: Job) -> Iterator[Complaint]:

@@ -25,6 +25,7 @@ from penstock.dispatcher.dag.model import (
     Reads,
     Retry,
     SourceKind,
+    Update,
 )
 from penstock.dispatcher.dag.names import OPERATOR_CHARACTERS_MAX, is_operator
 from penstock.dispatcher.dag.secrets import (
@@ -40,13 +41,23 @@ from penstock.kernel.words import shown
 
 UNIQUE_KEY_MAX: Final = 32
 COLUMN_CHARACTERS_MAX: Final = 128
+PREDICATE_CHARACTERS_MAX: Final = 2_000
 ATTEMPTS_MAX: Final = 100
 COALESCE_MAX: Final = 1000
 BACKOFF_MAX: Final = 100.0
 
 _EVERY_JOB: Final = ("activation", "source", "inputs", "outputs", "priority")
 _WHAT_RUNS: Final = (
-    *("runtime", "operator", "config", "resources", "update", "unique_key"),
+    *(
+        "runtime",
+        "operator",
+        "config",
+        "resources",
+        "update",
+        "unique_key",
+        "version_by",
+        "delete_when",
+    ),
     *("heartbeat_timeout", "retry", "untrusted", "secrets"),
 )
 _WHAT_IS_QUEUED: Final = (
@@ -77,6 +88,7 @@ def read_job(
     runtime = section.read("runtime", name, "")
     merge_updates, coalesce = _merging(section)
     inputs = read_inputs(section.get("inputs"), catalog)
+    update = section.choice("update", default.update)
     return Job(
         name=job,
         activation=section.choice("activation", default.activation),
@@ -87,8 +99,10 @@ def read_job(
         outputs=outputs,
         execution=section.choice("execution", default.execution),
         when=section.choice("when", default.when),
-        update=section.choice("update", default.update),
-        unique_key=_unique_key(section),
+        update=update,
+        unique_key=_unique_key(section, update),
+        version_by=section.read("version_by", _column, default.version_by),
+        delete_when=section.read("delete_when", _predicate, default.delete_when),
         source=read_source(source, job=job) if source is not None else None,
         priority=section.choice("priority", default.priority),
         mode=section.choice("mode", default.mode),
@@ -189,8 +203,14 @@ def _retry(section: Section) -> Retry:
     )
 
 
-def _unique_key(section: Section) -> tuple[str, ...]:
+def _unique_key(section: Section, update: Update) -> tuple[str, ...]:
     given = section.get("unique_key")
+    if given is not None and update is Update.APPEND and not section.findings.is_stored:
+        # Earlier releases asked for one, and did nothing with it.
+        given.wrong(
+            "What is appended has no key: all rows of every task are added, once. Take it out, or"
+            " write update: merge, which has one row for each key."
+        )
     columns: dict[str, None] = {}
     for item in given.items(most=UNIQUE_KEY_MAX) if given is not None else ():
         column = item.read(_column)
@@ -199,6 +219,15 @@ def _unique_key(section: Section) -> tuple[str, ...]:
         if column is not None:
             columns[column] = None
     return tuple(columns)
+
+
+def _predicate(text: str) -> str:
+    if not text.strip() or len(text) > PREDICATE_CHARACTERS_MAX:
+        raise ValueError(
+            f"cannot be a predicate; write 1 to {PREDICATE_CHARACTERS_MAX} characters of SQL, as in"
+            " op = 'delete'"
+        )
+    return text
 
 
 def _column(text: str) -> str:

@@ -65,6 +65,9 @@ class Update(StrEnum):
 
     REPLACE = "replace"
     APPEND = "append"
+    """It is added, once for each task."""
+    MERGE = "merge"
+    """Its rows take the place of those with the same `unique_key`."""
 
 
 class Priority(StrEnum):
@@ -267,6 +270,11 @@ class Job:
     when: When = When.ANY
     update: Update = Update.REPLACE
     unique_key: tuple[str, ...] = ()
+    """The columns that identify a row of what is merged."""
+    version_by: str = ""
+    """The column that says which of two rows with one key is the later one; empty: the task."""
+    delete_when: str = ""
+    """A predicate of the operator's language: rows that satisfy it delete what has their key."""
     source: Source | None = None
     priority: Priority = Priority.NORMAL
     mode: Mode = Mode.PAUSE

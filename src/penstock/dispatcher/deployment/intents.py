@@ -8,11 +8,11 @@ here the live generations are locked too, so what is read stays true until the t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.dispatcher.dag.canonical import lineage_hashes
-from penstock.dispatcher.dag.model import Dag
+from penstock.dispatcher.dag.model import Dag, Update
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.deployment.plan import (
@@ -64,7 +64,11 @@ async def to_new(connection: Connection, dag: Dag) -> Intent:
     """To a DAG that was never in force, which may bring generations back."""
     state = await read_state(connection)
     lineages = lineage_hashes(dag)
-    kept = kept_generations(lineages, standing=state.standing, held=state.held)
+    earlier = lineage_hashes(_with_old_keys(dag, state.standing))
+    kept = {
+        **kept_generations(earlier, standing=state.standing, held=state.held),
+        **kept_generations(lineages, standing=state.standing, held=state.held),
+    }
     rows = await fetch_rows(connection, "retired_generations")
     retired = [Retired(**{**row, "fed": tuple(row["fed"])}) for row in rows]
     returning = returning_generations(dag, lineages, kept=kept, retired=retired)
@@ -85,6 +89,21 @@ async def to_new(connection: Connection, dag: Dag) -> Intent:
     plan = plan_moves(targets, written=written, held=state.held, behind=behind)
     back = sorted({*kept.values(), *returning.values()} - served(state))
     return Intent(state, targets, plan, back)
+
+
+def _with_old_keys(dag: Dag, standing: Sequence[Standing]) -> Dag:
+    """The DAG with the keys that earlier releases asked of jobs that append, and did not use.
+
+    Who takes one out keeps what was appended.
+    """
+    keys = {each.job: tuple(each.old_key) for each in standing if each.old_key}
+    jobs = (
+        replace(job, unique_key=keys[job.name])
+        if job.name in keys and job.update is Update.APPEND
+        else job
+        for job in dag.jobs
+    )
+    return replace(dag, jobs=tuple(jobs))
 
 
 async def to_earlier(connection: Connection, version_id: int, *, is_at_once: bool) -> Intent:

@@ -10,7 +10,7 @@ Called by `penstock.dispatcher.deployment.moves`, which holds the locks and does
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.dispatcher.dag.model import Dag
@@ -24,6 +24,8 @@ class Standing:
     job: str
     generation: str
     lineage: str
+    old_key: Sequence[str] = ()
+    """The `unique_key` of a job that appends, which earlier releases asked for."""
 
 
 @dataclass(frozen=True, slots=True)

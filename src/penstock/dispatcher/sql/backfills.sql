@@ -275,7 +275,7 @@ WITH plan AS MATERIALIZED (
            -- Each event of a job with `partition_by` may have made other partitions.
            definition.update_mode = 'replace' AND NOT jsonb_path_exists(
                definition.body, '$.outputs[*].partition_by') AS is_replacing,
-           definition.update_mode = 'append' AND definition.runtime <> 'dispatcher'
+           definition.update_mode <> 'replace' AND definition.runtime <> 'dispatcher'
                AS is_appending,
            coalesce(definition.body ->> 'merge_updates', 'false') = 'true' AS is_merging,
            EXISTS (
@@ -337,7 +337,7 @@ WITH plan AS MATERIALIZED (
            -- Each event of a job with `partition_by` may have made other partitions.
            definition.update_mode = 'replace' AND NOT jsonb_path_exists(
                definition.body, '$.outputs[*].partition_by') AS is_replacing,
-           definition.update_mode = 'append' AND definition.runtime <> 'dispatcher'
+           definition.update_mode <> 'replace' AND definition.runtime <> 'dispatcher'
                AS is_appending,
            coalesce(definition.body ->> 'merge_updates', 'false') = 'true' AS is_merging,
            EXISTS (

@@ -15,7 +15,7 @@ SELECT dataset.name AS dataset, found.partition_key, found.range_start AS start,
                WHERE appended.dataset_id = dataset.id
                  AND appended.generation = %(generation)s::uuid
                  AND appended.partition_key = found.partition_key)
-           WHEN found.mode = 'replace' THEN jsonb_build_array(jsonb_build_object(
+           WHEN found.mode IS NOT NULL THEN jsonb_build_array(jsonb_build_object(
                'location', found.location, 'manifest', found.manifest, 'rows', found.rows,
                'bytes', found.bytes))
            ELSE '[]'

@@ -54,7 +54,10 @@ GROUP BY job.id, dag_job.definition_id, dag_job.generation
 ORDER BY job.name
 
 -- name: standing_jobs
-SELECT job.name AS job, dag_job.generation::text, definition.body ->> 'lineage' AS lineage
+SELECT job.name AS job, dag_job.generation::text, definition.body ->> 'lineage' AS lineage,
+       -- What earlier releases asked of those that append.
+       CASE WHEN definition.update_mode = 'append'
+            THEN coalesce(definition.body -> 'unique_key', '[]') ELSE '[]' END AS old_key
 FROM dag_job
 JOIN job ON job.id = dag_job.job_id
 JOIN job_definition AS definition ON definition.id = dag_job.definition_id
@@ -380,7 +383,7 @@ FROM (
     JOIN dataset ON dataset.id = generation.dataset_id
     JOIN job ON job.id = dataset.job_id
     JOIN publication ON publication.dataset_id = generation.dataset_id
-        AND publication.generation = generation.version AND publication.mode = 'append'
+        AND publication.generation = generation.version AND publication.mode <> 'replace'
         AND NOT starts_with(publication.location, 'range:')
     JOIN appended ON appended.dataset_id = publication.dataset_id
         AND appended.generation = publication.generation
@@ -499,7 +502,8 @@ WITH pairs AS MATERIALIZED (
         AND piece.generation = pairs.served AND piece.partition_key = lacking.partition_key
         AND piece.append_key = lacking.append_key
     LEFT JOIN task ON task.id = lacking.task_id
-    WHERE (pairs.update_mode = 'append' OR head.mode = 'replace')
+    -- Rows that were merged cannot be told apart any more, to be merged with others.
+    WHERE head.mode <> 'merge' AND (pairs.update_mode = 'append' OR head.mode = 'replace')
       AND NOT EXISTS (
           SELECT
           FROM penstock_counterparts(lacking.task_id, pairs.next) AS made(id)

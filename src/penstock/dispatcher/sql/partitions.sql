@@ -322,7 +322,7 @@ WHERE publication.dataset_id = %(dataset)s::uuid AND publication.generation = %(
 SELECT append_key, task_id, attempt, location, appended_at, files, rows, bytes, manifest
 FROM appended
 WHERE dataset_id = %(dataset)s::uuid AND generation = %(generation)s::uuid
-  AND partition_key = %(key)s
+  AND partition_key = %(key)s AND location <> 'merged:'
 ORDER BY appended_at DESC, task_id DESC, append_key
 LIMIT %(limit)s
 

@@ -46,7 +46,7 @@ WITH inputs AS MATERIALIZED (
            coalesce(definition.body ->> 'execution', 'per_partition') = 'per_partition'
                AS is_per_partition,
            coalesce(definition.body ->> 'when', 'any') = 'all' AS is_all,
-           definition.update_mode = 'append' AND definition.runtime <> 'dispatcher'
+           definition.update_mode <> 'replace' AND definition.runtime <> 'dispatcher'
                AS is_appending,
            CASE
                WHEN EXISTS (SELECT FROM generation WHERE version = reader.generation)
@@ -156,7 +156,7 @@ ORDER BY reader.job_id
 WITH replaced AS MATERIALIZED (
     SELECT reader.job_id, reader.definition_id, reader.generation, old.dataset_id, old.version,
            coalesce(definition.body ->> 'when', 'any') = 'all' AS is_all,
-           definition.update_mode = 'append' AS is_appending
+           definition.update_mode <> 'replace' AS is_appending
     FROM dag_job AS reader
     JOIN job_definition AS definition ON definition.id = reader.definition_id
     JOIN generation AS next ON next.version = reader.generation AND next.state = 'building'
@@ -177,7 +177,7 @@ WITH replaced AS MATERIALIZED (
     JOIN backfill ON backfill.id = task.backfill_id
         AND backfill.plan ->> 'kind' IN ('ranges', 'keys')
     WHERE publication.partition_key <> ''
-      AND NOT (replaced.is_appending AND publication.mode = 'append') AND (
+      AND NOT (replaced.is_appending AND publication.mode <> 'replace') AND (
         NOT EXISTS (
             SELECT
             FROM told
@@ -203,7 +203,7 @@ WITH replaced AS MATERIALIZED (
     SELECT replaced.definition_id, replaced.generation, task.payload ->> 'partition_key', task.id
     FROM replaced
     JOIN publication ON publication.dataset_id = replaced.dataset_id
-        AND publication.generation = replaced.version AND publication.mode = 'append'
+        AND publication.generation = replaced.version AND publication.mode <> 'replace'
         AND NOT starts_with(publication.location, 'range:')
     JOIN appended ON appended.dataset_id = publication.dataset_id
         AND appended.generation = publication.generation

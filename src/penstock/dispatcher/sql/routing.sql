@@ -78,7 +78,7 @@ WITH in_force AS MATERIALIZED (
                AS is_per_partition,
            coalesce(definition.body ->> 'merge_updates', 'false') = 'true' AS is_merging,
            coalesce(definition.body ->> 'when', 'any') = 'all' AS is_all,
-           definition.update_mode = 'append' AS is_appending
+           definition.update_mode <> 'replace' AS is_appending
     FROM live
     CROSS JOIN LATERAL (
         SELECT edge.dataset_id, edge.input, edge.filter, edge.lookback

@@ -162,7 +162,7 @@ WITH claimed AS (
     WHERE task.id = ANY (%(tasks)s::bigint[]) AND task.status IN ('queued', 'retrying')
       AND definition.id = task.definition_id
     RETURNING task.*, definition.body, definition.heartbeat_ms, definition.timeout_ms,
-              definition.runtime
+              definition.runtime, definition.update_mode
 ), begun AS (
     INSERT INTO attempt (task_id, number, worker, lease_token, started_at)
     SELECT id, attempt, worker, lease_token, claimed_at FROM claimed
@@ -213,7 +213,17 @@ SELECT claimed.id AS task_id, claimed.attempt, claimed.lease_token, claimed.leas
             penstock_shifted((claimed.payload ->> 'start')::bigint, -coalesce(reading.lookback, 0)),
             (claimed.payload ->> 'end')::bigint) AS found
         WHERE reading.job_id = claimed.job_id AND reading.generation = claimed.generation
-       ) AS inputs
+       ) AS inputs,
+       -- What there is of its own partition, by the names of its datasets, if it is to be merged.
+       CASE WHEN claimed.update_mode = 'merge' THEN (
+            SELECT coalesce(jsonb_object_agg(
+                dataset.name, jsonb_build_array(penstock_head(publication))), '{}')
+            FROM dataset
+            JOIN publication ON publication.dataset_id = dataset.id
+                AND publication.generation = claimed.generation
+                AND publication.partition_key = coalesce(claimed.payload ->> 'partition_key', '')
+            WHERE dataset.job_id = claimed.job_id
+       ) END AS current
 FROM claimed
 JOIN job ON job.id = claimed.job_id
 ORDER BY array_position(%(tasks)s::bigint[], claimed.id)

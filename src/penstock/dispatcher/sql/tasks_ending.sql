@@ -26,7 +26,7 @@ LEFT JOIN generation_schema
 SELECT task.id AS task_id
 FROM task
 JOIN job_definition AS definition ON definition.id = task.definition_id
-WHERE task.id = ANY (%(tasks)s::bigint[]) AND definition.update_mode = 'replace'
+WHERE task.id = ANY (%(tasks)s::bigint[]) AND definition.update_mode <> 'append'
 
 -- name: hold_attempts
 -- Those of these that may still end, until the end of the transaction. Also those that were asked to
@@ -195,7 +195,8 @@ WHERE attempt.said IS NOT NULL
 
 -- name: publish
 -- Moves partitions to what completed tasks have made, and makes events of what has moved. To
--- replace, only a later task than the one that is there; to append, only with a new key. What was
+-- replace, only a later task than the one that is there; to append, only with a new key; to merge,
+-- what was found to be merged with what is there: see refuse_moved in penstock.dispatcher.tasks.merging. What was
 -- removed comes back only by a later task than all that had made it: not by a bit of it that is late.
 -- Of a partition that is appended to, the publication has the place of the latest part and the sums
 -- of all.
@@ -213,10 +214,17 @@ WITH asked AS MATERIALIZED (
     INSERT INTO appended (
         dataset_id, generation, partition_key, append_key, task_id, attempt, location, files, rows,
         bytes, manifest, news)
-    SELECT dataset_id, generation, coalesce(partition_key, ''), append_key, task_id, attempt,
-           location, files, rows, bytes, manifest, news
+    -- What is merged is only named: its rows are in what is published.
+    SELECT asked.dataset_id, asked.generation, coalesce(asked.partition_key, ''), asked.append_key,
+           asked.task_id, asked.attempt, piece.*, asked.news
     FROM asked
-    WHERE mode = 'append' AND NOT is_late
+    CROSS JOIN LATERAL (
+        SELECT asked.location, asked.files, asked.rows, asked.bytes, asked.manifest
+        WHERE asked.mode = 'append'
+        UNION ALL
+        SELECT 'merged:', NULL, NULL, NULL, NULL WHERE asked.mode = 'merge'
+    ) AS piece
+    WHERE NOT asked.is_late
     ORDER BY dataset_id, generation, partition_key, append_key, task_id
     ON CONFLICT DO NOTHING
     RETURNING dataset_id, generation, partition_key, append_key, task_id
@@ -224,17 +232,17 @@ WITH asked AS MATERIALIZED (
     -- Two tasks of one call may have made the same partition: the later one counts.
     -- A sum of what is not all known is not known either.
     SELECT DISTINCT ON (dataset_id, generation, coalesce(partition_key, '')) asked.*,
-           CASE WHEN mode = 'replace' THEN files
+           CASE WHEN mode <> 'append' THEN files
                 WHEN count(files) OVER same = count(*) OVER same THEN sum(files) OVER same
            END AS all_files,
-           CASE WHEN mode = 'replace' THEN rows
+           CASE WHEN mode <> 'append' THEN rows
                 WHEN count(rows) OVER same = count(*) OVER same THEN sum(rows) OVER same
            END AS all_rows,
-           CASE WHEN mode = 'replace' THEN bytes
+           CASE WHEN mode <> 'append' THEN bytes
                 WHEN count(bytes) OVER same = count(*) OVER same THEN sum(bytes) OVER same
            END AS all_bytes
     FROM asked
-    WHERE mode = 'replace' OR EXISTS (
+    WHERE mode <> 'append' OR EXISTS (
         SELECT FROM parts
         WHERE (parts.dataset_id, parts.generation, parts.partition_key, parts.append_key,
                parts.task_id)
@@ -264,7 +272,7 @@ WITH asked AS MATERIALIZED (
         bytes = CASE WHEN excluded.mode = 'append' THEN held.bytes + excluded.bytes
                      ELSE excluded.bytes END,
         revision = held.revision + 1, published_at = excluded.published_at
-    WHERE held.task_id < excluded.task_id OR excluded.mode = 'append'
+    WHERE held.task_id < excluded.task_id OR excluded.mode <> 'replace'
     RETURNING dataset_id, generation, partition_key, task_id, revision
 ), judged AS MATERIALIZED (
     SELECT asked.*, moved.revision,

@@ -14,7 +14,7 @@ SELECT dataset.name AS dataset, found.partition_key, found.range_start AS start,
                FROM appended
                WHERE (appended.dataset_id, appended.generation, appended.partition_key)
                    = (dataset.id, found.generation, found.partition_key))
-           WHEN found.mode = 'replace' THEN jsonb_build_array(jsonb_build_object(
+           WHEN found.mode IS NOT NULL THEN jsonb_build_array(jsonb_build_object(
                'location', found.location, 'manifest', found.manifest, 'rows', found.rows,
                'bytes', found.bytes))
            ELSE '[]'

@@ -2,12 +2,12 @@
 
 One transaction ends the attempts, publishes what they have made, writes the events, has them routed
 and writes the wake-ups. Of several attempts in one call, each has its own answer: one that is
-refused changes nothing and costs the others nothing. Of a call that has published very many
-partitions the events are left pending, and routers make their tasks in windows: whoever publishes
-for the same readers waits for a router's window, never for all of it. The order of locks is
-consumers of changes, tasks by id, then schemas, then partitions by name. What has moved is told to
-readers without Postgres by the relay: triggers of the schema put it into the outbox, in the same
-transaction.
+refused changes nothing and costs the others nothing; one that has to merge again goes on, see
+`merging`. Of a call that has published very many partitions the events are left pending, and
+routers make their tasks in windows: whoever publishes for the same readers waits for a router's
+window, never for all of it. The order of locks is consumers of changes, tasks by id, then schemas,
+then partitions by name. What has moved is told to readers without Postgres by the relay: triggers
+of the schema put it into the outbox, in the same transaction.
 
 A release hands the task back: the attempt does not count against `max_attempts`, and its number is
 never used again. A task is handed back `RELEASES_MAX` times without being counted; further releases
@@ -26,7 +26,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -35,6 +35,7 @@ from psycopg.types.json import Jsonb
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.tasks.consuming import consume, refuse_overtaken
+from penstock.dispatcher.tasks.merging import Moved, end_turns, refuse_moved
 from penstock.dispatcher.tasks.rows import (
     SAYING_BYTES_MAX,
     announce,
@@ -108,7 +109,12 @@ async def end(
     sound = [each for each in sound if each.fence.task_id not in overtaken]
     misfits = await refuse_misfits(connection, _completions(sound))
     refused |= {task_id: (Why.SCHEMA, told) for task_id, told in misfits.items()}
-    allowed = [each for each in sound if each.fence.task_id not in misfits]
+    sound = [each for each in sound if each.fence.task_id not in misfits]
+    moved = await refuse_moved(connection, _completions(sound))
+    refused |= {
+        task_id: (Why.OUTPUTS, told) for task_id, told in moved.items() if isinstance(told, str)
+    }
+    allowed = [each for each in sound if each.fence.task_id not in moved]
     rows = await _end_tasks(connection, allowed)
     published = await _publish(connection, allowed, rows)
     ended = {
@@ -131,12 +137,24 @@ async def end(
     left = [each for each in sayings if each.fence.task_id not in ended]
     bounded = {task_id: each.bounded() for task_id, each in ended.items()}
     answers = {**bounded, **await _answer_again(connection, left, refused)}
+    answers |= _told_to_merge(answers, moved)
     measured = tuple(
         _measured(each, ended[task_id], rows[task_id])
         for each in allowed
         if (task_id := each.fence.task_id) in ended
     )
     return tuple(answers[each.fence.task_id] for each in sayings), measured
+
+
+def _told_to_merge(
+    answers: Mapping[int, Ended | Refusal], moved: Mapping[int, Moved | str]
+) -> dict[int, Refusal]:
+    """What those are told whose attempts go on, because they are to merge again."""
+    return {
+        task_id: replace(answer, why=Why.MOVED, current=told.current)
+        for task_id, told in moved.items()
+        if isinstance(told, Moved) and isinstance(answer := answers[task_id], Refusal)
+    }
 
 
 async def reap(connection: Connection, *, limit: int, outage_seconds: float) -> Reaping:
@@ -235,6 +253,9 @@ async def _publish(
     if not outputs:
         return {}
     found = await connection.execute(query("publish"), {"outputs": Jsonb(outputs)})
+    await end_turns(
+        connection, sorted({each["task_id"] for each in outputs if each["mode"] == "merge"})
+    )
     published: dict[int, list[Published]] = {}
     for row in await found.fetchall():
         one = Published(
@@ -436,4 +457,6 @@ def _digest(saying: Saying) -> str:
 def _words(output: Output) -> Mapping[str, Any]:
     # The sum of its manifest stands for all that it says. What has none is as it always was.
     words = {name: getattr(output, name) for name in _WORDS}
+    if output.base_revision is None:
+        del words["base_revision"]
     return words if output.facts is None else {**words, "manifest": output.facts.manifest}

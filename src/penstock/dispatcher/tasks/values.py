@@ -6,7 +6,7 @@ the task is now, so that a caller can tell its worker. Times are the database's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -51,6 +51,8 @@ class Why(StrEnum):
     """The outputs are not ones that this task may publish."""
     SCHEMA = "schema"
     """The columns of an output are not ones that its dataset can take."""
+    MOVED = "moved"
+    """What an output was merged with is not what is published any more; see `tasks.merging`."""
     NOT_DEAD = "not dead"
     """Replay: it is not dead."""
 
@@ -106,6 +108,9 @@ class Refusal:
     detail: str = ""
     is_late: bool = False
     """Whether it is a heartbeat of an attempt that its holder has just ended by itself."""
+    current: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+    """Of what has moved: what is published now of the task's outputs, by the names of datasets, to
+    merge with; None to wait, and say the same again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +134,8 @@ class Claimed:
     """What it reads, by the names of the inputs: `dataset`, `uuid`, `generation` and, if something
     is published for the task, `location` and `revision` of the only part or the first, and all
     `parts`; see `penstock.runtimes.base.Given`."""
+    current: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+    """What is published of its own partition, by the names of datasets, if its job merges."""
     batch: str = ""
     """Attempts of one claim with the same batch are to be run as one; empty for one by itself."""
     token: str = field(default="", repr=False)
@@ -171,6 +178,8 @@ class Output:
     """What makes it unique, if the job appends; None is the task itself."""
     facts: Facts | None = None
     """What its manifest says; None for what has none."""
+    base_revision: int | None = None
+    """The revision of the partition that it was merged with, 0 for nothing; None if it was not."""
 
 
 @dataclass(frozen=True, slots=True)

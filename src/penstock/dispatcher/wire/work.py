@@ -116,6 +116,8 @@ class Assignment(Answer):
     """The job as the DAG has it, and `datasets`: the uuids of what it reads and writes, by name."""
     payload: dict[str, Any]
     inputs: dict[str, InputAnswer] = {}
+    current: dict[str, list[PartAnswer]] | None = None
+    """What is published of its own partition, by the names of its datasets, if its job merges."""
     batch: str = ""
     """Assignments of one claim with the same batch are to be run as one, and take one place."""
     root: str = ""
@@ -182,6 +184,8 @@ class OutputAsk(Ask):
     cursor: Number | None = None
     append_key: Annotated[str, Meta(min_length=1, max_length=1000)] | None = None
     facts: FactsAsk | None = None
+    base_revision: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    """The revision of its partition that it was merged with, 0 for nothing; none if it was not."""
 
 
 class FailureAsk(Ask):
@@ -267,6 +271,9 @@ class TaskResult(Answer):
     omitted: int = 0
     """How many more outputs there are than `published` names, all of them published unless those
     that are named were not."""
+    current: dict[str, list[PartAnswer]] | None = None
+    """Of an end that was refused as moved: what to merge with, by the names of the task's datasets;
+    none to say the same again after a while."""
 
 
 class ResultsAnswer(Answer):

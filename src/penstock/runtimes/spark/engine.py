@@ -10,6 +10,10 @@ one by one within the same attempts, each with an outcome of its own, which is t
 there: a crash costs those that have not ended yet. Tasks that are dropped on the
 way are not written.
 
+What a job merges is computed and checked by itself, then merged with what is published of the
+partition (`merging`), which is one more phase, and one more that is written. Its tasks run one by
+one.
+
 Called by the host, in several threads at once, each with a session of its own.
 """
 
@@ -41,6 +45,7 @@ from penstock.runtimes.spark.errors import failed, in_field, is_too_large
 from penstock.runtimes.spark.expectations import Watch, check_frame, checked_table, with_checks
 from penstock.runtimes.spark.expecting import Expectation
 from penstock.runtimes.spark.keys import keyed
+from penstock.runtimes.spark.merging import Merger, Merging
 from penstock.runtimes.spark.operators.plans import SMALL_BYTES_MAX, Member, Plans, is_wise
 from penstock.runtimes.spark.operators.transforms import Transforms
 from penstock.runtimes.spark.partitions import divide, publishable, written_files
@@ -72,6 +77,7 @@ class Engine:
         self._writer = Writer(transfer, target_file_bytes=settings.target_file_bytes)
         self._transforms = Transforms()
         self._gathered_max = gathered_bytes_max(settings, cores=_cores(settings, session))
+        self._merger = Merger(self._reader, self._writer, self._accesses, self._files)
 
     def run(self, session: Any, works: Sequence[Work], tell: Telling) -> None:
         """Run these, which are of one job and generation, and tell how each has ended."""
@@ -102,7 +108,9 @@ class Engine:
     def _together(self, session: Any, members: Sequence[Member], tell: Telling) -> None:
         """Run tasks as one job, and if that fails one by one."""
         wanted = [each for each in members if not tell.is_dropped(each.work.task_id)]
-        if len(wanted) > 1 and not _is_divided(wanted[0]):
+        # Each is merged with what is published of its own partition.
+        is_apart = _is_divided(wanted[0]) or wanted[0].work.merge is not None
+        if len(wanted) > 1 and not is_apart:
             tell.begin([each.work.task_id for each in wanted])
             try:
                 with ExitStack() as held:
@@ -146,6 +154,12 @@ class Engine:
             if member.config.partition_wise:
                 result = _of_one(_of_partitions(frame), member.key)
             shape = shape_of(result, member.config)
+            if output and member.work.merge is not None:
+                merging = Merging(member, output, session=session, phases=phases, held=held)
+                written = self._merger.merge(merging, frame=result, shape=shape)
+                if not tell.is_dropped(member.work.task_id):
+                    made.append(written())
+                continue
             phases.enter("running")
             if output and member.work.outputs[output].partition_by:
                 made += self._divided(

@@ -20,7 +20,7 @@ from penstock.datasets.schema import Column, evolve
 from penstock.datasets.snapshot import Contents, DataFile
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import PenstockError, SchemaRefused, WorkFailed
-from penstock.runtimes.base import Given, Part, Work
+from penstock.runtimes.base import Given, Part, Place, Work
 
 _REMEMBERED_MAX: Final = 100_000
 
@@ -72,6 +72,13 @@ class Reader:
     def inputs(self, work: Work) -> dict[str, Input]:
         """The inputs by name. One of which nothing is published has no files and no columns."""
         return {name: self._input(name, given, work) for name, given in work.inputs.items()}
+
+    def published(self, place: Place, work: Work) -> tuple[Input, Input]:
+        """What an output is merged with: the rows that there are, and the keys of deleted ones."""
+        given = Given(dataset=place.dataset, generation=work.generation, parts=place.current)
+        rows = self._input("what is published", given, work)
+        deleted = tuple(each for one in self._contents(place.current) for each in one.deleted)
+        return rows, replace(rows, name="what was deleted", files=deleted)
 
     def _input(self, name: str, given: Given, work: Work) -> Input:
         contents = self._contents(given.parts)

@@ -37,6 +37,7 @@ class SparkRuntime(Runtime):
     """Runs jobs on Spark."""
 
     name = "spark"
+    merges = True
 
     def __init__(
         self,

@@ -235,6 +235,7 @@ class Writer:
         location: str = "",
         slice_: Mapping[str, Any] | None = None,
         read: Read | None = None,
+        deleted: Sequence[File] = (),
     ) -> Made:
         """Write the manifest, and say what was made: the task's own partition, or this one."""
         work = member.work
@@ -255,6 +256,7 @@ class Writer:
             bytes=total.bytes,
             columns=tuple(columns),
             files=with_bounds(files),
+            deleted=tuple(deleted),
             inputs=inputs,
             input_totals=input_totals,
         )

@@ -8,7 +8,16 @@ from typing import Any
 from penstock.dispatcher.wire.datasets import DatasetDetail, SnapshotAnswer, SweepAnswer
 from penstock.dispatcher.wire.steering import PartitionsAnswer
 from tests.integration.dispatcher.api.conftest import Perform
-from tests.integration.dispatcher.api.stage import Stage, held, ok, output, read, refused, staged
+from tests.integration.dispatcher.api.stage import (
+    Stage,
+    held,
+    ok,
+    output,
+    place,
+    read,
+    refused,
+    staged,
+)
 from tests.integration.dispatcher.readers import Library
 from tests.integration.dispatcher.test_deployment import chain
 from tests.integration.dispatcher.world import Worlds, failed
@@ -69,7 +78,7 @@ def test_a_dataset_its_partitions_and_a_snapshot(on_stage: Perform) -> None:
 
 def test_a_snapshot_has_all_that_was_appended(on_stage: Perform) -> None:
     async def story(stage: Stage) -> None:
-        append = "    update: append\n    unique_key: [id]\n    inputs: [raw]"
+        append = "    update: append\n    inputs: [raw]"
         ok(await stage.apply(chain().replace("    inputs: [raw]", append)))
         await stage.trigger("p", "q")
         for rows in (1, 2):
@@ -79,6 +88,42 @@ def test_a_snapshot_has_all_that_was_appended(on_stage: Perform) -> None:
         snapshot = read(await stage.public.get("/v1/datasets/tidy/snapshot"), SnapshotAnswer)
         assert [(each.append_key, each.rows) for each in snapshot.parts] == [("k1", 1), ("k2", 2)]
         assert {each.partition_key for each in snapshot.parts} == {"same"}
+
+    on_stage(story)
+
+
+def test_what_is_merged_is_told_what_to_merge_with(on_stage: Perform) -> None:
+    """With the claim, and again when others were faster; both may be read by the token's grants."""
+
+    async def story(stage: Stage) -> None:
+        merge = "    update: merge\n    unique_key: [id]\n    inputs: [raw]"
+        ok(await stage.apply(chain().replace("    inputs: [raw]", merge)))
+        await stage.trigger("p")
+        (early,) = await stage.claim()
+        assert early.current == {}
+        event = {"job": "feed", "partition_key": "p", "event_id": "again"}
+        ok(await stage.public.post("/v1/trigger", json=event))
+        await stage.route()
+        (late,) = await stage.claim()
+        first = output(late, facts=facts(1), base_revision=0)
+        ok(await stage.complete(held(late, outputs=[first])))
+        said = output(early, facts=facts(2), base_revision=0)
+        problem = refused(await stage.complete(held(early, outputs=[said])), 409)
+        (result,) = problem.results
+        assert (problem.type, result.why) == ("moved", "moved")
+        assert result.current is not None
+        ((part,),) = result.current.values()
+        assert (part.location, part.revision, part.rows) == (place(late), 1, 1)
+        assert part.manifest == f"{1:064x}"
+        again = {**said, "location": f"{place(early)}/merge-1", "base_revision": 1}
+        ok(await stage.complete(held(early, outputs=[again])))
+        snapshot = read(await stage.public.get("/v1/datasets/tidy/snapshot"), SnapshotAnswer)
+        assert [(each.location, each.rows) for each in snapshot.parts] == [(again["location"], 2)]
+        ok(await stage.public.post("/v1/trigger", json={**event, "event_id": "third"}))
+        await stage.route()
+        (third,) = await stage.claim()
+        assert third.current is not None
+        assert [each.revision for each in third.current["tidy"]] == [2]
 
     on_stage(story)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -59,6 +60,23 @@ def claimed(
         payload={"partition_key": "p"} if payload is None else payload,
         inputs=inputs or {},
     )
+
+
+def test_what_is_merged_may_be_read_wherever_the_partition_moves() -> None:
+    definition = {"outputs": [{"name": "tidy"}], "datasets": {"tidy": "uuid of tidy"}}
+    task = claimed(definition=definition)
+    assert grants_of(task, ROOT).read == ()
+    own = f"{URL}/datasets/tidy/{GENERATION}/p"
+    kept = f"{URL}/datasets/tidy/{FED}/p/3-1-{'a' * 24}"
+    for current, folders in (
+        ({}, [own]),
+        ({"tidy": [{"location": f"{own}/5-1-{'a' * 24}"}]}, [own]),
+        ({"tidy": [{"location": kept}]}, [own, kept]),
+        ({"tidy": [{"location": f"{URL}/datasets/other/{FED}/p"}]}, [own]),
+    ):
+        (read,) = grants_of(replace(task, current=current), ROOT).read
+        assert (read.dataset, read.version) == ("uuid of tidy", GENERATION)
+        assert [each.rstrip("/") for each in read.prefixes] == folders
 
 
 def reads(**inputs: Any) -> tuple[ReadGrant, ...]:

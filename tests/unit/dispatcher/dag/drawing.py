@@ -162,7 +162,8 @@ def _reactive(draw: st.DrawFn, name: str, datasets: list[str]) -> Job:
     first = draw(st.integers(0, 10**6))
     update = draw(st.sampled_from(Update))
     is_untrusted = draw(st.booleans())
-    columns = st.lists(KEYS, min_size=1, max_size=3, unique=True).map(tuple)
+    is_merging = update is Update.MERGE
+    columns = draw(st.lists(KEYS, min_size=2, max_size=4, unique=True)) if is_merging else [""]
     return Job(
         name=name,
         runtime=draw(NAMES.filter(lambda text: text != "dispatcher")),
@@ -172,7 +173,9 @@ def _reactive(draw: st.DrawFn, name: str, datasets: list[str]) -> Job:
         execution=draw(st.sampled_from(Execution)),
         when=draw(st.sampled_from(When)) if triggers > 1 else When.ANY,
         update=update,
-        unique_key=draw(columns) if update is Update.APPEND else (),
+        unique_key=tuple(columns[1:]),
+        version_by=draw(st.sampled_from(["", columns[0]])),
+        delete_when=draw(st.sampled_from(["", "op = 'd'"])) if is_merging else "",
         max_queue_depth=depth,
         resume_queue_depth=draw(st.none() | st.integers(0, depth - 1)) if depth else None,
         max_queue_age_ms=age,

@@ -18,7 +18,7 @@ from penstock.dispatcher.dag.canonical import (
 from penstock.dispatcher.dag.diffing import Change, diff
 from penstock.dispatcher.dag.graph import Graph
 from penstock.dispatcher.dag.model import Dag, Job
-from penstock.dispatcher.dag.parsing import parse
+from penstock.dispatcher.dag.parsing import parse, parse_stored
 from tests.unit.dispatcher.dag.drawing import dags
 
 TEXT = (Path(__file__).parent / "example.yaml").read_text("utf-8")
@@ -138,14 +138,18 @@ def test_an_input_that_comes_from_another_job_is_another_input() -> None:
 
 def test_the_hashes_stay_from_release_to_release() -> None:
     # They decide whether data is rebuilt: a change of them here rebuilds everybody's.
-    assert definition_hash(EXAMPLE.job("report")) == (
+    # Earlier releases asked for a key of what is appended.
+    key = ("    update: append\n", "    update: append\n    unique_key: [day, airport]\n")
+    stored = parse_stored(TEXT.replace(*key), "version 1")
+    assert definition_hash(stored.job("report")) == (
         "b79620ac89c331f52b691cefe26991e22f2df729d90bc26af5a4983c260cbb78"
     )
-    assert lineage_hash(EXAMPLE, "report") == (
+    assert lineage_hash(stored, "report") == (
         "7b2676f8ce4bd27c668c502fa1d4d46fa8e6155ec11c85b3e69a3c3694d395e9"
     )
     # As it was before there were intervals.
-    assert lineage_hash(_edited(("      emits: interval\n", "")), "report") == (
+    earlier = TEXT.replace(*key).replace("      emits: interval\n", "")
+    assert lineage_hash(parse_stored(earlier, "version 0"), "report") == (
         "45ff0dbe5f62ae39106d4d2b26f77ce7e3d44e17818e5cb804b0b2fb8a99e795"
     )
 

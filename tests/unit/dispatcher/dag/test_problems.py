@@ -145,7 +145,10 @@ _FIELDS = [
     ("activation: sauce", "11 jobs.a.activation: 'sauce' is not known; write source or reactive."),
     ("activation: [source]", "11 jobs.a.activation: It is a list; write a text."),
     ("execution: per_updat", "11 jobs.a.execution: Did you mean per_update?"),
-    ("update: upsert", "11 jobs.a.update: 'upsert' is not known; write replace or append."),
+    (
+        "update: upsert",
+        "11 jobs.a.update: 'upsert' is not known; write replace or append or merge.",
+    ),
     ("priority: high", "11 jobs.a.priority: 'high' is not known; write normal or bulk."),
     ("mode: drop", "11 jobs.a.mode: 'drop' is not known; write pause."),
     (
@@ -204,8 +207,19 @@ _FIELDS = [
     ('config: {"": 1}', "11 jobs.a.config: '' cannot be a name"),
     ('config: {"a\\nb": 1}', "11 jobs.a.config: 'a\\nb' cannot be a name"),
     ("resources: {memory: lots}", "11 jobs.a.resources.memory: 'lots' is not a size"),
-    ("update: append", "11 jobs.a.update: Appending needs a `unique_key`"),
-    ("unique_key: id", "11 jobs.a.unique_key: A `unique_key` is for update: append only"),
+    ("update: merge", "11 jobs.a.update: Merging needs a `unique_key`"),
+    ("unique_key: id", "11 jobs.a.unique_key: A `unique_key` is for update: merge only"),
+    ("version_by: at", "11 jobs.a.version_by: A `version_by` is for update: merge only"),
+    ("delete_when: gone", "11 jobs.a.delete_when: A `delete_when` is for update: merge only"),
+    (
+        "update: append\n    unique_key: [id]",
+        "12 jobs.a.unique_key: Take it out, or write update: merge, which has one row",
+    ),
+    (
+        "update: merge\n    unique_key: [id]\n    version_by: id",
+        "13 jobs.a.version_by: The column id is part of the `unique_key`",
+    ),
+    ("delete_when: ''", "11 jobs.a.delete_when: '' cannot be a predicate"),
     ("unique_key: [id, id]", "11 jobs.a.unique_key[1]: The column id is named twice"),
     ('unique_key: [""]', "11 jobs.a.unique_key[0]: '' cannot be a column"),
     ("resume_queue_depth: 5", "11 jobs.a.resume_queue_depth: It needs a `max_queue_depth`"),
@@ -221,7 +235,7 @@ _FIELDS = [
     ("priority: bulk", "11 jobs.a.priority: A bulk job gives way to the jobs downstream of it"),
     ("source: {kind: manual}", "11 jobs.a.source: A reactive job has no `source`; write activ"),
     (
-        "update: append\n    timeout: x\n    mode: y",
+        "update: merge\n    timeout: x\n    mode: y",
         "11 jobs.a.update: needs\n 12 jobs.a.timeout: not a dur\n 13 jobs.a.mode: not known",
     ),
 ]

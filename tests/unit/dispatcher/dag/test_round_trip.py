@@ -86,9 +86,15 @@ def test_the_example_says_the_same_in_other_words() -> None:
     assert content_hash(parse(other, "other.yaml")) == content_hash(dag)
 
 
+def _stored(text: str) -> str:
+    """The example as earlier releases have stored it: what is appended had to have a key."""
+    key = "    update: append\n    unique_key: [day, airport]\n"
+    return text.replace("    update: append\n", key)
+
+
 def test_the_hash_of_a_version_stays_from_release_to_release() -> None:
     # Stored versions are compared by it. Change it only with a migration of those.
-    assert content_hash(parse(EXAMPLE, "example.yaml")) == (
+    assert content_hash(parse_stored(_stored(EXAMPLE), "example.yaml")) == (
         "0e59dee7abe04100fd99fead737fcdf2a33d473980eb13f26ccbdad0ba997a1f"
     )
 
@@ -97,10 +103,10 @@ def test_what_is_new_has_changed_no_hash_of_a_version_without_it() -> None:
     # The example as it could be written before there were intervals, and with them.
     unmerged = EXAMPLE.replace("    merge_updates: true\n", "")
     before = unmerged.replace("      emits: interval\n", "")
-    assert content_hash(parse(before, "before.yaml")) == (
+    assert content_hash(parse_stored(_stored(before), "before.yaml")) == (
         "e26e21e66450ecd3a312b7b86ecd578cacede380c6e3fda13f4472f89c3e29cb"
     )
-    assert content_hash(parse(unmerged, "unmerged.yaml")) == (
+    assert content_hash(parse_stored(_stored(unmerged), "unmerged.yaml")) == (
         "0314e8b48b115719fd982e16f9d1f74ab32d4632285161432d4fe686da651ff1"
     )
 
@@ -114,6 +120,8 @@ def test_a_stored_version_is_read_by_the_names_of_its_time() -> None:
         .job("report")
         .merge_updates
     )
+    with pytest.raises(DagError, match="What is appended has no key"):
+        parse(_stored(EXAMPLE), "example.yaml")
     with pytest.raises(DagError, match="merge_updates: true now"):
         parse(old, "example.yaml")
     with pytest.raises(DagError, match="'yes' is not a count"):
@@ -270,7 +278,15 @@ def test_a_damaged_example_is_a_dag_or_a_dag_error(place: int, cut: int, put: st
     st.sampled_from(
         [
             *("activation", "source", "inputs", "outputs", "priority", "runtime", "operator"),
-            *("config", "resources", "update", "unique_key", "heartbeat_timeout", "retry"),
+            *(
+                "config",
+                "resources",
+                "update",
+                "unique_key",
+                "version_by",
+                "heartbeat_timeout",
+                "retry",
+            ),
             *("execution", "when", "merge_updates", "coalesce", "mode", "max_queue_depth"),
             *("max_queue_age", "timeout"),
         ]

@@ -1,0 +1,51 @@
+-- Merges into what is published, for penstock.dispatcher.tasks.merging.
+
+-- name: merging_tasks
+-- Those of these whose jobs merge.
+SELECT task.id AS task_id, task.generation::text
+FROM task
+JOIN job_definition AS definition ON definition.id = task.definition_id
+WHERE task.id = ANY (%(tasks)s::bigint[]) AND definition.update_mode = 'merge'
+
+-- name: merge_heads
+-- What is published of these partitions now, and which other attempt has its turn there.
+SELECT asked.place, dataset.name AS dataset, coalesce(held.revision, 0) AS revision,
+       CASE WHEN held.revision IS NOT NULL THEN penstock_head(held) END AS part,
+       EXISTS (
+           SELECT
+           FROM merge_lease AS lease
+           JOIN task ON task.id = lease.task_id AND task.attempt = lease.attempt
+               AND task.status = 'running'
+           WHERE lease.dataset_id = asked.dataset_id AND lease.generation = asked.generation
+             AND lease.partition_key = asked.partition_key AND lease.task_id <> asked.task_id
+       ) AS is_held
+FROM unnest(
+    %(places)s::bigint[], %(tasks)s::bigint[], %(datasets)s::uuid[], %(generations)s::uuid[],
+    %(keys)s::text[])
+    AS asked(place, task_id, dataset_id, generation, partition_key)
+JOIN dataset ON dataset.id = asked.dataset_id
+LEFT JOIN publication AS held
+    ON (held.dataset_id, held.generation, held.partition_key)
+     = (asked.dataset_id, asked.generation, asked.partition_key)
+ORDER BY asked.place
+
+-- name: count_conflicts
+UPDATE attempt
+SET conflicts = attempt.conflicts + 1
+FROM unnest(%(tasks)s::bigint[], %(attempts)s::integer[]) AS asked(task_id, number)
+WHERE attempt.task_id = asked.task_id AND attempt.number = asked.number
+RETURNING attempt.task_id, attempt.conflicts
+
+-- name: take_merge_leases
+-- Of partitions that nobody else has the turn of: this transaction has looked, under the lock.
+INSERT INTO merge_lease (dataset_id, generation, partition_key, task_id, attempt)
+SELECT *
+FROM unnest(
+    %(datasets)s::uuid[], %(generations)s::uuid[], %(keys)s::text[], %(tasks)s::bigint[],
+    %(attempts)s::integer[])
+ORDER BY 1, 2, 3
+ON CONFLICT (dataset_id, generation, partition_key) DO UPDATE
+SET task_id = excluded.task_id, attempt = excluded.attempt
+
+-- name: end_merge_leases
+DELETE FROM merge_lease WHERE task_id = ANY (%(tasks)s::bigint[])
