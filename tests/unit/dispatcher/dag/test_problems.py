@@ -598,6 +598,13 @@ _JOBS = [
         "6 jobs.a.coalesce: take `coalesce` or `partition_by` out.",
     ),
     (
+        (
+            "a: {runtime: process, operator: f, inputs: raw, update: merge, unique_key: [id],"
+            " outputs: {name: a, partition_by: x}}"
+        ),
+        "6 jobs.a.update: take `partition_by` out, or write update: replace.",
+    ),
+    (
         "a: {runtime: process, operator: f, inputs: raw, outputs: {name: a, partition_by: ' '}}",
         "6 jobs.a.outputs.partition_by: is no SQL expression over the columns of the result",
     ),
