@@ -116,7 +116,13 @@ class Native:
             make_folder(home.parent, is_synced=self._transfer.is_synced)
             path.replace(home)
             sent = self._transfer.sum(location)
-            file = File(name=home.name, rows=rows, bytes=sent.bytes, sha256=sent.sha256)
+            file = File(
+                name=home.name,
+                rows=rows,
+                bytes=sent.bytes,
+                sha256=sent.sha256,
+                bounds=file_bounds(home),
+            )
             self.wrote(location, file)
             return file
 
