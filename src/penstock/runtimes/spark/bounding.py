@@ -19,15 +19,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, types
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import DataFrame, types
 
 from penstock.runtimes.spark.columns import quoted
 from penstock.runtimes.spark.settings import SparkSettings, heap_bytes
 
 _BEYOND: Final = "PENSTOCK_RESULT_BEYOND_BOUND"
-_PLACE_BITS: Final = 33
-"""How many bits of `monotonically_increasing_id` are the place in the partition."""
+_PLACE: Final = f"((monotonically_increasing_id() & {(1 << 33) - 1}) + 1)"
+"""The place of a row in its partition, from 1: the lower 33 bits of its id."""
 _WIDTHS: Final[dict[type[types.DataType], int]] = {
     types.BooleanType: 1,
     types.ByteType: 1,
@@ -53,18 +52,16 @@ def gathered_bytes_max(settings: SparkSettings, *, cores: int) -> int:
 
 def bounded(frame: DataFrame, *, bytes_max: int) -> DataFrame:
     """The frame, whose job fails as soon as a partition has more than about so much."""
-    fixed, varying = 0, list[Column]()
+    fixed, varying = 0, list[str]()
     for field in frame.schema.fields:
-        width, more = _width(F.col(quoted(field.name)), field.dataType)
+        width, more = _width(quoted(field.name), field.dataType)
         fixed += width
         varying += more
-    place = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << _PLACE_BITS) - 1)) + F.lit(1)
-    width_of_row = F.lit(max(1, fixed)).cast("bigint")
-    for each in varying:
-        width_of_row = width_of_row + each
-    # Divided, because a product of the two may have no place in 64 bits.
-    is_within = width_of_row <= (F.lit(bytes_max) / place)
-    return frame.where(F.assert_true(is_within, F.lit(_BEYOND)).isNull())
+    width_of_row = " + ".join([f"CAST({max(1, fixed)} AS BIGINT)", *varying])
+    # Divided, because a product of the two may have no place in 64 bits. One text, because each
+    # expression that is put together here would cost a call of the JVM.
+    is_within = f"{width_of_row} <= CAST({bytes_max} AS BIGINT) / {_PLACE}"
+    return frame.where(f"assert_true({is_within}, '{_BEYOND}') IS NULL")
 
 
 def is_beyond(error: BaseException) -> bool:
@@ -72,32 +69,31 @@ def is_beyond(error: BaseException) -> bool:
     return _BEYOND in str(error)
 
 
-def _width(value: Column, said: types.DataType) -> tuple[int, list[Column]]:
-    """The bytes of a value: those that all have, and what has to be asked of each."""
+def _width(value: str, said: types.DataType, depth: int = 0) -> tuple[int, list[str]]:
+    """The bytes of a value: those that all have, and what has to be asked of each, in SQL."""
     match said:
         case types.StringType() | types.BinaryType():
-            return _WIDTH, [F.coalesce(F.octet_length(value), F.lit(0)).cast("bigint")]
+            return _WIDTH, [f"CAST(coalesce(octet_length({value}), 0) AS BIGINT)"]
         case types.StructType():
-            widths = [_width(value.getField(each.name), each.dataType) for each in said.fields]
+            widths = [
+                _width(f"{value}.{quoted(each.name)}", each.dataType, depth) for each in said.fields
+            ]
             return sum(each[0] for each in widths), [one for each in widths for one in each[1]]
         case types.ArrayType():
-            return _WIDTH, [_width_of_all(value, said.elementType)]
+            return _WIDTH, [_width_of_all(value, said.elementType, depth)]
         case types.MapType():
-            keys = _width_of_all(F.map_keys(value), said.keyType)
-            return _WIDTH, [keys, _width_of_all(F.map_values(value), said.valueType)]
+            keys = _width_of_all(f"map_keys({value})", said.keyType, depth)
+            return _WIDTH, [keys, _width_of_all(f"map_values({value})", said.valueType, depth)]
     return _WIDTHS.get(type(said), _WIDTH), []
 
 
-def _width_of_all(values: Column, said: types.DataType) -> Column:
+def _width_of_all(values: str, said: types.DataType, depth: int) -> str:
     """The bytes of an array's elements."""
-    fixed, varying = _width(F.lit(None), said)
+    element = f"e{depth}"
+    fixed, varying = _width(element, said, depth + 1)
     if not varying:
         # Of an array that is null, the size is null, or by an old habit of Spark's -1.
-        return F.greatest(F.coalesce(F.size(values), F.lit(0)), F.lit(0)).cast("bigint") * fixed
-
-    def add(total: Column, element: Column) -> Column:
-        for each in _width(element, said)[1]:
-            total = total + each
-        return total + F.lit(fixed)
-
-    return F.coalesce(F.aggregate(values, F.lit(0).cast("bigint"), add), F.lit(0).cast("bigint"))
+        return f"CAST(greatest(coalesce(size({values}), 0), 0) AS BIGINT) * {fixed}"
+    each = " + ".join([f"t{depth}", *varying, str(fixed)])
+    total = f"aggregate({values}, CAST(0 AS BIGINT), (t{depth}, {element}) -> {each})"
+    return f"coalesce({total}, CAST(0 AS BIGINT))"
