@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
@@ -22,12 +21,12 @@ from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.spark.access.counting import ROWS, Counts, observed
 from penstock.runtimes.spark.columns import quoted
 from penstock.runtimes.spark.expecting import Check, Expectation, Rows, Unique
+from penstock.runtimes.spark.ordering import more_than_once
 
 SHOWN_MAX: Final = 5
 _VALUE_CHARACTERS_MAX: Final = 60
 _COLUMNS_SHOWN_MAX: Final = 12
 _FAILS: Final = "_penstock_fails_"
-_COUNT: Final = "_penstock_count"
 
 
 def with_checks(frame: DataFrame, expected: Sequence[Expectation]) -> DataFrame:
@@ -142,19 +141,10 @@ def _table_faults(table: Any, rows: Any, expected: Sequence[Expectation]) -> Ite
                 if fault := _rows_fault(each, table.num_rows):
                     yield fault
             case Unique():
-                doubled = _doubled(rows, _there(each, rows.column_names))
+                doubled = more_than_once(rows, _there(each, rows.column_names))
                 if doubled.num_rows:
                     some = doubled.slice(0, SHOWN_MAX).to_pylist()
                     yield _unique_fault(each, groups=doubled.num_rows, some=some)
-
-
-def _doubled(rows: Any, columns: Sequence[str]) -> Any:
-    counted = rows.select(columns).append_column(_COUNT, pa.array([1] * rows.num_rows, pa.int64()))
-    groups = counted.group_by(list(columns)).aggregate([(_COUNT, "sum")])
-    doubled = groups.filter(pc.greater(groups.column(f"{_COUNT}_sum"), 1))
-    return doubled.rename_columns(
-        ["count" if name == f"{_COUNT}_sum" else name for name in doubled.column_names]
-    )
 
 
 def _there(each: Unique, columns: Sequence[str]) -> Sequence[str]:

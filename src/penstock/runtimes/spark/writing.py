@@ -48,6 +48,7 @@ from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import Made, Work, facts_of, manifest_inputs, manifest_totals
 from penstock.runtimes.spark.access.base import Access, Slice, Target
+from penstock.runtimes.spark.access.fractions import told_columns
 from penstock.runtimes.spark.access.statistics import file_bounds
 from penstock.runtimes.spark.columns import columns_of, is_for_arrow, is_orderable, quoted
 from penstock.runtimes.spark.conf import ADVISORY, SHUFFLED_BYTES_MIN, SHUFFLED_MIN
@@ -55,6 +56,7 @@ from penstock.runtimes.spark.configs import JobConfig, names
 from penstock.runtimes.spark.cutting import UNKNOWN_BYTES, files_for, splinters
 from penstock.runtimes.spark.internals import arrow_schema
 from penstock.runtimes.spark.operators.plans import SMALL_BYTES_MAX, Member
+from penstock.runtimes.spark.ordering import in_sparks_order
 from penstock.runtimes.spark.settings import heap_bytes
 
 Read = tuple[tuple[ManifestInput, ...], tuple[InputTotal, ...] | msgspec.UnsetType]
@@ -330,14 +332,16 @@ def _slice(work: Work) -> Mapping[str, Any]:
 def _arranged(table: Any, shape: Shape) -> Any:
     """Rows in their order and columns in their types, in one piece, so that bytes are the same."""
     if shape.order:
-        table = table.sort_by([(name, "ascending") for name in shape.order])
+        table = in_sparks_order(table, shape.order)
     return table.select(shape.arrow.names).cast(shape.arrow).combine_chunks()
 
 
 def _encoded(table: Any) -> bytes:
     sink = pa.BufferOutputStream()
-    # As Spark's own writer does, so that who reads parts of a file notices damage.
-    parquet.write_table(table, sink, write_page_checksum=True)
+    # Checksums as Spark's own writer has them, so that who reads parts of a file notices damage.
+    parquet.write_table(
+        table, sink, write_page_checksum=True, write_statistics=told_columns(table.schema)
+    )
     body: bytes = sink.getvalue().to_pybytes()
     return body
 

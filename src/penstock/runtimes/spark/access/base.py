@@ -23,6 +23,7 @@ from penstock.datasets.manifest import File
 from penstock.datasets.schema import Column
 from penstock.datasets.snapshot import DataFile
 from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.spark.access.fractions import READ_WITHOUT, has_fractions
 from penstock.runtimes.spark.access.tags import tagged
 from penstock.runtimes.spark.columns import ddl
 from penstock.runtimes.spark.configs import PARTITION
@@ -136,6 +137,8 @@ class PathReader:
             # Otherwise a folder that is called `day=1` would be a column.
             reader = session.read.option("recursiveFileLookup", "true").options(**self._options)
             reader = reader.schema(said) if said else reader.option("mergeSchema", "true")
+            if has_fractions(columns):
+                reader = reader.option(READ_WITHOUT, "false")
             with self._lock:
                 self._readers[session] = said, reader
                 # A reader keeps its session: those that nobody uses any more have to go.

@@ -1,13 +1,20 @@
 """A Python data source for files of a bucket, and the filters that reach it. Runs on executors.
 
 Each file is one partition: it is fetched to a temporary file, its sum is verified, and the columns
-that are wanted are read in batches. Filters that Spark pushes skip row groups and rows; Spark
-applies them again, so here they are only an economy. Classes are made for one read and travel by
-value with what they need, so that no key of a bucket is ever part of a plan that people look at.
+that are wanted are read in batches. Classes are made for one read and travel by value with what
+they need, so that no key of a bucket is ever part of a plan that people look at.
+
+Filters that Spark pushes skip row groups and rows; Spark applies them again, so here they are only
+an economy: one that is left out costs time, one that Arrow understands otherwise than Spark costs
+rows. So a filter is used only where both order all values alike (`_is_alike`): whole numbers, days,
+instants, local times and texts without a collation, compared with a value of just that kind. Not
+fractions, where NaN is larger than all numbers to Spark and equal to none to Arrow, nor decimals,
+whose scales differ, nor what is nested.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +32,8 @@ from penstock.runtimes.spark.configs import PARTITION
 from penstock.runtimes.spark.internals import arrow_schema
 
 _ROWS_MAX: Final = 50_000
+# Spark's own writer has instants as INT96: in nanoseconds, those after 2262 would be others.
+_FORMAT: Final = arrow_dataset.ParquetFileFormat(coerce_int96_timestamp_unit="us")
 _PUSHED: Final[Mapping[type[Any], Callable[[Any, Any], Any]]] = {
     datasource.EqualTo: lambda field, value: field == value,
     datasource.GreaterThan: lambda field, value: field > value,
@@ -68,10 +77,17 @@ class FileReader(datasource.DataSourceReader):
         for each in filters:
             attribute: tuple[str, ...] = getattr(each, "attribute", ())
             value = getattr(each, "value", None)
-            if type(each) in _PUSHED and len(attribute) == 1 and attribute[0] != PARTITION:
+            # A text with a collation has a type of its own, and is not equal to `StringType()`.
+            if type(each) in _PUSHED and len(attribute) == 1 and self._is_known(attribute[0]):
                 self._filters.append((type(each), attribute[0], value))
             # Spark applies them all the same.
             yield each
+
+    def _is_known(self, name: str) -> bool:
+        if name == PARTITION or name not in self._schema.names:
+            return False
+        said = self._schema[name].dataType
+        return not isinstance(said, types.StringType) or said == types.StringType()
 
     def partitions(self) -> Sequence[datasource.InputPartition]:
         return [
@@ -96,11 +112,10 @@ def read_file(
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         path = Path(folder, "file.parquet")
         transfer.fetch(tagged.file.location, path, sha256=tagged.file.sha256)
-        held = arrow_dataset.dataset(str(path), format="parquet")
+        held = arrow_dataset.dataset(str(path), format=_FORMAT)
         names = [name for name in schema.names if name in held.schema.names]
-        scanner = held.scanner(
-            columns=names, filter=_expression(filters, names), batch_size=_ROWS_MAX
-        )
+        wanted = _expression(filters, schema, held.schema)
+        scanner = held.scanner(columns=names, filter=wanted, batch_size=_ROWS_MAX)
         for batch in scanner.to_batches():
             if batch.num_rows:
                 yield _fitted(batch, schema, tagged.tag)
@@ -122,13 +137,34 @@ def source_of(
     return Files
 
 
-def _expression(filters: Sequence[tuple[type[Any], str, Any]], names: Sequence[str]) -> Any:
+def _expression(
+    filters: Sequence[tuple[type[Any], str, Any]], schema: pa.Schema, held: pa.Schema
+) -> Any:
     found = None
     for kind, name, value in filters:
-        if name in names:
+        if name not in held.names or not _is_alike(held.field(name).type, value):
+            continue
+        if schema.field(name).type == held.field(name).type:
             one = _PUSHED[kind](arrow_dataset.field(name), pa.scalar(value))
             found = one if found is None else found & one
     return found
+
+
+def _is_alike(kind: pa.DataType, value: object) -> bool:
+    """Whether Arrow and Spark agree on how all values of a type compare with this one."""
+    match value:
+        case bool():
+            return False
+        case int():
+            return bool(pa.types.is_signed_integer(kind))
+        case dt.datetime():
+            zone = None if value.tzinfo is None else "UTC"
+            return bool(kind == pa.timestamp("us", zone))
+        case dt.date():
+            return bool(kind == pa.date32())
+        case str():
+            return bool(kind == pa.string())
+    return False
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema, tag: str | None) -> pa.RecordBatch:
