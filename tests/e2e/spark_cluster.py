@@ -30,6 +30,7 @@ LOOPBACK = "127.0.0.1"
 START_SECONDS_MAX = 90.0
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
+_EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _CONNECT = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
@@ -99,6 +100,12 @@ class SparkCluster(Service):
         assert busy, f"none of the {len(workers)} workers has an executor"
         # It is the head of its group, which its executors are in.
         os.killpg(busy[0], signal.SIGKILL)
+
+    def kill_executor(self) -> None:
+        """Kill one executor, as `kill -9` does; its worker starts another."""
+        mine = [each for each, words in below(os.getpid()).items() if _EXECUTOR in words]
+        assert mine, "there is no executor"
+        os.kill(mine[0], signal.SIGKILL)
 
     async def until_workers(self, count: int) -> None:
         """Until the master knows so many workers that live."""

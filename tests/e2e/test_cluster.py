@@ -130,6 +130,53 @@ def test_executors_use_a_bucket_and_run_what_users_wrote(
     asyncio.run(test())
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks at /proc")
+def test_an_s3_server_and_an_executor_that_die_cost_time_and_no_byte(
+    tmp_path: Path, cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = LocalS3(tmp_path / "s3")
+    query = "SELECT a, sha2(string(a), 512) AS sum FROM raw"
+    config = {"sql": query, "sort_by": ["a"], "target_file_bytes": 2**20}
+
+    async def test() -> None:
+        async with server:
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.credentials.access_key)
+            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.credentials.secret_key)
+            bench = Bench(None, "s3://penstock/killed", tmp_path, store_url=server.url)
+            rows = [range(start, start + 200_000) for start in (0, 200_000)]
+            parts = [bench.publish({"a": list(some)}, key=str(some.start)) for some in rows]
+            settings = SparkSettings(
+                master=cluster.url,
+                data=str(tmp_path / "data"),
+                store_url=server.url,
+                driver_memory="600m",
+                start_seconds=300.0,
+                arrow_bytes_max=0,
+                archive=False,
+            )
+            async with SparkRuntime(settings) as runtime:
+                works = [bench.work("spark.sql", config, inputs={"raw": parts}) for _ in range(2)]
+                calm = await _run(works[0], runtime)
+
+                async def disturb() -> None:
+                    await server.start()
+                    cluster.kill_executor()
+
+                await server.stop()
+                stormy, _ = await asyncio.gather(_run(works[1], runtime), disturb())
+            found = [
+                [(each.rows, each.bytes, each.sha256) for each in bench.manifest(made).files]
+                for made in (calm, stormy)
+            ]
+            assert found[0] == found[1]
+            assert sum(each[0] or 0 for each in found[0]) == 400_000
+            for each in bench.manifest(stormy).files:
+                assert bench.transfer.sum(f"{stormy.location}/{each.name}").sha256 == each.sha256
+
+    asyncio.run(test())
+
+
 async def _select(bench: Bench, runtime: SparkRuntime) -> Made:
     raw = bench.publish({"id": [1, 2, 3], "name": ["Ada", "Bo", None]})
     query = {"sql": "SELECT id, name FROM raw WHERE id > 1", "sort_by": ["id"]}
