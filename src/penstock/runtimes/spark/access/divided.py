@@ -27,6 +27,7 @@ from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.spark.access.base import Divided, Target
 from penstock.runtimes.spark.access.folders import SUCCESS
 from penstock.runtimes.spark.access.footers import settle_footer
+from penstock.runtimes.spark.access.fractions import opened_writer
 
 REPORT: Final = "key string, name string, rows bigint, bytes bigint, sha256 string"
 AT_ONCE: Final = 8
@@ -90,7 +91,7 @@ class WritingKeys:
                     writer = None
                 if writer is None:
                     path = Path(folder, f"{stem}-{number:05}.parquet")
-                    writer, held = parquet.ParquetWriter(path, rows.schema), key
+                    writer, held = opened_writer(path, rows.schema), key
                     number += 1
                 writer.write_batch(rows)
             if writer is not None:

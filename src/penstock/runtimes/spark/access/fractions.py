@@ -44,3 +44,10 @@ def told_columns(schema: pa.Schema) -> list[str]:
     leaves: Any = parquet.ParquetFile(pa.BufferReader(sink.getvalue())).schema
     every = (leaves.column(place) for place in range(len(leaves.names)))
     return [each.path for each in every if each.physical_type not in _FRACTIONS]
+
+
+def opened_writer(path: Any, schema: pa.Schema) -> Any:
+    """A writer that says what it should of columns, and has checksums of pages as Spark's has."""
+    return parquet.ParquetWriter(
+        path, schema, write_statistics=told_columns(schema), write_page_checksum=True
+    )

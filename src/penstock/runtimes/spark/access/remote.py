@@ -33,7 +33,7 @@ from penstock.runtimes.spark.access.base import (
     nothing_inside,
 )
 from penstock.runtimes.spark.access.divided import REPORT, WritingKeys, reported
-from penstock.runtimes.spark.access.fractions import told_columns
+from penstock.runtimes.spark.access.fractions import opened_writer
 from penstock.runtimes.spark.access.source import TaggedFile, source_of
 from penstock.runtimes.spark.access.statistics import bounds_of
 from penstock.runtimes.spark.columns import ddl
@@ -116,8 +116,7 @@ class _Writing:
                     continue
                 if writer is None:
                     path = Path(folder, f"{stem}-{number:03}.parquet")
-                    told = told_columns(batch.schema)
-                    writer = parquet.ParquetWriter(path, batch.schema, write_statistics=told)
+                    writer = opened_writer(path, batch.schema)
                     number += 1
                 writer.write_batch(batch)
                 if path.stat().st_size >= self._target.file_bytes:
