@@ -9,15 +9,17 @@ All partitions of one generation share a schema, and it only grows:
 | leaves a nullable column out | taken; it has nulls there |
 | has a column more that is not nullable | refused, once there are other partitions |
 | leaves out a column that is not nullable | refused |
-| has another type in a column | refused, also if every value would fit |
+| has a narrower type in a column (`int` for `bigint`), or fewer nested fields | taken |
+| has a wider type in a column, or new nested fields | taken; the column is wider from then on |
+| has a type in a column that neither holds nor fits | refused |
 | has nulls in a column that had none so far | taken; the column is nullable from then on |
 | has a column twice, or one that differs from another only in upper and lower case | refused |
 
-Types are Spark's own words (`bigint`, `decimal(10,2)`, `array<string>`, `struct<a:int>`). Names are
-compared as they are written, but two that Spark would mix up are never in one schema. What needs
-another schema is a new generation, which a change of the job's config makes. Called by the
-dispatcher, which keeps the schema of each generation and applies this in the transaction that
-publishes, and by readers, which read all partitions with it.
+Types are Spark's own words (`bigint`, `decimal(10,2)`, `array<string>`, `struct<a:int>`); which one
+is wider, `widening` says. Names are compared as they are written, but two that Spark would mix up
+are never in one schema. What needs another schema is a new generation, which a change of the job's
+config makes. Called by the dispatcher, which keeps the schema of each generation and applies this
+in the transaction that publishes, and by readers, which read all partitions with it.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.datasets.widening import widened
 from penstock.kernel.errors import SchemaRefused
 
 _WAY_OUT: Final = (
@@ -73,7 +76,8 @@ def evolve(held: Sequence[Column], new: Sequence[Column]) -> tuple[Column, ...]:
                 hint=f"Write the column. {_WAY_OUT}",
                 column=each.name,
             )
-        if found is not None and found.type != each.type:
+        both = each.type if found is None else widened(each.type, found.type)
+        if found is not None and both is None:
             raise SchemaRefused(
                 f"The column {each.name!r} is {found.type} here, and {each.type} in what is"
                 " published of this generation.",
@@ -81,7 +85,7 @@ def evolve(held: Sequence[Column], new: Sequence[Column]) -> tuple[Column, ...]:
                 column=each.name,
             )
         is_nullable = each.is_nullable or (found is not None and found.is_nullable)
-        grown.append(Column(each.name, each.type, is_nullable))
+        grown.append(Column(each.name, both or each.type, is_nullable))
     return (*grown, *added)
 
 

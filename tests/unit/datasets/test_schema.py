@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.datasets.schema import Column, digest, evolve
+from penstock.datasets.widening import widened
 from penstock.kernel.errors import SchemaRefused
 
 ID = Column("id", "bigint", is_nullable=False)
@@ -25,10 +26,22 @@ HELD = (ID, NAME)
         ((Column("x", "int"), ID), (*HELD, Column("x", "int"))),
         ((Column("id", "bigint"), NAME), (Column("id", "bigint"), NAME)),
         ((ID, Column("name", "string", is_nullable=False)), HELD),
+        ((Column("id", "int", is_nullable=False), NAME), HELD),
     ],
 )
 def test_what_is_taken(new: tuple[Column, ...], after: tuple[Column, ...]) -> None:
     assert evolve(HELD, new) == after
+
+
+def test_a_wider_type_stays_and_the_hint_names_the_one_that_is_held() -> None:
+    held = (Column("n", "int"), Column("o", "struct<a:int>"))
+    wide = (Column("n", "bigint"), Column("o", "struct<b:string,a:bigint>"))
+    grown = (Column("n", "bigint"), Column("o", "struct<a:bigint,b:string>"))
+    assert evolve(held, wide) == grown
+    assert evolve(grown, held) == grown
+    with pytest.raises(SchemaRefused) as caught:
+        evolve(grown, (Column("n", "string"),))
+    assert "Cast it to bigint." in caught.value.hint
 
 
 def test_the_first_publication_says_what_there_is() -> None:
@@ -41,7 +54,7 @@ def test_the_first_publication_says_what_there_is() -> None:
     [
         (HELD, (NAME,), "id", ("'id' (bigint) is missing",)),
         (HELD, (ID, Column("name", "int")), "name", ("'name'", "int here", "string in what")),
-        (HELD, (Column("id", "int", False), NAME), "id", ("int here", "bigint in what")),
+        (HELD, (Column("id", "double", False), NAME), "id", ("double here", "bigint in what")),
         (HELD, (*HELD, Column("x", "int", False)), "x", ("'x' (int) is new",)),
         (HELD, (*HELD, Column("Name", "string")), "Name", ("'Name' and 'name'", "case")),
         (HELD, (ID, Column("NAME", "string")), "NAME", ("'NAME' and 'name'", "case")),
@@ -61,7 +74,12 @@ def test_what_is_refused(
 
 
 COLUMNS = st.lists(
-    st.builds(Column, st.sampled_from("abcdef"), st.sampled_from(("int", "string")), st.booleans()),
+    st.builds(
+        Column,
+        st.sampled_from("abcdef"),
+        st.sampled_from(("int", "bigint", "string", "struct<x:int>", "struct<x:bigint,y:string>")),
+        st.booleans(),
+    ),
     unique_by=lambda column: column.name,
     max_size=5,
 )
@@ -82,7 +100,7 @@ def test_a_schema_only_grows_and_every_publication_fits_it(rounds: list[list[Col
     by_name = {each.name: each for each in held}
     for new in filter(None, taken):
         for each in new:
-            assert by_name[each.name].type == each.type
+            assert widened(by_name[each.name].type, each.type) == by_name[each.name].type
             assert by_name[each.name].is_nullable or not each.is_nullable
         missing = by_name.keys() - {each.name for each in new}
         assert all(by_name[name].is_nullable for name in missing)
