@@ -34,7 +34,7 @@ from tests.integration.dispatcher.test_deployment import Pipeline
 from tests.integration.dispatcher.test_keeping import keep_all
 from tests.integration.dispatcher.world import Play, World, failed
 
-APPEND = "update: append\n    unique_key: [k]"
+APPEND = "update: append"
 
 
 def dag(*, clean: str = APPEND, tally: str = APPEND, v: int = 1, w: int = 1, keep: str = "") -> str:

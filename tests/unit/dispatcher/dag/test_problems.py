@@ -532,7 +532,7 @@ _JOBS = [
             "a: {runtime: process, operator: f, inputs: [{from: raw, lookback: 3d}], outputs: a}\n"
             "  b: {runtime: process, operator: f, inputs: [{from: a, lookback: 3d, read: all}]}\n"
             "  c: {runtime: process, operator: f, inputs: [{from: a, lookback: 3d}], outputs: c,"
-            " update: append, unique_key: k, config: {partition_wise: true}}"
+            " update: append, config: {partition_wise: true}}"
         ),
         (
             "6 jobs.a.inputs: raw only tells that something is new, and has no data to look back\n"
