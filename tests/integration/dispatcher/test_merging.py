@@ -6,12 +6,14 @@ the row that wins, as `penstock.runtimes.spark.merging` has it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from penstock.datasets.schema import Column
 from penstock.dispatcher.tasks.merging import TRIES_MAX
 from penstock.dispatcher.tasks.values import (
     Claimed,
@@ -23,6 +25,7 @@ from penstock.dispatcher.tasks.values import (
     Why,
 )
 from penstock.kernel.entropy import Entropy, seeded_entropy
+from penstock.runtimes.base import Facts
 from tests.integration.dispatcher.test_races import second_after_first
 from tests.integration.dispatcher.world import Job, Play, World, done
 
@@ -245,6 +248,46 @@ def test_what_a_merge_reads_is_not_swept_under_it(play: Play) -> None:
         current = moved((await world.tasks.complete([made.completion(reading, {})]))[0])
         published((await world.tasks.complete([made.completion(reading, {}, current)]))[0])
         assert await world.value(is_read, place) is False
+
+    play(story)
+
+
+def test_what_is_misplaced_costs_the_others_of_its_call_nothing(play: Play) -> None:
+    async def story(world: World) -> None:
+        made, other = await bucket(world), await world.job("other")
+        task, neighbour = await made.claimed("a"), await other.claimed("b")
+        said = Completion(task.fence, (other.output(base_revision=0),))
+        answers = await world.tasks.complete([said, *done(neighbour.fence, other.output())])
+        assert isinstance(answers[0], Refusal)
+        assert answers[0].why is Why.OUTPUTS
+        assert published(answers[1]) == 1
+
+    play(story)
+
+
+@pytest.mark.parametrize("is_merging", [True, False])
+def test_tasks_of_one_call_are_locked_in_order(play: Play, is_merging: bool) -> None:
+    """Who merges, or makes a schema grow, is not locked before the others: heartbeats are by id."""
+
+    async def story(world: World) -> None:
+        made, plain = await bucket(world), await world.job("plain")
+        first = await plain.claimed("a")
+        if is_merging:
+            second = await made.claimed("b")
+            said = made.completion(second, {"k": (1, "b")})
+        else:
+            second = await plain.claimed("b")
+            facts = Facts(
+                manifest="0" * 64, files=1, rows=1, bytes=1, columns=(Column("k", "string", True),)
+            )
+            said = Completion(second.fence, (plain.output(facts=facts),))
+        async with asyncio.TaskGroup() as group, world.unfinished() as other:
+            await other.heartbeat([first.fence])
+            ending = group.create_task(world.tasks.end([*done(first.fence), said]))
+            await world.until_waiting()
+            free = "SELECT id FROM task WHERE id = %s FOR NO KEY UPDATE SKIP LOCKED"
+            assert await world.value(free, second.task_id) == second.task_id
+        assert all(isinstance(each, Ended) for each in ending.result())
 
     play(story)
 

@@ -184,7 +184,7 @@ def test_one_that_was_asked_to_stop_is_not_let_go_on_between_schema_and_end(play
             return (await connection.execute(query("resume_running"), back)).rowcount
 
         async with asyncio.TaskGroup() as group, world.database.transaction() as connection:
-            assert await refuse_misfits(connection, said) == {}
+            assert await refuse_misfits(connection, said, held=[each.fence for each in said]) == {}
             resumed = group.create_task(world.database.transact(go_on))
             await world.until_waiting()
             (answer,), _ = await end(connection, said, route=no_route)

@@ -1,12 +1,5 @@
 -- Merges into what is published, for penstock.dispatcher.tasks.merging.
 
--- name: merging_tasks
--- Those of these whose jobs merge.
-SELECT task.id AS task_id, task.generation::text
-FROM task
-JOIN job_definition AS definition ON definition.id = task.definition_id
-WHERE task.id = ANY (%(tasks)s::bigint[]) AND definition.update_mode = 'merge'
-
 -- name: merge_heads
 -- What is published of these partitions now, and which other attempt has its turn there.
 SELECT asked.place, dataset.name AS dataset, coalesce(held.revision, 0) AS revision,

@@ -28,6 +28,27 @@ FROM task
 JOIN job_definition AS definition ON definition.id = task.definition_id
 WHERE task.id = ANY (%(tasks)s::bigint[]) AND definition.update_mode <> 'append'
 
+-- name: guarded_tasks
+-- Of these attempts, those whose jobs merge, and what they may write, and those that were given changes.
+SELECT task.id AS task_id, kinds.is_merging, kinds.is_consuming,
+       -- By dataset its generation.
+       (SELECT coalesce(jsonb_object_agg(generation.dataset_id, generation.version), '{}')
+        FROM dataset
+        JOIN generation
+            ON generation.dataset_id = dataset.id AND generation.version = task.generation
+        WHERE kinds.is_merging AND dataset.job_id = task.job_id) AS written
+FROM unnest(%(tasks)s::bigint[], %(attempts)s::integer[]) AS asked(task_id, attempt)
+JOIN task ON task.id = asked.task_id
+JOIN job_definition AS definition ON definition.id = task.definition_id
+CROSS JOIN LATERAL (
+    SELECT definition.update_mode = 'merge' AS is_merging,
+           EXISTS (
+               SELECT FROM consumption
+               WHERE consumption.task_id = asked.task_id
+                 AND consumption.attempt = asked.attempt) AS is_consuming
+) AS kinds
+WHERE kinds.is_merging OR kinds.is_consuming
+
 -- name: hold_attempts
 -- Those of these that may still end, until the end of the transaction. Also those that were asked to
 -- stop: nobody takes that back meanwhile.

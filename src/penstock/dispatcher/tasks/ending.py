@@ -25,7 +25,15 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Container,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
@@ -104,13 +112,17 @@ async def end(
     sound = [each for each in sayings if each.fence.task_id not in refused]
     refused |= await _refuse_doubles(connection, _completions(sound))
     sound = [each for each in sound if each.fence.task_id not in refused]
-    overtaken = await refuse_overtaken(connection, _completions(sound))
+    guarded = await _guarded(connection, _completions(sound))
+    consuming = {task_id for task_id, row in guarded.items() if row["is_consuming"]}
+    overtaken = await refuse_overtaken(connection, _completions(sound, among=consuming))
     refused |= {task_id: (Why.STALE, told) for task_id, told in overtaken.items()}
     sound = [each for each in sound if each.fence.task_id not in overtaken]
-    misfits = await refuse_misfits(connection, _completions(sound))
+    fences = [each.fence for each in sound]
+    misfits = await refuse_misfits(connection, _completions(sound), held=fences)
     refused |= {task_id: (Why.SCHEMA, told) for task_id, told in misfits.items()}
     sound = [each for each in sound if each.fence.task_id not in misfits]
-    moved = await refuse_moved(connection, _completions(sound))
+    written = {task_id: row["written"] for task_id, row in guarded.items() if row["is_merging"]}
+    moved = await refuse_moved(connection, _completions(sound, among=written), written, held=fences)
     refused |= {
         task_id: (Why.OUTPUTS, told) for task_id, told in moved.items() if isinstance(told, str)
     }
@@ -127,7 +139,7 @@ async def end(
         )
         for task_id, row in rows.items()
     }
-    await consume(connection, _completions(allowed), ended)
+    await consume(connection, _completions(allowed, among=consuming), ended)
     await _close(connection, [each for each in allowed if each.fence.task_id in ended], ended, rows)
     events = [one.event_seq for each in ended.values() for one in each.published if one.event_seq]
     if 0 < len(events) <= ROUTED_MAX:
@@ -209,6 +221,17 @@ async def _refuse_doubles(
         row["task_id"]: (Why.OUTPUTS, told.format(doubles[row["task_id"]][0]))
         for row in await found.fetchall()
     }
+
+
+async def _guarded(
+    connection: Connection, completions: Sequence[Completion]
+) -> Mapping[int, Mapping[str, Any]]:
+    """Those of jobs that merge, or that were given changes: mostly none, and one look says so."""
+    if not completions:
+        return {}
+    asked = fence_arrays(each.fence for each in completions)
+    found = await connection.execute(query("guarded_tasks"), asked)
+    return {row["task_id"]: row for row in await found.fetchall()}
 
 
 async def _end_tasks(
@@ -374,8 +397,14 @@ def _text_problem(output: Output) -> str:
     return ""
 
 
-def _completions(sayings: Iterable[Saying]) -> list[Completion]:
-    return [each for each in sayings if isinstance(each, Completion)]
+def _completions(
+    sayings: Iterable[Saying], *, among: Container[int] | None = None
+) -> list[Completion]:
+    return [
+        each
+        for each in sayings
+        if isinstance(each, Completion) and (among is None or each.fence.task_id in among)
+    ]
 
 
 def _output_row(output: Output, *, place: int, row: Mapping[str, Any]) -> Mapping[str, Any]:

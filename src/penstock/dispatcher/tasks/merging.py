@@ -73,30 +73,37 @@ class _Head:
 
 
 async def refuse_moved(
-    connection: Connection, completions: Sequence[Completion]
+    connection: Connection,
+    completions: Sequence[Completion],
+    written: Mapping[int, Mapping[str, str]],
+    *,
+    held: Sequence[Fence],
 ) -> Mapping[int, Moved | str]:
-    """Those that may not end now, by task: what has moved, or what is wrong as a sentence."""
-    asked = {"tasks": [each.fence.task_id for each in completions if each.outputs]}
-    if not asked["tasks"]:
-        return {}
-    found = await connection.execute(query("merging_tasks"), asked)
-    generations = {row["task_id"]: row["generation"] for row in await found.fetchall()}
-    if not generations:
-        return {}
-    merging = [each for each in completions if each.fence.task_id in generations]
+    """Those that may not end now, by task: what has moved, or what is wrong as a sentence.
+
+    All of these merge; `written` has the datasets of each, and their generation. Of `held`, all
+    that end in this call, the tasks are locked at once: in two steps they would not be in order.
+    """
     refused: dict[int, Moved | str] = {
         each.fence.task_id: UNMERGED
-        for each in merging
+        for each in completions
         if any(output.base_revision is None for output in each.outputs)
     }
-    sound = [each for each in merging if each.fence.task_id not in refused]
-    found = await connection.execute(
-        query("hold_attempts"), fence_arrays(each.fence for each in sound)
-    )
+    sound = [
+        each
+        for each in completions
+        if each.outputs
+        and each.fence.task_id not in refused
+        # What is misplaced is refused elsewhere.
+        and all(output.dataset in written[each.fence.task_id] for output in each.outputs)
+    ]
+    if not sound:
+        return refused
+    found = await connection.execute(query("hold_attempts"), fence_arrays(held))
     # Who is asked to stop publishes nothing, and who is not current is told so elsewhere.
     current = {row["task_id"] for row in await found.fetchall() if not row["cancel_asked"]}
     sound = [each for each in sound if each.fence.task_id in current]
-    return {**refused, **await _compare(connection, sound, generations)}
+    return {**refused, **await _compare(connection, sound, written)}
 
 
 async def end_turns(connection: Connection, task_ids: Sequence[int]) -> None:
@@ -106,9 +113,11 @@ async def end_turns(connection: Connection, task_ids: Sequence[int]) -> None:
 
 
 async def _compare(
-    connection: Connection, completions: Sequence[Completion], generations: Mapping[int, str]
+    connection: Connection,
+    completions: Sequence[Completion],
+    written: Mapping[int, Mapping[str, str]],
 ) -> Mapping[int, Moved]:
-    heads = await _heads(connection, completions, generations)
+    heads = await _heads(connection, completions, written)
     moved: list[Completion] = []
     refused: dict[int, Moved] = {}
     taken: set[Partition] = set()
@@ -126,13 +135,15 @@ async def _compare(
 
 
 async def _heads(
-    connection: Connection, completions: Sequence[Completion], generations: Mapping[int, str]
+    connection: Connection,
+    completions: Sequence[Completion],
+    written: Mapping[int, Mapping[str, str]],
 ) -> Mapping[int, Sequence[_Head]]:
     said = [
         (each.fence.task_id, (output.dataset, generation, output.partition_key or ""), output)
         for each in completions
-        for generation in [generations[each.fence.task_id]]
         for output in each.outputs
+        for generation in [written[each.fence.task_id][output.dataset]]
     ]
     if not said:
         return {}

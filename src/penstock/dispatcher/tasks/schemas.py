@@ -20,7 +20,7 @@ from penstock.datasets.schema import Column, evolve
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.tasks.rows import fence_arrays, storable
-from penstock.dispatcher.tasks.values import Completion, Output
+from penstock.dispatcher.tasks.values import Completion, Fence, Output
 from penstock.kernel.errors import SchemaRefused
 
 Columns = tuple[Column, ...]
@@ -29,24 +29,25 @@ Place = tuple[str, str]
 
 
 async def refuse_misfits(
-    connection: Connection, completions: Sequence[Completion]
+    connection: Connection, completions: Sequence[Completion], *, held: Sequence[Fence]
 ) -> Mapping[int, str]:
     """Grow the schemas as these need it; returns why, by task, for those that do not fit.
 
+    Where one grows, the tasks of `held`, all that end in this call, are locked at once, in order.
     Until the end of the transaction nobody removes partitions of what they have written.
     """
     said = output_arrays(completions)
     if not said["output_tasks"]:
         return {}
-    held = await (await connection.execute(query("hold_outputs"), said)).fetchall()
+    found = await (await connection.execute(query("hold_outputs"), said)).fetchall()
     places = {
         (task_id, row["dataset"]): (row["dataset"], row["generation"])
-        for row in held
+        for row in found
         for task_id in row["tasks"]
     }
-    schemas = {(row["dataset"], row["generation"]): _columns(row["columns"]) for row in held}
+    schemas = {(row["dataset"], row["generation"]): _columns(row["columns"]) for row in found}
     unfit = [each for each in completions if not _fits(each, places, schemas)]
-    return await _grow(connection, unfit, places) if unfit else {}
+    return await _grow(connection, unfit, places, held) if unfit else {}
 
 
 def output_arrays(completions: Iterable[Completion]) -> Mapping[str, Sequence[Any]]:
@@ -82,10 +83,10 @@ async def _grow(
     connection: Connection,
     completions: Sequence[Completion],
     places: Mapping[tuple[int, str], Place],
+    held: Sequence[Fence],
 ) -> Mapping[int, str]:
     """The same under locks, by those whose attempts are current and whose outputs are theirs."""
-    fences = fence_arrays(each.fence for each in completions)
-    found = await connection.execute(query("hold_attempts"), fences)
+    found = await connection.execute(query("hold_attempts"), fence_arrays(held))
     # What was asked to stop publishes nothing.
     current = {row["task_id"] for row in await found.fetchall() if not row["cancel_asked"]}
     found = await connection.execute(query("misplaced_outputs"), output_arrays(completions))
