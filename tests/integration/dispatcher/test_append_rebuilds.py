@@ -281,6 +281,36 @@ def test_what_cannot_be_built_is_kept(play: Play) -> None:
     play(story)
 
 
+def test_what_is_kept_to_be_merged_with_is_not_lost_by_the_next_rebuild(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts(update="replace"))
+        await it.bring("p", 0)
+        await it.labour()
+        await it.apply(texts(update="merge"))
+        await it.route()
+        await it.backfills.turn()
+        for each in await it.tasks.claim_next("a:log", worker="w"):
+            await it.tasks.cancel([each.task_id])
+            await it.tasks.fail([Failure(each.fence, "It was cancelled.")])
+        entries = await it.dataset("entries")
+        await it.build()
+        assert await it.deployment.keep(entries) == Kept(1)
+        await it.build()
+        await it.bring("p", 1)
+        await it.labour()
+        assert await it.read() == ["0+1"]
+        await it.retain()
+        # Of the two that are merged, one cannot be made again: that is told, and waits.
+        assert (await it.apply(texts(log="2", update="merge"))).losses == (
+            Loss("entries", "log", 2, 1),
+        )
+        await it.build()
+        assert await it.read() == ["0+1"]
+
+    play(story)
+
+
 def test_what_only_looks_into_it_is_computed_again_with_what_is_kept(play: Play) -> None:
     look = """
   look:

@@ -512,10 +512,17 @@ WITH pairs AS MATERIALIZED (
     INSERT INTO appended (
         dataset_id, generation, partition_key, append_key, task_id, attempt, location, appended_at,
         files, rows, bytes, manifest, news)
-    SELECT dataset_id, next, partition_key, append_key, task_id, attempt, location, appended_at,
-           files, rows, bytes, manifest, news
+    -- What is to be merged with is only named, as what is merged: see publish.
+    SELECT lost.dataset_id, lost.next, lost.partition_key, lost.append_key, lost.task_id,
+           lost.attempt, piece.location, lost.appended_at, piece.files, piece.rows, piece.bytes,
+           piece.manifest, lost.news
     FROM lost
-    WHERE update_mode = 'append'
+    CROSS JOIN LATERAL (
+        SELECT lost.location, lost.files, lost.rows, lost.bytes, lost.manifest
+        WHERE lost.update_mode = 'append'
+        UNION ALL
+        SELECT 'merged:', NULL, NULL, NULL, NULL WHERE lost.update_mode = 'merge'
+    ) AS piece
     ORDER BY dataset_id, next, partition_key, append_key
 ), heads AS (
     INSERT INTO publication AS held (
