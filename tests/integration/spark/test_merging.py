@@ -184,3 +184,16 @@ def test_expectations_are_about_what_the_task_has_made(bench: Bench) -> None:
     )
     assert len(table.seen) == 3
     assert "n > 0" in table.failure("SELECT 4 AS id, -4 AS n", expect=[{"check": "n > 0"}]).reason
+
+
+@pytest.mark.parametrize("is_written_by_spark", [False, True])
+def test_what_is_merged_may_be_clustered_by_any_column(
+    spark: Any, tmp_path: Path, is_written_by_spark: bool
+) -> None:
+    """Also by one that the keys of deleted rows do not have."""
+    bytes_max = 0 if is_written_by_spark else 2**26
+    bench = Bench(spark, tmp_path / "root", tmp_path, arrow_bytes_max=bytes_max)
+    table = Table(bench)
+    for each in TASKS:
+        table.take(each, cluster_by=["op"])
+    assert ids(table) == {2: "kept", 3: "new", 4: "c"}

@@ -139,7 +139,7 @@ class Merger:
         aside: tuple[File, ...] = ()
         if merge.delete_when:
             away = _elsewhere(whole, merging.output, f"{place.location}/{DELETED}")
-            away = replace(away, config=replace(config, sort_by=()))
+            away = replace(away, config=replace(config, sort_by=(), cluster_by=()))
             aside = self._files(merging, away, gone(rows, merge))
         base = place.current[0].revision if place.current else 0
         merging.phases.enter("writing")
@@ -154,7 +154,8 @@ class Merger:
         location = f"{member.work.scratch or merging.place.location}/result/{merging.output}"
         expect = (*expected(merging.merge), *member.config.expect)
         staged = _elsewhere(member, merging.output, location)
-        staged = replace(staged, config=replace(member.config, expect=expect, sort_by=()))
+        plain = replace(member.config, expect=expect, sort_by=(), cluster_by=())
+        staged = replace(staged, config=plain)
         files = self._write_files(
             merging.session,
             staged,
