@@ -11,10 +11,13 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from penstock.datasets.bounds import Bound
 from penstock.datasets.cache import Cache
 from penstock.datasets.layout import path_of
 from penstock.runtimes.base import Made, Part, Work
+from penstock.runtimes.spark.access import native
 from penstock.runtimes.spark.access.base import Access
+from penstock.runtimes.spark.access.divided import left_by_keys
 from penstock.runtimes.spark.access.fetched import Fetched
 from penstock.runtimes.spark.access.remote import Remote
 from penstock.runtimes.spark.engine import Engine
@@ -177,3 +180,22 @@ def test_what_follows_reads_the_partitions(bench: Bench, trips: Part) -> None:
         inputs={"months": [part(each) for each in made]},
     )
     assert bench.rows(bench.made(follows)) == [{"n": 10}]
+
+
+def test_many_small_partitions_are_written_on_all_cores(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And have bounds, so that what follows leaves files out."""
+    tasks: set[str] = set()
+
+    def left(folder: Path, *args: Any, **named: Any) -> Any:
+        tasks.update(each.name.split("-")[1] for each in folder.glob("*/part-*.parquet"))
+        return left_by_keys(folder, *args, **named)
+
+    monkeypatch.setattr(native, "left_by_keys", left)
+    trips = bench.publish({"n": list(range(1000))}, key=None)
+    made = bench.finished(work_of(bench, trips, "n % 20")).made
+    assert len(made) == 20
+    assert len(tasks) == 2
+    (file,) = bench.manifest(made[0]).files
+    assert file.bounds["n"] == Bound(0, 980, 0)

@@ -23,10 +23,11 @@ Called by the engine, for outputs with `partition_by`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -37,11 +38,14 @@ from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import Made
 from penstock.runtimes.spark.access.base import Access, Divided, Target
 from penstock.runtimes.spark.columns import quoted
+from penstock.runtimes.spark.conf import SHUFFLED_MIN
 from penstock.runtimes.spark.keys import KEY, Range
 from penstock.runtimes.spark.operators.plans import Member
 from penstock.runtimes.spark.writing import Shape, Writer, read_of
 
 _MANIFESTS_AT_ONCE: Final = 16
+_SHUFFLED_BYTES_MIN: Final = "1b"
+"""What a task that writes partitions gets at least."""
 
 
 def divide(
@@ -60,7 +64,8 @@ def divide(
     target = Target(
         location=location, staging=f"{work.scratch or location}/{output}", file_bytes=file_bytes
     )
-    divided = access.write_keys(_spread(frame, shape), KEY, target)
+    with _on_all_cores(frame.sparkSession):
+        divided = access.write_keys(_spread(frame, shape), KEY, target)
     if len(divided) > partitions_max:
         raise WorkFailed(
             f"partition_by of the output {output} has made {len(divided):,} partitions of the"
@@ -114,6 +119,24 @@ def _spread(frame: DataFrame, shape: Shape) -> DataFrame:
         every = [F.col(quoted(name)) for name in shape.order]
         return frame.repartition(F.col(KEY)).sortWithinPartitions(KEY, *every)
     return frame.hint("rebalance", KEY).sortWithinPartitions(KEY)
+
+
+@contextmanager
+def _on_all_cores(session: Any) -> Iterator[None]:
+    """Within this, adaptive execution joins little data to no fewer tasks than there are cores.
+
+    Elsewhere a task has some megabytes at least. Here what it costs is files, not bytes: thousands
+    of small ones, one after the other, take minutes.
+    """
+    before = session.conf.getAll.get(SHUFFLED_MIN)
+    session.conf.set(SHUFFLED_MIN, _SHUFFLED_BYTES_MIN)
+    try:
+        yield
+    finally:
+        if before is None:
+            session.conf.unset(SHUFFLED_MIN)
+        else:
+            session.conf.set(SHUFFLED_MIN, before)
 
 
 def _without_columns(made: Made) -> Made:
