@@ -25,16 +25,22 @@ final class Footer {
 
     /** Settle the footer at the end of these bytes; how many rows it has, -1 if it is not there. */
     static long settle(byte[] tail, int length) {
-        if (length < 8 || number(tail, length - 4) != MAGIC) {
+        int all = length(tail, length);
+        if (all == 0) {
             return -1;
         }
-        int start = length - 8 - number(tail, length - 8);
-        if (start < 0 || start > length - 8) {
-            return -1;
-        }
-        Footer footer = new Footer(tail, start, length - 8);
+        Footer footer = new Footer(tail, length - all, length - 8);
         footer.struct(new int[0]);
         return footer.rows;
+    }
+
+    /** How many of these bytes are the footer, with its length and the mark; 0 if it is not there. */
+    static int length(byte[] tail, int length) {
+        if (length < 8 || number(tail, length - 4) != MAGIC) {
+            return 0;
+        }
+        int found = number(tail, length - 8);
+        return found < 0 || found > length - 8 ? 0 : found + 8;
     }
 
     private static int number(byte[] bytes, int at) {

@@ -7,6 +7,7 @@ import java.security.MessageDigest;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Base64;
 import java.util.Deque;
 import java.util.HexFormat;
 import java.util.List;
@@ -32,6 +33,7 @@ final class PartOutput extends OutputStream {
     private static final int PENDING_MAX = 2;
     private static final int PARTS_MAX = 10_000;
     private static final int FIRST = 64 << 10;
+    private static final int FOOTER_MAX = 16 << 10;
     private static final Pattern UPLOAD = Pattern.compile("<UploadId>([^<]+)</UploadId>");
     private static final Map<String, PartOutput> LIVE = new ConcurrentHashMap<>();
 
@@ -46,6 +48,7 @@ final class PartOutput extends OutputStream {
     private int filled;
     private long bytes;
     private long rows = -1;
+    private String footer = "-";
     private int parts;
     private String upload = "";
     private boolean isClosed;
@@ -59,14 +62,19 @@ final class PartOutput extends OutputStream {
         LIVE.put(name, this);
     }
 
-    /** What a closed file is: {@code ROWS BYTES SHA256}; empty if it has no rows. */
+    /**
+     * What a closed file is: {@code ROWS BYTES SHA256 FOOTER}; empty if it has no rows. The footer is in
+     * Base64, for the bounds of columns; {@code -} if it is large.
+     */
     static String take(Path path) throws IOException {
         PartOutput found = LIVE.remove(Buckets.name(path));
         if (found == null || !found.isWhole) {
             throw new IOException("s3://" + Buckets.name(path) + " was never written to its end.");
         }
         String sum = HexFormat.of().formatHex(found.digest.digest());
-        return found.isSent ? found.rows + " " + found.bytes + " " + sum : "";
+        return found.isSent
+                ? found.rows + " " + found.bytes + " " + sum + " " + found.footer
+                : "";
     }
 
     /** Remove a file, whatever has become of it. */
@@ -76,12 +84,39 @@ final class PartOutput extends OutputStream {
             return;
         }
         found.isClosed = true;
-        if (!found.upload.isEmpty() && !found.isSent) {
-            found.bucket.send(
-                    new Bucket.Ask("DELETE", found.key, Map.of("uploadId", found.upload), Map.of()));
-        } else {
+        // A task that is killed is interrupted, and no request would be sent.
+        boolean isInterrupted = Thread.interrupted();
+        try {
+            found.remove();
+        } finally {
+            if (isInterrupted) {
+                Thread.currentThread().interrupt();
+            }
+        }
+    }
+
+    private void remove() throws IOException {
+        if (upload.isEmpty() || isSent) {
             // Also what was perhaps sent, by a request whose answer was lost.
-            found.bucket.delete(found.key);
+            bucket.delete(key);
+            return;
+        }
+        // A part that arrives after the upload was ended would stay, and be paid for.
+        for (Future<String> each : pending) {
+            try {
+                each.get();
+            } catch (InterruptedException error) {
+                throw Buckets.interrupted(error);
+            } catch (ExecutionException error) {
+                continue; // It is not there, or goes with the others.
+            }
+        }
+        Bucket.Answer ended =
+                bucket.send(new Bucket.Ask("DELETE", key, Map.of("uploadId", upload), Map.of()));
+        if (ended.status() == 404) {
+            bucket.delete(key); // It was completed, by a request whose answer was lost.
+        } else {
+            bucket.expect(ended, key, 200, 204);
         }
     }
 
@@ -152,7 +187,8 @@ final class PartOutput extends OutputStream {
 
     private void settle() throws IOException {
         try {
-            etags.add(pending.remove().get());
+            etags.add(pending.element().get());
+            pending.remove();
         } catch (InterruptedException error) {
             throw Buckets.interrupted(error);
         } catch (ExecutionException error) {
@@ -176,6 +212,11 @@ final class PartOutput extends OutputStream {
         held = null;
         current = new byte[0];
         rows = Footer.settle(tail, length);
+        int footed = Footer.length(tail, length);
+        if (footed > 0 && footed <= FOOTER_MAX) {
+            byte[] last = Arrays.copyOfRange(tail, length - footed, length);
+            footer = Base64.getEncoder().encodeToString(last);
+        }
         if (!upload.isEmpty()) {
             part(tail, length);
             complete();

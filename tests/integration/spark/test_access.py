@@ -13,20 +13,23 @@ import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyarrow import parquet
-from pyspark.sql import datasource
+from pyspark.sql import DataFrame, datasource
 from pyspark.sql.types import StructType
 
 from penstock.datasets import buckets
+from penstock.datasets.layout import part as path_part
 from penstock.datasets.snapshot import DataFile
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.entropy import new_id, system_entropy
 from penstock.runtimes.spark.access.base import Slice, Target
 from penstock.runtimes.spark.access.choosing import Accesses
 from penstock.runtimes.spark.access.direct import Direct, Keys, S3a, registry_of
+from penstock.runtimes.spark.access.remote import Remote
 from penstock.runtimes.spark.access.source import FileReader, TaggedFile
 from penstock.store.s3.local import LocalS3
 from tests.integration.spark.bench import Bench, part, settings_of
 from tests.integration.spark.test_batches import COUNT, WISE, days, made_of, works
+from tests.integration.spark.test_partition_by import work_of
 
 ALIAS = "penstock://renewed"
 CLUSTER = "spark://nowhere:7077"
@@ -176,7 +179,7 @@ def test_spark_writes_objects_in_parts_by_partition_with_their_sums(
     assert sum(each.rows or 0 for each in files) == rows
     # One was sent in parts, and its last bytes were held back until its footer was known.
     assert max(each.bytes for each in files) > 2 * 8 * 2**20
-    assert {each.name.rpartition("/")[0] for each in files} == {"half=a%2Fb", "half=ü%3D%25"}
+    assert {each.name.rpartition("/")[0] for each in files} == {"a~2Fb", "~C3~BC=~25"}
     found = {each.name: each.bytes for each in transfer.list(location)}
     assert found == {each.name: each.bytes for each in files}
     for each in files:
@@ -195,6 +198,59 @@ def test_spark_writes_objects_in_parts_by_partition_with_their_sums(
         assert read.selectExpr("count(text)", "sum(id)").collect() == [
             (rows, rows * (rows - 1) // 2)
         ]
+
+
+KEYS = [
+    *(
+        "a/b",
+        "ü",
+        "a b=%",
+        "~many",
+        "..",
+        "a..b",
+        ".hidden",
+        "%2F",
+        "=",
+        " x ",
+        "k=v",
+        "'\"#?*:[]{}^\\",
+    ),
+    *("\u2028", "\U0001f600", "long " * 16, "ß" * 40, "x" * 80, "__HIVE_DEFAULT_PARTITION__"),
+]
+"""Keys that somebody on the way could take for something else."""
+
+
+@pytest.mark.parametrize("way", ["Fetched", "Direct", "Remote"])
+def test_keys_divide_alike_on_every_way_to_a_bucket(
+    spark: Any, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    bench = bench_at(spark, bucket, tmp_path, master="local[2]" if way == "Fetched" else CLUSTER)
+    raw = bench.publish({"key": KEYS * 2, "n": list(range(2 * len(KEYS)))}, key=None)
+    if way == "Remote":
+        monkeypatch.setattr(bench.engine._accesses, "to", lambda _: Remote(bench.transfer))
+    elif way == "Direct":
+        # Nothing of ours is in the Python of executors, where there is any.
+        monkeypatch.setattr(DataFrame, "mapInArrow", Mock(side_effect=AssertionError))
+    assert type(bench.engine._accesses.to(bucket)).__name__ == way
+    work = work_of(bench, raw, "key")
+    made = bench.finished(work).made
+    assert {each.partition_key: sorted(row["n"] for row in bench.rows(each)) for each in made} == {
+        key: [place, place + len(KEYS)] for place, key in enumerate(KEYS)
+    }
+    base = work.outputs["out"].location
+    there = {f"{base}/{each.name}" for each in bench.transfer.list(base)}
+    named = set()
+    for each in made:
+        assert each.partition_key is not None
+        assert each.location == f"{base}/{path_part(each.partition_key)}"
+        named.add(f"{each.location}/manifest.json")
+        for file in bench.manifest(each).files:
+            named.add(f"{each.location}/{file.name}")
+            sent = bench.transfer.sum(f"{each.location}/{file.name}")
+            assert (sent.sha256, sent.bytes) == (file.sha256, file.bytes)
+            rows = [row["n"] for row in bench.rows(each)]
+            assert (file.bounds["n"].low, file.bounds["n"].high) == (min(rows), max(rows))
+    assert there == named
 
 
 def test_a_write_that_fails_leaves_no_file_and_commits_none(

@@ -23,16 +23,20 @@ from __future__ import annotations
 
 import logging
 import threading
+from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from msgspec.structs import replace
 from py4j.protocol import Py4JError
 from pyarrow import parquet
 from pyspark.sql import DataFrame
 
+from penstock.datasets.layout import part
 from penstock.datasets.manifest import File
 from penstock.datasets.schema import Column
 from penstock.datasets.transfer import Transfer
@@ -45,7 +49,7 @@ from penstock.runtimes.spark.access.base import (
     Target,
     nothing_inside,
 )
-from penstock.runtimes.spark.access.divided import REPORT, WritingKeys, reported
+from penstock.runtimes.spark.access.statistics import file_bounds
 from penstock.runtimes.spark.internals import jvm_of
 
 _log = logging.getLogger(__name__)
@@ -54,6 +58,8 @@ PROTOCOL: Final = "penstock.spark.AttemptCommit"
 CHECKED: Final = {"parquet.page.verify-checksum.enabled": "true"}
 _PROTOCOL_SETTING: Final = "spark.sql.sources.commitProtocolClass"
 _TELL_AGAIN_SECONDS: Final = 60.0
+_MARK: Final = b"PAR1"
+"""What a Parquet file begins with, and before its footer nothing else is looked for."""
 
 
 class Direct:
@@ -96,10 +102,21 @@ class Direct:
         return self.committed(frame.sparkSession, frame.write, target.location)
 
     def committed(self, session: Any, writer: Any, location: str) -> tuple[File, ...]:
-        """Write what a writer of Spark's has, as Parquet below a location; the files, in order.
+        """Write what a writer of Spark's has, as Parquet below a location; the files, in order."""
+        return tuple(file for _, file in self._committed(session, writer, location))
 
-        Where the writer partitions, names begin with the folders that Spark makes of the values.
-        """
+    def write_keys(self, frame: DataFrame, column: str, target: Target) -> Divided:
+        writer = frame.write.partitionBy(column)
+        found: dict[str, list[File]] = {}
+        for key, file in self._committed(frame.sparkSession, writer, target.location):
+            folder, _, name = file.name.rpartition("/")
+            if folder != part(key):
+                raise WorkFailed(f"The rows of {key!r} were written to {folder!r}: a bug.")
+            found.setdefault(key, []).append(replace(file, name=name))
+        return {key: tuple(found[key]) for key in sorted(found)}
+
+    def _committed(self, session: Any, writer: Any, location: str) -> list[tuple[str, File]]:
+        """What was written, by name, and of each file the value that Spark's writer divided by."""
         self._keys.tell(_bucket(location))
         path = _penstock(location)
         with self._protocol(session):
@@ -107,24 +124,23 @@ class Direct:
         said = self._registry.committed(path)
         if said is None:
             raise WorkFailed("Spark's writer ended and has not committed what it wrote.")
-        made = (self._file(line, location) for line in said.splitlines())
-        return tuple(sorted(made, key=lambda each: each.name))
-
-    def write_keys(self, frame: DataFrame, column: str, target: Target) -> Divided:
-        writing = WritingKeys(self._transfer, target, column)
-        return reported(frame.mapInArrow(writing, REPORT).collect())
+        # Not by `splitlines`: keys may have what Python takes for the end of a line.
+        made = [self._file(line, location) for line in said.split("\n") if line]
+        return sorted(made, key=lambda each: each[1].name)
 
     def wrote(self, location: str, file: File) -> None:
         del location, file  # it is read like any other
 
-    def _file(self, line: str, location: str) -> File:
-        rows, size, sha256, name = line.split(" ", 3)
+    def _file(self, line: str, location: str) -> tuple[str, File]:
+        rows, size, sha256, footer, name, key = line.split(" ", 5)
         count = int(rows)
         if count < 0:
             # A footer of many megabytes, which was on its way before anybody knew it was one.
             with self._transfer.open(f"{location}/{name}") as opened:
                 count = parquet.ParquetFile(opened).metadata.num_rows
-        return File(name=name, rows=count, bytes=int(size), sha256=sha256)
+        bounds = {} if footer == "-" else file_bounds(BytesIO(_MARK + b64decode(footer)))
+        file = File(name=name, rows=count, bytes=int(size), sha256=sha256, bounds=bounds)
+        return key, file
 
     @contextmanager
     def _protocol(self, session: Any) -> Iterator[None]:

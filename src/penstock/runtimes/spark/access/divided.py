@@ -15,11 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 from pyspark import TaskContext
 
+from penstock.datasets.bounds import Bound
 from penstock.datasets.layout import part
 from penstock.datasets.manifest import File
 from penstock.datasets.transfer import Transfer
@@ -28,8 +30,10 @@ from penstock.runtimes.spark.access.base import Divided, Target
 from penstock.runtimes.spark.access.folders import SUCCESS
 from penstock.runtimes.spark.access.footers import settle_footer
 from penstock.runtimes.spark.access.fractions import opened_writer
+from penstock.runtimes.spark.access.statistics import bounds_of
 
-REPORT: Final = "key string, name string, rows bigint, bytes bigint, sha256 string"
+REPORT: Final = "key string, name string, rows bigint, bytes bigint, sha256 string, bounds string"
+_bounds: Final = msgspec.json.Decoder(dict[str, Bound])
 AT_ONCE: Final = 8
 _ESCAPED: Final = re.compile("%([0-9A-Fa-f]{2})")
 
@@ -65,7 +69,13 @@ def reported(rows: Sequence[Any]) -> Divided:
     """What tasks of Spark have reported, by key."""
     found: dict[str, list[File]] = {}
     for each in sorted(rows, key=lambda one: (one.key, one.name)):
-        file = File(name=each.name, rows=each.rows, bytes=each.bytes, sha256=each.sha256)
+        file = File(
+            name=each.name,
+            rows=each.rows,
+            bytes=each.bytes,
+            sha256=each.sha256,
+            bounds=_bounds.decode(each.bounds),
+        )
         found.setdefault(each.key, []).append(file)
     return {key: tuple(files) for key, files in found.items()}
 
@@ -99,16 +109,17 @@ class WritingKeys:
 
     def _sent(self, path: Path, writer: Any, key: str) -> pa.RecordBatch:
         writer.close()
-        rows = parquet.read_metadata(path).num_rows
+        footer = parquet.read_metadata(path)
         sent = self._transfer.send(path, f"{self._target.location}/{part(key)}/{path.name}")
         path.unlink()
         return pa.RecordBatch.from_pydict(
             {
                 "key": [key],
                 "name": [path.name],
-                "rows": [rows],
+                "rows": [footer.num_rows],
                 "bytes": [sent.bytes],
                 "sha256": [sent.sha256],
+                "bounds": [msgspec.json.encode(bounds_of(footer)).decode()],
             }
         )
 
