@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -428,3 +429,30 @@ def test_the_source_reads_what_filters_leave(tmp_path: Path) -> None:
     rows = [row for batch in reader.read(place) for row in batch.to_pylist()]
     assert [row["a"] for row in rows] == list(range(91, 100))
     assert rows[0] == {"a": 91, "_partition": "day", "new": None}
+
+
+@pytest.mark.parametrize("kind", ["float", "double"])
+def test_a_pushed_filter_keeps_what_spark_takes_for_greater_than_all(
+    tmp_path: Path, kind: str
+) -> None:
+    arrow = pa.float32() if kind == "float" else pa.float64()
+    path = tmp_path / "file.parquet"
+    parquet.write_table(pa.table({"x": pa.array([1.0, math.nan, 9.0], arrow)}), path)
+    sent = Transfer("file:///").sum(path.as_uri())
+    file = DataFile(location=path.as_uri(), bytes=sent.bytes, sha256=sent.sha256)
+    field = {"name": "x", "type": kind, "nullable": True, "metadata": {}}
+    schema = StructType.fromJson({"type": "struct", "fields": [field]})
+    for pushed in (
+        datasource.GreaterThan(("x",), 5.0),
+        datasource.EqualTo(("x",), math.nan),
+        datasource.GreaterThanOrEqual(("x",), math.nan),
+    ):
+        reader = FileReader(Transfer("file:///"), [TaggedFile(file, None)], schema)
+        assert list(reader.pushFilters([pushed])) == [pushed]
+        rows = [
+            row["x"]
+            for place in reader.partitions()
+            for batch in reader.read(place)
+            for row in batch.to_pylist()
+        ]
+        assert any(map(math.isnan, rows)), pushed
