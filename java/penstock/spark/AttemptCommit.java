@@ -30,6 +30,7 @@ import scala.jdk.javaapi.CollectionConverters;
 public final class AttemptCommit extends FileCommitProtocol implements Serializable {
     private static final long serialVersionUID = 1;
     private static final Pattern ESCAPED = Pattern.compile("%([0-9A-Fa-f]{2})");
+    private static final int SAID_MAX = 4 << 20;
     private static final int CHARACTERS_MAX = 150;
     private static final int KEPT = 100;
     private static final int DIGEST_CHARACTERS = 32;
@@ -90,9 +91,15 @@ public final class AttemptCommit extends FileCommitProtocol implements Serializa
     public TaskCommitMessage commitTask(TaskAttemptContext context) {
         try {
             ArrayList<String> made = new ArrayList<>();
+            long length = 0;
             for (int place = 0; place < names.size(); place++) {
                 String said = PartOutput.take(new Path(path + "/" + names.get(place)));
                 if (!said.isEmpty()) {
+                    length += said.length();
+                    if (length > SAID_MAX) {
+                        // A task that has written thousands of files: the driver has to hold it all.
+                        said = said.substring(0, said.lastIndexOf(' ')) + " -";
+                    }
                     made.add(said + " " + names.get(place) + " " + folders.get(place));
                 }
             }

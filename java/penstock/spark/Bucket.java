@@ -32,7 +32,8 @@ import javax.net.ssl.TrustManagerFactory;
 
 /**
  * Signed requests to one bucket. Everything asked here may be asked again, and is, while the server
- * is away for less than {@link #PATIENCE}; each request is bounded as a whole, its body included.
+ * is away for less than {@link #PATIENCE}, and {@link #TRIES_MIN} times at least; each request is
+ * bounded as a whole, its body included.
  *
  * <p>Keys are asked of the driver again after {@link #KEYS_KEPT}, and at once when the server says
  * that they are no longer good. Connections are kept and shared by all tasks of the process.
@@ -43,6 +44,7 @@ final class Bucket {
     private static final Duration REQUEST = Duration.ofSeconds(60);
     private static final Duration CONNECT = Duration.ofSeconds(10);
     private static final Duration KEYS_KEPT = Duration.ofSeconds(60);
+    private static final int TRIES_MIN = 3;
     private static final int TRIES_MAX = 30;
     private static final long PAUSE_MS = 100;
     private static final long PAUSE_MS_MAX = 3000;
@@ -154,7 +156,9 @@ final class Bucket {
             } catch (IOException error) {
                 trouble = error;
             }
-            if (System.nanoTime() > until || tries >= TRIES_MAX) {
+            // One connection that hangs takes all of the patience, and another would do.
+            boolean isOver = System.nanoTime() > until && tries >= TRIES_MIN;
+            if (isOver || tries >= TRIES_MAX) {
                 throw new IOException(
                         "s3://" + name + "/" + ask.key() + " could not be reached: "
                                 + trouble.getMessage() + ".",

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
+from awscrt.exceptions import AwsCrtError
 from py4j.protocol import Py4JJavaError
 from pyarrow import parquet
 from pyspark.sql import DataFrame, datasource
@@ -175,7 +176,7 @@ def test_spark_writes_objects_in_parts_by_partition_with_their_sums(
     frame = spark.range(0, rows, 1, 2).selectExpr(
         "id", "sha2(string(id), 256) AS text", "if(id % 1000 = 0, 'a/b', 'ü=%') AS half"
     )
-    location = f"{bucket}/a b/[x]"
+    location = f"{bucket}/a b%3D#?/[x]"
     files = access.committed(spark, frame.write.partitionBy("half"), location)
     assert sum(each.rows or 0 for each in files) == rows
     # One was sent in parts, and its last bytes were held back until its footer was known.
@@ -317,9 +318,13 @@ def test_keys_that_are_no_longer_good_are_asked_for_again(
 def test_keys_that_are_renewed_are_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter(["first", "second"])
     told: list[str] = []
+    said = "the service that gives keys is away"
+    away = [ConnectionResetError(said), AwsCrtError(1, "AWS_AUTH", said)]
     over = threading.Event()
 
     def provider() -> dict[str, Any]:
+        if told == ["first"] and away:
+            raise away.pop()
         return {"access_key_id": next(found, "last"), "secret_access_key": "-", "token": None}
 
     def reach(*said: str) -> None:

@@ -212,6 +212,8 @@ class Keys:
     def _tell_of(self, bucket: str) -> Any:
         """Tell it once; returns what tells it again, if keys are not given once for all."""
         # Only now: it is the client of buckets.
+        from awscrt.exceptions import AwsCrtError  # noqa: PLC0415
+
         from penstock.datasets import buckets  # noqa: PLC0415
         from penstock.store.s3.config import s3_config  # noqa: PLC0415
 
@@ -228,7 +230,11 @@ class Keys:
         authorities = Path(endpoint.ca_bundle).read_text() if endpoint.ca_bundle else ""
 
         def tell() -> None:
-            found = provider()
+            try:
+                found = provider()
+            except (AwsCrtError, OSError, ValueError) as error:
+                # Whoever gives keys is away, and not the JVM.
+                raise RuntimeError(str(error)) from error
             self._registry.reach(
                 bucket,
                 f"{scheme}://{endpoint.host_header}",
