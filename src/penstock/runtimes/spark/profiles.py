@@ -110,7 +110,7 @@ def profile(settings: SparkSettings, resources: Mapping[str, Any]) -> SparkSetti
         there = filter(None, conf.get("spark.jars.packages", "").split(","))
         conf["spark.jars.packages"] = ",".join(dict.fromkeys([*there, *packages]))
     if python := asked.get("python"):
-        conf |= _python(settings, python)
+        conf |= _python(settings, python, conf)
     return msgspec.structs.replace(settings, **_sized(settings, asked, conf))
 
 
@@ -139,7 +139,7 @@ def _refuse_on_connect(asked: Mapping[str, Any]) -> None:
         )
 
 
-def _python(settings: SparkSettings, said: str) -> Mapping[str, str]:
+def _python(settings: SparkSettings, said: str, conf: Mapping[str, str]) -> Mapping[str, str]:
     if not said.endswith(_ARCHIVES):
         return {"spark.pyspark.python": said}
     if settings.is_local:
@@ -149,7 +149,7 @@ def _python(settings: SparkSettings, said: str) -> Mapping[str, str]:
             is_retried=False,
         )
     found = said if "://" in said else _found(settings, said)
-    there = filter(None, settings.conf.get("spark.archives", "").split(","))
+    there = filter(None, conf.get("spark.archives", "").split(","))
     return {
         "spark.archives": ",".join([*there, f"{found}#{_UNPACKED}"]),
         "spark.pyspark.python": f"./{_UNPACKED}/bin/python",

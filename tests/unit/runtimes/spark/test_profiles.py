@@ -92,6 +92,8 @@ def test_an_archive_is_for_executors_and_has_to_be_there() -> None:
         profile(CLUSTER, {"python": "env.zip"})
     there = profile(CLUSTER, {"python": "s3a://b/env.zip"})
     assert there.conf["spark.archives"] == "x.zip,s3a://b/env.zip#penstock_python"
+    own = profile(CLUSTER, {"python": "s3a://b/env.zip", "conf": {"spark.archives": "own.zip"}})
+    assert own.conf["spark.archives"] == "own.zip,s3a://b/env.zip#penstock_python"
 
 
 def test_a_job_brings_a_connect_server_settings_of_its_session_only() -> None:
