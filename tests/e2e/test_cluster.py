@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
+import tarfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +76,16 @@ class Word:
 """,
 }
 
+WHERE = """
+import os
+
+from pyspark.sql.functions import udf
+
+
+def where(inputs, context):
+    return inputs["raw"].select("id", udf(lambda: os.environ.get("PACKED"))().alias("packed"))
+"""
+
 Sums = Mapping[tuple[str, str], tuple[str, ...]]
 
 
@@ -100,7 +113,7 @@ def test_executors_use_a_bucket_and_run_what_users_wrote(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", local_s3.credentials.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", local_s3.credentials.secret_key)
     root = f"s3://penstock/{new_id(system_entropy())}"
-    bench = Bench(None, root, tmp_path, store_url=local_s3.url)
+    bench = Bench(None, root, tmp_path, store_url=local_s3.url, master=cluster.url)
     code = tmp_path / "code"
     code.mkdir()
     for name, text in MODULES.items():
@@ -125,7 +138,62 @@ def test_executors_use_a_bucket_and_run_what_users_wrote(
                 assert file.name.count("-") == 3
                 await _greet(bench, runtime, made)
                 # A disk that all share, and Spark's own writer.
-                await _select(Bench(None, tmp_path / "root", tmp_path), runtime)
+                shared = Bench(None, tmp_path / "root", tmp_path, master=cluster.url)
+                await _select(shared, runtime)
+
+    asyncio.run(test())
+
+
+@pytest.mark.timeout(600)
+def test_a_job_brings_its_python_and_gives_its_executors_back(
+    tmp_path: Path, cluster: SparkCluster, local_s3: LocalS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", local_s3.credentials.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", local_s3.credentials.secret_key)
+    root = f"s3://penstock/{new_id(system_entropy())}"
+    bench = Bench(None, root, tmp_path, store_url=local_s3.url, master=cluster.url)
+    code = tmp_path / "code"
+    (code / "bin").mkdir(parents=True)
+    (code / "where.py").write_text(WHERE)
+    # What a packed environment looks like to Spark.
+    python = code / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nPACKED="$0" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with tarfile.open(code / "env.tar.gz", "w:gz") as packed:
+        packed.add(code / "bin", "bin")
+    settings = SparkSettings(
+        master=cluster.url,
+        data=str(tmp_path / "data"),
+        store_url=local_s3.url,
+        path=(str(code),),
+        driver_memory="600m",
+        arrow_bytes_max=0,
+        archive=False,
+        conf={"spark.dynamicAllocation.executorIdleTimeout": "2s"},
+    )
+    resources = {"python": "env.tar.gz"}
+
+    def running() -> int:
+        return sum(int(each["coresused"]) for each in cluster.state()["workers"])
+
+    async def test() -> None:
+        async with SparkRuntime(settings) as runtime:
+            raw = bench.publish({"id": [1, 2, 3], "name": ["Ada", "a/b", "ü"]}, key=None)
+            config = {"transform": "where:where", "sort_by": ["id"]}
+            work = bench.work("spark.python", config, inputs={"raw": [raw]}, resources=resources)
+            made = bench.rows(await _run(work, runtime))
+            assert {row["packed"] for row in made} == {"./penstock_python/bin/python"}
+            # By Spark's own writer, with a shuffle, whose files the executors keep.
+            sql = {"sql": "SELECT * FROM raw"}
+            work = bench.work("spark.sql", sql, inputs={"raw": [raw]}, key=None)
+            out = work.outputs["out"]
+            many = out.location.replace("/~all/", "/~many/")
+            place = replace(out, partition_by="name", location=many)
+            divided = (await runtime.run(replace(work, outputs={"out": place}), Ear())).made
+            assert [each.partition_key for each in divided] == ["Ada", "a/b", "ü"]
+            assert len(cluster.state()["activeapps"]) == 2
+            # What they keep of a shuffle holds them for a minute, and not until a JVM collects it.
+            await until(lambda: not running(), seconds=150)
 
     asyncio.run(test())
 

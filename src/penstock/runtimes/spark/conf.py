@@ -62,6 +62,10 @@ _CLUSTER: Final = {
     # Executors come with the work and go when there is none: others want the cores, too.
     "spark.dynamicAllocation.enabled": "true",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+    # Otherwise what they keep of shuffles and caches that have ended holds them until the driver
+    # collects its garbage, and one without work never does. Those of jobs that run are not idle.
+    "spark.dynamicAllocation.shuffleTracking.timeout": "60s",
+    "spark.dynamicAllocation.cachedExecutorIdleTimeout": "600s",
 }
 _SHUFFLES: Final = "spark.sql.shuffle.partitions"
 _SHUFFLES_MIN: Final = 4

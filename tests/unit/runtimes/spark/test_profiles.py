@@ -115,3 +115,9 @@ def test_executors_of_a_cluster_come_and_go_unless_the_settings_say_otherwise() 
     assert name not in classic_conf(HERE, folder="f", cores=2)
     fixed = SparkSettings(master="spark://h:7077", conf={name: "false"})
     assert classic_conf(fixed, folder="f", cores=2)[name] == "false"
+
+
+def test_nothing_that_has_ended_holds_an_executor_for_good() -> None:
+    found = classic_conf(CLUSTER, folder="f", cores=2)
+    for name in ("shuffleTracking.timeout", "cachedExecutorIdleTimeout"):
+        assert found[f"spark.dynamicAllocation.{name}"].endswith("0s")
