@@ -121,6 +121,61 @@ def test_a_task_reads_its_own_day_and_those_before_it_that_there_are(play: Play)
     play(story)
 
 
+def test_days_that_came_before_anybody_looked_back_are_looked_back_at(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = Days(world)
+        await it.apply(dag().replace(", lookback: 3d", ""))
+        await it.publish(1, 2)
+        await it.work("a:moving")
+        # One runs and one waits, here and upstream, while the DAG changes.
+        await it.tell(3, 4)
+        (running,) = await it.tasks.claim_next("a:clean", worker="w")
+        await it.tell(5)
+        await it.apply(dag())
+        assert await it.backfills.turn() is not None
+        await it.finish(running)
+        await it.work("a:clean")
+        ours = (await it.generations())["moving"]
+        made = [each for each in await it.work("a:moving") if each.generation == ours]
+        found = {each.payload["partition_key"]: read(each) for each in made}
+        assert found[day(1)] == days([1])
+        assert found[day(2)] == days([1, 2])
+        assert found[day(5)] == days([2, 3, 4, 5])
+
+    play(story)
+
+
+def test_days_that_are_only_looked_back_at_have_ranges_too(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = Days(world)
+        night = """  night:
+    activation: source
+    source: {kind: manual}
+    outputs: [nights]
+"""
+        text = dag(more=night, inputs=", {from: nights}")
+        await it.apply(text.replace("lookback: 3d", "lookback: 3d, trigger: false"))
+        await it.publish(1, 2)
+        told = await it.event("n", **await dataset(it, "nights"), partition_key=day(2))
+        assert isinstance((await it.routing.accept([told]))[0], Accepted)
+        await it.route()
+        assert read(await it.claim()) == days([1, 2])
+        # One that is no part of the calendar is taken, since nothing runs for it.
+        other = await it.event("other")
+        assert isinstance((await it.routing.accept([other]))[0], Accepted)
+
+    play(story)
+
+
+async def dataset(it: Days, name: str) -> dict[str, str]:
+    (row,) = await it.world.rows(
+        "SELECT dataset.id::text AS dataset, version::text AS generation FROM dataset"
+        " JOIN generation ON dataset_id = dataset.id WHERE name = %s",
+        name,
+    )
+    return row
+
+
 def test_late_days_make_the_days_after_them_again_and_each_of_them_once(play: Play) -> None:
     async def story(world: World) -> None:
         it = Days(world)

@@ -90,6 +90,7 @@ from penstock.dispatcher.deployment.values import (
 )
 from penstock.dispatcher.deployment.writing import write_version
 from penstock.dispatcher.pressure.pressures import wake_jobs
+from penstock.dispatcher.routing.ranging import range_looked_at
 from penstock.dispatcher.tasks.schemas import grow_schema
 from penstock.kernel.errors import InvalidInput, SchemaRefused
 
@@ -356,6 +357,7 @@ async def _finish(connection: Connection, intent: Intent, *, version_id: int) ->
     scope = {"useless": sorted(plan.useless), "jobs": sorted(targets), "reason": LEFT}
     (row,) = await fetch_rows(connection, "cancel_useless", **scope)
     await connection.execute(query("point_at_version"), {"version": version_id})
+    await range_looked_at(connection)
     await connection.execute(query("release_held"))
     rebuilt = sorted(
         {

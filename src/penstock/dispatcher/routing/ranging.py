@@ -14,10 +14,13 @@ refused: its tasks could only die, or would look back at nothing. That is so for
 partition too. Where a function in between may publish ranges of its own, or a filter stops what has
 none, it is taken as it is.
 
+What came before anybody looked back has no range and would not be found: `range_looked_at` gives it
+the one that its key implies, when a DAG is put in force.
+
 An event with the id of an earlier one is that one again, so it is never refused for its range, and
-what it has is not changed. Nothing is written here. Costs no statement where ranges are of no
+what it has is not changed. Costs no statement where ranges are of no
 interest (`judge_datasets` says so), one where all are known, two otherwise. Called by `router`,
-before events are kept and in the same transaction.
+before events are kept and in the same transaction, and by `deployment.moves`.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from penstock.dispatcher.ranges.cutting import Range, named
 from penstock.dispatcher.routing.values import NewEvent
 from penstock.kernel.cron import next_after, parse_cron, previous_before
 
+_KEYS_MAX: Final = 10_000
 _INTERVAL_KEY: Final = "%Y-%m-%dT%H:%MZ"
 
 
@@ -85,6 +89,32 @@ async def with_ranges(
             del ranged.events[place]
             ranged.refused[place] = told
     return ranged
+
+
+async def range_looked_at(connection: Connection) -> None:
+    """Give days, weeks, months and years that jobs look back at their ranges, where they have none.
+
+    They came when nothing in the DAG worked on ranges. Events, publications and open tasks get it,
+    of all that leads there. Called under the locks of who has put a DAG in force.
+    """
+    found = await (await connection.execute(query("looked_at"))).fetchall()
+    datasets = [row["dataset_id"] for row in found]
+    after = ""
+    while datasets:
+        asked = {"datasets": datasets, "after": after, "limit": _KEYS_MAX}
+        rows = await (await connection.execute(query("unranged_looked_at"), asked)).fetchall()
+        keys = [row["partition_key"] for row in rows]
+        ranges = {key: range_ for key in keys if (range_ := calendar_range(key))}
+        given = {
+            "datasets": datasets,
+            "keys": list(ranges),
+            "starts": [start for start, _ in ranges.values()],
+            "ends": [end for _, end in ranges.values()],
+        }
+        await connection.execute(query("range_looked_at"), given)
+        if len(keys) < _KEYS_MAX:
+            return
+        after = keys[-1]
 
 
 def implied(

@@ -29,6 +29,30 @@ LANGUAGE sql STABLE AS $$
         WHERE dag_job.generation = reading_generation AND dag_job.job_id = reading_job)
 $$;
 
+-- As before; and what came before anybody looked back at it may be given the range of its key.
+CREATE OR REPLACE FUNCTION publication_guard() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.revision = OLD.revision AND NEW.projected > OLD.projected
+        AND NEW.projected <= NEW.revision
+        AND (NEW.task_id, NEW.attempt, NEW.location, NEW.mode, NEW.published_at)
+            = (OLD.task_id, OLD.attempt, OLD.location, OLD.mode, OLD.published_at) THEN
+        RETURN NEW;
+    END IF;
+    IF NEW.revision = OLD.revision AND OLD.range_start IS NULL AND NEW.range_start IS NOT NULL
+        AND to_jsonb(NEW) - 'range_start' - 'range_end'
+            = to_jsonb(OLD) - 'range_start' - 'range_end' THEN
+        RETURN NEW;
+    END IF;
+    IF NEW.revision <= OLD.revision OR NEW.task_id < OLD.task_id
+        OR (NEW.mode = 'replace' AND NEW.task_id = OLD.task_id)
+        OR NEW.projected <> OLD.projected THEN
+        RAISE EXCEPTION 'partition % of dataset % does not go back', OLD.partition_key,
+            OLD.dataset_id USING ERRCODE = 'check_violation';
+    END IF;
+    RETURN NEW;
+END
+$$;
+
 -- An event may be news for several partitions of a job that looks back, and so part of several tasks.
 ALTER TABLE coalesced DROP CONSTRAINT coalesced_pkey;
 ALTER TABLE coalesced ADD PRIMARY KEY (event_seq, job_id, generation, task_id);

@@ -101,16 +101,19 @@ WITH RECURSIVE asked AS MATERIALIZED (
     FROM asked
     UNION
     SELECT followed.place, followed.partition_key, followed.cursor, reader.job_id, output.id,
-           followed.is_sure AND (from_job.runtime = 'spark' OR followed.job_id IS NULL)
+           followed.is_sure AND edge.is_trigger
+           AND (from_job.runtime = 'spark' OR followed.job_id IS NULL)
            AND (edge.filter IS NULL OR penstock_passes(
                edge.filter, followed.partition_key, NULL, NULL, followed.cursor))
     FROM followed
     LEFT JOIN in_force AS from_job ON from_job.job_id = followed.job_id
-    JOIN edge ON edge.dataset_id = followed.dataset_id AND edge.is_trigger
+    -- What is only looked back at makes nothing run, and is found by its range all the same.
+    JOIN edge ON edge.dataset_id = followed.dataset_id
+        AND (edge.is_trigger OR edge.lookback IS NOT NULL)
         AND edge.dag_version_id = (SELECT dag_version_id FROM dag_current)
     JOIN in_force AS reader ON reader.job_id = edge.job_id
     LEFT JOIN dataset AS output
-        ON output.job_id = reader.job_id AND reader.runtime <> 'dispatcher'
+        ON output.job_id = reader.job_id AND reader.runtime <> 'dispatcher' AND edge.is_trigger
 )
 SELECT asked.place, source.body -> 'source' AS source, readers.readers
 FROM asked
@@ -133,6 +136,95 @@ CROSS JOIN LATERAL (
         GROUP BY reader.name, reader.operator, reader.body, reader.looks_back
     ) AS found
 ) AS readers
+
+-- name: looked_at
+-- Datasets that jobs of the DAG in force look back at, and what leads to them.
+WITH RECURSIVE led AS (
+    SELECT edge.dataset_id
+    FROM dag_current
+    JOIN edge USING (dag_version_id)
+    WHERE edge.lookback IS NOT NULL
+    UNION
+    SELECT edge.dataset_id
+    FROM led
+    JOIN dataset ON dataset.id = led.dataset_id
+    CROSS JOIN dag_current
+    JOIN dag_job
+        ON dag_job.dag_version_id = dag_current.dag_version_id AND dag_job.job_id = dataset.job_id
+    JOIN job_definition AS definition
+        ON definition.id = dag_job.definition_id AND definition.runtime <> 'dispatcher'
+    JOIN edge
+        ON edge.dag_version_id = dag_current.dag_version_id AND edge.job_id = dataset.job_id
+        AND edge.is_trigger
+)
+SELECT dataset_id FROM led
+
+-- name: unranged_looked_at
+-- Keys of theirs that look like parts of the calendar and have no range, a page at a time.
+WITH live AS MATERIALIZED (
+    SELECT dataset_id, version, dataset.job_id
+    FROM generation
+    JOIN dataset ON dataset.id = dataset_id
+    WHERE state IN ('building', 'current') AND dataset_id = ANY (%(datasets)s::uuid[])
+)
+SELECT partition_key
+FROM (
+    SELECT publication.partition_key
+    FROM live
+    JOIN publication
+        ON publication.dataset_id = live.dataset_id AND publication.generation = live.version
+    WHERE publication.range_start IS NULL
+    UNION
+    SELECT event.partition_key
+    FROM live
+    JOIN event ON event.dataset_id = live.dataset_id AND event.generation = live.version
+    WHERE event.range_start IS NULL
+    UNION
+    SELECT task.payload ->> 'partition_key'
+    FROM live
+    JOIN task ON task.job_id = live.job_id AND task.generation = live.version
+    WHERE task.status IN ('queued', 'retrying', 'running') AND task.payload ->> 'start' IS NULL
+) AS found
+WHERE partition_key > %(after)s
+  AND partition_key ~ '^[0-9]{4}(-W[0-9]{2}|-[0-9]{2}(-[0-9]{2})?)?$'
+ORDER BY partition_key
+LIMIT %(limit)s
+
+-- name: range_looked_at
+-- What is published, what is told of it, and what is still to be made: all of it has the range.
+WITH live AS MATERIALIZED (
+    SELECT dataset_id, version, dataset.job_id
+    FROM generation
+    JOIN dataset ON dataset.id = dataset_id
+    WHERE state IN ('building', 'current') AND dataset_id = ANY (%(datasets)s::uuid[])
+), implied AS MATERIALIZED (
+    SELECT *
+    FROM unnest(%(keys)s::text[], %(starts)s::bigint[], %(ends)s::bigint[])
+        AS implied(partition_key, range_start, range_end)
+), told AS (
+    UPDATE event
+    SET range_start = implied.range_start, range_end = implied.range_end
+    FROM live
+    CROSS JOIN implied
+    WHERE event.dataset_id = live.dataset_id AND event.generation = live.version
+      AND event.partition_key = implied.partition_key AND event.range_start IS NULL
+), published AS (
+    UPDATE publication
+    SET range_start = implied.range_start, range_end = implied.range_end
+    FROM live
+    CROSS JOIN implied
+    WHERE publication.dataset_id = live.dataset_id AND publication.generation = live.version
+      AND publication.partition_key = implied.partition_key AND publication.range_start IS NULL
+)
+UPDATE task
+SET payload = task.payload
+    || jsonb_build_object('start', implied.range_start, 'end', implied.range_end)
+FROM live
+CROSS JOIN implied
+WHERE task.job_id = live.job_id AND task.generation = live.version
+  AND task.status IN ('queued', 'retrying', 'running')
+  AND task.payload ->> 'partition_key' = implied.partition_key
+  AND task.payload ->> 'start' IS NULL
 
 -- name: keep_events
 -- Numbered in the order in which they came, and kept in that of the unique key, so that two who
