@@ -28,13 +28,14 @@ from collections import Counter
 from collections.abc import (
     Awaitable,
     Callable,
+    Collection,
     Container,
     Hashable,
     Iterable,
     Mapping,
     Sequence,
 )
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -104,6 +105,50 @@ async def end(
     connection: Connection, sayings: Sequence[Saying], *, route: Route
 ) -> tuple[tuple[Ended | Refusal, ...], tuple[Measured, ...]]:
     """End attempts as their workers say: the answer to each in its place, and what has ended."""
+    judged = await _judged(connection, sayings)
+    allowed = judged.allowed
+    rows = await _end_tasks(connection, allowed)
+    published = await _publish(connection, allowed, rows)
+    ended = {
+        task_id: Ended(
+            task_id,
+            row["attempt"],
+            Status(row["status"]),
+            row["due_at"],
+            tuple(published.get(task_id, ())),
+        )
+        for task_id, row in rows.items()
+    }
+    await consume(connection, _completions(allowed, among=judged.consuming), ended)
+    await _close(connection, [each for each in allowed if each.fence.task_id in ended], ended, rows)
+    events = [one.event_seq for each in ended.values() for one in each.published if one.event_seq]
+    if 0 < len(events) <= ROUTED_MAX:
+        await route(connection, events)
+    await announce(connection, [row["task_id"] for row in rows.values() if row["due_at"]])
+    await _wake_freed(connection, [row["task_id"] for row in rows.values() if row["is_limited"]])
+    left = [each for each in sayings if each.fence.task_id not in ended]
+    bounded = {task_id: each.bounded() for task_id, each in ended.items()}
+    answers = {**bounded, **await _answer_again(connection, left, judged.refused)}
+    answers |= _told_to_merge(answers, judged.moved)
+    measured = tuple(
+        _measured(each, ended[task_id], rows[task_id])
+        for each in allowed
+        if (task_id := each.fence.task_id) in ended
+    )
+    return tuple(answers[each.fence.task_id] for each in sayings), measured
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Which attempts may end as it is said of them, and why the others may not."""
+
+    allowed: Sequence[Saying]
+    refused: Mapping[int, tuple[Why, str]]
+    moved: Mapping[int, Moved | str]
+    consuming: Collection[int]
+
+
+async def _judged(connection: Connection, sayings: Sequence[Saying]) -> _Judged:
     refused = {
         each.fence.task_id: (Why.OUTPUTS, told)
         for each in sayings
@@ -127,35 +172,7 @@ async def end(
         task_id: (Why.OUTPUTS, told) for task_id, told in moved.items() if isinstance(told, str)
     }
     allowed = [each for each in sound if each.fence.task_id not in moved]
-    rows = await _end_tasks(connection, allowed)
-    published = await _publish(connection, allowed, rows)
-    ended = {
-        task_id: Ended(
-            task_id,
-            row["attempt"],
-            Status(row["status"]),
-            row["due_at"],
-            tuple(published.get(task_id, ())),
-        )
-        for task_id, row in rows.items()
-    }
-    await consume(connection, _completions(allowed, among=consuming), ended)
-    await _close(connection, [each for each in allowed if each.fence.task_id in ended], ended, rows)
-    events = [one.event_seq for each in ended.values() for one in each.published if one.event_seq]
-    if 0 < len(events) <= ROUTED_MAX:
-        await route(connection, events)
-    await announce(connection, [row["task_id"] for row in rows.values() if row["due_at"]])
-    await _wake_freed(connection, [row["task_id"] for row in rows.values() if row["is_limited"]])
-    left = [each for each in sayings if each.fence.task_id not in ended]
-    bounded = {task_id: each.bounded() for task_id, each in ended.items()}
-    answers = {**bounded, **await _answer_again(connection, left, refused)}
-    answers |= _told_to_merge(answers, moved)
-    measured = tuple(
-        _measured(each, ended[task_id], rows[task_id])
-        for each in allowed
-        if (task_id := each.fence.task_id) in ended
-    )
-    return tuple(answers[each.fence.task_id] for each in sayings), measured
+    return _Judged(allowed, refused, moved, consuming)
 
 
 def _told_to_merge(
