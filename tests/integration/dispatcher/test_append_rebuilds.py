@@ -311,6 +311,38 @@ def test_what_is_kept_to_be_merged_with_is_not_lost_by_the_next_rebuild(play: Pl
     play(story)
 
 
+def test_what_is_kept_upstream_of_changes_is_appended_once(play: Play) -> None:
+    """A new generation reads all changes, also what was kept, and would have it twice."""
+
+    async def story(world: World) -> None:
+        def text(log: str) -> str:
+            changes = "inputs: [{from: entries, read: changes}]\n    update: append"
+            return texts(log=log).replace("inputs: [entries]", changes)
+
+        it = Log(world)
+        await it.apply(text("1"))
+        for n in range(3):
+            await it.bring("p", n)
+            await it.labour()
+        assert await it.read("totals") == ["0", "1", "2"]
+        await it.retain()
+        await it.apply(text("2"))
+        entries, totals = await it.dataset("entries"), await it.dataset("totals")
+        await it.build()
+        assert await it.deployment.keep(entries) == Kept(2)
+        await it.build()
+        assert await it.deployment.keep(totals) == NotKept(CutOver.CHANGES)
+        assert await it.deployment.cut_over(totals, force=True) is CutOver.DONE
+        await it.build()
+        await it.bring("p", 9)
+        await it.labour()
+        assert await it.states("entries") == await it.states("totals") == ["current", "retired"]
+        assert await it.read() == ["0", "1", "2", "9"]
+        assert await it.read("totals") == ["0+1+9", "2"]
+
+    play(story)
+
+
 def test_what_only_looks_into_it_is_computed_again_with_what_is_kept(play: Play) -> None:
     look = """
   look:

@@ -112,6 +112,7 @@ _NOT_CUT_OVER: Final = {
     CutOver.BACKFILL: "A backfill or rebuild of the new generation is not over.",
     CutOver.UNCOVERED: "The new generation does not have all that the current one has.",
     CutOver.UPSTREAM: "What the new generation is built of is not complete.",
+    CutOver.CHANGES: "Nothing of it is kept: it appends what it reads of changes.",
 }
 _WAYS_OUT: Final = {
     CutOver.UNCOVERED: (
@@ -120,6 +121,10 @@ _WAYS_OUT: Final = {
     ),
     CutOver.UPSTREAM: (
         'Cut over the datasets upstream first; with "force": true it may be missing.'
+    ),
+    CutOver.CHANGES: (
+        "The new generation reads everything that there is of its input once, also what was kept of"
+        ' that, and would have it twice. With "force": true it is cut over as it is.'
     ),
 }
 

@@ -458,6 +458,9 @@ async def _keep(connection: Connection, dataset: str) -> Kept | NotKept:
         return NotKept(CutOver.UPSTREAM)
     if found["is_backfilled"]:
         return NotKept(CutOver.BACKFILL)
+    if building[0]["appends_changes"]:
+        # Its next task is given all that there is, also what was kept upstream.
+        return NotKept(CutOver.CHANGES)
     try:
         # All of them or none.
         async with connection.transaction():

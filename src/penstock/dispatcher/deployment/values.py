@@ -167,6 +167,8 @@ class CutOver(StrEnum):
     """That is so of a generation that this one is built of. `force` lets it be missing."""
     BACKFILL = "backfill"
     """A backfill of the generation being built is not over."""
+    CHANGES = "changes"
+    """What appends changes keeps nothing: it reads all anew, and would have it twice."""
     UNKNOWN = "unknown"
     """There is no such dataset."""
 

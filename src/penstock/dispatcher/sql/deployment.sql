@@ -459,6 +459,14 @@ WHERE edge.dataset_id = ANY (%(datasets)s::uuid[]) AND (edge.reads = 'all' OR NO
 SELECT next.dataset_id::text AS dataset, next.version::text, served.version::text AS served,
        (SELECT columns FROM generation_schema AS said
         WHERE said.dataset_id = served.dataset_id AND said.version = served.version) AS columns,
+       EXISTS (
+           SELECT
+           FROM dag_current
+           JOIN dag_job USING (dag_version_id)
+           JOIN edge USING (dag_version_id, job_id)
+           JOIN job_definition AS definition ON definition.id = dag_job.definition_id
+           WHERE dag_job.generation = next.version AND definition.update_mode = 'append'
+             AND edge.reads = 'changes') AS appends_changes,
        pg_advisory_xact_lock_shared(1885695604, hashtext(next.version::text)),
        pg_advisory_xact_lock_shared(1885695604, hashtext(served.version::text))
 FROM dataset AS named
