@@ -306,6 +306,22 @@ def test_a_completed_task_names_what_it_published_and_who_reads_it(console: Look
     console(story)
 
 
+def test_who_reads_other_partitions_than_the_tasks_own_is_not_said_to_have_no_task(
+    console: Look,
+) -> None:
+    async def story(visitor: Visitor) -> None:
+        await applied(visitor)
+        await visitor.stage.trigger("p1")
+        (task,) = await visitor.stage.claim()
+        made = {**output(task), "partition_key": "2026-01"}
+        ok(await visitor.stage.complete(held(task, outputs=[made])))
+        await visitor.stage.route()
+        _, page = await visitor.get("/tasks/1")
+        assert "report reads tidy has tasks of the partitions that this one has made" in words(page)
+
+    console(story)
+
+
 def test_cancel_of_what_waits_and_of_what_runs(console: Look) -> None:
     async def story(visitor: Visitor) -> None:
         await applied(visitor)

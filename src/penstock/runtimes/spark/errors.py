@@ -12,6 +12,7 @@ one, and behind it that of the root cause.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 import traceback
@@ -70,6 +71,7 @@ _INTERNAL: Final = (
     str(Path(pyspark.__file__).parent),
     str(Path(py4j.__file__).parent),
     str(Path(importlib.__file__).parent),
+    str(contextlib.__file__),
     "<frozen ",
 )
 """Where frames begin that are not the user's."""

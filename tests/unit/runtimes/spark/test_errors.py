@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pickle import PicklingError
 
 import pytest
@@ -198,3 +200,17 @@ def test_what_executors_lack_is_told_without_sparks_own_trace() -> None:
     locked = failed(PicklingError("Could not serialize object: cannot pickle '_thread.lock'"))
     assert locked.reason.endswith("cannot pickle '_thread.lock'")
     assert not locked.is_retried
+
+
+def test_what_a_context_manager_passes_on_is_not_where_it_failed() -> None:
+    @contextmanager
+    def around() -> Iterator[None]:
+        try:
+            yield
+        except TypeError as error:
+            raise ValueError("mine") from error
+
+    with pytest.raises(ValueError, match="mine") as raised, around():
+        raise TypeError
+    said = failed(raised.value).reason
+    assert said.startswith("ValueError: mine") and "contextlib" not in said

@@ -236,7 +236,7 @@ class Plans:
             if name in member.inputs:
                 return missing(member.inputs[name], work)
             there = f"it has {names(member.inputs)}" if member.inputs else "it has none"
-            return KeyError(f"The job has no input {name!r}; {there}.")
+            return WorkFailed(f"The job has no input {name!r}; {there}.", is_retried=False)
 
         function = self._transforms.function(wanted)
         return call(function, Inputs(made, refuse), context, name=str(wanted))
