@@ -173,3 +173,26 @@ def test_global_views_that_got_through_are_dropped_when_nobody_runs(jvm: Any) ->
         assert session.table("global_temp.g").count() == 1
     with a_run(jvm) as session, pytest.raises(Exception, match="global_temp"):
         session.table("global_temp.g")
+
+
+def test_a_thread_that_a_job_starts_has_the_session_of_the_job(jvm: Any) -> None:
+    """And not the host's own, in which the next one would find what it has made."""
+    with a_run(jvm) as session, ThreadPoolExecutor(1) as pool:
+        builder = SparkSession.builder.config("spark.sql.shuffle.partitions", "7")
+        found = pool.submit(builder.getOrCreate).result(60)
+        assert found is session
+        with pytest.raises(WorkFailed, match="other tasks in the same JVM"):
+            pool.submit(session.sparkContext.addPyFile, "/x.py").result(60)
+    assert jvm.base.conf.get("spark.sql.shuffle.partitions") != "7"
+
+
+def test_a_job_whose_database_is_gone_leaves_nothing(jvm: Any) -> None:
+    neighbour = Neighbour(jvm)
+    with a_run(jvm) as session:
+        session.sql("CREATE DATABASE theirs")
+        session.sql("USE theirs")
+        session.range(13).selectExpr("id + 2 AS more").cache().count()
+        session.sql("DROP DATABASE theirs")
+    with a_run(jvm) as session:
+        assert not session.range(13).selectExpr("id + 2 AS more").storageLevel.useMemory
+    assert neighbour.end()["is cached"]

@@ -2,7 +2,8 @@
 
 - What belongs to a session is gone with it, since every run has one of its own (`Sessions.fresh`):
   views, functions, variables, settings, the current database, data sources.
-- What belongs to a thread is reset after the run: properties, tags, the active session.
+- What belongs to a thread is reset after the run: properties, tags, the active session. Threads
+  that a run's own thread starts work for that run.
 - What belongs to the context is dropped after the run, by name: what was cached, tables, databases
   and functions of Spark's own catalog.
 - What cannot be taken back, or would be taken from others too, is refused with a sentence.
@@ -24,7 +25,7 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from py4j.protocol import Py4JError
 
@@ -97,6 +98,8 @@ def install(session: type, frame: type, catalog: type, context: type | None = No
     _before(catalog, "clearCache", clearing)
     for name in _CONTEXT if context is not None else ():
         _before(context, name, _refusing(name, lambda _: _current() is not None))
+    if len(_installed) == 1:
+        _before(threading.Thread, "start", _remember)
     _install_builder(session)
 
 
@@ -126,9 +129,11 @@ class Commons:
     def leave(self, session: Any) -> None:
         """A run is over: drop what is certainly nobody's any more."""
         try:
-            if not self._cache.isEmpty():
-                _uncache_views(session)
-            leave(session)
+            try:
+                if not self._cache.isEmpty():
+                    _uncache_views(session)
+            finally:
+                leave(session)
         finally:
             with self._lock:
                 self._active.discard(id(session))
@@ -189,6 +194,9 @@ class Commons:
 
 def _uncache_views(session: Any) -> None:
     catalog = session.catalog
+    # The database that it was in may be gone.
+    catalog.setCurrentCatalog("spark_catalog")
+    catalog.setCurrentDatabase("default")
     for each in catalog.listTables():
         if each.isTemporary and catalog.isCached(each.name):
             catalog.uncacheTable(each.name)
@@ -254,5 +262,15 @@ def _options(builder: Any) -> Iterable[tuple[str, Any]]:
     return dict(builder._options).items()  # noqa: SLF001 - PySpark has no other way
 
 
+def _remember(self: threading.Thread) -> None:
+    if (session := _current()) is not None:
+        self._penstock_session = ref(session)  # type: ignore[attr-defined]
+
+
 def _current() -> Any:
-    return getattr(_thread, "session", None)
+    """The session that this thread works for, or that the one worked for which has started it."""
+    session = getattr(_thread, "session", None)
+    if session is None:
+        started_for = getattr(threading.current_thread(), "_penstock_session", None)
+        session = None if started_for is None else started_for()
+    return session
