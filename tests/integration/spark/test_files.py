@@ -198,3 +198,10 @@ def test_checks_are_counted_while_rows_are_written_and_else_in_the_files(
     failure = bench.failure(bench.work("spark.sql", unknown, inputs={"r": [raw]}))
     assert failure.reason.startswith("config.expect: ")
     assert "nope" in failure.reason
+
+
+def test_a_column_that_must_be_unique_may_be_called_count(spark: Any, tmp_path: Path) -> None:
+    bench = Bench(spark, tmp_path / "root", tmp_path, arrow_bytes_max=0)
+    sql = "SELECT * FROM VALUES (1, 'a'), (2, 'b') AS t(count, v)"
+    config = {"sql": sql, "expect": [{"unique": ["count"]}]}
+    assert len(bench.rows(bench.made(bench.work("spark.sql", config)))) == 2

@@ -120,7 +120,10 @@ def check_frame(frame: DataFrame, expected: Sequence[Expectation], *, output: st
     for each in expected:
         if isinstance(each, Unique):
             columns = [F.col(quoted(name)) for name in _there(each, frame.columns)]
-            doubled = frame.groupBy(*columns).count().where("count > 1")
+            # A column of theirs may be called `count`, too.
+            shown = _COUNT if "count" in each.columns else "count"
+            counted = frame.groupBy(*columns).agg(F.count(F.lit(1)).alias(shown))
+            doubled = counted.where(F.col(shown) > 1)
             some = doubled.limit(SHOWN_MAX).toArrow().to_pylist()
             if some:
                 said.append(_unique_fault(each, groups=doubled.count(), some=some))
