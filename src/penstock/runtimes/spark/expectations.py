@@ -121,7 +121,7 @@ def check_frame(frame: DataFrame, expected: Sequence[Expectation], *, output: st
         if isinstance(each, Unique):
             columns = [F.col(quoted(name)) for name in _there(each, frame.columns)]
             # A column of theirs may be called `count`, too.
-            shown = _COUNT if "count" in each.columns else "count"
+            shown = "_penstock_count" if "count" in each.columns else "count"
             counted = frame.groupBy(*columns).agg(F.count(F.lit(1)).alias(shown))
             doubled = counted.where(F.col(shown) > 1)
             some = doubled.limit(SHOWN_MAX).toArrow().to_pylist()
