@@ -39,8 +39,9 @@ BEGIN
         RETURN NEW;
     END IF;
     IF NEW.revision = OLD.revision AND OLD.range_start IS NULL AND NEW.range_start IS NOT NULL
-        AND to_jsonb(NEW) - 'range_start' - 'range_end'
-            = to_jsonb(OLD) - 'range_start' - 'range_end' THEN
+        -- `place` is generated, and not there yet.
+        AND to_jsonb(NEW) - '{range_start,range_end,place}'::text[]
+            = to_jsonb(OLD) - '{range_start,range_end,place}'::text[] THEN
         RETURN NEW;
     END IF;
     IF NEW.revision <= OLD.revision OR NEW.task_id < OLD.task_id
