@@ -103,6 +103,9 @@ class Bench:
         )
 
     def ended(self, *works: Work) -> Mapping[int, Ended]:
+        for work in works:
+            # The same work may be run again.
+            self.told.ended.pop(work.task_id, None)
         self.engine.run(self.session, works, self.told)
         return {
             work.task_id: self.told.ended[work.task_id]

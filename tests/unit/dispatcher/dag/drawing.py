@@ -206,7 +206,12 @@ def dags(draw: st.DrawFn, *, most: int = 5) -> Dag:
         called = draw(st.lists(NAMES, min_size=least, max_size=2, unique=True))
         same = len(called) == 1 and called[0] not in datasets and draw(st.booleans())
         kept = KEEPS if job.runs else st.none()
-        is_divided = job.runs and job.runtime != DISPATCHER_RUNTIME and job.coalesce == 1
+        is_divided = (
+            job.runs
+            and job.runtime != DISPATCHER_RUNTIME
+            and job.coalesce == 1
+            and job.update is not Update.MERGE
+        )
         divided = st.sampled_from(["", "date_trunc('month', ts)"]) if is_divided else st.just("")
         outputs = [
             Output(each, each if same else f"d{number}-{place}", draw(kept), draw(divided))

@@ -202,7 +202,7 @@ def test_what_executors_lack_is_told_without_sparks_own_trace() -> None:
     assert not locked.is_retried
 
 
-def test_what_a_context_manager_passes_on_is_not_where_it_failed() -> None:
+def test_what_is_passed_on_is_not_where_it_failed() -> None:
     @contextmanager
     def around() -> Iterator[None]:
         try:
