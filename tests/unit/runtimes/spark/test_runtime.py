@@ -135,13 +135,6 @@ def test_a_batch_is_one_run_however_much_its_tasks_are_given() -> None:
     asyncio.run(test())
 
 
-async def _ended(runtime: SparkRuntime, work: Work) -> Finished | WorkFailed:
-    try:
-        return await _run(runtime, work)
-    except WorkFailed as error:
-        return error
-
-
 def test_a_host_is_made_when_work_is_expected_and_gone_with_its_folders(tmp_path: Path) -> None:
     async def test() -> None:
         runtime = SparkRuntime(SparkSettings(data=str(tmp_path)), engine=ENGINE)
