@@ -211,7 +211,9 @@ def test_an_s3_server_and_an_executor_that_die_cost_time_and_no_byte(
         async with server:
             monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.credentials.access_key)
             monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.credentials.secret_key)
-            bench = Bench(None, "s3://penstock/killed", tmp_path, store_url=server.url)
+            bench = Bench(
+                None, "s3://penstock/killed", tmp_path, store_url=server.url, master=cluster.url
+            )
             rows = [range(start, start + 200_000) for start in (0, 200_000)]
             parts = [bench.publish({"a": list(some)}, key=str(some.start)) for some in rows]
             settings = SparkSettings(

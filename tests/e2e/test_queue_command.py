@@ -38,18 +38,22 @@ from penstock import Queue, Retry, Worker
 queue = Queue("file://{folder}/store", name="default")
 worker = Worker(queue, concurrency=1)
 
+def say(line):
+    # In one piece: handlers run beside each other.
+    print(line + "\\n", end="", flush=True)
+
 @worker.handler("wait")
 async def wait(task):
     heard = asyncio.Event()
     asyncio.get_running_loop().add_reader(0, heard.set)
-    print("began", task.input, flush=True)
+    say("began %s" % task.input)
     await heard.wait()
-    print("ended", task.input, flush=True)
+    say("ended %s" % task.input)
     return "heard"
 
 @worker.handler("bad", retry=Retry(attempts=1))
 def bad(task):
-    print("failing", flush=True)
+    say("failing")
     raise ValueError("no good")
 """
 

@@ -28,7 +28,12 @@ from penstock.dispatcher.capabilities.keys import (
 from penstock.dispatcher.database.pool import Answer, Connection, Database
 from penstock.dispatcher.tasks.values import Claimed, Extended
 from penstock.kernel.clock import SystemClock
-from penstock.kernel.errors import InvalidInput, SignerUnavailable, TokenRefused
+from penstock.kernel.errors import (
+    DatabaseUnavailable,
+    InvalidInput,
+    SignerUnavailable,
+    TokenRefused,
+)
 from penstock.tokens.claims import INVOKE_AUDIENCE, TASK_AUDIENCE
 from penstock.tokens.pem import SUFFIX, PemSigner
 from tests.integration.dispatcher.world import Play, World, done
@@ -102,6 +107,17 @@ def test_the_first_key_of_all_signs_at_once(play: Play, tmp_path: Path) -> None:
         await again.start()
         assert await signing(again) == kid
         assert len(await states(world)) == 1
+
+    play(story)
+
+
+def test_a_dispatcher_starts_while_postgres_is_away(play: Play, tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        unopened = Database(world.dsn)
+        keys = Keys(unopened, PemFolder(tmp_path / "keys"))
+        await keys.start()
+        with pytest.raises(DatabaseUnavailable):
+            await keys.signer()
 
     play(story)
 

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.dispatcher.database import migrations as module
 from penstock.dispatcher.database.migrations import Migration, migrate, migrations
+from penstock.dispatcher.database.queries import query
 from penstock.kernel.errors import DatabaseUnavailable, MigrationRefused
 from tests.integration.dispatcher.world import Worlds
 
@@ -177,6 +178,32 @@ def test_a_server_that_is_not_there(worlds: Worlds) -> None:
         assert caught.value.hint
         with pytest.raises(DatabaseUnavailable):
             await migrate(worlds.dsn_of("no_such_database"))
+
+    asyncio.run(check())
+
+
+async def _end_who_waits(connection: psycopg.AsyncConnection) -> None:
+    ended = 0
+    while not ended:
+        found = await connection.execute(
+            b"SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_locks"
+            b" JOIN pg_database ON oid = database AND datname = current_database()"
+            b" WHERE locktype = 'advisory' AND NOT granted"
+        )
+        (ended,) = await found.fetchone() or (0,)
+
+
+def test_a_postgres_that_goes_away_meanwhile_is_one_that_does_not_answer(worlds: Worlds) -> None:
+    async def check() -> None:
+        dsn = await worlds.empty()
+        await migrate(dsn)
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as other:
+            await other.execute(query("take_migration_lock"))
+            said, _ = await asyncio.gather(
+                migrate(dsn), _end_who_waits(other), return_exceptions=True
+            )
+        assert isinstance(said, DatabaseUnavailable)
+        assert "does not answer" in said.message
 
     asyncio.run(check())
 

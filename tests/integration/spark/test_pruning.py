@@ -145,7 +145,9 @@ def piles(jvm: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Inpu
     ]
     work = bench.work("spark.sql", {}, inputs={"in": parts})
     found = Reader(bench.transfer).inputs(work)["in"]
-    assert all(len(each.bounds) >= len(TYPES) - 1 for each in found.files)
+    without = {"b", "f"}
+    """Files of Arrow say nothing of floats, since it would leave `NaN` out."""
+    assert all(each.bounds.keys() == TYPES.keys() - without for each in found.files)
     paths = [(f"file://{path_of(each.location)}", each.partition_key) for each in found.files]
     return session, found, PathReader().frame(session, paths, found.columns).cache()
 

@@ -57,7 +57,10 @@ def files(
                     "end": part.end,
                     "revision": part.revision,
                     "location": part.location,
-                    "files": [asdict(each) for each in (*contents.files, *contents.others)],
+                    "files": [
+                        msgspec.to_builtins(asdict(each))
+                        for each in (*contents.files, *contents.others)
+                    ],
                 }
                 for part, contents in zip(found.answer.parts, found.contents, strict=True)
             ],

@@ -69,7 +69,7 @@ from penstock.dispatcher.wire.keys import (
     RotateAnswer,
 )
 from penstock.kernel.clock import Clock, SystemClock
-from penstock.kernel.errors import InvalidInput, SignerUnavailable
+from penstock.kernel.errors import DatabaseUnavailable, InvalidInput, SignerUnavailable
 from penstock.kernel.service import Service
 from penstock.tokens.jwks import KEYS_MAX
 from penstock.tokens.signing import Signer
@@ -122,7 +122,7 @@ class Keys(Service):
         """Have a key, if one can be had now. Raises `InvalidInput` for what has to be mended."""
         try:
             await self.turn()
-        except SignerUnavailable as error:
+        except (SignerUnavailable, DatabaseUnavailable) as error:
             _log.warning("no tokens can be signed yet: %s", error.message)
 
     async def stop(self) -> None:

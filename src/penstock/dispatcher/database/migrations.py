@@ -16,12 +16,12 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 from psycopg.rows import dict_row
 
-from penstock.dispatcher.database.pool import first_line
+from penstock.dispatcher.database.pool import first_line, unavailable
 from penstock.dispatcher.database.queries import migration_texts, query
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import DatabaseUnavailable, InvalidInput, MigrationRefused
@@ -103,24 +103,30 @@ async def migrate(dsn: str, steps: Sequence[Migration] | None = None) -> tuple[M
         connection = await psycopg.AsyncConnection.connect(
             dsn, autocommit=True, row_factory=dict_row, connect_timeout=10
         )
+        async with connection:
+            return await _migrate(connection, steps)
     except psycopg.ProgrammingError as error:
+        if error.sqlstate is not None:
+            raise
         raise InvalidInput(
             f"The address of Postgres cannot be read: {first_line(error)}.",
             hint="Write it as postgresql://USER@HOST:PORT/DATABASE.",
         ) from error
     except psycopg.OperationalError as error:
-        raise DatabaseUnavailable(
-            f"Postgres does not answer: {first_line(error)}", hint="Is it running, and reachable?"
-        ) from error
-    async with connection:
-        await connection.execute(query("set_up_connection"), _PATIENT)
-        await connection.execute(query("take_migration_lock"))
-        await connection.execute(query("make_migration_table"))
-        rows = await (await connection.execute(query("applied_migrations"))).fetchall()
-        missing = pending(steps, [Applied(**row) for row in rows])
-        for step in missing:
-            await _apply(connection, step)
-        await connection.execute(query("release_migration_lock"))
+        raise unavailable(error) from error
+
+
+async def _migrate(
+    connection: psycopg.AsyncConnection[dict[str, Any]], steps: Sequence[Migration]
+) -> tuple[Migration, ...]:
+    await connection.execute(query("set_up_connection"), _PATIENT)
+    await connection.execute(query("take_migration_lock"))
+    await connection.execute(query("make_migration_table"))
+    rows = await (await connection.execute(query("applied_migrations"))).fetchall()
+    missing = pending(steps, [Applied(**row) for row in rows])
+    for step in missing:
+        await _apply(connection, step)
+    await connection.execute(query("release_migration_lock"))
     return tuple(missing)
 
 

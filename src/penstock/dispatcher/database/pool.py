@@ -70,7 +70,7 @@ class Database(Service):
         try:
             await self._pool.open(wait=True, timeout=_WAIT_SECONDS_MAX)
         except psycopg.OperationalError as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
 
     async def stop(self) -> None:
         await self._pool.close(timeout=_WAIT_SECONDS_MAX)
@@ -91,7 +91,7 @@ class Database(Service):
         except (psycopg.DataError, UnicodeEncodeError) as error:
             raise InvalidInput(f"Postgres cannot hold a value: {first_line(error)}") from error
         except psycopg.OperationalError as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -117,7 +117,8 @@ class Database(Service):
         await connection.commit()
 
 
-def _unavailable(error: psycopg.Error) -> DatabaseUnavailable:
+def unavailable(error: psycopg.Error) -> DatabaseUnavailable:
+    """What to say of a Postgres that cannot be reached, or that went away."""
     return DatabaseUnavailable(
         f"Postgres does not answer: {first_line(error)}", hint="Is it running, and reachable?"
     )
