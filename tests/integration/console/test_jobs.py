@@ -53,6 +53,25 @@ async def dead(visitor: Visitor, *keys: str) -> list[int]:
     return [(await failed(visitor, REASON.format(key))).task_id for key in keys]
 
 
+def test_what_is_read_and_how_it_is_divided_is_said(console: Look) -> None:
+    extra = """
+  late:
+    runtime: spark
+    operator: spark.sql
+    config: {sql: SELECT * FROM tidy}
+    inputs: [{from: tidy, lookback: 3d}]
+    outputs: [{name: made, dataset: months, partition_by: "date_trunc('month', ts)"}]
+"""
+
+    async def story(visitor: Visitor) -> None:
+        await applied(visitor, extra=extra)
+        said = words((await visitor.get("/jobs/late"))[1])
+        assert "tidy and 3d before its partition" in said
+        assert "months divided by date_trunc('month', ts)" in said
+
+    console(story)
+
+
 def test_a_job_with_dead_tasks_says_why_and_leads_to_them(console: Look) -> None:
     async def story(visitor: Visitor) -> None:
         await applied(visitor)

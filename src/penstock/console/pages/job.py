@@ -89,7 +89,8 @@ async def _load(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
         "is_paused_by_people": any(each.cause == BY_PEOPLE for each in pauses),
         "is_source": about.body.get("activation") == "source",
         "definition": defined(about),
-        "filters": _filters(about),
+        "reads": _by_name(about, "inputs", "as", "from"),
+        "writes": _by_name(about, "outputs", "dataset", "name"),
         "lately": _lately(about),
         "dead": tasks.get("dead", []),
         "running": tasks.get("running", []),
@@ -124,13 +125,10 @@ class _Paths:
         return f"/tasks?{urlencode(said)}"
 
 
-def _filters(about: AboutJob) -> Mapping[str, str]:
-    """What of an input makes the job run, by input, where that is not everything."""
-    found = {}
-    for each in about.body.get("inputs") or ():
-        if "where" in each:
-            found[str(each.get("as", each["from"]))] = str(each["where"])
-    return found
+def _by_name(about: AboutJob, side: str, *names: str) -> Mapping[str, Mapping[str, Any]]:
+    """What the job's definition says of its inputs or outputs, by the first name that one has."""
+    told = about.body.get(side) or ()
+    return {str(next(each[name] for name in names if name in each)): each for each in told}
 
 
 def _lately(about: AboutJob) -> _Lately:

@@ -77,7 +77,6 @@ async def _load(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
         "payload": as_json(answer.payload),
         "published": answer.published[:_SHOWN_MAX],
         "published_more": max(0, len(answer.published) - _SHOWN_MAX) + answer.omitted,
-        "names": {each.uuid: each.dataset for each in about.outputs},
         "further": await _further(parts, answer, about),
         "partitions_max": PARTITIONS_MAX,
         "partition_path": partition_path,

@@ -280,7 +280,10 @@ WHERE task.id = %(task)s
 
 -- name: attempts_of_task
 SELECT number, worker, started_at, ended_at, outcome, reason, progress, log, metrics,
-       CASE WHEN outcome = 'completed' THEN answer -> 'published' END AS published,
+       (SELECT jsonb_agg(one || jsonb_build_object('dataset', dataset.name) ORDER BY place)
+        FROM jsonb_array_elements(answer -> 'published') WITH ORDINALITY AS told (one, place)
+        JOIN dataset ON dataset.id = (one ->> 'dataset')::uuid
+        WHERE outcome = 'completed') AS published,
        coalesce((answer ->> 'omitted')::integer, 0) AS omitted
 FROM attempt
 WHERE task_id = %(task)s

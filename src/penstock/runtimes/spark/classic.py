@@ -206,7 +206,7 @@ class ClassicSessions:
         if code == _OUT_OF_MEMORY_CODE:
             return (
                 f"The JVM of Spark ran out of memory: its heap is {self._settings.driver_memory};"
-                " give it more by driver_memory, or run fewer tasks side by side."
+                " give all jobs more by driver_memory, or one by its resources.memory."
             )
         if code < 0:
             return (

@@ -62,7 +62,7 @@ _ROOT_CHARACTERS_MAX: Final = 600
 _MEMORY: Final = "java.lang.OutOfMemoryError"
 _OUT_OF_MEMORY: Final = (
     "Spark ran out of memory: give the JVM more by driver_memory, or executors of a cluster by"
-    " spark.executor.memory, or let fewer tasks run side by side."
+    " spark.executor.memory, or this job alone by its resources.memory."
 )
 _OURS: Final = f"{PenstockError.__module__}."
 _PYTHON: Final = "PYTHON_EXCEPTION"

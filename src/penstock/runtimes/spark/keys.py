@@ -84,8 +84,8 @@ _FORMATS: Final[Mapping[Grain, str]] = {
 }
 _WITH_SECONDS: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"
 _CALL: Final = re.compile(r"(date_trunc|trunc)\s*\((.*)\)", re.IGNORECASE | re.DOTALL)
-_LAST: Final = re.compile(r".*,\s*'([a-z]+)'\s*", re.IGNORECASE | re.DOTALL)
-_FIRST: Final = re.compile(r"\s*'([a-z]+)'\s*,.*", re.IGNORECASE | re.DOTALL)
+_LAST: Final = re.compile(r".*,\s*(['\"])([a-z]+)\1\s*", re.IGNORECASE | re.DOTALL)
+_FIRST: Final = re.compile(r"\s*(['\"])([a-z]+)\1\s*,.*", re.IGNORECASE | re.DOTALL)
 _QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`")
 
 Range = tuple[int, int]
@@ -156,7 +156,7 @@ def grain_of(by: str) -> Grain | None:
     if found is None or not _is_one_call(by.strip()):
         return None
     unit = (_FIRST if found[1].lower() == "date_trunc" else _LAST).fullmatch(found[2])
-    return None if unit is None else _UNITS.get(unit[1].lower())
+    return None if unit is None else _UNITS.get(unit[2].lower())
 
 
 def _grain(by: str, kind: types.DataType) -> Grain | None:

@@ -160,7 +160,7 @@ def test_one_task(on_stage: Perform) -> None:
         assert (found.task.status, found.task.attempt) == ("completed", 2)
         assert found.task.partition_key == found.payload["partition_key"] == "p"
         assert [each.outcome for each in found.attempts] == ["failed", "completed"]
-        assert [each.outcome for each in found.published] == ["published"]
+        assert [(each.dataset, each.outcome) for each in found.published] == [("tidy", "published")]
         # The proof of an attempt is nobody's but its worker's.
         assert task.lease_token not in answer.text
         assert "lease_token" not in answer.text

@@ -133,8 +133,8 @@ NULL = (
             MEMORY,
             (
                 "Spark failed: Spark ran out of memory: give the JVM more by driver_memory, or"
-                " executors of a cluster by spark.executor.memory, or let fewer tasks run side by"
-                " side."
+                " executors of a cluster by spark.executor.memory, or this job alone by its"
+                " resources.memory."
             ),
             True,
         ),

@@ -12,6 +12,9 @@ from penstock.runtimes.spark.keys import Grain, grain_of, key_range
     ("by", "grain"),
     [
         ("date_trunc('month', ts)", Grain.MONTH),
+        ('date_trunc("month", ts)', Grain.MONTH),
+        ('trunc(ts, "year")', Grain.YEAR),
+        ("date_trunc('month\", ts)", None),
         (" DATE_TRUNC( 'MM' , coalesce(a, (b)) ) ", Grain.MONTH),
         ("trunc(day, 'YEAR')", Grain.YEAR),
         ("date_trunc('second', ts)", None),
