@@ -173,7 +173,7 @@ class ClassicSessions:
         # A space in the path of a folder is the reason for quotes, which Spark's launcher knows.
         os.environ["SPARK_SUBMIT_OPTS"] = " ".join([*map(shlex.quote, options), said]).strip()
         os.environ["JAVA_HOME"] = str(java_home)
-        os.environ.update(environment(settings, folder=str(folder)))
+        os.environ.update(environment(settings, os.environ, folder=str(folder)))
         os.environ["PYSPARK_PYTHON"] = python_of(settings, os.environ, running=sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         conf = SparkConf(loadDefaults=False)

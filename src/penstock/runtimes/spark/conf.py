@@ -8,6 +8,7 @@ side already; those of more are adapted to it by Spark. Elsewhere the cluster's 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -73,6 +74,7 @@ _INITIAL: Final = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
 _INITIAL_MIN: Final = 200
 _STANDALONE: Final = "spark://"
 _PYTHON: Final = "spark.pyspark.python"
+_UTF_8: Final = re.compile(r"utf-?8", re.IGNORECASE)
 
 
 def classic_conf(settings: SparkSettings, *, folder: str, cores: int) -> Mapping[str, str]:
@@ -126,13 +128,19 @@ def _escaped(text: str, special: str) -> str:
     return "".join(f"\\{each}" if each in special else each for each in plain)
 
 
-def environment(settings: SparkSettings, *, folder: str) -> Mapping[str, str]:
+def environment(
+    settings: SparkSettings, ours: Mapping[str, str], *, folder: str
+) -> Mapping[str, str]:
     """What the JVM gets in its environment, because Spark warns of it anywhere else.
 
     The folder is this machine's: executors elsewhere hear of it only from Kubernetes, which would
-    make it there.
+    make it there. Java takes the encoding of file names from the locale, and keys of partitions
+    are in any script.
     """
     said = {}
+    locale = next(filter(None, (ours.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))), "")
+    if not _UTF_8.search(locale):
+        said["LC_ALL"] = "C.UTF-8"
     if settings.is_local or _is_near(settings.master):
         said["SPARK_LOCAL_IP"] = LOOPBACK
     is_ours = settings.is_local or settings.master.startswith(_STANDALONE)

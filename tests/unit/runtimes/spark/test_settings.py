@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -61,9 +62,25 @@ def test_only_a_master_on_this_machine_is_told_to_stay_there(
     assert ("spark.sql.shuffle.partitions" in said) is is_local
     # Elsewhere it is the cluster that has the secret.
     assert (said.get("spark.authenticate") == "true") is is_local
-    said = environment(settings, folder="/data/host")
+    said = environment(settings, {"LANG": "de_DE.utf8"}, folder="/data/host")
     assert ("SPARK_LOCAL_IP" in said) is is_loopback
     assert ("SPARK_LOCAL_DIRS" in said) is master.startswith(("local", "spark://"))
+
+
+@pytest.mark.parametrize(
+    ("ours", "said"),
+    [
+        ({}, "C.UTF-8"),
+        ({"LANG": "de_DE.UTF-8"}, None),
+        ({"LC_CTYPE": "C.utf8"}, None),
+        ({"LC_ALL": "C", "LANG": "de_DE.UTF-8"}, "C.UTF-8"),
+        ({"LC_ALL": "", "LANG": "de_DE.ISO-8859-1"}, "C.UTF-8"),
+    ],
+)
+def test_java_has_a_locale_whose_file_names_are_utf_8(
+    ours: Mapping[str, str], said: str | None
+) -> None:
+    assert environment(SparkSettings(), ours, folder="/f").get("LC_ALL") == said
 
 
 def test_what_spark_cannot_authenticate_by_itself_is_left_to_the_user() -> None:
@@ -106,7 +123,7 @@ def test_the_users_own_conf_wins() -> None:
         "Asia/Tokyo"
     )
     assert connect_conf(settings)["spark.sql.session.timeZone"] == "Asia/Tokyo"
-    assert "SPARK_LOCAL_DIRS" not in environment(settings, folder="/f")
+    assert "SPARK_LOCAL_DIRS" not in environment(settings, {"LANG": "de_DE.utf8"}, folder="/f")
     assert connect_conf(SparkSettings())["spark.sql.session.timeZone"] == "UTC"
 
 
