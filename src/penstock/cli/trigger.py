@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,9 +14,16 @@ from penstock.cli.completing import datasets, jobs
 from penstock.cli.queue.showing import notes
 from penstock.cli.telling import line, show_json
 from penstock.dispatcher.wire.events import EventResult
+from penstock.dispatcher.wire.steering import TriggerAnswer, TriggersAnswer
 from penstock.kernel.errors import InvalidInput
 
 _FILE: Final = "@"
+_STANDARD_INPUT: Final = "-"
+_MANY: Final = {
+    "new": "new",
+    "duplicate": "known already; nothing is done twice",
+    "audited": "kept, and make no tasks",
+}
 
 
 @click.command(
@@ -41,6 +49,13 @@ _FILE: Final = "@"
     help="A JSON object for the functions that follow, or @FILE that has one; 64 KiB at most.",
 )
 @click.option("--event-id", metavar="ID", help="The same id again is the same event again.")
+@click.option(
+    "--from",
+    "file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    help="Many events, one a line: a partition's key, or a JSON object; - is the standard input.",
+)
 @on_a_dispatcher
 @click.pass_context
 def trigger(
@@ -54,6 +69,7 @@ def trigger(
     cursor: int | None,
     payload: str | None,
     event_id: str | None,
+    file: str | None,
     url: str,
     token: str | None,
     as_json: bool,
@@ -63,10 +79,24 @@ def trigger(
     Every job that depends on it gets a task. The job is the source, and not the one that should
     run. A partition that has a range keeps it, unless --start and --end say another.
 
+    With --from there are many, a thousand in a request, each thousand taken whole or not at all. A
+    line that begins with { is an object with any of partition_key, start, end, cursor, payload and
+    event_id; any other is the key of a partition. With --event-id the id of each is that and the
+    number of its line, so that the same file can be told again.
+
     Exit code 0: it was heard, now or before. 1: it was refused.
     """
     if (job is None) == (dataset is None):
         raise InvalidInput("Name the source by its job or by --dataset, one of the two.")
+    if file is not None:
+        if any(each is not None for each in (partition, start, end, cursor, payload)):
+            raise InvalidInput("With --from, what is new stands in the file alone.")
+        events = _events(file, event_id)
+        told, _ = asked(
+            url, token, lambda client: client.trigger_many(job, dataset=dataset, events=events)
+        )
+        _tell_many(told, as_json=as_json)
+        return
     said = _payload(payload) if payload is not None else None
     answer, _ = asked(
         url,
@@ -90,6 +120,50 @@ def trigger(
     paused = {line(each.paused) for each in answer.results if each.paused}
     notes([f"the source should pause: {why}" for why in sorted(paused)])
     context.exit(1 if any(each.outcome == "refused" for each in answer.results) else 0)
+
+
+def _events(file: str, event_id: str | None) -> list[dict[str, Any]]:
+    """The events of a file, all of them before the first is sent."""
+    name = "the standard input" if file == _STANDARD_INPUT else file
+    try:
+        with click.open_file(file, encoding="utf-8") as opened:
+            lines = opened.read().splitlines()
+    except OSError as error:
+        raise InvalidInput(f"{name} cannot be read: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{name} is not text in UTF-8.") from error
+    if not lines:
+        raise InvalidInput(f"There is no event in {name}.")
+    events = []
+    for number, text in enumerate(lines, start=1):
+        event = _line_event(text.strip(), f"{name}, line {number}")
+        if event_id is not None:
+            event.setdefault("event_id", f"{event_id}:{number}")
+        events.append(event)
+    return events
+
+
+def _line_event(text: str, where: str) -> dict[str, Any]:
+    if not text:
+        raise InvalidInput(f"{where} is empty.", hint="Each line is one event.")
+    if not text.startswith("{"):
+        return {"partition_key": text}
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{where} is not JSON: {error}.") from error
+    return dict(found)
+
+
+def _tell_many(told: list[TriggerAnswer], *, as_json: bool) -> None:
+    results = [result for each in told for result in each.results]
+    if as_json:
+        show_json(TriggersAnswer(events=told))
+    else:
+        for outcome, times in Counter(each.outcome for each in results).items():
+            click.echo(f"{times:,} {'event is' if times == 1 else 'events are'} {_MANY[outcome]}.")
+    paused = {line(each.paused) for each in results if each.paused}
+    notes([f"the source should pause: {why}" for why in sorted(paused)])
 
 
 def _payload(given: str) -> dict[str, Any]:

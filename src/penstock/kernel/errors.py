@@ -243,12 +243,18 @@ class DispatcherUnavailable(DispatcherError):
 
 
 class DispatcherRefused(DispatcherError):
-    """The dispatcher answered no. `status` is HTTP's, `kind` the word for programs."""
+    """The dispatcher answered no. `status` is HTTP's, `kind` the word for programs.
 
-    def __init__(self, message: str, *, status: int = 0, kind: str = "", hint: str = "") -> None:
+    `field` is where in the request it is, if one place of it is wrong.
+    """
+
+    def __init__(
+        self, message: str, *, status: int = 0, kind: str = "", field: str = "", hint: str = ""
+    ) -> None:
         super().__init__(message, hint=hint)
         self.status = status
         self.kind = kind
+        self.field = field
 
 
 class TokenRefused(PenstockError):

@@ -259,6 +259,7 @@ SAYS: Final[Mapping[str, str]] = {
     "dataset preview": "north",
     "dataset cut-over": "Readers of outliers read",
     "trigger": "is new",
+    "trigger ingest --from keys.txt --event-id delivery-17": "2 events are new",
     "backfill start": "is planned",
     "operator list": "five_jobs:clean",
     "operator limit": "At most 4 tasks",

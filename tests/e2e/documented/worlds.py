@@ -160,6 +160,7 @@ def a_pipeline(folder: Path) -> Iterator[World]:
     (folder / "next.yaml").write_text(edited.replace("currency: EUR", "currency: CHF"))
     (folder / "keys.txt").write_text("2026-01-01T00\n")
     (folder / "payload.json").write_text('{"file": "a.csv"}')
+    (folder / "keys.txt").write_text("2026-01-01T02\n2026-01-01T03\n")
     with a_reader(folder) as reader:
         # On loopback nobody has to bring a token.
         reader.environment |= {"PENSTOCK_API_TOKEN": "", "PENSTOCK_WORKER_SECRET": SECRET}

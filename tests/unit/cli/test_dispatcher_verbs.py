@@ -55,6 +55,7 @@ from penstock.dispatcher.wire.steering import (
     TaskAnswer,
     TasksAnswer,
     TriggerAnswer,
+    TriggersAnswer,
 )
 from penstock.dispatcher.wire.work import (
     PublishedAnswer,
@@ -545,6 +546,44 @@ def test_trigger_has_a_payload_of_its_words_or_of_a_file(
     ran = user.types("trigger ingest --payload @large.json")
     assert (ran.returncode, "has 65,536 bytes at most" in ran.stderr) == (2, True)
     assert user.bodies == [{"job": "ingest", "event_id": "e", "payload": {"id": [1, None]}}] * 2
+
+
+def test_trigger_takes_many_events_of_a_file(user: User, tmp_path: Path) -> None:
+    new, known = (EventResult(outcome=each, seq=1) for each in ("new", "duplicate"))
+    first = TriggersAnswer(events=[TriggerAnswer(event_id="e", results=[new])] * 1000)
+    second = TriggersAnswer(events=[TriggerAnswer(event_id="e", results=[known])] * 2)
+    user.on("POST /v1/triggers", first, second)
+    lines = [*(f"p{number}" for number in range(1001)), '{"cursor": 7, "event_id": "mine"}']
+    ran = user.types("trigger ingest --event-id e --from -", stdin="\n".join(lines) + "\n")
+    assert ran.stdout.splitlines() == [
+        "1,000 events are new.",
+        "2 events are known already; nothing is done twice.",
+    ]
+    bodies = user.bodies
+    assert [len(each["events"]) for each in bodies] == [1000, 2]
+    assert bodies[0]["events"][1] == {"partition_key": "p1", "event_id": "e:2"}
+    assert bodies[1]["events"][1] == {"cursor": 7, "event_id": "mine"}
+    wrong = tmp_path / "news"
+    for text, said in (
+        ("p\n\nq\n", "news, line 2 is empty."),
+        ('p\n{"a"', "news, line 2 is not JSON"),
+        ('p\n{"a": 1}', "Event 2 cannot be read: Object contains unknown field `a`"),
+        ("", "There is no event in"),
+    ):
+        wrong.write_text(text)
+        ran = user.types("trigger ingest --from", str(wrong))
+        assert (ran.returncode, said in ran.stderr) == (2, True), ran.stderr
+    assert user.types(f"trigger ingest --partition p --from {wrong}").returncode == 2
+    assert len(user.bodies) == 2
+
+
+def test_trigger_names_the_event_that_is_refused_and_what_was_taken(user: User) -> None:
+    taken = TriggersAnswer(events=[TriggerAnswer(event_id="e", results=[])] * 1000)
+    user.on("POST /v1/triggers", taken, problem(422, title="No.", field="events[1]"))
+    lines = "\n".join(f"p{number}" for number in range(1003))
+    ran = user.types("trigger ingest --from -", stdin=lines)
+    assert ran.returncode == 2
+    assert "Event 1,002: No. The 1,000 events before that were sent first are taken." in ran.stderr
 
 
 def test_status_is_one_page(user: User) -> None:

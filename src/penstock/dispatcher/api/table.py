@@ -199,6 +199,15 @@ _DAG: Final = (
         answer=steer.TriggerAnswer,
         problems=(404, 409),
     ),
+    Endpoint(
+        "POST",
+        "/v1/triggers",
+        "Tell of much news of a source",
+        telling.triggers,
+        ask=steer.TriggersAsk,
+        answer=steer.TriggersAnswer,
+        problems=(404, 409),
+    ),
 )
 
 _CUT_OVER: Final = Endpoint(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Final
 
 from penstock.dispatcher.api.endpoints import Call
@@ -28,6 +29,7 @@ from penstock.dispatcher.routing.router import BATCH_MAX, accept_events
 from penstock.dispatcher.routing.values import Accepted, NewEvent, NotAccepted, WhyRefused
 from penstock.dispatcher.tasks.rows import refusal, storable, task_states
 from penstock.dispatcher.tasks.values import Refusal
+from penstock.dispatcher.views.values import Target
 from penstock.dispatcher.wire.base import Answer
 from penstock.dispatcher.wire.events import (
     EventAsk,
@@ -38,7 +40,14 @@ from penstock.dispatcher.wire.events import (
     RefusalsAsk,
     TaskEventsAsk,
 )
-from penstock.dispatcher.wire.steering import TriggerAnswer, TriggerAsk
+from penstock.dispatcher.wire.problem import Problem
+from penstock.dispatcher.wire.steering import (
+    TriggerAnswer,
+    TriggerAsk,
+    TriggerEvent,
+    TriggersAnswer,
+    TriggersAsk,
+)
 from penstock.kernel.entropy import new_id
 
 _WEBHOOK_NAMES: Final = "A webhook names datasets by their names alone."
@@ -141,6 +150,21 @@ async def webhook_refusals(parts: Parts, call: Call) -> Answer:
 async def trigger(parts: Parts, call: Call) -> Answer:
     """News that a person tells of a source."""
     ask: TriggerAsk = call.ask
+    told = await _tell(parts, ask, [ask])
+    return told[0] if isinstance(told, list) else told
+
+
+async def triggers(parts: Parts, call: Call) -> Answer:
+    """Much news that a program tells of a source."""
+    ask: TriggersAsk = call.ask
+    told = await _tell(parts, ask, ask.events)
+    return TriggersAnswer(events=told) if isinstance(told, list) else told
+
+
+async def _tell(
+    parts: Parts, ask: TriggerAsk | TriggersAsk, events: Sequence[TriggerEvent]
+) -> list[TriggerAnswer] | Problem:
+    """All of these of one source, or nothing."""
     if (ask.job is None) == (ask.dataset is None):
         return malformed("A trigger names a job or a dataset, and not both.", field="job")
     targets = await parts.views.targets(job=ask.job, dataset=ask.dataset)
@@ -151,30 +175,39 @@ async def trigger(parts: Parts, call: Call) -> Answer:
         title = f"The job {targets[0].job!r} is not a source."
         detail = "Trigger a source upstream of it, or make a backfill of it."
         return conflict("not a source", title, detail=detail)
-    cursor = ask.cursor
-    if cursor is None and ask.partition_key is None:
-        cursor = targets[0].now_ms
-    event_id = ask.event_id or f"trigger:{new_id(parts.entropy)}"
+    places = [each for each in targets if each.dataset is not None and each.generation is not None]
+    ids = [each.event_id or f"trigger:{new_id(parts.entropy)}" for each in events]
     new = [
-        NewEvent(
-            dataset=each.dataset,
-            generation=each.generation,
-            event_id=event_id,
-            cursor=cursor,
-            partition_key=ask.partition_key,
-            start=ask.start,
-            end=ask.end,
-            payload=ask.payload,
-        )
-        for each in targets
-        if each.dataset is not None and each.generation is not None
+        _triggered(each, event_id, target)
+        for each, event_id in zip(events, ids, strict=True)
+        for target in places
     ]
     # To whoever triggers it is one event, in however many datasets and generations.
-    results = _merged(new, await parts.routing.accept(new, all_or_none=True))
-    if wrong := [each.why for each in results if each.outcome == "refused"]:
-        return malformed(wrong[0] or "The event makes no sense.")
+    answers = await parts.routing.accept(new, all_or_none=True)
+    for wrong in answers:
+        if isinstance(wrong, NotAccepted):
+            field = f"events[{(wrong.place or 0) // len(places)}]" if events != [ask] else ""
+            return malformed(_result(wrong).why or "The event makes no sense.", field=field)
     parts.kick()
-    return TriggerAnswer(event_id=event_id, results=results)
+    results = iter(_merged(new, answers))
+    return [
+        TriggerAnswer(event_id=event_id, results=list(islice(results, len(places))))
+        for event_id in ids
+    ]
+
+
+def _triggered(ask: TriggerEvent, event_id: str, target: Target) -> NewEvent:
+    is_bare = ask.cursor is None and ask.partition_key is None
+    return NewEvent(
+        dataset=target.dataset or "",
+        generation=target.generation or "",
+        event_id=event_id,
+        cursor=target.now_ms if is_bare else ask.cursor,
+        partition_key=ask.partition_key,
+        start=ask.start,
+        end=ask.end,
+        payload=ask.payload,
+    )
 
 
 def _place_problem(ask: EventAsk) -> str:

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, overload
 
 from penstock.dispatcher.client.opening import checked_url, connect
 from penstock.dispatcher.client.sending import dag_source
+from penstock.dispatcher.client.triggering import chunks_of, refused_event, trigger_events
 from penstock.dispatcher.client.waiting import (
     WAIT_SECONDS,
     Idle,
@@ -50,11 +51,13 @@ from penstock.dispatcher.wire.steering import (
     TasksAnswer,
     TriggerAnswer,
     TriggerAsk,
+    TriggersAnswer,
+    TriggersAsk,
 )
 from penstock.dispatcher.wire.work import ResultsAnswer, TaskResult
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, new_id, system_entropy
-from penstock.kernel.errors import InvalidInput
+from penstock.kernel.errors import DispatcherRefused, InvalidInput
 
 if TYPE_CHECKING:
     import httpx
@@ -192,6 +195,30 @@ class Client(Watching):
             payload=dict(payload) if payload else None,
         )
         return await self._connection.send("/v1/trigger", TriggerAnswer, ask)
+
+    async def trigger_many(
+        self,
+        job: str | None = None,
+        *,
+        dataset: str | None = None,
+        events: Iterable[str | Mapping[str, Any]],
+    ) -> list[TriggerAnswer]:
+        """Tell of much news of one source, in few requests.
+
+        An event is the key of a partition, or what `trigger` takes by name: `partition_key`,
+        `start`, `end`, `cursor`, `payload`, `event_id`. They are taken by the thousand, each
+        thousand whole or not at all; the error says which event is wrong, and what was taken.
+        """
+        asked = trigger_events(events, self._entropy)
+        told: list[TriggerAnswer] = []
+        for some in chunks_of(asked):
+            ask = TriggersAsk(job=job, dataset=dataset, events=some)
+            try:
+                answer = await self._connection.send("/v1/triggers", TriggersAnswer, ask)
+            except DispatcherRefused as error:
+                raise refused_event(error, before=len(told)) from error
+            told += answer.events
+        return told
 
     async def backfill(
         self,

@@ -242,7 +242,11 @@ class Connection:
             ]
             return DagError(found, where=where)
         return DispatcherRefused(
-            _sentence(problem), status=problem.status, kind=problem.type, hint=_next_step(problem)
+            _sentence(problem),
+            status=problem.status,
+            kind=problem.type,
+            field=problem.field,
+            hint=_next_step(problem),
         )
 
 

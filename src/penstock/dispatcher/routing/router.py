@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from psycopg.types.json import Jsonb
@@ -212,7 +213,10 @@ async def accept_events(
     kept, lacking = await _ranged(connection, kept, judged)
     answers |= lacking
     if all_or_none and answers:
-        return (answers[min(answers)],) * len(events)
+        first = min(answers)
+        refused = answers[first]
+        assert isinstance(refused, NotAccepted), "nothing is kept yet"
+        return (replace(refused, place=first),) * len(events)
     answers |= await _keep(connection, kept, judged)
     return tuple(answers[place] for place in range(len(events)))
 

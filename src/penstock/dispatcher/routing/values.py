@@ -65,6 +65,8 @@ class NotAccepted:
 
     why: WhyRefused
     detail: str = ""
+    place: int | None = None
+    """Which one of several was refused, where that refuses all of them."""
 
 
 class Status(StrEnum):

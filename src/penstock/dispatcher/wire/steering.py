@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
@@ -20,12 +20,13 @@ from penstock.dispatcher.wire.base import (
 from penstock.dispatcher.wire.events import EventResult
 from penstock.dispatcher.wire.work import PublishedAnswer
 
+TRIGGERS_MAX: Final = 1000
+"""How many events one request tells of."""
 
-class TriggerAsk(Ask):
-    """News for a source, by the name of its job or of one of its datasets."""
 
-    job: Name | None = None
-    dataset: Name | None = None
+class TriggerEvent(Ask):
+    """News of a source."""
+
     event_id: EventId | None = None
     """None makes one: the answer has it."""
     cursor: Number | None = None
@@ -37,9 +38,30 @@ class TriggerAsk(Ask):
     """What the jobs that read it are told with it."""
 
 
+class TriggerAsk(TriggerEvent):
+    """News for a source, by the name of its job or of one of its datasets."""
+
+    job: Name | None = None
+    dataset: Name | None = None
+
+
 class TriggerAnswer(Answer):
     event_id: str
     results: list[EventResult]
+
+
+class TriggersAsk(Ask):
+    """Much news for one source: all of it is taken, or nothing."""
+
+    events: Annotated[list[TriggerEvent], Meta(min_length=1, max_length=TRIGGERS_MAX)]
+    job: Name | None = None
+    dataset: Name | None = None
+
+
+class TriggersAnswer(Answer):
+    """In the order of the request."""
+
+    events: list[TriggerAnswer]
 
 
 class BackfillAsk(Ask):

@@ -399,6 +399,32 @@ def test_a_trigger(on_stage: Perform) -> None:
     on_stage(story)
 
 
+def test_many_triggers_are_taken_whole_or_not_at_all(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.apply()
+
+        async def trigger(*events: dict[str, Any], **ask: Any) -> Any:
+            return await stage.public.post("/v1/triggers", json={"events": events, **ask})
+
+        wrong = {"partition_key": "q", "start": 2, "end": 1}
+        problem = refused(await trigger({"partition_key": "p"}, wrong, job="feed"), 422)
+        assert problem.field == "events[1]"
+        assert await stage.world.value("SELECT count(*) FROM event") == 0
+        refused(await trigger(job="feed"), 422)
+        refused(await trigger({"partition_key": "p"}, job="clean"), 409)
+        events = [{"partition_key": f"p{n}", "event_id": f"e{n}"} for n in range(1000)]
+        refused(await trigger(*events, {}, job="feed"), 422)
+        found = ok(await trigger(*events, dataset="raw"))["events"]
+        assert [each["event_id"] for each in found] == [each["event_id"] for each in events]
+        assert {one["outcome"] for each in found for one in each["results"]} == {"new"}
+        again = ok(await trigger(*events[:2], {"partition_key": "x"}, job="feed"))["events"]
+        outcomes = [one["outcome"] for each in again for one in each["results"]]
+        assert outcomes == ["duplicate", "duplicate", "new"]
+        assert await stage.world.value("SELECT count(*) FROM event") == 1001
+
+    on_stage(story)
+
+
 @pytest.mark.parametrize(
     ("ask", "status"),
     [
