@@ -19,7 +19,8 @@ Types are Spark's own words (`bigint`, `decimal(10,2)`, `array<string>`, `struct
 is wider, `widening` says. Names are compared as they are written, but two that Spark would mix up
 are never in one schema. What needs another schema is a new generation, which a change of the job's
 config makes. Called by the dispatcher, which keeps the schema of each generation and applies this
-in the transaction that publishes, and by readers, which read all partitions with it.
+in the transaction that publishes, by runtimes that know the columns before they compute anything,
+and by readers, which read all partitions with it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.datasets.widening import widened
@@ -89,10 +90,24 @@ def evolve(held: Sequence[Column], new: Sequence[Column]) -> tuple[Column, ...]:
     return (*grown, *added)
 
 
+def refuse_for_good(held: Sequence[Column], planned: Sequence[Column]) -> None:
+    """Raise `SchemaRefused` if columns of these types will not be taken, whatever happens.
+
+    `held` is what a generation has now. It may grow before something of these columns is published,
+    which takes nothing back: a column keeps its name, and its type only becomes wider. But one that
+    may not be null today may be by then, so that is not judged here.
+    """
+    evolve(_loose(held), _loose(planned))
+
+
 def digest(columns: Iterable[Column]) -> str:
     """A SHA-256 that is the same for the same columns, in any order."""
     rows = sorted((each.name, each.type, each.is_nullable) for each in columns)
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def _loose(columns: Iterable[Column]) -> list[Column]:
+    return [replace(each, is_nullable=True) for each in columns]
 
 
 def _refuse_doubles(new: Sequence[Column]) -> None:

@@ -151,6 +151,8 @@ class Place:
     below `location`. Empty if the task makes its own partition."""
     current: tuple[Part, ...] = ()
     """What is published of the task's own partition, for what is to be merged with it."""
+    columns: tuple[Column, ...] = ()
+    """Those that the generation had when the task was claimed; empty if none are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from penstock.datasets.schema import Column
 from penstock.dispatcher.dag.units import duration_ms
 from penstock.dispatcher.wire.work import (
     Assignment,
+    ColumnAnswer,
     ColumnAsk,
     EndAsk,
     FactsAsk,
@@ -193,10 +194,14 @@ def _given(answer: InputAnswer) -> Given:
         location=answer.location,
         revision=answer.revision,
         has_data=answer.has_data,
-        columns=tuple(Column(each.name, each.type, each.is_nullable) for each in answer.columns),
+        columns=_columns(answer.columns),
         missed=answer.missed,
         parts=_parts(answer.parts),
     )
+
+
+def _columns(answers: Iterable[ColumnAnswer]) -> tuple[Column, ...]:
+    return tuple(Column(each.name, each.type, each.is_nullable) for each in answers)
 
 
 def _parts(answers: Iterable[PartAnswer]) -> tuple[Part, ...]:
@@ -259,6 +264,7 @@ def _outputs(assignment: Assignment, places: Places, folder: str) -> dict[str, P
             location=location,
             partition_by=by,
             current=_parts(current.get(dataset, ())),
+            columns=_columns(assignment.columns.get(dataset, ())),
         )
     return found
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.datasets.schema import Column, digest, evolve
+from penstock.datasets.schema import Column, digest, evolve, refuse_for_good
 from penstock.datasets.widening import widened
 from penstock.kernel.errors import SchemaRefused
 
@@ -105,6 +107,35 @@ def test_a_schema_only_grows_and_every_publication_fits_it(rounds: list[list[Col
         missing = by_name.keys() - {each.name for each in new}
         assert all(by_name[name].is_nullable for name in missing)
         assert evolve(held, new) == held
+
+
+@given(st.lists(COLUMNS, max_size=6), COLUMNS, st.integers(0, 5))
+def test_what_is_refused_for_good_is_refused_whatever_is_published_before(
+    rounds: list[list[Column]], planned: list[Column], seen: int
+) -> None:
+    held: tuple[Column, ...] = ()
+    is_refused = False
+    for place, new in enumerate([*rounds, []]):
+        if place == seen:
+            try:
+                refuse_for_good(held, planned)
+            except SchemaRefused:
+                is_refused = True
+        with suppress(SchemaRefused):
+            held = evolve(held, new)
+    if is_refused:
+        with pytest.raises(SchemaRefused):
+            evolve(held, planned)
+
+
+def test_nulls_are_judged_only_when_something_is_published() -> None:
+    """What may not be null today may be when the task ends."""
+    refuse_for_good(HELD, (NAME,))
+    refuse_for_good(HELD, (*HELD, Column("x", "int", is_nullable=False)))
+    refuse_for_good((), HELD)
+    for planned in ((Column("id", "string"),), (Column("ID", "bigint"),), (NAME, NAME)):
+        with pytest.raises(SchemaRefused):
+            refuse_for_good(HELD, planned)
 
 
 def test_the_digest_is_of_the_columns_in_any_order() -> None:

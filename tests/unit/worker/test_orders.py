@@ -75,7 +75,14 @@ def test_an_assignment_as_work() -> None:
         ],
         "datasets": {"tidy": DATASET, "rejected": GENERATION, "days": DATASET, "r": "unused"},
     }
-    work = work_of(assignment(definition, partition_key="2025"), logs=LOGS, grace_seconds=3)
+    columns = {
+        "rejected": [
+            ColumnAnswer(name="n", type="int"),
+            ColumnAnswer(name="m", type="date", is_nullable=False),
+        ]
+    }
+    told = structs.replace(assignment(definition, partition_key="2025"), columns=columns)
+    work = work_of(told, logs=LOGS, grace_seconds=3)
     assert (work.task_id, work.attempt, work.job, work.operator) == (7, 2, "clean", "a:clean")
     assert (work.config, work.resources) == ({"a": 1}, {"cpu": 2})
     assert (work.grace_seconds, work.timeout_seconds) == (3, 60)
@@ -84,7 +91,10 @@ def test_an_assignment_as_work() -> None:
     assert work.outputs == {
         "tidy": Place(dataset="tidy", uuid=DATASET, location=f"{base}/tidy/{GENERATION}/2025/ID"),
         "bad": Place(
-            dataset="rejected", uuid=GENERATION, location=f"{base}/rejected/{GENERATION}/2025/ID"
+            dataset="rejected",
+            uuid=GENERATION,
+            location=f"{base}/rejected/{GENERATION}/2025/ID",
+            columns=(Column("n", "int"), Column("m", "date", is_nullable=False)),
         ),
         "days": Place(
             dataset="days",

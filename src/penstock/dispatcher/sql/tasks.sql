@@ -190,6 +190,15 @@ WITH claimed AS (
     CROSS JOIN LATERAL penstock_parts(
         edge.dataset_id, fed.version, nullif(edge.reads, 'partition'), NULL, NULL, NULL)
         AS everything
+), written AS MATERIALIZED (
+    -- What there is of columns in what a generation of a job writes, by the names of datasets.
+    SELECT named.job_id, named.generation,
+           jsonb_object_agg(dataset.name, generation_schema.columns) AS columns
+    FROM (SELECT DISTINCT job_id, generation FROM claimed) AS named
+    JOIN dataset ON dataset.job_id = named.job_id
+    JOIN generation_schema ON generation_schema.dataset_id = dataset.id
+        AND generation_schema.version = named.generation
+    GROUP BY named.job_id, named.generation
 )
 SELECT claimed.id AS task_id, claimed.attempt, claimed.lease_token, claimed.lease_expires_at,
        claimed.heartbeat_ms, claimed.timeout_ms, claimed.payload, claimed.body AS definition,
@@ -223,9 +232,12 @@ SELECT claimed.id AS task_id, claimed.attempt, claimed.lease_token, claimed.leas
                 AND publication.generation = claimed.generation
                 AND publication.partition_key = coalesce(claimed.payload ->> 'partition_key', '')
             WHERE dataset.job_id = claimed.job_id
-       ) END AS current
+       ) END AS current,
+       coalesce(written.columns, '{}') AS columns
 FROM claimed
 JOIN job ON job.id = claimed.job_id
+LEFT JOIN written
+    ON written.job_id = claimed.job_id AND written.generation = claimed.generation
 ORDER BY array_position(%(tasks)s::bigint[], claimed.id)
 
 -- name: heartbeat

@@ -136,6 +136,8 @@ class Claimed:
     `parts`; see `penstock.runtimes.base.Given`."""
     current: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
     """What is published of its own partition, by the names of datasets, if its job merges."""
+    columns: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """The columns that its generation has so far, by the names of the datasets that it writes."""
     batch: str = ""
     """Attempts of one claim with the same batch are to be run as one; empty for one by itself."""
     token: str = field(default="", repr=False)

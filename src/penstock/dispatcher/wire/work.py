@@ -74,7 +74,7 @@ class PartAnswer(Answer, omit_defaults=True):
     bytes: int | None = None
 
 
-class ColumnAnswer(Answer):
+class ColumnAnswer(Answer, omit_defaults=True):
     """A column of what is published; see `penstock.datasets.schema`."""
 
     name: str
@@ -118,6 +118,9 @@ class Assignment(Answer):
     inputs: dict[str, InputAnswer] = {}
     current: dict[str, list[PartAnswer]] | None = None
     """What is published of its own partition, by the names of its datasets, if its job merges."""
+    columns: dict[str, list[ColumnAnswer]] = {}
+    """The columns that its generation has so far, by the names of its datasets: what does not fit
+    them now never will, and need not be computed. None for what has none yet."""
     batch: str = ""
     """Assignments of one claim with the same batch are to be run as one, and take one place."""
     root: str = ""

@@ -1,9 +1,10 @@
 """Runs Spark jobs: reads what a task is given, runs its operator, checks and writes what comes out.
 
-A task goes through four phases: `reading` (manifests, files, sums, the plan), `running` (Spark
-computes; what is small leaves through Arrow), `checking` (expectations), `writing` (files, and the
-manifest last). Until its manifest is written there is nothing, and nobody reads it before the
-dispatcher has published it: a crash, or an attempt that was given up, leaves files that are swept.
+A task goes through four phases: `reading` (manifests, files, sums, the plan and what is refused of
+it: `refusals`), `running` (Spark computes; what is small leaves through Arrow), `checking`
+(expectations), `writing` (files, and the manifest last). Until its manifest is written there is
+nothing, and nobody reads it before the dispatcher has published it: a crash, or an attempt that was
+given up, leaves files that are swept.
 
 A batch runs as few Spark jobs as its tasks allow (`batching`). If such a job fails, its tasks run
 one by one within the same attempts, each with an outcome of its own, which is told when it is
@@ -51,10 +52,11 @@ from penstock.runtimes.spark.operators.transforms import Transforms
 from penstock.runtimes.spark.partitions import divide, publishable, written_files
 from penstock.runtimes.spark.phases import Phases
 from penstock.runtimes.spark.reading import Reader, needed
+from penstock.runtimes.spark.refusals import shapes_of
 from penstock.runtimes.spark.settings import SparkSettings
 from penstock.runtimes.spark.sizes import estimated_bytes
 from penstock.runtimes.spark.telling import Ended, Failed, Telling
-from penstock.runtimes.spark.writing import Shape, Writer, data_file, shape_of
+from penstock.runtimes.spark.writing import Shape, Writer, data_file
 from penstock.runtimes.task import Stopped
 
 _log = logging.getLogger(__name__)
@@ -148,12 +150,14 @@ class Engine:
         phases.enter("reading")
         plans = Plans(session, self._accesses, self._transforms, held)
         (member,) = plans.pruned([member])
+        results = plans.one(member)
+        if member.config.partition_wise:
+            results = {
+                name: _of_one(_of_partitions(each), member.key) for name, each in results.items()
+            }
         made: list[Made] = []
-        for output, frame in plans.one(member).items():
-            result = frame
-            if member.config.partition_wise:
-                result = _of_one(_of_partitions(frame), member.key)
-            shape = shape_of(result, member.config)
+        for output, shape in shapes_of(session, member, results).items():
+            result = results[output]
             if output and member.work.merge is not None:
                 merging = Merging(member, output, session=session, phases=phases, held=held)
                 written = self._merger.merge(merging, frame=result, shape=shape)
@@ -310,11 +314,11 @@ class Engine:
             # cores busy, or that alone takes longer than the work.
             shares = session.sparkContext.defaultParallelism
             frames = {name: each.coalesce(shares) for name, each in made.items()}
+        shapes = shapes_of(session, members[0], frames, without=(column, PARTITION))
         phases.enter("running")
         tables: dict[str, tuple[Shape, Mapping[str, Any]]] = {}
         for output, frame in frames.items():
-            shape = shape_of(frame, config, without=(column, PARTITION))
-            if not shape.is_for_arrow:
+            if not shapes[output].is_for_arrow:
                 raise WorkFailed("The result has types that do not leave Spark through Arrow.")
             # Of what was given the size is known. Spark's own estimate would count what all members
             # share as often as there are members.
@@ -325,7 +329,7 @@ class Engine:
                 raise WorkFailed("What the tasks read by themselves is large, or of no known size.")
             with self._plain(session):
                 table = self._collected(frame, config)
-            tables[output] = shape, split(table, column, tags)
+            tables[output] = shapes[output], split(table, column, tags)
         phases.enter("writing")
         seconds = {**phases.seconds(), "batched": len(members)}
 

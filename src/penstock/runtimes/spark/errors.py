@@ -25,7 +25,14 @@ import py4j
 import pyspark
 from pyspark.errors import PySparkException
 
-from penstock.kernel.errors import Damaged, PenstockError, StoreError, WorkFailed, WorkReleased
+from penstock.kernel.errors import (
+    Damaged,
+    PenstockError,
+    SchemaRefused,
+    StoreError,
+    WorkFailed,
+    WorkReleased,
+)
 from penstock.runtimes.spark.configs import JobConfig
 from penstock.runtimes.spark.internals import java_trace
 from penstock.runtimes.spark.telling import Failed
@@ -84,7 +91,7 @@ def failed(error: BaseException, config: JobConfig | None = None) -> Failed:
             return Failed(reason=_text(_whole(error)), is_released=True)
         case WorkFailed():
             return Failed(reason=_text(_whole(error)), is_retried=error.is_retried)
-        case Damaged():
+        case Damaged() | SchemaRefused():
             return Failed(reason=_text(_whole(error)), is_retried=False)
         case StoreError() | PenstockError():
             return Failed(reason=_text(_whole(error)))

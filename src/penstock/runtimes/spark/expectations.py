@@ -39,6 +39,15 @@ def with_checks(frame: DataFrame, expected: Sequence[Expectation]) -> DataFrame:
     return frame.select("*", *added) if added else frame
 
 
+def refuse_unknown(frame: DataFrame, expected: Sequence[Expectation]) -> None:
+    """Raise `WorkFailed`, or a check's `PySparkException`, for what names columns that there are
+    not. Nothing is computed."""
+    _ = with_checks(frame, expected).schema  # A Connect server says only now what is wrong.
+    for each in expected:
+        if isinstance(each, Unique):
+            _there(each, frame.columns)
+
+
 def checked_table(table: Any, expected: Sequence[Expectation], *, output: str) -> Any:
     """The table without the columns of checks. Raises `WorkFailed` if something is not as expected.
 

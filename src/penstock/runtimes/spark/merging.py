@@ -113,7 +113,6 @@ class Merger:
         Returns what writes the manifest.
         """
         place, merge = merging.place, merging.merge
-        refuse_result(frame.schema, merge)
         current, deleted = self._reader.published(place, merging.member.work)
         if place.current:
             refuse_published(current.columns, merge)
@@ -275,7 +274,7 @@ def merged(
 
     What is small is one Spark partition, and nothing is shuffled.
     """
-    every = _with_flags(made, task=F.lit(task_id).cast("bigint"), gone=_is_gone(made, merge))
+    every = _with_flags(made, task=F.lit(task_id).cast("bigint"), gone=is_gone(made, merge))
     every = every.withColumn(_IS_NEW, F.lit(1))
     # What was kept of a job that did not merge is of no task that anybody knows.
     task = F.coalesce(F.col(TASK), F.lit(0).cast("bigint"))
@@ -314,7 +313,8 @@ def _with_flags(frame: DataFrame, *, task: Any, gone: Any) -> DataFrame:
     return frame.withColumn(TASK, task).withColumn(_DELETED, gone)
 
 
-def _is_gone(made: DataFrame, merge: Merge) -> Any:
+def is_gone(made: DataFrame, merge: Merge) -> Any:
+    """Whether a row deletes what has its key. Raises `WorkFailed` if that cannot be told."""
     if not merge.delete_when:
         return F.lit(False)  # noqa: FBT003 - a value, no option
     said = F.coalesce(F.expr(f"({merge.delete_when}\n)").cast("boolean"), F.lit(False))  # noqa: FBT003

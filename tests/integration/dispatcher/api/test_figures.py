@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.dispatcher.metrics.counters import OTHERS
 from penstock.dispatcher.wire.steering import TaskAnswer
+from penstock.dispatcher.wire.work import ColumnAnswer
 from tests.integration.dispatcher.api.conftest import Perform
 from tests.integration.dispatcher.api.stage import Stage, held, ok, output, place, read
 from tests.integration.dispatcher.test_routing import FEED, reader
@@ -28,10 +29,14 @@ def test_partitions_are_claimed_together_and_read_what_was_published(on_stage: P
         found = await stage.claim(limit=1, in_batches=True)
         assert [each.payload["partition_key"] for each in found] == ["a", "b", "c"]
         assert {each.batch for each in found} == {f"{found[0].task_id}-1"}
-        (alone,) = await stage.claim()
-        assert alone.batch == ""
         made = output(found[0], "clean", facts=facts())
         ok(await stage.complete(held(found[0], outputs=[made])))
+        (alone,) = await stage.claim()
+        assert alone.batch == ""
+        # What it will have to fit into is told before it computes anything.
+        assert found[0].columns == {}
+        told = [ColumnAnswer(name="day", type="date"), ColumnAnswer(name="n", type="bigint")]
+        assert alone.columns == {"clean": told}
         (report,) = await stage.claim("a:report", limit=9)
         (part,) = report.inputs["clean"].parts
         assert (part.location, part.partition_key) == (place(found[0], "clean"), "a")
