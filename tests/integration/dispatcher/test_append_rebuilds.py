@@ -53,7 +53,8 @@ class Log(Pipeline):
 
     async def bring(self, partition: str, *numbers: int) -> None:
         for n in numbers:
-            event = await self.event(f"{partition}{n}", partition_key=partition, payload={"n": n})
+            told: Any = {"partition_key": partition} if partition else {"cursor": n}
+            event = await self.event(f"{partition}{n}", payload={"n": n}, **told)
             await self.routing.accept([event])
             await self.route()
 
@@ -489,6 +490,43 @@ def test_what_is_kept_upstream_is_kept_downstream_and_not_computed_twice(play: P
         assert await it.states("copies") == ["current", "retired"]
         assert await it.read() == ["1", "2", "3"]
         assert len(await it.read("copies")) == 3
+
+    play(story)
+
+
+@pytest.mark.parametrize("partition", ["p", ""])
+def test_what_is_kept_upstream_is_merged_downstream(play: Play, partition: str) -> None:
+    """Nothing is kept of what was merged; a row that is merged again is the same row."""
+    merging = COPY.replace("update: append", "update: merge\n    unique_key: [n]")
+
+    async def story(world: World) -> None:
+        it = Log(world)
+        await it.apply(texts() + merging)
+        for n in (1, 2, 3):
+            await it.bring(partition, n)
+            await it.labour()
+        await it.retain()
+        await it.apply(texts(log="2") + merging)
+        await it.build()
+        entries, copies = await it.dataset("entries"), await it.dataset("copies")
+        assert await it.deployment.keep(entries) == Kept(2)
+        await it.build()
+        if not partition:
+            # What was told without a partition, and is forgotten, has no name to know it by.
+            assert await it.deployment.cut_over(copies) is CutOver.UNCOVERED
+            assert await it.deployment.cut_over(copies, force=True) is CutOver.DONE
+            await it.build()
+        assert await it.states("entries") == ["current", "retired"]
+        assert await it.states("copies") == ["current", "retired"]
+        assert await it.read() == ["1", "2", "3"]
+        (merged,) = await it.read("copies")
+        assert {*merged.split("+")} == {"1", "2", "3"}
+        # Nor does the next edit, of the job that merges alone, make less of them.
+        await it.apply(texts(log="2") + merging.replace("a:copy", "a:copy\n    config: {v: 2}"))
+        await it.build()
+        assert await it.states("copies") == ["current", "retired", "retired"]
+        (merged,) = await it.read("copies")
+        assert {*merged.split("+")} == {"1", "2", "3"}
 
     play(story)
 

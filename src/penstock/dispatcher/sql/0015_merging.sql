@@ -120,11 +120,64 @@ CREATE OR REPLACE FUNCTION penstock_lacking(
       END
 $$;
 
+-- As before, and what was kept of an earlier generation is news for a job that merges (`takes_kept`):
+-- nothing of what it had merged is kept, and a row that is merged again is the same row.
+DROP FUNCTION penstock_is_news(event, integer, uuid, boolean);
+CREATE FUNCTION penstock_is_news(
+    said event, reading_job integer, reading_generation uuid, is_merging boolean,
+    takes_kept boolean DEFAULT false
+) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF said.revision IS NOT NULL AND (
+        NOT takes_kept AND said.dedupe LIKE '%:kept:%' OR NOT EXISTS (
+        SELECT FROM publication AS head
+        WHERE head.dataset_id = said.dataset_id AND head.generation = said.generation
+          AND head.partition_key = coalesce(said.partition_key, '')
+          AND (head.revision = said.revision
+               OR head.mode = 'append' AND NOT starts_with(head.location, 'range:')))) THEN
+        RETURN false;
+    END IF;
+    IF EXISTS (
+        SELECT FROM appended
+        WHERE appended.generation = reading_generation AND appended.news IN (
+            'event:' || said.seq, 'task:' || said.task_id || ':' || said.partition_key)) THEN
+        RETURN false;
+    END IF;
+    RETURN NOT is_merging OR NOT EXISTS (
+        SELECT FROM coalesced
+        WHERE coalesced.event_seq = said.seq AND coalesced.job_id = reading_job
+          AND coalesced.generation = reading_generation)
+    AND NOT EXISTS (
+        SELECT
+        FROM generation AS next
+        JOIN generation AS served
+            ON served.dataset_id = next.dataset_id AND served.state = 'current'
+        CROSS JOIN LATERAL (
+            SELECT coalesced.task_id
+            FROM coalesced
+            WHERE coalesced.event_seq = said.seq AND coalesced.job_id = reading_job
+              AND coalesced.generation = served.version
+            UNION ALL
+            SELECT task.id
+            FROM task
+            WHERE task.job_id = reading_job AND task.generation = served.version
+              AND task.dedupe_key IN (
+                  'event:' || said.seq, 'task:' || said.task_id || ':' || said.partition_key)
+        ) AS merged
+        JOIN task ON task.id = merged.task_id
+        WHERE next.version = reading_generation AND next.state = 'building'
+          AND (task.event_seq > said.seq OR EXISTS (
+              SELECT FROM coalesced AS later
+              WHERE later.task_id = task.id AND later.event_seq > said.seq)));
+END
+$$;
+
 CREATE OR REPLACE FUNCTION penstock_is_lost(old_task bigint, replaced uuid[]) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     old task;
     is_appending boolean;
+    is_merged boolean;
 BEGIN
     SELECT * INTO old FROM task WHERE task.id = old_task;
     IF old.id IS NULL THEN
@@ -133,8 +186,9 @@ BEGIN
     IF starts_with(old.dedupe_key, 'backfill:') THEN
         RETURN false;
     END IF;
-    SELECT definition.update_mode <> 'replace' AND definition.runtime <> 'dispatcher'
-    INTO is_appending
+    SELECT definition.update_mode <> 'replace' AND definition.runtime <> 'dispatcher',
+           definition.update_mode = 'merge'
+    INTO is_appending, is_merged
     FROM job_definition AS definition
     WHERE definition.id = old.definition_id;
     RETURN NOT EXISTS (
@@ -145,7 +199,7 @@ BEGIN
             UNION
             SELECT coalesced.event_seq FROM coalesced WHERE coalesced.task_id = old_task)
           -- As for a generation that has nothing yet.
-          AND (NOT is_appending OR penstock_is_news(event, old.job_id, NULL, false))
+          AND (NOT is_appending OR penstock_is_news(event, old.job_id, NULL, false, is_merged))
           AND CASE
               WHEN event.generation <> ALL (replaced) THEN true
               WHEN event.revision IS NULL THEN false

@@ -277,6 +277,7 @@ WITH plan AS MATERIALIZED (
                definition.body, '$.outputs[*].partition_by') AS is_replacing,
            definition.update_mode <> 'replace' AND definition.runtime <> 'dispatcher'
                AS is_appending,
+           definition.update_mode = 'merge' AS takes_kept,
            coalesce(definition.body ->> 'merge_updates', 'false') = 'true' AS is_merging,
            EXISTS (
                SELECT FROM generation
@@ -304,14 +305,16 @@ WITH plan AS MATERIALIZED (
       AND CASE
           -- As penstock_is_news says, which takes longer.
           WHEN plan.is_appending AND NOT plan.is_merging AND NOT plan.has_kept
-          THEN event.revision IS NULL OR position(':kept:' in event.dedupe) = 0 AND EXISTS (
+          THEN event.revision IS NULL OR (plan.takes_kept OR position(':kept:' in event.dedupe) = 0)
+              AND EXISTS (
               SELECT FROM publication AS head
               WHERE head.dataset_id = event.dataset_id AND head.generation = event.generation
                 AND head.partition_key = coalesce(event.partition_key, '')
                 AND (head.revision = event.revision
                      OR head.mode = 'append' AND NOT starts_with(head.location, 'range:')))
           WHEN plan.is_appending
-          THEN penstock_is_news(event, plan.job_id, plan.generation, plan.is_merging)
+          THEN penstock_is_news(
+              event, plan.job_id, plan.generation, plan.is_merging, plan.takes_kept)
           ELSE NOT (plan.is_per_partition AND event.partition_key IS NOT NULL AND EXISTS (
               SELECT FROM event AS later
               WHERE later.dataset_id = event.dataset_id AND later.generation = event.generation
@@ -339,6 +342,7 @@ WITH plan AS MATERIALIZED (
                definition.body, '$.outputs[*].partition_by') AS is_replacing,
            definition.update_mode <> 'replace' AND definition.runtime <> 'dispatcher'
                AS is_appending,
+           definition.update_mode = 'merge' AS takes_kept,
            coalesce(definition.body ->> 'merge_updates', 'false') = 'true' AS is_merging,
            EXISTS (
                SELECT FROM generation
@@ -369,14 +373,16 @@ WHERE NOT (plan.is_per_partition AND plan.is_replacing AND inputs.is_whole
   AND CASE
       -- As penstock_is_news says, which takes longer.
       WHEN plan.is_appending AND NOT plan.is_merging AND NOT plan.has_kept
-      THEN event.revision IS NULL OR position(':kept:' in event.dedupe) = 0 AND EXISTS (
+      THEN event.revision IS NULL OR (plan.takes_kept OR position(':kept:' in event.dedupe) = 0)
+          AND EXISTS (
           SELECT FROM publication AS head
           WHERE head.dataset_id = event.dataset_id AND head.generation = event.generation
             AND head.partition_key = coalesce(event.partition_key, '')
             AND (head.revision = event.revision
                  OR head.mode = 'append' AND NOT starts_with(head.location, 'range:')))
       WHEN plan.is_appending
-      THEN penstock_is_news(event, plan.job_id, plan.generation, plan.is_merging)
+      THEN penstock_is_news(
+          event, plan.job_id, plan.generation, plan.is_merging, plan.takes_kept)
       ELSE NOT (plan.is_per_partition AND event.partition_key IS NOT NULL AND EXISTS (
           SELECT FROM event AS later
           WHERE later.dataset_id = event.dataset_id AND later.generation = event.generation

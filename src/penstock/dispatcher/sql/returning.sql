@@ -48,6 +48,7 @@ WITH inputs AS MATERIALIZED (
            coalesce(definition.body ->> 'when', 'any') = 'all' AS is_all,
            definition.update_mode <> 'replace' AND definition.runtime <> 'dispatcher'
                AS is_appending,
+           definition.update_mode = 'merge' AS takes_kept,
            CASE
                WHEN EXISTS (SELECT FROM generation WHERE version = reader.generation)
                THEN '-infinity'
@@ -102,7 +103,7 @@ WITH inputs AS MATERIALIZED (
             AND task.event_seq > event.seq
           OFFSET 0))
       AND NOT (inputs.is_appending AND NOT penstock_is_news(
-          event, inputs.job_id, inputs.task_generation, false))
+          event, inputs.job_id, inputs.task_generation, false, inputs.takes_kept))
 ), wanted AS MATERIALIZED (
     -- After the above, which leaves few: each of these is looked up.
     SELECT missed.seq, array_agg(DISTINCT missed.task_generation) AS generations
