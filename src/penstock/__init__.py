@@ -19,6 +19,7 @@ from penstock.kernel.errors import (
     WorkerIdConflict,
     WorkerLeaseLost,
 )
+from penstock.kernel.handler_errors import DoNotRetry, Reschedule
 
 if TYPE_CHECKING:
     from penstock.dispatcher.client import Client
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from penstock.queue.submission import NotAllSubmitted
     from penstock.queue.views import TaskEvent, TaskView
     from penstock.queue.worker import Worker
-    from penstock.runtimes.task import DoNotRetry
 
 __all__ = [
     "Batch",
@@ -54,6 +54,7 @@ __all__ = [
     "QueueConfig",
     "QueueDrained",
     "QueueNotFound",
+    "Reschedule",
     "Retry",
     "ScheduleNotFound",
     "ScheduleView",
@@ -76,7 +77,6 @@ _LATER = {
     "BatchView": "penstock.queue.batches.documents",
     "Client": "penstock.dispatcher.client",
     "DispatchSettings": "penstock.queue.settings",
-    "DoNotRetry": "penstock.runtimes.task",
     "NotAllSubmitted": "penstock.queue.submission",
     "Polling": "penstock.queue.running.polling",
     "Queue": "penstock.queue.client",

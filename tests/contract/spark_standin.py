@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.datasets.layout import path_of
+from penstock.kernel.handler_errors import DoNotRetry
 from penstock.runtimes.base import Finished, Made, Work
 from penstock.runtimes.spark.runtime import SparkRuntime
 from penstock.runtimes.spark.sessions import Group
 from penstock.runtimes.spark.settings import SparkSettings
 from penstock.runtimes.spark.telling import Telling
-from penstock.runtimes.task import DoNotRetry
 from penstock.testing.runtime_contract import BEGUN, PRINTED, Deed
 
 _never = threading.Event()

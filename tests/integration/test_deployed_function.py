@@ -40,8 +40,9 @@ from penstock.dispatcher.wire.work import (
 )
 from penstock.kernel.entropy import system_entropy
 from penstock.kernel.errors import DispatcherUnavailable, InvalidInput
+from penstock.kernel.handler_errors import DoNotRetry
 from penstock.runtimes.deployed import Deployment, task_handler
-from penstock.runtimes.task import DoNotRetry, Stopped
+from penstock.runtimes.task import Stopped
 
 UUID = "00000000-0000-0000-0000-000000000001"
 Answer = tuple[int, msgspec.Struct]

@@ -23,6 +23,8 @@ RESULTS_BYTES_MAX: Final = 4 * 1024 * 1024
 """What all results of a pack may have together: each task has its share."""
 MESSAGE_CHARACTERS_MAX: Final = 2_000
 TRACE_CHARACTERS_MAX: Final = 8_000
+REASON_CHARACTERS_MAX: Final = 200
+"""Of what a line of the log says besides: there are many lines."""
 
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
@@ -54,6 +56,14 @@ class Retried:
 
 
 @dataclass(frozen=True, slots=True)
+class Rescheduled:
+    """The handler asked to be called again, not before `due_ms`: the attempt does not count."""
+
+    due_ms: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GivenBack:
     """The attempt was stopped before its time, through no fault of the task."""
 
@@ -68,7 +78,7 @@ class Expired:
     """The task's time was over before the attempt had begun: it does not count."""
 
 
-Ending = Succeeded | Failed | Retried | GivenBack | Stopped | Expired
+Ending = Succeeded | Failed | Retried | Rescheduled | GivenBack | Stopped | Expired
 
 
 def sound(ending: Ending, *, count: int = 1) -> Ending:
@@ -87,6 +97,8 @@ def sound(ending: Ending, *, count: int = 1) -> Ending:
             return Failed(_plain(failure, count))
         case Retried(failure, due_ms):
             return Retried(_plain(failure, count), int(due_ms))
+        case Rescheduled(due_ms, reason):
+            return Rescheduled(int(due_ms), _cut(reason, REASON_CHARACTERS_MAX))
     return ending
 
 
@@ -132,11 +144,12 @@ def _plain(failure: Failure, count: int) -> Failure:
     """Text that can be written, and not too much of it."""
     share = RESULTS_BYTES_MAX // 4 // count
 
-    def cut(text: str, most: int) -> str:
-        return text.encode("utf-8", "replace").decode()[:most]
-
     return Failure(
-        cut(failure.error, 200),
-        cut(failure.message, min(MESSAGE_CHARACTERS_MAX, share)),
-        cut(failure.trace, min(TRACE_CHARACTERS_MAX, share)),
+        _cut(failure.error, 200),
+        _cut(failure.message, min(MESSAGE_CHARACTERS_MAX, share)),
+        _cut(failure.trace, min(TRACE_CHARACTERS_MAX, share)),
     )
+
+
+def _cut(text: str, most: int) -> str:
+    return text.encode("utf-8", "replace").decode()[:most]

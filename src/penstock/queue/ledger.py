@@ -8,7 +8,7 @@ another pack it is void.
 |---|---|---|
 | READY | nobody runs it; may be claimed | claim, cancel |
 | CLAIMED | an attempt holds it, until its lease ends | settle, give back, expiry, (cancel asks) |
-| RETRYING | failed, may be claimed when due | claim, cancel |
+| RETRYING | failed, or rescheduled by its handler; may be claimed when due | claim, cancel |
 | SUCCEEDED, FAILED, CANCELLED, EXPIRED | settled; never leaves | |
 
 Times are the store's, in milliseconds. Attempts are numbered from 1 and only grow. A claim has a
@@ -83,7 +83,7 @@ class TaskState(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
     """CLAIMED: its attempt is asked to stop. READY: it must not start again."""
     result: msgspec.Raw = NULL
     failure: Failure | None = None
-    """FAILED, and RETRYING: why the last attempt failed."""
+    """FAILED, and RETRYING: why the last attempt failed; None if it was rescheduled."""
     is_ref: bool = False
     """SUCCEEDED: the result is a `Reference` to a payload."""
     progress: Progress | None = None
@@ -106,6 +106,7 @@ class Happening(StrEnum):
     GIVEN_BACK = "given back"
     LEASE_EXPIRED = "lease expired"
     RETRYING = "retrying"
+    RESCHEDULED = "rescheduled"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCEL_ASKED = "cancel asked"

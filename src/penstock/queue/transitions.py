@@ -27,6 +27,7 @@ from penstock.queue.endings import (
     Expired,
     Failed,
     GivenBack,
+    Rescheduled,
     Retried,
     Stopped,
     Succeeded,
@@ -337,7 +338,7 @@ def _end(change: Change, place: int, ending: Ending, *, expires_ms: int) -> None
             change.settle(place, Status.FAILED, who=who, failure=failure)
         case Stopped():
             change.settle(place, Status.CANCELLED, who=who)
-        case Retried() | GivenBack() | Expired() if task.cancel:
+        case Retried() | Rescheduled() | GivenBack() | Expired() if task.cancel:
             change.settle(place, Status.CANCELLED, who=who)
         case Expired():
             change.tasks[place] = _replace(task, given_back=task.given_back + 1)
@@ -354,6 +355,8 @@ def _end(change: Change, place: int, ending: Ending, *, expires_ms: int) -> None
                 progress=task.progress,
             )
             change.set(place, state, Happening.RETRYING, who=who, note=failure.error)
+        case Rescheduled():
+            _reschedule(change, place, ending, who=who, expires_ms=expires_ms)
         case GivenBack():
             state = TaskState(
                 status=Status.READY,
@@ -363,3 +366,24 @@ def _end(change: Change, place: int, ending: Ending, *, expires_ms: int) -> None
                 progress=task.progress,
             )
             change.set(place, state, Happening.GIVEN_BACK, who=who)
+
+
+def _reschedule(
+    change: Change, place: int, ending: Rescheduled, *, who: str, expires_ms: int
+) -> None:
+    """The attempt does not count; what would be due too late is settled at once."""
+    task = change.tasks[place]
+    state = TaskState(
+        status=Status.RETRYING,
+        attempt=task.attempt,
+        given_back=task.given_back + 1,
+        claim=task.claim,
+        at_ms=ending.due_ms,
+        progress=task.progress,
+    )
+    if 0 < expires_ms <= ending.due_ms:
+        change.tasks[place] = state
+        change.settle(place, Status.EXPIRED, who=who)
+    else:
+        later = _replace(state, claim="")
+        change.set(place, later, Happening.RESCHEDULED, who=who, note=ending.reason)

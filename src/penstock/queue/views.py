@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.queue.ledger import Happening, Ledger, LogLine, Progress, Status
+from penstock.queue.ledger import Happening, Ledger, LogLine, Progress, Status, TaskState
 from penstock.queue.pack import Pack, Reference
 from penstock.queue.places import PackAt, TaskId
 from penstock.queue.transitions import history
@@ -118,7 +118,7 @@ def view_of_ledger(at: PackAt, place: int, ledger: Ledger, pack: Pack | None) ->
     return TaskView(
         id=at.task(place),
         type=at.type,
-        status=WORDS[task.status],
+        status=word_of(task),
         attempt=task.attempt,
         input=_plain(inputs[place]) if inputs and not is_ref else None,
         result=_plain(task.result) if task.status is Status.SUCCEEDED and not task.is_ref else None,
@@ -135,6 +135,13 @@ def view_of_ledger(at: PackAt, place: int, ledger: Ledger, pack: Pack | None) ->
         input_ref=_reference(inputs[place]) if inputs and is_ref else None,
         result_ref=_reference(task.result) if task.is_ref else None,
     )
+
+
+def word_of(task: TaskState) -> str:
+    """Where a task is: one that its handler has rescheduled is delayed, and has not failed."""
+    if task.status is Status.RETRYING and task.failure is None:
+        return "delayed"
+    return WORDS[task.status]
 
 
 def _facts(said: Pack | Ledger) -> dict[str, Any]:

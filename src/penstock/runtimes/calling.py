@@ -21,11 +21,12 @@ from typing import Any, Final
 
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import WorkFailed, WorkReleased
+from penstock.kernel.handler_errors import DoNotRetry
 from penstock.runtimes.base import Made
 from penstock.runtimes.frames import Begin, Style
 from penstock.runtimes.lambdas import context_of, event_of
 from penstock.runtimes.references import Reference
-from penstock.runtimes.task import DoNotRetry, Line, Stopped, Stopping, Task, make_folders
+from penstock.runtimes.task import Line, Stopped, Stopping, Task, make_folders
 
 _REASON_CHARACTERS_MAX: Final = 4_000
 _TRACE_LINES_MAX: Final = 20

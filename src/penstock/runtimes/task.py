@@ -42,10 +42,6 @@ Named = TypeVar("Named")
 _FILE = "file://"
 
 
-class DoNotRetry(Exception):
-    """Raised by a user's function: another attempt would fail just so."""
-
-
 class Stopped(BaseException):
     """Raised inside a user's function that is to stop. Not an `Exception`, so it is not caught."""
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from penstock.datasets.layout import path_of
-from penstock.runtimes.task import DoNotRetry, Task
+from penstock.kernel.handler_errors import DoNotRetry
+from penstock.runtimes.task import Task
 from penstock.testing.runtime_contract import BEGUN, PRINTED, Deed
 
 _HOLDER = "import os, signal, sys\nos.write(1, b'begun\\n')\nwhile True: signal.pause()\n"

@@ -149,7 +149,7 @@ def test_what_a_transform_raises_is_retried(bench: Bench, module: Path) -> None:
 
 def test_do_not_retry_is_obeyed(bench: Bench, module: Path) -> None:
     module.write_text(
-        "from penstock.runtimes.task import DoNotRetry\n"
+        "from penstock import DoNotRetry\n"
         "def clean(inputs, context):\n    raise DoNotRetry('never')\n"
     )
     failure = bench.failure(bench.work("spark.python", {"transform": "theirs:clean"}))

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from penstock.kernel.handler_errors import DoNotRetry, Reschedule
 from penstock.queue.running.handlers import TaskContext
 
 
@@ -33,6 +34,14 @@ async def gently(task: TaskContext) -> Any:
 
 def odd(_: TaskContext) -> None:
     raise Odd("out of order")
+
+
+def later(_: TaskContext) -> None:
+    raise Reschedule(90, reason="not there yet")
+
+
+def hopeless(_: TaskContext) -> None:
+    raise ExceptionGroup("all", [Odd("one"), DoNotRetry("two")])
 
 
 def several(_: TaskContext) -> None:

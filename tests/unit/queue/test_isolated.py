@@ -23,7 +23,15 @@ import pytest
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.client import Queue
-from penstock.queue.endings import Ending, Failed, GivenBack, Retried, Stopped, Succeeded
+from penstock.queue.endings import (
+    Ending,
+    Failed,
+    GivenBack,
+    Rescheduled,
+    Retried,
+    Stopped,
+    Succeeded,
+)
 from penstock.queue.places import TaskId
 from penstock.queue.running.addresses import Address
 from penstock.queue.running.attempts import Attempt, Ended
@@ -145,6 +153,17 @@ def test_what_is_retried_is_told_by_class_as_in_the_worker(
             assert ending.failure.error == error
             assert "apart.py" in ending.failure.trace
             assert "attempts.py" not in ending.failure.trace
+
+    _run(check)
+
+
+def test_what_is_never_retried_and_what_comes_later_is_known_in_another_process() -> None:
+    async def check(bench: Bench) -> None:
+        for function in (apart.odd, apart.several):
+            assert isinstance(await bench.run(function, retry=Retry(never=apart.Odd)), Failed)
+            assert isinstance(await bench.run(function, retry=Retry(never=KeyError)), Retried)
+        assert isinstance(await bench.run(apart.hopeless), Failed)
+        assert await bench.run(apart.later) == Rescheduled(90_000, "not there yet")
 
     _run(check)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput
+from penstock.kernel.handler_errors import DoNotRetry, Reschedule
 from penstock.queue.endings import (
     MESSAGE_CHARACTERS_MAX,
     TRACE_CHARACTERS_MAX,
@@ -73,6 +74,25 @@ def test_subclasses_are_retried_and_others_are_not() -> None:
     assert retry.retries(KeyError("k"))
     assert not retry.retries(ValueError())
     assert not Retry(on=()).retries(Exception())
+
+
+def test_what_is_never_retried_is_not_whatever_is_retried() -> None:
+    retry = Retry(on=(OSError,), never=FileNotFoundError)
+    assert retry.retries(PermissionError())
+    assert not retry.retries(FileNotFoundError())
+    assert not retry.retries(ExceptionGroup("", [PermissionError(), FileNotFoundError()]))
+    assert not Retry().retries(ExceptionGroup("", [OSError(), DoNotRetry()]))
+    assert not Retry(on=(BaseException,)).retries(DoNotRetry("ever"))
+    assert Retry(never=(KeyError, OSError)).retries(ValueError())
+    with pytest.raises(InvalidInput, match="not a class of exceptions"):
+        Retry(never=("KeyError",))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seconds", [-1, math.nan, math.inf, True])
+def test_a_task_is_rescheduled_within_a_year(seconds: float) -> None:
+    with pytest.raises(InvalidInput, match="cannot be rescheduled"):
+        Reschedule(seconds)
+    assert str(Reschedule(5)) == "again in 5 s"
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])

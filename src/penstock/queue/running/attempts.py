@@ -16,7 +16,8 @@ What holds
   `Ended.released` tells when the handler is gone. A thread that has timed out gets no grace. What
   it comes to in the end is dropped.
 - Whatever a handler raises is a failure, `KeyboardInterrupt` and `SystemExit` as well: they end
-  the attempt and not the worker. Only its class decides whether it is retried.
+  the attempt and not the worker. Only its class decides whether it is retried. `Reschedule` is no
+  failure: the attempt does not count.
 - An isolated handler runs in a process of its own (`penstock.queue.running.isolated`), and its time
   counts from its call there. Asked to stop, it has its grace and is killed then; at its timeout, or
   when the task is another's, it is killed at once. A process that dies takes one attempt with it,
@@ -55,7 +56,15 @@ from penstock.queue.running.addresses import public_module
 from penstock.queue.running.frames import Over, Report, Run
 from penstock.queue.running.handlers import Cancelled, Handler, TaskContext
 from penstock.queue.running.isolated import Child, Children
-from penstock.queue.running.retry import Raised, Retry, failed, raised, timed_out
+from penstock.queue.running.retry import (
+    Postponed,
+    Raised,
+    classes,
+    ended_by,
+    failed,
+    postponed,
+    timed_out,
+)
 from penstock.queue.running.threads import HandlerThread
 
 GRACE_SECONDS: Final = 5.0
@@ -86,7 +95,7 @@ class _Why(IntEnum):
     LOST = 4
 
 
-_Outcome = Succeeded | Failed | Raised
+_Outcome = Succeeded | Failed | Raised | Postponed
 _Unfinished = Awaitable[Any]  # A plain handler returned something that has to be awaited.
 
 
@@ -222,7 +231,7 @@ class Attempt:
             self._thread = None
             return _judged(await outcome)
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything
-            return raised(error, self.handler.retry, ours=__file__)
+            return ended_by(error, self.handler.retry, ours=__file__)
 
     async def _handle_apart(self) -> _Outcome:
         """Have a process call the handler; one that died before, while idle, is none of it."""
@@ -235,8 +244,9 @@ class Attempt:
             task.id,
             task.attempt,
             task.raw_input,
-            _names(handler.retry),
+            _names(classes(handler.retry.on)),
             self.trace,
+            _names(classes(handler.retry.never)),
         )
         while True:
             async with self.children.lent() as child:
@@ -263,7 +273,7 @@ class Attempt:
             result = self.handler.function(self.task)
             return result if isinstance(result, Awaitable) else _judged(result)
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything
-            return raised(error, self.handler.retry, ours=__file__)
+            return ended_by(error, self.handler.retry, ours=__file__)
 
     def _ending(self, outcome: _Outcome | None) -> Ending | None:
         retry = self.handler.retry
@@ -280,20 +290,23 @@ class Attempt:
         if isinstance(outcome, Raised):
             now_ms = self.now_ms()
             return failed(outcome, retry, counted=self.counted, now_ms=now_ms, entropy=self.entropy)
+        if isinstance(outcome, Postponed):
+            return postponed(outcome, now_ms=self.now_ms())
         # None: somebody who cancels every task there is has cancelled it before its start.
         return outcome or GivenBack()
 
 
-def _names(retry: Retry) -> tuple[tuple[str, str], ...]:
-    """The classes that are retried, as another process knows them."""
-    classes = retry.on if isinstance(retry.on, tuple) else (retry.on,)
-    return tuple((public_module(each.__module__), each.__qualname__) for each in classes)
+def _names(kinds: tuple[type[BaseException], ...]) -> tuple[tuple[str, str], ...]:
+    """Classes of errors, as another process knows them."""
+    return tuple((public_module(each.__module__), each.__qualname__) for each in kinds)
 
 
 def _understood(over: Over) -> _Outcome:
     """What a handler in another process came to."""
     if over.failure is not None:
         return Raised(over.failure, over.is_retried)
+    if over.again_seconds is not None:
+        return Postponed(over.again_seconds, over.reason)
     # One that was stopped has nothing: why it was is known here.
     return Succeeded(over.result if over.has_result else NULL)
 

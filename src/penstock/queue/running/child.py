@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from penstock.kernel.entropy import system_entropy
 from penstock.kernel.parents import die_with
-from penstock.queue.endings import Failed, Retried, Succeeded
+from penstock.queue.endings import Failed, Rescheduled, Retried, Succeeded
 from penstock.queue.ledger import Failure
 from penstock.queue.places import TaskId
 from penstock.queue.running.addresses import MAIN
@@ -57,12 +57,23 @@ class RetryByName(Retry):
     """Retries errors by the names of their classes."""
 
     names: frozenset[ClassName] = frozenset()
+    never_names: frozenset[ClassName] = frozenset()
 
     def retries(self, error: BaseException) -> bool:
-        classes = inspect.getmro(type(error))
-        if any((each.__module__, each.__qualname__) in self.names for each in classes):
+        if self.excludes(error):
+            return False
+        if _is_named(error, self.names):
             return True
         return isinstance(error, BaseExceptionGroup) and all(map(self.retries, error.exceptions))
+
+    def excludes(self, error: BaseException) -> bool:
+        # Not super(): a dataclass with slots is another class than the one that this is read in.
+        return Retry.excludes(self, error) or _is_named(error, self.never_names)
+
+
+def _is_named(error: BaseException, names: frozenset[ClassName]) -> bool:
+    kinds = inspect.getmro(type(error))
+    return any((each.__module__, each.__qualname__) in names for each in kinds)
 
 
 class _Child:
@@ -86,7 +97,9 @@ class _Child:
 
     async def _run(self, call: Run) -> None:
         sys.path[:] = call.path
-        retry = RetryByName(attempts=2, names=frozenset(call.retried))
+        retry = RetryByName(
+            attempts=2, names=frozenset(call.retried), never_names=frozenset(call.never)
+        )
         try:
             function = call.handler.find()
             handler = Handler(type=call.type, function=function, retry=retry)
@@ -120,6 +133,9 @@ class _Child:
                 self._say(Over(result=result, has_result=True))
             case Retried(failure) | Failed(failure):
                 self._say(Over(failure=failure, is_retried=isinstance(ended.ending, Retried)))
+            case Rescheduled(due_ms, reason):
+                # The clock of this attempt stands at zero.
+                self._say(Over(again_seconds=due_ms / 1000, reason=reason))
             case _:
                 self._say(Over())
 

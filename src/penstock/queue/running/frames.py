@@ -43,6 +43,8 @@ class Run(msgspec.Struct, tag_field="say", tag="run", frozen=True):
     """The classes of errors that are retried."""
     trace: str = ""
     """The span of the attempt, as in the header `traceparent`."""
+    never: tuple[ClassName, ...] = ()
+    """The classes of errors that are not, whatever `retried` says."""
 
 
 class Stop(msgspec.Struct, tag_field="say", tag="stop", frozen=True):
@@ -62,12 +64,15 @@ class Report(msgspec.Struct, tag_field="say", tag="report", frozen=True):
 
 
 class Over(msgspec.Struct, tag_field="say", tag="over", frozen=True):
-    """The handler has ended: with a result, with a failure, or stopped if with neither."""
+    """The handler has ended: with a result, a failure or a wish, or stopped if with none."""
 
     result: msgspec.Raw = NULL
     has_result: bool = False
     failure: Failure | None = None
     is_retried: bool = False
+    again_seconds: float | None = None
+    """It is to be called again after so long, and has not failed."""
+    reason: str = ""
 
 
 ToChild = Run | Stop

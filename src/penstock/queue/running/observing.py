@@ -128,6 +128,7 @@ _ENDINGS: Final = {
     "Succeeded": "succeeded",
     "Failed": "failed",
     "Retried": "retried",
+    "Rescheduled": "rescheduled",
     "GivenBack": "given_back",
     "Stopped": "stopped",
     "Expired": "expired",

@@ -4,7 +4,8 @@ A `Retry` is what a handler is registered with. Whether an error is retried is d
 and by nothing else: no text of an error is ever read. So a `TimeoutError`, whether the handler
 raised it or the worker enforced it, is retried by `on=(TimeoutError,)`, by `on=(OSError,)`, for it
 is one, and by `on=(Exception,)`. `KeyboardInterrupt`, `SystemExit` and `CancelledError` are not
-`Exception`s, so the default does not retry them.
+`Exception`s, so the default does not retry them. `DoNotRetry`, and what `never` names, is not
+retried whatever `on` says. `Reschedule` is no failure at all.
 
 Everything here is a pure function of values. Called by `penstock.queue.running.attempts` when an
 attempt has failed, and by users, who make `Retry`s.
@@ -19,10 +20,12 @@ from typing import Final, TypeGuard
 
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import InvalidInput
+from penstock.kernel.handler_errors import DoNotRetry, Reschedule
 from penstock.queue.endings import (
     MESSAGE_CHARACTERS_MAX,
     TRACE_CHARACTERS_MAX,
     Failed,
+    Rescheduled,
     Retried,
 )
 from penstock.queue.ledger import Failure
@@ -50,6 +53,8 @@ class Retry:
     first_seconds: float = 1.0
     max_seconds: float = 3600.0
     jitter: float = 0.25
+    never: type[BaseException] | tuple[type[BaseException], ...] = ()
+    """The classes of errors that are not retried, although `on` says so; `DoNotRetry` never is."""
 
     def __post_init__(self) -> None:
         if not _is_whole(self.attempts) or self.attempts < 1:
@@ -58,7 +63,7 @@ class Retry:
         _check("first_seconds", self.first_seconds, least=0, most=SECONDS_MAX)
         _check("max_seconds", self.max_seconds, least=self.first_seconds, most=SECONDS_MAX)
         _check("a jitter", self.jitter, least=0, most=1)
-        for each in self.on if isinstance(self.on, tuple) else (self.on,):
+        for each in (*classes(self.on), *classes(self.never)):
             if not _is_exception_class(each):
                 raise InvalidInput(
                     f"Retry cannot decide by {each!r}: it is not a class of exceptions.",
@@ -70,9 +75,17 @@ class Retry:
 
         A group of errors, as a `TaskGroup` raises, is retried too if each error in it is.
         """
+        if self.excludes(error):
+            return False
         if isinstance(error, self.on):
             return True
         return isinstance(error, BaseExceptionGroup) and all(map(self.retries, error.exceptions))
+
+    def excludes(self, error: BaseException) -> bool:
+        """Whether this error, or one in a group of errors, is never retried."""
+        if isinstance(error, BaseExceptionGroup) and any(map(self.excludes, error.exceptions)):
+            return True
+        return isinstance(error, (DoNotRetry, *classes(self.never)))
 
     def pause_seconds(self, attempt_number: int, entropy: Entropy) -> float:
         """How long to wait after the attempt of this number, counted from 1."""
@@ -92,6 +105,26 @@ class Raised:
 
     failure: Failure
     is_retried: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """An attempt ended with `Reschedule`: it has not failed."""
+
+    seconds: float
+    reason: str = ""
+
+
+def postponed(found: Postponed, *, now_ms: int) -> Rescheduled:
+    """How the attempt ends."""
+    return Rescheduled(now_ms + math.ceil(found.seconds * 1000), found.reason)
+
+
+def ended_by(error: BaseException, retry: Retry, *, ours: str) -> Raised | Postponed:
+    """What an attempt came to that raised this."""
+    if isinstance(error, Reschedule):
+        return Postponed(error.seconds, _encodable(error.reason))
+    return raised(error, retry, ours=ours)
 
 
 def raised(error: BaseException, retry: Retry, *, ours: str) -> Raised:
@@ -126,6 +159,13 @@ def failed(
         return Failed(found.failure)
     pause_ms = math.ceil(retry.pause_seconds(counted, entropy) * 1000)
     return Retried(found.failure, now_ms + pause_ms)
+
+
+def classes(
+    given: type[BaseException] | tuple[type[BaseException], ...],
+) -> tuple[type[BaseException], ...]:
+    """Classes, as they are given to an `except`."""
+    return given if isinstance(given, tuple) else (given,)
 
 
 def _encodable(text: str) -> str:

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.queue.claims import PackInHand
-from penstock.queue.endings import Ending, Expired, Failed, GivenBack, Retried
+from penstock.queue.endings import Ending, Expired, Failed, GivenBack, Rescheduled, Retried
 from penstock.queue.ledger import Progress
 from penstock.queue.outcomes import Claimed, Swapped
 from penstock.queue.pack import Pack
@@ -345,6 +345,9 @@ class PackAtWork:
                 _log.warning("%s failed for good: %s: %s", what, failure.error, failure.message)
             case Retried(failure):
                 _log.info("%s will be retried: %s: %s", what, failure.error, failure.message)
+            case Rescheduled(due_ms, reason):
+                seconds = max(0.0, (due_ms - self._hands.now_ms()) / 1000)
+                _log.info("%s was rescheduled by %.0f s: %s", what, seconds, reason or "no reason")
             case _:
                 pass
 

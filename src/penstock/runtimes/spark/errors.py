@@ -33,10 +33,10 @@ from penstock.kernel.errors import (
     WorkFailed,
     WorkReleased,
 )
+from penstock.kernel.handler_errors import DoNotRetry
 from penstock.runtimes.spark.configs import JobConfig
 from penstock.runtimes.spark.internals import java_trace
 from penstock.runtimes.spark.telling import Failed
-from penstock.runtimes.task import DoNotRetry
 
 _SQL_CHARACTERS_MAX: Final = 60
 _UNBOUND: Final = "UNBOUND_SQL_PARAMETER"
