@@ -249,11 +249,16 @@ class Worker(Mirror):
         register: Callable[[Function], Function] = self._target.handler(type, **options)
         return register
 
-    def start(self) -> None:
-        """Begin to work beside the caller."""
+    def startup(self, **options: Any) -> Callable[[Function], Function]:
+        """As of `penstock.Worker`: `@worker.startup()` above a function."""
+        register: Callable[[Function], Function] = self._target.startup(**options)
+        return register
+
+    def start(self, **until: Any) -> None:
+        """Begin to work beside the caller; `max_tasks`, `until_empty` as of `penstock.Worker`."""
         if self._run is not None:
             raise InvalidInput("A worker runs once; make another.")
-        self._run = self._portal.start(self._target.run(signals=False))
+        self._run = self._portal.start(self._target.run(signals=False, **until))
         self._siblings.append(self)
 
     def stop(self) -> None:
@@ -266,9 +271,12 @@ class Worker(Mirror):
         if self._run is not None:
             self._run.result(timeout)
 
-    def run(self, *, signals: bool = True) -> None:
-        """Work until stopped: by `stop`, from another thread or a handler, or by a signal."""
-        self.start()
+    def run(self, *, signals: bool = True, **until: Any) -> None:
+        """Work until stopped: by `stop`, from another thread or a handler, or by a signal.
+
+        Or until it is done, if `max_tasks` or `until_empty` say so.
+        """
+        self.start(**until)
         with _heard(self.stop) if signals else nullcontext():
             try:
                 self.join()

@@ -494,6 +494,16 @@ def test_a_failed_task_is_shown_and_replayed_once(user: User) -> None:
     assert [view["id"] for view in failed["tasks"]] == [task]
 
 
+def test_a_worker_ends_by_itself_when_it_is_done(user: User) -> None:
+    for number in ("1", "2", "3"):
+        user.said("submit", "bad", number)
+    ran = user.queue("worker", "mine:worker", "--max-tasks", "2")
+    assert (ran.returncode, ran.stdout) == (0, "failing\nfailing\n")
+    ran = user.queue("worker", "mine:worker", "--until-empty")
+    assert (ran.returncode, ran.stdout) == (0, "failing\n")
+    assert "Stopped; nothing is held any more." in ran.stderr
+
+
 def test_options_lead_a_worker_to_another_queue(user: User) -> None:
     user.said("submit", "wait", "1")
     user.said("submit", "wait", "2", "--queue", "other")

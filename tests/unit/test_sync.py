@@ -162,6 +162,19 @@ def test_a_worker_in_the_foreground_stops_by_a_signal_or_by_its_handler(url: str
         assert task.result(timeout=SECONDS) is None
 
 
+def test_a_worker_in_the_foreground_ends_when_it_is_done(url: str) -> None:
+    with Queue(url, name="q") as queue:
+        worker = _worker(queue)
+        begun: list[str] = []
+        worker.startup()(lambda: begun.append(threading.current_thread().name))
+        tasks = queue.submit_many("plain", [1, 2, 3])
+        worker.run(signals=False, max_tasks=2)
+        assert begun
+        assert sum(task.view().status == "succeeded" for task in tasks) == 2
+        _worker(queue).run(signals=False, until_empty=True)
+        assert [task.result(timeout=SECONDS) for task in tasks] == [2, 4, 6]
+
+
 def test_an_async_handler_that_would_wait_for_itself_is_told(url: str) -> None:
     with Queue(url, name="q") as queue:
         worker = _worker(queue)

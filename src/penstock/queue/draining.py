@@ -1,4 +1,4 @@
-"""Waiting until a queue that takes no more tasks has none left.
+"""Waiting until a queue has no tasks left: one that takes no more, or one that a worker empties.
 
 What counts is what lists show: tasks that are ready, delayed or in progress. A producer hears of a
 drain within `PRODUCER_SECONDS`, so nothing is called empty before; a submit that was under way
@@ -11,10 +11,11 @@ tenth of the time that was waited later, up to 30 s.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.kernel.errors import StoreError
 from penstock.queue.access import Access
 from penstock.queue.control import PRODUCER_SECONDS, Control
 from penstock.queue.inspection.survey import surveyed
@@ -75,3 +76,42 @@ async def wait_until_empty(
                 await clock.sleep(max(_PAUSE_SECONDS_MIN, pause))
     except TimeoutError:
         return False
+
+
+async def until_done(
+    access: Access,
+    types: Collection[str],
+    *,
+    is_idle: Callable[[], bool],
+    failed: Callable[[StoreError], None],
+) -> None:
+    """Wait until no task of these types is ready or in progress, anywhere; looks only while idle.
+
+    What waits for a retry is in progress. What is delayed and has never begun is not waited for,
+    unless it is due within the minute.
+    """
+    clock = access.store.clock.machine
+    idle_since = None
+    while True:
+        if not is_idle():
+            idle_since = None
+            await clock.sleep(_PAUSE_SECONDS_MIN / 4)
+            continue
+        idle_since = clock.monotonic() if idle_since is None else idle_since
+        try:
+            with labelled("inspect"):
+                survey = await surveyed(access)
+                now = await access.store.now()
+        except StoreError as error:
+            failed(error)
+        else:
+            waits = any(
+                pack is not None
+                and at.type in types
+                and (ledger is not None or survey.minute(at) * 60 <= now.latest)
+                for at, (pack, ledger) in survey.pairs.items()
+            )
+            if not waits and survey.is_whole and is_idle():
+                return
+        pause = min(_PAUSE_SECONDS_MAX, (clock.monotonic() - idle_since) / 10)
+        await clock.sleep(max(_PAUSE_SECONDS_MIN, pause))

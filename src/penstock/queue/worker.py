@@ -32,7 +32,9 @@ from penstock.queue.discovery.leased import LeasedDiscovery
 from penstock.queue.discovery.sampled import SampledDiscovery
 from penstock.queue.discovery.shared import SharedDiscovery
 from penstock.queue.metrics import Metrics, meter_of
+from penstock.queue.running.budget import BudgetGate
 from penstock.queue.running.control_gate import ControlGate
+from penstock.queue.running.gates import Gate
 from penstock.queue.running.handlers import Handler, Handlers
 from penstock.queue.running.hooks import Hooks
 from penstock.queue.running.inline import inline_function, inline_handler
@@ -41,6 +43,7 @@ from penstock.queue.running.limit_gate import LimitGate
 from penstock.queue.running.observing import Watch
 from penstock.queue.running.retry import Retry
 from penstock.queue.running.shift import Shift
+from penstock.queue.running.startup import STARTUP_SECONDS, StartUp
 from penstock.queue.settings import Mode, WorkerSettings, mode_from, settings_from
 from penstock.store.metered import Meter
 
@@ -70,6 +73,7 @@ class Worker:
         self.call(name)
         self._handlers = Handlers()
         self._hooks = Hooks()
+        self._startup = StartUp()
         self._metrics = Metrics()
         self._meter: Meter | None = None
         self._shift: Shift | None = None
@@ -124,6 +128,18 @@ class Worker:
 
         return register
 
+    def startup(self, *, timeout: float = STARTUP_SECONDS) -> Callable[[Function], Function]:
+        """Have a function called before the first task is claimed; it takes no arguments.
+
+        If it raises, or takes longer than `timeout` seconds, `run` raises and nothing was claimed.
+        """
+
+        def register(function: Function) -> Function:
+            self._startup.add(function, seconds=timeout)
+            return function
+
+        return register
+
     def metrics(self) -> str:
         """What it has done so far, and what that cost, in the text format of Prometheus."""
         return self._metrics.text(self._meter)
@@ -147,6 +163,7 @@ class Worker:
             queue=queue,
             _handlers=handlers,
             _hooks=self._hooks.again(inline_function if inline else None),
+            _startup=self._startup.again(inline=inline),
             # Its id and its figures are its own.
             _is_named=False,
             _metrics=Metrics(),
@@ -162,8 +179,15 @@ class Worker:
         if self._shift is not None:
             self._shift.stop(at_once=self._stop_asked > 1)
 
-    async def run(self, *, signals: bool = True) -> None:
-        """Work until stopped. SIGTERM and SIGINT stop it, unless `signals` is false."""
+    async def run(
+        self, *, signals: bool = True, max_tasks: int | None = None, until_empty: bool = False
+    ) -> None:
+        """Work until stopped. SIGTERM and SIGINT stop it, unless `signals` is false.
+
+        With `max_tasks`, until so many attempts have run; with `until_empty`, until no task of its
+        types is ready or in progress, here or elsewhere. What runs then may end.
+        """
+        check_tasks_max(max_tasks)
         if not self._handlers.types:
             raise InvalidInput(
                 "The worker has no handler.",
@@ -174,6 +198,7 @@ class Worker:
         self._handlers.check()
         watch, children = Watch(hooks=self._hooks, metrics=self._metrics), Children()
         async with self.queue.opened(), watch.watching(self._name), children:
+            await self._startup.run()
             self._meter = meter_of(self.queue.access.store)
             self._shift = Shift(
                 self.queue.access,
@@ -181,18 +206,30 @@ class Worker:
                 self._discovery(),
                 concurrency=self.concurrency,
                 settings=self.settings,
-                gates=(
-                    ControlGate(self.queue.access),
-                    LimitGate(self.queue.access, name=self._name, concurrency=self.concurrency),
-                ),
+                gates=self._gates(max_tasks),
                 chores=chores_of(self.queue.access),
                 watch=watch,
                 children=children,
+                until_empty=until_empty,
             )
             if self._stop_asked:
                 self._shift.stop(at_once=False)
             with stopped_by_signals(self.stop) if signals else nullcontext():
                 await self._shift.run()
+
+    def _gates(self, max_tasks: int | None) -> list[Gate]:
+        access = self.queue.access
+        gates: list[Gate] = [
+            ControlGate(access),
+            LimitGate(access, name=self._name, concurrency=self.concurrency),
+        ]
+        if max_tasks is not None:
+            gates.append(BudgetGate(max_tasks, spent=self._finish))
+        return gates
+
+    def _finish(self) -> None:
+        if self._shift is not None:
+            self._shift.finish()
 
     def _discovery(self) -> Discovery:
         """The mode's way to find work."""
@@ -237,3 +274,9 @@ class Worker:
                     concurrency=self.concurrency,
                     entropy=queue.entropy,
                 )
+
+
+def check_tasks_max(tasks: int | None) -> None:
+    """Raises `InvalidInput` for a number of tasks that a worker cannot be bounded by."""
+    if tasks is not None and (isinstance(tasks, bool) or tasks < 1):
+        raise InvalidInput(f"A worker runs at least 1 task, not max_tasks={tasks!r}.")

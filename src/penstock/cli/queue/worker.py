@@ -7,9 +7,10 @@ import importlib
 import json
 import sys
 import traceback
+from collections.abc import Coroutine
 from pathlib import Path
 from types import ModuleType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -35,6 +36,10 @@ _FORM: Final = "Write MODULE:WORKER, for example tasks:worker for 'worker' in ta
 )
 @click.option("--mode", type=click.Choice([str(mode) for mode in Mode]), help="How to find tasks.")
 @click.option("--name", "called", metavar="NAME", help="Its name, which is its own in mode direct.")
+@click.option("--max-tasks", type=click.IntRange(1), help="Stop when so many have run.")
+@click.option(
+    "--until-empty", is_flag=True, help="Stop when no task of its types is ready or in progress."
+)
 @click.option("--store", metavar="URL", help="Another store than the module's.")
 @click.option("--queue", "name", metavar="NAME", help="Another queue than the module's.")
 @click.option(
@@ -56,6 +61,8 @@ def worker(
     concurrency: int | None,
     mode: str | None,
     called: str | None,
+    max_tasks: int | None,
+    until_empty: bool,
     store: str | None,
     name: str | None,
     metrics_port: int | None,
@@ -64,6 +71,9 @@ def worker(
     as_json: bool,
 ) -> None:
     """Run the worker that a module of yours has, until SIGTERM or Ctrl-C.
+
+    Or until it is done: with --max-tasks when so many tasks have run, with --until-empty when none
+    of its types is ready, running or waiting for a retry. Tasks that are delayed are left.
 
     The module is imported from the current directory, and has a queue, a worker and handlers:
 
@@ -93,19 +103,20 @@ def worker(
         notes(["a memory:// queue is this process's own: only the module itself can submit to it."])
     _tell(found, "started", as_json=as_json)
     try:
-        asyncio.run(_run(found, metrics_host, metrics_port))
+        work = found.run(max_tasks=max_tasks, until_empty=until_empty)
+        asyncio.run(_run(found, work, metrics_host, metrics_port))
     except BaseExceptionGroup as group:
         _raise_first(group)
     _tell(found, "stopped", as_json=as_json)
 
 
-async def _run(found: Worker, host: str, port: int | None) -> None:
+async def _run(found: Worker, work: Coroutine[Any, Any, None], host: str, port: int | None) -> None:
     if port is None:
-        await found.run()
+        await work
         return
     async with MetricsDoor(found.metrics, host=host, port=port) as door:
         notes([f"figures are at http://{host}:{door.port}/metrics."])
-        await found.run()
+        await work
 
 
 def _found(target: str) -> Worker:

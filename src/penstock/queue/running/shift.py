@@ -28,6 +28,7 @@ from penstock.queue.access import Access
 from penstock.queue.claims import PackInHand
 from penstock.queue.discovery.base import Discovery, Wanted
 from penstock.queue.discovery.scan import Sight, View
+from penstock.queue.draining import until_done
 from penstock.queue.monitor import Monitor
 from penstock.queue.owning.load import Load, Strain
 from penstock.queue.places import PackAt
@@ -68,6 +69,7 @@ class Shift:
         chores: Sequence[Chore] = (),
         watch: Watch | None = None,
         children: Children | None = None,
+        until_empty: bool = False,
     ) -> None:
         self._access = access
         self._handlers = handlers
@@ -83,6 +85,7 @@ class Shift:
             store, access.layout, key_seconds=access.config.key_seconds, entropy=entropy
         )
         self._gates = tuple(gates)
+        self._until_empty = until_empty
         self._learning = Learning(access, discovery, self._memory, self._monitor)
         self._upkeep = Upkeep(
             access,
@@ -104,6 +107,8 @@ class Shift:
         self._waiting: frozenset[str] = frozenset()
         self._say = Saying(self._clock)
         self._stopping, self._at_once = asyncio.Event(), asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._is_patient = self._has_left = False
         self._later_ms: int | None = None
         self._look_at = self._worked_at = self._looked_at = self._clock.monotonic()
 
@@ -114,10 +119,18 @@ class Shift:
         else:
             seconds = self._settings.stop_seconds
             _log.info("stopping: %d at work may end within %.0f s", len(self._busy), seconds)
+        self._hurry.set()
         self._stopping.set()
         self._wake.set()
         if at_once:
             self._at_once.set()
+
+    def finish(self) -> None:
+        """Claim nothing more; what runs may take as long as it needs, unless `stop` is called."""
+        _log.info("nothing more to claim: %d at work", len(self._busy))
+        self._is_patient = True
+        self._stopping.set()
+        self._wake.set()
 
     async def run(self) -> None:
         """Work until stopped, and let go."""
@@ -126,22 +139,43 @@ class Shift:
         async with asyncio.TaskGroup() as group:
             self._group = group
             beside = [self._discovery.keep(self._load), self._follow(), *self._upkeep.loops()]
-            beside += [gate.keep() for gate in self._gates]
+            if self._until_empty:
+                beside.append(self._finish_when_empty())
             background = [group.create_task(each) for each in beside]
+            gates = [group.create_task(gate.keep()) for gate in self._gates]
             try:
                 await self._search()
-                await self._drain()
+                await self._drain(background)
             finally:
-                for task in (*background, *self._tasks):
+                for task in (*background, *gates, *self._tasks):
                     task.cancel()
                 # What is on its way out must not write after its leases are given up.
-                await asyncio.wait(background, timeout=_FLUSH_SECONDS)
+                await asyncio.wait((*background, *gates), timeout=_FLUSH_SECONDS)
                 for gate in self._gates:
                     await gate.release()
-                await self._upkeep.release()
-                await self._discovery.release()
+                await self._leave(background)
         if self._discovery.lost is not None:
             raise self._discovery.lost
+
+    async def _leave(self, background: Sequence[asyncio.Task[None]]) -> None:
+        """Look no more, so that others do, whatever still runs here: its claims are its own."""
+        if self._has_left:
+            return
+        self._has_left = True
+        for task in background:
+            task.cancel()
+        await asyncio.wait(background, timeout=_FLUSH_SECONDS)
+        await self._upkeep.release()
+        await self._discovery.release()
+
+    async def _finish_when_empty(self) -> None:
+        await until_done(
+            self._access,
+            frozenset(self._handlers.types),
+            is_idle=lambda: not self._busy,
+            failed=lambda error: self._say(f"whether the queue is empty cannot be told: {error}"),
+        )
+        self.finish()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._group.create_task(work)
@@ -375,11 +409,14 @@ class Shift:
         self._worked_at = self._clock.monotonic()
         return hand, claimed.pack.nonce
 
-    async def _drain(self) -> None:
+    async def _drain(self, background: Sequence[asyncio.Task[None]]) -> None:
         """Let what runs end, then give it back; each for a while."""
         for work in self._busy.values():
             if work is not None:
                 work.drain()
+        if self._is_patient:
+            await self._leave(background)
+            await self._until_free(None, self._hurry)
         await self._until_free(self._settings.stop_seconds, self._at_once)
         for work in self._busy.values():
             if work is not None:
@@ -388,7 +425,7 @@ class Shift:
         if self._busy:
             _log.warning("%d packs could not be given back; their leases end", len(self._busy))
 
-    async def _until_free(self, seconds: float, sooner: asyncio.Event | None) -> None:
+    async def _until_free(self, seconds: float | None, sooner: asyncio.Event | None) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._busy and not (sooner and sooner.is_set()):
