@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.kernel.errors import InvalidInput
 from penstock.runtimes.spark import hosts
 from penstock.runtimes.spark.archive import archive_of
 from penstock.runtimes.spark.java import find_java, packaged_java
@@ -25,7 +26,11 @@ def test_a_java_without_a_module_serves_and_an_archive_that_does_not_fit_is_no_h
     packaged = packaged_java()
     assert packaged is not None
     said = {"java": str(packaged), "archive": True, "tiny": True}
-    archive = archive_of(spark_settings(tmp_path, **said), find_java(str(packaged), {}))
+    try:
+        java = find_java(str(packaged), {})
+    except InvalidInput as error:
+        pytest.skip(error.message)  # PySpark 4.1, and the one that is pinned is too new for it.
+    archive = archive_of(spark_settings(tmp_path, **said), java)
     assert archive.path is not None
     archive.path.parent.mkdir(parents=True)
     archive.path.write_bytes(b"this is no archive" * 1000)
@@ -37,7 +42,7 @@ def test_a_java_without_a_module_serves_and_an_archive_that_does_not_fit_is_no_h
             assert runtime.hosts is not None
             [host] = runtime.hosts.hosts
             assert host.ready is not None
-            assert host.ready.java == find_java(str(packaged), {}).version
+            assert host.ready.java == java.version
             assert host.ready.is_archived
 
     with asyncio.Runner() as runner:

