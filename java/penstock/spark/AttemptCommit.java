@@ -25,7 +25,7 @@ import scala.jdk.javaapi.CollectionConverters;
  * by the attempt that gives up, and swept if that was killed or not needed.
  *
  * <p>Where Spark partitions by a column, it names a folder {@code COLUMN=VALUE}, escaped as Hive has
- * it. The folder in the bucket is {@link #part} of the value instead; the message has both.
+ * it. The folder that is made is {@link #part} of the value instead; the message has both.
  */
 public final class AttemptCommit extends FileCommitProtocol implements Serializable {
     private static final long serialVersionUID = 1;
@@ -93,7 +93,7 @@ public final class AttemptCommit extends FileCommitProtocol implements Serializa
             ArrayList<String> made = new ArrayList<>();
             long length = 0;
             for (int place = 0; place < names.size(); place++) {
-                String said = PartOutput.take(new Path(path + "/" + names.get(place)));
+                String said = Output.take(new Path(path + "/" + names.get(place)));
                 if (!said.isEmpty()) {
                     length += said.length();
                     if (length > SAID_MAX) {
@@ -113,7 +113,7 @@ public final class AttemptCommit extends FileCommitProtocol implements Serializa
     public void abortTask(TaskAttemptContext context) {
         for (String each : names == null ? List.<String>of() : names) {
             try {
-                PartOutput.drop(new Path(path + "/" + each));
+                Output.drop(new Path(path + "/" + each));
             } catch (IOException error) {
                 log().warn("an unfinished file stays until it is swept: " + error.getMessage());
             }

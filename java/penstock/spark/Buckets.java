@@ -20,9 +20,12 @@ import org.apache.hadoop.util.Progressable;
  * <p>{@code penstock://_reads/NAME} is a folder whose files are those of one plan, wherever they lie:
  * Spark lists it in the driver's memory, without a request. Nothing else can be listed, and nothing
  * is renamed: {@link AttemptCommit} needs neither.
+ *
+ * <p>{@code penstock://_folders/PATH} is a path of this machine, for new files only ({@link FileOutput}).
  */
 public final class Buckets extends FileSystem {
     static final String SCHEME = "penstock";
+    private static final String FOLDERS = "_folders";
     private static final long BLOCK = 128L << 20;
     private URI uri;
 
@@ -78,7 +81,12 @@ public final class Buckets extends FileSystem {
             listed(path);
             return new FileStatus(0, true, 1, BLOCK, 0, path);
         }
-        return status(RangeInput.sizeOf(path), path);
+        // Spark asks for every file that it has written, which need not be asked of a bucket.
+        Long written = Output.sizeOf(path);
+        if (written == null && FOLDERS.equals(path.toUri().getAuthority())) {
+            throw new FileNotFoundException("There is no file " + path.toUri().getPath() + ".");
+        }
+        return status(written == null ? RangeInput.sizeOf(path) : written, path);
     }
 
     @Override
@@ -104,7 +112,10 @@ public final class Buckets extends FileSystem {
     public FSDataOutputStream create(
             Path path, FsPermission permission, boolean overwrite, int buffer, short replication,
             long block, Progressable progress) throws IOException {
-        return new FSDataOutputStream(new PartOutput(makeQualified(path)), statistics);
+        Path to = makeQualified(path);
+        Output made =
+                FOLDERS.equals(to.toUri().getAuthority()) ? new FileOutput(to) : new PartOutput(to);
+        return new FSDataOutputStream(made, statistics);
     }
 
     @Override

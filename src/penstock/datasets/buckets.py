@@ -16,7 +16,7 @@ import io
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -101,7 +101,7 @@ class Bucket:
     def write(self, key: str, body: bytes) -> None:
         self._ask(key, lambda: obstore.put(self._client, key, body, use_multipart=False))
 
-    def settle(self, key: str) -> None:
+    def settle(self, folder: str, keys: Sequence[str]) -> None:
         """What was answered is there."""
 
     def list(self, key: str) -> Iterator[Listed]:

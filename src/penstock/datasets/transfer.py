@@ -25,7 +25,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -71,7 +71,7 @@ class _Side(Protocol):
 
     def write(self, key: str, body: bytes) -> None: ...
 
-    def settle(self, key: str) -> None: ...
+    def settle(self, folder: str, keys: Sequence[str]) -> None: ...
 
     def list(self, key: str) -> Iterator[Listed]: ...
 
@@ -122,8 +122,16 @@ class Transfer:
         """
         side, key = self._side(location)
         sent = _sum(side.chunks(key))
-        side.settle(key)
+        side.settle(key.rpartition("/")[0], [key])
         return sent
+
+    def settle(self, location: str, names: Iterable[str]) -> None:
+        """See to it that what is below a location is on the disk, many files at a time.
+
+        For files of folders that another program wrote, and the folders that it made for them.
+        """
+        side, key = self._side(location)
+        side.settle(key, [f"{key}/{name}" for name in names])
 
     def verify(self, location: str, *, sha256: str) -> Sent:
         """Read a file through. Raises `Damaged` if it is not there or its sum is another."""

@@ -25,7 +25,8 @@ from penstock.datasets.transfer import Transfer
 from penstock.kernel.entropy import new_id, system_entropy
 from penstock.runtimes.spark.access.base import Slice, Target
 from penstock.runtimes.spark.access.choosing import Accesses
-from penstock.runtimes.spark.access.direct import Direct, Keys, S3a, registry_of
+from penstock.runtimes.spark.access.commits import registry_of
+from penstock.runtimes.spark.access.direct import Direct, Keys, S3a
 from penstock.runtimes.spark.access.remote import Remote
 from penstock.runtimes.spark.access.source import FileReader, TaggedFile
 from penstock.store.s3.local import LocalS3

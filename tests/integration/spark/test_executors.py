@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.datasets.layout import path_of
 from penstock.runtimes.spark.access import native
+from penstock.runtimes.spark.access.commits import Commits, Committed
 from tests.integration.spark.bench import Bench
 
 MAPPED = {"transform": "outside:mapped", "sort_by": ["n"]}
@@ -82,4 +85,24 @@ def test_rows_that_executors_wrote_elsewhere_are_missed(
     monkeypatch.setattr(native, "left_by_spark", nothing)
     failure = bench.failure(bench.work("spark.sql", config, inputs={"raw": [raw]}))
     assert failure.reason.startswith("Executors have written 2 rows, and 0 of them are in ")
+    assert not failure.is_retried
+
+
+def test_partitions_that_executors_wrote_elsewhere_are_missed(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(spark, tmp_path / "root", tmp_path, master="spark://far:7077")
+    raw = bench.publish({"n": [1, 2]})
+    work = bench.work("spark.sql", {"sql": "SELECT n FROM raw"}, inputs={"raw": [raw]})
+    place = replace(work.outputs["out"], partition_by="n")
+    write = Commits.write
+
+    def elsewhere(self: Commits, session: Any, writer: Any, path: str) -> list[Committed]:
+        made = write(self, session, writer, path)
+        path_of(f"{place.location}/{made[0].name}").unlink()
+        return made
+
+    monkeypatch.setattr(Commits, "write", elsewhere)
+    failure = bench.failure(replace(work, outputs={"out": place}))
+    assert "do not share this disk" in failure.reason
     assert not failure.is_retried

@@ -15,10 +15,9 @@ from penstock.datasets.bounds import Bound
 from penstock.datasets.cache import Cache
 from penstock.datasets.layout import path_of
 from penstock.runtimes.base import Made, Part, Work
-from penstock.runtimes.spark.access import native
 from penstock.runtimes.spark.access.base import Access
-from penstock.runtimes.spark.access.divided import left_by_keys
 from penstock.runtimes.spark.access.fetched import Fetched
+from penstock.runtimes.spark.access.native import Native
 from penstock.runtimes.spark.access.remote import Remote
 from penstock.runtimes.spark.engine import Engine
 from penstock.runtimes.spark.keys import KEY, keyed
@@ -155,16 +154,20 @@ def test_no_rows_are_no_partitions(bench: Bench, trips: Part) -> None:
     assert bench.finished(work).made == ()
 
 
-def test_who_writes_to_a_bucket_divides_alike(
+def test_every_way_divides_alike(
     bench: Bench, trips: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    accesses, native = bench.engine._accesses, bench.engine._accesses.to
+    accesses, usual = bench.engine._accesses, bench.engine._accesses.to
     cache = Cache(tmp_path / "cache", bench.transfer, bytes_max=0)
-    ways = (Remote(bench.transfer), Fetched(bench.transfer, cache, folder=tmp_path / "out"))
+    ways = (
+        Remote(bench.transfer),
+        Fetched(bench.transfer, cache, folder=tmp_path / "out"),
+        Native(bench.transfer),
+    )
     for way in ways:
 
         def to(location: str, way: Access = way) -> Access:
-            return way if "/~many/" in location else native(location)
+            return way if "/~many/" in location else usual(location)
 
         monkeypatch.setattr(accesses, "to", to)
         made = bench.finished(work_of(bench, trips, "zone")).made
@@ -182,20 +185,34 @@ def test_what_follows_reads_the_partitions(bench: Bench, trips: Part) -> None:
     assert bench.rows(bench.made(follows)) == [{"n": 10}]
 
 
-def test_many_small_partitions_are_written_on_all_cores(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_small_partitions_are_written_on_all_cores(bench: Bench) -> None:
     """And have bounds, so that what follows leaves files out."""
-    tasks: set[str] = set()
-
-    def left(folder: Path, *args: Any, **named: Any) -> Any:
-        tasks.update(each.name.split("-")[1] for each in folder.glob("*/part-*.parquet"))
-        return left_by_keys(folder, *args, **named)
-
-    monkeypatch.setattr(native, "left_by_keys", left)
     trips = bench.publish({"n": list(range(1000))}, key=None)
     made = bench.finished(work_of(bench, trips, "n % 20")).made
     assert len(made) == 20
-    assert len(tasks) == 2
+    names = [file.name for each in made for file in bench.manifest(each).files]
+    assert len({name.split("-")[1] for name in names}) == 2
     (file,) = bench.manifest(made[0]).files
     assert file.bounds["n"] == Bound(0, 980, 0)
+
+
+def test_nothing_but_files_and_manifests_is_written(bench: Bench, trips: Part) -> None:
+    """Hadoop's file system for folders would write a sum beside each, and start a process."""
+    work = work_of(bench, trips, "n")
+    made = bench.finished(work).made
+    home = path_of(work.outputs["out"].location)
+    wanted = {home / each.location.rpartition("/")[2] / "manifest.json" for each in made}
+    wanted |= {
+        path_of(f"{each.location}/{file.name}")
+        for each in made
+        for file in bench.manifest(each).files
+    }
+    assert {each for each in home.parent.rglob("*") if each.is_file()} == wanted
+    assert len(wanted) == 8
+
+
+def test_a_footer_that_is_too_large_to_be_told_is_read(bench: Bench, trips: Part) -> None:
+    many = ", ".join(f"n + {each} AS a_column_with_a_long_name_{each}" for each in range(200))
+    made = bench.finished(work_of(bench, trips, "n", f"SELECT n, {many} FROM trips")).made
+    (file,) = bench.manifest(made[0]).files
+    assert (file.rows, file.bounds["n"]) == (1, Bound(1, 1, 0))

@@ -118,6 +118,25 @@ def test_new_folders_survive_a_power_cut(
     assert [each for each in synced if each in above] == above[2:] * is_synced
 
 
+@pytest.mark.parametrize("is_synced", [True, False])
+def test_what_another_program_wrote_survives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_synced: bool
+) -> None:
+    files = [tmp_path / "home" / name for name in ("a/x", "a/y", "b/c/z")]
+    for each in files:
+        each.parent.mkdir(parents=True, exist_ok=True)
+        each.write_bytes(b"rows")
+    folders = [tmp_path / "home" / name for name in ("", "a", "b", "b/c")]
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
+    transfer = Transfer("file:///unused" if is_synced else "file:///unused?fsync=off")
+    transfer.settle(f"{tmp_path.as_uri()}/home", ["a/x", "a/y", "b/c/z"])
+    expected = [each.stat().st_ino for each in (*files, *folders)]
+    assert sorted(synced) == sorted(expected) * is_synced
+    # A name in a folder means something once the file that it names is there.
+    assert set(synced[: len(files)]) == set(expected[: len(files)] * is_synced)
+
+
 def test_a_folder_in_the_way_is_explained(tmp_path: Path, transfer: Transfer) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises((Refused, NotFound)):

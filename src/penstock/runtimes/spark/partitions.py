@@ -43,7 +43,7 @@ from penstock.runtimes.spark.keys import KEY, Range
 from penstock.runtimes.spark.operators.plans import Member
 from penstock.runtimes.spark.writing import Shape, Writer, read_of
 
-_MANIFESTS_AT_ONCE: Final = 16
+_MANIFESTS_AT_ONCE: Final = 32
 _SHUFFLED_BYTES_MIN: Final = "1b"
 """What a task that writes partitions gets at least."""
 

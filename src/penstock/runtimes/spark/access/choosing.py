@@ -13,6 +13,7 @@ from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.spark.access.base import Access
 from penstock.runtimes.spark.access.direct import Direct, S3a, has_class
 from penstock.runtimes.spark.access.fetched import Fetched
+from penstock.runtimes.spark.access.local import Local
 from penstock.runtimes.spark.access.native import Native
 from penstock.runtimes.spark.access.remote import Remote
 from penstock.runtimes.spark.settings import SparkSettings
@@ -44,7 +45,10 @@ class Accesses:
 
     def _choose(self, scheme: str, location: str) -> Access:
         if scheme == "file":
-            return Native(self._transfer, is_counted=not self._settings.is_local)
+            is_counted = not self._settings.is_local
+            if has_class(self._session, _OURS):
+                return Local(self._transfer, self._session, is_counted=is_counted)
+            return Native(self._transfer, is_counted=is_counted)
         if scheme != "s3":
             raise WorkFailed(
                 f"Spark jobs read and write file:// and s3://, and not {location!r}.",

@@ -10,10 +10,7 @@ A read sees parts of files. So what is compared is: the size, that all ranges ar
 ETag), the SHA-256 of files of up to 1 MiB, and the checksum that every page of a Parquet file has
 from Spark's writer and from ours. What does not fit is `penstock.spark.Damaged`.
 
-A write is committed by `penstock.spark.AttemptCommit`: each Spark task writes under names of its
-own, straight to where they belong, and names its files in the message that Spark takes from an
-attempt that succeeded. The sum of a file is taken as it is written. A crash leaves files that no
-manifest names, which are swept with the attempt.
+A write is committed as `commits` says: straight to where it belongs.
 
 Where the cluster has Hadoop's own S3A, that reads (`S3a`); what it renames at its commit is neither
 quick nor reported, so ours writes there too.
@@ -23,25 +20,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from base64 import b64decode
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from io import BytesIO
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
-from msgspec.structs import replace
 from py4j.protocol import Py4JError
 from pyarrow import parquet
 from pyspark.sql import DataFrame
 
-from penstock.datasets.layout import part
 from penstock.datasets.manifest import File
 from penstock.datasets.schema import Column
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.entropy import new_id, system_entropy
-from penstock.kernel.errors import PenstockError, WorkFailed
+from penstock.kernel.errors import PenstockError
 from penstock.runtimes.spark.access.base import (
     Divided,
     PathReader,
@@ -49,17 +41,14 @@ from penstock.runtimes.spark.access.base import (
     Target,
     nothing_inside,
 )
+from penstock.runtimes.spark.access.commits import Commits, Committed, by_key, registry_of
 from penstock.runtimes.spark.access.statistics import file_bounds
 from penstock.runtimes.spark.internals import jvm_of
 
 _log = logging.getLogger(__name__)
 
-PROTOCOL: Final = "penstock.spark.AttemptCommit"
 CHECKED: Final = {"parquet.page.verify-checksum.enabled": "true"}
-_PROTOCOL_SETTING: Final = "spark.sql.sources.commitProtocolClass"
 _TELL_AGAIN_SECONDS: Final = 60.0
-_MARK: Final = b"PAR1"
-"""What a Parquet file begins with, and before its footer nothing else is looked for."""
 
 
 class Direct:
@@ -72,8 +61,7 @@ class Direct:
         self._registry = registry_of(session)
         self._keys = Keys(transfer, self._registry)
         self._reader = PathReader(CHECKED)
-        self._writing: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
-        self._lock = threading.Lock()
+        self._commits = Commits(session)
 
     def frame(
         self,
@@ -107,58 +95,24 @@ class Direct:
 
     def write_keys(self, frame: DataFrame, column: str, target: Target) -> Divided:
         writer = frame.write.partitionBy(column)
-        found: dict[str, list[File]] = {}
-        for key, file in self._committed(frame.sparkSession, writer, target.location):
-            folder, _, name = file.name.rpartition("/")
-            if folder != part(key):
-                raise WorkFailed(f"The rows of {key!r} were written to {folder!r}: a bug.")
-            found.setdefault(key, []).append(replace(file, name=name))
-        return {key: tuple(found[key]) for key in sorted(found)}
-
-    def _committed(self, session: Any, writer: Any, location: str) -> list[tuple[str, File]]:
-        """What was written, by name, and of each file the value that Spark's writer divided by."""
-        self._keys.tell(_bucket(location))
-        path = _penstock(location)
-        with self._protocol(session):
-            writer.mode("append").parquet(path)
-        said = self._registry.committed(path)
-        if said is None:
-            raise WorkFailed("Spark's writer ended and has not committed what it wrote.")
-        # Not by `splitlines`: keys may have what Python takes for the end of a line.
-        made = [self._file(line, location) for line in said.split("\n") if line]
-        return sorted(made, key=lambda each: each[1].name)
+        return by_key(self._committed(frame.sparkSession, writer, target.location))
 
     def wrote(self, location: str, file: File) -> None:
         del location, file  # it is read like any other
 
-    def _file(self, line: str, location: str) -> tuple[str, File]:
-        rows, size, sha256, footer, name, key = line.split(" ", 5)
-        count = int(rows)
-        if count < 0:
-            # A footer of many megabytes, which was on its way before anybody knew it was one.
-            with self._transfer.open(f"{location}/{name}") as opened:
-                count = parquet.ParquetFile(opened).metadata.num_rows
-        bounds = {} if footer == "-" else file_bounds(BytesIO(_MARK + b64decode(footer)))
-        file = File(name=name, rows=count, bytes=int(size), sha256=sha256, bounds=bounds)
-        return key, file
+    def _committed(self, session: Any, writer: Any, location: str) -> list[tuple[str, File]]:
+        self._keys.tell(_bucket(location))
+        made = self._commits.write(session, writer, _penstock(location))
+        return [(each.key, self._file(each, location)) for each in made]
 
-    @contextmanager
-    def _protocol(self, session: Any) -> Iterator[None]:
-        """Within this, what the session writes is committed by ours. Several threads may write."""
-        with self._lock:
-            count, before = self._writing.get(session) or (0, session.conf.get(_PROTOCOL_SETTING))
-            if not count:
-                session.conf.set(_PROTOCOL_SETTING, PROTOCOL)
-            self._writing[session] = count + 1, before
-        try:
-            yield
-        finally:
-            with self._lock:
-                count, before = self._writing.pop(session)
-                if count > 1:
-                    self._writing[session] = count - 1, before
-                else:
-                    _restore(session, before)
+    def _file(self, made: Committed, location: str) -> File:
+        rows, tail = made.rows, made.tail()
+        if rows < 0:
+            # A footer of many megabytes, which was on its way before anybody knew it was one.
+            with self._transfer.open(f"{location}/{made.name}") as opened:
+                rows = parquet.ParquetFile(opened).metadata.num_rows
+        bounds = {} if tail is None else file_bounds(tail)
+        return File(name=made.name, rows=rows, bytes=made.bytes, sha256=made.sha256, bounds=bounds)
 
 
 class S3a(Direct):
@@ -269,17 +223,6 @@ def has_class(session: Any, name: str) -> bool:
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     path = name.replace(".", "/") + ".class"
     return loader is not None and loader.getResource(path) is not None
-
-
-def registry_of(session: Any) -> Any:
-    """What the driver's JVM knows of buckets."""
-    return jvm_of(session).penstock.spark.Registry
-
-
-def _restore(session: Any, before: str) -> None:
-    session.conf.unset(_PROTOCOL_SETTING)
-    if session.conf.get(_PROTOCOL_SETTING) != before:
-        session.conf.set(_PROTOCOL_SETTING, before)
 
 
 def _bucket(location: str) -> str:

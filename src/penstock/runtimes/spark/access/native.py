@@ -170,12 +170,18 @@ class Native:
 
 def _check_count(counted: Mapping[str, int] | None, found: int, folder: Path) -> None:
     if counted is not None and counted[ROWS] != found:
-        raise WorkFailed(
-            f"Executors have written {counted[ROWS]} rows, and {found} of them are in {folder}:"
-            " they do not share this disk. Use a bucket, or a folder that all machines have as one"
-            " path.",
-            is_retried=False,
+        raise unshared(
+            f"Executors have written {counted[ROWS]} rows, and {found} of them are in {folder}"
         )
+
+
+def unshared(what: str) -> WorkFailed:
+    """Something is not where executors have written it."""
+    return WorkFailed(
+        f"{what}: they do not share this disk. Use a bucket, or a folder that all machines have as"
+        " one path.",
+        is_retried=False,
+    )
 
 
 def _stamp(path: Path) -> tuple[str, int, int]:
