@@ -210,12 +210,11 @@ class Worker:
                 chores=chores_of(self.queue.access),
                 watch=watch,
                 children=children,
-                until_empty=until_empty,
             )
             if self._stop_asked:
                 self._shift.stop(at_once=False)
             with stopped_by_signals(self.stop) if signals else nullcontext():
-                await self._shift.run()
+                await self._shift.run(until_empty=until_empty)
 
     def _gates(self, max_tasks: int | None) -> list[Gate]:
         access = self.queue.access

@@ -32,7 +32,7 @@ def test_a_worker_runs_so_many_tasks_and_no_more(mode: str, is_many: bool) -> No
         @bench.worker.handler("t")
         async def handle(task: TaskContext) -> None:
             begun.append(task.input)
-            await asyncio.sleep(1)
+            await bench.advance(1)
 
         if is_many:
             await bench.queue.submit_many("t", list(range(20)))
@@ -53,7 +53,7 @@ def test_what_runs_last_may_take_longer_than_a_stopping_worker_would_wait() -> N
     async def test(bench: QueueBench) -> None:
         @bench.worker.handler("t")
         async def handle(task: TaskContext) -> str:
-            await asyncio.sleep(300)
+            await bench.advance(300)
             return "whole"
 
         task = await bench.queue.submit("t")
@@ -77,7 +77,7 @@ def test_a_worker_that_is_spent_can_still_be_stopped() -> None:
     async def test(bench: QueueBench) -> None:
         @bench.worker.handler("t")
         async def handle(task: TaskContext) -> None:
-            await asyncio.sleep(3000)
+            await bench.advance(3000)
 
         task = await bench.queue.submit("t")
         began = bench.now()
@@ -116,7 +116,7 @@ def test_what_another_worker_runs_is_waited_for_and_an_empty_queue_is_not() -> N
     async def test(bench: QueueBench) -> None:
         @bench.worker.handler("t")
         async def handle(task: TaskContext) -> None:
-            await asyncio.sleep(100)
+            await bench.advance(100)
 
         await bench.queue.submit("t")
         await bench.start()

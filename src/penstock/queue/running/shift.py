@@ -69,7 +69,6 @@ class Shift:
         chores: Sequence[Chore] = (),
         watch: Watch | None = None,
         children: Children | None = None,
-        until_empty: bool = False,
     ) -> None:
         self._access = access
         self._handlers = handlers
@@ -85,7 +84,6 @@ class Shift:
             store, access.layout, key_seconds=access.config.key_seconds, entropy=entropy
         )
         self._gates = tuple(gates)
-        self._until_empty = until_empty
         self._learning = Learning(access, discovery, self._memory, self._monitor)
         self._upkeep = Upkeep(
             access,
@@ -99,16 +97,14 @@ class Shift:
         self._found: deque[Sight] = deque()
         self._at_gates = Waitlist(gates, most=4 * concurrency)
         self._found_at = 0.0
-        self._is_more = self._was_full = False
+        self._is_more = self._was_full = self._is_patient = self._has_left = False
         self._busy: dict[PackAt, PackAtWork | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed: dict[PackAt, int] = {}
         self._strain = Strain(self._clock)
         self._waiting: frozenset[str] = frozenset()
         self._say = Saying(self._clock)
-        self._stopping, self._at_once = asyncio.Event(), asyncio.Event()
-        self._hurry = asyncio.Event()
-        self._is_patient = self._has_left = False
+        self._stopping, self._hurry, self._at_once = (asyncio.Event() for _ in range(3))
         self._later_ms: int | None = None
         self._look_at = self._worked_at = self._looked_at = self._clock.monotonic()
 
@@ -132,14 +128,14 @@ class Shift:
         self._stopping.set()
         self._wake.set()
 
-    async def run(self) -> None:
-        """Work until stopped, and let go."""
+    async def run(self, *, until_empty: bool = False) -> None:
+        """Work until stopped, or until nothing is left, and let go."""
         await self._access.store.now()
         await self._discovery.begin()
         async with asyncio.TaskGroup() as group:
             self._group = group
             beside = [self._discovery.keep(self._load), self._follow(), *self._upkeep.loops()]
-            if self._until_empty:
+            if until_empty:
                 beside.append(self._finish_when_empty())
             background = [group.create_task(each) for each in beside]
             gates = [group.create_task(gate.keep()) for gate in self._gates]
