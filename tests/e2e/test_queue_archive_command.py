@@ -176,7 +176,7 @@ def test_a_file_that_is_not_there_is_a_failure(say: Say) -> None:
     [
         (("purge",), "Say which tasks"),
         (("purge", "--all", "--type", "a"), "Say which tasks"),
-        (("purge", "--older-than", "x", "--yes"), "'x' is not an age"),
+        (("purge", "--older-than", "x", "--yes"), "'x' is not a duration"),
         (("purge", "--status", "done", "--yes"), "is not one of"),
         (("archive", "retain", "--days", "0"), "'0' is not a number of days"),
         (("archive", "retain", "--days", "some"), "'some' is not a number of days"),

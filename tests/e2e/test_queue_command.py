@@ -308,7 +308,7 @@ def test_what_cannot_be_submitted_is_one_sentence(
         (("history", NOBODY), 1, f"Nothing is known of the task '{NOBODY}'."),
         (("cancel", "x"), 2, "'x' is not the id of a task."),
         (("cancel", NOBODY), 1, f"Nothing is known of the task '{NOBODY}'."),
-        (("cancel",), 2, "Name the tasks to cancel by their ids, or by --tag."),
+        (("cancel",), 2, "Name the tasks to cancel by their ids, or by --type and --tag."),
         (("replay",), 2, "Name the tasks to replay by their ids, or give --failed."),
         (("replay", NOBODY, "--failed"), 2, "Name the tasks to replay by their ids"),
         (("replay", NOBODY), 1, f"Nothing is known of the task '{NOBODY}'."),

@@ -65,8 +65,11 @@ def test_a_tag_that_nobody_has_is_named_and_never_means_everything(user: User) -
         (("list", "--tag", "env==prod"), "'env==prod' has one '=' too many."),
         (("submit", "resize", "--tag", "env==prod"), "Write env=prod."),
         (("cancel", "--tag", "=x"), "'=x' is not a filter by a tag."),
-        (("cancel",), "Name the tasks to cancel by their ids, or by --tag."),
-        (("cancel", "x", "--tag", "a"), "Name the tasks to cancel by their ids, or by --tag."),
+        (("cancel",), "Name the tasks to cancel by their ids, or by --type and --tag."),
+        (
+            ("cancel", "x", "--tag", "a"),
+            "Name the tasks to cancel by their ids, or by --type and --tag.",
+        ),
         (("replay", "x", "--tag", "a"), "--tag goes with --failed."),
         (("submit", "t", "--tag", "x"), "'x' is not a tag."),
         (("submit", "t", "--tag", "x=1", "--tag", "x=2"), "The tag 'x' is given twice."),

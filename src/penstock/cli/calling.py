@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from penstock.cli.addresses import URL, address, likely_address
+from penstock.cli.durations import DURATION, Seconds
 from penstock.cli.options import json_option
 from penstock.dispatcher.client import Client
 from penstock.kernel.errors import DispatcherRefused, InvalidInput, PenstockError
@@ -74,8 +75,8 @@ _token_option = click.option(
 timeout_option = click.option(
     "--timeout",
     "timeout_seconds",
-    metavar="SECONDS",
-    type=click.FloatRange(0, 366 * 86_400),
+    metavar=DURATION,
+    type=Seconds(0, 366 * 86_400),
     default=WAIT_SECONDS,
     show_default=True,
     help="With --wait: how long at most.",

@@ -15,30 +15,39 @@ from dataclasses import replace
 from typing import Final
 
 from penstock.kernel.entropy import new_id
-from penstock.kernel.errors import NotFound, VersionConflict
+from penstock.kernel.errors import InvalidInput, NotFound, VersionConflict
 from penstock.queue import transitions
 from penstock.queue.access import Access
 from penstock.queue.claims import PackInHand
-from penstock.queue.endings import Stopped
+from penstock.queue.endings import REASON_CHARACTERS_MAX, Stopped
+from penstock.queue.inspection.filters import TagFilters
+from penstock.queue.inspection.tasks import Listing, list_tasks
 from penstock.queue.ledger import Ledger
-from penstock.queue.places import PackAt, TaskId, task_at
+from penstock.queue.places import PackAt, TaskId, check_name, task_at
 from penstock.queue.transitions import Claim
-from penstock.queue.views import CANCELLER, TaskView, view_of_ledger
+from penstock.queue.views import CANCELLER, STATES, TaskView, view_of_ledger
 from penstock.store.metered import labelled
 
+CANCEL_LIMIT: Final = 1000
+LIVE: Final = STATES[:4]
+"""The words for tasks that have not ended."""
 _LOOKS_MAX: Final = 10
 _LEASE_MS: Final = 30_000
 _ATTEMPTS_MAX: Final = 2**31
 
 
-async def cancel_tasks(access: Access, ids: Iterable[TaskId]) -> dict[TaskId, TaskView]:
+async def cancel_tasks(
+    access: Access, ids: Iterable[TaskId], *, reason: str = ""
+) -> dict[TaskId, TaskView]:
     """Cancel these tasks, a pack at a time; returns what became of those that were there."""
+    check_reason(reason)
     packs: dict[PackAt, set[int]] = {}
     for at, place in map(task_at, ids):
         packs.setdefault(at, set()).add(place)
     views: dict[TaskId, TaskView] = {}
     for at, places in packs.items():
         hand = PackToCancel(access.store, access.layout, at, entropy=access.entropy)
+        hand.reason = reason
         drawn = new_id(access.entropy, characters=16)
         claim = Claim(drawn, CANCELLER, _LEASE_MS, at.count, _ATTEMPTS_MAX)
         with labelled("cancel"), suppress(NotFound):
@@ -48,8 +57,43 @@ async def cancel_tasks(access: Access, ids: Iterable[TaskId]) -> dict[TaskId, Ta
     return views
 
 
+async def cancel_found(
+    access: Access,
+    *,
+    type: str | None = None,
+    tags: TagFilters | None = None,
+    limit: int = CANCEL_LIMIT,
+    reason: str = "",
+) -> Listing:
+    """Cancel what has not ended of a type, or has these tags; the tasks as they are then.
+
+    A tag that no task has, as one that is mistyped, cancels nothing: it raises `InvalidInput`.
+    """
+    check_reason(reason)
+    if type is None and not tags:
+        raise InvalidInput("Which tasks are to be cancelled? Name a type, or tags.")
+    if type is not None:
+        check_name(type, what="type")
+    found = await list_tasks(
+        access, statuses=LIVE, type=type, tags=tags, limit=limit, among="that can be cancelled"
+    )
+    for sentence in found.unknown_tags:
+        raise InvalidInput(f"Nothing was cancelled: {sentence}")
+    views = await cancel_tasks(access, [view.id for view in found], reason=reason)
+    return replace(found, tasks=tuple(views.values()))
+
+
+def check_reason(reason: str) -> None:
+    """Raises `InvalidInput` for a reason that a log has no room for."""
+    if len(reason) > REASON_CHARACTERS_MAX:
+        raise InvalidInput(f"A reason has at most {REASON_CHARACTERS_MAX} characters.")
+
+
 class PackToCancel(PackInHand):
     """A pack and its ledger, in the hands of somebody who wants tasks of it cancelled."""
+
+    reason = ""
+    """Why, in words for people."""
 
     async def cancel(self, places: frozenset[int], claim: Claim) -> Ledger:
         """Cancel what has not started, ask the rest to stop. Raises `NotFound` for no such pack."""
@@ -74,7 +118,7 @@ class PackToCancel(PackInHand):
         claimed = await self._claim(provisional, head.version)
         if claimed is None:
             return None
-        await self.settle({place: (claim.id, Stopped()) for place in claimed.attempts})
+        await self.settle({place: (claim.id, Stopped(self.reason)) for place in claimed.attempts})
         return await self._ledger.read()
 
     async def _cancel_after(
@@ -102,7 +146,12 @@ class PackToCancel(PackInHand):
             if present is None or present.born != checked.born:
                 return None
             cancelled = transitions.cancel(
-                present, places, who=claim.holder, now=now, inputs=checked.pack.inputs
+                present,
+                places,
+                who=claim.holder,
+                now=now,
+                inputs=checked.pack.inputs,
+                reason=self.reason,
             )
             return transitions.recorded(cancelled, checked.pack, now)
 

@@ -66,7 +66,10 @@ class Change:
             is_ref=is_ref,
             progress=task.progress,
         )
-        self.set(place, state, _HAPPENINGS[status], who=who, note=failure.error if failure else "")
+        note = ""
+        if failure is not None:
+            note = failure.message if status is Status.CANCELLED else failure.error
+        self.set(place, state, _HAPPENINGS[status], who=who, note=note)
 
     def ledger(self) -> Ledger:
         if not self._lines:

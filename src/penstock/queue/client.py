@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Unpack
 
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.archived import Archive
 from penstock.queue.batches.api import Batch, Batches, How, WhatThen
-from penstock.queue.cancelling import cancel_tasks
+from penstock.queue.cancelling import CANCEL_LIMIT, cancel_found, cancel_tasks
 from penstock.queue.config import reshard
 from penstock.queue.connection import Connection
 from penstock.queue.control import Control, Held
@@ -27,7 +27,7 @@ from penstock.queue.draining import wait_until_empty
 from penstock.queue.inspection.filters import TagFilters
 from penstock.queue.inspection.tasks import Listing, find_tasks
 from penstock.queue.limits.api import Limits
-from penstock.queue.moments import delay_until
+from penstock.queue.moments import delay_until, expires_until
 from penstock.queue.options import Options
 from penstock.queue.places import TaskId, task_at
 from penstock.queue.purging import Choice, Purged, purge
@@ -69,9 +69,9 @@ class Task:
         """Its present state."""
         return await self._queue.get(self.id)
 
-    async def cancel(self) -> TaskView:
+    async def cancel(self, reason: str = "") -> TaskView:
         """Cancel it."""
-        return await self._queue.cancel(self.id)
+        return await self._queue.cancel(self.id, reason)
 
 
 class Queue(Connection):
@@ -88,6 +88,7 @@ class Queue(Connection):
         priority: int = 0,
         limit: str = "",
         expires: float | None = None,
+        expires_at: datetime | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> Task:
         """Submit one task, to start `delay` seconds from now, or `at` a time.
@@ -95,14 +96,14 @@ class Queue(Connection):
         With a `key`, a second submit of the same type and key is the same task, as long as the
         first is not settled and for the queue's `key_seconds` after that. What has a higher
         `priority`, from -9 to 9, comes first. A `limit` is the key of a limit that the task falls
-        under. What has not begun after `expires` seconds never will.
+        under. What has not begun after `expires` seconds, or at `expires_at`, never will.
         """
         options = Options(
             key=key,
             delay=await delay_until(self.access.store, delay, at),
             priority=priority,
             limit=limit,
-            expires=expires,
+            expires=await expires_until(self.access.store, expires, expires_at),
             tags=tags or {},
         )
         await self._check_door(type)
@@ -125,6 +126,7 @@ class Queue(Connection):
         priority: int = 0,
         limit: str = "",
         expires: float | None = None,
+        expires_at: datetime | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> list[Task]:
         """Submit one task an input, up to 1,000 in one object: much cheaper than one by one.
@@ -135,7 +137,7 @@ class Queue(Connection):
             delay=await delay_until(self.access.store, delay, at),
             priority=priority,
             limit=limit,
-            expires=expires,
+            expires=await expires_until(self.access.store, expires, expires_at),
             tags=tags or {},
         )
         await self._check_door(type)
@@ -195,13 +197,41 @@ class Queue(Connection):
             raise self._not_open()
         return await self._waiter.result(id, seconds=timeout)
 
-    async def cancel(self, id: str) -> TaskView:
+    async def cancel(self, id: str, reason: str = "") -> TaskView:
         """Cancel a task that has not started; ask one that runs to stop.
 
-        A worker hears of it when it next renews the task's lease, after ten seconds or so.
+        A worker hears of it when it next renews the task's lease, after ten seconds or so. The
+        `reason` is shown wherever the task is.
         """
-        await cancel_tasks(self.access, [self.task(id).id])
+        await cancel_tasks(self.access, [self.task(id).id], reason=reason)
         return await self.get(id)
+
+    async def cancel_many(
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        type: str | None = None,
+        tags: TagFilters | None = None,
+        reason: str = "",
+        limit: int = CANCEL_LIMIT,
+    ) -> Listing:
+        """Cancel these tasks, or up to `limit` that have not ended of a type or with such tags.
+
+        Returns the tasks as they are then, without those that are not there; `is_whole` says
+        whether there may be more. Two to four requests for all that share a pack.
+        """
+        if ids is None:
+            return await cancel_found(self.access, type=type, tags=tags, limit=limit, reason=reason)
+        if type is not None or tags:
+            raise InvalidInput("Name the tasks to cancel by their ids, or by type and tags.")
+        meant = [self.task(each).id for each in ids]
+        views = await cancel_tasks(self.access, meant, reason=reason)
+        return Listing(tuple(views.values()), notes=(), is_whole=True)
+
+    async def now(self) -> datetime:
+        """The store's time, by which everything in the queue is decided, in UTC."""
+        found = await self.access.store.now()
+        return datetime.fromtimestamp(found.middle, UTC)
 
     async def reshard(self, shards: int) -> None:
         """Change the number of shards, a power of two, while workers run.

@@ -72,6 +72,9 @@ class GivenBack:
 class Stopped:
     """The attempt heeded a request to cancel."""
 
+    reason: str = field(default="", repr=False)
+    """Why, if that is not in the ledger already."""
+
 
 @dataclass(frozen=True, slots=True)
 class Expired:
@@ -99,6 +102,8 @@ def sound(ending: Ending, *, count: int = 1) -> Ending:
             return Retried(_plain(failure, count), int(due_ms))
         case Rescheduled(due_ms, reason):
             return Rescheduled(int(due_ms), _cut(reason, REASON_CHARACTERS_MAX))
+        case Stopped(reason) if reason:
+            return Stopped(_cut(reason, REASON_CHARACTERS_MAX))
     return ending
 
 

@@ -58,6 +58,9 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     trace: str = ""
 
 
+CANCELLED_ERROR: Final = "Cancelled"
+
+
 class Progress(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """How far an attempt says it is."""
 
@@ -83,7 +86,8 @@ class TaskState(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
     """CLAIMED: its attempt is asked to stop. READY: it must not start again."""
     result: msgspec.Raw = NULL
     failure: Failure | None = None
-    """FAILED, and RETRYING: why the last attempt failed; None if it was rescheduled."""
+    """FAILED, and RETRYING: why the last attempt failed; None if it was rescheduled.
+    CANCELLED, or to be: the reason, if one was given, as a `CANCELLED_ERROR`."""
     is_ref: bool = False
     """SUCCEEDED: the result is a `Reference` to a payload."""
     progress: Progress | None = None

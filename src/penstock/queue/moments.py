@@ -1,4 +1,4 @@
-"""When a task is to start: a delay, or a time that knows its zone."""
+"""When a task is to start, or expires: so long from now, or at a time that knows its zone."""
 
 from __future__ import annotations
 
@@ -23,5 +23,25 @@ async def delay_until(store: ObjectStore, delay: float, at: datetime | None) -> 
         raise InvalidInput(
             f"{at.isoformat()} is more than a year from now.",
             hint="A task starts within a year: give an earlier time.",
+        )
+    return found
+
+
+async def expires_until(
+    store: ObjectStore, expires: float | None, expires_at: datetime | None
+) -> float | None:
+    """How long from now a task may begin, by the store's clock, if that ends at a time."""
+    if expires_at is None:
+        return expires
+    if expires is not None or expires_at.tzinfo is None:
+        raise InvalidInput(
+            "A task expires at a time that knows its zone, or so long after its submit.",
+            hint="Give one of expires=SECONDS and expires_at=datetime(..., tzinfo=UTC).",
+        )
+    found = expires_at.timestamp() - (await store.now()).latest
+    if found <= 0:
+        raise InvalidInput(
+            f"{expires_at.isoformat()} is over: the task would never start.",
+            hint="'await queue.now()' is the store's time.",
         )
     return found

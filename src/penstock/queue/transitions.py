@@ -34,6 +34,7 @@ from penstock.queue.endings import (
     sound,
 )
 from penstock.queue.ledger import (
+    CANCELLED_ERROR,
     Failure,
     Happening,
     Lease,
@@ -219,7 +220,7 @@ def close(
     for place in over(expired, attempts_max=attempts_max):
         task = change.tasks[place]
         if task.cancel:
-            change.settle(place, Status.CANCELLED, who=who)
+            change.settle(place, Status.CANCELLED, who=who, failure=_why_cancelled(task))
         else:
             lost = task.failure or Failure("LeaseExpired", "The worker of every attempt was lost.")
             change.settle(place, Status.FAILED, who=who, failure=lost)
@@ -228,17 +229,25 @@ def close(
 
 
 def cancel(
-    ledger: Ledger, places: Iterable[int], *, who: str, now: Interval, inputs: Sequence[msgspec.Raw]
+    ledger: Ledger,
+    places: Iterable[int],
+    *,
+    who: str,
+    now: Interval,
+    inputs: Sequence[msgspec.Raw],
+    reason: str = "",
 ) -> Ledger:
     """Settle what has not started as cancelled, and ask running attempts to stop."""
+    why = Failure(CANCELLED_ERROR, reason) if reason else None
     change = Change(expire(ledger, now), now)
     for place in sorted(places):
         task = change.tasks[place]
         match task.status:
             case Status.READY | Status.RETRYING:
-                change.settle(place, Status.CANCELLED, who=who)
+                change.settle(place, Status.CANCELLED, who=who, failure=why)
             case Status.CLAIMED if not task.cancel:
-                change.set(place, _replace(task, cancel=True), Happening.CANCEL_ASKED, who=who)
+                asked = _replace(task, cancel=True, failure=why or task.failure)
+                change.set(place, asked, Happening.CANCEL_ASKED, who=who, note=reason)
             case _:
                 pass
     return _completed(change.ledger(), inputs)
@@ -336,10 +345,11 @@ def _end(change: Change, place: int, ending: Ending, *, expires_ms: int) -> None
             change.settle(place, Status.SUCCEEDED, who=who, result=result, is_ref=is_ref)
         case Failed(failure):
             change.settle(place, Status.FAILED, who=who, failure=failure)
-        case Stopped():
-            change.settle(place, Status.CANCELLED, who=who)
+        case Stopped(reason):
+            why = Failure(CANCELLED_ERROR, reason) if reason else _why_cancelled(task)
+            change.settle(place, Status.CANCELLED, who=who, failure=why)
         case Retried() | Rescheduled() | GivenBack() | Expired() if task.cancel:
-            change.settle(place, Status.CANCELLED, who=who)
+            change.settle(place, Status.CANCELLED, who=who, failure=_why_cancelled(task))
         case Expired():
             change.tasks[place] = _replace(task, given_back=task.given_back + 1)
             change.settle(place, Status.EXPIRED, who=who, failure=task.failure)
@@ -366,6 +376,12 @@ def _end(change: Change, place: int, ending: Ending, *, expires_ms: int) -> None
                 progress=task.progress,
             )
             change.set(place, state, Happening.GIVEN_BACK, who=who)
+
+
+def _why_cancelled(task: TaskState) -> Failure | None:
+    """The reason that was given when a running task was asked to stop."""
+    said = task.failure
+    return said if said is not None and said.error == CANCELLED_ERROR else None
 
 
 def _reschedule(

@@ -97,7 +97,8 @@ def _outcome(view: TaskView, result: Any) -> Any:
         case "succeeded":
             return result
         case "cancelled":
-            raise TaskCancelled(f"The task {view.id!r} was cancelled.", task=view.id)
+            why = f": {view.message}" if view.message else "."
+            raise TaskCancelled(f"The task {view.id!r} was cancelled{why}", task=view.id)
         case "expired":
             raise TaskFailed(
                 f"The task {view.id!r} has expired: it had not begun in time.",

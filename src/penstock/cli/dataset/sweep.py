@@ -9,6 +9,7 @@ import click
 from penstock.cli.calling import asked, on_a_dispatcher
 from penstock.cli.completing import datasets
 from penstock.cli.dataset.showing import size
+from penstock.cli.durations import DURATION, Seconds
 from penstock.cli.telling import counted, show_json
 from penstock.dispatcher.client import Client
 from penstock.dispatcher.wire.datasets import SweepAnswer
@@ -24,9 +25,9 @@ _REQUESTS_MAX = 100_000
 @click.option(
     "--grace",
     "grace_seconds",
-    metavar="SECONDS",
-    type=click.FloatRange(0, 3.2e9),
-    help="Keep what was needed within so many seconds. By default as the dispatcher is set.",
+    metavar=DURATION,
+    type=Seconds(0, 3.2e9),
+    help="Keep what was needed within that time. By default as the dispatcher is set.",
 )
 @click.option("--dry-run", is_flag=True, help="Remove nothing, and say what would be removed.")
 @on_a_dispatcher

@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from penstock.cli.durations import DURATION, Seconds
 from penstock.cli.options import absolute_option
 from penstock.cli.progress import Bar
 from penstock.cli.queue.connection import on_a_queue, opened
@@ -30,7 +31,7 @@ _COUNTS = ("ready", "running", "succeeded", "failed", "cancelled", "expired", "l
 )
 @click.argument("id", metavar="[ID]", required=False)
 @click.option("--wait", is_flag=True, help="Wait until it has ended.")
-@click.option("--timeout", metavar="SECONDS", type=float, help="Wait no longer than that.")
+@click.option("--timeout", metavar=DURATION, type=Seconds(), help="Wait no longer than that.")
 @absolute_option
 @on_a_queue
 @click.pass_context

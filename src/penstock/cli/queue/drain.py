@@ -6,6 +6,7 @@ import asyncio
 
 import click
 
+from penstock.cli.durations import DURATION, Seconds
 from penstock.cli.progress import Bar
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.pause import show_held, type_option
@@ -22,7 +23,7 @@ from penstock.queue.draining import Left, wait_until_empty
 )
 @type_option
 @click.option("--wait", "is_waited", is_flag=True, help="Wait until no task is left.")
-@click.option("--timeout", metavar="SECONDS", type=float, help="Wait no longer than that.")
+@click.option("--timeout", metavar=DURATION, type=Seconds(), help="Wait no longer than that.")
 @on_a_queue
 @click.pass_context
 def drain(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import click
 
+from penstock.cli.durations import DURATION, Seconds
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import as_json as show_json
 from penstock.cli.queue.showing import length, table
@@ -34,11 +35,11 @@ def limits(context: click.Context) -> None:
 @limits.command(name="set", short_help="Define or change a limit.", epilog=f"Example: {_EXAMPLE}")
 @click.argument("key", metavar="KEY")
 @click.option("--concurrency", metavar="N", type=int, help="So many run at a time.")
-@click.option("--rate", metavar="N", type=float, help="So many start in --per seconds.")
+@click.option("--rate", metavar="N", type=float, help="So many start in the time of --per.")
 @click.option(
     "--per",
-    metavar="SECONDS",
-    type=click.FloatRange(min=0, min_open=True),
+    metavar=DURATION,
+    type=Seconds(0.001),
     default=1.0,
     show_default=True,
     help="With --rate: in which time.",

@@ -8,6 +8,7 @@ import signal
 
 import click
 
+from penstock.cli.durations import DURATION, Seconds
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import iso, notes
 from penstock.queue.chores import chores_of
@@ -22,8 +23,8 @@ from penstock.queue.inspection.alone import PERIOD_SECONDS
 @click.option("--once", is_flag=True, help="Make one pass and end.")
 @click.option(
     "--period",
-    metavar="SECONDS",
-    type=click.FloatRange(10, 86_400),
+    metavar=DURATION,
+    type=Seconds(10, 86_400),
     default=PERIOD_SECONDS,
     show_default=True,
     help="Make a pass so often.",

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
-from typing import Final
 
 import click
 
+from penstock.cli.durations import DURATION, Seconds
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import as_json as show_json
 from penstock.cli.queue.showing import notes, plain
+from penstock.dispatcher.dag.units import duration_text
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.inspection import list_tasks
 from penstock.queue.inspection.tasks import LIMIT_MAX
 from penstock.queue.purging import SETTLED, Choice, Purged
 from penstock.queue.views import STATES
-
-_AGE: Final = re.compile(r"([0-9]{1,9})([smhd])")
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 @click.command(
@@ -34,7 +31,9 @@ _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
     type=click.Choice(STATES),
     help="Only tasks of this status; may be repeated.",
 )
-@click.option("--older-than", metavar="AGE", help="Submitted longer ago than 90s, 15m, 12h or 30d.")
+@click.option(
+    "--older-than", metavar=DURATION, type=Seconds(), help="Submitted longer ago: 15m, 12h, 30d."
+)
 @click.option("--all", "everything", is_flag=True, help="All tasks of the queue.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -43,7 +42,7 @@ def purge(
     *,
     types: tuple[str, ...],
     statuses: tuple[str, ...],
-    older_than: str | None,
+    older_than: float | None,
     everything: bool,
     dry_run: bool,
     yes: bool,
@@ -66,7 +65,7 @@ def purge(
             "Say which tasks: --type, --status, --older-than, or --all.",
             hint="--dry-run shows what would be done.",
         )
-    choice = Choice(older_than=_seconds(older_than) if older_than else 0.0, dry_run=dry_run)
+    choice = Choice(older_than=older_than or 0.0, dry_run=dry_run)
     if types:
         choice["types"] = types
     if statuses:
@@ -110,21 +109,14 @@ def _too_young(count: int) -> list[str]:
     return [f"{have} ended too recently to be forgotten: {later}"]
 
 
-def _seconds(age: str) -> float:
-    found = _AGE.fullmatch(age)
-    if found is None:
-        raise InvalidInput(
-            f"{age[:50]!r} is not an age.", hint="Write a number and s, m, h or d: 30d, say."
-        )
-    return float(int(found[1]) * _UNITS[found[2]])
-
-
 def _meant(
-    name: str, types: tuple[str, ...], statuses: tuple[str, ...], older_than: str | None
+    name: str, types: tuple[str, ...], statuses: tuple[str, ...], older_than: float | None
 ) -> str:
     words = [" or ".join(statuses)] if statuses else []
     words += [f"of type {' or '.join(types)}"] if types else []
-    words += [f"submitted more than {older_than} ago"] if older_than else []
+    words += (
+        [f"submitted more than {duration_text(round(older_than * 1000))} ago"] if older_than else []
+    )
     which = f"Tasks of {name!r} that are {', '.join(words)}" if words else f"All tasks of {name!r}"
     return f"{which} will be cancelled, or forgotten for good if they have ended."
 

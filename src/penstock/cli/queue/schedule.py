@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from penstock.cli.durations import DURATION, Seconds
 from penstock.cli.options import absolute_option
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import age, compact, fields, table, when
@@ -58,7 +59,7 @@ def schedule(context: click.Context) -> None:
     "--limit", metavar="KEY", default="", help="The key of the limit its tasks fall under."
 )
 @click.option(
-    "--expires", metavar="SECONDS", type=float, help="Never start a task later than that."
+    "--expires", metavar=DURATION, type=Seconds(), help="Never start a task later than that."
 )
 @click.option("--tag", "tags", metavar="NAME=VALUE", multiple=True, help="A tag of its tasks.")
 @click.option("--replace", is_flag=True, help="Change the schedule of that name, if there is one.")

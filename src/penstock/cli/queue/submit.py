@@ -12,11 +12,12 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from penstock.cli.durations import DURATION, Seconds
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.showing import as_json as show_json
 from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.kernel.words import shown as shown_word
-from penstock.queue.moments import delay_until
+from penstock.queue.moments import delay_until, expires_until
 from penstock.queue.submission import INPUT_BYTES_MAX, NotAllSubmitted
 
 LINES_MAX: Final = 1_000_000
@@ -35,7 +36,7 @@ _TIME: Final = "YYYY-MM-DDTHH:MM+01:00"
 @click.argument("type", metavar="TYPE")
 @click.argument("given", metavar="[INPUT]", required=False)
 @click.option("--key", help="Submit at most once as long as this key is taken.")
-@click.option("--delay", metavar="SECONDS", type=float, default=0.0, help="Start so much later.")
+@click.option("--delay", metavar=DURATION, type=Seconds(), default=0.0, help="Start so much later.")
 @click.option("--at", metavar="TIME", help=f"Start then, within a year: {_TIME}.")
 @click.option(
     "--priority",
@@ -46,8 +47,9 @@ _TIME: Final = "YYYY-MM-DDTHH:MM+01:00"
 )
 @click.option("--limit", metavar="KEY", default="", help="The key of the limit it falls under.")
 @click.option(
-    "--expires", metavar="SECONDS", type=float, help="Never start it later than so long from now."
+    "--expires", metavar=DURATION, type=Seconds(), help="Never start it later than that from now."
 )
+@click.option("--expires-at", metavar="TIME", help=f"Never start it later than then: {_TIME}.")
 @click.option(
     "--tag", "tags", metavar="NAME=VALUE", multiple=True, help="A tag; may be given several times."
 )
@@ -65,6 +67,7 @@ def submit(
     priority: int,
     limit: str,
     expires: float | None,
+    expires_at: str | None,
     tags: tuple[str, ...],
     many: bool,
     batch: bool,
@@ -93,6 +96,7 @@ def submit(
         "priority": priority,
         "limit": limit,
         "expires": expires,
+        "expires_at": None if expires_at is None else _time(expires_at),
         "tags": tags_from(tags),
     }
     if many:
@@ -181,7 +185,9 @@ async def _submitted_batch(
     """The id of the batch, and those of its tasks."""
     how = dict(options)
     async with opened(store, name, create=True) as queue:
-        how["delay"] = await delay_until(queue.access.store, how["delay"], how.pop("at"))
+        store_ = queue.access.store
+        how["delay"] = await delay_until(store_, how["delay"], how.pop("at"))
+        how["expires"] = await expires_until(store_, how["expires"], how.pop("expires_at"))
         async with queue.new_batch(then=then) as batch:
             try:
                 tasks = await batch.submit_many(type, list(lines.values()), **how)

@@ -13,6 +13,7 @@ from typing import Final
 
 import click
 
+from penstock.cli.durations import DURATION, Seconds
 from penstock.cli.queue.connection import on_a_queue, opened, tag_option
 from penstock.cli.queue.showing import as_json_line, iso, notes, status
 from penstock.kernel.errors import StoreError
@@ -36,8 +37,8 @@ _SECONDS_MAX: Final = 366 * 86_400.0
 @tag_option
 @click.option(
     "--every",
-    metavar="SECONDS",
-    type=click.FloatRange(0.1, 3600),
+    metavar=DURATION,
+    type=Seconds(0.1, 3600),
     default=2.0,
     show_default=True,
     help="How often to look while something happens.",
@@ -45,8 +46,8 @@ _SECONDS_MAX: Final = 366 * 86_400.0
 @click.option(
     "--for",
     "seconds",
-    metavar="SECONDS",
-    type=click.FloatRange(0, _SECONDS_MAX),
+    metavar=DURATION,
+    type=Seconds(0, _SECONDS_MAX),
     default=_SECONDS_MAX,
     help="End after so long.",
 )
