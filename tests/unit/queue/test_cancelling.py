@@ -64,7 +64,7 @@ def test_many_are_cancelled_by_id_by_type_and_by_tag() -> None:
         assert not await queue.cancel_many(type="a")
         for wrong in ({}, {"ids": [], "type": "a"}, {"tags": {"evn": "prod"}}, {"type": "a b"}):
             with pytest.raises(InvalidInput):
-                await queue.cancel_many(**wrong)  # type: ignore[arg-type]
+                await queue.cancel_many(**wrong)
 
     run_queue(test)
 
@@ -86,7 +86,7 @@ def test_a_task_expires_at_a_time_of_the_store() -> None:
             {"expires_at": now, "expires": 5},
         ):
             with pytest.raises(InvalidInput, match="knows its zone"):
-                await bench.queue.submit("t", **wrong)  # type: ignore[arg-type]
+                await bench.queue.submit("t", **wrong)
 
     run_queue(test)
 
