@@ -7,6 +7,7 @@
     datasets/{dataset}/{generation}/{partition}/{attempt}/_manifest.json  of a function's own files
     datasets/{dataset}/{generation}/{partition}/{attempt}/_deleted/…      keys of deleted rows
     datasets/{dataset}/{generation}/~many/{attempt}/{partition}/…         of one of many partitions
+    datasets/{dataset}/{generation}/~many/{attempt}/~merge-2/{partition}/…  the same, merged again
     scratch/{attempt}/…                                                   what it needed on the way
 
 Keys are relative to the root of the store. An attempt is `{task}-{attempt}-{digest}`: the numbers
@@ -55,13 +56,16 @@ WHOLE: Final = "~all"
 """Stands where there is no partition. No key is written so: what follows a `~` is upper case."""
 MANY: Final = "~many"
 """Stands where an attempt finds its partitions by itself. No key is written so, either."""
+AGAIN: Final = "~merge-"
+"""With a number, stands before the partitions of such an attempt that had to merge again."""
 
 _FILE: Final = "file://"
 _PLAIN: Final = re.compile(rb"[A-Za-z0-9_=-]")
 _CHARACTERS_MAX: Final = 150
 _KEPT: Final = 100
 _DIGEST_CHARACTERS: Final = 24
-_MANY_PARTS: Final = 5
+_MANY_AT: Final = 2
+_PLAIN_PARTS: Final = 4
 _ATTEMPT: Final = re.compile(
     rf"([1-9][0-9]{{0,18}})-([1-9][0-9]{{0,9}})-[0-9a-z]{{{_DIGEST_CHARACTERS}}}"
 )
@@ -69,7 +73,7 @@ _ATTEMPT: Final = re.compile(
 # part of it: a root may itself have a folder that is called `datasets`, and so may be a dataset.
 _NAMED: Final = rf"[0-9]+-[0-9]+-[0-9a-z]{{{_DIGEST_CHARACTERS}}}"
 _PLACE: Final = re.compile(
-    rf"/datasets/([^/]+/[^/]+/(?:{MANY}/{_NAMED}/[^/]+|[^/]+/{_NAMED}))(?:/|\Z)"
+    rf"/datasets/([^/]+/[^/]+/(?:{MANY}/{_NAMED}/(?:{AGAIN}[0-9]+/)?[^/]+|[^/]+/{_NAMED}))(?:/|\Z)"
 )
 # Of what stands in our names, what some who write URLs escape: `Path.as_uri` the one, others the
 # other. It means the same.
@@ -129,8 +133,8 @@ def many_prefix(dataset: str, *, generation: str, attempt: str) -> str:
 def attempt_of_place(place: str) -> AttemptOf | None:
     """Which attempt a place is of, as `place_of` has it, or the name of a scratch folder."""
     parts = place.split("/")
-    is_many = len(parts) == _MANY_PARTS and parts[-3] == MANY
-    return attempt_of(parts[-2] if is_many else parts[-1])
+    is_many = len(parts) > _PLAIN_PARTS and parts[_MANY_AT] == MANY
+    return attempt_of(parts[_MANY_AT + 1] if is_many else parts[-1])
 
 
 def scratch_prefix(attempt: str) -> str:
@@ -151,7 +155,8 @@ def dataset_current_key(dataset: str) -> str:
 def place_of(location: str) -> str | None:
     """`dataset/generation/partition/attempt` of a location, however it is spelt.
 
-    Of one of many partitions it is `dataset/generation/~many/attempt/partition`.
+    Of one of many partitions it is `dataset/generation/~many/attempt/partition`, or the same with
+    `~merge-2` before the partition.
 
     None for a location that is not below the folder of an attempt.
     """

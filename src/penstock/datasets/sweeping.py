@@ -50,6 +50,7 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from penstock.datasets.layout import (
+    AGAIN,
     CURRENT,
     DATASETS,
     MANY,
@@ -217,7 +218,7 @@ class Sweeper:
             return False
         parts = folder.prefix.rstrip("/").split("/")
         # Of one of many partitions, its attempt's folder stands before it.
-        home = [*parts[:3], parts[5]] if parts[3] == MANY else parts[:4]
+        home = [*parts[:3], parts[-1]] if parts[3] == MANY else parts[:4]
         key = "/".join((*home, CURRENT))
         found = await find(self._store, key)
         if found is None:
@@ -261,7 +262,7 @@ def _folder_of(key: str) -> _Found | None:
         return None
     if parts[depth - 2] == MANY:
         # Each partition of the attempt is swept by itself; beside them lies nothing of ours.
-        depth += 1
+        depth += 2 if parts[depth].startswith(AGAIN) else 1
         if len(parts) <= depth:
             return None
     return _Found("/".join(parts[1:depth]), "/".join(parts[:depth]) + "/")

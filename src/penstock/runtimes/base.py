@@ -30,6 +30,7 @@ import msgspec
 
 from penstock.datasets.manifest import (
     LISTED_MAX,
+    File,
     InputTotal,
     Manifest,
     ManifestInput,
@@ -150,7 +151,8 @@ class Place:
     """An SQL expression over the rows: each of its values is a partition, with a folder of its own
     below `location`. Empty if the task makes its own partition."""
     current: tuple[Part, ...] = ()
-    """What is published of the task's own partition, for what is to be merged with it."""
+    """What is published of the task's own partition, for what is to be merged with it. With
+    `partition_by`, of all partitions that it has told of (`Made.base_revision`)."""
     columns: tuple[Column, ...] = ()
     """Those that the generation had when the task was claimed; empty if none are known."""
 
@@ -162,13 +164,30 @@ class Merge:
     Of the rows with one key, the one with the higher version is there afterwards; without versions,
     and of equal ones, the one of the later task. What was made says what it was merged with
     (`Made.base_revision`): if that is not published any more by then, the work is run again, with
-    `Place.current` as it is by then and in another place.
+    `Place.current` as it is by then and in another place. What it has computed may be kept for that
+    (`Finished.staged`), and is only merged then.
     """
 
     key: tuple[str, ...]
     version_by: str = ""
     delete_when: str = ""
     """A predicate in SQL: rows that satisfy it delete what has their key."""
+
+
+NOT_READ: Final = -1
+"""Said as `base_revision` of an output that was not merged yet: what is published of it is to be
+told, and nothing is published now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """What an output is to be merged of: computed and checked, in the attempt's scratch folder."""
+
+    location: str
+    files: tuple[File, ...]
+    columns: tuple[Column, ...]
+    keys: tuple[tuple[str, int | None, int | None], ...] = ()
+    """With `partition_by`, the partitions that it has rows of, and their ranges."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +210,8 @@ class Work:
     """By the names that the job gives them."""
     merge: Merge | None = None
     """How its outputs are merged with what is published; None if they are not."""
+    staged: Mapping[str, Staged] = field(default_factory=dict)
+    """By output, what an earlier run of this attempt has computed: it is only to be merged."""
     grace_seconds: float = 10.0
     timeout_seconds: float | None = None
     """How long the caller will let it run; told to the work, and kept by the caller."""
@@ -292,7 +313,8 @@ class Made:
     append_key: str | None = None
     facts: Facts | None = None
     base_revision: int | None = None
-    """The revision of the partition that it was merged with, 0 for nothing; None if it was not."""
+    """The revision of the partition that it was merged with, 0 for nothing; None if it was not,
+    and `NOT_READ` to be told what to merge with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +323,8 @@ class Finished:
 
     made: tuple[Made, ...]
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    staged: Mapping[str, Staged] = field(default_factory=dict)
+    """What the next run of this attempt is given, if it has to merge again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

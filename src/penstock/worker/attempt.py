@@ -37,7 +37,7 @@ import msgspec
 from penstock.dispatcher.wire.work import Assignment, EndAsk, HeldAsk, PartAnswer
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import PenstockError, WorkFailed, WorkReleased
-from penstock.runtimes.base import Finished, Voice, Work
+from penstock.runtimes.base import Finished, Staged, Voice, Work
 from penstock.runtimes.secrets import hidden
 from penstock.worker import orders
 
@@ -85,6 +85,8 @@ class Attempt:
         """The values that its work was given: no failure is told with one of them in it."""
         self.merges = 0
         """How often it has merged again."""
+        self.staged: Mapping[str, Staged] = {}
+        """What it has computed, if that only has to be merged again."""
         self.waits = 0
         """How often it has waited for others to merge."""
         self._why: Interruption | None = None
@@ -213,6 +215,7 @@ class Attempt:
     def _end(self, work: Work) -> EndAsk:
         try:
             finished = self._finished()
+            self.staged = finished.staged
             self.has_observed_columns = any(
                 each.facts is not None and each.facts.is_observed for each in finished.made
             )

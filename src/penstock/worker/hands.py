@@ -211,7 +211,7 @@ class Hands:
         """Merge with what is published now; or wait, and tell the same end again."""
         if result.current is not None:
             attempt.merge_again(result.current)
-            _log.info("%s merges again: others have published its partition", attempt)
+            _log.info("%s merges with what is published of its partitions now", attempt)
             if attempt.merges <= _MERGES_MAX:
                 return await self._run(attempt, batch_size=1)
             return attempt.failure("Others have published its partition again and again.")
@@ -231,6 +231,7 @@ class Hands:
             return attempt.unfinished(WorkReleased(told, hint=hint))
         try:
             work = self._work(assignment, batch_size=batch_size, merges=attempt.merges)
+            work = replace(work, staged=attempt.staged)
             work = await self._with_secrets(attempt, runtime, work)
         except WorkFailed as error:
             return None if attempt.is_lost else attempt.unfinished(error)

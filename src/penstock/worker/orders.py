@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.datasets.layout import AGAIN
 from penstock.datasets.schema import Column
 from penstock.dispatcher.dag.units import duration_ms
 from penstock.dispatcher.wire.work import (
@@ -92,7 +93,7 @@ def work_of(
         resources=_mapping(definition, "resources"),
         payload=assignment.payload,
         inputs={name: _given(each) for name, each in assignment.inputs.items()},
-        outputs=_outputs(assignment, places, folder),
+        outputs=_outputs(assignment, places, merges=merges),
         merge=_merge(assignment),
         grace_seconds=_grace_seconds(assignment, otherwise=grace_seconds),
         timeout_seconds=None if is_always_on(assignment) else assignment.timeout_seconds,
@@ -236,7 +237,10 @@ def _merge(assignment: Assignment) -> Merge | None:
     return Merge(key=tuple(map(str, key)), version_by=version, delete_when=delete)
 
 
-def _outputs(assignment: Assignment, places: Places, folder: str) -> dict[str, Place]:
+def _outputs(assignment: Assignment, places: Places, *, merges: int) -> dict[str, Place]:
+    folder = many = assignment.folder
+    if merges:
+        folder, many = f"{folder}/merge-{merges}", f"{folder}/{AGAIN}{merges}"
     current = assignment.current or {}
     found: dict[str, Place] = {}
     uuids = _mapping(assignment.definition, "datasets")
@@ -257,7 +261,7 @@ def _outputs(assignment: Assignment, places: Places, folder: str) -> dict[str, P
         )
         by = each.get("partition_by", "")
         if by:
-            location = places.many(dataset, generation=assignment.generation, attempt_id=folder)
+            location = places.many(dataset, generation=assignment.generation, attempt_id=many)
         found[name] = Place(
             dataset=dataset,
             uuid=uuid,

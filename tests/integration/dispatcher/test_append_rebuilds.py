@@ -312,6 +312,27 @@ def test_what_is_kept_to_be_merged_with_is_not_lost_by_the_next_rebuild(play: Pl
     play(story)
 
 
+def test_nothing_is_kept_for_who_finds_its_partitions_by_itself(play: Play) -> None:
+    """It may read its own generation, and what is kept lies in another one."""
+
+    async def story(world: World) -> None:
+        divided = "outputs: [{name: entries, partition_by: day}]"
+        it = Log(world)
+        await it.apply(texts(update="replace"))
+        await it.bring("p", 0)
+        await it.labour()
+        await it.apply(texts(update="merge").replace("outputs: [entries]", divided))
+        await it.route()
+        await it.backfills.turn()
+        for each in await it.tasks.claim_next("a:log", worker="w"):
+            await it.tasks.cancel([each.task_id])
+            await it.tasks.fail([Failure(each.fence, "It was cancelled.")])
+        await it.build()
+        assert await it.deployment.keep(await it.dataset("entries")) == Kept(0)
+
+    play(story)
+
+
 def test_what_is_kept_upstream_of_changes_is_appended_once(play: Play) -> None:
     """A new generation reads all changes, also what was kept, and would have it twice."""
 

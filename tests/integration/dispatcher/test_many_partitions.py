@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
+
 from penstock.datasets.layout import attempt_name, many_prefix, part
 from penstock.dispatcher.routing.router import Routing, route_events
 from penstock.dispatcher.tasks.lifecycle import Tasks
@@ -29,9 +31,9 @@ def folder(claimed: Claimed) -> str:
     return many_prefix("job", generation=claimed.generation, attempt=name)
 
 
-def made(job: Job, claimed: Claimed, keys: Iterable[str]) -> list[Output]:
+def made(job: Job, claimed: Claimed, keys: Iterable[str], *, run: str = "") -> list[Output]:
     """What the attempt has made: a folder for each partition, inside of its own."""
-    base = f"{ROOT}/{folder(claimed)}"
+    base = f"{ROOT}/{folder(claimed)}{run}"
     return [job.output(key, f"{base}/{part(key)}", facts=facts()) for key in keys]
 
 
@@ -39,17 +41,18 @@ def keys(count: int) -> list[str]:
     return [f"k{number:05}" for number in range(count)]
 
 
-async def written(library: Library, claimed: Claimed, *names: str) -> None:
+async def written(library: Library, claimed: Claimed, *names: str, run: str = "") -> None:
     for key in names:
-        await library.store.put(f"{folder(claimed)}/{part(key)}/part-00000.parquet", b"rows")
-        await library.store.put(f"{folder(claimed)}/{part(key)}/manifest.json", b"{}")
+        home = f"{folder(claimed)}{run}/{part(key)}"
+        await library.store.put(f"{home}/part-00000.parquet", b"rows")
+        await library.store.put(f"{home}/manifest.json", b"{}")
 
 
 def left(library: Library, claimed: Claimed) -> set[str]:
     """The partitions of an attempt of which there are files."""
     prefix = f"{folder(claimed)}/"
     return {
-        key.removeprefix(prefix).split("/")[0]
+        key.removeprefix(prefix).removeprefix("~merge-2/").split("/")[0]
         for key in library.bucket.objects
         if key.startswith(prefix)
     }
@@ -140,12 +143,13 @@ def test_what_is_appended_adds_a_part_to_each_partition(play: Play) -> None:
     play(story)
 
 
-def test_each_partition_of_an_attempt_is_swept_by_itself(play: Play) -> None:
+@pytest.mark.parametrize("run", ["", "/~merge-2"])
+def test_each_partition_of_an_attempt_is_swept_by_itself(play: Play, run: str) -> None:
     async def story(world: World) -> None:
         library, job = Library(world), await world.job(max_attempts=1)
         first, killed = await job.claimed("first"), await job.claimed("killed")
-        await written(library, first, "a", "b/ö", "c")
-        await world.tasks.complete(done(first.fence, *made(job, first, ["a", "b/ö", "c"])))
+        await written(library, first, "a", "b/ö", "c", run=run)
+        await world.tasks.complete(done(first.fence, *made(job, first, ["a", "b/ö", "c"], run=run)))
         # It was killed after some of its manifests.
         await written(library, killed, "a", "d")
         await world.tasks.fail(failed(killed.fence))

@@ -90,6 +90,19 @@ def test_every_order_gives_the_same_rows(
     assert ids(table) == {2: "kept", 3: "new", 4: "c"}
 
 
+def test_what_was_computed_is_only_merged_again(bench: Bench) -> None:
+    table = Table(bench)
+    first, second, _ = TASKS
+    late = bench.finished(table.work(first))
+    table.take(second)
+    again = replace(
+        table.work(Task(first.number, "SELECT raise_error('again') AS id")), staged=late.staged
+    )
+    # It has checked what it expects, of what it has.
+    (table.current,) = bench.finished(again).made
+    assert ids(table) == {2: "kept", 4: "b"}
+
+
 def test_without_versions_the_later_task_wins(bench: Bench) -> None:
     table = Table(bench, BY_ID)
     # The same task again, as if nobody had heard of it, changes nothing.

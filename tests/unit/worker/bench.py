@@ -14,7 +14,7 @@ import httpx
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.identity import Identity
 from penstock.dispatcher.wakeups.base import Channel, Heard, Listener
-from penstock.runtimes.base import Fault, Finished, Made, Runtime, Voice, Work
+from penstock.runtimes.base import Fault, Finished, Made, Runtime, Staged, Voice, Work
 from penstock.testing.virtual import VirtualClock, World, simulate
 from penstock.worker.client import InternalClient
 from penstock.worker.secrets import Resolver
@@ -41,6 +41,7 @@ class ScriptedRuntime(Runtime):
         self.is_stubborn = False
         self.expected = 0
         self.metrics: Mapping[str, Any] = {}
+        self.staged: Mapping[str, Staged] = {}
 
     async def start(self) -> None:
         self.is_started = True
@@ -71,7 +72,7 @@ class ScriptedRuntime(Runtime):
         self.most_at_once = max(self.most_at_once, len(self.running))
         try:
             made = await self.doing(work, voice)
-            return Finished(made=made, metrics=self.metrics)
+            return Finished(made=made, metrics=self.metrics, staged=self.staged)
         except asyncio.CancelledError:
             self.cancelled.append(work.task_id)
             raise

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from penstock.datasets.layout import attempt_of_place, place_of
 from penstock.dispatcher.wire.work import PartAnswer
-from penstock.runtimes.base import Made, Merge, Voice, Work
+from penstock.runtimes.base import NOT_READ, Made, Merge, Staged, Voice, Work
 from tests.unit.worker.bench import Bench, play
 from tests.unit.worker.scripted import DATASET, Dispatcher
 from tests.unit.worker.test_worker import COMPLETE, HEARTBEAT
@@ -57,6 +58,44 @@ def test_it_merges_again_with_what_is_published_within_its_attempt() -> None:
         assert end.outputs[0].base_revision == 4
 
     play(story, setting=merging(part(3), part(4), batch="b"), doing=merge)
+
+
+def test_what_it_has_computed_is_given_to_the_next_run() -> None:
+    """Also which partitions it is of, and where they lie: not in one that is called as the run."""
+    definition = {
+        **DEFINITION,
+        "outputs": [{"name": "out", "dataset": "cleaned", "partition_by": "day"}],
+    }
+    kept = Staged(location="file:///s", files=(), columns=(), keys=(("d", None, None),))
+
+    async def compute(work: Work, voice: Voice) -> tuple[Made, ...]:
+        del voice
+        place = work.outputs["out"]
+        base = place.current[0].revision if place.current else 0
+        said = base if work.staged else NOT_READ
+        location = f"{place.location}/d"
+        return (Made(output="out", location=location, partition_key="d", base_revision=said),)
+
+    async def story(bench: Bench) -> None:
+        bench.runtime.staged = {"out": kept}
+        task = bench.dispatcher.tasks[1]
+        await bench.until(lambda: task.status == "completed", seconds=10)
+        works = bench.runtime.works
+        assert [each.staged for each in works] == [{}, {"out": kept}, {"out": kept}]
+        home, *others = (each.outputs["out"].location for each in works)
+        assert "/~many/" in home
+        assert others == [f"{home}/~merge-1", f"{home}/~merge-2"]
+        places = {place_of(f"{each}/d") for each in (home, *others)}
+        assert len(places) == 3
+        assert {str(each).rpartition("/")[2] for each in places} == {"d"}
+        assert len({attempt_of_place(each or "") for each in places}) == 1
+        (end,) = task.ended
+        assert end.outputs[0].base_revision == 4
+
+    def setting(dispatcher: Dispatcher) -> None:
+        dispatcher.add(definition=definition, current={}, moves=[part(3), part(4)])
+
+    play(story, setting=setting, doing=compute)
 
 
 def test_it_waits_for_others_and_is_kept_alive() -> None:

@@ -8,6 +8,7 @@
 | an output | to write the folder of this attempt |
 | one with `partition_by` | the same: one folder, for all the partitions that it will find |
 | an output that is merged | to read the folder of its partition, and what was kept in that |
+| one that is both | to read the folder of its generation: any partition may be one of its own |
 | the attempt itself | to read and write its scratch folder |
 
 Deny by default: what cannot be named in the one spelling of `penstock.tokens.scopes`, or does not
@@ -127,7 +128,7 @@ def _writes(claimed: Claimed, root: Root, folder: str) -> Iterator[WriteGrant]:
 
 
 def _merges(claimed: Claimed, root: Root) -> Iterator[ReadGrant]:
-    """What is published of the task's own partition: it may move while the task runs."""
+    """What is published of the task's own partitions: it may move while the task runs."""
     if claimed.current is None:
         return
     uuids = _mapping(claimed.definition.get("datasets"))
@@ -144,6 +145,8 @@ def _merges(claimed: Claimed, root: Root) -> Iterator[ReadGrant]:
             partition_key=key if isinstance(key, str) else None,
             attempt="",
         )
+        if said.get("partition_by"):
+            own = f"{DATASETS}{part(dataset)}/{part(claimed.generation)}"
         found = _folder(root, own.rstrip("/"))
         home = _folder(root, DATASETS + part(dataset))
         kept = [one for one in claimed.current.get(dataset, ()) if not _is_below(one, found)]

@@ -197,12 +197,6 @@ def _merged(job: Job) -> Iterator[Complaint]:
                 " unique_key: [id]."
             )
             yield Complaint(job.name, "update", message, reads)
-        if any(each.partition_by for each in job.outputs):
-            message = (
-                "A task merges with the one partition that it is of, and `partition_by` makes many;"
-                " take `partition_by` out, or write update: replace."
-            )
-            yield Complaint(job.name, "update", message, (*reads, "outputs"))
         if job.version_by in job.unique_key:
             message = (
                 f"The column {job.version_by} is part of the `unique_key`, so no two rows that are"

@@ -6,6 +6,6 @@ CREATE OR REPLACE FUNCTION penstock_place(location text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT substring(
         replace(replace(replace(replace(location, '%3D', '='), '%3d', '='), '%7E', '~'), '%7e', '~')
-        FROM '/datasets/([^/]+/[^/]+/(?:~many/[0-9]+-[0-9]+-[0-9a-z]{24}/[^/]+'
+        FROM '/datasets/([^/]+/[^/]+/(?:~many/[0-9]+-[0-9]+-[0-9a-z]{24}/(?:~merge-[0-9]+/)?[^/]+'
              '|[^/]+/[0-9]+-[0-9]+-[0-9a-z]{24}))(?:/|$)')
 $$;

@@ -481,7 +481,8 @@ ORDER BY next.dataset_id
 -- cancelled, becomes part of that as it is: parts of partitions, or partitions. Its folders are named by both from then on. Not what a
 -- job that replaces would have to be given in parts. The events are no news for jobs that append.
 WITH pairs AS MATERIALIZED (
-    SELECT next.dataset_id, served.version AS served, next.version AS next, definition.update_mode
+    SELECT next.dataset_id, served.version AS served, next.version AS next, definition.update_mode,
+           jsonb_path_exists(definition.body, '$.outputs[*].partition_by') AS is_dividing
     FROM dag_current
     JOIN dag_job USING (dag_version_id)
     JOIN job_definition AS definition ON definition.id = dag_job.definition_id
@@ -511,7 +512,9 @@ WITH pairs AS MATERIALIZED (
         AND piece.append_key = lacking.append_key
     LEFT JOIN task ON task.id = lacking.task_id
     -- Rows that were merged cannot be told apart any more, to be merged with others.
+    -- And who finds partitions by itself may read its own generation only: see grants.
     WHERE head.mode <> 'merge' AND (pairs.update_mode = 'append' OR head.mode = 'replace')
+      AND NOT (pairs.update_mode = 'merge' AND pairs.is_dividing)
       AND NOT EXISTS (
           SELECT
           FROM penstock_counterparts(lacking.task_id, pairs.next) AS made(id)

@@ -12,6 +12,14 @@ each of its outputs is compared with what is published now:
 | | | time, and later, it has its turn |
 | whatever it is | another's | wait: say the same again |
 
+Where the output has `partition_by`, the partitions are known when the result is, so the attempt is
+given nothing beforehand. It computes its result, keeps it, and says which partitions that is of,
+with `NOT_READ` for their revisions. No partition has that one, so nothing is published: it is told
+what there is, or to wait, and no conflict is counted. Then it merges what it has kept with all of
+them. They are compared as one: all are published, or none is. What an attempt has kept has the same
+partitions each time, and turns are taken for all of them at once: no two attempts wait for each
+other.
+
 A refusal ends nothing: the attempt goes on, and merges again. The order of merges is that of their
 commits, never that of the tasks: each row says which version and task it is of, so every order
 gives the same rows (`penstock.runtimes.spark.merging`), and a late task loses nothing.
@@ -37,6 +45,7 @@ from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.tasks.rows import fence_arrays
 from penstock.dispatcher.tasks.values import Completion, Fence
+from penstock.runtimes.base import NOT_READ
 
 TRIES_MAX: Final = 3
 """The conflict with which an attempt asks for its turn."""
@@ -162,7 +171,8 @@ async def _heads(
     heads: dict[int, list[_Head]] = {each.fence.task_id: [] for each in completions}
     for row in await found.fetchall():
         task_id, partition, output = said[row.pop("place")]
-        base = output.base_revision or 0
+        base = output.base_revision
+        assert base is not None, "those without one are refused before"
         heads[task_id].append(_Head(task_id=task_id, partition=partition, base=base, **row))
     return heads
 
@@ -173,22 +183,18 @@ async def _give_turns(
     heads: Mapping[int, Sequence[_Head]],
     taken: set[Partition],
 ) -> Mapping[int, Moved]:
-    """What those are told that have merged with what is not published any more."""
-    if not moved:
-        return {}
+    """What those are told that have merged with what is not published any more, or not yet."""
     fences = [each.fence for each in moved]
-    asked = {
-        "tasks": [each.task_id for each in fences],
-        "attempts": [each.attempt for each in fences],
-    }
-    found = await connection.execute(query("count_conflicts"), asked)
-    conflicts = {row["task_id"]: row["conflicts"] for row in await found.fetchall()}
+    conflicts = await _conflicts(
+        connection,
+        [fence for fence in fences if all(head.base != NOT_READ for head in heads[fence.task_id])],
+    )
     told: dict[int, Moved] = {}
     turns: list[tuple[Partition, Fence]] = []
     for fence in fences:
         own = heads[fence.task_id]
         is_busy = any(head.partition in taken for head in own)
-        if conflicts[fence.task_id] >= TRIES_MAX and not is_busy:
+        if conflicts.get(fence.task_id, 0) >= TRIES_MAX and not is_busy:
             turns += [(head.partition, fence) for head in own]
             taken |= {head.partition for head in own}
         # Who would merge while another has the turn, or publishes now, would be too late again.
@@ -196,6 +202,18 @@ async def _give_turns(
     if turns:
         await connection.execute(query("take_merge_leases"), _lease_arrays(turns))
     return told
+
+
+async def _conflicts(connection: Connection, fences: Sequence[Fence]) -> Mapping[int, int]:
+    """One more for each of these; how many each has had."""
+    if not fences:
+        return {}
+    asked = {
+        "tasks": [each.task_id for each in fences],
+        "attempts": [each.attempt for each in fences],
+    }
+    found = await connection.execute(query("count_conflicts"), asked)
+    return {row["task_id"]: row["conflicts"] for row in await found.fetchall()}
 
 
 def _lease_arrays(turns: Sequence[tuple[Partition, Fence]]) -> Mapping[str, Sequence[Any]]:

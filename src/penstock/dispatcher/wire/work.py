@@ -187,7 +187,7 @@ class OutputAsk(Ask):
     cursor: Number | None = None
     append_key: Annotated[str, Meta(min_length=1, max_length=1000)] | None = None
     facts: FactsAsk | None = None
-    base_revision: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    base_revision: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
     """The revision of its partition that it was merged with, 0 for nothing; none if it was not."""
 
 

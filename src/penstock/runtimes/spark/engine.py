@@ -24,6 +24,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -46,7 +47,7 @@ from penstock.runtimes.spark.errors import failed, in_field, is_too_large
 from penstock.runtimes.spark.expectations import Watch, check_frame, checked_table, with_checks
 from penstock.runtimes.spark.expecting import Expectation
 from penstock.runtimes.spark.keys import keyed
-from penstock.runtimes.spark.merging import Merger, Merging
+from penstock.runtimes.spark.merging import Merger, Merging, asked
 from penstock.runtimes.spark.operators.plans import SMALL_BYTES_MAX, Member, Plans, is_wise
 from penstock.runtimes.spark.operators.transforms import Transforms
 from penstock.runtimes.spark.partitions import divide, publishable, written_files
@@ -79,7 +80,14 @@ class Engine:
         self._writer = Writer(transfer, target_file_bytes=settings.target_file_bytes)
         self._transforms = Transforms()
         self._gathered_max = gathered_bytes_max(settings, cores=_cores(settings, session))
-        self._merger = Merger(self._reader, self._writer, self._accesses, self._files)
+        self._merger = Merger(
+            self._reader,
+            self._writer,
+            self._accesses,
+            write_files=self._files,
+            collected=self._collected,
+            partitions_max=settings.partitions_max,
+        )
 
     def run(self, session: Any, works: Sequence[Work], tell: Telling) -> None:
         """Run these, which are of one job and generation, and tell how each has ended."""
@@ -145,9 +153,39 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - it is told as the task's failure
             return failed(error, member.config)
 
-    def _single(self, session: Any, member: Member, tell: Telling, held: ExitStack) -> Finished:
+    def _merged(self, session: Any, member: Member, tell: Telling, held: ExitStack) -> Finished:
+        """Compute what is to be merged, if it is not there; merge it, if it is known with what."""
         phases = Phases(tell, self._clock)
         phases.enter("reading")
+        is_known = bool(member.work.staged) or not _is_divided(member)
+        staged = dict(member.work.staged)
+        results: Mapping[str, DataFrame] = {}
+        shapes: Mapping[str, Shape] = {}
+        if not staged:
+            member, results = self._planned(session, member, held)
+            shapes = shapes_of(session, member, results)
+        mergings = {
+            output: Merging(member, output, session=session, phases=phases, held=held)
+            for output in results or staged
+        }
+        made: list[Made] = []
+        for output, merging in mergings.items():
+            if output in results:
+                staged[output] = self._merger.stage(
+                    merging, frame=results[output], shape=shapes[output]
+                )
+            if not is_known:
+                made += asked(merging, staged[output])
+                continue
+            written = self._merger.merge(merging, staged[output])
+            if not tell.is_dropped(member.work.task_id):
+                made += written()
+        return replace(_finished(member, made, phases.seconds()), staged=staged)
+
+    def _planned(
+        self, session: Any, member: Member, held: ExitStack
+    ) -> tuple[Member, Mapping[str, DataFrame]]:
+        """A task with what it needs of its inputs, and the plans of its outputs."""
         plans = Plans(session, self._accesses, self._transforms, held)
         (member,) = plans.pruned([member])
         results = plans.one(member)
@@ -155,15 +193,17 @@ class Engine:
             results = {
                 name: _of_one(_of_partitions(each), member.key) for name, each in results.items()
             }
+        return member, results
+
+    def _single(self, session: Any, member: Member, tell: Telling, held: ExitStack) -> Finished:
+        if member.work.merge is not None and member.work.outputs:
+            return self._merged(session, member, tell, held)
+        phases = Phases(tell, self._clock)
+        phases.enter("reading")
+        member, results = self._planned(session, member, held)
         made: list[Made] = []
         for output, shape in shapes_of(session, member, results).items():
             result = results[output]
-            if output and member.work.merge is not None:
-                merging = Merging(member, output, session=session, phases=phases, held=held)
-                written = self._merger.merge(merging, frame=result, shape=shape)
-                if not tell.is_dropped(member.work.task_id):
-                    made.append(written())
-                continue
             phases.enter("running")
             if output and member.work.outputs[output].partition_by:
                 made += self._divided(
@@ -268,7 +308,7 @@ class Engine:
                 _explained_check(written, config.expect, output=output)
         phases.enter("writing")
         return publishable(
-            self._writer, member, output, divided, shape=shape, range_of=keys.range_of
+            self._writer, member, output, divided, columns=shape.columns, range_of=keys.range_of
         )
 
     @contextmanager

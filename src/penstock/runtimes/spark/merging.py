@@ -18,7 +18,24 @@ is null. Neither the hidden column nor deleted keys are in the schema of a datas
 
 What was made has to have the key and the version in every row, and each key once, which is checked
 like any other expectation. So it is written to the scratch folder on the way, computed once, and
-only then merged. Called by the engine.
+only then merged. If others have published meanwhile, it is merged again with what they have, by a
+run that is given what this one has kept (`Staged`), and computes nothing.
+
+Where the output has `partition_by`, the runs of an attempt are these:
+
+| run | does | and says |
+|---|---|---|
+| the first | computes and checks the result, finds the keys of its partitions | these keys |
+| the next | merges with what is published of them, in one pass; a manifest for each | all of them |
+| others | the same, while some of them were published by others meanwhile | all of them |
+
+A row is known by its key and its partition together. A key that has moved to another partition is
+in both, until a row of the old one deletes it there: a result may have one key in several
+partitions, and so do both at once. Each partition has the keys that were deleted from it. One that
+has no rows any more is published without rows, for these keys. A result without rows is of no
+partition. A crash leaves what is swept with the attempt.
+
+Called by the engine.
 """
 
 from __future__ import annotations
@@ -28,29 +45,35 @@ from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Final, Protocol
 
+import msgspec
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Window, types
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from penstock.datasets.layout import DELETED
+from penstock.datasets.layout import DELETED, part
 from penstock.datasets.manifest import File
 from penstock.datasets.schema import Column, evolve, is_hidden
 from penstock.datasets.snapshot import DataFile
 from penstock.kernel.errors import SchemaRefused, WorkFailed
-from penstock.runtimes.base import Given, Made, Merge, Place
-from penstock.runtimes.spark.access.base import Slice
+from penstock.runtimes.base import NOT_READ, Given, Made, Merge, Place, Staged
+from penstock.runtimes.spark.access.base import Divided, Slice
 from penstock.runtimes.spark.access.choosing import Accesses
+from penstock.runtimes.spark.batching import split
+from penstock.runtimes.spark.bounding import is_beyond
 from penstock.runtimes.spark.columns import quoted
-from penstock.runtimes.spark.configs import names
-from penstock.runtimes.spark.errors import in_field
+from penstock.runtimes.spark.configs import PARTITION, JobConfig, names
+from penstock.runtimes.spark.errors import in_field, is_too_large
 from penstock.runtimes.spark.expecting import Check, Expectation, Unique
+from penstock.runtimes.spark.keys import KEY, keyed
 from penstock.runtimes.spark.operators.plans import SMALL_BYTES_MAX, Member
+from penstock.runtimes.spark.partitions import divide, publishable, too_many
 from penstock.runtimes.spark.phases import Phases
 from penstock.runtimes.spark.reading import Input, Reader
-from penstock.runtimes.spark.writing import Shape, Writer, shape_of
+from penstock.runtimes.spark.writing import Shape, Writer, data_file, shape_of
 
 TASK: Final = "_penstock_task"
 TASK_COLUMN: Final = Column(TASK, "bigint")
+KEY_COLUMN: Final = Column(KEY, "string")
 _DELETED: Final = "_penstock_deleted"
 _IS_NEW: Final = "_penstock_is_new"
 _RANK: Final = "_penstock_rank"
@@ -100,84 +123,206 @@ class Merger:
     """Merges outputs, by what reads and writes any others."""
 
     def __init__(
-        self, reader: Reader, writer: Writer, accesses: Accesses, write_files: Files
+        self,
+        reader: Reader,
+        writer: Writer,
+        accesses: Accesses,
+        *,
+        write_files: Files,
+        collected: Callable[[DataFrame, JobConfig], Any],
+        partitions_max: int,
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._accesses = accesses
         self._write_files = write_files
+        self._collected = collected
+        self._partitions_max = partitions_max
 
-    def merge(self, merging: Merging, *, frame: DataFrame, shape: Shape) -> Callable[[], Made]:
-        """Compute and check what was made, merge it with what is published, and write that.
-
-        Returns what writes the manifest.
-        """
+    def stage(self, merging: Merging, *, frame: DataFrame, shape: Shape) -> Staged:
+        """Compute and check what was made, and keep it for as long as the attempt runs."""
         place, merge = merging.place, merging.merge
-        current, deleted = self._reader.published(place, merging.member.work)
-        if place.current:
-            refuse_published(current.columns, merge)
-        columns = merged_columns(current.columns, shape.columns)
+        if not place.partition_by:
+            current, _ = self._reader.published(place, merging.member.work)
+            _fitting(current, merge, place=place, new=shape.columns)
+            merging.phases.enter("running")
+            return self._staged(merging, frame=frame, shape=shape, expect=expected(merge))
+        _refuse_tag(frame.schema)
+        keys = keyed(merging.session, frame, place.partition_by, output=merging.output)
         merging.phases.enter("running")
-        result = self._staged(merging, frame=frame, shape=shape)
-        merging.phases.enter("merging")
-        seen = (*(current.columns or ()), TASK_COLUMN)
-        dead = gone_columns(current.columns or (), merge)
-        rows = merged(
-            self._frame(merging, result, shape.columns),
-            merge,
-            task_id=merging.member.work.task_id,
-            current=self._frame(merging, current, seen) if current.files else None,
-            deleted=self._frame(merging, deleted, dead) if deleted.files else None,
-            columns=columns,
-            is_small=result.bytes + current.bytes + deleted.bytes <= SMALL_BYTES_MAX,
+        staged = self._staged(
+            merging,
+            frame=keys.frame,
+            shape=shape_of(keys.frame, _plain(merging.member.config)),
+            expect=expected(merge, is_divided=True),
         )
-        inputs = {each.name: each for each in (result, current, deleted)}
-        config = replace(merging.member.config, expect=())
-        whole = replace(merging.member, config=config, inputs=inputs)
+        found = self._keys(merging, staged)
+        return replace(
+            staged,
+            columns=shape.columns,
+            keys=tuple((key, *(keys.range_of(key) or (None, None))) for key in found),
+        )
+
+    def merge(self, merging: Merging, staged: Staged) -> Callable[[], list[Made]]:
+        """Merge what is kept with what is published, and write that. What writes the manifests."""
+        if merging.place.partition_by:
+            return self._merge_many(merging, staged)
+        place, merge = merging.place, merging.merge
+        result = _input(merging, staged)
+        rows, whole, columns = self._rows(merging, result, place, merge, staged.columns)
         files = self._files(merging, whole, live(rows))
         aside: tuple[File, ...] = ()
         if merge.delete_when:
             away = _elsewhere(whole, merging.output, f"{place.location}/{DELETED}")
-            away = replace(away, config=replace(config, sort_by=(), cluster_by=()))
-            aside = self._files(merging, away, gone(rows, merge))
+            aside = self._files(merging, _plainly(away), gone(rows, merge))
         base = place.current[0].revision if place.current else 0
         merging.phases.enter("writing")
-        return lambda: replace(
-            self._writer.manifest(merging.member, merging.output, columns, files, deleted=aside),
-            base_revision=base,
-        )
+        return lambda: [
+            replace(
+                self._writer.manifest(
+                    merging.member, merging.output, columns, files, deleted=aside
+                ),
+                base_revision=base,
+            )
+        ]
 
-    def _staged(self, merging: Merging, *, frame: DataFrame, shape: Shape) -> Input:
+    def _merge_many(self, merging: Merging, staged: Staged) -> Callable[[], list[Made]]:
+        ranges = {key: (start, end) for key, start, end in staged.keys}
+        if not ranges:
+            return list
+        touched = tuple(
+            each for each in merging.place.current if (each.partition_key or "") in ranges
+        )
+        place = replace(merging.place, current=touched)
+        merge = replace(merging.merge, key=(KEY, *merging.merge.key))
+        result = replace(_input(merging, staged), columns=(*staged.columns, KEY_COLUMN))
+        rows, whole, columns = self._rows(merging, result, place, merge, staged.columns)
+        lively = live(rows)
+        divided = divide(
+            lively,
+            shape_of(lively, whole.config, without=(KEY,)),
+            whole,
+            merging.output,
+            self._accesses.to(place.location),
+            file_bytes=self._writer.file_bytes(whole.config),
+            partitions_max=self._partitions_max,
+        )
+        aside: Divided = {}
+        if merge.delete_when:
+            aside = self._deleted(merging, whole, gone(rows, merge), keys=tuple(ranges))
+        bases = {each.partition_key: each.revision for each in touched}
+        merging.phases.enter("writing")
+        return lambda: [
+            replace(each, base_revision=bases.get(each.partition_key, 0))
+            for each in publishable(
+                self._writer,
+                merging.member,
+                merging.output,
+                # Also of those that have no rows any more.
+                {key: divided.get(key, ()) for key in ranges},
+                columns=columns,
+                range_of=ranges.__getitem__,
+                deleted=aside,
+            )
+        ]
+
+    def _rows(
+        self,
+        merging: Merging,
+        result: Input,
+        place: Place,
+        merge: Merge,
+        new: Sequence[Column],
+    ) -> tuple[DataFrame, Member, tuple[Column, ...]]:
+        """What there is after the merge; the task as one that reads that, and the columns."""
+        current, deleted = self._reader.published(place, merging.member.work)
+        columns = _fitting(current, merging.merge, place=place, new=new)
+        merging.phases.enter("merging")
+        seen = (*(current.columns or ()), TASK_COLUMN)
+        dead = gone_columns(current.columns or (), merging.merge)
+        assert result.columns is not None
+        rows = merged(
+            self._frame(merging, result, result.columns),
+            merge,
+            task_id=merging.member.work.task_id,
+            current=self._published(merging, current, seen),
+            deleted=self._published(merging, deleted, dead),
+            columns=(*columns, *([KEY_COLUMN] if KEY in merge.key else [])),
+            is_small=result.bytes + current.bytes + deleted.bytes <= SMALL_BYTES_MAX,
+        )
+        inputs = {each.name: each for each in (result, current, deleted)}
+        config = replace(merging.member.config, expect=())
+        return rows, replace(merging.member, config=config, inputs=inputs), columns
+
+    def _staged(
+        self,
+        merging: Merging,
+        *,
+        frame: DataFrame,
+        shape: Shape,
+        expect: Sequence[Expectation],
+    ) -> Staged:
         """What a task has made, checked, in files of its scratch folder."""
         member = merging.member
         location = f"{member.work.scratch or merging.place.location}/result/{merging.output}"
-        expect = (*expected(merging.merge), *member.config.expect)
-        staged = _elsewhere(member, merging.output, location)
-        plain = replace(member.config, expect=expect, sort_by=(), cluster_by=())
-        staged = replace(staged, config=plain)
+        staged = _plainly(_elsewhere(member, merging.output, location))
+        config = replace(staged.config, expect=(*expect, *member.config.expect))
         files = self._write_files(
             merging.session,
-            staged,
+            replace(staged, config=config),
             merging.output,
             frame=frame,
             shape=replace(shape, order=()),
             phases=merging.phases,
         )
-        return Input(
-            name="the result",
-            given=Given(dataset=merging.place.dataset, generation=member.work.generation),
-            files=tuple(
-                DataFile(
-                    location=f"{location}/{each.name}",
-                    bytes=each.bytes,
-                    rows=each.rows,
-                    sha256=each.sha256,
+        # It goes through the worker to the next run, which reads all of it.
+        small = tuple(msgspec.structs.replace(each, bounds={}) for each in files)
+        return Staged(location=location, files=small, columns=shape.columns)
+
+    def _keys(self, merging: Merging, staged: Staged) -> list[str]:
+        """The keys of the partitions that rows were made of."""
+        if not staged.files:
+            return []
+        frame = self._frame(merging, _input(merging, staged), staged.columns)
+        rows = frame.select(KEY).distinct().limit(self._partitions_max + 1).collect()
+        if len(rows) > self._partitions_max:
+            raise too_many(
+                merging.output, f"more than {self._partitions_max:,}", self._partitions_max
+            )
+        return sorted(row[0] for row in rows)
+
+    def _deleted(
+        self, merging: Merging, whole: Member, frame: DataFrame, *, keys: Sequence[str]
+    ) -> Divided:
+        """The keys of deleted rows, written to the folders of their partitions.
+
+        They are gathered and written here, for these folders are inside of what one pass of Spark
+        writes. Where they are too many for that, each partition is a pass of its own.
+        """
+        output, location = merging.output, merging.place.location
+        away = _plainly(whole)
+        shape = shape_of(frame, away.config, without=(KEY,))
+        access = self._accesses.to(location)
+        try:
+            found = split(self._collected(frame, away.config), KEY, keys)
+        except Exception as error:
+            if not is_too_large(error) and not is_beyond(error):
+                raise
+            return {
+                key: self._files(
+                    merging,
+                    _elsewhere(away, output, f"{location}/{part(key)}/{DELETED}"),
+                    frame.where(F.col(KEY) == key).drop(KEY),
                 )
-                for each in files
-            ),
-            columns=shape.columns,
-            is_own=True,
-        )
+                for key in keys
+            }
+        file_bytes = self._writer.file_bytes(away.config)
+        return {
+            key: self._writer.table(
+                rows, shape, f"{location}/{part(key)}/{DELETED}", access, file_bytes=file_bytes
+            )
+            for key, rows in found.items()
+        }
 
     def _files(self, merging: Merging, member: Member, frame: DataFrame) -> tuple[File, ...]:
         return self._write_files(
@@ -189,10 +334,80 @@ class Merger:
             phases=merging.phases,
         )
 
+    def _published(
+        self, merging: Merging, given: Input, columns: Sequence[Column]
+    ) -> DataFrame | None:
+        return self._frame(merging, given, columns) if given.files else None
+
     def _frame(self, merging: Merging, given: Input, columns: Sequence[Column]) -> DataFrame:
+        """The rows of files; those that are of a partition have its key."""
         access = self._accesses.to(merging.place.location)
-        slices = [Slice(files=given.files)]
-        return access.frame(merging.session, slices, columns, merging.held)
+        if not merging.place.partition_by or any(each.name == KEY for each in columns):
+            slices = [Slice(files=given.files)]
+            return access.frame(merging.session, slices, columns, merging.held)
+        some: dict[str, list[DataFile]] = {}
+        for each in given.files:
+            some.setdefault(each.partition_key or "", []).append(each)
+        slices = [Slice(files=files, tag=key) for key, files in some.items()]
+        frame = access.frame(merging.session, slices, columns, merging.held)
+        return frame.withColumnRenamed(PARTITION, KEY)
+
+
+def asked(merging: Merging, staged: Staged) -> list[Made]:
+    """What says which partitions a result is of, to be told what is published of them."""
+    place, payload = merging.place, merging.member.work.payload
+    if not place.partition_by:
+        of = {name: payload.get(name) for name in ("partition_key", "start", "end")}
+        return [Made(output=merging.output, location=place.location, base_revision=NOT_READ, **of)]
+    return [
+        Made(
+            output=merging.output,
+            location=f"{place.location}/{part(key)}",
+            partition_key=key,
+            start=start,
+            end=end,
+            base_revision=NOT_READ,
+        )
+        for key, start, end in staged.keys
+    ]
+
+
+def _input(merging: Merging, staged: Staged) -> Input:
+    return Input(
+        name="the result",
+        given=Given(dataset=merging.place.dataset, generation=merging.member.work.generation),
+        files=tuple(data_file(staged.location, each) for each in staged.files),
+        columns=staged.columns,
+        is_own=True,
+    )
+
+
+def _fitting(
+    current: Input, merge: Merge, *, place: Place, new: Sequence[Column]
+) -> tuple[Column, ...]:
+    """The columns after a merge. Raises `WorkFailed` if what is published cannot be merged with."""
+    if place.current:
+        refuse_published(current.columns, merge)
+    return merged_columns(current.columns, new)
+
+
+def _plain(config: JobConfig) -> JobConfig:
+    """For what is neither expected nor ordered."""
+    return replace(config, expect=(), sort_by=(), cluster_by=())
+
+
+def _plainly(member: Member) -> Member:
+    return replace(member, config=_plain(member.config))
+
+
+def _refuse_tag(schema: types.StructType) -> None:
+    """Raise `WorkFailed` for a column that says elsewhere which partition a row is of."""
+    if any(name.casefold() == PARTITION for name in schema.names):
+        raise WorkFailed(
+            f"The result has the column {PARTITION}, and is merged into partitions that have that"
+            " name for their keys; give it another one.",
+            is_retried=False,
+        )
 
 
 def _elsewhere(member: Member, output: str, location: str) -> Member:
@@ -251,12 +466,15 @@ def refuse_published(columns: Sequence[Column] | None, merge: Merge) -> None:
         )
 
 
-def expected(merge: Merge) -> tuple[Expectation, ...]:
+def expected(merge: Merge, *, is_divided: bool = False) -> tuple[Expectation, ...]:
     """What has to be true of a result, besides what its job expects."""
+    once = f"each {', '.join(merge.key)} once"
+    if is_divided:
+        once += " in a partition"
     present = [*merge.key, *([merge.version_by] if merge.version_by else [])]
     return (
         *(Check(sql=f"{quoted(name)} IS NOT NULL", name=f"{name} is not null") for name in present),
-        Unique(columns=merge.key, name=f"each {', '.join(merge.key)} once (unique_key)"),
+        Unique(columns=(*((KEY,) if is_divided else ()), *merge.key), name=f"{once} (unique_key)"),
     )
 
 

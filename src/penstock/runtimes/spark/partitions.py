@@ -18,12 +18,12 @@ them; with it a partition is one sorted file, and equal rows have equal bytes. A
 has no partitions, and publishes nothing. Columns are told with the first partition only: all have
 the same, and ten thousand times the same would not fit into an answer.
 
-Called by the engine, for outputs with `partition_by`.
+Called by the engine, and by `merging`, for outputs with `partition_by`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,12 +34,13 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from penstock.datasets.layout import part
 from penstock.datasets.manifest import File
+from penstock.datasets.schema import Column
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import Made
 from penstock.runtimes.spark.access.base import Access, Divided, Target
 from penstock.runtimes.spark.columns import quoted
 from penstock.runtimes.spark.conf import SHUFFLED_MIN
-from penstock.runtimes.spark.keys import KEY, Range
+from penstock.runtimes.spark.keys import KEY
 from penstock.runtimes.spark.operators.plans import Member
 from penstock.runtimes.spark.writing import Shape, Writer, read_of
 
@@ -67,14 +68,19 @@ def divide(
     with _on_all_cores(frame.sparkSession):
         divided = access.write_keys(_spread(frame, shape), KEY, target)
     if len(divided) > partitions_max:
-        raise WorkFailed(
-            f"partition_by of the output {output} has made {len(divided):,} partitions of the"
-            f" result, and {partitions_max:,} are allowed (partitions_max in the settings of the"
-            " runtime spark).",
-            is_retried=False,
-            hint="Divide it more coarsely, or have a task make less at a time.",
-        )
+        raise too_many(output, f"{len(divided):,}", partitions_max)
     return divided
+
+
+def too_many(output: str, count: str, partitions_max: int) -> WorkFailed:
+    """That a result has more partitions than a task may make."""
+    return WorkFailed(
+        f"partition_by of the output {output} has made {count} partitions of the"
+        f" result, and {partitions_max:,} are allowed (partitions_max in the settings of the"
+        " runtime spark).",
+        is_retried=False,
+        hint="Divide it more coarsely, or have a task make less at a time.",
+    )
 
 
 def written_files(member: Member, output: str, divided: Divided) -> list[tuple[str, File]]:
@@ -89,10 +95,12 @@ def publishable(
     output: str,
     divided: Divided,
     *,
-    shape: Shape,
-    range_of: Callable[[str], Range | None],
+    columns: Sequence[Column],
+    range_of: Callable[[str], tuple[int | None, int | None] | None],
+    deleted: Divided | None = None,
 ) -> list[Made]:
-    """Write the manifests, and say what was made."""
+    """Write the manifests, and say what was made. `deleted` are the keys of deleted rows."""
+    aside = deleted or {}
     location = member.work.outputs[output].location
     read = read_of(member.work)
 
@@ -101,11 +109,12 @@ def publishable(
         return writer.manifest(
             member,
             output,
-            shape.columns,
+            columns,
             divided[key],
             location=f"{location}/{part(key)}",
             slice_={"partition_key": key, "start": start, "end": end},
             read=read,
+            deleted=aside.get(key, ()),
         )
 
     with ThreadPoolExecutor(_MANIFESTS_AT_ONCE, thread_name_prefix="penstock-manifest") as pool:

@@ -77,7 +77,11 @@ class Reader:
         """What an output is merged with: the rows that there are, and the keys of deleted ones."""
         given = Given(dataset=place.dataset, generation=work.generation, parts=place.current)
         rows = self._input("what is published", given, work)
-        deleted = tuple(each for one in self._contents(place.current) for each in one.deleted)
+        deleted = tuple(
+            replace(each, partition_key=part.partition_key)
+            for part, one in zip(place.current, self._contents(place.current), strict=True)
+            for each in one.deleted
+        )
         return rows, replace(rows, name="what was deleted", files=deleted)
 
     def _input(self, name: str, given: Given, work: Work) -> Input:

@@ -107,6 +107,11 @@ def test_what_is_merged_is_told_what_to_merge_with(on_stage: Perform) -> None:
         (late,) = await stage.claim()
         first = output(late, facts=facts(1), base_revision=0)
         ok(await stage.complete(held(late, outputs=[first])))
+        # To ask is to say that nothing was read.
+        asked = output(early, base_revision=-1)
+        (result,) = refused(await stage.complete(held(early, outputs=[asked])), 409).results
+        assert result.current is not None
+        assert [each.revision for each in result.current["tidy"]] == [1]
         said = output(early, facts=facts(2), base_revision=0)
         problem = refused(await stage.complete(held(early, outputs=[said])), 409)
         (result,) = problem.results

@@ -79,6 +79,18 @@ def test_what_is_merged_may_be_read_wherever_the_partition_moves() -> None:
         assert [each.rstrip("/") for each in read.prefixes] == folders
 
 
+def test_what_is_merged_into_partitions_that_it_finds_may_be_read_wherever_they_are() -> None:
+    definition = {
+        "outputs": [{"name": "tidy", "partition_by": "day"}],
+        "datasets": {"tidy": "uuid of tidy"},
+    }
+    task = claimed(definition=definition)
+    (read,) = grants_of(replace(task, current={}), ROOT).read
+    assert read.prefixes == (f"{URL}/datasets/tidy/{GENERATION}/",)
+    # Who only replaces them reads none.
+    assert grants_of(task, ROOT).read == ()
+
+
 def reads(**inputs: Any) -> tuple[ReadGrant, ...]:
     return grants_of(claimed(inputs=inputs), ROOT).read
 

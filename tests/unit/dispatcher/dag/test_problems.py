@@ -598,13 +598,6 @@ _JOBS = [
         "6 jobs.a.coalesce: take `coalesce` or `partition_by` out.",
     ),
     (
-        (
-            "a: {runtime: process, operator: f, inputs: raw, update: merge, unique_key: [id],"
-            " outputs: {name: a, partition_by: x}}"
-        ),
-        "6 jobs.a.update: take `partition_by` out, or write update: replace.",
-    ),
-    (
         "a: {runtime: process, operator: f, inputs: raw, outputs: {name: a, partition_by: ' '}}",
         "6 jobs.a.outputs.partition_by: is no SQL expression over the columns of the result",
     ),
@@ -724,6 +717,14 @@ def test_the_message_has_the_file_and_every_line() -> None:
     assert isinstance(error, DagError)
     again = pickle.loads(pickle.dumps(error))
     assert (again.problems, str(again)) == (error.problems, str(error))
+
+
+def test_what_is_merged_may_be_divided() -> None:
+    job = (
+        "a: {runtime: process, operator: f, inputs: raw, update: merge, unique_key: [id],"
+        " outputs: {name: a, partition_by: x}}"
+    )
+    assert parse(f"{HEAD}  {job}\n", "file.yaml", runtimes=Registry()).jobs
 
 
 def test_a_long_list_of_problems_is_cut_in_the_message_alone() -> None:
