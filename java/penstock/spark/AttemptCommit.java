@@ -90,6 +90,9 @@ public final class AttemptCommit extends FileCommitProtocol implements Serializa
     @Override
     public TaskCommitMessage commitTask(TaskAttemptContext context) {
         try {
+            for (String each : names) {
+                Output.settle(new Path(path + "/" + each));
+            }
             ArrayList<String> made = new ArrayList<>();
             long length = 0;
             for (int place = 0; place < names.size(); place++) {

@@ -14,6 +14,8 @@ import java.security.cert.Certificate;
 import java.security.cert.CertificateFactory;
 import java.time.Duration;
 import java.time.Instant;
+import java.time.format.DateTimeFormatter;
+import java.time.format.DateTimeParseException;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
@@ -36,7 +38,8 @@ import javax.net.ssl.TrustManagerFactory;
  * bounded as a whole, its body included.
  *
  * <p>Keys are asked of the driver again after {@link #KEYS_KEPT}, and at once when the server says
- * that they are no longer good. Connections are kept and shared by all tasks of the process.
+ * that they are no longer good. Requests are dated by the server's clock where it says that the one of
+ * this machine is wrong. Connections are kept and shared by all tasks of the process.
  */
 final class Bucket {
     static final int CHUNK = 8 << 20;
@@ -52,6 +55,7 @@ final class Bucket {
     private static final Pattern CODE = Pattern.compile("<Code>([A-Za-z]+)</Code>");
     private static final List<String> STALE =
             List.of("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId");
+    private static final String SKEWED = "RequestTimeTooSkewed";
     private static final Map<String, Bucket> OPENED = new ConcurrentHashMap<>();
     private static final ExecutorService POOL = pool(AT_ONCE, "penstock-s3");
 
@@ -59,6 +63,7 @@ final class Bucket {
     private volatile Reach reach;
     private volatile long reachAt;
     private volatile HttpClient client;
+    private volatile Duration skew = Duration.ZERO;
 
     /** What was answered. */
     record Answer(int status, HttpResponse<byte[]> response) {
@@ -130,13 +135,15 @@ final class Bucket {
         String code = answer.code();
         throw new IOException(
                 "s3://" + path + " was refused with status " + answer.status()
-                        + (code.isEmpty() ? "" : " (" + code + ")") + ".");
+                        + (code.isEmpty() ? "" : " (" + code + ")")
+                        + (SKEWED.equals(code) ? ": set the clock of this machine." : "."));
     }
 
     /** Ask until there is an answer that asking again would not change. */
     Answer send(Ask ask) throws IOException {
         long until = System.nanoTime() + PATIENCE.toNanos();
         boolean isRenewed = false;
+        boolean isTimed = false;
         for (int tries = 1; ; tries++) {
             IOException trouble;
             try {
@@ -145,6 +152,11 @@ final class Bucket {
                 if (isRefused && !isRenewed && STALE.contains(answer.code())) {
                     isRenewed = true;
                     reach(true);
+                    continue;
+                }
+                if (isRefused && !isTimed && SKEWED.equals(answer.code())) {
+                    isTimed = true;
+                    skew = skew(answer.header("date"));
                     continue;
                 }
                 if (answer.status() < 500 && answer.status() != 429 && answer.status() != 408) {
@@ -178,7 +190,7 @@ final class Bucket {
         HttpRequest.Builder request = HttpRequest.newBuilder(uri).timeout(REQUEST);
         reach.signed(
                         ask.method(), path, query, uri.getRawAuthority(), sum, ask.headers(),
-                        Instant.now())
+                        Instant.now().plus(skew))
                 .forEach(request::header);
         request.method(
                 ask.method(),
@@ -198,6 +210,16 @@ final class Bucket {
             throw new IOException("no answer in " + REQUEST.toSeconds() + " seconds");
         } catch (ExecutionException error) {
             throw new IOException(String.valueOf(error.getCause()), error.getCause());
+        }
+    }
+
+    /** How far a server's clock is ahead of the one of this machine. */
+    private static Duration skew(String date) {
+        try {
+            Instant theirs = Instant.from(DateTimeFormatter.RFC_1123_DATE_TIME.parse(date));
+            return Duration.between(Instant.now(), theirs);
+        } catch (DateTimeParseException error) {
+            return Duration.ZERO;
         }
     }
 

@@ -46,11 +46,22 @@ abstract class Output extends OutputStream {
     /** Send what comes next; what was handed over is not changed any more. */
     abstract void part(byte[] body, int length) throws IOException;
 
-    /** Send the end of it, after which it is there whole. */
+    /** Send the end of it; it is there whole when that is {@link #settled}. */
     abstract void end(byte[] tail, int length) throws IOException;
+
+    /** Wait for what is still on its way, after {@link #end}. */
+    void settled() throws IOException {}
 
     /** Remove what there is of it; {@link #isSent} tells whether it is whole. */
     abstract void remove() throws IOException;
+
+    /** Wait until a closed file is there whole. */
+    static void settle(Path path) throws IOException {
+        Output found = LIVE.get(path.toString());
+        if (found != null) {
+            found.settled();
+        }
+    }
 
     /**
      * What a closed file is: {@code ROWS BYTES SHA256 FOOTER}; empty if it has no rows. The footer is in

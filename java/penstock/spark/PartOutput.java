@@ -9,18 +9,22 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
+import java.util.concurrent.Semaphore;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.apache.hadoop.fs.Path;
 
 /**
- * A file on its way into a bucket: a small one is one request, a larger one is sent in parts while it
- * is written. A process that is killed leaves a whole file that no manifest names, or parts that no
- * list shows. Memory: at most {@link #PENDING_MAX} parts and two more for each file that is open.
+ * A file on its way into a bucket: a small one is one request, which the commit of its task waits for;
+ * a larger one is sent in parts while it is written. A process that is killed leaves a whole file that
+ * no manifest names, or parts that no list shows. Memory: at most {@link #PENDING_MAX} parts and two
+ * more for each file that is open, and small files that {@link #ROOM} has room for.
  */
 final class PartOutput extends Output {
     private static final int PENDING_MAX = 2;
     private static final int PARTS_MAX = 10_000;
+    private static final int SMALL = 1 << 20;
+    private static final Semaphore ROOM = new Semaphore(32);
     private static final Pattern UPLOAD = Pattern.compile("<UploadId>([^<]+)</UploadId>");
 
     private final Bucket bucket;
@@ -38,12 +42,7 @@ final class PartOutput extends Output {
 
     @Override
     void remove() throws IOException {
-        if (upload.isEmpty() || isSent()) {
-            // Also what was perhaps sent, by a request whose answer was lost.
-            bucket.delete(key);
-            return;
-        }
-        // A part that arrives after the upload was ended would stay, and be paid for.
+        // What arrives after it was removed would stay, and be paid for.
         for (Future<String> each : pending) {
             try {
                 each.get();
@@ -52,6 +51,11 @@ final class PartOutput extends Output {
             } catch (ExecutionException error) {
                 continue; // It is not there, or goes with the others.
             }
+        }
+        if (upload.isEmpty() || isSent()) {
+            // Also what was perhaps sent, by a request whose answer was lost.
+            bucket.delete(key);
+            return;
         }
         Bucket.Answer ended =
                 bucket.send(new Bucket.Ask("DELETE", key, Map.of("uploadId", upload), Map.of()));
@@ -105,18 +109,43 @@ final class PartOutput extends Output {
 
     @Override
     void end(byte[] tail, int length) throws IOException {
-        if (upload.isEmpty()) {
-            bucket.put(key, tail, length);
-        } else {
+        if (!upload.isEmpty()) {
             part(tail, length);
             complete();
+        } else if (length > SMALL) {
+            bucket.put(key, tail, length);
+        } else {
+            aside(tail, length);
+        }
+    }
+
+    /** Send it beside what the task writes next: one that is divided may write thousands. */
+    private void aside(byte[] tail, int length) throws IOException {
+        try {
+            ROOM.acquire();
+        } catch (InterruptedException error) {
+            throw Buckets.interrupted(error);
+        }
+        pending.add(
+                Bucket.aside(() -> {
+                    try {
+                        bucket.put(key, tail, length);
+                    } finally {
+                        ROOM.release();
+                    }
+                    return "";
+                }));
+    }
+
+    @Override
+    void settled() throws IOException {
+        while (!pending.isEmpty()) {
+            settle();
         }
     }
 
     private void complete() throws IOException {
-        while (!pending.isEmpty()) {
-            settle();
-        }
+        settled();
         StringBuilder said = new StringBuilder("<CompleteMultipartUpload>");
         for (int number = 1; number <= etags.size(); number++) {
             said.append("<Part><PartNumber>").append(number).append("</PartNumber><ETag>")

@@ -23,7 +23,9 @@ from penstock.datasets.layout import part as path_part
 from penstock.datasets.snapshot import DataFile
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.entropy import new_id, system_entropy
-from penstock.runtimes.spark.access.base import Slice, Target
+from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.spark.access import fetched
+from penstock.runtimes.spark.access.base import PathReader, Slice, Target
 from penstock.runtimes.spark.access.choosing import Accesses
 from penstock.runtimes.spark.access.commits import registry_of
 from penstock.runtimes.spark.access.direct import Direct, Keys, S3a
@@ -79,7 +81,7 @@ def test_a_bucket_is_read_and_written(
     names = {each.name for each in bench.transfer.list(made.location)}
     assert names == {"manifest.json", *(each.name for each in manifest.files)}
     by_tasks = [each.name.count("-") == 3 for each in manifest.files]
-    assert all(by_tasks) == (master == CLUSTER and not arrow_bytes_max)
+    assert all(by_tasks) == (not arrow_bytes_max)
     for file in manifest.files:
         sent = bench.transfer.sum(f"{made.location}/{file.name}")
         assert (sent.sha256, sent.bytes) == (file.sha256, file.bytes)
@@ -111,6 +113,17 @@ def test_batches_work_in_a_bucket(spark: Any, bucket: str, tmp_path: Path, maste
     wise = made_of(bench, works(bench, "spark.sql", WISE, parts))
     assert [sum(row["n"] for row in bench.rows(each)) for each in wise] == [3, 0, 5]
     assert len(bench.told.begun) == 2
+
+
+def test_much_is_read_in_parts_and_not_fetched(
+    spark: Any, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = bench_at(spark, bucket, tmp_path)
+    parts = days(bench, [3, 5])
+    monkeypatch.setattr(fetched, "FETCHED_BYTES_MAX", 0)
+    wise = works(bench, "spark.sql", WISE, parts)
+    assert [sum(row["n"] for row in bench.rows(each)) for each in made_of(bench, wise)] == [3, 5]
+    assert not list((tmp_path / "spark").glob("cache/files-*/*.parquet"))
 
 
 def test_equal_files_are_one_in_the_cache_and_two_in_the_result(
@@ -360,6 +373,12 @@ def test_a_zombie_in_a_bucket_changes_nothing_that_a_reader_sees(
     assert late.location != published.location
     assert {row["by"] for row in bench.rows(published)} == {"successor"}
     assert sorted(each.name for each in bench.transfer.list(published.location)) == before
+
+
+@pytest.mark.parametrize("name", ["_a.parquet", ".a.parquet", "a._COPYING_"])
+def test_a_file_that_spark_would_leave_out_is_refused(name: str) -> None:
+    with pytest.raises(WorkFailed, match=f"leave out file:///x/{name}"):
+        PathReader().frame(Mock(), [("file:///x/b.parquet", ""), (f"file:///x/{name}", "")], None)
 
 
 def test_the_way_is_chosen_by_what_is_there_and_said(

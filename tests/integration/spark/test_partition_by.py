@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,11 +11,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.datasets.bounds import Bound
-from penstock.datasets.cache import Cache
 from penstock.datasets.layout import path_of
 from penstock.runtimes.base import Made, Part, Work
 from penstock.runtimes.spark.access.base import Access
-from penstock.runtimes.spark.access.fetched import Fetched
 from penstock.runtimes.spark.access.native import Native
 from penstock.runtimes.spark.access.remote import Remote
 from penstock.runtimes.spark.engine import Engine
@@ -155,16 +152,10 @@ def test_no_rows_are_no_partitions(bench: Bench, trips: Part) -> None:
 
 
 def test_every_way_divides_alike(
-    bench: Bench, trips: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, trips: Part, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accesses, usual = bench.engine._accesses, bench.engine._accesses.to
-    cache = Cache(tmp_path / "cache", bench.transfer, bytes_max=0)
-    ways = (
-        Remote(bench.transfer),
-        Fetched(bench.transfer, cache, folder=tmp_path / "out"),
-        Native(bench.transfer),
-    )
-    for way in ways:
+    for way in (Remote(bench.transfer), Native(bench.transfer)):
 
         def to(location: str, way: Access = way) -> Access:
             return way if "/~many/" in location else usual(location)

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
+import ssl
 import subprocess
+import threading
 import zipfile
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from java.build import build, compiler, sources_digest
 
 from penstock.runtimes.spark.conf import JAR
@@ -50,6 +61,11 @@ public final class Killed {
         Thread.currentThread().interrupt();
         PartOutput.drop(path);
         System.out.println(Thread.interrupted());
+        // One that is small is on its way although it was closed.
+        PartOutput small = new PartOutput(path);
+        small.write(new byte[20]);
+        small.close();
+        PartOutput.drop(path);
         System.exit(0);
     }
 
@@ -63,6 +79,116 @@ public final class Killed {
 }
 """
 """A task that is killed while a file of it is on its way: interrupted, and then told to give up."""
+
+
+REACHED = """
+package penstock.spark;
+
+import java.nio.file.Files;
+import org.apache.hadoop.fs.Path;
+
+public final class Reached {
+    public static void main(String[] words) throws Exception {
+        new Plugin().driverPlugin().init(null, null);
+        String authorities = Files.readString(java.nio.file.Path.of(words[1]));
+        Registry.reach("bucket", words[0], "", "us-east-1", authorities, "key", "secret", "");
+        Path path = new Path("penstock://bucket/a/file");
+        try (PartOutput output = new PartOutput(path)) {
+            output.write("rows".getBytes());
+        }
+        Output.settle(path);
+        System.out.println(Output.sizeOf(path) + " " + RangeInput.sizeOf(path));
+        Output.drop(path);
+        System.exit(0);
+    }
+}
+"""
+"""A file that is written, read and removed, of a bucket that is named by its host."""
+
+
+class Server(BaseHTTPRequestHandler):
+    """A bucket whose clock is twenty minutes ahead of everybody's."""
+
+    protocol_version = "HTTP/1.1"
+    objects: ClassVar[dict[str, bytes]] = {}
+    hosts: ClassVar[set[str]] = set()
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return format_datetime(self._now(), usegmt=True)
+
+    def _now(self) -> datetime:
+        return datetime.now(UTC) + timedelta(minutes=20)  # noqa: TID251 - a clock of its own
+
+    def _answer(self) -> None:
+        self.hosts.add(self.headers["host"].partition(":")[0])
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        said = datetime.strptime(self.headers["x-amz-date"] + "+0000", "%Y%m%dT%H%M%SZ%z")
+        if abs(self._now() - said) > timedelta(minutes=15):
+            return self._send(403, b"<Error><Code>RequestTimeTooSkewed</Code></Error>")
+        if self.command == "PUT":
+            self.objects[self.path] = body
+            return self._send(200, b"")
+        if self.command == "DELETE":
+            del self.objects[self.path]
+            return self._send(204, b"")
+        found = self.objects.get(self.path)
+        if found is None:
+            return self._send(404, b"")
+        return self._send(206, found, range_=f"bytes 0-{len(found) - 1}/{len(found)}")
+
+    do_GET = do_PUT = do_DELETE = _answer  # noqa: N815 - as it has to be called
+
+    def _send(self, status: int, body: bytes, *, range_: str = "") -> None:
+        self.send_response(status)
+        if range_:
+            self.send_header("content-range", range_)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def certified(folder: Path, host: str) -> tuple[ssl.SSLContext, Path]:
+    """What a server of this name needs for TLS, and the certificate that vouches for it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+    now = datetime.now(UTC)  # noqa: TID251 - certificates are of this machine's time
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    public, both = folder / "public.pem", folder / "both.pem"
+    public.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    form = serialization.PrivateFormat.PKCS8
+    private = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    both.write_bytes(private + public.read_bytes())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(both)
+    return context, public
+
+
+def run_java(folder: Path, name: str, text: str, *words: str, options: Sequence[str] = ()) -> str:
+    """What a program that stands beside the jar has printed."""
+    found = find_spec("pyspark")
+    assert found is not None
+    assert found.origin is not None
+    jars = os.pathsep.join([str(JAR), str(folder), f"{Path(found.origin).parent}/jars/*"])
+    (folder / f"{name}.java").write_text(text)
+    compiled = ["javac", "-nowarn", "-d", str(folder), "-cp", jars, str(folder / f"{name}.java")]
+    subprocess.run(compiled, check=True, timeout=300, capture_output=True)
+    command = ["java", "-Xmx256m", *options, "-cp", jars, f"penstock.spark.{name}", *words]
+    said = subprocess.run(command, check=True, timeout=300, capture_output=True, text=True)
+    return said.stdout
 
 
 def manifest(jar: Path) -> dict[str, str]:
@@ -87,19 +213,28 @@ def test_the_same_compiler_makes_the_same_jar(tmp_path: Path) -> None:
 def test_a_killed_task_ends_its_upload_after_the_parts_that_are_on_their_way(
     tmp_path: Path,
 ) -> None:
-    found = find_spec("pyspark")
-    assert found is not None
-    assert found.origin is not None
-    jars = os.pathsep.join([str(JAR), str(tmp_path), f"{Path(found.origin).parent}/jars/*"])
-    (tmp_path / "Killed.java").write_text(KILLED)
-    compiled = ["javac", "-nowarn", "-d", str(tmp_path), "-cp", jars, str(tmp_path / "Killed.java")]
-    subprocess.run(compiled, check=True, timeout=300, capture_output=True)
-    said = subprocess.run(
-        ["java", "-Xmx256m", "-cp", jars, "penstock.spark.Killed"],
-        check=True,
-        timeout=300,
-        capture_output=True,
-        text=True,
-    )
+    said = run_java(tmp_path, "Killed", KILLED)
     part, end = "PUT partNumber=1&uploadId=one", "DELETE uploadId=one"
-    assert said.stdout.splitlines() == ["POST uploads=", part, end, "true"]
+    large, small = ["POST uploads=", part, end, "true"], ["PUT null", "DELETE null"]
+    assert said.splitlines() == [*large, *small]
+
+
+@pytest.mark.skipif(shutil.which("javac") is None, reason="no compiler of Java is here")
+def test_a_bucket_with_an_authority_a_host_and_a_clock_of_its_own(tmp_path: Path) -> None:
+    host = "bucket.s3.test"
+    context, public = certified(tmp_path, host)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    hosts = tmp_path / "hosts"
+    hosts.write_text(f"127.0.0.1 {host}\n")
+    try:
+        endpoint = f"https://{host}:{server.server_port}"
+        options = [f"-Djdk.net.hosts.file={hosts}"]
+        said = run_java(tmp_path, "Reached", REACHED, endpoint, str(public), options=options)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert said.splitlines() == ["4 4"]
+    assert Server.hosts == {host}
+    assert Server.objects == {}

@@ -118,6 +118,7 @@ class PathReader:
 
         `listed` is a folder in which Spark finds just these files, where there is one.
         """
+        _refuse_hidden(paths)
         reader = self._reader(session, columns)
         named = [listed] if listed else [path for path, _ in paths]
         frame: DataFrame = reader.parquet(*(_WILD.sub(r"\\\g<0>", path) for path in named))
@@ -145,3 +146,15 @@ class PathReader:
                 while len(self._readers) > _READERS_MAX:
                     self._readers.popitem(last=False)
         return reader
+
+
+def _refuse_hidden(paths: Sequence[tuple[str, str | None]]) -> None:
+    """Spark leaves such files out without a word, and a manifest that names one means its rows."""
+    for path, _ in paths:
+        name = path.rpartition("/")[2]
+        if name.startswith(("_", ".")) or name.endswith("._COPYING_"):
+            raise WorkFailed(
+                f"Spark would leave out {path}: names that begin with _ or . are no data to it.",
+                is_retried=False,
+                hint="Make the partition again, with another name for the file.",
+            )

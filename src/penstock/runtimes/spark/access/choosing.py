@@ -55,11 +55,9 @@ class Accesses:
                 is_retried=False,
             )
         if self._settings.is_local:
-            folder = Path(self._settings.data) / "spark"
-            cache = Cache(
-                folder / "cache", self._transfer, bytes_max=self._settings.cache_bytes_max
-            )
-            return Fetched(self._transfer, cache, folder=folder / "out")
+            folder = Path(self._settings.data) / "spark" / "cache"
+            cache = Cache(folder, self._transfer, bytes_max=self._settings.cache_bytes_max)
+            return Fetched(self._transfer, self._session, cache)
         if has_class(self._session, _S3A):
             return S3a(self._transfer, self._session)
         if has_class(self._session, _OURS):

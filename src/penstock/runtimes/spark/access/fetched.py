@@ -1,14 +1,16 @@
-"""A bucket and a local master: files are fetched into a cache of this machine, and sent from it.
+"""A bucket and a local master: little is fetched into a cache, and much is read in parts.
 
-Spark reads and writes local files at its own speed; the bucket is the business of `Transfer`. The
-cache verifies what it fetches. What is held stays until the task has ended.
+What a frame reads of up to `FETCHED_BYTES_MAX` is fetched whole, verified, and kept for the tasks
+that read it next: many small files cost fewer requests so, and none the second time. What is held
+stays until the task has ended. More than that is not waited for: Spark itself reads the columns and
+row groups that a query needs, and begins with the first, by the jar (`Direct`), which also writes
+what Spark writes. Nothing of that lies on this machine on its way.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -16,33 +18,24 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 
 from penstock.datasets.cache import Cache, Wanted
-from penstock.datasets.manifest import File
 from penstock.datasets.schema import Column
 from penstock.datasets.transfer import Transfer
-from penstock.runtimes.spark.access.base import (
-    Divided,
-    PathReader,
-    Slice,
-    Target,
-    nothing_inside,
-)
-from penstock.runtimes.spark.access.divided import left_by_keys
-from penstock.runtimes.spark.access.folders import left_by_spark
-from penstock.runtimes.spark.access.statistics import file_bounds
+from penstock.runtimes.spark.access.base import PathReader, Slice
+from penstock.runtimes.spark.access.direct import Direct
 
-_AT_ONCE: Final = 4
+FETCHED_BYTES_MAX: Final = 32 * 2**20
+"""What is fetched whole at most: a second at the speed of a slow network."""
 
 
-class Fetched:
-    """Spark reads and writes local copies."""
+class Fetched(Direct):
+    """Spark reads local copies of little, and ranges of what is more."""
 
-    name = "files fetched from the bucket to this machine"
+    name = "files fetched to this machine where they are small, and penstock:// where they are not"
 
-    def __init__(self, transfer: Transfer, cache: Cache, *, folder: Path) -> None:
-        self._transfer = transfer
+    def __init__(self, transfer: Transfer, session: Any, cache: Cache) -> None:
+        super().__init__(transfer, session)
         self._cache = cache
-        self._reader = PathReader()
-        self._folder = folder
+        self._local_reader = PathReader()
 
     def frame(
         self,
@@ -52,56 +45,15 @@ class Fetched:
         held: ExitStack,
     ) -> DataFrame:
         every = [(each, some.tag) for some in slices for each in some.files]
-        if not every:
-            is_tagged = any(some.tag is not None for some in slices)
-            return nothing_inside(session, columns, is_tagged=is_tagged)
+        if not every or sum(each.bytes for each, _ in every) > FETCHED_BYTES_MAX:
+            return super().frame(session, slices, columns, held)
         wanted = [
             Wanted(location=each.location, bytes=each.bytes, sha256=each.sha256)
             for each, _ in every
         ]
         paths = held.enter_context(self._cache.holding(wanted))
         tags = _tagged(held, paths, [tag for _, tag in every])
-        return self._reader.frame(session, tags, columns)
-
-    def write(self, frame: DataFrame, target: Target) -> tuple[File, ...]:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self._folder, prefix="out-") as name:
-            folder = Path(name, "spark")
-            frame.write.parquet(f"file://{folder}")
-            with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-send") as pool:
-                coming = [
-                    pool.submit(
-                        self._sent, path, f"{target.location}/part-{number:05}.parquet", rows=rows
-                    )
-                    for number, (path, rows) in enumerate(left_by_spark(folder), target.first)
-                ]
-                return tuple(each.result() for each in coming)
-
-    def write_keys(self, frame: DataFrame, column: str, target: Target) -> Divided:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self._folder, prefix="out-") as name:
-            folder = Path(name, "spark")
-            frame.write.partitionBy(column).parquet(f"file://{folder}")
-            return left_by_keys(
-                folder,
-                column,
-                location=target.location,
-                place=lambda path, location, rows: self._sent(path, location, rows=rows),
-            )
-
-    def wrote(self, location: str, file: File) -> None:
-        del location, file  # it is fetched like any other
-
-    def _sent(self, path: Path, location: str, *, rows: int) -> File:
-        sent = self._transfer.send(path, location)
-        name = location.rpartition("/")[2]
-        return File(
-            name=name,
-            rows=rows,
-            bytes=sent.bytes,
-            sha256=sent.sha256,
-            bounds=file_bounds(path),
-        )
+        return self._local_reader.frame(session, tags, columns)
 
 
 def _tagged(
