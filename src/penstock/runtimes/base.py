@@ -75,6 +75,11 @@ def progress_fault(said: Mapping[str, Any]) -> str:
     return f"It is nested more than {PROGRESS_DEPTH_MAX} levels deep."
 
 
+MAINTAIN: Final = "maintain"
+"""The operator of work that writes what is published of its outputs (`Place.current`) anew, in
+other files. No job names it: dispatchers make such tasks by themselves."""
+
+
 class Delivery(StrEnum):
     """How a task of a runtime reaches whatever runs it."""
 
@@ -151,8 +156,9 @@ class Place:
     """An SQL expression over the rows: each of its values is a partition, with a folder of its own
     below `location`. Empty if the task makes its own partition."""
     current: tuple[Part, ...] = ()
-    """What is published of the task's own partition, for what is to be merged with it. With
-    `partition_by`, of all partitions that it has told of (`Made.base_revision`)."""
+    """What is published of the task's own partition, for what is to be merged with it, or to be
+    written anew. With `partition_by`, of all partitions that it has told of
+    (`Made.base_revision`)."""
     columns: tuple[Column, ...] = ()
     """Those that the generation had when the task was claimed; empty if none are known."""
 
@@ -313,8 +319,9 @@ class Made:
     append_key: str | None = None
     facts: Facts | None = None
     base_revision: int | None = None
-    """The revision of the partition that it was merged with, 0 for nothing; None if it was not,
-    and `NOT_READ` to be told what to merge with."""
+    """The revision of the partition that it was merged with, 0 for nothing, or that it has the rows
+    of, in other files; None if it was made of neither, and `NOT_READ` to be told what to merge
+    with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -224,7 +224,8 @@ def _parts(answers: Iterable[PartAnswer]) -> tuple[Part, ...]:
 
 def _merge(assignment: Assignment) -> Merge | None:
     definition = assignment.definition
-    if assignment.current is None:
+    # What is to be written anew may be of a job that does not merge.
+    if assignment.current is None or definition.get("update") != "merge":
         return None
     key = definition.get("unique_key")
     version, delete = (definition.get(name, "") for name in ("version_by", "delete_when"))

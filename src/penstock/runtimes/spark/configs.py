@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeGuard
 
 from penstock.kernel.errors import WorkReleased
-from penstock.runtimes.base import Fault
+from penstock.runtimes.base import MAINTAIN, Fault
 from penstock.runtimes.references import FUNCTION_FORM, Reference, reference
 from penstock.runtimes.resources import memory_bytes
 from penstock.runtimes.spark.expecting import Expectation, expectation_faults, read_expectations
@@ -90,7 +90,10 @@ def read_config(operator: str, config: Mapping[str, Any]) -> JobConfig:
 
     It was right where its DAG was applied: this worker is of another release.
     """
-    for fault in config_faults(operator, config):
+    faults = config_faults(operator, config)
+    if operator == MAINTAIN:
+        faults = _every_faults(operator, config)
+    for fault in faults:
         raise WorkReleased(f"{fault.field}: {fault.message}")
     size = config.get("target_file_bytes")
     return JobConfig(

@@ -11,6 +11,9 @@ one by one within the same attempts, each with an outcome of its own, which is t
 there: a crash costs those that have not ended yet. Tasks that are dropped on the
 way are not written.
 
+A task that maintains a dataset runs nothing of its job: what is published of a partition is
+written anew, as it is (`rewriter`).
+
 What a job merges is computed and checked by itself, then merged with what is published of the
 partition (`merging`), which is one more phase, and one more that is written. Its tasks run one by
 one.
@@ -36,7 +39,7 @@ from penstock.datasets.manifest import File, sums
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.base import Finished, Made, Work
+from penstock.runtimes.base import MAINTAIN, Finished, Made, Work
 from penstock.runtimes.spark.access.base import Slice
 from penstock.runtimes.spark.access.choosing import Accesses
 from penstock.runtimes.spark.batching import MEMBER, bundles, split, united
@@ -54,6 +57,7 @@ from penstock.runtimes.spark.partitions import divide, publishable, written_file
 from penstock.runtimes.spark.phases import Phases
 from penstock.runtimes.spark.reading import Reader, needed
 from penstock.runtimes.spark.refusals import shapes_of
+from penstock.runtimes.spark.rewriter import Rewriter, Rewriting
 from penstock.runtimes.spark.settings import SparkSettings
 from penstock.runtimes.spark.sizes import estimated_bytes
 from penstock.runtimes.spark.telling import Ended, Failed, Telling
@@ -88,6 +92,7 @@ class Engine:
             collected=self._collected,
             partitions_max=settings.partitions_max,
         )
+        self._rewriter = Rewriter(self._reader, self._writer, self._accesses, self._files)
 
     def run(self, session: Any, works: Sequence[Work], tell: Telling) -> None:
         """Run these, which are of one job and generation, and tell how each has ended."""
@@ -104,6 +109,9 @@ class Engine:
 
     def _member(self, work: Work) -> Member:
         config = read_config(work.operator, work.config)
+        if config.operator == MAINTAIN:
+            given = self._rewriter.inputs(work)
+            return Member(work=work, config=config, inputs=given)
         member = Member(work=work, config=config, inputs=self._reader.inputs(work))
         if config.operator not in ("spark.python", "spark.sql"):
             needed(member.inputs.values(), work)
@@ -182,6 +190,19 @@ class Engine:
                 made += written()
         return replace(_finished(member, made, phases.seconds()), staged=staged)
 
+    def _rewritten(self, session: Any, member: Member, tell: Telling, held: ExitStack) -> Finished:
+        """Write what is published anew, in other files."""
+        phases = Phases(tell, self._clock)
+        phases.enter("reading")
+        rewritten = [
+            self._rewriter.rewrite(
+                Rewriting(member, output, session=session, phases=phases, held=held)
+            )
+            for output in member.work.outputs
+        ]
+        anew = [each for each in rewritten if each is not None]
+        return _finished(member, anew, phases.seconds())
+
     def _planned(
         self, session: Any, member: Member, held: ExitStack
     ) -> tuple[Member, Mapping[str, DataFrame]]:
@@ -196,6 +217,8 @@ class Engine:
         return member, results
 
     def _single(self, session: Any, member: Member, tell: Telling, held: ExitStack) -> Finished:
+        if member.config.operator == MAINTAIN:
+            return self._rewritten(session, member, tell, held)
         if member.work.merge is not None and member.work.outputs:
             return self._merged(session, member, tell, held)
         phases = Phases(tell, self._clock)

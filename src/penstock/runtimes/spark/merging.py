@@ -173,7 +173,7 @@ class Merger:
         files = self._files(merging, whole, live(rows))
         aside: tuple[File, ...] = ()
         if merge.delete_when:
-            away = _elsewhere(whole, merging.output, f"{place.location}/{DELETED}")
+            away = elsewhere(whole, merging.output, f"{place.location}/{DELETED}")
             aside = self._files(merging, _plainly(away), gone(rows, merge))
         base = place.current[0].revision if place.current else 0
         merging.phases.enter("writing")
@@ -265,7 +265,7 @@ class Merger:
         """What a task has made, checked, in files of its scratch folder."""
         member = merging.member
         location = f"{member.work.scratch or merging.place.location}/result/{merging.output}"
-        staged = _plainly(_elsewhere(member, merging.output, location))
+        staged = _plainly(elsewhere(member, merging.output, location))
         config = replace(staged.config, expect=(*expect, *member.config.expect))
         files = self._write_files(
             merging.session,
@@ -311,7 +311,7 @@ class Merger:
             return {
                 key: self._files(
                     merging,
-                    _elsewhere(away, output, f"{location}/{part(key)}/{DELETED}"),
+                    elsewhere(away, output, f"{location}/{part(key)}/{DELETED}"),
                     frame.where(F.col(KEY) == key).drop(KEY),
                 )
                 for key in keys
@@ -410,7 +410,7 @@ def _refuse_tag(schema: types.StructType) -> None:
         )
 
 
-def _elsewhere(member: Member, output: str, location: str) -> Member:
+def elsewhere(member: Member, output: str, location: str) -> Member:
     """The task, as if this output lay in another place."""
     work = member.work
     place = replace(work.outputs[output], location=location)

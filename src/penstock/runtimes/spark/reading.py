@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.datasets import snapshot
+from penstock.datasets.manifest import Manifest
 from penstock.datasets.schema import Column, evolve
 from penstock.datasets.snapshot import Contents, DataFile
 from penstock.datasets.transfer import Transfer
@@ -74,7 +75,7 @@ class Reader:
         return {name: self._input(name, given, work) for name, given in work.inputs.items()}
 
     def published(self, place: Place, work: Work) -> tuple[Input, Input]:
-        """What an output is merged with: the rows that there are, and the keys of deleted ones."""
+        """What is published of an output: the rows that there are, and the keys of deleted ones."""
         given = Given(dataset=place.dataset, generation=work.generation, parts=place.current)
         rows = self._input("what is published", given, work)
         deleted = tuple(
@@ -83,6 +84,11 @@ class Reader:
             for each in one.deleted
         )
         return rows, replace(rows, name="what was deleted", files=deleted)
+
+    def manifest(self, part: Part) -> Manifest | None:
+        """The manifest of a part, if it has one."""
+        (found,) = self._contents((part,))
+        return found.manifest
 
     def _input(self, name: str, given: Given, work: Work) -> Input:
         contents = self._contents(given.parts)

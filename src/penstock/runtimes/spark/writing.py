@@ -46,7 +46,14 @@ from penstock.datasets.schema import Column
 from penstock.datasets.snapshot import DataFile
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.base import Made, Work, facts_of, manifest_inputs, manifest_totals
+from penstock.runtimes.base import (
+    MAINTAIN,
+    Made,
+    Work,
+    facts_of,
+    manifest_inputs,
+    manifest_totals,
+)
 from penstock.runtimes.spark.access.base import Access, Slice, Target
 from penstock.runtimes.spark.access.fractions import told_columns
 from penstock.runtimes.spark.access.statistics import file_bounds
@@ -66,7 +73,7 @@ _SPLIT_FROM: Final = 1.5
 """How many times the target a file may be before it becomes several."""
 _READ_BYTES: Final = 128 * 2**20
 """What a task of Spark reads of a large file."""
-_SAME_ROWS: Final = ("compact", "integrity_check")
+_SAME_ROWS: Final = ("compact", "integrity_check", MAINTAIN)
 """Operators whose results are as large as what they read."""
 
 
