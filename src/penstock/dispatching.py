@@ -42,6 +42,7 @@ from penstock.dispatcher.dag.model import PlatformOperator
 from penstock.dispatcher.database.migrations import migrate_patiently
 from penstock.dispatcher.database.pool import Database
 from penstock.dispatcher.datasets.keeping import Keeping
+from penstock.dispatcher.datasets.maintainer import Maintainer
 from penstock.dispatcher.datasets.sweeping import Sweeping
 from penstock.dispatcher.deployment.moves import Deployment
 from penstock.dispatcher.identity import Identities
@@ -208,6 +209,7 @@ def _loops(settings: Settings, parts: Parts) -> list[Service]:
         ("source monitor", SourceMonitor(database, parts.tasks).turn, 2.0),
         ("retention", Retention(database, days=settings.retention_days).turn, 60.0),
         ("keeping", keeping.turn, 60.0),
+        ("maintainer", Maintainer(database).turn, 10.0),
     ]
     if parts.sweeping is not None:
         turns.append(("sweeping", parts.sweeping.turn, 60.0))

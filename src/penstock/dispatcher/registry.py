@@ -60,6 +60,12 @@ class RegisteredRuntimes:
                 " merged; write runtime: spark, or update: append."
             )
             yield Fault("update", message)
+        if any(each.maintain is not None for each in job.outputs) and not runtime.merges:
+            message = (
+                f"The runtime {job.runtime} writes files of its own making, which nobody else can"
+                " rewrite; write runtime: spark, or take `maintain` out."
+            )
+            yield Fault("outputs", message)
         if job.secrets and (why := runtime.secrets_refused(job.operator)):
             yield Fault("secrets", why)
 

@@ -15,9 +15,11 @@ from penstock.datasets import manifest as manifests
 from penstock.datasets.schema import Column
 from penstock.dispatcher.wire.datasets import (
     ColumnAnswer,
+    CompactAnswer,
     DatasetDetail,
     GenerationDetail,
     KeepAnswer,
+    MaintainedAnswer,
     RefreshAnswer,
     SnapshotAnswer,
     SnapshotPart,
@@ -245,10 +247,17 @@ def test_a_dataset_is_shown(user: User) -> None:
             generation("g2", "current", columns=columns, unknown=1),
             generation("g1", "abandoned", is_dropped=True, partitions=0, rows=0, bytes=0, files=0),
         ],
+        maintain=MaintainedAnswer(
+            after="10m", compact=CompactAnswer(files=16, below="32MiB"), cluster=["id", "day"]
+        ),
     )
     user.on("GET /v1/datasets/sales", shown, shown)
     said = user.said("dataset show sales")
     assert "kept                 9 partitions, 90d at most\n" in said
+    assert (
+        "maintained           from 16 files below 32MiB on, clustered by id, day;"
+        " 10m after the last publication\n"
+    ) in said
     assert "rows not known       1 partition: no Parquet, or without a manifest\n" in said
     assert "not in current.json  which generation is current and 1 partition\n" in said
     assert "current           3  5,000  2.0 KiB      4  0 s ago  g2\n" in said

@@ -75,6 +75,11 @@ def test_a_right_dag_has_no_faults() -> None:
             "inputs: [ticks]\n    update: merge\n    unique_key: [id]",
             "The runtime process writes files of its own making, whose rows cannot be merged",
         ),
+        (
+            "inputs: [ticks]",
+            "inputs: [ticks]\n    outputs: [{name: out, maintain: {compact: true}}]",
+            "The runtime process writes files of its own making, which nobody else can rewrite",
+        ),
     ],
 )
 def test_a_wrong_dag_is_refused(old: str, new: str, sentence: str) -> None:

@@ -12,7 +12,7 @@ from penstock.cli.dataset.showing import number, size
 from penstock.cli.options import absolute_option
 from penstock.cli.queue.showing import fields
 from penstock.cli.telling import ago, counted, fitted, line, show_json
-from penstock.dispatcher.wire.datasets import DatasetDetail, KeepAnswer
+from penstock.dispatcher.wire.datasets import DatasetDetail, KeepAnswer, MaintainedAnswer
 
 
 @click.command(
@@ -23,8 +23,8 @@ from penstock.dispatcher.wire.datasets import DatasetDetail, KeepAnswer
 @absolute_option
 @on_a_dispatcher
 def show(*, name: str, url: str, token: str | None, as_json: bool) -> None:
-    """Show who writes a dataset, how much of it is kept, its generations with what they hold, and
-    the columns of the one that readers read.
+    """Show who writes a dataset, how much of it is kept, how its files are maintained, its
+    generations with what they hold, and the columns of the one that readers read.
     """
     answer, now = asked(url, token, lambda client: client.dataset(name))
     if as_json:
@@ -62,6 +62,8 @@ def _rows(answer: DatasetDetail) -> Iterator[tuple[str, str]]:
     yield "uuid", answer.uuid
     yield "written by", answer.job or ""
     yield "kept", _kept(answer.keep)
+    if answer.maintain is not None:
+        yield "maintained", _maintained(answer.maintain)
     if answer.generations and answer.generations[0].unknown:
         unknown = counted(answer.generations[0].unknown, "partition")
         yield "rows not known", f"{unknown}: no Parquet, or without a manifest"
@@ -83,3 +85,12 @@ def _kept(keep: KeepAnswer | None) -> str:
     if keep.age is not None:
         bounds.append(f"{keep.age} at most")
     return ", ".join(bounds)
+
+
+def _maintained(maintain: MaintainedAnswer) -> str:
+    said = []
+    if maintain.compact is not None:
+        said.append(f"from {maintain.compact.files} files below {maintain.compact.below} on")
+    if maintain.cluster:
+        said.append(f"clustered by {line(', '.join(maintain.cluster))}")
+    return f"{', '.join(said)}; {maintain.after} after the last publication"

@@ -31,6 +31,7 @@ from penstock.dispatcher.dag.model import (
     Input,
     Job,
     Keep,
+    Maintain,
     ManualSource,
     Output,
     Reads,
@@ -39,7 +40,7 @@ from penstock.dispatcher.dag.model import (
     WebhookAuth,
     WebhookSource,
 )
-from penstock.dispatcher.dag.units import duration_text
+from penstock.dispatcher.dag.units import bytes_text, duration_text
 
 DEFINING: Final = (
     *("activation", "runtime", "operator", "config", "inputs", "outputs", "execution", "when"),
@@ -122,8 +123,9 @@ def definition_hash(job: Job) -> str:
 
 
 def _bare(job: Job) -> Job:
-    """A job without what changes none of its data: how much is kept, what a file is called."""
-    outputs = tuple(replace(each, keep=None) for each in job.outputs)
+    """A job without what changes none of its rows: how much is kept, how its files are looked
+    after, what a file is called."""
+    outputs = tuple(replace(each, keep=None, maintain=None) for each in job.outputs)
     config = job.config
     if job.operator == SQL_OPERATOR and "sql" in config:
         config = {name: value for name, value in config.items() if name != "sql_file"}
@@ -179,6 +181,8 @@ def _output(output: Output) -> Plain:
         said["keep"] = _keep(output.keep)
     if output.partition_by:
         said["partition_by"] = output.partition_by
+    if output.maintain is not None:
+        said["maintain"] = _maintain(output.maintain)
     return said
 
 
@@ -189,6 +193,16 @@ def _keep(keep: Keep) -> Plain:
         "generations": keep.generations,
     }
     return {name: value for name, value in said.items() if value is not None}
+
+
+def _maintain(maintain: Maintain) -> Plain:
+    said: Plain = {"after": duration_text(maintain.after_ms)}
+    if maintain.compact is not None:
+        compact = maintain.compact
+        said["compact"] = {"files": compact.files, "below": bytes_text(compact.below_bytes)}
+    if maintain.cluster:
+        said["cluster"] = list(maintain.cluster)
+    return said
 
 
 def _retry(retry: Retry) -> Plain:

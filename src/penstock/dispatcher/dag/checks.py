@@ -185,7 +185,24 @@ def _outputs(job: Job) -> Iterator[Complaint]:
         yield Complaint(job.name, "outputs", message, ("outputs", "activation", "source"))
     if any(each.partition_by for each in job.outputs):
         yield from _partition_by(job)
+    yield from _maintained(job)
     yield from _merged(job)
+
+
+def _maintained(job: Job) -> Iterator[Complaint]:
+    if not any(each.maintain is not None for each in job.outputs):
+        return
+    if not job.runs or job.runtime == DISPATCHER_RUNTIME:
+        message = "It has no files to look after; write `maintain` where the data is made."
+        reads = ("outputs", "activation", "source", "runtime")
+        yield Complaint(job.name, "outputs", message, reads)
+    if job.update is Update.APPEND:
+        message = (
+            "What is appended is read part by part, as by read: changes, so parts are not put"
+            " together in place; take `maintain` out, and let readers that need few files read a"
+            " job with the operator compact."
+        )
+        yield Complaint(job.name, "outputs", message, ("outputs", "update"))
 
 
 def _merged(job: Job) -> Iterator[Complaint]:

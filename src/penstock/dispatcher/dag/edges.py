@@ -8,21 +8,36 @@ the inputs are looked up in it, as `job.output` or by the name of the dataset.
 from __future__ import annotations
 
 from penstock.dispatcher.dag.filters import parse_where
-from penstock.dispatcher.dag.model import Input, Keep, Output, Reads
+from penstock.dispatcher.dag.model import Compact, Input, Keep, Maintain, Output, Reads
 from penstock.dispatcher.dag.names import NAME_CHARACTERS_MAX, is_name
 from penstock.dispatcher.dag.sections import Field, Findings
-from penstock.dispatcher.dag.units import age_ms, bounded, count, duration_ms, duration_text
+from penstock.dispatcher.dag.units import (
+    age_ms,
+    bounded,
+    byte_count,
+    bytes_text,
+    count,
+    duration_ms,
+    duration_text,
+)
 from penstock.kernel.words import listed, shown
 
 EDGES_MAX = 100
 """How many inputs, and how many outputs, a job may have."""
 
-_OUTPUT_FIELDS = ("name", "dataset", "keep", "partition_by")
+_OUTPUT_FIELDS = ("name", "dataset", "keep", "partition_by", "maintain")
 _INPUT_FIELDS = ("from", "as", "where", "trigger", "read", "lookback")
 _KEEP_FIELDS = ("partitions", "age", "generations")
+_MAINTAIN_FIELDS = ("compact", "cluster", "after")
+_COMPACT_FIELDS = ("files", "below")
+_MAINTAIN = Maintain()
+_COMPACT = Compact()
+_COLUMNS_MAX = 100
 _EXPRESSION_CHARACTERS_MAX = 1_000
 _COUNT_FROM_1 = bounded(count, least=1, show=str)
 _AGE = bounded(age_ms, least=60_000, show=duration_text)
+_FROM_2 = bounded(count, least=2, show=str)
+_BELOW = bounded(byte_count, least=1024, show=bytes_text)
 _SECOND_MS = 1000
 _NAMING = f"is not a name; use a-z, 0-9, _ and -, at most {NAME_CHARACTERS_MAX} characters"
 
@@ -142,7 +157,9 @@ def _read_output(item: Field) -> Output | None:
     kept = section.get("keep")
     keep = _read_keep(kept) if kept is not None else None
     by = section.read("partition_by", _expression, "")
-    return Output(text, section.read("dataset", name, text), keep, by)
+    maintained = section.get("maintain")
+    maintain = _read_maintain(maintained) if maintained is not None else None
+    return Output(text, section.read("dataset", name, text), keep, by, maintain)
 
 
 def _read_keep(field: Field) -> Keep | None:
@@ -157,6 +174,39 @@ def _read_keep(field: Field) -> Keep | None:
     if field.is_mapping and not field.findings.is_broken(field.path):
         field.wrong("It bounds nothing; write partitions: 100, age: 90d or generations: 3.")
     return None
+
+
+def _read_maintain(field: Field) -> Maintain | None:
+    section = field.section(_MAINTAIN_FIELDS)
+    compact, cluster = section.get("compact"), section.get("cluster")
+    maintain = Maintain(
+        compact=_read_compact(compact) if compact is not None else None,
+        cluster=_read_columns(cluster) if cluster is not None else (),
+        after_ms=section.read("after", duration_ms, _MAINTAIN.after_ms),
+    )
+    if maintain.compact is not None or maintain.cluster:
+        return maintain
+    if field.is_mapping and not field.findings.is_broken(field.path):
+        field.wrong("It does nothing; write compact: true, or cluster with a list of columns.")
+    return None
+
+
+def _read_compact(field: Field) -> Compact | None:
+    if field.is_scalar:
+        return _COMPACT if field.flag() else None
+    section = field.section(_COMPACT_FIELDS)
+    return Compact(
+        files=section.read("files", _FROM_2, _COMPACT.files),
+        below_bytes=section.read("below", _BELOW, _COMPACT.below_bytes),
+    )
+
+
+def _read_columns(field: Field) -> tuple[str, ...]:
+    columns = [each.text() for each in field.items(most=_COLUMNS_MAX)]
+    found = tuple(each for each in columns if each)
+    if len(set(found)) < len(found):
+        field.wrong("A column is there twice; take one out.")
+    return found
 
 
 def read_inputs(inputs: Field | None, catalog: Catalog) -> tuple[Input, ...]:

@@ -217,6 +217,25 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
+class Compact:
+    """When the files of a partition are put together: so many, and so small on average."""
+
+    files: int = 16
+    below_bytes: int = 32 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Maintain:
+    """How the files of a dataset are looked after, in place."""
+
+    compact: Compact | None = None
+    cluster: tuple[str, ...] = ()
+    """The columns by whose ranges its files are cut."""
+    after_ms: int = 600_000
+    """How long nothing was published of a partition."""
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """A dataset that a job, and no other, writes."""
 
@@ -225,6 +244,7 @@ class Output:
     keep: Keep | None = None
     partition_by: str = ""
     """An SQL expression, each of whose values is a partition; empty for the task's own."""
+    maintain: Maintain | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Durations and counts as people write them: `30s`, `1h30m`, `250`, `10k`.
+"""Durations, counts and sizes as people write them: `30s`, `1h30m`, `250`, `10k`, `16MiB`.
 
 A duration is whole milliseconds, so that it is compared and hashed exactly. `duration_text` is
 the one way in which a duration is written, so two files that mean the same have the same
@@ -25,6 +25,8 @@ _UNITS_MS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms
 _PART = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,6}))?(ms|[dhms])")
 _DURATION = re.compile(r"(?:[0-9]{1,15}(?:\.[0-9]{1,6})?(?:ms|[dhms])){1,5}")
 _COUNT = re.compile(r"([0-9]{1,15}|[0-9]{1,3}(?:_[0-9]{3}){1,5})([kM]?)")
+_SIZES: Final = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+_SIZE = re.compile(r"([0-9]{1,9})(GiB|MiB|KiB)")
 _SCALES: Final = {"": 1, "k": 1000, "M": 1_000_000}
 
 Number = TypeVar("Number", int, float)
@@ -90,6 +92,20 @@ def duration_text(milliseconds: int) -> str:
         if whole:
             parts.append(f"{whole}{unit}")
     return "".join(parts) or "0s"
+
+
+def byte_count(text: str) -> int:
+    """The bytes of a size, as in 16MiB."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ValueError("is not a size; write a number with a unit, as in 64KiB, 16MiB or 1GiB")
+    return int(found[1]) * _SIZES[found[2]]
+
+
+def bytes_text(size: int) -> str:
+    """The shortest exact way to write a size of whole KiB."""
+    unit = next(unit for unit, each in _SIZES.items() if size % each == 0)
+    return f"{size // _SIZES[unit]}{unit}"
 
 
 def count(text: str) -> int:

@@ -2,7 +2,8 @@
 -- penstock.dispatcher.outbox.projecting and penstock.dispatcher.datasets.
 
 -- name: unprojected_partitions
--- Of a generation, by key: what is published or was removed, and is not known to be written.
+-- Of a generation, by key: what is published or was removed, and is not known to be written. What
+-- readers are told as the revision is the edition.
 SELECT dataset.name AS dataset, found.partition_key, found.range_start AS start,
        found.range_end AS end, found.revision,
        CASE
@@ -22,11 +23,12 @@ SELECT dataset.name AS dataset, found.partition_key, found.range_start AS start,
        END AS parts
 FROM dataset
 CROSS JOIN LATERAL (
-    (SELECT partition_key, range_start, range_end, revision, mode, location, manifest, rows, bytes
+    (SELECT partition_key, range_start, range_end, edition AS revision, mode, location, manifest,
+            rows, bytes
      FROM publication
      WHERE publication.dataset_id = dataset.id
        AND publication.generation = %(generation)s::uuid
-       AND projected < revision AND NOT starts_with(location, 'range:')
+       AND projected < edition AND NOT starts_with(location, 'range:')
        AND (%(after)s::text IS NULL OR partition_key > %(after)s)
      ORDER BY partition_key
      LIMIT %(limit)s)
@@ -53,12 +55,12 @@ WITH asked AS MATERIALIZED (
         AS asked(partition_key, revision)
 ), published AS (
     UPDATE publication
-    SET projected = least(asked.revision, publication.revision)
+    SET projected = least(asked.revision, publication.edition)
     FROM asked
     WHERE publication.dataset_id = %(dataset)s::uuid
       AND publication.generation = %(generation)s::uuid
       AND publication.partition_key = asked.partition_key
-      AND publication.projected < least(asked.revision, publication.revision)
+      AND publication.projected < least(asked.revision, publication.edition)
 ), emptied AS (
     UPDATE removed
     SET projected = least(asked.revision, removed.revision)
@@ -318,25 +320,28 @@ WHERE dataset_id = %(dataset)s::uuid AND version = %(generation)s::uuid
 -- name: show_dataset
 SELECT dataset.id::text AS uuid, dataset.name, job.name AS job, dataset.revision,
        dataset.projected = dataset.revision AS is_projected,
-       (SELECT output.said -> 'keep'
-        FROM dag_current
-        JOIN dag_job USING (dag_version_id)
-        JOIN job_definition AS definition ON definition.id = dag_job.definition_id
-        CROSS JOIN LATERAL jsonb_array_elements(definition.body -> 'outputs') AS output(said)
-        WHERE dag_job.job_id = dataset.job_id
-          AND coalesce(output.said ->> 'dataset', output.said ->> 'name') = dataset.name
-        LIMIT 1) AS keep,
+       rules.said -> 'keep' AS keep, rules.said -> 'maintain' AS maintain,
        (SELECT count(*)
         FROM (SELECT
               FROM generation
               JOIN publication ON publication.dataset_id = generation.dataset_id
                   AND publication.generation = generation.version
               WHERE generation.dataset_id = dataset.id AND generation.state = 'current'
-                AND publication.projected < publication.revision
+                AND publication.projected < publication.edition
                 AND NOT starts_with(publication.location, 'range:')
               LIMIT 10000) AS counted) AS unprojected
 FROM dataset
 LEFT JOIN job ON job.id = dataset.job_id
+LEFT JOIN LATERAL (
+    SELECT output.said
+    FROM dag_current
+    JOIN dag_job USING (dag_version_id)
+    JOIN job_definition AS definition ON definition.id = dag_job.definition_id
+    CROSS JOIN LATERAL jsonb_array_elements(definition.body -> 'outputs') AS output(said)
+    WHERE dag_job.job_id = dataset.job_id
+      AND coalesce(output.said ->> 'dataset', output.said ->> 'name') = dataset.name
+    LIMIT 1
+) AS rules ON true
 WHERE dataset.name = %(name)s
 
 -- name: show_generations

@@ -121,6 +121,8 @@ WITH gone AS (
            task.status = 'running' AS is_running, false AS is_backfill
     FROM task
     WHERE task.status IN ('queued', 'retrying', 'running') AND NOT task.cancel_asked
+      -- What only rewrites files is no loss.
+      AND NOT task.payload ? 'maintain'
       AND (task.generation = ANY (%(useless)s::uuid[]) OR task.job_id IN (SELECT id FROM gone))
     UNION ALL
     SELECT definition.job_id, backfill.generation, false, false, true

@@ -41,6 +41,7 @@ CROSS JOIN LATERAL (
         FROM (SELECT DISTINCT operator FROM job_definition WHERE job_id = job.id) AS served
         JOIN task ON task.operator = served.operator AND task.job_id = job.id
             AND task.status IN ('queued', 'retrying') AND task.backfill_id IS NULL
+            AND NOT task.payload ? 'maintain'
         WHERE counted.is_new
         LIMIT penstock_depth_max(job.max_queue_depth)
     ) AS listed

@@ -140,6 +140,7 @@ FROM (
      FROM task
      WHERE task.generation = %(generation)s::uuid AND task.job_id = %(job)s
        AND task.status IN ('queued', 'retrying', 'running')
+       AND NOT task.payload ? 'maintain'
      ORDER BY task.id DESC
      LIMIT %(limit)s)
     UNION ALL
@@ -148,7 +149,7 @@ FROM (
             left(split_part(task.reason, E'\n', 1), 300)
      FROM task
      WHERE task.job_id = %(job)s AND task.status = 'dead'
-       AND task.generation = %(generation)s::uuid
+       AND task.generation = %(generation)s::uuid AND NOT task.payload ? 'maintain'
        AND NOT EXISTS (
            SELECT FROM publication
            WHERE publication.dataset_id = %(dataset)s::uuid
@@ -309,7 +310,7 @@ SELECT publication.partition_key, publication.range_start AS start, publication.
        publication.mode, publication.task_id, publication.attempt, publication.location,
        publication.revision, publication.published_at, publication.files, publication.rows,
        publication.bytes, publication.manifest,
-       publication.projected >= publication.revision AS is_projected,
+       publication.projected >= publication.edition AS is_projected,
        attempt.worker, attempt.started_at, attempt.ended_at
 FROM publication
 LEFT JOIN attempt ON attempt.task_id = publication.task_id

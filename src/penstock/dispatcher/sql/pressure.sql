@@ -7,7 +7,7 @@ SELECT pg_try_advisory_xact_lock(8102650226125664869) AS is_ours
 
 -- name: measure_queues
 -- All jobs of a version of the DAG; those with limits are counted, each to its own bound. Tasks of a
--- backfill are not counted: they wait because they may.
+-- backfill, or of maintenance, are not counted: they wait because they may.
 SELECT job.name, job.id AS job_id, counted.depth,
        greatest(0, coalesce(extract(epoch FROM penstock_now() - oldest.due_at), 0))::double precision
            AS oldest_seconds,
@@ -28,6 +28,7 @@ CROSS JOIN LATERAL (
         FROM task
         WHERE task.operator = ANY (served.operators) AND task.job_id = job.id
           AND task.status IN ('queued', 'retrying') AND task.backfill_id IS NULL
+          AND NOT task.payload ? 'maintain'
         LIMIT coalesce(asked.depth_max, 0)
     ) AS waiting
 ) AS counted
@@ -40,7 +41,8 @@ CROSS JOIN LATERAL (
         FROM task
         WHERE task.operator = named.operator AND task.job_id = job.id
           AND task.priority = tier.priority AND task.status IN ('queued', 'retrying')
-          AND task.backfill_id IS NULL AND task.due_at <= penstock_now()
+          AND task.backfill_id IS NULL AND NOT task.payload ? 'maintain'
+          AND task.due_at <= penstock_now()
         ORDER BY task.due_at, task.id
         LIMIT 1
     ) AS first
@@ -51,11 +53,13 @@ CROSS JOIN LATERAL (
         SELECT
         FROM task
         WHERE task.operator = ANY (served.operators) AND task.job_id = job.id
-          AND task.priority = 'bulk' AND task.status IN ('queued', 'retrying'))
+          AND task.priority = 'bulk' AND task.status IN ('queued', 'retrying')
+          AND NOT task.payload ? 'maintain')
     OR EXISTS (
         SELECT
         FROM task
-        WHERE task.job_id = job.id AND task.status = 'running' AND task.priority = 'bulk')
+        WHERE task.job_id = job.id AND task.status = 'running' AND task.priority = 'bulk'
+          AND NOT task.payload ? 'maintain')
         AS has_bulk
 ) AS shed
 WHERE dag_job.dag_version_id = %(version)s

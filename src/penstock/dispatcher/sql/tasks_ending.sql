@@ -29,8 +29,9 @@ JOIN job_definition AS definition ON definition.id = task.definition_id
 WHERE task.id = ANY (%(tasks)s::bigint[]) AND definition.update_mode <> 'append'
 
 -- name: guarded_tasks
--- Of these attempts, those whose jobs merge, and what they may write, and those that were given changes.
-SELECT task.id AS task_id, kinds.is_merging, kinds.is_consuming,
+-- Of these attempts, those whose jobs merge, and what they may write, those that were given changes,
+-- and those that maintain what is published.
+SELECT task.id AS task_id, kinds.is_merging, kinds.is_consuming, kinds.is_maintaining,
        -- By dataset its generation.
        (SELECT coalesce(jsonb_object_agg(generation.dataset_id, generation.version), '{}')
         FROM dataset
@@ -41,13 +42,14 @@ FROM unnest(%(tasks)s::bigint[], %(attempts)s::integer[]) AS asked(task_id, atte
 JOIN task ON task.id = asked.task_id
 JOIN job_definition AS definition ON definition.id = task.definition_id
 CROSS JOIN LATERAL (
-    SELECT definition.update_mode = 'merge' AS is_merging,
+    SELECT definition.update_mode = 'merge' AND NOT task.payload ? 'maintain' AS is_merging,
+           task.payload ? 'maintain' AS is_maintaining,
            EXISTS (
                SELECT FROM consumption
                WHERE consumption.task_id = asked.task_id
                  AND consumption.attempt = asked.attempt) AS is_consuming
 ) AS kinds
-WHERE kinds.is_merging OR kinds.is_consuming
+WHERE kinds.is_merging OR kinds.is_consuming OR kinds.is_maintaining
 
 -- name: hold_attempts
 -- Those of these that may still end, until the end of the transaction. Also those that were asked to
@@ -175,6 +177,7 @@ WHERE task.id = held.id AND task.status = 'running' AND definition.id = task.def
 RETURNING task.id AS task_id, task.attempt, task.status,
           CASE WHEN task.status IN ('queued', 'retrying') THEN task.due_at END AS due_at,
           task.generation::text, task.dedupe_key, definition.update_mode, held.reason AS told,
+          task.payload ? 'maintain' AS is_maintaining,
           task.payload ->> 'partition_key' AS own_key, task.payload -> 'start' AS own_start,
           task.payload -> 'end' AS own_end,
           (SELECT job.name FROM job WHERE job.id = task.job_id) AS job,

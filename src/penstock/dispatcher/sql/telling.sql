@@ -21,8 +21,8 @@ SELECT dataset.name AS dataset, found.partition_key, found.range_start AS start,
        END AS parts
 FROM dataset
 CROSS JOIN LATERAL (
-    SELECT generation, partition_key, range_start, range_end, revision, mode, location, manifest,
-           rows, bytes, true AS is_published
+    SELECT generation, partition_key, range_start, range_end, edition AS revision, mode, location,
+           manifest, rows, bytes, true AS is_published
     FROM publication
     WHERE publication.dataset_id = dataset.id
       AND publication.generation = %(generation)s::uuid

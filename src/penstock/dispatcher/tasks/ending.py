@@ -45,6 +45,7 @@ from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.tasks.consuming import consume, refuse_overtaken
 from penstock.dispatcher.tasks.merging import Moved, end_turns, refuse_moved
+from penstock.dispatcher.tasks.rewrites import refuse_unlike, rewrite
 from penstock.dispatcher.tasks.rows import (
     SAYING_BYTES_MAX,
     announce,
@@ -166,6 +167,10 @@ async def _judged(connection: Connection, sayings: Sequence[Saying]) -> _Judged:
     misfits = await refuse_misfits(connection, _completions(sound), held=fences)
     refused |= {task_id: (Why.SCHEMA, told) for task_id, told in misfits.items()}
     sound = [each for each in sound if each.fence.task_id not in misfits]
+    maintaining = {task_id for task_id, row in guarded.items() if row["is_maintaining"]}
+    unlike = await refuse_unlike(connection, _completions(sound, among=maintaining))
+    refused |= {task_id: (Why.OUTPUTS, told) for task_id, told in unlike.items()}
+    sound = [each for each in sound if each.fence.task_id not in unlike]
     written = {task_id: row["written"] for task_id, row in guarded.items() if row["is_merging"]}
     moved = await refuse_moved(connection, _completions(sound, among=written), written, held=fences)
     refused |= {
@@ -243,7 +248,8 @@ async def _refuse_doubles(
 async def _guarded(
     connection: Connection, completions: Sequence[Completion]
 ) -> Mapping[int, Mapping[str, Any]]:
-    """Those of jobs that merge, or that were given changes: mostly none, and one look says so."""
+    """Those of jobs that merge, that were given changes or that maintain: mostly none, and one
+    look says so."""
     if not completions:
         return {}
     asked = fence_arrays(each.fence for each in completions)
@@ -290,13 +296,15 @@ async def _publish(
         and row["status"] == Status.COMPLETED
         for place, output in enumerate(each.outputs)
     ]
+    rewritten = [each for each in outputs if rows[each["task_id"]]["is_maintaining"]]
+    published = {task_id: [one] for task_id, one in (await rewrite(connection, rewritten)).items()}
+    outputs = [each for each in outputs if not rows[each["task_id"]]["is_maintaining"]]
     if not outputs:
-        return {}
+        return published
     found = await connection.execute(query("publish"), {"outputs": Jsonb(outputs)})
     await end_turns(
         connection, sorted({each["task_id"] for each in outputs if each["mode"] == "merge"})
     )
-    published: dict[int, list[Published]] = {}
     for row in await found.fetchall():
         one = Published(
             row["dataset"],
@@ -443,6 +451,7 @@ def _output_row(output: Output, *, place: int, row: Mapping[str, Any]) -> Mappin
         "append_key": output.append_key or f"task:{row['task_id']}",
         "location": output.location,
         "news": row["dedupe_key"],
+        "base_revision": output.base_revision,
         **_facts(output.facts),
     }
 

@@ -41,6 +41,7 @@ from penstock.dispatcher.metrics.counters import Counters
 from penstock.dispatcher.tasks.batches import Claiming, Picked, batch_names, filled
 from penstock.dispatcher.tasks.consuming import with_changes
 from penstock.dispatcher.tasks.ending import Route, Saying, end, no_route, reap
+from penstock.dispatcher.tasks.rewrites import with_rewrites
 from penstock.dispatcher.tasks.rows import (
     SAYING_BYTES_MAX,
     Row,
@@ -299,7 +300,7 @@ async def _begin(
     rows = await found.fetchall()
     names = batch_names(batches, {row["task_id"]: row["attempt"] for row in rows})
     begun = [Claimed(**row, batch=names.get(row["task_id"], "")) for row in rows]
-    return await with_changes(connection, begun)
+    return await with_changes(connection, await with_rewrites(connection, begun))
 
 
 async def _with_tokens(

@@ -135,7 +135,8 @@ class Claimed:
     is published for the task, `location` and `revision` of the only part or the first, and all
     `parts`; see `penstock.runtimes.base.Given`."""
     current: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
-    """What is published of its own partition, by the names of datasets, if its job merges."""
+    """What is published of its own partition, by the names of datasets, if its job merges, or
+    if it is to be rewritten."""
     columns: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """The columns that its generation has so far, by the names of the datasets that it writes."""
     batch: str = ""
@@ -233,6 +234,8 @@ class Publishing(StrEnum):
     """A later task has published this partition already."""
     DUPLICATE = "duplicate"
     """Its key is there already."""
+    REWRITTEN = "rewritten"
+    """Its files are in the place of others with the same rows; see `tasks.rewrites`."""
 
 
 @dataclass(frozen=True, slots=True)

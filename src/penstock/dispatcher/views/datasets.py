@@ -19,6 +19,7 @@ from penstock.dispatcher.wire.datasets import (
     DatasetDetail,
     GenerationDetail,
     KeepAnswer,
+    MaintainedAnswer,
     SnapshotAnswer,
     SnapshotPart,
 )
@@ -39,11 +40,12 @@ class DatasetViews:
                 return None
             row = found[0]
             generations = await _rows(connection, "show_generations", dataset=row["uuid"])
-            keep = row.pop("keep")
+            keep, maintain = row.pop("keep"), row.pop("maintain")
             return DatasetDetail(
                 **row,
                 keep=None if keep is None else msgspec.convert(keep, KeepAnswer),
                 generations=msgspec.convert(generations, list[GenerationDetail]),
+                maintain=None if maintain is None else msgspec.convert(maintain, MaintainedAnswer),
             )
 
         return await self._database.transact(work)

@@ -35,6 +35,19 @@ class KeepAnswer(Answer):
     generations: int | None = None
 
 
+class CompactAnswer(Answer):
+    files: int
+    below: str
+
+
+class MaintainedAnswer(Answer):
+    """How files are looked after in place, as the DAG says it."""
+
+    after: str
+    compact: CompactAnswer | None = None
+    cluster: list[str] = []
+
+
 class GenerationDetail(Answer):
     """A generation, and all that is published of it. Sums are of what manifests say."""
 
@@ -68,6 +81,7 @@ class DatasetDetail(Answer):
     """Partitions of it of which they are not told yet, counted to 10,000 at most."""
     generations: list[GenerationDetail]
     """Those that are live, and the last that were."""
+    maintain: MaintainedAnswer | None = None
 
 
 class SnapshotPart(PartAnswer, omit_defaults=False):

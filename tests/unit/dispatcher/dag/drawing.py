@@ -14,6 +14,7 @@ from penstock.dispatcher.dag.model import (
     Activation,
     AlwaysOnSource,
     AuthType,
+    Compact,
     CronSource,
     Dag,
     Emits,
@@ -21,6 +22,7 @@ from penstock.dispatcher.dag.model import (
     Input,
     Job,
     Keep,
+    Maintain,
     ManualSource,
     Output,
     Priority,
@@ -96,6 +98,17 @@ KEEPS = st.none() | st.builds(
     partitions=st.none() | st.integers(1, 10**6),
     age_ms=st.none() | st.integers(60_000, 10**12),
     generations=st.integers(1, 100),
+)
+
+MAINTAINED = st.none() | st.builds(
+    Maintain,
+    compact=st.builds(
+        Compact,
+        files=st.integers(2, 10**6),
+        below_bytes=st.integers(1, 2**24).map(lambda each: 1024 * each),
+    ),
+    cluster=st.lists(KEYS, max_size=3, unique=True).map(tuple),
+    after_ms=MILLISECONDS,
 )
 
 SECRETS = st.dictionaries(
@@ -213,8 +226,17 @@ def dags(draw: st.DrawFn, *, most: int = 5) -> Dag:
             and job.update is not Update.MERGE
         )
         divided = st.sampled_from(["", "date_trunc('month', ts)"]) if is_divided else st.just("")
+        has_files = job.runs and job.runtime != DISPATCHER_RUNTIME
+        is_rewritten = has_files and job.update is not Update.APPEND
+        maintained = MAINTAINED if is_rewritten else st.none()
         outputs = [
-            Output(each, each if same else f"d{number}-{place}", draw(kept), draw(divided))
+            Output(
+                each,
+                each if same else f"d{number}-{place}",
+                draw(kept),
+                draw(divided),
+                draw(maintained),
+            )
             for place, each in enumerate(sorted(called))
         ]
         if any(output.dataset in datasets for output in outputs):

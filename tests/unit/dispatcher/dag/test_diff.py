@@ -51,6 +51,7 @@ def test_nothing_changed() -> None:
         ("max_concurrency: 4", "max_concurrency: 4\n    coalesce: 50", "coalesce"),
         ("max_concurrency: 4", "max_concurrency: 4\n    merge_updates: true", "merge_updates"),
         ("[departures]", "[{name: departures, keep: {partitions: 7, age: 730d}}]", "outputs"),
+        ("[departures]", "[{name: departures, maintain: {compact: true}}]", "outputs"),
     ],
 )
 def test_how_a_job_is_run_rebuilds_nothing(old: str, new: str, field: str) -> None:

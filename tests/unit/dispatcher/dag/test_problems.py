@@ -602,6 +602,53 @@ _JOBS = [
         "6 jobs.a.outputs.partition_by: is no SQL expression over the columns of the result",
     ),
     (
+        (
+            "a: {runtime: process, operator: f, inputs: raw, outputs: [{name: a,"
+            " maintain: {compact: {files: 1, below: 16MB, size: 1}, after: 1}}]}"
+        ),
+        (
+            "6 jobs.a.outputs[0].maintain.compact.files: '1' is too small; write at least 2.\n"
+            "6 jobs.a.outputs[0].maintain.compact.below: '16MB' is not a size; write a number\n"
+            "6 jobs.a.outputs[0].maintain.compact.size: There is no such field\n"
+            "6 jobs.a.outputs[0].maintain.after: '1' is not a duration"
+        ),
+    ),
+    (
+        (
+            "a: {runtime: process, operator: f, inputs: raw, outputs: {name: a,"
+            " maintain: {compact: {below: 1000KiB}, cluster: [x, y, x]}}}"
+        ),
+        "6 jobs.a.outputs.maintain.cluster: A column is there twice; take one out.",
+    ),
+    (
+        (
+            "a: {runtime: process, operator: f, inputs: raw, outputs: {name: a,"
+            " maintain: {compact: false}}}"
+        ),
+        "6 jobs.a.outputs.maintain: It does nothing; write compact: true, or cluster",
+    ),
+    (
+        "a: {runtime: process, operator: f, inputs: raw, outputs: {name: a, maintain: true}}",
+        "6 jobs.a.outputs.maintain: It is a text; write fields",
+    ),
+    (
+        (
+            "a: {runtime: process, operator: f, inputs: raw, update: append,"
+            " outputs: {name: a, maintain: {compact: true}}}"
+        ),
+        (
+            "6 jobs.a.outputs: What is appended is read part by part, as by read: changes, so parts"
+            " are not put together in place; take `maintain` out, and let readers"
+        ),
+    ),
+    (
+        (
+            "a: {activation: source, source: {kind: manual},"
+            " outputs: {name: a, maintain: {compact: true}}}"
+        ),
+        "6 jobs.a.outputs: It has no files to look after; write `maintain` where the data is made.",
+    ),
+    (
         "a: {activation: source, source: {kind: manual}, outputs: a, when: all, coalesce: 2}",
         "6 jobs.a.when: runs nothing; take `when` out\n 6 jobs.a.coalesce: take `coalesce` out",
     ),
