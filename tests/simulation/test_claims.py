@@ -95,7 +95,10 @@ class Referee:
             if before.status is Status.CLAIMED and (
                 after.status.settled
                 or after.status is Status.RETRYING
-                or after.given_back > before.given_back
+                or any(
+                    line.what is Happening.GIVEN_BACK and line.attempt == before.attempt
+                    for line in history(new, place)
+                )
             ):
                 self.ended.add((place, before.claim))
             if after.status is Status.SUCCEEDED and before.status is not Status.SUCCEEDED:

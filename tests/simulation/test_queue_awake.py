@@ -371,6 +371,13 @@ def _count_from_one(*, previous: int, seen: int, earliest_ms: int) -> int:
     return previous + 1
 
 
+# Windows
+
+
+def _count_whatever_is_lost(task: TaskState, _lease: object, **_together: object) -> TaskState:
+    return msgspec.structs.replace(task, status=Status.READY, claim="")
+
+
 # Inboxes
 
 
@@ -506,6 +513,9 @@ BROKEN: dict[str, Broken] = {
     ),
     "archive nothing": Broken(
         [(monitor, "keep", _keep_nothing)], LATE, "was removed before it was archived"
+    ),
+    "count what was lost in company": Broken(
+        [(transitions, "lost", _count_whatever_is_lost)], STORM, "failed for want of attempts"
     ),
     "look into inboxes and nowhere else": Broken(
         [(DirectDiscovery, "_look_around", _look_at_nothing)], STORM, LOST, (Fleet.DIRECT,)

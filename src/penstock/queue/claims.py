@@ -34,7 +34,7 @@ which the next who sees it deletes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -121,12 +121,19 @@ class PackInHand:
         ledger, version = self.ledger
         return (ledger, version) if ledger and version and ledger.settled else None
 
-    def claimable(self, *, attempts_max: int) -> int:
-        """How many tasks may start, by the ledger as it was last read or written."""
+    def claimable(
+        self, *, attempts_max: int, held: Collection[int] = (), slots: int = 2**31
+    ) -> int:
+        """How many tasks one who holds these places, and has so many free slots, may claim.
+
+        By the ledger as it was last read or written.
+        """
         ledger, now = self.ledger[0], self._store.clock.estimate()
         if ledger is None or now is None:
             return 0
-        return transitions.claimable(ledger, attempts_max=attempts_max, now=now)
+        return transitions.claimable(
+            ledger, attempts_max=attempts_max, now=now, held=held, slots=slots
+        )
 
     def seconds_to_retry(self) -> float | None:
         """How long until the next task of it that is not due yet may start, likewise."""

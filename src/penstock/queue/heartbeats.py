@@ -60,7 +60,8 @@ def as_of(ledger: Ledger, modified: float) -> Ledger:
 def _plain(lease: Lease, modified: float) -> Lease:
     if not lease.touch_ms:
         return lease
-    return Lease(lease.holder, max(lease.expires_ms, int(modified * 1000) + lease.touch_ms))
+    ends_ms = max(lease.expires_ms, int(modified * 1000) + lease.touch_ms)
+    return Lease(lease.holder, ends_ms, window=lease.window)
 
 
 def may_touch(ledger: Ledger, claims: frozenset[str]) -> bool:

@@ -77,7 +77,7 @@ class TaskState(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
     attempt: int = 0
     """The number of the last attempt; 0 before the first."""
     given_back: int = 0
-    """How many attempts were given back and do not count towards a limit."""
+    """How many attempts do not count towards a limit: given back, or lost in company."""
     claim: str = ""
     """While CLAIMED: the claim that holds it. Settled: the claim that settled it, if one did."""
     at_ms: int = 0
@@ -92,6 +92,8 @@ class TaskState(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
     """SUCCEEDED: the result is a `Reference` to a payload."""
     progress: Progress | None = None
     """What the last attempt has said of itself."""
+    window_max: int = 0
+    """Suspect, if not 0: so many at the most are claimed together with it (`windows`)."""
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -101,6 +103,8 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     expires_ms: int
     touch_ms: int = 0
     """If not 0: it lasts at least so long after the store's date of the ledger (`heartbeats`)."""
+    window: int = 1
+    """How many tasks of the pack its holder may have started; 0 if none (`windows`)."""
 
 
 class Happening(StrEnum):

@@ -73,5 +73,5 @@ class LedgerSwap:
         )
         self.closed = transitions.closed_by(present, after, self.endings)
         if self.more is not None:
-            after, _ = transitions.claim(after, self.more, now)
+            after, _ = transitions.claim(after, self.more, now, ours=self.ours)
         return transitions.recorded(after, pack, now) if pack else after

@@ -12,12 +12,15 @@ What they keep, whatever they are called with:
 - Every change first expires the leases that are over, so that the heartbeats of one holder never
   hide the death of another.
 - What has expired is settled only while nobody holds it: who has begun in time may end.
+- An attempt that is lost counts only if its task was claimed alone (`windows`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -45,7 +48,14 @@ from penstock.queue.ledger import (
     TaskState,
 )
 from penstock.queue.pack import Pack, forgotten_ms
+from penstock.queue.windows import chosen, lost, window_of
 from penstock.store.time import Interval
+
+_WORKERS_LOST: Final = (
+    "The worker of each attempt that counts was lost, with no other task of the pack at work there:"
+    " it was killed, ran out of memory, crashed, called os._exit, or could not renew its lease."
+    " If the task itself ends it, isolate=True gives the handler a process of its own."
+)
 
 _replace = msgspec.structs.replace
 
@@ -65,10 +75,14 @@ class Claim:
     """Nothing will run: the attempt does not count, whatever becomes of it."""
     touch_ms: int = 0
     """For one who renews by touching (`heartbeats`): how long after a touch the lease lasts."""
+    slots: int = 2**31
+    """How many can start at once: so many suspects at the most are taken (`windows`)."""
 
 
-def claim(ledger: Ledger, wanted: Claim, now: Interval) -> tuple[Ledger, tuple[int, ...]]:
-    """Take up to `tasks_max` tasks that may start.
+def claim(
+    ledger: Ledger, wanted: Claim, now: Interval, *, ours: frozenset[str] = frozenset()
+) -> tuple[Ledger, tuple[int, ...]]:
+    """Take up to `tasks_max` tasks that may start, beside what the claims `ours` hold.
 
     Returns the ledger and the places of the tasks taken; the ledger itself if nothing changes.
     """
@@ -77,28 +91,36 @@ def claim(ledger: Ledger, wanted: Claim, now: Interval) -> tuple[Ledger, tuple[i
         ledger, (wanted.id,), lease_ms=wanted.lease_ms, now=now, touch_ms=wanted.touch_ms
     )
     change = Change(ledger, now)
-    taken: list[int] = []
-    held = sum(task.status is Status.CLAIMED and task.claim == wanted.id for task in change.tasks)
-    for place, task in enumerate(change.tasks):
-        if held + len(taken) >= wanted.tasks_max:
-            break
-        if not _may_start(task, now) or _is_over(task, wanted.attempts_max):
-            continue
-        if wanted.places is not None and place not in wanted.places:
-            continue
+    ours |= {wanted.id}
+    held = [
+        place
+        for place, task in enumerate(change.tasks)
+        if task.status is Status.CLAIMED and task.claim in ours
+    ]
+    most = wanted.tasks_max - sum(change.tasks[place].claim == wanted.id for place in held)
+    startable = _startable(change.tasks, wanted.attempts_max, now, places=wanted.places)
+    if wanted.is_provisional:
+        taken = tuple(startable)[:most]
+    else:
+        taken = chosen(change.tasks, startable, held=held, most=most, slots=wanted.slots)
+    for place in taken:
+        task = change.tasks[place]
         state = TaskState(
             status=Status.CLAIMED,
             attempt=task.attempt + 1,
             given_back=task.given_back + wanted.is_provisional,
             claim=wanted.id,
             failure=task.failure,
+            window_max=task.window_max,
         )
         change.set(place, state, Happening.CLAIMED, who=wanted.holder)
-        taken.append(place)
     if taken:
         expires = ms_of(now.latest) + wanted.lease_ms
         change.leases[wanted.id] = Lease(wanted.holder, expires, wanted.touch_ms)
-    return change.ledger(), tuple(taken)
+        window = 0 if wanted.is_provisional else window_of(held, taken, slots=wanted.slots)
+        for name in ours & change.leases.keys():
+            change.leases[name] = _replace(change.leases[name], window=window)
+    return change.ledger(), taken
 
 
 def extend(
@@ -110,7 +132,9 @@ def extend(
     end = ms_of(now.latest) + lease_ms
     # Who asks is alive: its lease counts as extended before what is over is looked at.
     leases = {
-        name: Lease(lease.holder, max(lease.expires_ms, end), touch_ms) if name in held else lease
+        name: _replace(lease, expires_ms=max(lease.expires_ms, end), touch_ms=touch_ms)
+        if name in held
+        else lease
         for name, lease in ledger.leases.items()
     }
     extended = _replace(ledger, leases=leases) if held else ledger
@@ -183,16 +207,25 @@ def tell(ledger: Ledger, reports: Mapping[int, tuple[str, Progress]]) -> Ledger:
 
 def expire(ledger: Ledger, now: Interval) -> Ledger:
     """Free the tasks whose lease is over. Whether they have attempts left is for the next claim."""
+    over_ms = ms_of(now.earliest)
+    live = {name for name, lease in ledger.leases.items() if lease.expires_ms > over_ms}
+    # A claim without a lease is the work of an operator, and is over too.
+    freed = [
+        place
+        for place, task in enumerate(ledger.tasks)
+        if task.status is Status.CLAIMED and task.claim not in live
+    ]
+    if not freed:
+        return ledger
     change = Change(ledger, now)
-    for place, task in enumerate(change.tasks):
-        if task.status is not Status.CLAIMED:
-            continue
+    together = Counter(ledger.tasks[place].claim for place in freed)
+    for place in freed:
+        task = ledger.tasks[place]
         lease = ledger.leases.get(task.claim)
-        # A claim without a lease is the work of an operator, and is over too.
-        if lease is None or lease.expires_ms <= ms_of(now.earliest):
-            freed = _replace(task, status=Status.READY, claim="")
-            who = lease.holder if lease else ""
-            change.set(place, freed, Happening.LEASE_EXPIRED, who=who)
+        state = lost(task, lease, together=together[task.claim])
+        note = "not counted" if state.given_back > task.given_back else ""
+        who = lease.holder if lease else ""
+        change.set(place, state, Happening.LEASE_EXPIRED, who=who, note=note)
     return change.ledger()
 
 
@@ -222,8 +255,8 @@ def close(
         if task.cancel:
             change.settle(place, Status.CANCELLED, who=who, failure=_why_cancelled(task))
         else:
-            lost = task.failure or Failure("LeaseExpired", "The worker of every attempt was lost.")
-            change.settle(place, Status.FAILED, who=who, failure=lost)
+            failure = task.failure or Failure("LeaseExpired", _WORKERS_LOST)
+            change.settle(place, Status.FAILED, who=who, failure=failure)
     after = lapse(change.ledger(), expires_ms=expires_ms, who=who, now=now)
     return _completed(after, inputs)
 
@@ -288,9 +321,17 @@ def next_due_ms(ledger: Ledger) -> int | None:
     return min(instants, default=None)
 
 
-def claimable(ledger: Ledger, *, attempts_max: int, now: Interval) -> int:
-    """How many tasks nobody holds and may start at once."""
-    return sum(_may_start(task, now) and not _is_over(task, attempts_max) for task in ledger.tasks)
+def claimable(
+    ledger: Ledger,
+    *,
+    attempts_max: int,
+    now: Interval,
+    held: Collection[int] = (),
+    slots: int = 2**31,
+) -> int:
+    """How many tasks one who holds these places may claim now, with so many free slots."""
+    startable = _startable(ledger.tasks, attempts_max, now)
+    return len(chosen(ledger.tasks, startable, held=held, slots=slots))
 
 
 def next_retry_ms(ledger: Ledger, now: Interval) -> int | None:
@@ -328,6 +369,20 @@ def _completed(ledger: Ledger, inputs: Sequence[msgspec.Raw]) -> Ledger:
 
 def _is_over(task: TaskState, attempts_max: int) -> bool:
     return task.cancel or task.attempt - task.given_back >= attempts_max
+
+
+def _startable(
+    tasks: Sequence[TaskState],
+    attempts_max: int,
+    now: Interval,
+    *,
+    places: frozenset[int] | None = None,
+) -> Iterator[int]:
+    """The places that nobody holds and that may start, of these if they are given."""
+    for place, task in enumerate(tasks):
+        is_wanted = places is None or place in places
+        if is_wanted and _may_start(task, now) and not _is_over(task, attempts_max):
+            yield place
 
 
 def _may_start(task: TaskState, now: Interval) -> bool:
@@ -374,6 +429,7 @@ def _end(change: Change, place: int, ending: Ending, *, expires_ms: int) -> None
                 given_back=task.given_back + 1,
                 failure=task.failure,
                 progress=task.progress,
+                window_max=task.window_max,
             )
             change.set(place, state, Happening.GIVEN_BACK, who=who)
 

@@ -108,7 +108,7 @@ def test_1_r1_a_second_claim_of_one_hand_into_a_ghost_runs_what_has_settled() ->
         await ghost._take(_wanted("ghost", tasks_max=1), seen.version)
         assert await slept.claim(_wanted("again"), seen) is None
 
-    _run(check)
+    _run(check, count=1)
 
 
 def test_1_r5_a_cancel_does_not_settle_the_ghost_of_what_has_succeeded(
@@ -377,7 +377,7 @@ def test_9_a_hand_whose_second_claim_found_nothing_is_refused_and_does_not_break
         assert await slept.claim(_wanted("again"), seen) is None
         assert await slept.settle({0: ("slept", Succeeded())}) == {0}
 
-    _run(check)
+    _run(check, count=1)
 
 
 # 10 --------------------------------------------------------------------------------------------

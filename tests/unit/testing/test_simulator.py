@@ -268,6 +268,7 @@ EVENTS = (
     "archives it",
     "its handler is interrupted",
     "its handler raises Passing",
+    "its handler ends the process",
     "writes that it is retrying",
     "writes that it is cancelled",
     "writes that it is failed",

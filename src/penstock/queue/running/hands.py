@@ -45,8 +45,8 @@ class Hands:
     def lease_ms(self) -> int:
         return int(self.settings.task_lease_seconds * 1000)
 
-    def claim(self, handler: Handler, *, tasks_max: int) -> Claim:
-        """A new claim, with an id of its own."""
+    def claim(self, handler: Handler, *, tasks_max: int, slots: int) -> Claim:
+        """A new claim, with an id of its own; so many of its tasks can start at once."""
         return Claim(
             new_id(self.entropy, characters=16),
             self.holder,
@@ -54,6 +54,7 @@ class Hands:
             tasks_max,
             handler.retry.attempts,
             touch_ms=self.lease_ms + TOUCH_SLACK_MS if self._is_touching else 0,
+            slots=slots,
         )
 
     @property

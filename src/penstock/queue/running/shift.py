@@ -380,7 +380,8 @@ class Shift:
         hand = PackInHand(
             self._access.store, self._access.layout, sight.at, entropy=self._access.entropy
         )
-        claim = hands.claim(handler, tasks_max=room)
+        slots = max(1, room + self._room.concurrency - self._room.held)
+        claim = hands.claim(handler, tasks_max=room, slots=slots)
         try:
             claimed = await hands.claim_surely(hand, claim, sight.seen)
             leave.give(room - (len(claimed.attempts) if claimed else 0))

@@ -322,6 +322,7 @@ class PackAtWork:
 
     def _next_claim(self) -> Claim | None:
         """What else to claim, with the room for it taken."""
+        slots = self._hands.room.free
         room = self._hands.room.take(
             self._claimable(),
             type=self.hand.at.type,
@@ -330,7 +331,9 @@ class PackAtWork:
         )
         tasks = self._leave.more(room) if room else 0
         self._hands.room.give(room - tasks)
-        return self._hands.claim(self._handler, tasks_max=tasks) if tasks else None
+        if not tasks:
+            return None
+        return self._hands.claim(self._handler, tasks_max=tasks, slots=slots)
 
     def _tell(self, place: int, held: _Held, *, is_refused: bool) -> None:
         """Tell who watches, and log what a user would want to know."""
@@ -355,7 +358,11 @@ class PackAtWork:
         may_start = self._leave.may_start() and not self._hands.room.is_contended
         if self._is_dry or self._draining or not may_start:
             return 0
-        return self.hand.claimable(attempts_max=self._handler.retry.attempts)
+        return self.hand.claimable(
+            attempts_max=self._handler.retry.attempts,
+            held=[place for place, held in self._held.items() if held.ending is None],
+            slots=self._hands.room.free,
+        )
 
     def _renew(self, live: set[str], swapped: Swapped) -> None:
         self._renewed_at = self._clock.monotonic()

@@ -239,17 +239,59 @@ async def a_lost_lease_object_costs_no_task(bench: Bench) -> None:
         await access.store.get(access.layout.root + "never")
 
 
+async def what_ends_its_worker_fails_and_its_neighbours_do_not(bench: Bench) -> None:
+    """Of 200 tasks in a pack one ends its worker every time: it fails, and the others succeed."""
+    queue = await bench.queue()
+    poison = 77
+    fatal = asyncio.Event()
+
+    async def work(task: TaskContext) -> None:
+        if task.input == poison:
+            fatal.set()
+            await bench.clock.sleep(RESULT_SECONDS)
+
+    async def is_fatal() -> bool:
+        """Whether it ends one more worker; otherwise it is settled."""
+        for _ in range(int(RESULT_SECONDS * 10)):
+            if fatal.is_set() or (await tasks[poison].view()).is_settled:
+                break
+            await bench.clock.sleep(0.1)
+        return fatal.is_set()
+
+    tasks = await queue.submit_many("work", list(range(200)))
+    ended = 0
+    async with bench.crew() as crew:
+        worker = bench.worker(await bench.queue(), name="first")
+        worker.handler("work")(work)
+        crew.start(worker)
+        while await is_fatal():
+            await crew.kill(worker)
+            fatal.clear()
+            ended += 1
+            worker = bench.worker(await bench.queue(), name=f"next-{ended}")
+            worker.handler("work")(work)
+            crew.start(worker)
+        views = [await bench.ended(task) for task in tasks]
+    assert {n: view.error for n, view in enumerate(views) if view.status != "succeeded"} == {
+        poison: "LeaseExpired"
+    }
+    # At most 136 are in a window: log2 of that, and three attempts.
+    assert 3 < ended == views[poison].attempt <= 10
+
+
 CHECKS: Final[tuple[Check, ...]] = (
     stopping_lets_what_runs_end,
     stopping_gives_back_what_does_not_end,
     a_stopped_worker_leaves_nothing_behind,
     what_a_dead_worker_held_is_taken_over,
+    what_ends_its_worker_fails_and_its_neighbours_do_not,
     nothing_is_lost_while_the_bucket_is_read_only,
     a_store_that_is_away_stops_nobody_for_good,
     a_lost_lease_object_costs_no_task,
 )
 PATIENT: Final[tuple[Check, ...]] = (
     what_a_dead_worker_held_is_taken_over,
+    what_ends_its_worker_fails_and_its_neighbours_do_not,
     nothing_is_lost_while_the_bucket_is_read_only,
     a_store_that_is_away_stops_nobody_for_good,
     a_lost_lease_object_costs_no_task,

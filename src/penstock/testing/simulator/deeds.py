@@ -8,11 +8,13 @@
 | fail | raises an error that is not |
 | hang | never ends by itself |
 | deaf | does not heed an interruption for a while, and then succeeds |
+| poison | ends its worker's process, in its first attempts or in all; another is started |
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -58,11 +60,26 @@ def draw_deed(entropy: Entropy, number: int) -> Input:
     return Input(number, "deaf", seconds=entropy.uniform(1, 8))
 
 
+def draw_poison(entropy: Entropy, number: int) -> Input:
+    """What a task of this number is to do that ends whatever worker runs it."""
+    seconds = entropy.choice((0.0, 0.0, entropy.uniform(0, 4)))
+    return Input(number, "poison", seconds=seconds, times=entropy.choice((0, 0, 1, 3)))
+
+
 class Deeds:
     """The handlers of one machine."""
 
-    def __init__(self, machine: Machine, referee: Referee, *, concurrency: int) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        referee: Referee,
+        *,
+        concurrency: int,
+        poisoned: Callable[[], None],
+    ) -> None:
+        """`poisoned` is called when a task has ended the process."""
         self._machine = machine
+        self._poisoned = poisoned
         self._referee = referee
         self._concurrency = concurrency
         self._running = 0
@@ -106,6 +123,8 @@ class Deeds:
                 raise Lasting
             case "hang" if attempt <= (what.times or attempt):
                 await clock.sleep(_HANG_SECONDS)
+            case "poison" if attempt <= (what.times or attempt):
+                await self._end_the_process(what)
             case "deaf":
                 until = clock.monotonic() + what.seconds
                 while clock.monotonic() < until and not self._machine.is_dead:
@@ -113,3 +132,10 @@ class Deeds:
                         await clock.sleep(until - clock.monotonic())
                     except asyncio.CancelledError:
                         continue
+
+    async def _end_the_process(self, what: Input) -> None:
+        await self._machine.clock.sleep(what.seconds)
+        self._referee.ends_attempt(self._machine.name, what.n, "ends the process")
+        self._poisoned()
+        self._machine.die()
+        raise asyncio.CancelledError

@@ -2,7 +2,7 @@
 
 At the beginning there are as many as the plan says. Then, until the peace, one thing after the
 other happens to one of them. At the peace a worker joins that has all handlers, so that whatever
-is left can end.
+is left can end. A worker whose process was ended by a task is followed by another, then as well.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class Workers:
         async def work(queue: Queue) -> None:
             worker = Worker(queue, concurrency=concurrency, mode=mode, name=name, settings=settings)
             self._workers[machine.name] = worker
-            deeds = Deeds(machine, site.referee, concurrency=concurrency)
+            deeds = Deeds(
+                machine, site.referee, concurrency=concurrency, poisoned=self._start_another
+            )
             deeds.register(worker, types, timeout_seconds=timeout_seconds)
             try:
                 await worker.run(signals=False)
@@ -93,6 +95,12 @@ class Workers:
         if not site.is_peace and not is_sound:
             machine.triggers = self._triggers()
         site.run(machine, work)
+
+    def _start_another(self) -> None:
+        """A task has ended a worker's process: whoever runs it starts another, as they do."""
+        soon = self._names.uniform(0, 3)
+        types = TYPES if self._site.is_peace else None
+        self._site.world.loop.call_later(soon, lambda: self.join(types=types))
 
     def _name(self, machine: Machine, mode: Mode) -> str:
         """The name of a worker: in `direct`, now and then that of one that was there before."""

@@ -86,6 +86,7 @@ class Ledgers:
         for place, (was, is_) in enumerate(zip(states, new.tasks, strict=True)):
             if was != is_:
                 self._state(who, tasks[place], (same, was), (new, is_))
+        self._note_company(tasks, new)
         if new.settled and len(new.inputs) != len(tasks):
             self._accuse_all("A settled ledger lacks the inputs.", tasks)
 
@@ -182,7 +183,11 @@ class Ledgers:
         lease = old.leases.get(was.claim)
         is_over = lease is None or lease.expires_ms <= self._now() * 1000
         by_claim = is_.status.settled and is_.claim == was.claim
-        if by_claim or is_.status is Status.RETRYING or is_.given_back > was.given_back:
+        # What is lost with others is not counted either, and has another bound from then on.
+        is_given_back = is_.given_back > was.given_back and is_.window_max == was.window_max
+        if is_own:
+            (task.spared if is_given_back else task.failed).add(was.attempt)
+        if by_claim or is_.status is Status.RETRYING or is_given_back:
             task.endings[was.claim] = is_.status.name
         if not is_own and not is_over:
             if is_.status.settled or was.claim in task.endings:
@@ -220,7 +225,32 @@ class Ledgers:
             self._chronicle.accuse(
                 f"Task {task.number} failed although it had attempts left.", task.subject
             )
+        elif state.status is Status.FAILED and error != LASTING:
+            self._judge_attempts(task)
         task.key_ends_ms = ledger.key_ends_ms
+
+    def _note_company(self, tasks: Sequence[Tracked], ledger: Ledger) -> None:
+        """Remember which attempts one machine holds at the same time."""
+        held: dict[str, list[tuple[Tracked, int]]] = {}
+        for task, state in zip(tasks, ledger.tasks, strict=True):
+            if state.status is Status.CLAIMED:
+                by = self._holders.get(state.claim, "")
+                held.setdefault(by, []).append((task, state.attempt))
+        for together in held.values():
+            for task, attempt in together if len(together) > 1 else ():
+                task.in_company.add(attempt)
+
+    def _judge_attempts(self, task: Tracked) -> None:
+        """Whether so many attempts failed, or were lost alone, as a task has.
+
+        By what was seen, and not by what the ledger counts.
+        """
+        lost_alone = task.claims.keys() - task.in_company - task.spared
+        if len(task.failed | lost_alone) < ATTEMPTS_MAX:
+            words = "it was lost with others" if task.started else "it never started"
+            self._chronicle.accuse(
+                f"Task {task.number} failed for want of attempts although {words}.", task.subject
+            )
 
     def _ledger_removed(self, who: str, old: Ledger) -> None:
         tasks = self._tracker.pack(old.pack_version)

@@ -8,6 +8,7 @@ shards, registrations. Never packs and ledgers, which are outside every promise.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.kernel.entropy import Entropy, new_id
@@ -17,12 +18,15 @@ from penstock.queue.inspection.alone import run_monitor
 from penstock.queue.places import NONCE_CHARACTERS, keyed_pack
 from penstock.queue.submission import NotAllSubmitted
 from penstock.queue.views import TaskView
-from penstock.testing.simulator.deeds import TYPES, draw_deed
+from penstock.testing.simulator.deeds import TYPES, draw_deed, draw_poison
 from penstock.testing.simulator.machines import Machine
 from penstock.testing.simulator.plans import KEY_SECONDS, Profile
 from penstock.testing.simulator.referee import OPERATOR
 from penstock.testing.simulator.site import LAYOUT, Site
 from penstock.testing.simulator.tracking import Input, Tracked
+
+Drawn = Sequence[tuple[Tracked, dict[str, object]]]
+"""Tasks, and what is submitted of each."""
 
 _BATCH_MAX: Final = 7
 _READS: Final = 2
@@ -33,10 +37,12 @@ _SPOTS: Final = ("pack create", "pack create", "pointer create", "pointer delete
 class Producer:
     """Submits the tasks of a world."""
 
-    def __init__(self, site: Site, machine: Machine, *, submits: int) -> None:
+    def __init__(self, site: Site, machine: Machine, *, submits: int, poison: int = 0) -> None:
+        """The first `poison` of its submits have a task that ends its worker."""
         self._site = site
         self._machine = machine
         self._submits = submits
+        self._poison = poison
         self._entropy = site.world.entropy(f"producer {machine.name}")
         self.ids: list[str] = []
         self.submitted: list[tuple[str, Tracked]] = []
@@ -51,7 +57,9 @@ class Producer:
             spots = (*_SPOTS, "inbox replace") if plan.direct else _SPOTS
             self._machine.triggers = plan.triggers(self._entropy, spots, chance=chance)
             try:
-                if self._entropy.random() < plan.keyed:
+                if number < self._poison:
+                    await self._submit_poison(queue)
+                elif self._entropy.random() < plan.keyed:
                     await self._submit_keyed(queue)
                 elif self._entropy.random() < plan.batch:
                     await self._submit_many(queue)
@@ -80,9 +88,15 @@ class Producer:
             return self._entropy.uniform(20, 120)
         return self._entropy.choice((2.0, 10.0, 40.0))
 
-    def _task(self, *, type: str, key: str | None = None) -> tuple[Tracked, dict[str, object]]:
+    def _task(
+        self,
+        *,
+        type: str,
+        key: str | None = None,
+        draw: Callable[[Entropy, int], Input] = draw_deed,
+    ) -> tuple[Tracked, dict[str, object]]:
         site = self._site
-        deed: Input = draw_deed(self._entropy, site.next_number())
+        deed = draw(self._entropy, site.next_number())
         task = Tracked(deed.n, self._machine.name, site.world.now(), key=key)
         if key is not None:
             task.place = LAYOUT.pack(keyed_pack(type=type, key=key))
@@ -108,6 +122,17 @@ class Producer:
     async def _submit_many(self, queue: Queue) -> None:
         kind = self._entropy.choice(TYPES)
         drawn = [self._task(type=kind) for _ in range(self._entropy.randrange(2, _BATCH_MAX + 1))]
+        await self._send_many(queue, kind, drawn)
+
+    async def _submit_poison(self, queue: Queue) -> None:
+        """A task that ends its workers, and others that must not suffer for it."""
+        kind = self._entropy.choice(TYPES)
+        count = self._entropy.randrange(1, _BATCH_MAX + 1)
+        place = self._entropy.randrange(count)
+        draws = [draw_poison if each == place else draw_deed for each in range(count)]
+        await self._send_many(queue, kind, [self._task(type=kind, draw=draw) for draw in draws])
+
+    async def _send_many(self, queue: Queue, kind: str, drawn: Drawn) -> None:
         try:
             found = await queue.submit_many(
                 kind, [value for _, value in drawn], delay=self._delay()

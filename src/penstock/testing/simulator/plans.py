@@ -96,6 +96,8 @@ class Plan:
     with_monitor: bool
     direct: tuple[str, ...] = ()
     """The types that are announced to workers."""
+    poison: int = 0
+    """How many tasks end whatever worker runs them, in a pack of their own with others."""
 
     def mode(self, entropy: Entropy) -> Mode:
         """The mode of the next worker."""
@@ -187,6 +189,7 @@ def draw(seed: int, fleet: Fleet) -> Plan:
         with_operator=operator,
         with_monitor=not pointers and entropy.random() < (0.7 if late else 0.15),
         direct=_direct(seed, fleet),
+        poison=_poison(seed, profile),
     )
 
 
@@ -200,6 +203,13 @@ def _direct(seed: int, fleet: Fleet) -> tuple[str, ...]:
             return entropy.choice(((), ("*",), TYPES[:1]))
         case Fleet.LEASED | Fleet.SHARED | Fleet.SAMPLED:
             return ()
+
+
+def _poison(seed: int, profile: Profile) -> int:
+    """In every third of the short worlds one, rarely two. Drawn apart from everything else."""
+    entropy = seeded_entropy(f"poison of world {seed}")
+    is_short = profile in (Profile.STORM, Profile.POINTERS, Profile.OPERATOR)
+    return entropy.choice((0, 0, 0, 0, 1, 1, 2)) if is_short else 0
 
 
 _STORM_SECONDS: Final = {

@@ -10,6 +10,8 @@ What it states, whatever the world does (the invariants of the queue, in words):
    is over, or as a second one of a key whose lifetime has not ended.
 5. Nobody takes over before the lease is over on the store's own clock.
 6. Attempts never go back. What is settled is in its ledger with its input, or in the archive.
+7. A task that ends its workers costs its neighbours in the pack time, and never their last attempt:
+   none fails for want of attempts that were lost in company, or that never started.
 
 Ledgers are read in `penstock.testing.simulator.ledgers`, shards in `…ownership`. Index entries
 (pointers) are hints and are not judged: what they cost shows in tasks that do not end.

@@ -66,6 +66,12 @@ class Tracked:
     claims: dict[int, tuple[str, str]] = field(default_factory=dict)
     """Attempt → the machine and the claim that have it."""
     started: dict[int, str] = field(default_factory=dict)
+    in_company: set[int] = field(default_factory=set)
+    """The attempts beside which their machine held other tasks of the pack."""
+    spared: set[int] = field(default_factory=set)
+    """The attempts that their own machine gave back."""
+    failed: set[int] = field(default_factory=set)
+    """The attempts of which their own machine said that they failed."""
     endings: dict[str, str] = field(default_factory=dict)
     """Claim → what it ended its attempt with."""
     settled_at: float | None = None

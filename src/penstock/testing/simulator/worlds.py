@@ -81,7 +81,12 @@ async def _pass(site: Site) -> None:
     plan, group = site.plan, site.group
     workers = Workers(site)
     producers = [
-        Producer(site, site.machine(f"p{number}"), submits=plan.submits)
+        Producer(
+            site,
+            site.machine(f"p{number}"),
+            submits=plan.submits,
+            poison=0 if number else plan.poison,
+        )
         for number in range(plan.producers)
     ]
     for name, producer in zip(list(site.machines), producers, strict=True):
