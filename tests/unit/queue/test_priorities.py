@@ -129,3 +129,21 @@ def test_a_delayed_task_with_a_priority_is_not_early() -> None:
         assert world.now() - began >= 90
 
     simulate(main, seed=1)
+
+
+def test_among_equals_the_oldest_comes_first() -> None:
+    """In the part of the queue that a worker looks at: an owner of all of it sees all of them."""
+
+    async def main(world: World) -> None:
+        bench = Bench(world, Mode.LEASED)
+        queue = await bench.open()
+
+        async def submit() -> None:
+            for number in range(12):
+                await queue.submit("t", number)
+                await world.clock().sleep(0.01)
+
+        await bench.run(queue, tasks=12, meanwhile=submit)
+        assert bench.ran == list(range(12))
+
+    simulate(main, seed=1)
