@@ -12,15 +12,22 @@ there is an event loop. One object is used by one event loop.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Unpack
+
+import msgspec
 
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.archived import Archive
 from penstock.queue.batches.api import Batch, Batches, How, WhatThen
 from penstock.queue.cancelling import CANCEL_LIMIT, cancel_found, cancel_tasks
-from penstock.queue.config import reshard
+from penstock.queue.config import (
+    QueueConfig,
+    change_config,
+    no_such_queue,
+    read_config,
+    reshard,
+)
 from penstock.queue.connection import Connection
 from penstock.queue.control import Control, Held
 from penstock.queue.draining import wait_until_empty
@@ -233,6 +240,43 @@ class Queue(Connection):
         found = await self.access.store.now()
         return datetime.fromtimestamp(found.middle, UTC)
 
+    async def config(self) -> QueueConfig:
+        """The queue's settings as they are in the bucket now."""
+        access = self.access
+        with labelled("open"):
+            found = await read_config(access.store, access.layout)
+        if found is None:
+            raise await no_such_queue(access.store, access.layout)
+        return found
+
+    async def configure(
+        self,
+        *,
+        direct: Sequence[str] | None = None,
+        key_seconds: int | None = None,
+    ) -> QueueConfig:
+        """Change which types are direct, or how long keys stay taken; returns what holds then.
+
+        This queue object follows at once, other producers and workers when they open it again.
+        """
+        changes: dict[str, Any] = {}
+        if direct is not None:
+            if isinstance(direct, str):
+                raise InvalidInput("The direct types are a list.", hint=f"Write [{direct!r}].")
+            changes["direct"] = tuple(direct)
+        if key_seconds is not None:
+            changes["key_seconds"] = int(key_seconds)
+        access = self.access
+        with labelled("open"):
+            config = await change_config(
+                access.store,
+                access.layout,
+                lambda present: msgspec.structs.replace(present, **changes),
+                entropy=access.entropy,
+            )
+        self._adopt(config)
+        return config
+
     async def reshard(self, shards: int) -> None:
         """Change the number of shards, a power of two, while workers run.
 
@@ -241,7 +285,7 @@ class Queue(Connection):
         access = self.access
         with labelled("reshard"):
             config = await reshard(access.store, access.layout, shards, entropy=access.entropy)
-        self._access = replace(access, config=config)
+        self._adopt(config)
 
     async def replay(self, id: str) -> Task:
         """Submit a settled task's input again, as a new task. To replay twice is to replay once."""

@@ -43,6 +43,8 @@ _log = logging.getLogger(__name__)
 KEY_SECONDS: Final = 86_400
 EVERY_TYPE: Final = "*"
 DAYS_MAX: Final = 36_500
+ASKED: Final = ("shards", "key_seconds", "archive_days", "dead_letter_days", "direct")
+"""What users set; the rest is counted here."""
 _QUEUES_SHOWN: Final = 10
 
 
@@ -115,6 +117,17 @@ async def change_config(
     changed = await Cell(store, layout.config, QueueConfig, entropy=entropy).update(apply)
     assert changed is not None
     return changed
+
+
+def differences(wanted: QueueConfig, found: QueueConfig) -> list[str]:
+    """What was asked for and is not so, in words; what was left as by default was not asked for."""
+    plain = QueueConfig()
+    return [
+        f"{name} is {getattr(found, name)!r} and not {asked!r}"
+        for name in ASKED
+        if (asked := getattr(wanted, name)) != getattr(plain, name)
+        and asked != getattr(found, name)
+    ]
 
 
 async def reshard(

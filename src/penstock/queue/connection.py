@@ -10,6 +10,7 @@ where the queue is made, and what the store needs to know the time.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +21,14 @@ from typing import Self
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.access import Access
-from penstock.queue.config import QueueConfig, checked, make_queue, no_such_queue, read_config
+from penstock.queue.config import (
+    QueueConfig,
+    checked,
+    differences,
+    make_queue,
+    no_such_queue,
+    read_config,
+)
 from penstock.queue.control import Door
 from penstock.queue.direct.dispatching import Dispatch
 from penstock.queue.layout import QueueLayout
@@ -30,6 +38,8 @@ from penstock.queue.waiting import Waiter
 from penstock.store.base import ObjectStore
 from penstock.store.metered import labelled
 from penstock.store.opening import Opening, open_store
+
+_log = logging.getLogger(__name__)
 
 
 class Connection:
@@ -120,10 +130,23 @@ class Connection:
             if config is None:
                 config = await make_queue(store, self._layout, self._wanted)
             await store.now()
+        differing = differences(self._wanted, config)
+        if differing:
+            _log.warning(
+                "the queue %r is there already, and is not as its config= says: %s."
+                " 'penstock queue config set' or queue.configure() changes it",
+                self.name,
+                ", ".join(differing),
+            )
         self._access = Access(store, self._layout, config, entropy)
         self._waiter = Waiter(Reader(self._access))
         self._announcer = Dispatch(self._access, self._dispatch)
         self._door = Door(self._access)
+
+    def _adopt(self, config: QueueConfig) -> None:
+        """The settings have changed."""
+        self._access = replace(self.access, config=config)
+        self._announcer = Dispatch(self._access, self._dispatch)
 
     async def close(self) -> None:
         """Close the connection."""

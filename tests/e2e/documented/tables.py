@@ -222,7 +222,7 @@ LAST: Final = (
     *("queue replay", "queue cancel", "queue pause", "queue drain", "queue resume"),
     *("queue schedule pause", "queue schedule resume", "queue schedule run"),
     *("queue schedule remove", "queue limits remove", "queue archive flush"),
-    *("queue archive retain", "queue reshard", "queue purge"),
+    *("queue archive retain", "queue reshard", "queue config set", "queue purge"),
 )
 """What others need comes first, what others would miss comes last."""
 
@@ -287,6 +287,8 @@ SAYS: Final[Mapping[str, str]] = {
     "queue drain --wait": "Nothing is left",
     "queue archive retain --days 30 --dead-days 365": "for 30 days",
     "queue reshard": "128 shards",
+    "queue config show": "keys are kept",
+    "queue config set --key-seconds 7d": "7d",
     "queue purge": "0 forgotten",
 }
 """What a command says, among other things: by all of its words, or by its verb or program."""

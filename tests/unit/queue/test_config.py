@@ -9,6 +9,7 @@ import pytest
 
 from penstock.kernel.errors import InvalidInput, NewerFormat, NotOurs
 from penstock.kernel.wire import encode
+from penstock.queue.client import Queue
 from penstock.queue.config import (
     QueueConfig,
     checked,
@@ -16,8 +17,11 @@ from penstock.queue.config import (
     no_such_queue,
     read_config,
 )
+from penstock.queue.inspection import stats
 from penstock.queue.layout import QueueLayout
+from penstock.queue.running.handlers import TaskContext
 from penstock.store.memory import MemoryBucket, MemoryStore
+from penstock.testing import QueueBench, run_queue
 from penstock.testing.virtual import World, simulate
 
 LAYOUT = QueueLayout("q")
@@ -132,3 +136,95 @@ def test_which_types_are_direct_is_agreed_on() -> None:
     assert not QueueConfig().is_direct("whatever")
     with pytest.raises(InvalidInput, match="is not the name of a type"):
         checked(QueueConfig(direct=("a", "*")))
+
+
+def test_settings_are_changed_while_the_queue_is_in_use() -> None:
+    async def test(bench: QueueBench) -> None:
+        queue = bench.queue
+        assert (await queue.config()).shards == 16
+        changed = await queue.configure(direct=["a"], key_seconds=600)
+        assert (changed.direct, changed.key_seconds, changed.shards) == (("a",), 600, 16)
+        assert await queue.config() == changed
+        # What is not named stays, and nothing is written where nothing changes.
+        assert await queue.configure(key_seconds=600) == changed
+        assert (await queue.configure(direct=[])).key_seconds == 600
+        for types in ("a", ["a b"]):
+            with pytest.raises(InvalidInput):
+                await queue.configure(direct=types)
+        with pytest.raises(InvalidInput, match="at least 300 s"):
+            await queue.configure(key_seconds=5)
+
+    run_queue(test, config=QueueConfig(shards=16))
+
+
+def test_a_key_and_a_direct_type_follow_a_change_at_once_where_it_was_made() -> None:
+    async def test(bench: QueueBench) -> None:
+        @bench.worker.handler("a")
+        async def handle(task: TaskContext) -> None: ...
+
+        await bench.queue.configure(direct=["a"], key_seconds=600)
+        await bench.start()
+        await bench.advance(60)
+        task = await bench.queue.submit("a", key="k")
+        keys = bench._bucket.keys_from("queues/")
+        assert any("/inbox/bench" in key for key in keys)
+        await bench.advance(60)
+        assert (await task.view()).status == "succeeded"
+        await bench.advance(700)
+        assert (await bench.queue.submit("a", key="k")).id == task.id
+        assert (await task.view()).status == "ready"
+
+    run_queue(test, mode="direct")
+
+
+def test_what_is_asked_for_and_is_not_so_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(bench: QueueBench) -> None:
+        name = bench.queue.name
+        await bench.connect(Queue("", name=name, config=QueueConfig(shards=16)))
+        await bench.connect(Queue("", name=name))
+        await bench.connect(Queue("", name=name, config=QueueConfig()))
+        assert not caplog.records
+        other = QueueConfig(direct=("a",), shards=16, key_seconds=600)
+        await bench.connect(Queue("", name=name, config=other))
+
+    run_queue(test, config=QueueConfig(shards=16))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "key_seconds is 86400 and not 600, direct is () and not ('a',)." in said
+    assert "shards" not in said
+
+
+@pytest.mark.parametrize("direct", [("a",), ("a", "b"), ()])
+def test_a_direct_worker_says_which_of_its_types_are_not_direct(
+    direct: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(bench: QueueBench) -> None:
+        for kind in ("a", "b"):
+
+            @bench.worker.handler(kind)
+            async def handle(task: TaskContext) -> None: ...
+
+        await bench.start()
+        await bench.advance(5)
+
+    run_queue(test, mode="direct", config=QueueConfig(direct=direct))
+    others = [each for each in ("a", "b") if each not in direct]
+    said = [text for text in caplog.messages if "as in 'shared'" in text]
+    assert [f"not direct: {', '.join(others)};" in text for text in said] == [True] * bool(others)
+
+
+def test_direct_workers_are_shown_while_they_live() -> None:
+    async def test(bench: QueueBench) -> None:
+        @bench.worker.handler("a")
+        async def handle(task: TaskContext) -> None: ...
+
+        assert (await stats(bench.queue.access)).workers == ()
+        worker = await bench.start()
+        await bench.advance(5)
+        (seen,) = (await stats(bench.queue.access)).workers
+        assert (seen.role, seen.handles, seen.shards) == ("direct", ("a",), ())
+        assert seen.name.startswith("bench")
+        assert bench.now() < seen.ends_at < bench.now() + 61
+        await bench.stop(worker)
+        assert (await stats(bench.queue.access)).workers == ()
+
+    run_queue(test, mode="direct", config=QueueConfig(direct=("*",)))

@@ -27,6 +27,7 @@ PLACES: Final = {
     "reshard": Place(
         f"{_HERE}.reshard", "reshard", "Change the number of shards while workers run."
     ),
+    "config": Place(f"{_HERE}.config", "config", "Show or change the settings of a queue."),
     "pause": Place(f"{_HERE}.pause", "pause", "Start nothing more until it is resumed."),
     "resume": Place(f"{_HERE}.resume", "resume", "Lift a pause or a drain."),
     "drain": Place(

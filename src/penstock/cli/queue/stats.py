@@ -15,6 +15,7 @@ from penstock.cli.queue.showing import age, length, notes, table
 from penstock.cli.queue.showing import as_json as show_json
 from penstock.queue import inspection
 from penstock.queue.inspection import Stats
+from penstock.queue.inspection.figures import DIRECT
 
 _FAILURES_OF: Final = 50
 """So many packs that have settled are read for what of them has failed."""
@@ -82,7 +83,7 @@ def _show_workers(found: Stats) -> None:
             each.role,
             each.host,
             str(each.pid),
-            str(each.concurrency),
+            str(each.concurrency or ""),
             str(len(each.shards)),
             " ".join(each.handles),
             f"in {length(each.ends_at - found.at)}",
@@ -97,8 +98,11 @@ def _remarks(found: Stats) -> Iterator[str]:
     yield ""
     yield from held_lines(found.held, now=found.at)
     unowned = len(found.unowned)
-    if not found.workers:
-        yield "No worker of the mode 'leased' is registered; those of 'shared' do not register."
+    if all(each.role == DIRECT for each in found.workers):
+        yield (
+            "No worker of the mode 'leased' is registered; those of 'shared' and 'sampled' do not"
+            " register."
+        )
     elif unowned:
         yield f"{unowned} of {found.shards} shards have no owner."
     else:

@@ -95,7 +95,14 @@ class DirectDiscovery(ElectedDiscovery):
         self._roster = Roster(store, layout)
         self._recovery = Recovery(store, layout, self._roster, entropy=entropy)
         self._scanner = Scanner(store, layout)
-        self._shares = not all(map(config.is_direct, handles))
+        others = sorted(each for each in handles if not config.is_direct(each))
+        self._shares = bool(others)
+        if others:
+            _log.warning(
+                "this worker of the mode 'direct' looks at everything, as in 'shared': of its types"
+                " these are not direct: %s; 'penstock queue config set --direct' makes them so",
+                ", ".join(others),
+            )
         self._has_begun = False
         self._renewed_at = self._ready_at = self._scavenge_at = self._orphans_at = float("-inf")
         self._stretch = 1.0

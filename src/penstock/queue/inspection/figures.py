@@ -18,6 +18,7 @@ from penstock.kernel.errors import UnreadableObject
 from penstock.queue.access import Access
 from penstock.queue.config import ConfigWatch
 from penstock.queue.control import ControlState, Held, held
+from penstock.queue.direct.roster import Roster
 from penstock.queue.election import Elected
 from penstock.queue.inspection.survey import Kind, Survey, dead_keys, document, surveyed
 from penstock.queue.ledger import Ledger, Status
@@ -43,6 +44,10 @@ class AgeStats:
     """None for all that are older."""
     ready: int = 0
     in_progress: int = 0
+
+
+DIRECT: Final = "direct"
+"""The role of a worker that has an inbox."""
 
 
 @dataclass(slots=True)
@@ -74,9 +79,11 @@ class WorkerSeen:
 
     name: str
     role: str
+    """`owner` or `standby`; `direct` for one that has an inbox."""
     host: str
     pid: int
     concurrency: int
+    """0 if it does not say, as those of `direct` do not."""
     handles: tuple[str, ...]
     shards: tuple[int, ...]
     of: int
@@ -128,6 +135,8 @@ async def stats(
         # The number of shards may have been changed since this queue was opened.
         config = await ConfigWatch(access.store, access.layout, access.config).read()
         workers, owned = await _workers(access, config.cut, notes, known or Remembered())
+        if access.layout.inboxes in survey.folders:
+            workers += await _direct_workers(access, config.cut)
         dead = await dead_keys(access, notes)
         elected = await _readable(access, access.layout.monitor, Elected, notes)
         control = await _readable(access, access.layout.control, ControlState, notes)
@@ -275,3 +284,29 @@ async def _workers(
     ]
     seen.sort(key=lambda worker: (worker.role != Role.OWNER, worker.name))
     return tuple(seen), [live.shards for live in present.values() if live.is_of(cut)]
+
+
+async def _direct_workers(access: Access, cut: Cut) -> tuple[WorkerSeen, ...]:
+    """The workers that have an inbox, and live: a LIST, and a GET each."""
+    roster = Roster(access.store, access.layout)
+    await roster.look()
+    found = []
+    for name in roster.live(access.now()):
+        seen = roster.seen[name]
+        assert seen.lease is not None, "one that cannot be read is not live"
+        found.append(
+            WorkerSeen(
+                name=name,
+                role=DIRECT,
+                host=seen.lease.host,
+                pid=seen.lease.pid,
+                concurrency=0,
+                handles=seen.lease.handles,
+                shards=(),
+                of=cut.shards,
+                help_wanted=(),
+                ends_at=seen.modified + seen.lease.seconds,
+                renewed_at=seen.modified,
+            )
+        )
+    return tuple(found)
