@@ -2,12 +2,15 @@
 
 A pack is sent at most until `RESEND_SECONDS` after the moment in its id, on the store's clock. What
 reaches the store later is void to everybody (R2), so that a submit whose answer was lost can not
-come back from the dead. For the submitter that means three answers:
+come back from the dead. For the submitter that means:
 
 - The put succeeded in time: submitted.
 - It was refused, or certainly not carried out: the error, and nothing was submitted.
-- Its answer is lost, or dated too late: `OutcomeUnknown`. The tasks of that pack may run. Whoever
-  must not submit twice uses a key.
+- Its answer is lost: it is sent again, under the same name, until that is over (`_create`). Only
+  this submit can do so without submitting twice; a store that is merely away, and has surely done
+  nothing, is an error as soon as the tries of the store's client are used up.
+- Its answer is lost for all that time, or dated too late: `OutcomeUnknown`. The tasks of that pack
+  may run. Whoever must not submit twice uses a key.
 
 A submit with a key goes to the one place of its key. It first writes a pointer, by which workers
 find it, and then creates the pack. If there is one, this is a duplicate, and its pointer is taken
@@ -28,6 +31,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import ClassVar, Final, Protocol
 
 import msgspec
@@ -38,6 +42,8 @@ from penstock.kernel.errors import (
     OutcomeUnknown,
     PenstockError,
     StoreError,
+    Throttled,
+    Unavailable,
     VersionConflict,
 )
 from penstock.kernel.wire import Document, decode, encode
@@ -74,6 +80,7 @@ HEAVY_IN_FLIGHT: Final = 2
 """Of packs with large inputs: all of a pack must be there within W of its submit."""
 PLAIN: Final = Options()
 _KEYED_TRIES_MAX: Final = 10
+_PAUSE_SECONDS_MAX: Final = 15.0
 
 
 class Announcer(Protocol):
@@ -176,10 +183,13 @@ class Submitter:
             limit=pack.limit,
             is_delayed=pack.due_ms > 0,
         )
-        await self.store.put(pointer, encode(Pointer(submitted_ms=pack.submitted_ms)), CREATE)
+        points = encode(Pointer(submitted_ms=pack.submitted_ms))
+        await self._create(pointer, points, submitted_ms=pack.submitted_ms)
         for _ in range(_KEYED_TRIES_MAX):
             try:
-                await self.store.put(where, encode(pack), CREATE)
+                await self._create(
+                    where, encode(pack), submitted_ms=pack.submitted_ms, nonce=pack.nonce
+                )
             except AlreadyExists:
                 if await self._is_taken(at):
                     # Whoever follows it removes it, if we cannot.
@@ -256,10 +266,54 @@ class Submitter:
         inputs, refs = await self.payloads.offload(at, inputs, submitted_ms=submitted_ms)
         if refs:
             pack = msgspec.structs.replace(pack, inputs=inputs, refs=refs)
-        await self.store.put(self.layout.pack(at), encode(pack), CREATE)
+        await self._create(self.layout.pack(at), encode(pack), submitted_ms=submitted_ms)
         await self._check_in_time(submitted_ms, self.layout.pack(at))
         await self._announce(worker, at, pack)
         return [at.task(index) for index in range(at.count)]
+
+    async def _create(self, where: str, body: bytes, *, submitted_ms: int, nonce: str = "") -> None:
+        """Create an object; while it is not known whether it is there, send it again, until W.
+
+        Nobody else has its name, or if others may, its pack has this `nonce`. What an earlier send
+        has left, been run and gone meanwhile, makes a later one void (R3).
+        """
+        unknown: OutcomeUnknown | None = None
+        ends = self.store.clock.machine.monotonic() + RESEND_SECONDS
+        for tries in count():
+            try:
+                await self.store.put(where, body, CREATE)
+            except AlreadyExists:
+                if unknown is None or not await self._is_ours(where, nonce, unknown):
+                    raise
+                return
+            except (OutcomeUnknown, Throttled, Unavailable) as error:
+                if isinstance(error, OutcomeUnknown):
+                    unknown = error
+                if unknown is None:
+                    raise
+            except StoreError as error:
+                raise (unknown or error) from error
+            else:
+                return
+            pause = self.entropy.uniform(0.5, 1.0) * min(_PAUSE_SECONDS_MAX, 2.0 ** min(tries, 9))
+            await self.store.clock.machine.sleep(pause)
+            if self._is_late(submitted_ms) or self.store.clock.machine.monotonic() >= ends:
+                raise unknown
+
+    def _is_late(self, submitted_ms: int) -> bool:
+        """Whether what is sent now would be void."""
+        now = self.store.clock.estimate()
+        return now is not None and now.latest * 1000 >= submitted_ms + RESEND_SECONDS * 1000
+
+    async def _is_ours(self, where: str, nonce: str, unknown: OutcomeUnknown) -> bool:
+        """Whether what is there has this nonce, or can only be ours because there is none."""
+        if not nonce:
+            return True
+        try:
+            found = await find(self.store, where)
+        except StoreError as error:
+            raise unknown from error
+        return found is not None and decode(Pack, found.body, where=where).nonce == nonce
 
     async def _choose(self, at: PackAt) -> str | None:
         return await self.announcer.choose(at) if self.announcer else None

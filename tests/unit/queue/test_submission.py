@@ -9,18 +9,20 @@ import pytest
 
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import seeded_entropy
-from penstock.kernel.errors import InvalidInput, OutcomeUnknown, Refused
+from penstock.kernel.errors import InvalidInput, OutcomeUnknown, Refused, Throttled
 from penstock.kernel.wire import decode
 from penstock.queue.layout import QueueLayout
 from penstock.queue.options import Options
 from penstock.queue.pack import RESEND_SECONDS, Pack
 from penstock.queue.places import TaskId, task_at
+from penstock.queue.running.handlers import TaskContext
 from penstock.queue.submission import INPUT_BYTES_MAX, NotAllSubmitted, Submitter
 from penstock.store.base import NO_METADATA, REPLACE, PutMode, Version, Wrapper
 from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
 from penstock.store.retrying import RetryingStore
+from penstock.testing import QueueBench, run_queue
 from penstock.testing.virtual import World, simulate
 
 LAYOUT = QueueLayout("q")
@@ -196,3 +198,56 @@ def test_an_input_that_not_every_reader_could_read_is_refused() -> None:
     with pytest.raises(InvalidInput, match="nested more than 100 levels"):
         _submitted([1, deep])
     assert _submitted([{"brackets in text": "[" * 500}])
+
+
+@pytest.mark.parametrize("fault", ["lost_answer", "lost_request", "failed"])
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_submit_whose_answers_are_lost_for_minutes_submits_once(
+    fault: str, key: str | None
+) -> None:
+    async def test(bench: QueueBench) -> None:
+        runs: list[int] = []
+
+        @bench.worker.handler("t")
+        async def handle(task: TaskContext) -> None:
+            runs.append(task.attempt)
+
+        await bench.start()
+        await bench.advance(60)
+        await bench.queue.submit("other")  # It knows that the queue is not drained.
+        bench.faults = FaultPlan(**{fault: 1.0})
+        async with asyncio.TaskGroup() as group:
+            submitted = group.create_task(bench.queue.submit("t", key=key))
+            await bench.advance(200)
+            assert not submitted.done()
+            bench.faults = None
+        # A worker has met the pointer without its pack, and looks after it more and more rarely.
+        assert await submitted.result().result(timeout=200) is None
+        assert runs == [1]
+        await bench.advance(600)
+        assert runs == [1]
+
+    run_queue(test)
+
+
+def test_a_submit_gives_up_when_what_it_sends_would_be_void() -> None:
+    async def test(bench: QueueBench) -> None:
+        await bench.queue.submit("other")
+        began = bench.now()
+        bench.faults = FaultPlan(lost_request=1.0)
+        with pytest.raises(OutcomeUnknown):
+            await bench.queue.submit("t")
+        assert 280 < bench.now() - began < 340
+
+    run_queue(test)
+
+
+def test_a_store_that_has_surely_done_nothing_is_not_waited_for_long() -> None:
+    async def test(bench: QueueBench) -> None:
+        began = bench.now()
+        bench.faults = FaultPlan(throttled=1.0)
+        with pytest.raises(Throttled):
+            await bench.queue.submit("t")
+        assert bench.now() - began < 30
+
+    run_queue(test)
