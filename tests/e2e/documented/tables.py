@@ -58,6 +58,12 @@ REASONS: Final[Sequence[Reason]] = (
         'json={"keep": True}',
     ),
     Reason(
+        r"penstock dataset maintain NAME",
+        "It is for what jobs on Spark have made.",
+        "tests/e2e/test_maintain.py",
+        '"dataset", "maintain"',
+    ),
+    Reason(
         r"penstock demo queue",
         "It has a test of its own.",
         "tests/e2e/test_command_line.py",

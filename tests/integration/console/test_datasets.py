@@ -45,6 +45,18 @@ def test_the_list_shows_all_datasets_and_finds_by_name(console: Look) -> None:
     console(story)
 
 
+def test_a_dataset_shows_how_its_files_are_maintained(console: Look) -> None:
+    async def story(visitor: Visitor) -> None:
+        rule = "outputs: [{name: tidy, maintain: {cluster: [n, m], compact: true}}]"
+        ok(await visitor.stage.apply(chain().replace("outputs: [tidy]", rule)))
+        said = words((await visitor.get("/datasets/tidy"))[1])
+        assert "Maintained from 16 files below 32MiB on, clustered by n, m; 10m after" in said
+        ok(await visitor.stage.public.post("/v1/datasets/tidy/maintain"))
+        assert "Maintained" not in words((await visitor.get("/datasets/daily"))[1])
+
+    console(story)
+
+
 def test_a_dataset_shows_sums_generations_columns_and_lineage(console: Look) -> None:
     async def story(visitor: Visitor) -> None:
         await visitor.stage.apply()

@@ -297,6 +297,26 @@ def test_what_is_published_meanwhile_wins(play: Play, is_kept: bool) -> None:
     play(story)
 
 
+def test_what_is_being_rewritten_is_not_swept(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = await site(world)
+        await it.publish("p")
+        await it.library.carry()
+        rewriting = await it.rewriting()
+        old = (await it.publication())["location"]
+        await it.publish("p")
+        await it.library.carry()
+        it.library.later(2000)
+        sweeping = it.library.sweeping(grace_seconds=100)
+        await sweeping.sweep()
+        assert await it.library.has([old]) == [True]
+        assert outcome(await it.end(rewriting, files=1)) is Publishing.SUPERSEDED
+        await sweeping.sweep()
+        assert await it.library.has([old]) == [False]
+
+    play(story)
+
+
 def test_what_is_rewritten_first_is_replaced_by_what_comes(play: Play) -> None:
     async def story(world: World) -> None:
         it = await site(world)
@@ -451,14 +471,52 @@ def test_what_is_due_and_what_is_not(play: Play) -> None:
     play(story)
 
 
+def test_people_may_ask_for_it(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = await site(world, dag("compact: {files: 51, below: 1KiB}"))
+        await it.publish("p", "q", "r")
+        ask = Maintainer(world.database).ask
+        # At once, also of files that are neither many nor small, and each once.
+        one = await ask("tidy", partition_key="q")
+        rest = await ask("tidy", partition_key=None)
+        assert one is not None
+        assert rest is not None
+        assert [len(one.tasks), len(rest.tasks), rest.is_all] == [1, 2, True]
+        again = await ask("tidy", partition_key=None)
+        assert again is not None
+        assert again.tasks == ()
+        claimed = await it.claim()
+        assert claimed.payload == {"partition_key": "q"}
+        assert outcome(await it.end(claimed, files=2)) is Publishing.REWRITTEN
+        # And once more, though it has been rewritten; but not where there is one file.
+        again = await ask("tidy", partition_key="q")
+        assert again is not None
+        assert len(again.tasks) == 1
+        for _ in range(3):
+            await it.end(await it.claim(), files=1)
+        again = await ask("tidy", partition_key=None)
+        assert again is not None
+        assert again.tasks == ()
+        assert await ask("daily", partition_key=None) is None
+        await it.apply(dag("compact: {files: 51, below: 1KiB}", v=2))
+        assert await ask("tidy", partition_key=None) is None
+
+    play(story)
+
+
 def test_not_while_another_generation_is_built(play: Play) -> None:
     async def story(world: World) -> None:
         it = await site(world)
-        await it.publish("p")
+        await it.publish("p", "q")
         await it.apply(dag(v=2))
+        await it.send("p")
+        for each in await it.tasks.claim_next("a:clean", worker="w", limit=10):
+            assert isinstance(await it.end(each), Ended)
+        assert await it.states("tidy") == ["building", "current"]
+        assert await world.value("SELECT count(*) FROM publication WHERE files = 50") == 3
         await it.passed()
         assert await world.value("SELECT count(*) FROM task WHERE payload ? 'maintain'") == 0
-        await it.apply(dag())
+        await it.apply(dag(), force=True)
         await it.passed()
         assert await world.value("SELECT count(*) FROM task WHERE payload ? 'maintain'") == 1
         # What waits to be rewritten is no work that somebody would lose.
@@ -518,9 +576,10 @@ def test_it_is_in_no_batch_and_presses_nobody(play: Play) -> None:
         it = await site(world, text.replace("a:report,", "a:report, max_queue_depth: 1,"))
         await it.publish("p")
         await it.passed()
+        await it.send("x")
         await Pressures(world.database).turn()
         assert await world.value("SELECT count(*) FROM pressure WHERE pressed") == 0
-        await it.send("x", "y")
+        await it.send("y")
         found = await it.tasks.claim_next("a:clean", worker="w", limit=5, in_batches=True)
         batches = {each.payload["partition_key"]: each.batch for each in found}
         assert batches["p"] == ""

@@ -67,6 +67,7 @@ def completed(line: str, dispatcher: Any) -> list[tuple[str, str | None]]:
         ("dataset show ", ["sales"]),
         ("dataset preview s", ["sales"]),
         ("dataset sweep ", ["sales"]),
+        ("dataset maintain ", ["sales"]),
         ("dataset refresh ", ["sales"]),
         ("dataset cut-over ", ["sales"]),
         ("operator limit ", ["m:clean"]),

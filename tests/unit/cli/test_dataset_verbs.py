@@ -19,6 +19,7 @@ from penstock.dispatcher.wire.datasets import (
     DatasetDetail,
     GenerationDetail,
     KeepAnswer,
+    MaintainAnswer,
     MaintainedAnswer,
     RefreshAnswer,
     SnapshotAnswer,
@@ -191,6 +192,18 @@ def test_of_what_has_no_rows_the_first_lines_are_shown(user: User, reports: Path
     assert (
         ran.stderr == f"It has no manifest, and there are no files in {(reports / 'p').as_uri()}.\n"
     )
+
+
+def test_files_are_rewritten_when_asked_for(user: User) -> None:
+    path = "POST /v1/datasets/sales/maintain"
+    user.on(path, MaintainAnswer(tasks=[7, 8], is_all=False))
+    said = user.said("dataset maintain sales")
+    assert said == "Made 2 tasks: tasks 7 to 8; there is more, ask again when they are over.\n"
+    user.on(path, MaintainAnswer(tasks=[9], is_all=True))
+    assert user.said("dataset maintain sales --partition p") == "Made 1 task: task 9.\n"
+    assert user.bodies == [{}, {"partition_key": "p"}]
+    user.on(path, MaintainAnswer(tasks=[], is_all=True))
+    assert "nothing to rewrite" in user.said("dataset maintain sales")
 
 
 def test_refreshing_goes_on_until_it_is_over(user: User) -> None:

@@ -7,6 +7,7 @@ import click
 from penstock.cli.dataset.cut_over import cut_over
 from penstock.cli.dataset.files import files
 from penstock.cli.dataset.listing import list_
+from penstock.cli.dataset.maintain import maintain
 from penstock.cli.dataset.partitions import partitions
 from penstock.cli.dataset.preview import preview
 from penstock.cli.dataset.refresh import refresh
@@ -27,5 +28,6 @@ def dataset(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for verb in (list_, show, partitions, files, preview, verify, sweep, refresh, cut_over):
+verbs = (list_, show, partitions, files, preview, verify, sweep, maintain, refresh, cut_over)
+for verb in verbs:
     dataset.add_command(verb)

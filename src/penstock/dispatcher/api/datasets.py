@@ -1,4 +1,4 @@
-"""What people ask of datasets as files: everything about one, snapshots, to sweep, to refresh.
+"""What people ask of datasets as files: to see, to sweep, to refresh and to maintain them.
 
 The handlers, and their part of the table of the public listener.
 """
@@ -12,12 +12,15 @@ from penstock.datasets.sweeping import Swept
 from penstock.dispatcher.api.endpoints import Call, Endpoint
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.problems import conflict, malformed, unknown
+from penstock.dispatcher.datasets.maintainer import Maintainer
 from penstock.dispatcher.datasets.refreshing import At, Refreshing
 from penstock.dispatcher.wire.asking import NameParams
 from penstock.dispatcher.wire.base import Answer
 from penstock.dispatcher.wire.datasets import (
     SNAPSHOT_PARTS_MAX,
     DatasetDetail,
+    MaintainAnswer,
+    MaintainAsk,
     RefreshAnswer,
     RefreshAsk,
     SnapshotAnswer,
@@ -114,6 +117,25 @@ async def refresh(parts: Parts, call: Call) -> Answer:
     return RefreshAnswer(looked=done.looked, written=done.written, after=more)
 
 
+async def maintain(parts: Parts, call: Call) -> Answer:
+    """Make tasks that rewrite the files of a dataset."""
+    params: NameParams = call.params
+    ask: MaintainAsk = call.ask
+    if not await parts.datasets.exists(params.name):
+        return unknown(f"There is no dataset {params.name!r}.")
+    made = await Maintainer(parts.database).ask(params.name, partition_key=ask.partition_key)
+    if made is None:
+        title = f"The dataset {params.name!r} is not maintained now."
+        detail = (
+            "Say `maintain` at its output and apply the DAG; if it is there, wait until the"
+            " generation that is being built is cut over."
+        )
+        return conflict("not maintained", title, detail=detail)
+    if made.tasks:
+        parts.kick()
+    return MaintainAnswer(tasks=list(made.tasks), is_all=made.is_all)
+
+
 ENDPOINTS: Final = (
     Endpoint(
         "GET",
@@ -144,6 +166,17 @@ ENDPOINTS: Final = (
         problems=(404, 409),
         may_omit_body=True,
         request_seconds_max=_SWEEP_SECONDS_MAX,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/datasets/{name}/maintain",
+        "Rewrite the files of a dataset now",
+        maintain,
+        ask=MaintainAsk,
+        params=NameParams,
+        answer=MaintainAnswer,
+        problems=(404, 409),
+        may_omit_body=True,
     ),
     *(
         Endpoint(

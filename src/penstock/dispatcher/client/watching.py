@@ -11,6 +11,8 @@ from penstock.dispatcher.wire.alerts import AlertsAnswer
 from penstock.dispatcher.wire.dags import CutOverAnswer, CutOverAsk
 from penstock.dispatcher.wire.datasets import (
     DatasetDetail,
+    MaintainAnswer,
+    MaintainAsk,
     RefreshAnswer,
     RefreshAsk,
     SnapshotAnswer,
@@ -155,6 +157,13 @@ class Watching:
         """Have every `current.json` say what is published; ask with `after` until that is None."""
         path = f"/v1/datasets/{_name(dataset, 'dataset')}/refresh"
         return await self._connection.send(path, RefreshAnswer, RefreshAsk(after=after))
+
+    async def maintain(self, dataset: str, *, partition_key: str | None = None) -> MaintainAnswer:
+        """Make tasks that rewrite the files of a dataset, or of one partition, in place."""
+        path = f"/v1/datasets/{_name(dataset, 'dataset')}/maintain"
+        ask = MaintainAsk(partition_key=partition_key)
+        # Whoever is heard a second time would be told that there is nothing to make.
+        return await self._connection.send(path, MaintainAnswer, ask, is_repeatable=False)
 
     async def cut_over(
         self, dataset: str, *, force: bool = False, keep: bool = False

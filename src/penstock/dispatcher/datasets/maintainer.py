@@ -15,7 +15,9 @@ claimed, and does nothing. What a task does, and how its files are put in place:
 `penstock.dispatcher.tasks.rewrites`.
 
 Once in a while one dispatcher, of any number, makes a pass, in a short transaction for each
-dataset. Called by a loop of the dispatcher.
+dataset. People may ask for it too: then neither the time counts nor how many and how small the
+files are, and there may be `ASKED_MAX` tasks at a time. Called by a loop of the dispatcher, and by
+the API.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from penstock.runtimes.base import MAINTAIN
 _log = logging.getLogger(__name__)
 
 PASS_SECONDS: Final = 10.0
+ASKED_MAX: Final = 100
+"""How many tasks are made when somebody asks."""
 _TURN: Final = "maintain"
 
 
@@ -57,8 +61,16 @@ class Rule:
     after_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The tasks that were made because somebody asked, and whether that is all there is to do."""
+
+    tasks: tuple[int, ...]
+    is_all: bool
+
+
 class Maintainer:
-    """The passes of one dispatcher."""
+    """The passes of one dispatcher, and what people ask for."""
 
     def __init__(self, database: Database, *, pass_seconds: float = PASS_SECONDS) -> None:
         self._database = database
@@ -79,7 +91,7 @@ class Maintainer:
             (found,) = await _rows(connection, "is_maintained", name=rule.name)
             if found["is_maintained"]:
                 return None
-            made = await create_tasks(connection, await _due(connection, rule, limit=1))
+            made = await create_tasks(connection, await _due(connection, rule))
             return made[0] if made else None
 
         task_id = await self._database.transact(work)
@@ -87,12 +99,39 @@ class Maintainer:
             _log.info("%s: task %d rewrites the files of a partition", rule.name, task_id)
         return task_id
 
+    async def ask(self, name: str, *, partition_key: str | None) -> Asked | None:
+        """Make tasks of a dataset, or of one partition; None if it is not maintained now."""
+
+        async def work(connection: Connection) -> Asked | None:
+            rules = [each for each in await _rules(connection) if each.name == name]
+            if not rules:
+                return None
+            await connection.execute(query("lock_maintenance"), {"name": name})
+            due = await _due(
+                connection,
+                rules[0],
+                partition_key=partition_key,
+                is_asked=True,
+                limit=ASKED_MAX + 1,
+            )
+            made = await create_tasks(connection, due[:ASKED_MAX])
+            return Asked(tuple(each for each in made if each is not None), len(due) <= ASKED_MAX)
+
+        return await self._database.transact(work)
+
 
 async def _rules(connection: Connection) -> tuple[Rule, ...]:
     return tuple(_rule(row) for row in await _rows(connection, "maintain_rules"))
 
 
-async def _due(connection: Connection, rule: Rule, *, limit: int) -> Sequence[NewTask]:
+async def _due(
+    connection: Connection,
+    rule: Rule,
+    *,
+    partition_key: str | None = None,
+    is_asked: bool = False,
+    limit: int = 1,
+) -> Sequence[NewTask]:
     found = await _rows(
         connection,
         "due_for_maintenance",
@@ -103,6 +142,8 @@ async def _due(connection: Connection, rule: Rule, *, limit: int) -> Sequence[Ne
         below=rule.below,
         is_clustered=bool(rule.cluster),
         after_ms=rule.after_ms,
+        partition_key=partition_key,
+        is_asked=is_asked,
         limit=limit,
     )
     return [_task(rule, row) for row in found]

@@ -30,8 +30,9 @@ SELECT EXISTS (
 
 -- name: due_for_maintenance
 -- Partitions that have many files which are small, or that are to be clustered, those with the most
--- files first. What was rewritten at its revision is as it can be. A task that was made for this
--- edition is not made again, however it has ended.
+-- files first. What was rewritten at its revision is as it can be. Or, if somebody asks for it, all
+-- that have several files. A task that was made for this edition is not made again, however it has
+-- ended.
 SELECT publication.partition_key, publication.range_start AS start, publication.range_end AS end,
        publication.revision, made.dedupe_key
 FROM publication
@@ -42,11 +43,15 @@ CROSS JOIN LATERAL (
 WHERE publication.dataset_id = %(dataset)s::uuid
   AND publication.generation = %(generation)s::uuid
   AND publication.mode <> 'append' AND publication.manifest IS NOT NULL AND publication.rows > 0
-  AND publication.rewritten IS DISTINCT FROM publication.revision
-  AND publication.published_at <= penstock_now() - %(after_ms)s::bigint * interval '1 millisecond'
-  AND (publication.files >= %(files)s::bigint
-           AND publication.bytes < publication.files * %(below)s::bigint
-       OR %(is_clustered)s AND publication.files > 1)
+  AND (%(partition_key)s::text IS NULL OR publication.partition_key = %(partition_key)s)
+  AND publication.files > 1
+  AND (%(is_asked)s
+       OR publication.rewritten IS DISTINCT FROM publication.revision
+          AND publication.published_at
+              <= penstock_now() - %(after_ms)s::bigint * interval '1 millisecond'
+          AND (%(is_clustered)s
+               OR publication.files >= %(files)s::bigint
+                  AND publication.bytes < publication.files * %(below)s::bigint))
   AND NOT EXISTS (
       SELECT FROM task
       WHERE task.job_id = %(job)s AND task.generation = publication.generation

@@ -134,3 +134,18 @@ class RefreshAnswer(Answer):
     written: int
     """Files that said something else, and were written."""
     after: str | None
+
+
+class MaintainAsk(Ask):
+    """Rewrite the files of a dataset now, as the DAG says it, whatever their number and size."""
+
+    partition_key: Annotated[str, Meta(min_length=1, max_length=500, pattern=HELD)] | None = None
+    """None is all partitions."""
+
+
+class MaintainAnswer(Answer):
+    """The tasks that were made. Ask again for more, when these are over."""
+
+    tasks: list[int]
+    is_all: bool
+    """Whether there is no more to be made now."""

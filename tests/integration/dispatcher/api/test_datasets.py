@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from penstock.dispatcher.wire.datasets import DatasetDetail, SnapshotAnswer, SweepAnswer
+from penstock.dispatcher.wire.datasets import (
+    DatasetDetail,
+    MaintainAnswer,
+    SnapshotAnswer,
+    SweepAnswer,
+)
 from penstock.dispatcher.wire.steering import PartitionsAnswer
 from tests.integration.dispatcher.api.conftest import Perform
 from tests.integration.dispatcher.api.stage import (
@@ -34,6 +39,37 @@ async def publish(stage: Stage, *, rows: int, **fields: Any) -> None:
     (task,) = await stage.claim()
     end = held(task, outputs=[output(task, facts=facts(rows), **fields)])
     ok(await stage.complete(end))
+
+
+def test_files_are_rewritten_when_asked_for(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        rule = "outputs: [{name: tidy, maintain: {cluster: [n], compact: {files: 9}, after: 1h}}]"
+        ok(await stage.apply(chain().replace("outputs: [tidy]", rule)))
+        await stage.trigger("p", "q")
+        for _ in range(2):
+            await publish(stage, rows=3)
+        shown = read(await stage.public.get("/v1/datasets/tidy"), DatasetDetail)
+        assert shown.maintain is not None
+        assert (shown.maintain.after, shown.maintain.cluster) == ("1h", ["n"])
+        assert shown.maintain.compact is not None
+        assert (shown.maintain.compact.files, shown.maintain.compact.below) == (9, "32MiB")
+        path = "/v1/datasets/tidy/maintain"
+        one = read(await stage.public.post(path, json={"partition_key": "q"}), MaintainAnswer)
+        rest = read(await stage.public.post(path), MaintainAnswer)
+        assert [len(one.tasks), one.is_all, len(rest.tasks)] == [1, True, 1]
+        # A worker is told to run something else than the job does.
+        (task,) = await stage.claim()
+        assert (task.operator, task.payload) == ("maintain", {"partition_key": "q"})
+        assert task.current is not None
+        assert [each.revision for each in task.current["tidy"]] == [1]
+        end = held(task, outputs=[output(task, facts=facts(3), base_revision=1)])
+        (ended,) = ok(await stage.complete(end))["results"]
+        assert [each["outcome"] for each in ended["published"]] == ["rewritten"]
+        refused(await stage.public.post("/v1/datasets/nothing/maintain"), 404)
+        told = refused(await stage.public.post("/v1/datasets/daily/maintain"), 409)
+        assert told.type == "not maintained"
+
+    on_stage(story)
 
 
 def test_a_dataset_its_partitions_and_a_snapshot(on_stage: Perform) -> None:
