@@ -51,7 +51,14 @@ def test_a_dataset_shows_how_its_files_are_maintained(console: Look) -> None:
         ok(await visitor.stage.apply(chain().replace("outputs: [tidy]", rule)))
         said = words((await visitor.get("/datasets/tidy"))[1])
         assert "Maintained from 16 files below 32MiB on, clustered by n, m; 10m after" in said
-        ok(await visitor.stage.public.post("/v1/datasets/tidy/maintain"))
+        await publish(visitor, "p")
+        made = ok(await visitor.stage.public.post("/v1/datasets/tidy/maintain"))
+        # It stands in nobody's way, and can be looked at.
+        missing = words((await visitor.get("/datasets/tidy/partitions"))[1])
+        assert "Nothing is missing" in missing
+        status, page = await visitor.get(f"/tasks/{made['tasks'][0]}")
+        assert status == 200
+        assert "maintain" in words(page)
         assert "Maintained" not in words((await visitor.get("/datasets/daily"))[1])
 
     console(story)

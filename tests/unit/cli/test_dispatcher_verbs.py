@@ -854,6 +854,15 @@ def test_a_task_is_shown_with_its_attempts_and_outputs(user: User) -> None:
     assert user.json("task show 42")["task"]["settled_at"] == "2030-01-01T00:00:00Z"
 
 
+def test_a_task_that_rewrites_files_says_which(user: User) -> None:
+    about = {"dataset": "sales", "partition_key": "p", "revision": 3}
+    answer = TaskAnswer(
+        task=summary(status="queued"), payload={"maintain": about}, attempts=[], published=[]
+    )
+    user.on("GET /v1/tasks/42", answer)
+    assert "rewrites    sales, partition p\n" in user.said("task show 42")
+
+
 def test_tasks_are_cancelled_one_by_one(user: User) -> None:
     asked = TaskStateAnswer(task_id=2, status="running", attempt=1, cancel_asked=True)
     results = [

@@ -66,6 +66,9 @@ def _rows(answer: TaskAnswer, *, now: float) -> Iterator[tuple[str, str]]:
     yield "attempt", task.attempts
     if task.partition_key is not None:
         yield "partition", line(task.partition_key, characters_max=500)
+    if isinstance(about := answer.payload.get("maintain"), dict):
+        where = f", partition {about['partition_key']}" if about.get("partition_key") else ""
+        yield "rewrites", line(f"{about.get('dataset')}{where}", characters_max=500)
     yield "priority", task.priority
     yield "generation", task.generation
     if task.worker:
