@@ -12,8 +12,8 @@ and any of the tasks under it may have been the one. So nobody is charged who wa
 - **A claim** takes tasks that are not suspect, as many as it may. Suspects are for when there is
   nothing else: as many as the smallest bound among them, and among what the worker holds, allows,
   and no more than have a free slot.
-- **Who ends is cleared**: a result, a failure and a retry are the ends of attempts that did not end
-  their worker. What is given back stays suspect.
+- **Who ends is cleared**: a result, a failure, a retry and a reschedule are the ends of attempts
+  that did not end their worker. What is given back stays suspect.
 
 Numbers of attempts grow at every claim, whether it counts or not: they are fences.
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel.wire import decode, encode
-from penstock.queue.endings import GivenBack, Retried, Stopped, Succeeded
+from penstock.queue.endings import Ending, GivenBack, Rescheduled, Retried, Stopped, Succeeded
 from penstock.queue.heartbeats import as_of
 from penstock.queue.ledger import Failure, Happening, Lease, Ledger, Status, TaskState, fresh
 from penstock.queue.transitions import (
@@ -206,12 +206,15 @@ def test_what_waits_for_a_slot_is_not_alone() -> None:
 
 @pytest.mark.parametrize(
     ("ending", "window_max"),
-    [(GivenBack(), 1), (Retried(Failure("ValueError", "oops"), 0), 0), (Stopped(), 0)],
-    ids=["given back", "retried", "stopped"],
+    [
+        (GivenBack(), 1),
+        (Retried(Failure("ValueError", "oops"), 0), 0),
+        (Rescheduled(0), 0),
+        (Stopped(), 0),
+    ],
+    ids=["given back", "retried", "rescheduled", "stopped"],
 )
-def test_who_ends_is_cleared_and_who_is_given_back_is_not(
-    ending: GivenBack | Retried | Stopped, window_max: int
-) -> None:
+def test_who_ends_is_cleared_and_who_is_given_back_is_not(ending: Ending, window_max: int) -> None:
     ledger, _ = claim(_lost(2), _claim("a"), _at(1060))
     after, _ = settle(ledger, {0: ("a", ending)}, now=_at(1061), inputs=_inputs(ledger))
     assert after.tasks[0].window_max == window_max
