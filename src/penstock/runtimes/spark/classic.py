@@ -69,8 +69,18 @@ _STOP_SECONDS: Final = 4.0
 class ClassicSessions:
     """Sessions of one SparkContext."""
 
-    def __init__(self, settings: SparkSettings, folder: Path, ended: Callable[[str], None]) -> None:
-        """Start the JVM. `ended` is told when it has ended unasked, and why."""
+    def __init__(
+        self,
+        settings: SparkSettings,
+        folder: Path,
+        ended: Callable[[str], None],
+        *,
+        meanwhile: Callable[[], Any] = lambda: None,
+    ) -> None:
+        """Start the JVM. `ended` is told when it has ended unasked, and why.
+
+        `meanwhile` is called in another thread while the context starts, which takes seconds.
+        """
         self._settings = settings
         self._ended = ended
         self._is_stopped = False
@@ -82,7 +92,13 @@ class ClassicSessions:
         self._process: subprocess.Popen[bytes] = self._gateway.proc
         self.jvm = self._process.pid
         threading.Thread(target=self._watch, name="penstock-jvm", daemon=True).start()
-        context = SparkContext(conf=conf, gateway=self._gateway)
+        # Not before: a process is started with some of Python's locks as they are then.
+        aside = threading.Thread(target=meanwhile, name="penstock-meanwhile")
+        aside.start()
+        try:
+            context = SparkContext(conf=conf, gateway=self._gateway)
+        finally:
+            aside.join()
         self._context = context
         self._spark_context = scala_context(context)
         self._store = status_store(self._spark_context)

@@ -23,6 +23,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +53,7 @@ from penstock.runtimes.spark.ticking import Ticking
 
 _log = logging.getLogger(__name__)
 
+_OURS: Final = "penstock.runtimes.spark.engine"
 _BYE_SECONDS: Final = 8.0
 _REASON_CHARACTERS_MAX: Final = 2_000
 
@@ -155,17 +157,28 @@ class Host:
 
 def _sessions(hello: Hello, ended: Any) -> Sessions:
     """The sessions that the settings ask for. The engine's module may bring its own, for tests."""
-    module = importlib.import_module(hello.engine.partition(":")[0])
-    if (theirs := getattr(module, "open_sessions", None)) is not None:
-        sessions: Sessions = theirs(hello.settings)
-        return sessions
+    module = hello.engine.partition(":")[0]
+    if module != _OURS:
+        theirs = getattr(importlib.import_module(module), "open_sessions", None)
+        if theirs is not None:
+            sessions: Sessions = theirs(hello.settings)
+            return sessions
     if hello.settings.is_connect:
         from penstock.runtimes.spark.connect import ConnectSessions  # noqa: PLC0415 - needs gRPC
 
         return ConnectSessions(hello.settings)
     from penstock.runtimes.spark.classic import ClassicSessions  # noqa: PLC0415 - needs Java
 
-    return ClassicSessions(hello.settings, Path(hello.folder), ended)
+    # What the engine imports takes as long as a part of the JVM's start.
+    return ClassicSessions(
+        hello.settings, Path(hello.folder), ended, meanwhile=partial(_try_import, module)
+    )
+
+
+def _try_import(module: str) -> None:
+    """Whoever imports it next is told what is wrong with it."""
+    with suppress(Exception):
+        importlib.import_module(module)
 
 
 def end_all() -> None:
