@@ -105,6 +105,7 @@ def main() -> None:
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--conf", default="{}", help="settings of Spark, as JSON")
     options = parser.parse_args()
+    began = time.monotonic()
     from pyspark.sql import SparkSession  # noqa: PLC0415 - so that --help needs no Spark
 
     builder = SparkSession.builder.master("local[*]")
@@ -112,10 +113,11 @@ def main() -> None:
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.range(1000).selectExpr("sum(id)").collect()
+    started = time.monotonic() - began
     sections = {"flights": flights, "months": months, "prune": prune, "tpch": tpch}
     measured = sections[options.what](session, options)
     session.stop()
-    print(json.dumps(measured))
+    print(json.dumps({**measured, "start": started}))
 
 
 if __name__ == "__main__":
