@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from penstock.kernel.errors import (
     BatchNotFound,
     InvalidInput,
+    KeyConflict,
     NotSettled,
     OutcomeUnknown,
     PayloadLost,
@@ -44,6 +45,7 @@ __all__ = [
     "DispatchSettings",
     "DoNotRetry",
     "InvalidInput",
+    "KeyConflict",
     "NotAllSubmitted",
     "NotSettled",
     "OutcomeUnknown",

@@ -23,7 +23,7 @@ SURFACE: Mapping[str, str] = {
         " Client DoNotRetry InvalidInput NotAllSubmitted NotSettled OutcomeUnknown PayloadLost"
         " PenstockError Polling Queue QueueConfig QueueNotFound Retry Task TaskCancelled"
         " TaskContext TaskEvent TaskFailed TaskNotFound TaskView Worker WorkerSettings"
-        " DispatchSettings Reschedule WorkerIdConflict WorkerLeaseLost"
+        " DispatchSettings KeyConflict Reschedule WorkerIdConflict WorkerLeaseLost"
     ),
     "penstock.kernel": "",
     "penstock.store": (

@@ -25,6 +25,7 @@ PenstockError
 │   ├── TaskFailed          it failed for good
 │   ├── TaskCancelled       it was cancelled
 │   ├── PayloadLost         its input or its result is gone or damaged
+│   ├── KeyConflict         its key is taken by a task with another input
 │   └── NotSettled          it has not ended yet; also a TimeoutError
 ├── WorkFailed              a runtime ran the work of a task, and it failed
 │   └── WorkReleased        it was handed back, and has not failed
@@ -174,6 +175,10 @@ class TaskCancelled(TaskError):
 
 class PayloadLost(TaskError):
     """The large input or result of a task is gone, or is not what was stored."""
+
+
+class KeyConflict(TaskError):
+    """The key of a submit is taken by a task with another input; `task` is its id."""
 
 
 class NotSettled(TaskError, TimeoutError):

@@ -41,7 +41,7 @@ from penstock.queue.purging import Choice, Purged, purge
 from penstock.queue.reading import Reader
 from penstock.queue.replays import replay
 from penstock.queue.schedules.api import Schedules
-from penstock.queue.submission import Submitter
+from penstock.queue.submission import MIXED, Submitter, checked_tasks
 from penstock.queue.views import TaskEvent, TaskView
 from penstock.store.metered import labelled
 
@@ -90,6 +90,8 @@ class Queue(Connection):
         input: object = None,
         *,
         key: str | None = None,
+        key_seconds: float | None = None,
+        same_input: bool = False,
         delay: float = 0.0,
         at: datetime | None = None,
         priority: int = 0,
@@ -101,12 +103,15 @@ class Queue(Connection):
         """Submit one task, to start `delay` seconds from now, or `at` a time.
 
         With a `key`, a second submit of the same type and key is the same task, as long as the
-        first is not settled and for the queue's `key_seconds` after that. What has a higher
+        first is not settled and for `key_seconds` after that, the queue's if none are given; with
+        `same_input`, it raises `KeyConflict` if its input is another. What has a higher
         `priority`, from -9 to 9, comes first. A `limit` is the key of a limit that the task falls
         under. What has not begun after `expires` seconds, or at `expires_at`, never will.
         """
         options = Options(
             key=key,
+            key_seconds=key_seconds,
+            same_input=same_input,
             delay=await delay_until(self.access.store, delay, at),
             priority=priority,
             limit=limit,
@@ -117,9 +122,9 @@ class Queue(Connection):
         if key is None:
             (task,) = await self._submitter().submit_many(type, [input], options)
         else:
-            key_seconds = self.access.config.key_seconds
+            kept_seconds = int(key_seconds or self.access.config.key_seconds)
             task = await self._submitter().submit_keyed(
-                type, input, options, key_seconds=key_seconds
+                type, input, options, key_seconds=kept_seconds
             )
         return Task(self, task)
 
@@ -149,6 +154,34 @@ class Queue(Connection):
         )
         await self._check_door(type)
         ids = await self._submitter().submit_many(type, inputs, options)
+        return [Task(self, each) for each in ids]
+
+    async def submit_mixed(
+        self,
+        tasks: Sequence[tuple[str, object]],
+        *,
+        delay: float = 0.0,
+        at: datetime | None = None,
+        priority: int = 0,
+        limit: str = "",
+        expires: float | None = None,
+        expires_at: datetime | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> list[Task]:
+        """Submit tasks of several types, each a type and its input; one object a type.
+
+        Nothing is submitted if one is wrong. Raises `NotAllSubmitted` if a part failed.
+        """
+        options = Options(
+            delay=await delay_until(self.access.store, delay, at),
+            priority=priority,
+            limit=limit,
+            expires=await expires_until(self.access.store, expires, expires_at),
+            tags=tags or {},
+        )
+        for kind in {each[0] for each in checked_tasks(tasks)}:
+            await self._check_door(kind)
+        ids = await self._submitter().submit_mixed(MIXED, tasks, options)
         return [Task(self, each) for each in ids]
 
     async def _check_door(self, type: str) -> None:

@@ -149,6 +149,10 @@ class Monitor:
                 if ledger.key is None or forgotten_ms(ledger.key_ends_ms) <= each.looked_ms:
                     records.append((each.at, ledger))
                     gone.append(each)
+                else:
+                    # Its submit has given it a longer life than the queue does.
+                    seconds = (forgotten_ms(ledger.key_ends_ms) - each.looked_ms) / 1000
+                    self._leave(each.at, seconds)
             elif ledger is not None and _is_void(ledger, now):
                 gone.append(each)
         await mark_before_archiving(self._store, self._layout, records)
@@ -175,9 +179,9 @@ class Monitor:
             self._leave(each.at)
             return None
 
-    def _leave(self, at: PackAt) -> None:
+    def _leave(self, at: PackAt, seconds: float = _LEFT_SECONDS) -> None:
         """Nothing can be done with this one now: do not try again for a while."""
-        self._left[at] = self._clock.monotonic() + _LEFT_SECONDS
+        self._left[at] = self._clock.monotonic() + seconds
         while len(self._left) > REMEMBERED_MAX:
             del self._left[next(iter(self._left))]
 

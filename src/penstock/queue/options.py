@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.kernel.errors import InvalidInput
+from penstock.queue.pack import RESEND_SECONDS
 from penstock.queue.places import check_limit, check_priority
 
 DELAY_SECONDS_MAX: Final = 366 * 86_400
@@ -27,6 +28,10 @@ class Options:
 
     delay: float = 0.0
     key: str | None = None
+    key_seconds: float | None = None
+    """How long the key stays taken after its task is settled, if not as the queue says."""
+    same_input: bool = False
+    """Whether a key that is taken by a task with another input is an error."""
     priority: int = 0
     """From -9 to 9; what is higher comes first."""
     limit: str = ""
@@ -45,6 +50,10 @@ class Options:
                 f"A delay of {self.delay:g} s is not between 0 and a year.",
                 hint=f"Give a number of seconds from 0 to {DELAY_SECONDS_MAX:,}.",
             )
+        if self.key is None and (self.key_seconds is not None or self.same_input):
+            raise InvalidInput("key_seconds and same_input are for a submit with a key.")
+        if self.key_seconds is not None:
+            check_key_seconds(self.key_seconds)
         check_priority(self.priority)
         if self.limit:
             check_limit(self.limit)
@@ -55,6 +64,15 @@ class Options:
                 hint="It is counted from the submit on.",
             )
         _check_tags(self.tags)
+
+
+def check_key_seconds(seconds: float) -> None:
+    """Raises `InvalidInput` for a time that no key can stay taken."""
+    if not RESEND_SECONDS <= seconds <= EXPIRES_SECONDS_MAX:
+        raise InvalidInput(
+            f"A key must be remembered for at least {RESEND_SECONDS:.0f} s, and at most two years,"
+            f" not {seconds:g}: a submit may be sent again for that long."
+        )
 
 
 def _check_tags(tags: Mapping[Any, Any]) -> None:

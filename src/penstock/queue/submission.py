@@ -39,6 +39,8 @@ import msgspec
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import (
     AlreadyExists,
+    InvalidInput,
+    KeyConflict,
     OutcomeUnknown,
     PenstockError,
     StoreError,
@@ -47,7 +49,7 @@ from penstock.kernel.errors import (
     VersionConflict,
 )
 from penstock.kernel.wire import Document, decode, encode
-from penstock.queue.inputs import input_json
+from penstock.queue.inputs import input_json, is_same_input
 from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger
 from penstock.queue.options import Options
@@ -79,6 +81,7 @@ PACKS_IN_FLIGHT: Final = 16
 HEAVY_IN_FLIGHT: Final = 2
 """Of packs with large inputs: all of a pack must be there within W of its submit."""
 PLAIN: Final = Options()
+MIXED: Final = "several types"
 _KEYED_TRIES_MAX: Final = 10
 _PAUSE_SECONDS_MAX: Final = 15.0
 
@@ -112,10 +115,35 @@ class Submitter:
         """
         check_name(type, what="type")
         batches = list(_batches([_as_json(value, place) for place, value in enumerate(inputs)]))
+        return _joined(batches, await self._send_all([(type, each) for each in batches], options))
+
+    @submitting
+    async def submit_mixed(
+        self, what: str, tasks: Sequence[tuple[str, object]], options: Options = PLAIN
+    ) -> list[TaskId]:
+        """Submit tasks of several types; `what` they are called in traces. As `submit_many`."""
+        assert what == MIXED, "the first argument names the span"
+        places: dict[str, list[int]] = {}
+        for place, (kind, _) in enumerate(tasks):
+            places.setdefault(kind, []).append(place)
+        bodies = [_as_json(value, place) for place, (_, value) in enumerate(tasks)]
+        packs = [
+            (kind, batch)
+            for kind, of_type in places.items()
+            for batch in _batches([bodies[place] for place in of_type])
+        ]
+        sent = _each(packs, await self._send_all(packs, options))
+        order = [place for of_type in places.values() for place in of_type]
+        return _surely([task for _, task in sorted(zip(order, sent, strict=True), key=_place)])
+
+    async def _send_all(
+        self, packs: Sequence[tuple[str, Sequence[msgspec.Raw]]], options: Options
+    ) -> list[list[TaskId] | PenstockError]:
+        """Send these packs side by side; for each its tasks, or why it was not sent."""
         slots = asyncio.Semaphore(PACKS_IN_FLIGHT)
         heavy = asyncio.Semaphore(HEAVY_IN_FLIGHT)
 
-        async def send(batch: Sequence[msgspec.Raw]) -> list[TaskId] | PenstockError:
+        async def send(type: str, batch: Sequence[msgspec.Raw]) -> list[TaskId] | PenstockError:
             async with heavy if any(map(is_large, batch)) else slots:
                 try:
                     with labelled("submit"):
@@ -123,7 +151,7 @@ class Submitter:
                 except PenstockError as error:
                     return error
 
-        return _joined(batches, await asyncio.gather(*(send(batch) for batch in batches)))
+        return await asyncio.gather(*(send(*pack) for pack in packs))
 
     @submitting
     async def submit_keyed(
@@ -147,6 +175,8 @@ class Submitter:
         with labelled("submit"):
             if submitted_ms is None:
                 submitted_ms = int((await self.store.now()).latest * 1000)
+            if options.same_input:
+                await self._check_input(at, body)
             if is_large(body) and await self._is_surely_taken(at):
                 return at.task(0)
             inputs, refs = await self.payloads.offload(at, (body,), submitted_ms=submitted_ms)
@@ -156,6 +186,9 @@ class Submitter:
                 pack, key=options.key, key_seconds=key_seconds, refs=refs
             )
             await self._send_keyed(at, pack)
+            if options.same_input:
+                # Another may have come between.
+                await self._check_input(at, body)
         return at.task(0)
 
     @property
@@ -172,6 +205,26 @@ class Submitter:
         ledger = decode(Ledger, found.body, where=where) if found else None
         now = await self.store.now()
         return ledger is not None and ledger.settled and now.latest * 1000 < ledger.key_ends_ms
+
+    async def _check_input(self, at: PackAt, body: msgspec.Raw) -> None:
+        """Raise `KeyConflict` if the key is taken by a task with another input: a GET or two."""
+        found = await find(self.store, self.layout.ledger(at))
+        said: Pack | Ledger | None = None
+        if found is not None:
+            ledger = decode(Ledger, found.body, where=found.key)
+            now = await self.store.now()
+            if ledger.settled and now.latest * 1000 < ledger.key_ends_ms:
+                said = ledger
+        if said is None:
+            found = await find(self.store, self.layout.pack(at))
+            said = decode(Pack, found.body, where=found.key) if found else None
+        if said is None or not said.inputs or is_same_input(said.inputs[0], body, said.refs):
+            return
+        raise KeyConflict(
+            f"The key of this submit is taken by the task {at.task(0)!r}, whose input is another.",
+            task=at.task(0),
+            hint="Use another key, or leave out same_input to get the task that is there.",
+        )
 
     async def _send_keyed(self, at: PackAt, pack: Pack) -> None:
         where = self.layout.pack(at)
@@ -371,15 +424,48 @@ class NotAllSubmitted(PenstockError):
 def _joined(
     batches: Sequence[Sequence[msgspec.Raw]], sent: Sequence[list[TaskId] | PenstockError]
 ) -> list[TaskId]:
+    tasks = _each([("", batch) for batch in batches], sent)
+    if len(batches) == 1 and isinstance(sent[0], PenstockError):
+        raise sent[0]
+    return _surely(tasks)
+
+
+def _each(
+    packs: Sequence[tuple[str, Sequence[msgspec.Raw]]],
+    sent: Sequence[list[TaskId] | PenstockError],
+) -> list[TaskId | PenstockError]:
+    """For each task its id, or why its pack was not sent."""
     tasks: list[TaskId | PenstockError] = []
-    for batch, answer in zip(batches, sent, strict=True):
+    for (_, batch), answer in zip(packs, sent, strict=True):
         tasks += [answer] * len(batch) if isinstance(answer, PenstockError) else answer
+    return tasks
+
+
+def _place(found: tuple[int, TaskId | PenstockError]) -> int:
+    return found[0]
+
+
+def _surely(tasks: list[TaskId | PenstockError]) -> list[TaskId]:
+    """The ids, if all of them are submitted."""
     errors = [task for task in tasks if isinstance(task, PenstockError)]
     if not errors:
         return [task for task in tasks if not isinstance(task, PenstockError)]
-    if len(batches) == 1:
-        raise errors[0]
     raise NotAllSubmitted(tasks)
+
+
+def checked_tasks(tasks: Sequence[tuple[str, object]]) -> Sequence[tuple[str, object]]:
+    """Types with their inputs, or `InvalidInput`."""
+    for number, each in enumerate(tasks):
+        if not _is_pair(each):
+            raise InvalidInput(
+                f"Task {number} is not a type and an input.", hint='Write ("resize", {"n": 1}).'
+            )
+        check_name(each[0], what="type")
+    return tasks
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2
 
 
 def _as_json(value: object, place: int) -> msgspec.Raw:

@@ -36,6 +36,8 @@ _TIME: Final = "YYYY-MM-DDTHH:MM+01:00"
 @click.argument("type", metavar="TYPE")
 @click.argument("given", metavar="[INPUT]", required=False)
 @click.option("--key", help="Submit at most once as long as this key is taken.")
+@click.option("--key-seconds", metavar=DURATION, type=Seconds(), help="How long it stays taken.")
+@click.option("--same-input", is_flag=True, help="Fail if the key has a task with another input.")
 @click.option("--delay", metavar=DURATION, type=Seconds(), default=0.0, help="Start so much later.")
 @click.option("--at", metavar="TIME", help=f"Start then, within a year: {_TIME}.")
 @click.option(
@@ -62,6 +64,8 @@ def submit(
     type: str,
     given: str | None,
     key: str | None,
+    key_seconds: float | None,
+    same_input: bool,
     delay: float,
     at: str | None,
     priority: int,
@@ -100,7 +104,7 @@ def submit(
         "tags": tags_from(tags),
     }
     if many:
-        if key is not None:
+        if key is not None or key_seconds is not None or same_input:
             raise InvalidInput("--key is for one task; it does not go with --many.")
         lines = _lines(given or _STDIN)
         if batch:
@@ -111,7 +115,8 @@ def submit(
         _show({"ids": ids} if as_json else ids)
     else:
         value = None if given is None else json_value(_text(given), where=INPUT)
-        task = asyncio.run(_submitted(store, name, type, value, {**options, "key": key}))
+        keyed = {"key": key, "key_seconds": key_seconds, "same_input": same_input}
+        task = asyncio.run(_submitted(store, name, type, value, {**options, **keyed}))
         _show({"id": task} if as_json else [task])
 
 
