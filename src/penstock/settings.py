@@ -55,6 +55,8 @@ _OF_WEBHOOKS: Final = (
     *("secrets_folder", "secrets_prefix", "aws_region", "aws_endpoint"),
 )
 """What the process of webhooks is told."""
+_OF_QUEUES: Final = ("queue", "worker")
+"""Tables of the file that workers of queues read themselves (`penstock.queue.settings_file`)."""
 _TABLES: Final = ("runtimes", "alerts")
 """Settings that stand in the file only."""
 _SPARK: Final = re.compile(r"local(\[.+\])?$|(spark|sc|k8s)://.+|yarn$")
@@ -339,6 +341,7 @@ def _in_file(file: Path) -> Mapping[str, Any]:
             hint="A setting is a line such as port = 8080; a text is in quotes: host = '127.0.0.1'",
         ) from error
     names = [each.name for each in fields(Settings)]
+    said = {name: value for name, value in said.items() if name not in _OF_QUEUES}
     for name in said:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=_NEAR)

@@ -37,7 +37,8 @@ children_max = 4
 ```
 
 `penstock settings` shows what holds here, and where each value came from. Secrets are shown as set
-or not set, and are better given as variables than in a file that is kept.
+or not set, and are better given as variables than in a file that is kept. The tables `[queue]` and
+`[worker]` of the file are for [the workers of queues](queue.md#modes-how-workers-find-tasks).
 """
 _VARIABLES: Final = (
     f"The variable of a setting is `{PREFIX}` and its name in capitals; lists are separated by"

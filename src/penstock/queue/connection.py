@@ -22,6 +22,7 @@ from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.access import Access
 from penstock.queue.config import (
+    EVERY_TYPE,
     QueueConfig,
     checked,
     differences,
@@ -33,7 +34,8 @@ from penstock.queue.control import Door
 from penstock.queue.direct.dispatching import Dispatch
 from penstock.queue.layout import QueueLayout
 from penstock.queue.reading import Reader
-from penstock.queue.settings import DispatchSettings, dispatch_from
+from penstock.queue.settings import DispatchSettings, dispatch_from, is_direct_from
+from penstock.queue.settings_file import with_file
 from penstock.queue.waiting import Waiter
 from penstock.store.base import ObjectStore
 from penstock.store.metered import labelled
@@ -58,13 +60,15 @@ class Connection:
         self.url = url
         self.name = name
         self._layout = QueueLayout(name)
-        self._wanted = checked(config or QueueConfig())
+        environment = with_file(os.environ)
+        all_direct = QueueConfig(direct=(EVERY_TYPE,)) if is_direct_from(environment) else None
+        self._wanted = checked(config or all_direct or QueueConfig())
         self._create = create
         self._opening = opening or Opening()
         self._access: Access | None = None
         self._waiter: Waiter | None = None
         self._door: Door | None = None
-        self._dispatch = dispatch or dispatch_from(os.environ)
+        self._dispatch = dispatch or dispatch_from(environment)
         self._announcer: Dispatch | None = None
         self._owns_store = True
 

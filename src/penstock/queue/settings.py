@@ -23,6 +23,10 @@ Those who submit have `DispatchSettings`, for the types that are direct:
 |---|---|
 | `worker_discovery_cache_ttl_secs` | `PENSTOCK_QUEUE_WORKER_DISCOVERY_CACHE_TTL_SECS` |
 | `worker_selection` | `PENSTOCK_QUEUE_WORKER_SELECTION` |
+
+`PENSTOCK_QUEUE_DISPATCH_MODE=direct` makes all types of a queue direct that is made without a
+`config`, and `direct` the mode of workers that are given none. Variables may be written down in
+`penstock.toml` (`penstock.queue.settings_file`).
 """
 
 from __future__ import annotations
@@ -165,6 +169,9 @@ _VARIABLES: Final = {
     "lease_renewal_interval_secs": ("PENSTOCK_WORKER_LEASE_RENEWAL_INTERVAL_SECS",),
     "overflow_scavenge_interval_secs": ("PENSTOCK_WORKER_OVERFLOW_SCAVENGE_INTERVAL_SECS",),
 }
+ALIASES: Final = (("PENSTOCK_WORKER_MODE", "QO_SHARD_LEASING"), *_VARIABLES.values())
+"""Variables that say the same: where one of them is set, the settings file says nothing of it."""
+DISPATCH_MODE: Final = "PENSTOCK_QUEUE_DISPATCH_MODE"
 _WHOLE: Final = frozenset({"shards_per_worker", "sample_shards"})
 
 
@@ -198,6 +205,8 @@ def mode_from(mode: str | None, environment: Mapping[str, str]) -> Mode:
         mode = environment.get("PENSTOCK_WORKER_MODE")
     if mode is None and "QO_SHARD_LEASING" in environment:
         mode = _yes_or_no("QO_SHARD_LEASING", environment["QO_SHARD_LEASING"])
+    if mode is None and is_direct_from(environment):
+        mode = Mode.DIRECT
     try:
         return Mode(mode or Mode.LEASED)
     except ValueError as error:
@@ -205,6 +214,14 @@ def mode_from(mode: str | None, environment: Mapping[str, str]) -> Mode:
             f"{mode!r} is not a mode.",
             hint=f"Modes are {', '.join(Mode)}; PENSTOCK_WORKER_MODE counts where none is given.",
         ) from error
+
+
+def is_direct_from(environment: Mapping[str, str]) -> bool:
+    """Whether a queue that is made has all types direct, and its workers that mode by default."""
+    said = environment.get(DISPATCH_MODE, Mode.SHARED)
+    if said not in (Mode.SHARED, Mode.DIRECT):
+        raise InvalidInput(f"{said[:60]!r} is not a dispatch mode.", hint="Write shared or direct.")
+    return said == Mode.DIRECT
 
 
 def heartbeat_from(text: str) -> Heartbeat:

@@ -45,6 +45,7 @@ from penstock.queue.running.retry import Retry
 from penstock.queue.running.shift import Shift
 from penstock.queue.running.startup import STARTUP_SECONDS, StartUp
 from penstock.queue.settings import Mode, WorkerSettings, mode_from, settings_from
+from penstock.queue.settings_file import with_file
 from penstock.store.metered import Meter
 
 CONCURRENCY_MAX: Final = 1000
@@ -68,8 +69,9 @@ class Worker:
             raise InvalidInput(f"A worker runs 1 to {CONCURRENCY_MAX} tasks, not {concurrency}.")
         self.queue = queue
         self.concurrency = concurrency
-        self.mode: Mode = mode_from(mode, os.environ)
-        self.settings = settings or settings_from(os.environ)
+        environment = with_file(os.environ)
+        self.mode: Mode = mode_from(mode, environment)
+        self.settings = settings or settings_from(environment)
         self.call(name)
         self._handlers = Handlers()
         self._hooks = Hooks()
