@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -17,8 +18,10 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from penstock.datasets.layout import path_of
 from penstock.datasets.schema import Column
+from penstock.datasets.snapshot import read
 from penstock.runtimes.base import Part
-from penstock.runtimes.spark.access.base import PathReader
+from penstock.runtimes.spark.access.base import PathReader, Slice
+from penstock.runtimes.spark.access.remote import Remote
 from penstock.runtimes.spark.operators import plans
 from penstock.runtimes.spark.pruning import filters_of, pruned
 from penstock.runtimes.spark.reading import Input, Reader
@@ -295,3 +298,12 @@ def _files_read(frame: Any) -> int:
     frame.collect()
     leaves = frame._jdf.queryExecution().executedPlan().collectLeaves()
     return int(leaves.apply(0).metrics().apply("numFiles").value())
+
+
+def test_a_filter_that_leaves_no_file_to_executors_finds_nothing(bench: Bench) -> None:
+    """Spark has its executors read something all the same."""
+    (contents,) = read([bench.publish({"n": [1, 2]}, key=None)], bench.transfer)
+    with ExitStack() as held:
+        slices = [Slice(files=contents.files)]
+        frame = Remote(bench.transfer).frame(bench.session, slices, contents.columns, held)
+        assert frame.where("n > 5").collect() == []
