@@ -200,7 +200,7 @@ def _say(work: Work, word: str) -> None:
 
 
 def _wait_for(file: Path) -> None:
-    for _ in range(1_200):
+    for _ in range(5_400):
         if file.exists():
             return
         _never.wait(0.05)

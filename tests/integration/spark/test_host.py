@@ -14,6 +14,7 @@ import pytest
 from penstock.runtimes.spark.runtime import SparkRuntime
 from penstock.testing.runtime_contract import Ear
 from tests.integration.spark.trial import (
+    SECONDS,
     Trial,
     a_moment,
     at_once,
@@ -173,6 +174,7 @@ def test_a_failure_says_why_and_the_log_of_the_jvm_names_the_task(trial: Trial) 
     trial.now(test())
 
 
+@pytest.mark.timeout(300)
 def test_what_does_not_let_go_retires_its_host_and_neighbours_go_on(trial: Trial) -> None:
     async def test() -> None:
         stubborn = trial.work("stubborn", grace_seconds=0.5)
@@ -192,7 +194,8 @@ def test_what_does_not_let_go_retires_its_host_and_neighbours_go_on(trial: Trial
         await at_once(until_gone(old), until_gone(jvm))
         (trial.folder / "go").unlink()
 
-    trial.now(test())
+    # Two JVMs start in it, one after the other.
+    trial.now(test(), seconds=3 * SECONDS)
 
 
 async def _begun(runtime: SparkRuntime) -> None:
