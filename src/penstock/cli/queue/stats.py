@@ -99,10 +99,8 @@ def _remarks(found: Stats) -> Iterator[str]:
     yield from held_lines(found.held, now=found.at)
     unowned = len(found.unowned)
     if all(each.role == DIRECT for each in found.workers):
-        yield (
-            "No worker of the mode 'leased' is registered; those of 'shared' and 'sampled' do not"
-            " register."
-        )
+        yield "No worker of the mode 'leased' is registered."
+        yield "Those of the modes 'shared' and 'sampled' do not register."
     elif unowned:
         yield f"{unowned} of {found.shards} shards have no owner."
     else:
