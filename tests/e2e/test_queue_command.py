@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout, suppress
@@ -499,9 +500,17 @@ def test_a_worker_ends_by_itself_when_it_is_done(user: User) -> None:
         user.said("submit", "bad", number)
     ran = user.queue("worker", "mine:worker", "--max-tasks", "2")
     assert (ran.returncode, ran.stdout) == (0, "failing\nfailing\n")
-    ran = user.queue("worker", "mine:worker", "--until-empty")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as heard:
+        heard.bind(("127.0.0.1", 0))
+        heard.settimeout(30)
+        statsd = f"127.0.0.1:{heard.getsockname()[1]}"
+        ran = user.queue("worker", "mine:worker", "--until-empty", "--statsd", statsd)
+        assert b"penstock_queue_tasks_total:1|c|#type:bad,outcome:failed" in heard.recv(2000)
     assert (ran.returncode, ran.stdout) == (0, "failing\n")
     assert "Stopped; nothing is held any more." in ran.stderr
+    ran = user.queue("worker", "mine:worker", "--statsd", "8125")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "--statsd takes HOST:PORT, not '8125'." in ran.stderr
 
 
 def test_options_lead_a_worker_to_another_queue(user: User) -> None:

@@ -8,6 +8,7 @@ import json
 import sys
 import traceback
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NoReturn
@@ -17,10 +18,12 @@ import click
 from penstock.cli.installation import log_format_option, show_log
 from penstock.cli.options import json_option
 from penstock.cli.queue.showing import notes
+from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.queue.client import Queue
 from penstock.queue.scraping import MetricsDoor
 from penstock.queue.settings import Mode
+from penstock.queue.statsd import StatsdPusher
 from penstock.queue.worker import CONCURRENCY_MAX, Worker
 
 _FORM: Final = "Write MODULE:WORKER, for example tasks:worker for 'worker' in tasks.py."
@@ -53,6 +56,7 @@ _FORM: Final = "Write MODULE:WORKER, for example tasks:worker for 'worker' in ta
     show_default=True,
     help="Where to show them; 0.0.0.0 for everybody.",
 )
+@click.option("--statsd", metavar="HOST:PORT", help="Send figures there every ten seconds.")
 @log_format_option
 @json_option
 def worker(
@@ -67,6 +71,7 @@ def worker(
     name: str | None,
     metrics_port: int | None,
     metrics_host: str,
+    statsd: str | None,
     log_format: str | None,
     as_json: bool,
 ) -> None:
@@ -89,6 +94,7 @@ def worker(
     The first signal lets what runs end, for as long as the worker's stop_seconds, and gives the
     rest back; the second gives back at once. Exit code 0 after either.
     """
+    pushed_to = _address(statsd)
     found = _found(target)
     if concurrency is not None:
         found.concurrency = concurrency
@@ -104,19 +110,40 @@ def worker(
     _tell(found, "started", as_json=as_json)
     try:
         work = found.run(max_tasks=max_tasks, until_empty=until_empty)
-        asyncio.run(_run(found, work, metrics_host, metrics_port))
+        asyncio.run(_run(found, work, metrics_host, metrics_port, pushed_to))
     except BaseExceptionGroup as group:
         _raise_first(group)
     _tell(found, "stopped", as_json=as_json)
 
 
-async def _run(found: Worker, work: Coroutine[Any, Any, None], host: str, port: int | None) -> None:
-    if port is None:
+async def _run(
+    found: Worker,
+    work: Coroutine[Any, Any, None],
+    host: str,
+    port: int | None,
+    statsd: tuple[str, int] | None,
+) -> None:
+    async with AsyncExitStack() as stack:
+        # Where something before it fails, it is never awaited.
+        stack.callback(work.close)
+        if statsd is not None:
+            to, at = statsd
+            pusher = StatsdPusher(found.metrics, host=to, port=at, clock=SystemClock())
+            await stack.enter_async_context(pusher)
+        if port is not None:
+            door = MetricsDoor(found.metrics, host=host, port=port)
+            await stack.enter_async_context(door)
+            notes([f"figures are at http://{host}:{door.port}/metrics."])
         await work
-        return
-    async with MetricsDoor(found.metrics, host=host, port=port) as door:
-        notes([f"figures are at http://{host}:{door.port}/metrics."])
-        await work
+
+
+def _address(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65_535:
+        raise InvalidInput(f"--statsd takes HOST:PORT, not {text[:60]!r}.")
+    return host.strip("[]"), int(port)
 
 
 def _found(target: str) -> Worker:
