@@ -19,7 +19,11 @@ NOTHING: Final = "none"
 _FOREVER: Final = "for ever"
 
 
-@click.group(short_help="Show or change the settings of a queue.", invoke_without_command=True)
+@click.group(
+    short_help="Show or change the settings of a queue.",
+    invoke_without_command=True,
+    epilog="Example: penstock queue config show --store file:///tmp/store",
+)
 @click.pass_context
 def config(context: click.Context) -> None:
     """Show or change what all who use a queue must agree on."""
