@@ -113,7 +113,7 @@ def test_waiting_for_a_drain_ends_at_its_timeout(user: User) -> None:
     assert ran.stderr == ""
     for words, problem in (
         (("--timeout", "5"), "--wait"),
-        (("--wait", "--timeout", "-1"), "over before it begins"),
+        (("--wait", "--timeout", "-1"), "'-1' is not from 0 to"),
     ):
         ran = user.queue("drain", *words)
         assert ran.returncode == 2
@@ -144,7 +144,7 @@ def test_limits_are_set_shown_and_removed(user: User) -> None:
         (("api", "--concurrency", "0"), "would let nothing run"),
         (("api",), "needs a concurrency, a rate, or both.\n  Write --concurrency 5, or --rate"),
         (("api", "--rate", "nan"), "positive number"),
-        (("api", "--rate", "1", "--per", "0"), "Invalid value for '--per': 0.0 is not in the"),
+        (("api", "--rate", "1", "--per", "0"), "Invalid value for '--per': '0' is not from"),
         (("api", "--concurrency", "2", "--burst", "1"), "belongs to a rate"),
         (("a/b", "--concurrency", "2"), "not the key of a limit"),
     ],
