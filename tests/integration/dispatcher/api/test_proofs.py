@@ -76,6 +76,7 @@ TABLE = {
     ("public", "GET /v1/datasets"): LOOK,
     ("public", "GET /v1/datasets/{name}"): LOOK,
     ("public", "POST /v1/datasets/{name}/cut-over"): PEOPLE,
+    ("public", "POST /v1/datasets/{name}/maintain"): PEOPLE,
     ("public", "GET /v1/datasets/{name}/partitions"): LOOK,
     ("public", "POST /v1/datasets/{name}/refresh"): PEOPLE,
     ("public", "GET /v1/datasets/{name}/snapshot"): LOOK,
@@ -97,6 +98,7 @@ TABLE = {
     ("public", "POST /v1/tasks/cancel"): PEOPLE,
     ("public", "POST /v1/tasks/replay"): PEOPLE,
     ("public", "POST /v1/trigger"): PEOPLE,
+    ("public", "POST /v1/triggers"): PEOPLE,
 }
 OWN = {
     "a token of another task": "no credentials",
