@@ -183,8 +183,13 @@ class Ledgers:
         lease = old.leases.get(was.claim)
         is_over = lease is None or lease.expires_ms <= self._now() * 1000
         by_claim = is_.status.settled and is_.claim == was.claim
-        # What is lost with others is not counted either, and has another bound from then on.
-        is_given_back = is_.given_back > was.given_back and is_.window_max == was.window_max
+        # What is lost with others is not counted either, and has another bound from then on, unless
+        # the same write settles it.
+        is_given_back = (
+            is_.given_back > was.given_back
+            and is_.window_max == was.window_max
+            and not is_.status.settled
+        )
         if is_own:
             (task.spared if is_given_back else task.failed).add(was.attempt)
         if by_claim or is_.status is Status.RETRYING or is_given_back:
