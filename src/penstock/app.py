@@ -31,6 +31,7 @@ from penstock.dispatcher.wakeups.bucket import (
     polling_of,
     wake_up_queue,
 )
+from penstock.dispatcher.wakeups.long_poll import LongPollListener
 from penstock.dispatcher.wakeups.sqs import SqsListener, SqsSettings
 from penstock.kernel.aws import Aws
 from penstock.kernel.clock import SystemClock
@@ -66,10 +67,11 @@ def make_worker(settings: Settings, *, name: str | None = None) -> PipelineWorke
             name: each for name, each in runtimes.items() if not isinstance(each, SparkRuntime)
         }
     known = name or f"{machine_name()}-{os.getpid()}"
+    client = make_client(settings, known)
     return PipelineWorker(
-        make_client(settings, known),
+        client,
         runtimes,
-        lambda heard: _listener(settings, heard, name=known),
+        lambda heard: _listener(settings, client, heard, name=known),
         logs=settings.data.absolute() / "logs",
         handed=settings.data.absolute() / "handed",
         settings=WorkerSettings(
@@ -208,9 +210,11 @@ def root_of(settings: Settings) -> str:
     return settings.store_url.partition("?")[0].rstrip("/")
 
 
-def _listener(settings: Settings, heard: Heard, *, name: str) -> Listener:
+def _listener(settings: Settings, client: InternalClient, heard: Heard, *, name: str) -> Listener:
     url = settings.store_url
     match settings.wakeups:
+        case Wakeups.LONG_POLL:
+            return LongPollListener(client.wait, heard, wait_seconds=settings.wait_seconds)
         case Wakeups.BUCKET:
             return BucketListener(wake_up_queue(url), heard, name=name, polling=polling_of(url))
         case Wakeups.SQS:

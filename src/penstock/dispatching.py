@@ -7,8 +7,8 @@ before the listeners are closed. Called by the command line.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
-from contextlib import AsyncExitStack, closing
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from importlib.metadata import version
 from typing import Final
 
@@ -69,10 +69,13 @@ from penstock.dispatcher.tasks.lifecycle import Tasks
 from penstock.dispatcher.turns import reaping_turn, routing_turn
 from penstock.dispatcher.views.views import Views
 from penstock.dispatcher.wakeups.base import Sender
+from penstock.dispatcher.wakeups.broker import Broker
 from penstock.dispatcher.wakeups.bucket import (
     BucketSender,
     wake_up_queue,
 )
+from penstock.dispatcher.wakeups.long_poll import LongPollSender
+from penstock.dispatcher.wakeups.notifications import Notifications
 from penstock.dispatcher.wakeups.sqs import SqsSender, SqsSettings
 from penstock.kernel.aws import Aws
 from penstock.kernel.clock import SystemClock
@@ -93,6 +96,7 @@ class Dispatcher(Service):
         self._name = f"{machine_name()}-{new_id(system_entropy(), characters=6)}"
         self._stack = AsyncExitStack()
         self._serving: Serving | None = None
+        self._broker = Broker() if settings.wakeups is Wakeups.LONG_POLL else None
 
     @property
     def public_url(self) -> str:
@@ -125,8 +129,8 @@ class Dispatcher(Service):
         await self._stack.enter_async_context(database)
         store = await open_store(settings.store_url)
         self._stack.push_async_callback(store.close)
-        sender = _sender(settings)
-        await self._stack.enter_async_context(sender)
+        sending = _sending(settings, dsn, database, self._broker)
+        sender = await self._stack.enter_async_context(sending)
         secret = secret_of_settings(settings)
         parts, loops = self._parts(database, store, sender, secret)
         await self._stack.enter_async_context(loops)
@@ -143,6 +147,9 @@ class Dispatcher(Service):
         )
         await self._stack.enter_async_context(self._serving)
         await self._stack.enter_async_context(live)
+        if self._broker is not None:
+            # Stopped first: workers that wait here go to another dispatcher.
+            await self._stack.enter_async_context(self._broker)
 
     async def stop(self) -> None:
         await self._stack.aclose()
@@ -179,6 +186,7 @@ class Dispatcher(Service):
             api_token=settings.api_token or None,
             viewer_token=settings.viewer_token or None,
             kick=kick,
+            broker=self._broker,
             store=store,
             sweeping=Sweeping(database, store, grace_seconds=settings.sweep_hours * 3600),
             minter=self._stack.enter_context(closing(_minter(settings))),
@@ -256,12 +264,27 @@ def _minter(settings: Settings) -> Minter:
     )
 
 
-def _sender(settings: Settings) -> Sender:
-    match settings.wakeups:
-        case Wakeups.BUCKET:
-            return BucketSender(wake_up_queue(settings.store_url))
-        case Wakeups.SQS:
-            return SqsSender(aws_of(settings), settings=SqsSettings(prefix=settings.sqs_prefix))
+@asynccontextmanager
+async def _sending(
+    settings: Settings, dsn: str, database: Database, broker: Broker | None
+) -> AsyncIterator[Sender]:
+    """What sends wake-ups; `broker` is where workers wait, if they do."""
+    async with AsyncExitStack() as stack:
+        sender: Sender
+        match settings.wakeups:
+            case Wakeups.LONG_POLL:
+                assert broker is not None, "made for it"
+                notifications = Notifications(
+                    dsn, database, heard=broker.send, has_waiters=lambda: broker.waiters > 0
+                )
+                await stack.enter_async_context(notifications)
+                sender = LongPollSender(broker, notifications.publish)
+            case Wakeups.BUCKET:
+                sender = BucketSender(wake_up_queue(settings.store_url))
+            case Wakeups.SQS:
+                sqs = SqsSettings(prefix=settings.sqs_prefix)
+                sender = SqsSender(aws_of(settings), settings=sqs)
+        yield await stack.enter_async_context(sender)
 
 
 def _carriers(

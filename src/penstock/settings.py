@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from penstock.dispatcher.alerts.reading import read_alerts
 from penstock.dispatcher.dag.names import is_name
+from penstock.dispatcher.wire.work import WAIT_SECONDS_MAX
 from penstock.kernel.errors import InvalidInput
 
 DEFAULT_FILE: Final = "penstock.toml"
@@ -49,6 +50,7 @@ _BOUNDS: Final = {
     "retention_days": (0.01, 36_500),
     "sweep_hours": (0.001, 87_600),
     "stop_seconds": (0, 86_400),
+    "wait_seconds": (1, WAIT_SECONDS_MAX),
 }
 _OF_WEBHOOKS: Final = (
     *("webhook_host", "webhook_port", "webhook_token", "dispatchers"),
@@ -84,6 +86,8 @@ class SignerKind(StrEnum):
 class Wakeups(StrEnum):
     """What carries wake-ups."""
 
+    LONG_POLL = "long-poll"
+    """Requests of workers that wait at a dispatcher."""
     BUCKET = "bucket"
     SQS = "sqs"
 
@@ -100,8 +104,11 @@ class Settings:
     """The address of a Postgres, as libpq has it; empty for one of our own in the data folder."""
     store: str = ""
     """The URL of the bucket; empty for a folder in the data folder."""
-    wakeups: Wakeups = Wakeups.BUCKET
-    """What carries wake-ups to workers: the bucket itself, or queues of SQS."""
+    wakeups: Wakeups = Wakeups.LONG_POLL
+    """How workers learn that there is work: by requests that wait at a dispatcher, through the
+    bucket, or through queues of SQS. The same for dispatchers and workers."""
+    wait_seconds: float = WAIT_SECONDS_MAX
+    """How long such a request waits, 1 to 50: less than proxies between workers and dispatchers."""
     sqs_prefix: str = "penstock"
     """What the names of SQS queues begin with."""
     aws_region: str = ""

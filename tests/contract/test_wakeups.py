@@ -1,14 +1,16 @@
-"""The contract of wake-ups, through the bucket queue and through SQS."""
+"""The contract of wake-ups: by long poll, through the bucket queue and through SQS."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from penstock.dispatcher.wakeups.base import Heard, Listener
+from penstock.dispatcher.wakeups.base import Channel, Heard, Listener
+from penstock.dispatcher.wakeups.broker import HELD_SECONDS, Broker
 from penstock.dispatcher.wakeups.bucket import (
     FAR_POLLING,
     NEAR_POLLING,
@@ -16,7 +18,9 @@ from penstock.dispatcher.wakeups.bucket import (
     BucketListener,
     BucketSender,
 )
+from penstock.dispatcher.wakeups.long_poll import LongPollListener, LongPollSender
 from penstock.dispatcher.wakeups.sqs import SqsListener, SqsSender, SqsSettings
+from penstock.dispatcher.wire.work import WaitAnswer, WaitAsk, WakeUpAnswer
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, new_id, system_entropy
 from penstock.queue.client import Queue
@@ -86,6 +90,65 @@ class _Buckets:
         assert runner is not None
         runner.cancel()
         await asyncio.wait({runner})
+
+
+class _Dispatchers:
+    """Two brokers that tell each other what is sent, and listeners that wait at one of them."""
+
+    def __init__(self, world: World) -> None:
+        self._clock = world.clock()
+        self._entropy = world.entropy("long poll")
+        self.brokers = [Broker(clock=self._clock, entropy=self._entropy) for _ in range(2)]
+
+    def bench(self) -> WakeUpBench:
+        async def wait(ask: WaitAsk) -> WaitAnswer:
+            await self._clock.sleep(self._entropy.uniform(0, 0.02))
+            found = await self.brokers[0].wait(
+                ask.listener,
+                ask.operators,
+                seconds=ask.seconds,
+                answered=ask.answered,
+                returned=ask.returned,
+                held=ask.held,
+            )
+            await self._clock.sleep(self._entropy.uniform(0, 0.02))
+            return WaitAnswer(
+                wake_ups=[WakeUpAnswer(id=each.id, **asdict(each.channel)) for each in found]
+            )
+
+        async def publish(channels: Collection[Channel]) -> None:
+            await self._clock.sleep(0.01)
+            self.brokers[0].send(channels)
+
+        return WakeUpBench(
+            make_sender=lambda: LongPollSender(self.brokers[1], publish),
+            make_listener=lambda answer: LongPollListener(
+                wait, answer, clock=self._clock, entropy=self._entropy
+            ),
+            kill=_kill_long_poll,
+            clock=self._clock,
+            held_seconds=HELD_SECONDS,
+            seconds_max=60.0,
+        )
+
+
+async def _kill_long_poll(listener: Listener) -> None:
+    assert isinstance(listener, LongPollListener)
+    runner, listener._runner = listener._runner, None
+    assert runner is not None
+    runner.cancel()
+    await asyncio.wait({runner})
+
+
+@pytest.mark.parametrize("name", WAKE_UP_CHECKS)
+def test_long_polls_in_virtual_time(name: str) -> None:
+    async def main(world: World) -> None:
+        dispatchers = _Dispatchers(world)
+        async with dispatchers.brokers[0], dispatchers.brokers[1]:
+            await WAKE_UP_CHECKS[name](dispatchers.bench())
+
+    for seed in range(3):
+        simulate(main, seed=seed)
 
 
 @pytest.mark.parametrize("polling", [NEAR_POLLING, FAR_POLLING], ids=["near", "far"])

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from penstock.dispatcher.client import Client
 from penstock.kernel.errors import DispatcherUnavailable
+from penstock.settings import Wakeups
 from penstock.store.s3.local import LocalS3
 from tests.architecture.source import ROOT
 from tests.e2e.fleet import CLOCK, fleet_of, until
@@ -132,6 +133,7 @@ async def play(folder: Path, server: LocalS3, *, settings: str) -> Story:
         "task_role": server.task_role,
         "api_token": API_TOKEN,
         "worker_secret": "",
+        "wakeups": Wakeups.BUCKET,
     }
     own = server.credentials
     keys = {"AWS_ACCESS_KEY_ID": own.access_key, "AWS_SECRET_ACCESS_KEY": own.secret_key}

@@ -40,7 +40,7 @@ OPTIONS: Final = {
     "wakeups": click.option(
         "--wakeups",
         type=click.Choice([str(each) for each in Wakeups]),
-        help="What carries wake-ups to workers.  [default: bucket]",
+        help="How workers learn that there is work.  [default: long-poll]",
     ),
     "host": click.option(
         "--host", help="The address of the public listener.  [default: 127.0.0.1]"

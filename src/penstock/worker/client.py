@@ -48,6 +48,8 @@ from penstock.dispatcher.wire.work import (
     HelloAnswer,
     HelloAsk,
     ResultsAnswer,
+    WaitAnswer,
+    WaitAsk,
 )
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
@@ -62,6 +64,8 @@ from penstock.kernel.wire import UNREADABLE
 
 CALL_SECONDS: Final = 25.0
 """How long one dispatcher has to answer: a little longer than it gives itself."""
+_WAITED_SECONDS_MORE: Final = 10.0
+"""How much longer than it was asked to wait a dispatcher may take."""
 _CONNECT_SECONDS: Final = 3.0
 # Shorter than a dispatcher keeps idle connections, so that hardly a request meets a closed one.
 _IDLE_SECONDS: Final = 30.0
@@ -130,7 +134,6 @@ class InternalClient(Service):
                 "Authorization": f"Bearer {self._identity.token}",
                 "Content-Type": "application/json",
             },
-            timeout=httpx.Timeout(CALL_SECONDS, connect=_CONNECT_SECONDS),
             limits=httpx.Limits(
                 max_connections=_CONNECTIONS_MAX,
                 max_keepalive_connections=_CONNECTIONS_MAX,
@@ -149,6 +152,11 @@ class InternalClient(Service):
     async def hello(self, ask: HelloAsk) -> HelloAnswer:
         """Say that a worker is there, and learn what it should serve."""
         return await self._call("POST", "/internal/hello", ask, HelloAnswer)
+
+    async def wait(self, ask: WaitAsk) -> WaitAnswer:
+        """Wait until an operator has work."""
+        seconds = ask.seconds + _WAITED_SECONDS_MORE
+        return await self._call("POST", "/internal/wait", ask, WaitAnswer, call_seconds=seconds)
 
     async def claim(self, ask: ClaimAsk) -> ClaimAnswer:
         """Begin attempts. One whose answer is lost is a lease that nobody renews."""
@@ -192,8 +200,9 @@ class InternalClient(Service):
         answer: type[AnswerType],
         *,
         token: str = "",
+        call_seconds: float = CALL_SECONDS,
     ) -> AnswerType:
-        answered = await self._send(method, path, ask, CALL_SECONDS, token=token)
+        answered = await self._send(method, path, ask, call_seconds, token=token)
         if answered.status >= 400:
             raise _refused(answered)
         return _decoded(answered, answer)
@@ -275,7 +284,11 @@ class InternalClient(Service):
         headers = {TASK_HEADER: asked.token} if asked.token else {}
         async with asyncio.timeout(asked.call_seconds):
             return await self._http.request(
-                asked.method, url + asked.path, content=asked.body, headers=headers
+                asked.method,
+                url + asked.path,
+                content=asked.body,
+                headers=headers,
+                timeout=httpx.Timeout(asked.call_seconds, connect=_CONNECT_SECONDS),
             )
 
 

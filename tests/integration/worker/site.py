@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,10 @@ from penstock.dispatcher.outbox.relay import Relay
 from penstock.dispatcher.routing.router import route_events
 from penstock.dispatcher.serving import Listener, Serving
 from penstock.dispatcher.tasks.lifecycle import Tasks
-from penstock.dispatcher.wakeups.base import Heard
-from penstock.dispatcher.wakeups.bucket import (
-    NEAR_POLLING,
-    BucketListener,
-    BucketSender,
-    wake_up_queue,
-)
+from penstock.dispatcher.wakeups.base import Channel, Heard
+from penstock.dispatcher.wakeups.broker import Broker
+from penstock.dispatcher.wakeups.long_poll import LongPollListener, LongPollSender
+from penstock.dispatcher.wakeups.notifications import Notifications
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import system_entropy
 from penstock.runtimes.base import Runtime
@@ -47,8 +44,9 @@ class Site:
     world: World
     pipeline: Pipeline
     folder: Path
-    serve: Callable[[int], Serving]
+    serve: Callable[[int, Broker], Serving]
     serving: list[Serving] = field(default_factory=list)
+    broker: Broker = field(default_factory=Broker)
     port: int = 0
 
     async def until(self, is_so: Callable[[], Awaitable[bool]]) -> None:
@@ -71,12 +69,15 @@ class Site:
 
     async def up(self) -> None:
         """Have the dispatcher answer."""
-        self.serving.append(self.serve(self.port))
+        self.broker = Broker()
+        await self.broker.start()
+        self.serving.append(self.serve(self.port, self.broker))
         await self.serving[-1].start()
         self.port = self.serving[-1].port("internal")
 
     async def down(self) -> None:
         """Have nobody answer."""
+        await self.broker.stop()
         await self.serving.pop().stop()
 
     @contextlib.asynccontextmanager
@@ -90,10 +91,9 @@ class Site:
         **settings: Any,
     ) -> AsyncIterator[PipelineWorker]:
         """A worker, as long as the block lasts."""
-        queue = wake_up_queue(f"memory://{self.folder.name}")
 
-        def listening(answer: Heard) -> BucketListener:
-            return BucketListener(queue, answer, polling=NEAR_POLLING)
+        def listening(answer: Heard) -> LongPollListener:
+            return LongPollListener(client.wait, answer)
 
         parts = parts_of(self.world)
         client = InternalClient(
@@ -124,6 +124,10 @@ class Site:
 Story = Callable[[Site], Awaitable[None]]
 
 
+def _nobody(_: Collection[Channel]) -> None:
+    """Nobody waits there."""
+
+
 def play(dsn: str, folder: Path, dag: str, story: Story, **parts: Any) -> None:
     """Tell a story on a site of its own; `parts` are other ones of its dispatcher."""
 
@@ -134,21 +138,29 @@ def play(dsn: str, folder: Path, dag: str, story: Story, **parts: Any) -> None:
             pipeline = Pipeline(world)
             await pipeline.apply(dag)
 
-            def serve(port: int) -> Serving:
+            def serve(port: int, broker: Broker) -> Serving:
                 fields = {"root": (folder / "store").as_uri(), **parts}
-                app = internal_app(parts_of(world, kick=relaying.kick, **fields))
+                app = internal_app(parts_of(world, kick=relaying.kick, broker=broker, **fields))
                 return Serving([Listener("internal", app, "127.0.0.1", port)])
 
-            sender = BucketSender(wake_up_queue(f"memory://{folder.name}"))
+            site = Site(world, pipeline, folder, serve)
+            # The relay is that of another dispatcher: what it sends comes by notifications.
+            others = Notifications(dsn, database, heard=_nobody, has_waiters=lambda: False)
+            here = Notifications(
+                dsn,
+                database,
+                heard=lambda channels: site.broker.send(channels),  # noqa: PLW0108 - it is another later
+                has_waiters=lambda: site.broker.waiters > 0,
+            )
+            sender = LongPollSender(Broker(), others.publish)
             relay = Relay(database, carriers={"wake": WakeCarrier(sender)})
             relaying = Loop("relay", relay.turn, idle_seconds=0.2)
-            site = Site(world, pipeline, folder, serve)
-            async with sender, relay, relaying:
+            async with here, sender, relay, relaying:
                 await site.up()
                 try:
                     await story(site)
                 finally:
-                    for each in site.serving:
-                        await each.stop()
+                    while site.serving:
+                        await site.down()
 
     asyncio.run(main())

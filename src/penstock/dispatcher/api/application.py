@@ -163,11 +163,9 @@ class Application:
                 return body
             if (problem := _decode(route, body, call)) is not None:
                 return problem
-        if endpoint.is_probe:
-            return await self._handle(route, call)
-        attempt = call.claims.sub if call.is_limited and call.claims is not None else ""
-        with admission.place(attempt) as busy:
-            return busy or await self._handle(route, call)
+        if endpoint.is_wait:
+            return await self._handle_until_left(route, call, receive)
+        return await self._handle_in_turn(route, call, admission)
 
     def _admission(self, call: Call) -> Admission:
         if not call.is_known:
@@ -176,6 +174,28 @@ class Application:
 
     async def _handle(self, route: _Route, call: Call) -> Answer | Reply:
         return await self._within_time(route, route.endpoint.handler(self._parts, call))
+
+    async def _handle_in_turn(
+        self, route: _Route, call: Call, admission: Admission
+    ) -> Answer | Reply:
+        if route.endpoint.is_probe:
+            return await self._handle(route, call)
+        attempt = call.claims.sub if call.is_limited and call.claims is not None else ""
+        with admission.place(attempt) as busy:
+            return busy or await self._handle(route, call)
+
+    async def _handle_until_left(
+        self, route: _Route, call: Call, receive: Receive
+    ) -> Answer | Reply | None:
+        """The answer, or None as soon as the caller has left."""
+        async with asyncio.TaskGroup() as group:
+            handling = group.create_task(self._handle(route, call))
+            leaving = group.create_task(_left(receive))
+            await asyncio.wait({handling, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            is_answered = handling.done()
+            handling.cancel()
+            leaving.cancel()
+        return handling.result() if is_answered else None
 
     async def _unproved(self, route: _Route, headers: Headers, call: Call) -> Problem | None:
         """Why this caller may not go on, or why that is not known; None if it may."""
@@ -215,6 +235,12 @@ class Application:
             *(scope["method"], scope["path"], status, said["took_ms"]),
             extra={"request": said},
         )
+
+
+async def _left(receive: Receive) -> None:
+    """Return when the caller has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _not_routed(listener: str, routes: Routes, method: str, path: str) -> Problem:

@@ -132,5 +132,8 @@ class Endpoint:
     """Its own bound on the body; None is the one of all."""
     request_seconds_max: float | None = None
     """Its own bound on time; None is the one of all."""
+    is_wait: bool = False
+    """Whether it waits for something to happen: it takes no place of those that work, has a bound
+    of its own, and is cancelled when its caller leaves."""
     is_probe: bool = False
     """Whether it is asked all the time: not counted against the limit, and not logged."""

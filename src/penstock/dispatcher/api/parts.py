@@ -33,6 +33,7 @@ from penstock.dispatcher.tasks.lifecycle import BATCH_MAX, Tasks
 from penstock.dispatcher.tasks.values import Ended, Refusal
 from penstock.dispatcher.views.datasets import DatasetViews
 from penstock.dispatcher.views.views import Views
+from penstock.dispatcher.wakeups.broker import Broker
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import Entropy, system_entropy
 from penstock.store.base import ObjectStore
@@ -99,6 +100,8 @@ class Parts:
     minter: Minter = field(default_factory=Minter)
     """Mints credentials of attempts; by itself it refuses all."""
     kick: Callable[[], None] = no_kick
+    broker: Broker | None = None
+    """Where workers wait for work; None where wake-ups go another way."""
     entropy: Entropy = field(default_factory=system_entropy)
     logs: Path | None = None
     """The folder that workers of this machine write the logs of attempts to, if there is one."""

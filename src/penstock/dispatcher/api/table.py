@@ -35,6 +35,7 @@ from penstock.dispatcher.wire import steering as steer
 from penstock.kernel.clock import Clock
 
 _APPLY_SECONDS_MAX: Final = 60.0
+_WAITED_SECONDS_MORE: Final = 5.0
 
 PROBES: Final = (
     Endpoint(
@@ -68,6 +69,18 @@ INTERNAL: Final = (
         ask=work.HelloAsk,
         answer=work.HelloAnswer,
         proof=Proof.WORKER,
+    ),
+    Endpoint(
+        "POST",
+        "/internal/wait",
+        "Wait until an operator has work",
+        working.wait,
+        ask=work.WaitAsk,
+        answer=work.WaitAnswer,
+        problems=(409,),
+        proof=Proof.WORKER,
+        request_seconds_max=work.WAIT_SECONDS_MAX + _WAITED_SECONDS_MORE,
+        is_wait=True,
     ),
     Endpoint(
         "POST",

@@ -1,4 +1,4 @@
-"""What workers ask: hello, claim, heartbeat, complete.
+"""What workers ask: hello, wait, claim, heartbeat, complete.
 
 Who claims has to say who it is, or brings the token of its invocation. A claim and its capability
 tokens are one: if nothing can be signed, nothing is claimed, and no attempt is spent.
@@ -24,6 +24,7 @@ from penstock.dispatcher.api.endpoints import Call, Reply
 from penstock.dispatcher.api.locations import canonical, misplaced
 from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.problems import (
+    conflict,
     malformed,
     refusal_problem,
     refused_result,
@@ -70,6 +71,9 @@ from penstock.dispatcher.wire.work import (
     PartAnswer,
     PublishedAnswer,
     TaskResult,
+    WaitAnswer,
+    WaitAsk,
+    WakeUpAnswer,
 )
 from penstock.runtimes.base import Facts
 from penstock.tokens.claims import Claims
@@ -81,6 +85,29 @@ async def hello(parts: Parts, call: Call) -> Answer:
     """A worker is there, and learns what to serve."""
     ask: HelloAsk = call.ask
     return await parts.views.hello(call.worker, ask)
+
+
+async def wait(parts: Parts, call: Call) -> Answer:
+    """A worker waits until one of its operators has work, and tells what became of earlier ones."""
+    ask: WaitAsk = call.ask
+    if parts.broker is None:
+        told = "This dispatcher does not send wake-ups by long poll."
+        hint = "Set `wakeups` of dispatchers and workers to the same."
+        return conflict("other wake-ups", told, detail=hint)
+    found = await parts.broker.wait(
+        f"{call.worker}/{ask.listener}",
+        ask.operators,
+        seconds=ask.seconds,
+        answered=ask.answered,
+        returned=ask.returned,
+        held=ask.held,
+    )
+    return WaitAnswer(
+        wake_ups=[
+            WakeUpAnswer(id=each.id, operator=each.channel.operator, priority=each.channel.priority)
+            for each in found
+        ]
+    )
 
 
 async def claim(parts: Parts, call: Call) -> Answer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
@@ -20,6 +20,9 @@ from penstock.dispatcher.wire.base import (
     TaskNumber,
     Uuid,
 )
+
+WAIT_SECONDS_MAX: Final = 50.0
+"""How long a request may wait for work: less than proxies do, as a rule a minute."""
 
 
 class HelloAsk(Ask):
@@ -46,6 +49,39 @@ class HelloAnswer(Answer):
 
     operators: list[OperatorAnswer]
     now: datetime
+
+
+Receipts = Annotated[list[Annotated[int, Meta(ge=0, le=2**63 - 1)]], Meta(max_length=1000)]
+
+
+class WaitAsk(Ask):
+    """Wait until an operator has work. What became of earlier wake-ups is told with it."""
+
+    listener: Name
+    """One that waits; a worker may have several."""
+    operators: Annotated[list[Name], Meta(max_length=10_000)]
+    seconds: Annotated[float, Meta(ge=0, le=WAIT_SECONDS_MAX)] = 0.0
+    """How long to wait; 0 only tells."""
+    answered: Receipts = []
+    """Wake-ups after which a claim was made."""
+    returned: Receipts = []
+    """Wake-ups that another worker has to answer."""
+    held: Receipts = []
+    """Wake-ups that are still being answered."""
+
+
+class WakeUpAnswer(Answer):
+    """An operator has work of some priority."""
+
+    id: int
+    operator: str
+    priority: str
+
+
+class WaitAnswer(Answer):
+    """Empty if there was no work in that time."""
+
+    wake_ups: list[WakeUpAnswer]
 
 
 class ClaimAsk(Ask):

@@ -43,6 +43,7 @@ TASK, EACH, PEOPLE = Proof.TASK, Proof.EACH_TASK, Proof.API_TOKEN
 LOOK = Proof.LOOKING
 TABLE = {
     ("internal", "POST /internal/hello"): WORKER,
+    ("internal", "POST /internal/wait"): WORKER,
     ("internal", "POST /internal/task-claim"): CLAIM,
     ("internal", "POST /internal/events"): SOURCE,
     ("internal", "GET /internal/sources"): SOURCE,
@@ -213,6 +214,7 @@ def body_of(made: Scene, endpoint: Endpoint) -> Any:
     fence = {name: value for name, value in held(made.mine).items() if name != "token"}
     return {
         "/internal/hello": {"runtimes": []},
+        "/internal/wait": {"listener": "one", "operators": []},
         "/internal/events": {"events": [{"event_id": "x", "dataset": "nothing"}]},
         "/internal/task-claim": {"task_id": made.mine.task_id},
         "/v1/task/heartbeat": {"tasks": [fence]},

@@ -205,7 +205,7 @@ def test_claims_that_make_no_sense(on_stage: Perform, ask: dict[str, Any], statu
     on_stage(story)
 
 
-@pytest.mark.parametrize("path", ["hello", "task-claim", "events", "sources"])
+@pytest.mark.parametrize("path", ["hello", "wait", "task-claim", "events", "sources"])
 def test_who_calls_has_to_say_so(on_stage: Perform, path: str) -> None:
     async def story(stage: Stage) -> None:
         method = "GET" if path == "sources" else "POST"

@@ -1,0 +1,190 @@
+"""Notifications of Postgres: how a dispatcher tells the others that an operator has work.
+
+One connection of each dispatcher listens, directly at the server; notifications are sent by the
+pool, in transactions of their own and never in those of work, since Postgres commits transactions
+that notify one after the other. The relay gathers what is sent, so there are at most some forty a
+second. A dispatcher pays no heed to its own.
+
+| the connection | what is done |
+|---|---|
+| is there | what others send reaches `heard`. Once every `ECHO_SECONDS` it must hear itself |
+| was lost, and is there again | what was missed is looked for once, in one statement |
+| hears nothing, not even itself | a pooler is in between: this is logged, and what can be |
+| | claimed is looked for once a second, by one statement for all who wait |
+| cannot be had | tried again, with growing pauses; workers ask by themselves twice a minute |
+
+A crash leaves nothing. Started and stopped by the wiring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+import psycopg
+
+from penstock.dispatcher.dag.model import Priority
+from penstock.dispatcher.database.pool import Connection, Database
+from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.wakeups.base import Channel
+from penstock.kernel.clock import Clock, SystemClock
+from penstock.kernel.entropy import Entropy, new_id, system_entropy
+from penstock.kernel.errors import DatabaseUnavailable
+from penstock.kernel.service import Service
+
+_log = logging.getLogger(__name__)
+
+ECHO_SECONDS: Final = 20.0
+LOOK_SECONDS: Final = 1.0
+_LOOKS_MAX: Final = 60
+_CONNECT_SECONDS: Final = 10
+_PAUSE_SECONDS_MAX: Final = 15.0
+_PAYLOAD_BYTES_MAX: Final = 7_500
+"""Postgres has room for 8,000."""
+
+Heard = Callable[[Collection[Channel]], None]
+
+
+class _Note(msgspec.Struct, array_like=True):
+    by: str
+    channels: list[tuple[str, Priority]] = []
+
+
+class _Silent(Exception):
+    """What was sent to oneself did not arrive."""
+
+
+class Notifications(Service):
+    """One dispatcher's notifications."""
+
+    def __init__(
+        self,
+        dsn: str,
+        database: Database,
+        *,
+        heard: Heard,
+        has_waiters: Callable[[], bool],
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+        echo_seconds: float = ECHO_SECONDS,
+    ) -> None:
+        self._dsn = dsn
+        self._database = database
+        self._heard = heard
+        self._has_waiters = has_waiters
+        self._clock = clock or SystemClock()
+        self._entropy = entropy or system_entropy()
+        self._echo_seconds = echo_seconds
+        self._name = new_id(self._entropy, characters=12)
+        self._runner: asyncio.Task[None] | None = None
+        self.is_listening = False
+        """Whether what others send arrives."""
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._runner = loop.create_task(self._run(), name="notifications of Postgres")
+
+    async def stop(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.cancel()
+            with suppress(asyncio.CancelledError):
+                await runner
+
+    async def publish(self, channels: Collection[Channel]) -> None:
+        """Tell all dispatchers. Raises `DatabaseUnavailable`."""
+        payloads = [msgspec.json.encode(note).decode() for note in self._notes(channels)]
+
+        async def work(connection: Connection) -> None:
+            await connection.execute(query("notify_wakeups"), {"payloads": payloads})
+
+        await self._database.transact(work)
+
+    def _notes(self, channels: Collection[Channel]) -> Iterator[_Note]:
+        note = _Note(self._name)
+        size = 0
+        for channel in channels:
+            entry = (channel.operator, channel.priority)
+            entry_bytes = len(msgspec.json.encode(entry)) + 1
+            if size + entry_bytes > _PAYLOAD_BYTES_MAX:
+                yield note
+                note, size = _Note(self._name), 0
+            note.channels.append(entry)
+            size += entry_bytes
+        yield note
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            began = self._clock.monotonic()
+            try:
+                await self._listen()
+            except _Silent:
+                await self._look_instead()
+                failures = 0
+                continue
+            except (psycopg.Error, DatabaseUnavailable, OSError) as error:
+                if self._clock.monotonic() - began > _PAUSE_SECONDS_MAX:
+                    failures = 0
+                failures += 1
+                if failures == 1:
+                    _log.warning("Postgres cannot be listened to, trying again: %s", error)
+            finally:
+                self.is_listening = False
+            seconds = min(0.25 * 2.0 ** min(failures, 10), _PAUSE_SECONDS_MAX)
+            await self._clock.sleep(seconds * self._entropy.uniform(0.8, 1.2))
+
+    async def _listen(self) -> None:
+        """Hear what the others send, until the connection is lost or turns out to be deaf."""
+        async with await psycopg.AsyncConnection.connect(
+            self._dsn, autocommit=True, connect_timeout=_CONNECT_SECONDS
+        ) as connection:
+            await connection.execute(query("listen_for_wakeups"))
+            await self._look()
+            self.is_listening = True
+            while True:
+                await self.publish(())
+                is_heard = False
+                async for each in connection.notifies(timeout=self._echo_seconds):
+                    is_heard |= self._take_in(each.payload)
+                if not is_heard:
+                    raise _Silent
+
+    def _take_in(self, payload: str) -> bool:
+        """Pass on what others have sent; returns whether it was ours."""
+        try:
+            note = msgspec.json.decode(payload, type=_Note)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            # A later release may have more to say; workers ask by themselves.
+            return False
+        if note.by == self._name:
+            return True
+        self._heard([Channel(operator, priority) for operator, priority in note.channels])
+        return False
+
+    async def _look_instead(self) -> None:
+        _log.warning(
+            "notifications of Postgres do not arrive here, so work is looked for once a second:"
+            " there is a pooler in between; give the dispatcher the address of the server itself"
+        )
+        for _ in range(_LOOKS_MAX):
+            await self._clock.sleep(LOOK_SECONDS)
+            if self._has_waiters():
+                with suppress(DatabaseUnavailable):
+                    await self._look()
+
+    async def _look(self) -> None:
+        """Find what can be claimed now, of all operators."""
+
+        async def work(connection: Connection) -> list[Channel]:
+            found = await connection.execute(query("claimable_channels"))
+            return [
+                Channel(row["operator"], Priority(row["priority"]))
+                for row in await found.fetchall()
+            ]
+
+        self._heard(await self._database.transact(work))

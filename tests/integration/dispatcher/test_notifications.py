@@ -1,0 +1,120 @@
+"""Dispatchers tell each other by notifications of Postgres, and find what was not told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+
+import pytest
+
+from penstock.dispatcher.dag.model import Priority
+from penstock.dispatcher.database.pool import Database
+from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.wakeups import notifications as module
+from penstock.dispatcher.wakeups.base import Channel
+from penstock.dispatcher.wakeups.notifications import Notifications
+from penstock.kernel.clock import SystemClock
+from tests.integration.dispatcher.world import Play, World
+
+OPERATOR = Channel("operator", Priority.NORMAL)
+OTHER = Channel("other", Priority.BULK)
+
+
+class _Ear:
+    """What one dispatcher hears."""
+
+    def __init__(self, world: World, *, echo_seconds: float = 20.0) -> None:
+        self.heard: list[Channel] = []
+        self.news = asyncio.Event()
+        self.notifications = Notifications(
+            world.dsn,
+            world.database,
+            heard=self._hear,
+            has_waiters=lambda: True,
+            echo_seconds=echo_seconds,
+        )
+
+    def _hear(self, channels: Collection[Channel]) -> None:
+        self.heard += channels
+        self.news.set()
+
+    async def until(self, channels: Iterable[Channel]) -> None:
+        """Return when all of these were heard, within a minute."""
+        wanted = set(channels)
+        async with asyncio.timeout(60):
+            while not wanted <= set(self.heard):
+                self.news.clear()
+                await self.news.wait()
+
+    async def until_listening(self) -> None:
+        async with asyncio.timeout(60):
+            while not self.notifications.is_listening:
+                await SystemClock().sleep(0.01)
+
+
+def test_what_one_sends_all_others_hear_however_much_it_is(play: Play) -> None:
+    async def story(world: World) -> None:
+        one, two = _Ear(world), _Ear(world)
+        async with one.notifications, two.notifications:
+            await one.until_listening()
+            await two.until_listening()
+            many = [Channel(f"operator-{n:04}", Priority.NORMAL) for n in range(2000)]
+            await one.notifications.publish([*many, OTHER])
+            await two.until([*many, OTHER])
+            await two.notifications.publish([OPERATOR])
+            await one.until([OPERATOR])
+            assert one.heard == [OPERATOR]
+
+    play(story)
+
+
+def test_what_was_missed_while_a_connection_was_lost_is_looked_for(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        ear = _Ear(world)
+        async with ear.notifications:
+            await ear.until_listening()
+            # Nobody is told of it: only a look finds it.
+            await job.make("one")
+            await world.rows(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+            )
+            await ear.until([OPERATOR])
+
+    play(story)
+
+
+def test_behind_a_pooler_work_is_looked_for_every_second_and_that_is_said(
+    play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A pooler gives the connection to others, which is as if it did not listen.
+    deaf = {"listen_for_wakeups": b"SELECT 1"}
+    monkeypatch.setattr(module, "query", lambda name: deaf.get(name) or query(name))
+
+    async def story(world: World) -> None:
+        job = await world.job()
+        ear = _Ear(world, echo_seconds=0.2)
+        async with ear.notifications:
+            await ear.until_listening()
+            await job.make("one")
+            await ear.until([OPERATOR])
+        assert "do not arrive here" in caplog.text
+
+    play(story)
+
+
+def test_a_database_that_is_away_is_waited_for(play: Play) -> None:
+    async def story(world: World) -> None:
+        ear = _Ear(world)
+        nowhere = Notifications(
+            "host=127.0.0.1 port=1 connect_timeout=1",
+            Database(world.dsn),
+            heard=lambda _: None,
+            has_waiters=lambda: False,
+        )
+        async with ear.notifications, nowhere:
+            await ear.until_listening()
+            assert not nowhere.is_listening
+
+    play(story)
