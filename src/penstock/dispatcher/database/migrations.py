@@ -28,7 +28,8 @@ from penstock.kernel.errors import DatabaseUnavailable, InvalidInput, MigrationR
 
 _log = logging.getLogger(__name__)
 
-_PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 4.0)
+_PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 5.0)
+"""As long as a Postgres that was killed may take to recover."""
 _PATIENT: Final = {
     "application": "penstock migrations",
     "statement_ms": "900000",
