@@ -1,8 +1,7 @@
 """What a pipeline costs in requests to its bucket, counted by the S3 server itself.
 
-Everything that asks the bucket is in it: the dispatcher, workers, the bucket queue of wake-ups, and
-Spark, which no store of ours sees. These are counts, which depend on the machine a little only: a
-slower one looks at the queue more often while it works. Dollars are those of S3 Standard.
+Everything that asks the bucket is in it: the dispatcher, workers, and Spark, which no store of ours
+sees. Dollars are those of S3 Standard.
 Run `make bench`, or `python -m benchmarks.pipeline_cost --help`.
 
 - *flights*: the demo's pipeline, sixteen jobs on Spark for so many days.
