@@ -90,6 +90,33 @@ def test_fifty_small_files_become_few(
     assert finished.metrics["rows_in"] == finished.metrics["rows_out"] == ROWS
 
 
+def test_parts_that_were_appended_become_one(bench: Bench) -> None:
+    """Of several columns and types; what was read to make any of them is said of all."""
+    raw = [bench.publish({"a": [each]}) for each in range(3)]
+    texts = (
+        "SELECT 1 AS k",
+        "SELECT 2L AS k, 'x' AS v UNION ALL SELECT 3L, NULL",
+        "SELECT k, v FROM VALUES (0L, 'no') AS t(k, v) WHERE k > 0",
+    )
+    made = [
+        bench.made(bench.work("spark.sql", {"sql": text}, inputs={"raw": [one]}))
+        for text, one in zip(texts, raw, strict=True)
+    ]
+    said = bench.work(MAINTAIN, {"sort_by": ["k"]})
+    parts = tuple(part(each, revision=4) for each in made)
+    whole = replace(said, outputs={"out": replace(said.outputs["out"], current=parts)})
+    run = bench.made(whole)
+    assert bench.rows(run) == [{"k": 1, "v": None}, {"k": 2, "v": "x"}, {"k": 3, "v": None}]
+    assert run.base_revision == 4
+    manifest = bench.manifest(run)
+    assert [(each.name, each.type) for each in manifest.columns] == [
+        ("k", "bigint"),
+        ("v", "string"),
+    ]
+    assert [each.location for each in manifest.inputs] == [each.location for each in raw]
+    assert len(manifest.files) == 1
+
+
 def test_clustered_files_can_be_skipped(bench: Bench) -> None:
     old = splintered(bench)
     made = bench.made(anew(bench, old, cluster_by=["k"], target_file_bytes="64KiB"))

@@ -113,6 +113,7 @@ _NOT_CUT_OVER: Final = {
     CutOver.UNCOVERED: "The new generation does not have all that the current one has.",
     CutOver.UPSTREAM: "What the new generation is built of is not complete.",
     CutOver.CHANGES: "Nothing of it is kept: it appends what it reads of changes.",
+    CutOver.COMPACTED: "Nothing of it is kept: it is in files with rows that were built anew.",
 }
 _WAYS_OUT: Final = {
     CutOver.UNCOVERED: (
@@ -125,6 +126,10 @@ _WAYS_OUT: Final = {
     CutOver.CHANGES: (
         "The new generation reads everything that there is of its input once, also what was kept of"
         ' that, and would have it twice. With "force": true it is cut over as it is.'
+    ),
+    CutOver.COMPACTED: (
+        "Maintenance has put parts together of which some could be built anew and others could not."
+        ' With "force": true these may be missing.'
     ),
 }
 

@@ -196,11 +196,12 @@ def _maintained(job: Job) -> Iterator[Complaint]:
         message = "It has no files to look after; write `maintain` where the data is made."
         reads = ("outputs", "activation", "source", "runtime")
         yield Complaint(job.name, "outputs", message, reads)
-    if job.update is Update.APPEND:
+    if job.update is Update.APPEND and any(
+        each.maintain is not None and each.maintain.compact is None for each in job.outputs
+    ):
         message = (
-            "What is appended is read part by part, as by read: changes, so parts are not put"
-            " together in place; take `maintain` out, and let readers that need few files read a"
-            " job with the operator compact."
+            "Of what is appended, files are cut by ranges where they are put together; write"
+            " compact: true beside cluster."
         )
         yield Complaint(job.name, "outputs", message, ("outputs", "update"))
 

@@ -6,6 +6,14 @@ being replaced. A partition is due if nothing was published of it for a while (`
 has many small files (`compact`), or several that are not clustered yet (`cluster`). A partition is
 rewritten once at each of its revisions: its files are then as they can be.
 
+Of a partition that is appended to, a run of consecutive parts is due if its new files are many and
+small; neither the parts that came lately count (`after`) nor do runs reach over the position of a
+job that reads changes. All parts of a run are given to such a job together from then on, so it must
+never be between them. Positions are where claims have found the latest revision, so a run is chosen
+while no claim gives changes (`hold_runs`): every later claim is up to the run's end or further.
+That is a transaction of its own, which holds nothing else and makes no task: who waits for it, as
+claims do, may hold anything.
+
 Of a dataset there is one such task at a time, which keeps the rest of the job's work going and
 bounds how much is written twice; that is asked under a lock of the dataset. Its key names the
 edition that it is for, so two dispatchers, or one that crashed and comes back, make one task. One
@@ -41,6 +49,9 @@ _log = logging.getLogger(__name__)
 PASS_SECONDS: Final = 10.0
 ASKED_MAX: Final = 100
 """How many tasks are made when somebody asks."""
+RUN_PARTS_MAX: Final = 1_000
+RUN_BYTES_MAX: Final = 10 * 2**30
+"""How much of what is appended is put together by one task."""
 _TURN: Final = "maintain"
 
 
@@ -59,6 +70,19 @@ class Rule:
     """How many bytes a file has on average that is small."""
     cluster: tuple[str, ...]
     after_ms: int
+    is_appended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """What is looked for: what a pass is to do next, or all that somebody asks for."""
+
+    partition_key: str | None = None
+    is_asked: bool = False
+    limit: int = 1
+
+
+_PASS: Final = _Asking()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +109,15 @@ class Maintainer:
 
     async def maintain(self, rule: Rule) -> int | None:
         """Make the next task of a dataset; None if there is one, or nothing to do."""
+        runs = await self._runs(rule) if rule.is_appended else ()
 
         async def work(connection: Connection) -> int | None:
             await connection.execute(query("lock_maintenance"), {"name": rule.name})
             (found,) = await _rows(connection, "is_maintained", name=rule.name)
             if found["is_maintained"]:
                 return None
-            made = await create_tasks(connection, await _due(connection, rule))
+            due = runs if rule.is_appended else await _due(connection, rule)
+            made = await create_tasks(connection, due)
             return made[0] if made else None
 
         task_id = await self._database.transact(work)
@@ -102,49 +128,55 @@ class Maintainer:
     async def ask(self, name: str, *, partition_key: str | None) -> Asked | None:
         """Make tasks of a dataset, or of one partition; None if it is not maintained now."""
 
-        async def work(connection: Connection) -> Asked | None:
-            rules = [each for each in await _rules(connection) if each.name == name]
-            if not rules:
-                return None
+        rules = [each for each in await self._database.transact(_rules) if each.name == name]
+        if not rules:
+            return None
+        rule, asked = rules[0], _Asking(partition_key, is_asked=True, limit=ASKED_MAX + 1)
+        runs = await self._runs(rule, asked) if rule.is_appended else ()
+
+        async def work(connection: Connection) -> Asked:
             await connection.execute(query("lock_maintenance"), {"name": name})
-            due = await _due(
-                connection,
-                rules[0],
-                partition_key=partition_key,
-                is_asked=True,
-                limit=ASKED_MAX + 1,
-            )
+            due = runs if rule.is_appended else await _due(connection, rule, asked)
             made = await create_tasks(connection, due[:ASKED_MAX])
             return Asked(tuple(each for each in made if each is not None), len(due) <= ASKED_MAX)
 
         return await self._database.transact(work)
+
+    async def _runs(self, rule: Rule, asking: _Asking = _PASS) -> Sequence[NewTask]:
+        """Tasks for runs of parts; they are chosen while nobody is given changes."""
+
+        async def look(connection: Connection) -> Sequence[NewTask]:
+            return await _due(connection, rule, asking)
+
+        async def choose(connection: Connection) -> Sequence[NewTask]:
+            # A statement of its own: the next sees all that was given before.
+            await connection.execute(query("hold_runs"), {"generation": rule.generation})
+            return await _due(connection, rule, asking)
+
+        if not await self._database.transact(look):
+            return ()
+        return await self._database.transact(choose)
 
 
 async def _rules(connection: Connection) -> tuple[Rule, ...]:
     return tuple(_rule(row) for row in await _rows(connection, "maintain_rules"))
 
 
-async def _due(
-    connection: Connection,
-    rule: Rule,
-    *,
-    partition_key: str | None = None,
-    is_asked: bool = False,
-    limit: int = 1,
-) -> Sequence[NewTask]:
+async def _due(connection: Connection, rule: Rule, asking: _Asking = _PASS) -> Sequence[NewTask]:
+    bounds = {"parts_max": RUN_PARTS_MAX, "bytes_max": RUN_BYTES_MAX}
     found = await _rows(
         connection,
-        "due_for_maintenance",
+        "runs_to_compact" if rule.is_appended else "due_for_maintenance",
+        **(bounds if rule.is_appended else {"is_clustered": bool(rule.cluster)}),
         dataset=rule.dataset,
         generation=rule.generation,
         job=rule.job,
         files=rule.files,
         below=rule.below,
-        is_clustered=bool(rule.cluster),
         after_ms=rule.after_ms,
-        partition_key=partition_key,
-        is_asked=is_asked,
-        limit=limit,
+        partition_key=asking.partition_key,
+        is_asked=asking.is_asked,
+        limit=asking.limit,
     )
     return [_task(rule, row) for row in found]
 
@@ -162,6 +194,7 @@ def _rule(row: Mapping[str, Any]) -> Rule:
         below=None if compact is None else byte_count(compact["below"]),
         cluster=tuple(said.get("cluster") or ()),
         after_ms=duration_ms(said["after"]),
+        is_appended=row["is_appended"],
     )
 
 
@@ -172,6 +205,7 @@ def _task(rule: Rule, row: Mapping[str, Any]) -> NewTask:
         "partition_key": row["partition_key"] or None,
         "start": row["start"],
         "end": row["end"],
+        "first": row.get("first_revision"),
         "revision": row["revision"],
         "cluster": list(rule.cluster) or None,
     }

@@ -53,6 +53,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
+import psycopg
+
 from penstock.dispatcher.dag.canonical import content_hash, lineage_hashes
 from penstock.dispatcher.dag.checks import HEARTBEAT_MS_MAX
 from penstock.dispatcher.dag.model import Dag
@@ -463,14 +465,18 @@ async def _keep(connection: Connection, dataset: str) -> Kept | NotKept:
         return NotKept(CutOver.CHANGES)
     try:
         # All of them or none.
-        async with connection.transaction():
+        async with connection.transaction() as whole:
             for row in building:
                 await grow_schema(
                     connection, row["dataset"], generation=version, columns=row["columns"] or []
                 )
+            (row,) = await fetch_rows(connection, "keep_publications", version=version)
+            if row["is_torn"]:
+                raise psycopg.Rollback(whole)
     except SchemaRefused as error:
         return NotKept(None, error.message)
-    (row,) = await fetch_rows(connection, "keep_publications", version=version)
+    if row["is_torn"]:
+        return NotKept(CutOver.COMPACTED)
     if row["kept"] and row["readers"]:
         # They have no news of it by themselves, and are not cut over before they have seen it.
         datasets = [each["dataset"] for each in building]

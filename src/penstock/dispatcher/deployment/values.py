@@ -169,6 +169,8 @@ class CutOver(StrEnum):
     """A backfill of the generation being built is not over."""
     CHANGES = "changes"
     """What appends changes keeps nothing: it reads all anew, and would have it twice."""
+    COMPACTED = "compacted"
+    """What would be kept was put together in files with parts that were made anew."""
     UNKNOWN = "unknown"
     """There is no such dataset."""
 

@@ -1,6 +1,19 @@
 -- What of an input with `read: changes` tasks are given and have consumed, for
 -- penstock.dispatcher.tasks.consuming.
 
+-- name: hold_positions
+-- Before anything is given: until the end of the transaction nobody decides which parts of these inputs
+-- are put together. The number is ours alone, "penv".
+SELECT pg_advisory_xact_lock_shared(1885695606, hashtext(held.generation))
+FROM (
+    SELECT DISTINCT inputs.generation::text AS generation
+    FROM task
+    CROSS JOIN LATERAL penstock_inputs(task.job_id, task.generation) AS inputs
+    WHERE task.id = ANY (%(tasks)s::bigint[]) AND inputs.reads = 'changes'
+    ORDER BY 1
+    OFFSET 0
+) AS held
+
 -- name: give_changes
 -- For attempts that this transaction has begun. Which partitions a task reads is as ever: its own, or
 -- the dataset without partitions, or those within its range; without a partition, all of them. Of those
@@ -76,11 +89,11 @@ WITH reading AS MATERIALIZED (
                         piece.appended_at, piece.task_id, piece.append_key) AS parts
     FROM heads
     LEFT JOIN LATERAL (
-        SELECT appended.*
-        FROM appended
-        WHERE heads.mode = 'append' AND appended.dataset_id = heads.dataset_id
-          AND appended.generation = heads.generation
-          AND appended.partition_key = heads.partition_key AND appended.revision > heads.past
+        SELECT part.*
+        FROM part
+        WHERE heads.mode = 'append' AND part.dataset_id = heads.dataset_id
+          AND part.generation = heads.generation
+          AND part.partition_key = heads.partition_key AND part.revision > heads.past
         OFFSET 0
     ) AS piece ON true
     WHERE heads.mode <> 'append' OR piece.location IS NOT NULL

@@ -9,13 +9,13 @@ SELECT dataset.name AS dataset, found.partition_key, found.range_start AS start,
        CASE
            WHEN found.mode = 'append' THEN (
                SELECT coalesce(jsonb_agg(jsonb_build_object(
-                          'location', appended.location, 'manifest', appended.manifest,
-                          'rows', appended.rows, 'bytes', appended.bytes)
-                      ORDER BY appended.appended_at, appended.task_id, appended.append_key), '[]')
-               FROM appended
-               WHERE appended.dataset_id = dataset.id
-                 AND appended.generation = %(generation)s::uuid
-                 AND appended.partition_key = found.partition_key)
+                          'location', part.location, 'manifest', part.manifest,
+                          'rows', part.rows, 'bytes', part.bytes)
+                      ORDER BY part.appended_at, part.task_id, part.append_key), '[]')
+               FROM part
+               WHERE part.dataset_id = dataset.id
+                 AND part.generation = %(generation)s::uuid
+                 AND part.partition_key = found.partition_key)
            WHEN found.mode IS NOT NULL THEN jsonb_build_array(jsonb_build_object(
                'location', found.location, 'manifest', found.manifest, 'rows', found.rows,
                'bytes', found.bytes))
@@ -107,7 +107,7 @@ WHERE CASE
           ELSE attempt.ended_at <= penstock_now() - %(grace_seconds)s * interval '1 second'
       END
   AND NOT EXISTS (SELECT FROM publication WHERE publication.place = asked.place)
-  AND NOT EXISTS (SELECT FROM appended WHERE appended.place = asked.place)
+  AND NOT EXISTS (SELECT FROM part WHERE part.place = asked.place)
   AND NOT penstock_is_read(asked.place, %(grace_seconds)s)
 
 -- name: forget_departed
@@ -377,7 +377,7 @@ SELECT coalesce(piece.location, publication.location) AS location,
        CASE WHEN publication.mode = 'append' THEN piece.rows ELSE publication.rows END AS rows,
        CASE WHEN publication.mode = 'append' THEN piece.bytes ELSE publication.bytes END AS bytes
 FROM publication
-LEFT JOIN appended AS piece ON publication.mode = 'append'
+LEFT JOIN part AS piece ON publication.mode = 'append'
     AND piece.dataset_id = publication.dataset_id AND piece.generation = publication.generation
     AND piece.partition_key = publication.partition_key
 WHERE publication.dataset_id = %(dataset)s::uuid

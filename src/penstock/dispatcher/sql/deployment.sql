@@ -491,19 +491,26 @@ WITH pairs AS MATERIALIZED (
     JOIN generation AS next ON next.version = dag_job.generation AND next.state = 'building'
     JOIN generation AS served ON served.dataset_id = next.dataset_id AND served.state = 'current'
     WHERE dag_job.generation = %(version)s::uuid
-), lost AS MATERIALIZED (
-    SELECT pairs.dataset_id, pairs.next, pairs.update_mode, head.mode, head.partition_key,
-           head.range_start, head.range_end, head.published_at,
+), lacked AS MATERIALIZED (
+    -- Of a run of parts that were put together, the location is that of the run, and so are its files,
+    -- counted with one of the parts.
+    SELECT pairs.dataset_id, pairs.served, pairs.next, pairs.update_mode, head.mode,
+           head.partition_key, head.range_start, head.range_end, head.published_at,
            coalesce(lacking.append_key, 'task:' || head.task_id) AS append_key,
            coalesce(piece.task_id, head.task_id) AS task_id,
            coalesce(piece.attempt, head.attempt) AS attempt,
-           coalesce(piece.location, head.location) AS location,
+           coalesce(run.location, piece.location, head.location) AS location,
            coalesce(piece.appended_at, head.published_at) AS appended_at,
-           CASE WHEN piece.location IS NULL THEN head.files ELSE piece.files END AS files,
+           CASE WHEN piece.location IS NULL THEN head.files WHEN run.location IS NULL
+               THEN piece.files WHEN piece.append_key = run.append_key THEN run.files ELSE 0
+               END AS files,
            CASE WHEN piece.location IS NULL THEN head.rows ELSE piece.rows END AS rows,
-           CASE WHEN piece.location IS NULL THEN head.bytes ELSE piece.bytes END AS bytes,
-           CASE WHEN piece.location IS NULL THEN head.manifest ELSE piece.manifest END AS manifest,
-           coalesce(piece.news, task.dedupe_key) AS news
+           CASE WHEN piece.location IS NULL THEN head.bytes WHEN run.location IS NULL
+               THEN piece.bytes WHEN piece.append_key = run.append_key THEN run.bytes ELSE 0
+               END AS bytes,
+           CASE WHEN piece.location IS NULL THEN head.manifest WHEN run.location IS NULL
+               THEN piece.manifest ELSE run.manifest END AS manifest,
+           coalesce(piece.news, task.dedupe_key) AS news, piece.compacted_by
     FROM pairs
     CROSS JOIN LATERAL penstock_lacking(pairs.dataset_id, pairs.served, pairs.next, NULL) AS lacking
     JOIN publication AS head ON head.dataset_id = pairs.dataset_id
@@ -512,6 +519,9 @@ WITH pairs AS MATERIALIZED (
     LEFT JOIN appended AS piece ON piece.dataset_id = pairs.dataset_id
         AND piece.generation = pairs.served AND piece.partition_key = lacking.partition_key
         AND piece.append_key = lacking.append_key
+    LEFT JOIN compacted AS run ON run.dataset_id = pairs.dataset_id
+        AND run.generation = pairs.served AND run.partition_key = lacking.partition_key
+        AND run.task_id = piece.compacted_by
     LEFT JOIN task ON task.id = lacking.task_id
     -- Rows that were merged cannot be told apart any more, to be merged with others.
     -- And who finds partitions by itself may read its own generation only: see grants.
@@ -521,14 +531,28 @@ WITH pairs AS MATERIALIZED (
           SELECT
           FROM penstock_counterparts(lacking.task_id, pairs.next) AS made(id)
           JOIN task AS other ON other.id = made.id AND other.status <> 'cancelled')
+), torn AS MATERIALIZED (
+    -- Runs of which some parts were made anew: the rows of the others cannot be had without theirs.
+    SELECT
+    FROM lacked
+    JOIN appended AS part ON part.dataset_id = lacked.dataset_id
+        AND part.generation = lacked.served AND part.partition_key = lacked.partition_key
+        AND part.compacted_by = lacked.compacted_by
+    WHERE NOT EXISTS (
+        SELECT FROM lacked AS same
+        WHERE same.dataset_id = lacked.dataset_id AND same.partition_key = lacked.partition_key
+          AND same.append_key = part.append_key)
+    LIMIT 1
+), lost AS MATERIALIZED (
+    SELECT * FROM lacked WHERE NOT EXISTS (SELECT FROM torn)
 ), parts AS (
     INSERT INTO appended (
         dataset_id, generation, partition_key, append_key, task_id, attempt, location, appended_at,
-        files, rows, bytes, manifest, news)
+        files, rows, bytes, manifest, news, compacted_by)
     -- What is to be merged with is only named, as what is merged: see publish.
     SELECT lost.dataset_id, lost.next, lost.partition_key, lost.append_key, lost.task_id,
            lost.attempt, piece.location, lost.appended_at, piece.files, piece.rows, piece.bytes,
-           piece.manifest, lost.news
+           piece.manifest, lost.news, lost.compacted_by
     FROM lost
     CROSS JOIN LATERAL (
         SELECT lost.location, lost.files, lost.rows, lost.bytes, lost.manifest
@@ -566,6 +590,19 @@ WITH pairs AS MATERIALIZED (
         revision = held.revision + 1
     WHERE held.mode = 'append'
     RETURNING dataset_id, generation, partition_key, range_start, range_end, revision
+), together AS (
+    -- Its parts came with one revision.
+    INSERT INTO compacted (
+        dataset_id, generation, partition_key, task_id, attempt, first_revision, revision,
+        append_key, appended_at, location, files, rows, bytes, manifest)
+    SELECT DISTINCT run.dataset_id, heads.generation, run.partition_key, run.task_id, run.attempt,
+           heads.revision, heads.revision, run.append_key, run.appended_at, run.location, run.files,
+           run.rows, run.bytes, run.manifest
+    FROM lost
+    JOIN compacted AS run ON run.dataset_id = lost.dataset_id AND run.generation = lost.served
+        AND run.partition_key = lost.partition_key AND run.task_id = lost.compacted_by
+    JOIN heads ON heads.dataset_id = lost.dataset_id AND heads.generation = lost.next
+        AND heads.partition_key = lost.partition_key
 ), told AS (
     INSERT INTO event (
         dataset_id, generation, cursor, partition_key, range_start, range_end, dedupe, task_id,
@@ -591,5 +628,6 @@ SELECT count(*) AS kept, (
     JOIN dag_job AS reader USING (dag_version_id, job_id)
     JOIN generation ON generation.version = reader.generation
     JOIN pairs ON pairs.dataset_id = edge.dataset_id) AS readers,
-    (SELECT dag_version_id FROM dag_current) AS version
+    (SELECT dag_version_id FROM dag_current) AS version,
+    EXISTS (SELECT FROM torn) AS is_torn
 FROM lost

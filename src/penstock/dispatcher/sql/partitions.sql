@@ -319,9 +319,9 @@ WHERE publication.dataset_id = %(dataset)s::uuid AND publication.generation = %(
   AND publication.partition_key = %(key)s
 
 -- name: partition_pieces
--- What was appended, the latest first.
+-- What was appended, the latest first; parts that were put together are one.
 SELECT append_key, task_id, attempt, location, appended_at, files, rows, bytes, manifest
-FROM appended
+FROM part
 WHERE dataset_id = %(dataset)s::uuid AND generation = %(generation)s::uuid
   AND partition_key = %(key)s AND location <> 'merged:'
 ORDER BY appended_at DESC, task_id DESC, append_key

@@ -8,11 +8,11 @@ SELECT dataset.name AS dataset, found.partition_key, found.range_start AS start,
        CASE
            WHEN found.mode = 'append' THEN (
                SELECT coalesce(jsonb_agg(jsonb_build_object(
-                          'location', appended.location, 'manifest', appended.manifest,
-                          'rows', appended.rows, 'bytes', appended.bytes)
-                      ORDER BY appended.appended_at, appended.task_id, appended.append_key), '[]')
-               FROM appended
-               WHERE (appended.dataset_id, appended.generation, appended.partition_key)
+                          'location', part.location, 'manifest', part.manifest,
+                          'rows', part.rows, 'bytes', part.bytes)
+                      ORDER BY part.appended_at, part.task_id, part.append_key), '[]')
+               FROM part
+               WHERE (part.dataset_id, part.generation, part.partition_key)
                    = (dataset.id, found.generation, found.partition_key))
            WHEN found.mode IS NOT NULL THEN jsonb_build_array(jsonb_build_object(
                'location', found.location, 'manifest', found.manifest, 'rows', found.rows,

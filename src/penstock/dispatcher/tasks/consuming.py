@@ -19,6 +19,8 @@ moves nothing. The transaction that completes the attempt moves the positions to
 Invariants:
 - Positions are revisions, which are given under the lock of the partition, and never times or
   numbers of a sequence: what is committed later has a later one.
+- Parts that are put together (`penstock.dispatcher.tasks.rewrites`) are given together, so no
+  position is ever between them: which ones they are is not decided while changes are given.
 - A job that reads changes runs one task at a time (`max_concurrency: 1`, which the DAG sees to), so
   two attempts have the same only if that limit was another meanwhile. Then the positions decide:
   they have to be where the claim has found them, under a lock of the job's consumers. Who is
@@ -47,6 +49,8 @@ async def with_changes(connection: Connection, claimed: Sequence[Claimed]) -> tu
     if not reading:
         return tuple(claimed)
     given: dict[int, dict[str, dict[str, Any]]] = {}
+    # A statement of its own: the next sees every part that was put together with others so far.
+    await _rows(connection, "hold_positions", tasks=reading)
     for row in await _rows(connection, "give_changes", tasks=reading):
         given.setdefault(row["task_id"], {})[row["input"]] = _given(row)
     return tuple(

@@ -26,8 +26,26 @@ has another revision, and wins. What is counted instead is `rewrites`. A revisio
 together are the edition, which is what `current.json` is known by, so readers without Postgres
 follow, and the folder that was left is swept when nobody can be reading it.
 
-Partitions that are appended to are not rewritten: each part is known by its revision, and who has
-consumed some of them could not be given the others out of one file.
+Of a partition that is appended to, a task rewrites a run of parts that are consecutive by their
+revisions, `first` to `revision` in its payload, as one (`compacted` in the schema). Each part has
+the revision that it came with, by which `read: changes` knows it, and its row stays, by which it is
+known that its task has appended it and what a rebuild has to make again. A run is given whole: to
+those that have consumed nothing of it. Nobody has consumed some of it only:
+
+- no position, of a consumer or of a task of one that runs, is within a run when it is chosen, nor
+  when it is put in place (`penstock_cuts`);
+- who is given changes after the choice is given all up to the latest revision, and so all of the
+  run or what is after it too (`penstock.dispatcher.datasets.maintainer`).
+
+| when it completes, of its partition | the outcome |
+|---|---|
+| nothing was rewritten since, and the parts have as many rows | `rewritten` |
+| more was appended meanwhile | the same: it is after the run, and stays as it is |
+| another run was rewritten, or it was removed | `superseded` |
+
+So what is compared here is the number of rewritings, which the parts are given with as their
+revision; the rows of the publication itself are locked first, as by those that append. The files of
+the parts, and those of an earlier run that is part of this one, are swept as any others.
 
 Nothing is half: until the transaction that ends the attempt the new files are nobody's. Called by
 `penstock.dispatcher.tasks.lifecycle` and `penstock.dispatcher.tasks.ending`, in their transactions.
@@ -41,6 +59,7 @@ from typing import Any, Final
 
 from psycopg.types.json import Jsonb
 
+from penstock.dispatcher.dag.model import Update
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.tasks.values import Claimed, Completion, Published, Publishing
@@ -64,11 +83,11 @@ async def with_rewrites(connection: Connection, claimed: Sequence[Claimed]) -> t
     if not tasks:
         return tuple(claimed)
     found = await connection.execute(query("maintained_parts"), {"tasks": tasks})
-    parts = {row["task_id"]: row["part"] for row in await found.fetchall()}
+    parts = {row["task_id"]: row["parts"] for row in await found.fetchall()}
     return tuple(
         each
         if (about := maintained(each.payload)) is None
-        else _rewriting(each, about, parts.get(each.task_id))
+        else _rewriting(each, about, parts.get(each.task_id, ()))
         for each in claimed
     )
 
@@ -94,9 +113,15 @@ async def rewrite(
     connection: Connection, outputs: Sequence[Mapping[str, Any]]
 ) -> Mapping[int, Published]:
     """Put files in the place of those that they were made of: what became of each, by task."""
-    if not outputs:
-        return {}
-    found = await connection.execute(query("rewrite"), {"outputs": Jsonb(list(outputs))})
+    whole = [each for each in outputs if each["mode"] != Update.APPEND]
+    runs = [each for each in outputs if each["mode"] == Update.APPEND]
+    rows: list[Mapping[str, Any]] = []
+    if whole:
+        rows += await _asked(connection, "rewrite", whole)
+    if runs:
+        # A statement of its own: the next sees all that was appended until it had the locks.
+        await connection.execute(query("hold_rewritten"), {"outputs": Jsonb(runs)})
+        rows += await _asked(connection, "rewrite_runs", runs)
     return {
         row["task_id"]: Published(
             row["dataset"],
@@ -105,12 +130,12 @@ async def rewrite(
             row["revision"],
             None,
         )
-        for row in await found.fetchall()
+        for row in rows
     }
 
 
 def _rewriting(
-    claimed: Claimed, about: Mapping[str, Any], part: Mapping[str, Any] | None
+    claimed: Claimed, about: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]
 ) -> Claimed:
     """The attempt as its worker is given it: another operator, on what is published."""
     name, definition = about["dataset"], claimed.definition
@@ -134,9 +159,11 @@ def _rewriting(
             "inputs": [],
             "outputs": outputs,
         },
-        payload={key: value for key, value in (part or about).items() if key in _OWN},
+        payload={
+            key: value for key, value in (parts[0] if parts else about).items() if key in _OWN
+        },
         inputs={},
-        current={name: [] if part is None else [part]},
+        current={name: list(parts)},
     )
 
 
@@ -156,3 +183,10 @@ def _unlike(completion: Completion, row: Mapping[str, Any] | None) -> str:
             f" published has {row['rows'] or 0:,}; it stays as it is."
         )
     return ""
+
+
+async def _asked(
+    connection: Connection, statement: str, outputs: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    found = await connection.execute(query(statement), {"outputs": Jsonb(list(outputs))})
+    return await found.fetchall()

@@ -1,13 +1,14 @@
 """How what is published of a partition is written anew: the same rows, in fewer files or by range.
 
-The work reads nothing else than the publication that it is given (`Place.current`), and writes it
-as any other output, by the job's own `sort_by`, `cluster_by` and `target_file_bytes`, or by the
-ranges that maintenance asks for. Nothing of what the rows are may change, so all is carried over:
+The work reads nothing else than what it is given (`Place.current`): a publication, or several parts
+of one that is appended to, which become one. It writes that as any other output, by the job's own
+`sort_by`, `cluster_by` and `target_file_bytes`, or by the ranges that maintenance asks for. Nothing
+of what the rows are may change, so all is carried over:
 
 | of the old manifest | in the new one |
 |---|---|
-| columns | as they were, not as Spark sees them |
-| what was read to make it | as it was: nothing else was |
+| columns | as they were, not as Spark sees them; of several parts, what holds all of them |
+| what was read to make it | as it was: nothing else was; of several parts, what any has read |
 | rows | as many, or the work has failed |
 | `_penstock_task` of what is merged (`merging`) | read and written with the rows |
 | keys of rows that were deleted | written anew, as many |
@@ -23,10 +24,19 @@ from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
+from msgspec import UNSET
 from pyspark.sql import DataFrame
 
 from penstock.datasets.layout import DELETED
-from penstock.datasets.manifest import File, sums
+from penstock.datasets.manifest import (
+    LISTED_MAX,
+    File,
+    InputTotal,
+    Manifest,
+    ManifestInput,
+    digest,
+    sums,
+)
 from penstock.datasets.schema import Column
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import Made, Work
@@ -37,7 +47,7 @@ from penstock.runtimes.spark.merging import TASK_COLUMN, Files, elsewhere, gone_
 from penstock.runtimes.spark.operators.plans import Member
 from penstock.runtimes.spark.phases import Phases
 from penstock.runtimes.spark.reading import Input, Reader
-from penstock.runtimes.spark.writing import Writer, shape_of
+from penstock.runtimes.spark.writing import Read, Writer, shape_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,37 +87,40 @@ class Rewriter:
         place, merge = work.outputs[rewriting.output], work.merge
         if not place.current:
             return None
-        (part,) = place.current
-        manifest = self._reader.manifest(part)
+        manifests = [self._reader.manifest(part) for part in place.current]
+        old = [each for each in manifests if each is not None and each.rows is not None]
         rows, deleted = self._reader.published(place, work)
-        if manifest is None or rows.columns is None or manifest.rows is None:
+        columns = rows.columns
+        if columns is None or len(old) < len(manifests):
             raise WorkFailed("What is published has no rows that are known.", is_retried=False)
-        _refuse_unknown(rewriting.member.config.ordered_by, manifest.columns)
+        _refuse_unknown(rewriting.member.config.ordered_by, columns)
         rewriting.phases.enter("running")
         hidden = (TASK_COLUMN,) if merge is not None else ()
-        files = self._files(rewriting, rewriting.member, rows, (*manifest.columns, *hidden))
+        files = self._files(rewriting, rewriting.member, rows, (*columns, *hidden))
         aside: tuple[File, ...] = ()
-        if merge is not None and manifest.deleted:
+        gone = [each for one in old for each in one.deleted]
+        if merge is not None and gone:
             away = elsewhere(rewriting.member, rewriting.output, f"{place.location}/{DELETED}")
             plain = replace(away.config, sort_by=(), cluster_by=())
-            keys = gone_columns(manifest.columns, merge)
+            keys = gone_columns(columns, merge)
             aside = self._files(rewriting, replace(away, config=plain), deleted, keys)
-        for new, old in ((files, manifest.files), (aside, manifest.deleted)):
-            if sums(new).rows != sums(old).rows:
+        there = [each for one in old for each in one.files]
+        for new, before in ((files, there), (aside, gone)):
+            if sums(new).rows != sums(before).rows:
                 raise WorkFailed(
-                    f"{sums(old).rows:,} rows were read, and {sums(new).rows:,} written."
+                    f"{sums(before).rows:,} rows were read, and {sums(new).rows:,} written."
                 )
         rewriting.phases.enter("writing")
         return replace(
             self._writer.manifest(
                 rewriting.member,
                 rewriting.output,
-                manifest.columns,
+                columns,
                 files,
-                read=(manifest.inputs, manifest.input_totals),
+                read=_read(old),
                 deleted=aside,
             ),
-            base_revision=part.revision,
+            base_revision=place.current[-1].revision,
         )
 
     def _files(
@@ -128,6 +141,39 @@ class Rewriter:
         access = self._accesses.to(rewriting.member.work.outputs[rewriting.output].location)
         slices = [Slice(files=given.files)]
         return access.frame(rewriting.session, slices, columns, rewriting.held)
+
+
+def _read(manifests: Sequence[Manifest]) -> Read:
+    """What was read to make any of these."""
+    if len(manifests) == 1:
+        return manifests[0].inputs, manifests[0].input_totals
+    listed: dict[str, dict[ManifestInput, None]] = {}
+    totals: dict[str, list[InputTotal]] = {}
+    for manifest in manifests:
+        for each in manifest.inputs:
+            listed.setdefault(each.input, {})[each] = None
+        for total in () if manifest.input_totals is UNSET else manifest.input_totals:
+            totals.setdefault(total.input, []).append(total)
+    found = {name: list(parts) for name, parts in listed.items()}
+    more = tuple(
+        _total(parts, totals.get(name, ()))
+        for name, parts in found.items()
+        if len(parts) > LISTED_MAX or name in totals
+    )
+    return tuple(each for parts in found.values() for each in parts[:LISTED_MAX]), more or UNSET
+
+
+def _total(parts: Sequence[ManifestInput], totals: Sequence[InputTotal]) -> InputTotal:
+    """Of an input that is not listed whole: the digest is that of what is known of it."""
+    lines = [f"{each.location}\t{each.manifest or ''}" for each in parts]
+    lines += [each.digest for each in totals]
+    return InputTotal(
+        input=parts[0].input,
+        dataset=parts[0].dataset,
+        generation=parts[0].generation,
+        parts=len(parts) + sum(each.parts - LISTED_MAX for each in totals),
+        digest=digest("".join(f"{each}\n" for each in lines).encode()),
+    )
 
 
 def _refuse_unknown(wanted: Sequence[str], columns: Sequence[Column]) -> None:

@@ -634,11 +634,11 @@ _JOBS = [
     (
         (
             "a: {runtime: process, operator: f, inputs: raw, update: append,"
-            " outputs: {name: a, maintain: {compact: true}}}"
+            " outputs: {name: a, maintain: {cluster: [k]}}}"
         ),
         (
-            "6 jobs.a.outputs: What is appended is read part by part, as by read: changes, so parts"
-            " are not put together in place; take `maintain` out, and let readers"
+            "6 jobs.a.outputs: Of what is appended, files are cut by ranges where they are put"
+            " together; write compact: true beside cluster."
         ),
     ),
     (
