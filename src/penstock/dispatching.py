@@ -317,7 +317,7 @@ def _sessions(settings: Settings, database: Database, secret: str) -> Sessions:
 
 def _console(
     parts: Parts, sessions: Sessions, live: Live, *, hosts: Collection[str] | None
-) -> Console:
+) -> Console[Parts]:
     clock = SystemClock()
     return Console(
         public_app(parts),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ from tests.browser.window import SECONDS_MAX, Window, window
 from tests.conftest import Background
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
+_AXE = "axe-core@4.11.4"
+_FETCH_SECONDS_MAX = 60
 _FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -111,3 +114,28 @@ def stranger(browser: Browser, guarded_url: str) -> Iterator[Window]:
     opened = window(browser, guarded_url)
     yield opened
     opened.page.context.close()
+
+
+@pytest.fixture(scope="package")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The source of axe-core, fetched by npm into a folder of the test."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("Accessibility is not judged: there is no npm to fetch axe-core with.")
+    folder = tmp_path_factory.mktemp("axe")
+    flags = ("--no-audit", "--no-fund", "--ignore-scripts", "--no-save", "--loglevel=error")
+    try:
+        fetched = subprocess.run(
+            [npm, "install", *flags, f"--prefix={folder}", _AXE],
+            capture_output=True,
+            text=True,
+            timeout=_FETCH_SECONDS_MAX,
+            check=False,
+        )
+        why = "" if fetched.returncode == 0 else fetched.stderr.strip()[:300]
+    except subprocess.TimeoutExpired:
+        why = f"it took longer than {_FETCH_SECONDS_MAX} s"
+    source = folder / "node_modules" / "axe-core" / "axe.min.js"
+    if not source.is_file():
+        pytest.skip(f"Accessibility is not judged: npm could not fetch axe-core: {why}")
+    return Path(source).read_text("utf-8")

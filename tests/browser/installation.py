@@ -8,6 +8,7 @@ nothing yet.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from psycopg.conninfo import make_conninfo
 
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.ports import free_port
-from tests.e2e.command import PENSTOCK
+from tests.e2e.command import PENSTOCK, penstock
 
 CLOCK = SystemClock()
 PAUSE = threading.Event()
@@ -78,6 +79,14 @@ class Installation:
 
         self.until(is_there)
         return int(found[0]["id"])
+
+    def queued(self) -> str:
+        """The id of a task in a queue of its own, with an input that a page must not believe."""
+        store = f"file://{self.folder / 'data' / 'store'}"
+        words = ("queue", "submit", "seen", json.dumps({SCRIPT: SCRIPT}), "--key", "one")
+        ran = penstock(*words, "--store", store, "--queue", "seen")
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout.strip()
 
     def until(self, holds: Callable[[], object]) -> None:
         """Wait until something holds."""

@@ -31,6 +31,7 @@ _GIVEN = {
     ),
     "/operations/versions": ("/operations/versions", "/operations/versions?version=before"),
     "/tasks": ("/tasks", "/tasks?status=dead", "/tasks?status=cancelled"),
+    "/queue/tasks": ("/queue/tasks", "/queue/tasks?name=wake-ups&status=failed&type=x"),
 }
 
 
@@ -44,5 +45,7 @@ def addresses(path: str, installation: Installation) -> Sequence[str]:
     if path == "/backfills/{id:path}":
         (first, *_) = installation.client.get("/v1/backfills").json()["backfills"]
         return [f"/backfills/{first['id']}"]
+    if path == "/queue/task/{id:path}":
+        return [f"/queue/task/{installation.queued()}?name=seen"]
     assert "{" not in path, f"Say in {__name__} where an example of {path} is."
     return [path]

@@ -12,6 +12,7 @@ again and sent as server-sent events (`live`), once for all who look at the same
 | `rendering` | templates, and the words, figures and times in them |
 | `live` | what has changed on a page, for those who look at it |
 | `pages/` | one module a page: what it shows, by what is asked of the dispatcher |
+| `alone` | what the pages of queues are given where there is no dispatcher |
 | `drawing/` | the DAG in layers, heat maps, time lines, plots: coordinates only |
 
 Nothing here keeps state but the sessions' cookies and who looks at what. A crash loses a view.

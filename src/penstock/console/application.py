@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Generic, Protocol, TypeVar
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
 from penstock.console import asking
@@ -38,7 +38,6 @@ from penstock.console.pages.base import Action, Asked, Done, Missing, Page, Site
 from penstock.console.rendering import Rendering
 from penstock.console.sessions import COOKIE, SESSION_SECONDS, Role, Session, Sessions
 from penstock.dispatcher.api.endpoints import pattern_of
-from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.api.requests import (
     Admission,
     Receive,
@@ -59,7 +58,7 @@ _API: Final = ("/v1/", "/internal/", "/metrics", "/healthz", "/readyz", "/openap
 _PAGE_SECONDS_MAX: Final = 15.0
 _WRONG_SECONDS: Final = 1.0
 """How long a wrong token takes, so that guessing is slow."""
-_DATABASE_AWAY: Final = "The database does not answer now."
+DATABASE_AWAY: Final = "The database does not answer now."
 _A_YEAR: Final = b"public, max-age=31536000, immutable"
 _ASK_AGAIN: Final = b"no-cache"
 
@@ -84,18 +83,36 @@ class _Visit:
         return f"{path}?{self.query.decode('utf-8', 'replace')}" if self.query else path
 
 
-class Console:
+class Audit(Protocol):
+    """Where is told who was refused."""
+
+    def note(self, *, what: str, outcome: str, address: str, reason: str) -> None:
+        """Remember it; returns at once."""
+        ...
+
+
+class _Served(Protocol):
+    @property
+    def audit(self) -> Audit: ...
+
+
+Served = TypeVar("Served", bound=_Served)
+"""What the pages ask: the parts of a dispatcher, or a queue alone."""
+
+
+class Console(Generic[Served]):
     """The application of the public listener: the console, and the API beside it.
 
     `hosts` are the names, in lower case, that browsers may ask for; None is any. A page whose own
-    name leads here since would be of the same site as this server.
+    name leads here since would be of the same site as this server. `away` is said when what the
+    pages ask does not answer in time.
     """
 
     def __init__(
         self,
         api: App,
-        parts: Parts,
-        site: Site,
+        parts: Served,
+        site: Site[Served],
         *,
         sessions: Sessions,
         live: Live,
@@ -103,8 +120,10 @@ class Console:
         version: str = "",
         alerts: AlertCount | None = None,
         hosts: Collection[str] | None = None,
+        away: str = DATABASE_AWAY,
     ) -> None:
         self._api = api
+        self._away = away
         self._parts = parts
         self._site = site
         self._sessions = sessions
@@ -187,7 +206,7 @@ class Console:
             async with asyncio.timeout(_PAGE_SECONDS_MAX):
                 is_over = session in await self._sessions.over([session])
         except (DatabaseUnavailable, TimeoutError):
-            return self._problem(visit, _DATABASE_AWAY, status=503)
+            return self._problem(visit, self._away, status=503)
         return None if is_over else visit
 
     async def _page(self, visit: _Visit) -> Answer:
@@ -199,7 +218,7 @@ class Console:
                 said = await page.load(self._parts, asked)
                 await self._alerts.look()
         except (DatabaseUnavailable, TimeoutError):
-            return self._problem(visit, _DATABASE_AWAY, status=503)
+            return self._problem(visit, self._away, status=503)
         if isinstance(said, Missing):
             return self._problem(visit, said.what, hint=said.hint, status=404)
         before = told(visit.headers, visit.session, self._sessions)
@@ -209,20 +228,20 @@ class Console:
             answer.headers.append(forget_told(is_secure=_is_secure(visit.headers)))
         return self._with_session(answer, visit)
 
-    def _found(self, visit: _Visit) -> tuple[Page | None, Asked]:
+    def _found(self, visit: _Visit) -> tuple[Page[Served] | None, Asked]:
         for pattern, page in self._pages:
             if (found := pattern.fullmatch(visit.path)) is not None:
                 query = asking.query(visit.query, page.query)
                 return page, Asked(found.groupdict(), query, visit.session)
         return None, Asked({}, {}, visit.session)
 
-    def _given(self, visit: _Visit, page: Page, said: Mapping[str, Any]) -> dict[str, Any]:
+    def _given(self, visit: _Visit, page: Page[Served], said: Mapping[str, Any]) -> dict[str, Any]:
         """What the template of a page is given."""
         whole = self._whole(visit, page)
         assert whole.keys().isdisjoint(said), "a page says what every page is given"
         return {**whole, **said}
 
-    def _whole(self, visit: _Visit, page: Page | None) -> dict[str, Any]:
+    def _whole(self, visit: _Visit, page: Page[Served] | None) -> dict[str, Any]:
         """What every template is given."""
         return {
             "version": self._version,
@@ -230,6 +249,7 @@ class Console:
             "section": (page.section or page.name) if page is not None else "",
             "session": visit.session,
             "is_open": self._sessions.is_open,
+            "is_read_only": self._sessions.is_read_only,
             "form_token": self._sessions.form_token(visit.session),
             "here": visit.here,
             "is_live": page is not None and bool(page.live),
@@ -309,7 +329,9 @@ class Console:
             return self._problem(visit, "There is no such action.", status=404)
         found, action = matched[0]
         if not visit.session.may_steer:
-            return self._problem(visit, "You may look, and not steer.", status=403)
+            read_only = "This console is read-only."
+            what = read_only if self._sessions.is_read_only else "You may look, and not steer."
+            return self._problem(visit, what, status=403)
         given = {name: value for name, value in fields.items() if name in action.fields}
         to = fields.get("to", "/")
         done = await self._done(action, Asked(found.groupdict(), given, visit.session), to)
@@ -319,7 +341,7 @@ class Console:
         )
         return self._with_session(answer, visit)
 
-    async def _done(self, action: Action, asked: Asked, to: str) -> Done:
+    async def _done(self, action: Action[Served], asked: Asked, to: str) -> Done:
         try:
             async with asyncio.timeout(_PAGE_SECONDS_MAX):
                 return await action.act(self._parts, asked, to)
@@ -348,7 +370,7 @@ class Console:
             async with asyncio.timeout(_PAGE_SECONDS_MAX):
                 await self._sessions.end(visit.session)
         except (DatabaseUnavailable, TimeoutError):
-            what = f"You are not signed out. {_DATABASE_AWAY}"
+            what = f"You are not signed out. {self._away}"
             return self._problem(visit, what, hint="Try again in a moment.", status=503)
         answer = redirect("/")
         gone = set_cookie(COOKIE, "", seconds=0, is_secure=_is_secure(visit.headers))

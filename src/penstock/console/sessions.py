@@ -18,6 +18,8 @@ is late takes it back; a crash leaves a session signed out of, or not.
 | on loopback, no API token | an operator: whoever is on this machine | nobody has to |
 | with an API token | the page to sign in | by the API token an operator, by another a viewer |
 
+Where the console is read-only, everybody who is let in is a viewer, by whichever token.
+
 A form has to bring the session's own number (`form_token`), which no other site can read, and an
 `Origin` that is ours, if it has one. Pure, but for the clock and what is asked of `Ended`.
 """
@@ -86,12 +88,16 @@ class Sessions:
         ended: Ended,
         api_token: str = "",
         viewer_token: str = "",
+        is_read_only: bool = False,
     ) -> None:
+        self.is_read_only = is_read_only
         self._clock = clock
         self._entropy = entropy
         self._ended = ended
         self._tokens = {Role.OPERATOR: api_token, Role.VIEWER: viewer_token}
         said = f"penstock console\x00{api_token}\x00{viewer_token}"
+        # A session of before it was read-only is none.
+        said += "\x00read-only" if is_read_only else ""
         self._key = hmac.digest(secret.encode(), said.encode(), hashlib.sha256)
 
     @property
@@ -99,8 +105,14 @@ class Sessions:
         """Whether nobody has to sign in."""
         return not self._tokens[Role.OPERATOR]
 
+    @property
+    def highest(self) -> Role:
+        """The most that anybody may be here."""
+        return Role.VIEWER if self.is_read_only else Role.OPERATOR
+
     def begin(self, role: Role) -> Session:
         """A new session."""
+        role = self.highest if role is Role.OPERATOR else role
         return Session(role, int(self._clock.wall()), new_id(self._entropy, characters=24))
 
     def role_of(self, token: str) -> Role | None:

@@ -73,8 +73,13 @@ class Reader:
 
     async def history(self, at: PackAt, place: int) -> list[TaskEvent]:
         """What has happened to a task, oldest first. Raises `TaskNotFound`."""
+        return (await self.told(at, place))[1]
+
+    async def told(self, at: PackAt, place: int) -> tuple[TaskView, list[TaskEvent]]:
+        """The state of a task and its history, without what is large. Raises `TaskNotFound`."""
         found = await self._find(at)
-        return events_of(await self._view(at, place, found), found.ledger, place)
+        view = await self._view(at, place, found)
+        return view, events_of(view, found.ledger, place)
 
     async def _view(self, at: PackAt, place: int, found: _Found) -> TaskView:
         if found.ledger is not None:

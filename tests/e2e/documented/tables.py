@@ -145,6 +145,7 @@ ENDINGS: Final[Sequence[tuple[str, str]]] = (
     (r"queue submit( --.*)?", """resize '{"n": 1}'"""),
     (r"queue (get|history|cancel|replay|batch( --wait)?)", "ID"),
     (r"queue worker", "MODULE:WORKER"),
+    (r"queue console(?! --port).*", "--port 0"),
     (r"queue reshard", "--shards 128"),
     (r"queue (list|cancel|replay --failed) --tag", "env=prod"),
     (r"queue limits (show|remove)", "KEY"),
@@ -195,6 +196,9 @@ FILLS: Final[Mapping[str, str]] = {
     "queue MODULE:WORKER": "images:worker",
     "queue tasks:worker": "images:worker",
     "queue 9100": "0",
+    "queue console URL": "<bucket>",
+    "queue console NAME": "images",
+    "queue console 7075": "0",
     "http://127.0.0.1:7070": "<url>",
     "http://127.0.0.1:7072": "<webhooks>",
 }
@@ -208,6 +212,7 @@ STAYS: Final[Mapping[str, str]] = {
     "queue worker": "Working on resize of the queue 'images'",
     "queue tail": "Following 'images'",
     "queue monitor": "Z  ",
+    "queue console": "The console is at http://",
 }
 """Verbs that go on until they are told to stop, and what they say when they are ready."""
 

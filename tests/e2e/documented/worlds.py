@@ -244,7 +244,7 @@ def a_queue(folder: Path, *, early: Callable[[World], None]) -> Iterator[World]:
     (folder / "images.py").write_text(module.replace("file:///tmp/bucket", url))
     facts = asyncio.run(_filled_queue(url))
     there = {"PENSTOCK_STORE": url, "PENSTOCK_QUEUE": "images"}
-    world = World(folder, {**_outside(), **there}, facts)
+    world = World(folder, {**_outside(), **there}, {**facts, "bucket": url})
     early(world)
     try:
         yield world

@@ -22,6 +22,7 @@ PLACES: Final = {
     "cancel": Place(f"{_HERE}.cancel", "cancel", "Cancel tasks, or ask those that run to stop."),
     "replay": Place(f"{_HERE}.replay", "replay", "Submit settled tasks again."),
     "stats": Place(f"{_HERE}.stats", "stats", "Count tasks; show workers and shards."),
+    "console": Place(f"{_HERE}.console", "console", "Show queues in a browser, and steer them."),
     "worker": Place(f"{_HERE}.worker", "worker", "Run the worker of your module."),
     "monitor": Place(f"{_HERE}.monitor", "monitor", "Archive and repair, where no worker does."),
     "reshard": Place(

@@ -48,6 +48,12 @@ def on_a_queue(verb: Verb) -> Verb:
 @asynccontextmanager
 async def opened(store: str | None, name: str, *, create: bool = False) -> AsyncIterator[Queue]:
     """The queue that the options name, connected. Raises `QueueNotFound` unless `create`."""
+    async with await Queue.open(checked_store(store), name=name, create=create) as queue:
+        yield queue
+
+
+def checked_store(store: str | None) -> str:
+    """The URL of a store that outlives this command. Raises `InvalidInput`."""
     if not store:
         raise InvalidInput(
             "Which store? Give --store URL or set PENSTOCK_STORE.",
@@ -58,5 +64,4 @@ async def opened(store: str | None, name: str, *, create: bool = False) -> Async
             "A memory:// store lives in one process and would be gone with this command.",
             hint="For a try, use a folder: --store file:///tmp/store",
         )
-    async with await Queue.open(store, name=name, create=create) as queue:
-        yield queue
+    return store

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from penstock.console.sessions import Session
-from penstock.dispatcher.api.parts import Parts
+
+Given_contra = TypeVar("Given_contra", contravariant=True)
+"""What a page asks: the parts of a dispatcher, or as much of them as it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +51,12 @@ class Done:
 
 _RESERVED: Final = frozenset({"open", "error", "message", "trouble", "heartbeat"})
 
-Loading = Callable[[Parts, Asked], Awaitable[Mapping[str, Any] | Missing]]
-Acting = Callable[[Parts, Asked, str], Awaitable[Done]]
-"""The last is the page that the form says to go to afterwards."""
+Loaded = Mapping[str, Any] | Missing
+"""What the template of a page is given."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class Page(Generic[Given_contra]):
     """One page. A path has parameters as `{name}`; `{name:path}` is one that may have slashes.
 
     Where a parameter is the last, it is of that kind: what has slashes in it is then told to be no
@@ -65,7 +66,7 @@ class Page:
     path: str
     name: str
     """Its template is `{name}.html`; the navigation marks it by this, or by `section`."""
-    load: Loading
+    load: Callable[[Given_contra, Asked], Awaitable[Loaded]]
     _: KW_ONLY
     live: tuple[str, ...] = ()
     """The blocks of the template that are kept up to date."""
@@ -79,19 +80,20 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class Action(Generic[Given_contra]):
     """What the forms of a path do; for operators only."""
 
     path: str
-    act: Acting
+    act: Callable[[Given_contra, Asked, str], Awaitable[Done]]
+    """The last is the page that the form says to go to afterwards."""
     fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Site(Generic[Given_contra]):
     """All pages and actions."""
 
-    pages: tuple[Page, ...]
-    actions: tuple[Action, ...] = ()
+    pages: tuple[Page[Given_contra], ...]
+    actions: tuple[Action[Given_contra], ...] = ()
     sections: Mapping[str, str] = field(default_factory=dict)
     """The navigation: names, and the paths of their pages."""

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlencode
 
 from penstock.console.drawing.shards import ShardMap, runs_of, shard_map
 from penstock.console.pages.base import Action, Asked, Done, Missing, Page
+from penstock.console.pages.queue_base import NO_STORE, QueueParts, money, path, queues_of, way
 from penstock.console.pages.queue_plots import ages_plot, ended_plot, starts_plot
 from penstock.console.rendering import length, number
-from penstock.dispatcher.api.parts import Parts
 from penstock.dispatcher.queues import steering
 from penstock.dispatcher.queues.looks import (
     LOOK_SECONDS,
@@ -39,7 +38,6 @@ _TABS_MAX: Final = 30
 _TYPES_MAX: Final = 50
 _WORKERS_MAX: Final = 100
 _LETTERS_MAX: Final = 50
-_NO_STORE: Final = "This dispatcher has no store to look at."
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +59,21 @@ class _Worker:
     runs: str
 
 
-async def _load(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
+async def _load(parts: QueueParts, asked: Asked) -> Mapping[str, Any] | Missing:
     wanted = asked.query.get("name", "")
-    nothing = {"look": None, "name": wanted or QUEUE_NAME, "tabs": (), "tabs_more": 0}
+    nothing = {
+        "look": None,
+        "name": wanted or parts.first_queue,
+        "tabs": (),
+        "tabs_more": 0,
+        "way": (),
+        "has_pipeline": parts.has_pipeline,
+        "root": parts.root,
+    }
     if parts.queues is None:
-        return {**nothing, "trouble": _NO_STORE}
+        return {**nothing, "trouble": NO_STORE}
     try:
-        look = await _looked(parts.queues, wanted)
+        look = await _looked(parts.queues, wanted, first=parts.first_queue)
     except (QueueNotFound, InvalidInput) as error:
         return Missing(error.message, error.hint)
     except PenstockError as error:
@@ -77,13 +83,17 @@ async def _load(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
         return {**nothing, "trouble": why}
     if look is None:
         return {**nothing, "trouble": ""}
-    return {**_shown(look), **_spent(parts, look)}
+    whole = {**nothing, **_shown(look), **_spent(parts, look)}
+    if not parts.has_pipeline:
+        # To itself it is a queue as any other.
+        whole |= {"is_wake_ups": False, "thing": "task", "things": "Tasks"}
+    return whole
 
 
-async def _looked(queues: Queues, wanted: str) -> Look | None:
+async def _looked(queues: Queues, wanted: str, *, first: str) -> Look | None:
     """A look at the queue that is asked for, or at the first that there is; None if none is."""
     try:
-        return await queues.look(wanted or QUEUE_NAME)
+        return await queues.look(wanted or first)
     except QueueNotFound:
         if wanted:
             raise
@@ -103,8 +113,9 @@ def _shown(look: Look) -> dict[str, Any]:
         "look": look,
         "name": stats.queue,
         "trouble": look.trouble,
-        "tabs": [(each, f"/queue?{urlencode({'name': each})}") for each in look.names[:_TABS_MAX]],
+        "tabs": [(each, path("/queue", name=each)) for each in look.names[:_TABS_MAX]],
         "tabs_more": max(0, len(look.names) - _TABS_MAX),
+        "way": way(stats.queue, "overview"),
         "is_wake_ups": stats.queue == QUEUE_NAME,
         "thing": "wake-up" if stats.queue == QUEUE_NAME else "task",
         "things": "Wake-ups" if stats.queue == QUEUE_NAME else "Tasks",
@@ -164,7 +175,7 @@ def _starts_told(look: Look) -> str:
     return f"{started} started in the last hour: half within {median}, 19 of 20 within {most}."
 
 
-def _spent(parts: Parts, look: Look) -> dict[str, Any]:
+def _spent(parts: QueueParts, look: Look) -> dict[str, Any]:
     """What a task costs, what workers cost, what a look costs, and what this process measures."""
     meter = meter_of(parts.store) if parts.store is not None else None
     measured = (
@@ -194,22 +205,6 @@ def _spent(parts: Parts, look: Look) -> dict[str, Any]:
     }
 
 
-def money(dollars: float) -> str:
-    """An amount with two digits that count, at least to the cent."""
-    if dollars == 0 or dollars >= 0.995:
-        return f"${dollars:,.2f}"
-    places = 2
-    while round(dollars, places) < 10.0 ** (1 - places) and places < 12:
-        places += 1
-    return f"${dollars:.{places}f}"
-
-
-def _queues(parts: Parts) -> Queues:
-    if parts.queues is None:
-        raise InvalidInput(_NO_STORE)
-    return parts.queues
-
-
 def _what(asked: Asked) -> tuple[str, str | None, str]:
     """The queue and the type that a form is about, and both in words."""
     name, kind = asked.query.get("name", ""), asked.query.get("type", "").strip() or None
@@ -217,28 +212,28 @@ def _what(asked: Asked) -> tuple[str, str | None, str]:
     return name, kind, words
 
 
-async def _pause(parts: Parts, asked: Asked, to: str) -> Done:
+async def _pause(parts: QueueParts, asked: Asked, to: str) -> Done:
     name, kind, words = _what(asked)
     reason = asked.query.get("reason", "").strip()
-    await steering.pause(_queues(parts), name, type=kind, reason=reason)
+    await steering.pause(queues_of(parts), name, type=kind, reason=reason)
     return Done(f"{words} is paused: workers hear of it within 10 seconds.", to)
 
 
-async def _drain(parts: Parts, asked: Asked, to: str) -> Done:
+async def _drain(parts: QueueParts, asked: Asked, to: str) -> Done:
     name, kind, words = _what(asked)
-    await steering.drain(_queues(parts), name, type=kind)
+    await steering.drain(queues_of(parts), name, type=kind)
     return Done(f"{words} is drained: within 30 seconds it takes no more tasks.", to)
 
 
-async def _resume(parts: Parts, asked: Asked, to: str) -> Done:
+async def _resume(parts: QueueParts, asked: Asked, to: str) -> Done:
     name, kind, words = _what(asked)
-    await steering.resume(_queues(parts), name, type=kind)
+    await steering.resume(queues_of(parts), name, type=kind)
     return Done(f"{words} is resumed.", to)
 
 
-async def _replay(parts: Parts, asked: Asked, to: str) -> Done:
+async def _replay(parts: QueueParts, asked: Asked, to: str) -> Done:
     """One dead letter, or those that the last look has shown and nobody has replayed."""
-    queues, name, one = _queues(parts), asked.query.get("name", ""), asked.query.get("id", "")
+    queues, name, one = queues_of(parts), asked.query.get("name", ""), asked.query.get("id", "")
     ids = [one] if one else [each.id for each in await _open_letters(queues, name)]
     if not ids:
         return Done("There is no dead letter that was not replayed.", to)
@@ -256,13 +251,13 @@ async def _open_letters(queues: Queues, name: str) -> list[DeadLetter]:
     return [each for each in lately.letters if each.name not in lately.replayed]
 
 
-PAGE: Final = Page(
-    "/queue",
-    "queue",
-    _load,
-    live=("state", "levers", "figures", "plots", "kinds", "map", "workers", "letters", "costs"),
-    query=("name",),
+_LIVE: Final = (
+    *("state", "levers", "figures", "plots", "kinds"),
+    *("map", "workers", "letters", "costs"),
 )
+PAGE: Final = Page("/queue", "queue", _load, live=_LIVE, query=("name",))
+HOME: Final = Page("/", "queue", _load, live=_LIVE, query=("name",))
+"""The same as the first page of a console that has queues alone."""
 ACTIONS: Final = (
     Action("/queue/pause", _pause, fields=("name", "type", "reason")),
     Action("/queue/drain", _drain, fields=("name", "type")),

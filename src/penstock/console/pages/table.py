@@ -17,14 +17,17 @@ from penstock.console.pages import (
     partition,
     pipeline,
     queue,
+    queue_rules,
+    queue_tasks,
     sources,
     task,
     tasks,
     versions,
 )
 from penstock.console.pages.base import Site
+from penstock.dispatcher.api.parts import Parts
 
-SITE: Final = Site(
+SITE: Final[Site[Parts]] = Site(
     pages=(
         pipeline.PAGE,
         jobs.PAGE,
@@ -39,6 +42,8 @@ SITE: Final = Site(
         tasks.PAGE,
         task.PAGE,
         queue.PAGE,
+        *queue_tasks.PAGES,
+        *queue_rules.PAGES,
         operations.PAGE,
         *sources.PAGES,
         *backfill.PAGES,
@@ -52,6 +57,8 @@ SITE: Final = Site(
         *tasks.ACTIONS,
         *task.ACTIONS,
         *queue.ACTIONS,
+        *queue_tasks.ACTIONS,
+        *queue_rules.ACTIONS,
         *operations.ACTIONS,
         *sources.ACTIONS,
         *backfill.ACTIONS,

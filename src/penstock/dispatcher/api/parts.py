@@ -34,6 +34,7 @@ from penstock.dispatcher.tasks.values import Ended, Refusal
 from penstock.dispatcher.views.datasets import DatasetViews
 from penstock.dispatcher.views.views import Views
 from penstock.dispatcher.wakeups.broker import Broker
+from penstock.dispatcher.wakeups.bucket import QUEUE_NAME
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import Entropy, system_entropy
 from penstock.store.base import ObjectStore
@@ -111,6 +112,16 @@ class Parts:
     readiness: Readiness = field(init=False)
     queues: Queues | None = field(init=False)
     """The queues in the store."""
+
+    @property
+    def first_queue(self) -> str:
+        """The queue that pages show if none is named."""
+        return QUEUE_NAME
+
+    @property
+    def has_pipeline(self) -> bool:
+        """Whether there is more to look at than queues."""
+        return True
 
     def __post_init__(self) -> None:
         end = Gathering(self.tasks.end, key=lambda said: said.fence.task_id, items_max=BATCH_MAX)

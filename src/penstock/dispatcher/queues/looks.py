@@ -14,7 +14,8 @@ all who ask, and these bounds:
 Who asks while a look is under way, or before the next may begin, gets the last one at once. Who
 asks first waits for it. A look that fails leaves the last one and says why (`trouble`); a queue
 that is gone is forgotten. If who waits goes away, the look ends with it, and the next who asks
-begins another. Nothing is written, and a crash loses the cache.
+begins another. Nothing is written, and a crash loses the cache. What pages show beside a look is
+read by `penstock.dispatcher.queues.reads`, with bounds of its own.
 
 `Queues` is used by one event loop. Steering is in `penstock.dispatcher.queues.steering`.
 """
@@ -22,10 +23,12 @@ begins another. Nothing is written, and a crash loses the cache.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock.dispatcher.queues.bounded import BoundedStore
+from penstock.dispatcher.queues.reads import Answer, Found, SharedReads
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import PenstockError, QueueNotFound
 from penstock.queue.client import Queue
@@ -116,6 +119,7 @@ class Queues:
         self._looking = asyncio.Lock()
         self._names: tuple[str, ...] = ()
         self._named_at = _NEVER
+        self._reads = SharedReads(store)
 
     async def look(self, name: str) -> Look:
         """The queue of this name, as it was a few seconds ago.
@@ -139,6 +143,7 @@ class Queues:
 
     def forget(self, name: str) -> None:
         """The next who asks looks: this process has just changed something."""
+        self._reads.forget(name)
         if name in self._watched:
             self._watched[name].began_at = _NEVER
             self._began_at = _NEVER
@@ -156,6 +161,22 @@ class Queues:
     async def opened(self, name: str) -> Queue:
         """A queue that is there, to do something with. Raises `QueueNotFound`."""
         return await _opened(self._store, name, self._entropy)
+
+    async def read(
+        self,
+        name: str,
+        what: Hashable,
+        make: Callable[[Queue], Awaitable[Found]],
+        *,
+        seconds: float = LOOK_SECONDS,
+    ) -> Answer[Found]:
+        """What is read of a queue for a page, shared by all who ask for the same `what`."""
+        check_name(name, what="queue")
+
+        async def made(store: ObjectStore) -> Found:
+            return await make(await _opened(store, name, self._entropy))
+
+        return await self._reads.read((name, what), made, seconds=seconds)
 
     def _is_due(self, watched: _Watched) -> bool:
         """Whether it may be looked at now: time has passed, and no other waits for longer."""

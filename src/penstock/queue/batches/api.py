@@ -249,10 +249,13 @@ class Batches:
         """The batch of an id, without asking whether there is one."""
         return Batch(self, check_batch(id), None, is_own=False)
 
-    async def list(self) -> tuple[BatchView, ...]:
+    async def list(
+        self, *, limit: int = SHOWN_MAX, reads_max: int = showing.READS_MAX
+    ) -> tuple[BatchView, ...]:
         """The last batches, the newest first: those that have not ended, then those that have.
 
-        Two LISTs and, for each of up to `SHOWN_MAX` of each kind, what `progress` costs.
+        Two LISTs and, for each of up to `limit` of each kind, what `progress` costs; of each at
+        most `reads_max` packs are read.
         """
         layout, views = self.access.layout, list[BatchView]()
         with labelled("batches"):
@@ -261,10 +264,12 @@ class Batches:
                 async for page in pages(self.access.store, prefix):
                     read = (layout.read_batch_id(entry.key) for entry in page.entries)
                     ids.update({batch: None for batch in read if batch is not None})
-                for batch in sorted(ids, reverse=True)[:SHOWN_MAX]:
+                for batch in sorted(ids, reverse=True)[:limit]:
                     with suppress(BatchNotFound):
                         if batch not in (view.id for view in views):
-                            views.append(await showing.view(self.access, batch))
+                            views.append(
+                                await showing.view(self.access, batch, reads_max=reads_max)
+                            )
         return tuple(views)
 
 

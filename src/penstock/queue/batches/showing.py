@@ -66,10 +66,13 @@ async def ended_unless_open(access: Access, batch: str) -> BatchView | None:
     return None
 
 
-async def view(access: Access, batch: str, *, own: Collection[PackAt] = ()) -> BatchView:
+async def view(
+    access: Access, batch: str, *, own: Collection[PackAt] = (), reads_max: int = READS_MAX
+) -> BatchView:
     """How far a batch is. Raises `BatchNotFound`.
 
     Of a batch that is not sealed only those packs are known that are given, and those with a mark.
+    At most `reads_max` packs are read.
     """
     ended = await ended_view(access, batch)
     if ended is not None:
@@ -83,11 +86,16 @@ async def view(access: Access, batch: str, *, own: Collection[PackAt] = ()) -> B
             raise not_found(batch)
         return ended
     present = decode(OpenBatch, found.body, where=where)
-    return await _open_view(access, batch, present, own)
+    return await _open_view(access, batch, present, own, reads_max=reads_max)
 
 
 async def _open_view(
-    access: Access, batch: str, present: OpenBatch, own: Collection[PackAt]
+    access: Access,
+    batch: str,
+    present: OpenBatch,
+    own: Collection[PackAt],
+    *,
+    reads_max: int,
 ) -> BatchView:
     said = await marks.read(access.store, access.layout, batch)
     packs = marks.members(present) if present.sealed_ms else list(own)
@@ -96,7 +104,7 @@ async def _open_view(
         known = {at.pack for at in packs}
         for pack, each in said.items():
             counts += each if pack not in known else Counts()
-    partial, running = await _partly_done(access, missing[:READS_MAX])
+    partial, running = await _partly_done(access, missing[:reads_max])
     counts += partial
     total = counts.total + sum(at.count for at in missing) - partial.total
     return _view(
@@ -106,7 +114,7 @@ async def _open_view(
         counts=counts,
         running=running,
         total=total,
-        is_exact=len(missing) <= READS_MAX,
+        is_exact=len(missing) <= reads_max,
     )
 
 

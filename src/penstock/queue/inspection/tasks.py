@@ -77,16 +77,22 @@ async def list_tasks(
     tags: TagFilters | None = None,
     limit: int = 50,
     among: str = "in sight",
+    packs_max: int | None = None,
+    pages_max: int | None = None,
 ) -> Listing:
     """Tasks of these statuses that are in the queue or have settled recently.
 
     First what runs, retries or is in part done, then what waits, both oldest first, then what has
     settled, newest first. If failed tasks are asked for, by that word alone, the dead letters too.
-    `among` is what they are called where none has a tag.
+    `among` is what they are called where none has a tag. At most `packs_max` packs are read, or
+    `READS_MAX`, and `pages_max` pages of each folder are listed.
     """
     sieve = _Sieve(frozenset(statuses), tag_filters(tags))
     with labelled("inspect"):
-        found, notes, is_whole = await _in_the_queue(access, sieve, type=type, limit=limit)
+        survey = await surveyed(access, pages_max=pages_max)
+        found, notes, is_whole = await _in_the_queue(
+            access, sieve, survey, type=type, limit=limit, packs_max=packs_max or READS_MAX
+        )
         if sieve.statuses == {"failed"} and len(found) <= limit:
             dead = await _dead_letters(access, sieve, type=type, limit=limit)
             known = {view.id for view in found}
@@ -104,6 +110,8 @@ async def find_tasks(
     type: str | None = None,
     tags: TagFilters | None = None,
     limit: int = 50,
+    packs_max: int | None = None,
+    pages_max: int | None = None,
 ) -> Listing:
     """`list_tasks` for words that somebody has typed: they are checked first."""
     statuses = (status,) if isinstance(status, str) else tuple(STATES if status is None else status)
@@ -118,15 +126,28 @@ async def find_tasks(
         check_name(type, what="type")
     if not 1 <= limit <= LIMIT_MAX:
         raise InvalidInput(f"The limit of a list is 1 to {LIMIT_MAX:,}, not {limit}.")
-    return await list_tasks(access, statuses=statuses, type=type, tags=tags, limit=limit)
+    return await list_tasks(
+        access,
+        statuses=statuses,
+        type=type,
+        tags=tags,
+        limit=limit,
+        packs_max=packs_max,
+        pages_max=pages_max,
+    )
 
 
 async def _in_the_queue(
-    access: Access, sieve: _Sieve, *, type: str | None, limit: int
+    access: Access,
+    sieve: _Sieve,
+    survey: Survey,
+    *,
+    type: str | None,
+    limit: int,
+    packs_max: int,
 ) -> tuple[list[TaskView], list[str], bool]:
     """The tasks whose packs or ledgers are there, notes, and whether that is all of them."""
     now = access.now().middle
-    survey = await surveyed(access)
     wanted = [
         at
         for at, (pack, ledger) in survey.pairs.items()
@@ -136,7 +157,7 @@ async def _in_the_queue(
     found: list[TaskView] = []
     notes = list(survey.notes)
     reached = 0
-    while reached < min(len(wanted), READS_MAX) and len(found) <= limit:
+    while reached < min(len(wanted), packs_max) and len(found) <= limit:
         some = wanted[reached : reached + _AT_ONCE]
         reached += len(some)
         for views in await asyncio.gather(*(_views(access, at, survey, now) for at in some)):
