@@ -99,6 +99,7 @@ class Queue(Connection):
         expires: float | None = None,
         expires_at: datetime | None = None,
         tags: Mapping[str, str] | None = None,
+        affinity: str = "",
     ) -> Task:
         """Submit one task, to start `delay` seconds from now, or `at` a time.
 
@@ -106,7 +107,8 @@ class Queue(Connection):
         first is not settled and for `key_seconds` after that, the queue's if none are given; with
         `same_input`, it raises `KeyConflict` if its input is another. What has a higher
         `priority`, from -9 to 9, comes first. A `limit` is the key of a limit that the task falls
-        under. What has not begun after `expires` seconds, or at `expires_at`, never will.
+        under. What has not begun after `expires` seconds, or at `expires_at`, never will. Tasks
+        of one `affinity` meet the same worker, as far as that can be.
         """
         options = Options(
             key=key,
@@ -117,6 +119,7 @@ class Queue(Connection):
             limit=limit,
             expires=await expires_until(self.access.store, expires, expires_at),
             tags=tags or {},
+            affinity=affinity,
         )
         await self._check_door(type)
         if key is None:
@@ -140,6 +143,7 @@ class Queue(Connection):
         expires: float | None = None,
         expires_at: datetime | None = None,
         tags: Mapping[str, str] | None = None,
+        affinity: str = "",
     ) -> list[Task]:
         """Submit one task an input, up to 1,000 in one object: much cheaper than one by one.
 
@@ -151,6 +155,7 @@ class Queue(Connection):
             limit=limit,
             expires=await expires_until(self.access.store, expires, expires_at),
             tags=tags or {},
+            affinity=affinity,
         )
         await self._check_door(type)
         ids = await self._submitter().submit_many(type, inputs, options)
@@ -167,6 +172,7 @@ class Queue(Connection):
         expires: float | None = None,
         expires_at: datetime | None = None,
         tags: Mapping[str, str] | None = None,
+        affinity: str = "",
     ) -> list[Task]:
         """Submit tasks of several types, each a type and its input; one object a type.
 
@@ -178,6 +184,7 @@ class Queue(Connection):
             limit=limit,
             expires=await expires_until(self.access.store, expires, expires_at),
             tags=tags or {},
+            affinity=affinity,
         )
         for kind in {each[0] for each in checked_tasks(tasks)}:
             await self._check_door(kind)

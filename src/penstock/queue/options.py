@@ -20,6 +20,7 @@ EXPIRES_SECONDS_MAX: Final = 2 * DELAY_SECONDS_MAX
 TAGS_MAX: Final = 20
 TAG_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,49}")
 TAG_CHARACTERS_MAX: Final = 200
+AFFINITY_CHARACTERS_MAX: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,8 @@ class Options:
     expires: float | None = None
     """What has not begun so long after the submit is settled as expired."""
     tags: Mapping[str, str] = field(default_factory=dict)
+    affinity: str = ""
+    """What tasks have in common that one worker should run, a cache it keeps warm say. A hint."""
     batch: str = ""
     """The batch that the tasks belong to. Set by `penstock.queue.batches`."""
     trace: str = ""
@@ -64,6 +67,7 @@ class Options:
                 hint="It is counted from the submit on.",
             )
         _check_tags(self.tags)
+        _check_affinity(self.affinity)
 
 
 def check_key_seconds(seconds: float) -> None:
@@ -73,6 +77,18 @@ def check_key_seconds(seconds: float) -> None:
             f"A key must be remembered for at least {RESEND_SECONDS:.0f} s, and at most two years,"
             f" not {seconds:g}: a submit may be sent again for that long."
         )
+
+
+def _check_affinity(affinity: Any) -> None:
+    if not isinstance(affinity, str) or len(affinity) > AFFINITY_CHARACTERS_MAX:
+        raise InvalidInput(
+            f"An affinity is a text of at most {AFFINITY_CHARACTERS_MAX} characters.",
+            hint="Name what the tasks share: a customer, a model, a file.",
+        )
+    try:
+        affinity.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput("An affinity must be valid Unicode.") from error
 
 
 def _check_tags(tags: Mapping[Any, Any]) -> None:

@@ -134,13 +134,20 @@ def new_pack(
     entropy: Entropy,
     priority: int = 0,
     limit: str = "",
+    affinity: str = "",
 ) -> PackAt:
-    """Where a pack that is due at once goes."""
+    """Where a pack that is due at once goes: into any slot, or into that of its affinity."""
     if not 0 < count <= TASKS_PER_PACK_MAX:
         raise InvalidInput(f"A pack has 1 to {TASKS_PER_PACK_MAX} tasks, not {count}.")
     pack = PackId(stamp_of(submitted_ms) + new_id(entropy, characters=NONCE_CHARACTERS))
-    slot = entropy.randrange(SLOTS)
+    slot = slot_of_affinity(type, affinity) if affinity else entropy.randrange(SLOTS)
     return PackAt(_NOW, slot, pack, count, check_name(type, what="type"), priority, limit)
+
+
+def slot_of_affinity(type: str, affinity: str) -> int:
+    """The slot of all packs of a type with this affinity, and so of whoever owns its shard."""
+    digest = hashlib.blake2b(f"{type}\0{affinity}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") % SLOTS
 
 
 def delayed(at: PackAt, *, due_ms: int) -> PackAt:

@@ -89,8 +89,11 @@ _PAUSE_SECONDS_MAX: Final = 15.0
 class Announcer(Protocol):
     """Tells workers of packs (`penstock.queue.direct`). Never fails, and never takes long."""
 
-    async def choose(self, at: PackAt) -> str | None:
-        """Whom to tell of a pack; empty if nobody is there. None: its type is not announced."""
+    async def choose(self, at: PackAt, *, affinity: str = "") -> str | None:
+        """Whom to tell of a pack, by its affinity if it has one; empty if nobody is there.
+
+        None: its type is not announced.
+        """
 
     async def announce(self, worker: str, at: PackAt, pack: Pack) -> None:
         """Tell of a pack that is written."""
@@ -185,7 +188,7 @@ class Submitter:
             pack = msgspec.structs.replace(
                 pack, key=options.key, key_seconds=key_seconds, refs=refs
             )
-            await self._send_keyed(at, pack)
+            await self._send_keyed(at, pack, affinity=options.affinity)
             if options.same_input:
                 # Another may have come between.
                 await self._check_input(at, body)
@@ -226,7 +229,7 @@ class Submitter:
             hint="Use another key, or leave out same_input to get the task that is there.",
         )
 
-    async def _send_keyed(self, at: PackAt, pack: Pack) -> None:
+    async def _send_keyed(self, at: PackAt, pack: Pack, *, affinity: str) -> None:
         where = self.layout.pack(at)
         pointer = self.layout.pointer(
             at,
@@ -251,7 +254,7 @@ class Submitter:
                     return
             else:
                 await self._check_in_time(pack.submitted_ms, where)
-                await self._announce(await self._choose(at), at, pack)
+                await self._announce(await self._choose(at, affinity), at, pack)
                 return
         raise OutcomeUnknown(
             "The pack of this key comes and goes: whether it was submitted cannot be told.",
@@ -308,9 +311,10 @@ class Submitter:
             entropy=self.entropy,
             priority=options.priority,
             limit=options.limit,
+            affinity=options.affinity,
         )
         pack = _pack(type, inputs, options, nonce=new_id(self.entropy), submitted_ms=submitted_ms)
-        worker = await self._choose(at)
+        worker = await self._choose(at, options.affinity)
         if pack.due_ms:
             at = delayed(at, due_ms=pack.due_ms)
         elif worker == "" and not pack.priority:
@@ -368,8 +372,8 @@ class Submitter:
             raise unknown from error
         return found is not None and decode(Pack, found.body, where=where).nonce == nonce
 
-    async def _choose(self, at: PackAt) -> str | None:
-        return await self.announcer.choose(at) if self.announcer else None
+    async def _choose(self, at: PackAt, affinity: str) -> str | None:
+        return await self.announcer.choose(at, affinity=affinity) if self.announcer else None
 
     async def _announce(self, worker: str | None, at: PackAt, pack: Pack) -> None:
         """Tell a worker of a pack, which is written: never before."""

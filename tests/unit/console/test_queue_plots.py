@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.console.pages.queue import money
+from penstock.console.pages.queue_base import money
 from penstock.console.pages.queue_plots import ages_plot, ended_plot, starts_plot
 from penstock.queue.inspection.ended import Ended, by_minute
 from penstock.queue.inspection.figures import AgeStats

@@ -55,6 +55,9 @@ _TIME: Final = "YYYY-MM-DDTHH:MM+01:00"
 @click.option(
     "--tag", "tags", metavar="NAME=VALUE", multiple=True, help="A tag; may be given several times."
 )
+@click.option(
+    "--affinity", metavar="TEXT", default="", help="Tasks of one affinity meet the same worker."
+)
 @click.option("--many", is_flag=True, help="INPUT is a file, or - , with one JSON value a line.")
 @click.option("--batch", is_flag=True, help="With --many: as one batch, whose id is printed.")
 @click.option("--then", metavar="TYPE", help="With --batch: a task that comes when all have ended.")
@@ -73,6 +76,7 @@ def submit(
     expires: float | None,
     expires_at: str | None,
     tags: tuple[str, ...],
+    affinity: str,
     many: bool,
     batch: bool,
     then: str | None,
@@ -90,10 +94,7 @@ def submit(
     With --batch as well, they are one batch, and its id is printed instead of theirs: 'penstock
     queue batch ID --wait' waits for all of them.
     """
-    if batch and not many:
-        raise InvalidInput("--batch goes with --many.", hint="A batch has one task a line.")
-    if then is not None and not batch:
-        raise InvalidInput("--then goes with --batch.")
+    _check_batch(then, many=many, batch=batch)
     options = {
         "delay": delay,
         "at": None if at is None else _time(at),
@@ -102,6 +103,7 @@ def submit(
         "expires": expires,
         "expires_at": None if expires_at is None else _time(expires_at),
         "tags": tags_from(tags),
+        "affinity": affinity,
     }
     if many:
         if key is not None or key_seconds is not None or same_input:
@@ -118,6 +120,13 @@ def submit(
         keyed = {"key": key, "key_seconds": key_seconds, "same_input": same_input}
         task = asyncio.run(_submitted(store, name, type, value, {**options, **keyed}))
         _show({"id": task} if as_json else [task])
+
+
+def _check_batch(then: str | None, *, many: bool, batch: bool) -> None:
+    if batch and not many:
+        raise InvalidInput("--batch goes with --many.", hint="A batch has one task a line.")
+    if then is not None and not batch:
+        raise InvalidInput("--then goes with --batch.")
 
 
 def tags_from(given: Sequence[str]) -> dict[str, str]:

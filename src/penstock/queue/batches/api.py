@@ -71,6 +71,7 @@ class How(TypedDict, total=False):
     limit: str
     expires: float | None
     tags: Mapping[str, str]
+    affinity: str
 
 
 class Batch:

@@ -45,7 +45,7 @@ class Dispatch:
         self._looked_at = float("-inf")
         self._looking = asyncio.Lock()
 
-    async def choose(self, at: PackAt) -> str | None:
+    async def choose(self, at: PackAt, *, affinity: str = "") -> str | None:
         """The worker to tell of a pack; empty if none lives. None: its type is not direct."""
         if not self._config.is_direct(at.type):
             return None
@@ -57,7 +57,7 @@ class Dispatch:
             _log.info("the workers cannot be looked for: %s", error)
             return ""
         workers = self._roster.live(now, type=at.type)
-        return self._selector.choose(workers, pack=at.pack) if workers else ""
+        return self._selector.choose(workers, by=affinity or at.pack) if workers else ""
 
     async def _look(self) -> None:
         clock = self._store.clock.machine

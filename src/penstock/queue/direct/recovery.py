@@ -173,7 +173,7 @@ class Recovery:
         workers = [worker for worker in live if worker != read.worker]
         if not workers:
             return False
-        chosen = self._selector.choose(workers, pack=read.to.at.pack)
+        chosen = self._selector.choose(workers, by=read.to.at.pack)
         now_ms = int(now.latest * 1000)
         minute = bucket_of(read.to.priority, due_ms=read.minute * 60_000, now_ms=now_ms)
         await announce(self._store, self._layout, chosen, read.to, minute=minute)

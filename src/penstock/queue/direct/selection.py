@@ -1,8 +1,8 @@
 """Into whose inbox a pack goes. Pure, but for where a round begins.
 
 `round_robin` deals the packs of one producer out evenly, from a random worker on. `hash` gives
-a pack id, and so a key, the same worker as long as that lives: when one comes or goes only what
-was, or is now, its own moves (rendezvous hashing). `random` needs no memory.
+an affinity, or else a pack id and so a key, the same worker as long as that lives: when one comes
+or goes only what was, or is now, its own moves (rendezvous hashing). `random` needs no memory.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class Selector:
         self._entropy = entropy
         self._turn = entropy.getrandbits(16)
 
-    def choose(self, workers: Sequence[str], *, pack: str) -> str:
-        """One of these, which are in order and not none."""
+    def choose(self, workers: Sequence[str], *, by: str) -> str:
+        """One of these, which are in order and not none; `by` is what is hashed."""
         match self._selection:
             case Selection.ROUND_ROBIN:
                 self._turn += 1
                 return workers[self._turn % len(workers)]
             case Selection.HASH:
-                return max(workers, key=lambda worker: _weight(worker, pack))
+                return max(workers, key=lambda worker: _weight(worker, by))
             case Selection.RANDOM:
                 return self._entropy.choice(workers)
 
 
-def _weight(worker: str, pack: str) -> bytes:
-    return hashlib.blake2b(f"{worker}\0{pack}".encode(), digest_size=8).digest()
+def _weight(worker: str, by: str) -> bytes:
+    return hashlib.blake2b(f"{worker}\0{by}".encode(), digest_size=8).digest()

@@ -9,6 +9,7 @@ from penstock.kernel.errors import Refused, Unavailable
 from penstock.queue.config import QueueConfig
 from penstock.queue.options import Options
 from penstock.queue.places import URGENT_MINUTE, task_at
+from penstock.queue.settings import Selection
 from penstock.queue.submission import Submitter
 from penstock.store.base import (
     NO_METADATA,
@@ -245,5 +246,29 @@ def test_no_entry_is_written_for_a_pack_that_was_not() -> None:
             assert office.entries("w") == []
         else:
             raise AssertionError("a submit that is refused is an error")
+
+    run(check)
+
+
+def test_hash_sends_all_of_an_affinity_to_one_worker() -> None:
+    async def check(office: Office) -> None:
+        for name in ("a", "b", "c", "d", "e"):
+            await office.held(name).take()
+        submitter = _submitter(office, worker_selection=Selection.HASH)
+
+        def told() -> list[str]:
+            found = [LAYOUT.read_inbox_entry(key) for key in office.bucket.objects]
+            return [each.worker for each in found if each is not None]
+
+        for _ in range(10):
+            await submitter.submit_many("t", [1], Options(affinity="customer-7"))
+        for number in range(5):
+            options = Options(affinity="customer-7", key=f"k{number}")
+            await submitter.submit_keyed("t", 1, options, key_seconds=3600)
+        assert len(told()) == 15
+        assert len(set(told())) == 1
+        for number in range(30):
+            await submitter.submit_many("t", [1], Options(affinity=f"customer-{number}"))
+        assert set(told()) == {"a", "b", "c", "d", "e"}
 
     run(check)

@@ -13,13 +13,13 @@ WORKERS = [f"w{number}" for number in range(7)]
 
 def _chosen(selection: Selection, workers: list[str], packs: int = 700) -> list[str]:
     selector = Selector(selection, entropy=seeded_entropy(1))
-    return [selector.choose(workers, pack=f"p{number}") for number in range(packs)]
+    return [selector.choose(workers, by=f"p{number}") for number in range(packs)]
 
 
 def test_round_robin_deals_evenly_and_begins_anywhere() -> None:
     assert set(Counter(_chosen(Selection.ROUND_ROBIN, WORKERS)).values()) == {100}
     first = {
-        Selector(Selection.ROUND_ROBIN, entropy=seeded_entropy(seed)).choose(WORKERS, pack="p")
+        Selector(Selection.ROUND_ROBIN, entropy=seeded_entropy(seed)).choose(WORKERS, by="p")
         for seed in range(50)
     }
     assert len(first) == len(WORKERS)
