@@ -29,8 +29,8 @@ SURFACE: Mapping[str, str] = {
     "penstock.store": (
         "AlreadyExists CREATE Cell Credentials Entry FaultPlan FaultyStore Head Interval Kind Meter"
         " MeteredStore NotFound Object ObjectStore Opening OutcomeUnknown Page Prices REPLACE"
-        " Retries RetryingStore Stamped StoreError Swap Version VersionConflict labelled"
-        " open_store pages"
+        " Retries RetryingStore Stamped StoreError Swap TombstonedStore Version VersionConflict"
+        " labelled open_store pages"
     ),
     "penstock.sync": "Queue Worker",
     "penstock.testing": "FaultPlan QUEUE_CHECKS QueueBench STORE_CHECKS World run_queue simulate",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from penstock.store.retrying import Retries, RetryingStore
 from penstock.store.s3.backend import S3Store
 from penstock.store.s3.config import s3_config
 from penstock.store.s3.local import LocalS3
+from penstock.store.tombstoned import TombstonedStore
 from penstock.testing.store_contract import STORE_CHECKS
 
 _FAULTS = FaultPlan(
@@ -29,6 +30,7 @@ _FAULTS = FaultPlan(
     lost_request=0.05,
     lost_answer=0.1,
 )
+_RACY_DELETES = FaultPlan(racy_delete_seconds_max=0.01)
 _FEW_PAUSES = Retries(tries_max=12, first_pause_seconds=0.0005, pause_seconds_max=0.01)
 
 OpenBackend = Callable[[], ObjectStore]
@@ -64,15 +66,27 @@ class Place:
         config = s3_config(url, environment={}, credentials=server.credentials)
         return lambda: S3Store(config, clock=SystemClock())
 
-    def faulty(self, backend: OpenBackend) -> OpenBackend:
+    def faulty(
+        self, backend: OpenBackend, faults: FaultPlan = _FAULTS, *, tombstones: bool = False
+    ) -> OpenBackend:
         entropy = seeded_entropy(str(self.request.node.name))
         meter = Meter()
 
         def opened() -> ObjectStore:
-            store = MeteredStore(FaultyStore(backend(), _FAULTS, entropy=entropy), meter)
+            store: ObjectStore = FaultyStore(backend(), faults, entropy=entropy)
+            store = MeteredStore(store, meter)
+            if tombstones:
+                store = TombstonedStore(store, entropy=entropy)
             return RetryingStore(store, entropy=entropy, retries=_FEW_PAUSES)
 
         return opened
+
+    def tombstoned(self, backend: OpenBackend) -> OpenBackend:
+        """Over a server whose conditional deletes are not atomic."""
+        entropy = seeded_entropy(str(self.request.node.name))
+        return lambda: TombstonedStore(
+            FaultyStore(backend(), _RACY_DELETES, entropy=entropy), entropy=entropy
+        )
 
 
 BACKENDS: dict[str, Callable[[Place], OpenBackend]] = {
@@ -84,6 +98,12 @@ BACKENDS: dict[str, Callable[[Place], OpenBackend]] = {
     "faulty_memory": lambda place: place.faulty(place.memory()),
     "faulty_file": lambda place: place.faulty(place.file()),
     "faulty_s3": lambda place: place.faulty(place.s3()),
+    "tombstoned_memory": lambda place: place.tombstoned(place.memory()),
+    "tombstoned_file": lambda place: place.tombstoned(place.file()),
+    "tombstoned_s3": lambda place: place.tombstoned(place.s3()),
+    "faulty_tombstoned_memory": lambda place: place.faulty(
+        place.memory(), replace(_FAULTS, racy_delete_seconds_max=0.01), tombstones=True
+    ),
 }
 
 

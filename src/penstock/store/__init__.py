@@ -30,6 +30,7 @@ from penstock.store.opening import Opening, open_store
 from penstock.store.retrying import Retries, RetryingStore
 from penstock.store.s3.signing import Credentials
 from penstock.store.time import Interval
+from penstock.store.tombstoned import TombstonedStore
 
 __all__ = [
     "CREATE",
@@ -57,6 +58,7 @@ __all__ = [
     "Stamped",
     "StoreError",
     "Swap",
+    "TombstonedStore",
     "Version",
     "VersionConflict",
     "labelled",

@@ -103,6 +103,8 @@ class Page:
     entries: tuple[Entry, ...]
     folders: tuple[str, ...]
     cursor: str | None
+    tombstones: tuple[Entry, ...] = ()
+    """What stands for deleted objects, where deletes leave that (`penstock.store.tombstoned`)."""
 
 
 class ObjectStore(ABC):

@@ -9,6 +9,7 @@
 | late request | a write is carried out, but only after a while | the same, at once |
 | lost answer | it is carried out, or refused | the same |
 | duplicate | a write is carried out, and once more after a while | the answer to the first |
+| racy delete | a conditional delete is checked, and removes later what is there then | success |
 
 What happens to a request is drawn from the plan's own randomness when it is made, all at once. So
 the same seed and the same requests in the same order meet the same faults, however long they
@@ -25,7 +26,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.kernel.entropy import Entropy
-from penstock.kernel.errors import OutcomeUnknown, StoreError, Throttled, Unavailable
+from penstock.kernel.errors import (
+    NotFound,
+    OutcomeUnknown,
+    StoreError,
+    Throttled,
+    Unavailable,
+    VersionConflict,
+)
 from penstock.store.base import (
     NO_METADATA,
     PAGE_KEYS_MAX,
@@ -57,6 +65,9 @@ class FaultPlan:
     duplicate: float = 0.0
     late_seconds_max: float = 30.0
     """By how much a late request, and a duplicate, come later."""
+    racy_delete_seconds_max: float = 0.0
+    """Up to so long after its check a conditional delete is carried out; 0 is at once, atomically.
+    That is how some servers are (`penstock.store.tombstoned`), and always, not now and then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +203,25 @@ class FaultyStore(Wrapper):
         )
 
     async def delete(self, key: str, *, version: Version | None = None) -> None:
-        await self._meet(lambda: self.inner.delete(key, version=version), key=key, writes=True)
+        gap_seconds = self._up_to(self.plan.racy_delete_seconds_max) if version else 0.0
+
+        async def request() -> None:
+            if not gap_seconds or version is None:
+                await self.inner.delete(key, version=version)
+                return
+            await self._check(key, version)
+            await self.clock.machine.sleep(gap_seconds)
+            await self.inner.delete(key)
+
+        await self._meet(request, key=key, writes=True)
+
+    async def _check(self, key: str, version: Version) -> None:
+        try:
+            found = await self.inner.head(key)
+        except NotFound:
+            found = None
+        if found is None or found.version != version:
+            raise VersionConflict(f"The object {key!r} is not there in the version named.", key=key)
 
     async def list(
         self,

@@ -1,8 +1,8 @@
 """The `memory://` backend: a bucket in this process, as strict as S3.
 
 `MemoryBucket` is the bucket; a `MemoryStore` is one client of it, with that client's own clock.
-So a simulation gives every machine a store of its own over one bucket. Like S3, a version is a
-function of the body, `touch` keeps it, and answers are dated to `date_resolution_seconds`.
+So a simulation gives every machine a store of its own over one bucket. Like S3, a version is the
+MD5 of the body, `touch` keeps it, and answers are dated to `date_resolution_seconds`.
 
 Every request takes effect at one instant, between two awaits of `delay` when one is given. Others
 get a turn before it in any case, as they would with a store that is elsewhere.
@@ -68,7 +68,7 @@ class MemoryBucket:
     def write(self, key: str, body: bytes, metadata: Mapping[str, str]) -> Version:
         if key not in self.objects:
             insort(self._keys, key)
-        version = Version(hashlib.blake2b(body, digest_size=16).hexdigest())
+        version = Version(hashlib.md5(body, usedforsecurity=False).hexdigest())
         self.objects[key] = _Stored(body, version, self.date(), MappingProxyType(dict(metadata)))
         return version
 

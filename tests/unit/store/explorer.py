@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from penstock.kernel.errors import OutcomeUnknown, StoreError, Unavailable
-from penstock.store.base import NO_METADATA, REPLACE, Object, PutMode, Version, Wrapper
+from penstock.store.base import NO_METADATA, REPLACE, Head, Object, PutMode, Version, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
 
 Answer = TypeVar("Answer")
@@ -117,7 +117,7 @@ class Field:
 
 
 class FaultyClient(Wrapper):
-    """One client. Each of its gets and puts is a turn, and may meet a fault."""
+    """One client. Each of its requests is a turn, and may meet a fault."""
 
     def __init__(self, on: Field) -> None:
         super().__init__(on.direct())
@@ -136,6 +136,12 @@ class FaultyClient(Wrapper):
         if self._fault("lost"):
             raise Unavailable("lost", key=key)
         return await self.inner.get(key, unless=unless)
+
+    async def head(self, key: str) -> Head:
+        await Turn()
+        if self._fault("lost"):
+            raise Unavailable("lost", key=key)
+        return await self.inner.head(key)
 
     async def put(
         self,

@@ -15,10 +15,12 @@ from penstock.store.base import CREATE, ObjectStore, PutMode, Swap, Version
 from penstock.store.cell import Cell
 from penstock.store.races import Entrant
 from penstock.store.retrying import Retries, RetryingStore
+from penstock.store.tombstoned import Tombstone, TombstonedStore, is_tombstone
 from tests.unit.store.explorer import Choices, FaultyClient, Field, Turn, explore
 
 KEY = "a"
 _entropy = seeded_entropy("explored")
+_TOMBSTONE = encode(Tombstone(nonce="0" * 60))
 
 
 @dataclass
@@ -106,6 +108,67 @@ def _succession(*, faults: int) -> Callable[[Choices], None]:
     return run
 
 
+def _create_over_a_tombstone(*, faults: int) -> Callable[[Choices], None]:
+    """Two create the key of a deleted object: one may, and both are told what happened."""
+
+    def run(choices: Choices) -> None:
+        field = Field(choices, faults)
+        field.bucket.write(KEY, _TOMBSTONE, {})
+        writes = []
+        for name in ("one", "other"):
+            client = field.client()
+            writes.append(Write(_stamped(name), client))
+            field.start(writes[-1].send(_tombstoned(client), CREATE))
+        field.run()
+        _judge(field, writes)
+        assert sum(field.applied.count(write.body) for write in writes) <= 1
+
+    return run
+
+
+def _delete_by_tombstone(*, faults: int) -> Callable[[Choices], None]:
+    """One deletes a version that another swaps: one may, and both are told what happened."""
+
+    def run(choices: Choices) -> None:
+        field = Field(choices, faults)
+        version = field.bucket.write(KEY, _stamped("first"), {})
+        write = Write(_stamped("one", over=_stamped("first")), field.client())
+        field.start(write.send(_tombstoned(write.client), Swap(version)))
+        deleter = field.client()
+        told: list[StoreError] = []
+
+        async def delete() -> None:
+            try:
+                await _tombstoned(deleter).delete(KEY, version=version)
+            except StoreError as error:
+                told.append(error)
+
+        field.start(delete())
+        field.run()
+        is_gone = is_tombstone(field.bucket.objects[KEY].body)
+        applied = field.applied.count(write.body)
+        assert applied + is_gone <= 1
+        if not told:
+            assert is_gone
+        elif isinstance(told[0], OutcomeUnknown):
+            assert deleter.unknown
+        else:
+            assert not is_gone
+        if write.error is None:
+            assert applied == 1
+        elif isinstance(write.error, OutcomeUnknown):
+            assert write.client.unknown
+        else:
+            assert applied == 0
+
+    return run
+
+
+def _tombstoned(client: FaultyClient) -> RetryingStore:
+    store = TombstonedStore(client, entropy=_entropy)
+    return RetryingStore(store, entropy=_entropy, retries=Retries(tries_max=3))
+
+
 def _stamped(name: str, *, over: bytes | None = None) -> bytes:
     before = decode(Entrant, over, where="over") if over else Entrant()
     return encode(before.stamped(writer=name, write=name))
@@ -117,6 +180,8 @@ def _stamped(name: str, *, over: bytes | None = None) -> bytes:
         pytest.param(_race(mode="create", faults=2), 1000, id="create race"),
         pytest.param(_race(mode="swap", faults=2), 1000, id="swap race"),
         pytest.param(_succession(faults=2), 10_000, id="succession"),
+        pytest.param(_create_over_a_tombstone(faults=1), 1000, id="create over a tombstone"),
+        pytest.param(_delete_by_tombstone(faults=2), 1000, id="delete by tombstone"),
     ],
 )
 def test_what_a_retrying_store_tells_is_true(run: Callable[[Choices], None], ways_min: int) -> None:
