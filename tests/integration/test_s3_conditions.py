@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.kernel.errors import NotFound, Throttled, Unsupported, VersionConflict
-from penstock.store.base import CREATE, REPLACE, Swap, Version
+from penstock.kernel.errors import InvalidInput, NotFound, Throttled, Unsupported, VersionConflict
+from penstock.store.base import CREATE, REPLACE, ObjectStore, Swap, Version
 from penstock.store.opening import Opening, open_store
 from penstock.store.s3.backend import S3Store
 from penstock.testing.store_contract.objects import UNUSUAL_KEYS
 from tests.integration.asking import run
 from tests.integration.little_s3 import LittleS3
-from tests.integration.scripted import KEYS, ScriptedServer, answers, s3_error
+from tests.integration.scripted import KEYS, Call, ScriptedServer, answers, s3_error
 
 NAMESPACE = ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 COPYING = "s3://bucket?touch=copy"
@@ -114,8 +114,9 @@ def test_an_impossible_version_is_a_conflict_and_is_not_sent() -> None:
     with_little(LittleS3(), use, url=COPYING)
 
 
-def opened(server: ScriptedServer) -> Awaitable[object]:
-    return open_store(f"s3://bucket?endpoint={server.endpoint}", Opening(credentials=KEYS))
+def opened(server: ScriptedServer, options: str = "") -> Awaitable[ObjectStore]:
+    url = f"s3://bucket?endpoint={server.endpoint}{options}"
+    return open_store(url, Opening(credentials=KEYS))
 
 
 @pytest.mark.parametrize(
@@ -139,6 +140,63 @@ def test_a_server_that_ignores_conditions_is_not_opened(
                 assert "penstock doctor" in caught.value.hint
             await server.all_gone()
 
+    run(check())
+
+
+def test_all_who_open_a_store_agree_on_its_deletes() -> None:
+    async def delete_one(server: ScriptedServer, options: str) -> bool:
+        """Whether a delete leaves a tombstone."""
+        store = await opened(server, options)
+        await store.delete("k", version=await store.put("k", b"body", CREATE))
+        with pytest.raises(NotFound):
+            await store.get("k")
+        await store.close()
+        return "k" in little.objects
+
+    async def check() -> None:
+        async with ScriptedServer(little) as server:
+            assert not await delete_one(server, "")
+            assert not await delete_one(server, "&deletes=conditional")
+            assert await delete_one(server, "&deletes=tombstone")
+            # From now on all know, with the option or without.
+            assert await delete_one(server, "")
+            with pytest.raises(InvalidInput, match="cannot be conditional any more"):
+                await opened(server, "&deletes=conditional")
+
+    little = LittleS3()
+    run(check())
+
+
+def test_tombstones_need_no_conditional_deletes() -> None:
+    async def check() -> None:
+        async with ScriptedServer(LittleS3(ignores=("delete",))) as server:
+            store = await opened(server, "&deletes=tombstone")
+            first = await store.put("k", b"one", CREATE)
+            second = await store.put("k", b"two", Swap(first))
+            with pytest.raises(VersionConflict):
+                await store.delete("k", version=first)
+            await store.delete("k", version=second)
+            assert (await store.list()).entries == ()
+            await store.close()
+
+    run(check())
+
+
+def test_who_may_not_list_opens_a_store_without_a_record() -> None:
+    async def answer(call: Call) -> None:
+        if call.method == "GET" and call.path.endswith("/.penstock/deletes"):
+            await s3_error(403, "AccessDenied")(call)
+        else:
+            await little(call)
+
+    async def check() -> None:
+        async with ScriptedServer(answer) as server:
+            store = await opened(server)
+            await store.delete("k", version=await store.put("k", b"body", CREATE))
+            assert "k" not in little.objects
+            await store.close()
+
+    little = LittleS3()
     run(check())
 
 

@@ -1,13 +1,14 @@
 """From a URL to a store that is ready for use.
 
-    s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME&style=path|virtual&touch=copy|swap]
+    s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME&style=path|virtual&touch=copy|swap
+                          &deletes=conditional|tombstone]
     file:///FOLDER[?fsync=off]
     memory://[NAME]
 
-`open_store` builds backend, meter and retries in that order, shows that the store is there and
-keeps its conditions, and raises one clear error if not: `InvalidInput` for the URL,
-`BucketNotFound`, `Refused` for credentials, `Unsupported` for missing conditional writes,
-`Unavailable` when nobody answers.
+`open_store` builds backend, meter, tombstones where deletes are by them, and retries in that order,
+shows that the store is there and keeps its conditions, and raises one clear error if not:
+`InvalidInput` for the URL, `BucketNotFound`, `Refused` for credentials, `Unsupported` for missing
+conditional writes, `Unavailable` when nobody answers.
 
 Two `memory://` stores of one name in one process are one bucket; without a name each is its own.
 """
@@ -32,6 +33,7 @@ from penstock.store.retrying import Retries, RetryingStore
 from penstock.store.s3.backend import S3Store
 from penstock.store.s3.config import s3_config
 from penstock.store.s3.signing import Credentials
+from penstock.store.tombstoned import TombstonedStore
 
 _AT_OPENING: Final = Retries(tries_max=4)
 """Enough for a busy server and for many workers at once; too few to wait for a dead one."""
@@ -67,13 +69,39 @@ async def open_store(url: str, opening: Opening | None = None) -> ObjectStore:
     """
     opening = opening or Opening()
     backend = await open_backend(url, opening)
-    return RetryingStore(
-        MeteredStore(backend, opening.meter), entropy=opening.entropy, retries=opening.retries
-    )
+    store = wrapped(backend, opening)
+    if isinstance(backend, S3Store):
+        try:
+            await store.repeat(backend.record_deletes)
+        except BaseException:
+            await backend.close()
+            raise
+    return store
+
+
+def wrapped(
+    backend: ObjectStore, opening: Opening, *, by_tombstone: bool | None = None
+) -> RetryingStore:
+    """A backend as it is used: counted, its deletes made safe, and what fails repeated.
+
+    Deletes are by tombstone where the backend says so, unless the caller does.
+    """
+    store: ObjectStore = MeteredStore(backend, opening.meter)
+    if is_by_tombstone(backend) if by_tombstone is None else by_tombstone:
+        store = TombstonedStore(store, entropy=opening.entropy)
+    return RetryingStore(store, entropy=opening.entropy, retries=opening.retries)
+
+
+def is_by_tombstone(backend: ObjectStore) -> bool:
+    """Whether deletes in the store of an open backend are by tombstone."""
+    return isinstance(backend, S3Store) and backend.deletes_by_tombstone
 
 
 async def open_backend(url: str, opening: Opening) -> ObjectStore:
-    """The bare backend: nothing is repeated once it is open, nothing is counted."""
+    """The bare backend: nothing is repeated once it is open, nothing is counted.
+
+    To be used with `wrapped`, which knows how its deletes are made safe.
+    """
     scheme, separator, _ = url.partition("://")
     match scheme if separator else "":
         case "s3":

@@ -39,6 +39,7 @@ from penstock.store.s3.answers import listing_of, not_s3, unmasked, version_of
 from penstock.store.s3.bucket import METADATA_PREFIX, Bucket, is_etag
 from penstock.store.s3.config import S3Config
 from penstock.store.s3.connection import Response
+from penstock.store.s3.deletes import are_by_tombstone, record
 from penstock.store.s3.transport import Limits, Transport, epoch_of
 from penstock.store.s3.trials import MARKER, Trials
 from penstock.store.time import StoreClock, TimeSample
@@ -54,6 +55,8 @@ class S3Store(ObjectStore):
         )
         self.bucket = Bucket(config, self._transport)
         self._trials = Trials(self.bucket)
+        self.deletes_by_tombstone = config.deletes == "tombstone"
+        """Whether this store must only be used through a `TombstonedStore`; known when verified."""
 
     @property
     def clock(self) -> StoreClock:
@@ -62,6 +65,12 @@ class S3Store(ObjectStore):
     async def verify(self) -> None:
         """Show that the bucket is there, may be written, and keeps its conditions."""
         await self._trials.puts()
+        self.deletes_by_tombstone = await are_by_tombstone(self.bucket)
+
+    async def record_deletes(self) -> None:
+        """Let all who open this store know how deletes are made safe in it."""
+        if self.deletes_by_tombstone:
+            await record(self.bucket)
 
     async def get(self, key: str, *, unless: Version | None = None) -> Object | None:
         check_key(key)

@@ -1,6 +1,7 @@
 """Where an `s3://` store is and with what it is signed, from the URL and the usual AWS settings.
 
-    s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME&style=path|virtual&touch=copy|swap]
+    s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME&style=path|virtual&touch=copy|swap
+                          &deletes=conditional|tombstone]
 
 What the URL does not say comes from where every AWS tool takes it: `AWS_ENDPOINT_URL_S3`,
 `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_DEFAULT_REGION`, the profile's region, `AWS_CA_BUNDLE`, and
@@ -27,7 +28,7 @@ from penstock.store.s3.keyring import Keyring
 from penstock.store.s3.signing import Credentials
 from penstock.store.s3.transport import Endpoint
 
-_OPTIONS: Final = ("endpoint", "region", "style", "touch")
+_OPTIONS: Final = ("endpoint", "region", "style", "touch", "deletes")
 _OPTION: Final = re.compile(r"[a-z_-]{1,24}")
 _BUCKET: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
 _REGION: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -45,6 +46,8 @@ class S3Config:
     endpoint: Endpoint
     path_style: bool
     touch_by_copy: bool
+    deletes: str
+    """`conditional`, `tombstone`, or nothing: as the bucket's record says."""
     keyring: Keyring
 
     def path(self, key: str | None) -> str:
@@ -98,12 +101,18 @@ def s3_config(
     touch = options.get("touch") or ("copy" if endpoint.is_amazon else "swap")
     if touch not in ("copy", "swap"):
         raise InvalidInput(f"The touch {touch!r} must be 'copy' or 'swap'.", hint=_FORM)
+    deletes = options.get("deletes", "")
+    if deletes not in ("", "conditional", "tombstone"):
+        raise InvalidInput(
+            f"The deletes {deletes!r} must be 'conditional' or 'tombstone'.", hint=_FORM
+        )
     return S3Config(
         bucket=bucket,
         root=_root(parts.path),
         endpoint=endpoint,
         path_style=path_style,
         touch_by_copy=touch == "copy",
+        deletes=deletes,
         keyring=Keyring(credentials or _in_environment(environment)),
     )
 
