@@ -53,5 +53,20 @@ def test_a_versioned_bucket_is_examined_twice_and_left_without_a_version(
     wrong = [each for each in report.findings if each.mark is not Mark.GOOD]
     assert all(each.check.startswith("delete against swap") for each in wrong), wrong
     assert report.trusted is (not wrong)
+    assert report.tombstones_would_do is bool(wrong)
     left = _boto3(local_s3).list_object_versions(Bucket=versioned_bucket, Prefix="root/doctor/")
     assert left.get("Versions", []) + left.get("DeleteMarkers", []) == []
+
+
+@pytest.mark.timeout(240)
+def test_a_server_whose_deletes_are_not_atomic_can_be_trusted_with_tombstones(
+    local_s3: LocalS3, versioned_bucket: str
+) -> None:
+    """The same server, where conditional deletes and swaps both win, with deletes by tombstone."""
+    url = f"s3://{versioned_bucket}/root?endpoint={local_s3.endpoint}&deletes=tombstone"
+    report = asyncio.run(_examined(url, local_s3))
+    assert [each for each in report.findings if each.mark is not Mark.GOOD] == []
+    assert report.verdict == "This store can be trusted, with deletes by tombstone."
+    left = _boto3(local_s3).list_object_versions(Bucket=versioned_bucket)
+    kept = {each["Key"] for each in left.get("Versions", [])}
+    assert kept == {"root/.penstock/marker"}, "an examination decides nothing for others"

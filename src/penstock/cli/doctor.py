@@ -72,6 +72,8 @@ def as_dict(report: Report) -> dict[str, object]:
         "url": report.url,
         "trusted": report.trusted,
         "verdict": report.verdict,
+        "deletes": "tombstone" if report.by_tombstone else "conditional",
+        "tombstones_would_do": report.tombstones_would_do,
         "checks": [
             {"check": each.check, "mark": each.mark.value, "seen": each.seen}
             for each in report.findings

@@ -11,7 +11,13 @@ import pytest
 
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import seeded_entropy
-from penstock.kernel.errors import NotFound, PenstockError, Unavailable, Unsupported
+from penstock.kernel.errors import (
+    NotFound,
+    PenstockError,
+    Unavailable,
+    Unsupported,
+    VersionConflict,
+)
 from penstock.store.base import (
     CREATE,
     NO_METADATA,
@@ -32,6 +38,7 @@ from penstock.store.doctor.report import Finding, Mark, Report
 from penstock.store.doctor.second import SecondProcess
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Meter, MeteredStore
+from penstock.store.tombstoned import TombstonedStore
 
 
 class Decent(Wrapper):
@@ -164,7 +171,24 @@ class GoesAway(Wrapper):
         raise Unavailable("Nobody answers.")
 
 
-def _examined(make: Callable[[ObjectStore], ObjectStore]) -> tuple[Report, MemoryBucket]:
+class DeletesLater(Wrapper):
+    """A server that checks the condition of a delete, and removes what is there a while later."""
+
+    async def delete(self, key: str, *, version: Version | None = None) -> None:
+        if version is not None and (await self.inner.head(key)).version != version:
+            raise VersionConflict("It is there in another version.", key=key)
+        for _ in range(3):
+            await self.clock.machine.sleep(0)
+        await super().delete(key)
+
+
+class DeletesLaterAndIgnoresSwap(DeletesLater, IgnoresSwap):
+    pass
+
+
+def _examined(
+    make: Callable[[ObjectStore], ObjectStore], *, by_tombstone: bool = False
+) -> tuple[Report, MemoryBucket]:
     bucket = MemoryBucket(SystemClock())
     meter = Meter()
 
@@ -172,7 +196,15 @@ def _examined(make: Callable[[ObjectStore], ObjectStore]) -> tuple[Report, Memor
         clients = [
             MeteredStore(make(MemoryStore(bucket, clock=SystemClock())), meter) for _ in range(4)
         ]
-        patient = Patient("memory://", clients, meter, seeded_entropy(1))
+        buried = [TombstonedStore(each, entropy=seeded_entropy(2)) for each in clients]
+        patient = Patient(
+            "memory://",
+            buried if by_tombstone else clients,
+            meter,
+            seeded_entropy(1),
+            with_tombstones=buried,
+            by_tombstone=by_tombstone,
+        )
         return await examine(patient)
 
     return asyncio.run(run()), bucket
@@ -204,8 +236,6 @@ def test_a_good_store_is_trusted_and_left_clean() -> None:
         (IgnoresSwap, "16 writers count exactly"),
         (ChecksThenWrites, "one of 16 creators wins"),
         (ChecksThenWrites, "one of 16 swappers wins"),
-        (IgnoresDeleteCondition, "delete only the version named"),
-        (IgnoresDeleteCondition, "delete against swap"),
         (IgnoresUnless, "get unless unchanged"),
         (TouchesByCopy, "touch against swap"),
         (ListsLate, "lists follow writes"),
@@ -227,6 +257,33 @@ def test_a_store_that_is_right_alone_and_wrong_in_a_crowd_fails_only_in_the_crow
     winners = [f.seen for f in report.findings if f.check == "one of 16 creators wins"]
     assert "of 16 writers won" in winners[0]
     assert bucket.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("make", "broken"),
+    [
+        (DeletesLater, {"delete against swap"}),
+        (IgnoresDeleteCondition, {"delete only the version named", "delete against swap"}),
+    ],
+)
+def test_a_store_whose_deletes_are_not_atomic_is_trusted_with_tombstones(
+    make: Callable[[ObjectStore], ObjectStore], broken: set[str]
+) -> None:
+    report, bucket = _examined(make)
+    assert (report.trusted, _bad(report)) == (False, broken)
+    assert "trusted, with deletes by tombstone: add deletes=tombstone" in report.verdict
+    assert bucket.objects == {}
+    report, bucket = _examined(make, by_tombstone=True)
+    assert (report.trusted, _bad(report)) == (True, set())
+    assert report.verdict == "This store can be trusted, with deletes by tombstone."
+    assert bucket.objects == {}, "tombstones are removed, too"
+
+
+def test_tombstones_mend_nothing_but_deletes() -> None:
+    report, _ = _examined(DeletesLaterAndIgnoresSwap)
+    assert not report.tombstones_would_do
+    assert "swap only from the version named" in report.verdict
+    assert not [each for each in report.findings if "by tombstone" in each.check]
 
 
 def test_a_store_without_touch_is_trusted_with_a_note() -> None:

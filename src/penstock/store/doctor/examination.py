@@ -9,8 +9,8 @@ credentials are refused) does end it and is raised.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
@@ -52,6 +52,10 @@ RULES: Final[Sequence[tuple[str, Rule]]] = (
     ("lists follow writes", rules.lists_follow_writes),
 )
 
+_AGAINST_SWAP: Final = "delete against swap"
+_OF_DELETES: Final = ("delete only the version named", _AGAINST_SWAP)
+"""The checks that a server may fail which is trusted with deletes by tombstone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Patient:
@@ -63,6 +67,10 @@ class Patient:
     entropy: Entropy
     second: SecondProcess | None = None
     """None where another process cannot see the store."""
+    with_tombstones: Sequence[ObjectStore] = ()
+    """The same clients with deletes by tombstone, if that can be chosen."""
+    by_tombstone: bool = False
+    """Whether those of `clients` are so already."""
     purge: Callable[[str], Awaitable[None]] | None = None
     """Where the bucket keeps former versions: removes all of them below a prefix."""
 
@@ -86,6 +94,7 @@ async def examine(
         if patient.purge is not None:
             await examination.rules(suffix=", again on a versioned key")
             await examination.races(suffix=", again on a versioned key")
+        would_do = await examination.tombstones() if not patient.by_tombstone else False
         await examination.two_processes()
         await examination.time()
         latencies = await examination.latencies()
@@ -100,6 +109,8 @@ async def examine(
         latencies=latencies,
         requests=patient.meter.requests(),
         dollars=patient.meter.dollars(),
+        by_tombstone=patient.by_tombstone,
+        tombstones_would_do=would_do and examination.is_bad_in(_OF_DELETES),
     )
 
 
@@ -130,6 +141,24 @@ class _Examination:
         self.findings.append(finding)
         self._tell(finding)
 
+    def is_bad_in(self, checks: Collection[str]) -> bool:
+        """Whether some of these checks have ended badly, and no others, in whatever pass."""
+        bad = {each.check.partition(",")[0] for each in self.findings if each.mark is Mark.BAD}
+        return bool(bad) and bad <= set(checks)
+
+    async def tombstones(self) -> bool:
+        """If only conditional deletes are broken: whether all holds with deletes by tombstone."""
+        patient, known = self._patient, len(self.findings)
+        if not patient.with_tombstones or not self.is_bad_in(_OF_DELETES):
+            return False
+        self._patient = replace(patient, clients=patient.with_tombstones)
+        try:
+            await self.rules(suffix=", by tombstone")
+            await self.races(suffix=", by tombstone")
+        finally:
+            self._patient = patient
+        return all(each.mark is not Mark.BAD for each in self.findings[known:])
+
     async def rules(self, *, suffix: str = "") -> None:
         for name, rule in RULES:
             key = self._key(name)
@@ -141,7 +170,7 @@ class _Examination:
         await self._check(f"one of {WRITERS} creators wins{suffix}", self._create_races())
         await self._check(f"one of {WRITERS} swappers wins{suffix}", self._swap_races())
         await self._check(f"{WRITERS} writers count exactly{suffix}", self._count())
-        await self._check(f"delete against swap{suffix}", self._delete_races())
+        await self._check(f"{_AGAINST_SWAP}{suffix}", self._delete_races())
         await self._check(f"touch against swap{suffix}", self._touch_races())
 
     async def _create_races(self) -> str:
@@ -248,7 +277,7 @@ class _Examination:
             if look:
                 await store.clock.machine.sleep(LATE_LOOK_SECONDS)
             async for page in pages(store, f"{self._folder}/"):
-                for entry in page.entries:
+                for entry in (*page.entries, *page.tombstones):
                     await store.delete(entry.key)
         if self._patient.purge is not None:
             await self._patient.purge(f"{self._folder}/")

@@ -10,9 +10,7 @@ from typing import Final
 from penstock.store.base import ObjectStore
 from penstock.store.doctor.examination import Patient
 from penstock.store.doctor.second import SecondProcess
-from penstock.store.metered import MeteredStore
-from penstock.store.opening import Opening, open_backend
-from penstock.store.retrying import RetryingStore
+from penstock.store.opening import Opening, is_by_tombstone, open_backend, wrapped
 from penstock.store.s3.backend import S3Store
 from penstock.store.s3.versions import is_versioned, purge
 
@@ -30,10 +28,13 @@ async def open_patient(url: str, opening: Opening) -> AsyncIterator[Patient]:
             backends.append(backend)
         yield Patient(
             url=url,
-            clients=[
-                RetryingStore(MeteredStore(backend, opening.meter), entropy=opening.entropy)
+            clients=[wrapped(backend, opening) for backend in backends],
+            with_tombstones=[
+                wrapped(backend, opening, by_tombstone=True)
                 for backend in backends
+                if isinstance(backend, S3Store)
             ],
+            by_tombstone=is_by_tombstone(backends[0]),
             meter=opening.meter,
             entropy=opening.entropy,
             second=None if _is_memory(url) else SecondProcess(url, environment=_for_child(opening)),

@@ -43,6 +43,10 @@ class Report:
     latencies: Sequence[Latency]
     requests: int
     dollars: float
+    by_tombstone: bool = False
+    """Whether its deletes are by tombstone already."""
+    tombstones_would_do: bool = False
+    """Whether nothing is broken but its conditional deletes, and those by tombstone are not."""
 
     @property
     def trusted(self) -> bool:
@@ -51,8 +55,16 @@ class Report:
 
     @property
     def verdict(self) -> str:
+        if self.trusted and self.by_tombstone:
+            return "This store can be trusted, with deletes by tombstone."
         if self.trusted:
             return "This store keeps every promise that Penstock builds on."
+        if self.tombstones_would_do:
+            return (
+                "Do not use this store as it is: its conditional deletes are not atomic. It can be"
+                " trusted, with deletes by tombstone: add deletes=tombstone to its URL, wherever"
+                " it stands."
+            )
         broken = [finding.check for finding in self.findings if finding.mark is Mark.BAD]
         return (
             f"Do not use this store: it broke {len(broken)} of its promises ({'; '.join(broken)})."

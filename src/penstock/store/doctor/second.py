@@ -21,7 +21,7 @@ from penstock.kernel.entropy import Entropy, system_entropy
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.service import Service
 from penstock.store.base import CREATE, ObjectStore, PutMode, Swap, Version
-from penstock.store.opening import Opening, open_store
+from penstock.store.opening import Opening, open_backend, wrapped
 from penstock.store.races import bodies_of, lay, winners_among
 
 ANSWER_SECONDS_MAX: Final = 120.0
@@ -110,7 +110,8 @@ def _mode(version: str) -> PutMode:
 
 async def _serve(url: str) -> None:
     entropy = system_entropy()
-    stores = [await open_store(url, Opening(environment=os.environ)) for _ in range(2)]
+    opening = Opening(environment=os.environ)
+    stores = [wrapped(await open_backend(url, opening), opening) for _ in range(2)]
     try:
         _say({"ready": True})
         while line := await asyncio.to_thread(sys.stdin.readline):
