@@ -39,9 +39,10 @@ from penstock.queue.submission import Pointer, Submitter
 from penstock.queue.transitions import Claim
 from penstock.store import cell as cells
 from penstock.store import retrying
-from penstock.store.base import CREATE, REPLACE, Version
+from penstock.store.base import CREATE, REPLACE, ObjectStore, Version
 from penstock.store.cell import Cell, _Sends
 from penstock.store.time import Interval
+from penstock.testing.simulator import site
 from penstock.testing.simulator.machines import MACHINE, Machine
 from penstock.testing.simulator.plans import Fleet, Profile, profile_of
 from penstock.testing.simulator.worlds import run_world
@@ -115,6 +116,11 @@ async def _delete_whatever_is_there(pack: PackObject, _version: object) -> None:
     with suppress(StoreError):
         await pack._store.delete(pack.key)
         pack.is_gone = True
+
+
+def _without_tombstones(inner: ObjectStore, *, entropy: object) -> ObjectStore:
+    del entropy
+    return inner
 
 
 async def _remove_whatever_is_there(cell: Cell[Any]) -> None:
@@ -423,6 +429,9 @@ BROKEN: dict[str, Broken] = {
     ),
     "R4: delete whatever ledger is there": Broken(
         [(Cell, "remove", _remove_whatever_is_there)], KEYS | LATE, "was removed before it"
+    ),
+    "R4: a store whose conditional deletes are not atomic": Broken(
+        [(site, "TombstonedStore", _without_tombstones)], KEYS, "was removed before it had settled"
     ),
     "R5: ignore the version of the pack": Broken(
         [

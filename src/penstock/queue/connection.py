@@ -32,7 +32,7 @@ from penstock.queue.config import (
 )
 from penstock.queue.control import Door
 from penstock.queue.direct.dispatching import Dispatch
-from penstock.queue.layout import QueueLayout
+from penstock.queue.layout import QueueLayout, is_used_once
 from penstock.queue.reading import Reader
 from penstock.queue.settings import DispatchSettings, dispatch_from, is_direct_from
 from penstock.queue.settings_file import with_file
@@ -40,6 +40,7 @@ from penstock.queue.waiting import Waiter
 from penstock.store.base import ObjectStore
 from penstock.store.metered import labelled
 from penstock.store.opening import Opening, open_store
+from penstock.store.tombstoned import declare_used_once
 
 _log = logging.getLogger(__name__)
 
@@ -127,6 +128,7 @@ class Connection:
             raise
 
     async def _use(self, store: ObjectStore, entropy: Entropy) -> None:
+        declare_used_once(store, is_used_once)
         with labelled("open"):
             config = await read_config(store, self._layout)
             if config is None and not self._create:

@@ -369,6 +369,25 @@ class QueueLayout:
         return pack_at(key.removeprefix(self.root)) if key.startswith(self.root) else None
 
 
+def is_used_once(key: str) -> bool:
+    """Whether nothing that counts is written here over a version that somebody may delete.
+
+    Then deletes need not be atomic (`penstock.store.tombstoned`). A pack without a key is created
+    once, never changed, and deleted when all of it is settled or void. A ledger of such a pack is
+    deleted in the version in which it was seen after the pack had gone, for good, and so after
+    everything in it was settled that ever will be: either it is that record, which is final and in
+    the archive by then, or it is of nobody, and no task of it can start or settle. A batch of the
+    archive is deleted if all of it is to be forgotten, and only ever loses records otherwise. The
+    pack of a key, and its ledger, have a name that is used again.
+    """
+    if not key.startswith(QUEUES):
+        return False
+    path = key[len(QUEUES) :].partition("/")[2]
+    read = pack_at(path)
+    is_pack = read is not None and read[0].submitted_ms is not None
+    return is_pack or path.startswith(("archive/", "dead/"))
+
+
 def is_batch(text: str) -> bool:
     """Whether this can be the id of a batch of tasks."""
     return _BATCH_ID.fullmatch(text) is not None

@@ -67,6 +67,8 @@ class Selection(StrEnum):
     RANDOM = "random"
 
 
+LEASE_SECONDS_MAX: Final = 86_400.0
+"""No lease of any kind may last longer."""
 SAMPLED_SHARDS: Final = 16
 """For sampling, a queue is cut into so many runs of slots, whatever its number of shards."""
 
@@ -127,7 +129,7 @@ class WorkerSettings:
         # As text it is welcome too.
         object.__setattr__(self, "heartbeat", heartbeat_from(self.heartbeat))
         for name in ("task_lease_seconds", "sweep_seconds"):
-            if not 3 <= getattr(self, name) <= 86_400:
+            if not 3 <= getattr(self, name) <= LEASE_SECONDS_MAX:
                 raise InvalidInput(f"{name} must be between 3 s and a day.")
         for name in ("settle_seconds", "stop_seconds"):
             if not 0 <= getattr(self, name) <= 86_400:

@@ -32,6 +32,7 @@ from penstock.queue.ledger import Ledger
 from penstock.queue.places import PackAt
 from penstock.queue.running.saying import Saying
 from penstock.queue.running.upkeep import Chore
+from penstock.queue.tombstones import remove_old
 from penstock.store.base import Version, find, pages
 from penstock.store.cell import Cell
 from penstock.store.metered import labelled
@@ -170,6 +171,7 @@ class BatchChore(Chore):
         """The batches in a folder, the oldest first; not all if there are too many."""
         layout, ids = self._access.layout, list[str]()
         async for page in pages(self._access.store, prefix):
+            await remove_old(self._access.store, page.tombstones)
             read = (layout.read_batch_id(entry.key) for entry in page.entries)
             ids += [batch for batch in read if batch is not None]
             if len(ids) >= BATCHES_MAX:

@@ -41,6 +41,7 @@ from penstock.kernel.wire import Stamped, decode, encode
 from penstock.queue.layout import QueueLayout
 from penstock.queue.owning.shards import Cut, slot_runs
 from penstock.queue.places import SLOTS
+from penstock.queue.tombstones import remove_old
 from penstock.store.base import CREATE, Object, ObjectStore, Swap, Version, pages
 from penstock.store.cell import Cell
 from penstock.store.time import Interval
@@ -215,6 +216,7 @@ class Registry:
         listed: dict[str, tuple[Version, float]] = {}
         seen_pages = 0
         async for page in pages(self._store, self._layout.workers):
+            await remove_old(self._store, page.tombstones)
             for entry in page.entries:
                 worker = self._layout.read_worker(entry.key)
                 if worker is not None and worker != but:

@@ -98,6 +98,8 @@ class Plan:
     """The types that are announced to workers."""
     poison: int = 0
     """How many tasks end whatever worker runs them, in a pack of their own with others."""
+    racy_delete_seconds_max: float = 0.0
+    """By how much conditional deletes come too late, where they are by tombstone therefore."""
 
     def mode(self, entropy: Entropy) -> Mode:
         """The mode of the next worker."""
@@ -190,6 +192,7 @@ def draw(seed: int, fleet: Fleet) -> Plan:
         with_monitor=not pointers and entropy.random() < (0.7 if late else 0.15),
         direct=_direct(seed, fleet),
         poison=_poison(seed, profile),
+        racy_delete_seconds_max=_racy_delete_seconds_max(seed, profile),
     )
 
 
@@ -210,6 +213,12 @@ def _poison(seed: int, profile: Profile) -> int:
     entropy = seeded_entropy(f"poison of world {seed}")
     is_short = profile in (Profile.STORM, Profile.POINTERS, Profile.OPERATOR)
     return entropy.choice((0, 0, 0, 0, 1, 1, 2)) if is_short else 0
+
+
+def _racy_delete_seconds_max(seed: int, profile: Profile) -> float:
+    """In every fourth world, and in half of those of keys. Drawn apart from everything else."""
+    entropy = seeded_entropy(f"deletes of world {seed}")
+    return entropy.choice((0.0, 5.0) if profile is Profile.KEYS else (0.0, 0.0, 0.0, 5.0))
 
 
 _STORM_SECONDS: Final = {

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Final
 
 from penstock.kernel.errors import StoreError
 from penstock.queue.client import Queue
 from penstock.queue.config import QueueConfig
 from penstock.queue.layout import QueueLayout
+from penstock.store.base import ObjectStore
 from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.retrying import RetryingStore
+from penstock.store.tombstoned import TombstonedStore
 from penstock.testing.simulator.chronicle import Chronicle
 from penstock.testing.simulator.machines import Machine, MortalStore
 from penstock.testing.simulator.plans import KEY_SECONDS, Plan
@@ -80,11 +83,14 @@ class Site:
         machine.start(self.group, live)
 
     async def _queue(self, machine: Machine) -> Queue:
-        plan = _PEACE if self.is_peace else self.plan.faults
+        plan = self._faults(_PEACE if self.is_peace else self.plan.faults)
         backend = NamedStore(self.bucket, clock=machine.network_clock, name=machine.name)
         network = FaultyStore(backend, plan, entropy=machine.entropy)
         self._networks.append(network)
-        store = RetryingStore(MortalStore(network, machine), entropy=machine.entropy)
+        reached: ObjectStore = MortalStore(network, machine)
+        if self.plan.racy_delete_seconds_max:
+            reached = TombstonedStore(reached, entropy=machine.entropy)
+        store = RetryingStore(reached, entropy=machine.entropy)
         config = QueueConfig(
             shards=self.plan.shards, key_seconds=KEY_SECONDS, direct=self.plan.direct
         )
@@ -97,11 +103,15 @@ class Site:
                 await machine.clock.sleep(1)
         raise AssertionError("the queue could not be opened in so many tries")
 
+    def _faults(self, faults: FaultPlan) -> FaultPlan:
+        """These, and what the store is always like."""
+        return replace(faults, racy_delete_seconds_max=self.plan.racy_delete_seconds_max)
+
     def make_peace(self) -> None:
         """From now on nothing fails, and whatever was frozen goes on."""
         self.peace.set()
         for network in self._networks:
-            network.plan = _PEACE
+            network.plan = self._faults(_PEACE)
         for machine in self.machines.values():
             machine.thaw()
 

@@ -3,6 +3,7 @@
 Each machine has its own client, `NamedStore`. A request takes effect at one instant, right after
 the client's `_send`: there the client puts its name on the bucket. The witness is called after the
 change, with the object before and after it, and after every reading; it must not change the bucket.
+A tombstone (`penstock.store.tombstoned`) is shown as no object.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Protocol
 from penstock.kernel.clock import Clock
 from penstock.store.base import Object, Version
 from penstock.store.memory import MemoryBucket, MemoryStore
+from penstock.store.tombstoned import is_tombstone
 
 
 class Witness(Protocol):
@@ -44,16 +46,21 @@ class WatchedBucket(MemoryBucket):
     def write(self, key: str, body: bytes, metadata: Mapping[str, str]) -> Version:
         known = self.objects.get(key)
         version = super().write(key, body, metadata)
-        if self.witness is not None:
-            before = known.body if known else None
-            self.witness.saw(self.hand, key, before=before, after=body, version=version)
+        before = None if known is None or is_tombstone(known.body) else known.body
+        if not is_tombstone(body):
+            self._show(key, before, body, version)
+        elif known is not None:
+            self._show(key, before, None, known.version)
         return version
 
     def remove(self, key: str) -> None:
         known = self.objects[key]
         super().remove(key)
-        if self.witness is not None:
-            self.witness.saw(self.hand, key, before=known.body, after=None, version=known.version)
+        self._show(key, None if is_tombstone(known.body) else known.body, None, known.version)
+
+    def _show(self, key: str, before: bytes | None, after: bytes | None, version: Version) -> None:
+        if self.witness is not None and not (before is None and after is None):
+            self.witness.saw(self.hand, key, before=before, after=after, version=version)
 
 
 class NamedStore(MemoryStore):
@@ -66,7 +73,8 @@ class NamedStore(MemoryStore):
 
     async def get(self, key: str, *, unless: Version | None = None) -> Object | None:
         found = await super().get(key, unless=unless)
-        if found is not None and self._watched.witness is not None:
+        is_there = found is not None and not is_tombstone(found.body)
+        if found is not None and is_there and self._watched.witness is not None:
             self._watched.witness.read(self._name, key, found.modified)
         return found
 
