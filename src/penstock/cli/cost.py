@@ -17,6 +17,7 @@ from penstock.testing.cost import Figures, Growth, Workload, price, price_modes,
 _HOUR_SECONDS = 3600
 _SATURATED = {"concurrency": 8, "handler_seconds": 2.0, "workers": 64}
 _DEFAULT = {"concurrency": 32, "handler_seconds": 1.0, "workers": 50}
+_CONDITIONAL, _TOMBSTONE = "conditional", "tombstone"
 _HYBRID_INDEX = (
     "There is no row for a hybrid index: the ledger lies beside its pack, so the list that"
     " discovery reads is the index, and nothing else has to be written or kept right."
@@ -38,6 +39,13 @@ _ON_PAPER = (
 @click.option("--days", default=1.0, show_default=True, help="Days to simulate at the most.")
 @click.option("--handler-seconds", type=float, help="How long a task runs.  [default: 1]")
 @click.option("--concurrency", type=int, help="Tasks a worker runs at a time.  [default: 32]")
+@click.option(
+    "--deletes",
+    default=_CONDITIONAL,
+    show_default=True,
+    type=click.Choice([_CONDITIONAL, _TOMBSTONE]),
+    help="How the store makes deletes safe.",
+)
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same figures.")
 @click.option("--full", is_flag=True, help="Simulate all the days, however long it takes.")
 @click.option("--table", is_flag=True, help="All modes beside each other, by cause.")
@@ -56,6 +64,7 @@ def cost(
     days: float,
     handler_seconds: float | None,
     concurrency: int | None,
+    deletes: str,
     seed: int,
     full: bool,
     table: bool,
@@ -84,6 +93,7 @@ def cost(
         ),
         concurrency=int(otherwise["concurrency"] if concurrency is None else concurrency),
         seed=seed,
+        by_tombstone=deletes == _TOMBSTONE,
     )
     with Bar() as bar:
         if saturated:
@@ -135,7 +145,19 @@ def figures_text(figures: Figures) -> str:
         f"A task starts within    {p50} (p50), {p99} (p99) of its submit",
         f"The first one after an idle hour within {_seconds(figures.first_start_seconds)}",
     ]
-    return "\n".join([*lines, *_late([figures])])
+    return "\n".join([*lines, *_tombstones(figures), *_late([figures])])
+
+
+def _tombstones(figures: Figures) -> list[str]:
+    """What deletes by tombstone cost that tasks with a key leave, and no others."""
+    if not figures.load.by_tombstone:
+        return []
+    keys = f"${figures.tombstone_dollars_per_million_keys:.2f}"
+    sweeps = f"${figures.tombstone_dollars_per_month:.2f}"
+    return [
+        f"Tombstones, a million keys {keys}, and {sweeps} a month from then on",
+        "                        (keys keep theirs, and sweeps list them; other tasks leave none)",
+    ]
 
 
 def table_text(modes: Sequence[Figures]) -> str:
@@ -191,6 +213,7 @@ def _fleet(load: Workload) -> str:
     return (
         f"{load.workers:,} workers, {load.tasks_per_day:,} tasks a day {batch},"
         f" handlers of {load.handler_seconds:g} s, {load.concurrency} at a time a worker"
+        f"{', deletes by tombstone' if load.by_tombstone else ''}"
     )
 
 

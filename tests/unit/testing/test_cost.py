@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from penstock.cli.cost import figures_text
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.settings import Mode
 from penstock.store.metered import Kind, Prices
@@ -238,3 +239,22 @@ def test_requests_to_process_a_task_hardly_grow_with_the_fleet() -> None:
 def test_submits_do_not_count_as_processing() -> None:
     counts = {("submit", Kind.PUT): 50, ("claim", Kind.PUT): 20, ("settle", Kind.PUT): 10}
     assert Saturated(Bill(counts, 60.0), tasks=10, busy=1).requests_per_task == 3
+
+
+def test_deletes_by_tombstone_cost_tasks_without_a_key_nothing() -> None:
+    window = Window(600.0, warm_up_seconds=600.0)
+    run = run_steady(SMALL, window)
+    buried = run_steady(replace(SMALL, by_tombstone=True), window)
+    assert run.bill.requests(kind=Kind.DELETE) > run.tasks
+    assert buried.bill.counts == run.bill.counts
+
+
+def test_the_price_of_the_tombstones_of_keys_is_told() -> None:
+    figures = price(replace(SMALL, days=0.01, by_tombstone=True))
+    # Two puts a key; and 2,000 lists more every ten minutes.
+    assert figures.tombstone_dollars_per_million_keys == pytest.approx(10.0)
+    assert figures.tombstone_dollars_per_month == pytest.approx(30 * 144 * 2_000 * 5e-6)
+    text = figures_text(figures)
+    assert "deletes by tombstone" in text.splitlines()[0]
+    assert "Tombstones, a million keys $10.00, and $43.20 a month from then on" in text
+    assert figures.as_dict()["deletes"] == "tombstone"

@@ -24,6 +24,7 @@ from penstock.store.base import ObjectStore
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Meter, MeteredStore
 from penstock.store.retrying import RetryingStore
+from penstock.store.tombstoned import TombstonedStore
 from penstock.testing.cost.load import Workload
 from penstock.testing.virtual import World
 
@@ -86,10 +87,11 @@ class Fleet:
         async def delay() -> None:
             await clock.sleep(entropy.uniform(*HALF_TRIP_SECONDS))
 
-        store = MemoryStore(self._bucket, clock=clock, delay=delay)
-        return RetryingStore(
-            MeteredStore(store, self.meter), entropy=self._world.entropy(f"retries of {name}")
-        )
+        store: ObjectStore = MemoryStore(self._bucket, clock=clock, delay=delay)
+        store = MeteredStore(store, self.meter)
+        if self._load.by_tombstone:
+            store = TombstonedStore(store, entropy=self._world.entropy(f"tombstones of {name}"))
+        return RetryingStore(store, entropy=self._world.entropy(f"retries of {name}"))
 
     def _handler(self, name: str, clock: Clock) -> Callable[[TaskContext], Awaitable[None]]:
         async def work(task: TaskContext) -> None:

@@ -47,6 +47,8 @@ class Workload:
     concurrency: int = 32
     """So many tasks a worker runs at a time."""
     seed: int = 0
+    by_tombstone: bool = False
+    """Whether deletes are by tombstone, as on servers whose conditional ones are not atomic."""
 
     def __post_init__(self) -> None:
         _between("--workers", self.workers, 1, WORKERS_MAX)

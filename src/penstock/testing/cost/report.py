@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from penstock.queue.settings import Mode
+from penstock.queue.settings import Mode, WorkerSettings
+from penstock.store.base import PAGE_KEYS_MAX
 from penstock.store.metered import Kind
 from penstock.testing.cost.bill import MONTH_SECONDS, percentile
 from penstock.testing.cost.load import DAY_SECONDS, Window, Workload, window_of
@@ -27,6 +28,7 @@ MILLION: Final = 1_000_000
 
 Tell = Callable[[str], None]
 """Hears what is simulated next."""
+TOMBSTONES_A_KEY: Final = 2
 
 
 def _nobody(_what: str) -> None:
@@ -78,11 +80,29 @@ class Figures:
         """How long the first task after an hour of idleness waited, at the most."""
         return max(self.idle.first_seconds, default=None)
 
+    @property
+    def tombstone_dollars_per_million_keys(self) -> float:
+        """Of the tombstones that a million keys leave: one for the pack, one for the ledger."""
+        return TOMBSTONES_A_KEY * MILLION * self.steady.bill.prices.of(Kind.PUT)
+
+    @property
+    def tombstone_dollars_per_month(self) -> float:
+        """From then on, every month: these tombstones are in each list of the monitor's sweep."""
+        sweeps = MONTH_SECONDS / WorkerSettings().sweep_seconds
+        lists = TOMBSTONES_A_KEY * MILLION / PAGE_KEYS_MAX
+        return sweeps * lists * self.steady.bill.prices.of(Kind.LIST)
+
     def as_dict(self) -> dict[str, Any]:
         """The figures for programs."""
         bill = self.steady.bill
+        tombstones = {
+            "dollars_per_million_keys": self.tombstone_dollars_per_million_keys,
+            "dollars_per_month_for_each_million_keys": self.tombstone_dollars_per_month,
+        }
         return {
             "mode": self.load.mode.value,
+            "deletes": "tombstone" if self.load.by_tombstone else "conditional",
+            "tombstones": tombstones if self.load.by_tombstone else None,
             "workers": self.load.workers,
             "tasks_per_day": self.load.tasks_per_day,
             "batch": self.load.batch,
