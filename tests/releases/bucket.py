@@ -25,6 +25,8 @@ from penstock.queue.running.retry import Retry
 from penstock.queue.settings import Mode, WorkerSettings
 from penstock.queue.worker import Worker
 from penstock.store.memory import MemoryBucket, MemoryStore
+from penstock.store.s3.deletes import RECORD, DeletesRecord
+from penstock.store.tombstoned import Tombstone
 from penstock.testing.virtual import World, simulate
 from tests.releases.recorded import Stored
 
@@ -54,6 +56,9 @@ async def _fill(world: World) -> Sequence[Stored]:
     await _abandoned(world, queue)
     for each in datasets():
         await store.put(each.key, each.body)
+    # As where deletes are by tombstone; nobody looks for either here.
+    bucket.write(RECORD, encode(DeletesRecord()), {})
+    bucket.write("deleted/object", encode(Tombstone(nonce="0" * 60)), {})
     return [
         Stored(key=key, body=each.body, modified=each.modified, metadata=each.metadata)
         for key, each in sorted(bucket.objects.items())

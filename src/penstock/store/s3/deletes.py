@@ -20,7 +20,7 @@ from penstock.store.s3.bucket import Bucket
 RECORD: Final = f"{RESERVED_FOLDER}/deletes"
 
 
-class _Record(Document, frozen=True):
+class DeletesRecord(Document, frozen=True):
     """That deletes in this store are by tombstone. There is none where they are conditional."""
 
     kind: ClassVar[str] = "deletes-by-tombstone"
@@ -42,7 +42,7 @@ async def are_by_tombstone(bucket: Bucket) -> bool:
 async def _is_recorded(bucket: Bucket) -> bool:
     response = await bucket.ask("GET", RECORD)
     if response.status == 200:
-        decode(_Record, response.body, where=RECORD)
+        decode(DeletesRecord, response.body, where=RECORD)
         return True
     # Who may not list is told that what is missing is forbidden.
     if response.status == 404 or isinstance(bucket.error(response, RECORD), Refused):
@@ -53,4 +53,4 @@ async def _is_recorded(bucket: Bucket) -> bool:
 async def record(bucket: Bucket) -> None:
     """Leave the record, unless it is there."""
     with suppress(AlreadyExists):
-        await bucket.put(RECORD, encode(_Record()), CREATE)
+        await bucket.put(RECORD, encode(DeletesRecord()), CREATE)
