@@ -38,6 +38,7 @@ format: $(VENV)/dev.stamp ## Format the code
 bench: $(VENV)/dev.stamp ## Measure; prints figures, asserts none
 	@$(BIN)/python -m benchmarks.store
 	@$(BIN)/python -m benchmarks.queue
+	@$(BIN)/python -m benchmarks.queue_cpu
 	@$(BIN)/python -m benchmarks.queue_scale
 	@$(BIN)/python -m benchmarks.dispatcher
 	@$(BIN)/python -m benchmarks.pipeline

@@ -85,7 +85,8 @@ class Figure:
     requests: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: Figure) -> Figure:
-        requests = Counter(self.requests) + Counter(other.requests)
+        # A plain dict: `asdict` would count the pairs of a Counter.
+        requests = dict(Counter(self.requests) + Counter(other.requests))
         return Figure(self.tasks + other.tasks, self.seconds + other.seconds, requests)
 
     @property
