@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
+_PAIRS = tuple(low + high for high in _ALPHABET for low in _ALPHABET)
 
 Item = TypeVar("Item")
 
@@ -43,4 +44,5 @@ def seeded_entropy(seed: int | str) -> Entropy:
 def new_id(entropy: Entropy, *, characters: int = 24) -> str:
     """A random id of lower-case letters and digits, five bits a character."""
     bits = entropy.getrandbits(5 * characters)
-    return "".join(_ALPHABET[bits >> (5 * place) & 31] for place in range(characters))
+    drawn = "".join([_PAIRS[bits >> at & 1023] for at in range(0, 5 * characters, 10)])
+    return drawn[:characters]

@@ -33,12 +33,16 @@ class Metrics:
 
     def note_start(self, type: str, seconds: float) -> None:
         """A first attempt starts, so long after its task could."""
-        self._start.setdefault(type, Histogram(START_SECONDS)).note(seconds)
+        if type not in self._start:
+            self._start[type] = Histogram(START_SECONDS)
+        self._start[type].note(seconds)
 
     def note_end(self, type: str, ending: str, seconds: float) -> None:
         """A handler has ended, after so long."""
         self.attempts[type, ending] += 1
-        self._handler.setdefault(type, Histogram(HANDLER_SECONDS)).note(seconds)
+        if type not in self._handler:
+            self._handler[type] = Histogram(HANDLER_SECONDS)
+        self._handler[type].note(seconds)
 
     def text(self, meter: Meter | None) -> str:
         """As Prometheus reads it; with the requests on this meter."""

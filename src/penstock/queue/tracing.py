@@ -71,6 +71,11 @@ def submitting(
     return in_a_span
 
 
+def is_collected() -> bool:
+    """Whether this program uses OpenTelemetry, so that somebody may collect spans."""
+    return _api() is not None
+
+
 def present() -> str:
     """The span that this runs in, as a `traceparent`; empty if there is none."""
     api = _api()

@@ -120,12 +120,13 @@ class StoreClock:
 
     def estimate(self) -> Interval | None:
         """The store's time as far as it is known now; None before the first sample. No request."""
-        if self._bounds is None:
+        bounds = self._bounds
+        if bounds is None:
             return None
+        # Asked several times a task: hence no interval in between, as `interval` would give it.
         instant = self._clock.monotonic()
-        known = self._bounds.interval(instant)
-        margin = self._disagreement.margin(at=instant)
-        return Interval(known.earliest - margin, known.latest + margin)
+        reach = DRIFT_MAX * instant + self._disagreement.margin(at=instant)
+        return Interval(bounds.floor - reach + instant, bounds.ceiling + reach + instant)
 
     async def read(self, sample: Sampler) -> Interval:
         """The store's time, with a sample of its own if one is due."""

@@ -95,6 +95,10 @@ class _Why(IntEnum):
     LOST = 4
 
 
+_NOTHING: Final = Succeeded(NULL)
+_as_json: Final = json.JSONEncoder(
+    allow_nan=False, ensure_ascii=False, separators=(",", ":")
+).encode
 _Outcome = Succeeded | Failed | Raised | Postponed
 _Unfinished = Awaitable[Any]  # A plain handler returned something that has to be awaited.
 
@@ -119,11 +123,12 @@ class Attempt:
     seconds: float = field(default=0.0, init=False)
     """How long it ran, once it has."""
     _why: _Why | None = field(default=None, init=False)
-    _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _news: asyncio.Future[None] | None = field(default=None, init=False)
+    """While it runs: done when the handler has ended, or was interrupted."""
     _body: asyncio.Task[_Outcome] | None = field(default=None, init=False)
     _thread: HandlerThread[_Outcome | _Unfinished] | None = field(default=None, init=False)
     _child: Child | None = field(default=None, init=False)
-    _limit: asyncio.Timeout | None = field(default=None, init=False)
+    _timer: asyncio.TimerHandle | None = field(default=None, init=False)
     _hung_at: str = field(default="", init=False)
 
     @property
@@ -148,17 +153,18 @@ class Attempt:
         assert self._body is None, "an attempt is run once"
         if self._why is not None:
             return Ended(self._ending(None))
+        loop = asyncio.get_running_loop()
         # Not in a task group, which would wait for ever for a handler that does not end.
-        context = contextvars.copy_context()
-        body = asyncio.get_running_loop().create_task(self._handle(), context=context)
-        self._body = body
-        body.add_done_callback(lambda _: self._news.set())
+        body = self._body = loop.create_task(self._handle())
+        self._news = loop.create_future()
+        body.add_done_callback(self._wake)
         try:
-            await self._wait(body)
+            await self._wait(body, self._news)
         except asyncio.CancelledError:
             self.lose()
             raise
         finally:
+            self._stop_clock()
             if not body.done():
                 _left.add(body)
                 body.add_done_callback(_left.discard)
@@ -168,17 +174,12 @@ class Attempt:
         _log.warning(what, self.task.attempt, self.task.id)
         return Ended(self._ending(None), body)
 
-    async def _wait(self, body: asyncio.Task[_Outcome]) -> None:
+    async def _wait(self, body: asyncio.Task[_Outcome], news: asyncio.Future[None]) -> None:
         """Until the handler has ended, or was interrupted and has had its grace."""
-        try:
-            async with asyncio.timeout(None) as self._limit:
-                if not self.handler.isolate:
-                    self._start_clock()
-                await self._news.wait()
-        except TimeoutError:
-            if self._thread is not None:
-                self._hung_at = self._thread.stack()
-            self._interrupt(_Why.TIMEOUT)
+        if not self.handler.isolate:
+            self._start_clock()
+        await news
+        self._stop_clock()
         if not body.done() and not (self._why is _Why.TIMEOUT and self._thread is not None):
             await asyncio.wait((body,), timeout=self.grace_seconds)
         if not body.done() and self._child is not None:
@@ -188,8 +189,23 @@ class Attempt:
     def _start_clock(self) -> None:
         """The handler is called now."""
         seconds = self.handler.timeout_seconds
-        if seconds is not None and self._limit is not None and self._why is None:
-            self._limit.reschedule(asyncio.get_running_loop().time() + seconds)
+        if seconds is not None and self._why is None:
+            self._stop_clock()
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._time_out)
+
+    def _stop_clock(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _time_out(self) -> None:
+        """The handler has had its time."""
+        if self._thread is not None:
+            self._hung_at = self._thread.stack()
+        self._interrupt(_Why.TIMEOUT)
+
+    def _wake(self, _: object = None) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
     def _interrupt(self, why: _Why) -> None:
         has_ended = self._body is not None and not self._tell(self._body, why)
@@ -197,7 +213,7 @@ class Attempt:
             return  # What the handler came to stands.
         self.task.cancel_asked = True
         self._why = why if self._why is None else max(why, self._why)
-        self._news.set()
+        self._wake()
 
     def _tell(self, body: asyncio.Task[_Outcome], why: _Why) -> bool:
         """Raise inside the handler; whether it had not ended yet."""
@@ -313,9 +329,10 @@ def _understood(over: Over) -> _Outcome:
 
 def _judged(result: object) -> Succeeded | Failed:
     """What a handler returned, as JSON, or why it cannot be stored."""
+    if result is None:
+        return _NOTHING
     try:
-        text = json.dumps(result, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-        body = text.encode()
+        body = _as_json(result).encode()
     except Exception as error:  # noqa: BLE001 - classes of the user's own take part
         problem = f"it is not JSON ({error})"
     else:

@@ -62,6 +62,13 @@ class Carrier:
         self._payloads = payloads
         self._at = at
         self._clock = payloads.store.clock.machine
+        self._inline_bytes_max = min(INLINE_BYTES_MAX, share_of(at.count))
+
+    def is_large(self, ending: Ending | None) -> bool:
+        """Whether an attempt came to a result that is for a payload."""
+        if not isinstance(ending, Succeeded) or ending.is_ref:
+            return False
+        return memoryview(ending.result).nbytes > self._inline_bytes_max
 
     async def bring(self, task: TaskContext, pack: Pack, place: int) -> Ending | None:
         """Fetch a task's input if it is large; the ending of an attempt that cannot have it.
@@ -89,11 +96,9 @@ class Carrier:
 
     async def store(self, ending: Ending | None, pack: Pack, place: int) -> Ending | None:
         """The ending, with its result as a payload if that is large."""
-        if not isinstance(ending, Succeeded) or ending.is_ref:
+        if not isinstance(ending, Succeeded) or not self.is_large(ending):
             return ending
         body = bytes(ending.result)
-        if len(body) <= min(INLINE_BYTES_MAX, share_of(self._at.count)):
-            return ending
         if is_too_deep(body):
             return _bad(f"it is nested more than {DEPTH_MAX} levels deep")
         task = self._at.task(place)

@@ -42,8 +42,10 @@ class ControlGate:
 
     def may_start(self, type: str) -> bool:
         """Whether a task of this type may start, by what is known now."""
-        is_known = not self._is_unreadable and self._reader.age_seconds < TRUST_SECONDS
-        return is_known and not self._reader.state.is_paused(type)
+        reader = self._reader
+        if self._is_unreadable or reader.age_seconds >= TRUST_SECONDS:
+            return False
+        return not reader.state.is_paused(type)
 
     def count(self, tasks: int) -> None:
         """So many more are admitted, or fewer."""

@@ -62,6 +62,8 @@ class Handler:
     retry: Retry = field(default_factory=Retry)
     isolate: bool = False
     """Whether it runs in a process of its own."""
+    is_async: bool = field(init=False, repr=False, compare=False)
+    """Whether calling it gives a coroutine, as far as can be told without calling it."""
 
     def __post_init__(self) -> None:
         if not _is_a(str, self.type):
@@ -83,21 +85,12 @@ class Handler:
             raise InvalidInput(f"The retry of {self.type!r} is {self.retry!r}, not a Retry.")
         if self.isolate:
             check_addressable(self.function, type=self.type)
+        object.__setattr__(self, "is_async", _is_async(self.function))
 
     @property
     def address(self) -> Address:
         """Where a process of its own finds it. Raises `InvalidInput` if it would not."""
         return address_of(self.function, type=self.type)
-
-    @property
-    def is_async(self) -> bool:
-        """Whether calling it gives a coroutine, as far as can be told without calling it."""
-        function = self.function
-        while isinstance(function, functools.partial):
-            function = function.func
-        # The call of an object is looked up on its class, as Python does it.
-        called = inspect.getattr_static(type(function), "__call__", None)
-        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 
 class Handlers:
@@ -130,6 +123,14 @@ class Handlers:
 def _is_a(kind: type, value: object) -> bool:
     """An `isinstance` that mypy does not know the answer to."""
     return isinstance(value, kind)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    # The call of an object is looked up on its class, as Python does it.
+    called = inspect.getattr_static(type(function), "__call__", None)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 
 def _function_problem(function: object) -> str:

@@ -21,6 +21,7 @@ from penstock.queue.running.room import Room
 from penstock.queue.settings import Heartbeat, WorkerSettings
 from penstock.queue.transitions import Claim
 from penstock.store.base import ObjectStore
+from penstock.store.time import StoreClock
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,11 @@ class Hands:
     watch: Watch = field(default_factory=Watch)
     children: Children | None = None
     """The processes for isolated handlers."""
+    clock: StoreClock = field(init=False)
+    """The store's, without a way through its wrappers for every task."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clock", self.store.clock)
 
     @property
     def lease_ms(self) -> int:
@@ -82,6 +88,6 @@ class Hands:
 
     def now_ms(self) -> int:
         """The store's time, at the latest that it may be."""
-        known = self.store.clock.estimate()
+        known = self.clock.estimate()
         assert known is not None, "nothing is claimed before the time is known"
         return int(known.latest * 1000)

@@ -110,6 +110,10 @@ class Hooks:
                 task.cancel()
             self._lines = []
 
+    def is_told(self, event: str) -> bool:
+        """Whether anybody is told of this event now."""
+        return any(name == event for name, _ in self._lines)
+
     def tell(self, event: WorkerEvent) -> None:
         """Have the hooks of this event called, soon."""
         for name, line in self._lines:

@@ -12,13 +12,22 @@ from typing import Final
 
 from penstock.kernel.clock import Clock
 from penstock.queue.claims import PackInHand
-from penstock.queue.endings import Ending, Retried
+from penstock.queue.endings import (
+    Ending,
+    Expired,
+    Failed,
+    GivenBack,
+    Rescheduled,
+    Retried,
+    Stopped,
+    Succeeded,
+)
 from penstock.queue.ledger import Status, TaskState
 from penstock.queue.metrics import Metrics
 from penstock.queue.pack import Pack
 from penstock.queue.running.attempts import Attempt, Ended
 from penstock.queue.running.hooks import Hooks, WorkerEvent
-from penstock.queue.tracing import attempting
+from penstock.queue.tracing import attempting, is_collected
 from penstock.queue.views import WORDS
 
 _EVENTS: Final = {Status.SUCCEEDED: "success", Status.FAILED: "failure"}
@@ -54,12 +63,8 @@ class Watch:
         self._tell_of(attempt, "attempt", Status.CLAIMED)
         self._metrics.running[task.type] += 1
         began = clock.monotonic()
-        named: dict[str, str | int] = {"penstock.task": task.id, "penstock.attempt": task.attempt}
         try:
-            with attempting(type=task.type, trace=pack.trace, attributes=named) as span:
-                attempt.trace = span.traceparent
-                ended = await attempt.run()
-                span.end(ended.ending)
+            ended = await (_traced(attempt, pack) if is_collected() else attempt.run())
         finally:
             self._metrics.running[task.type] -= 1
         attempt.seconds = clock.monotonic() - began
@@ -103,6 +108,8 @@ class Watch:
     def _tell_of(
         self, attempt: Attempt, what: str, status: Status, state: TaskState | None = None
     ) -> None:
+        if not self._hooks.is_told(what):
+            return
         task = attempt.task
         failure = state.failure if state else None
         event = WorkerEvent(
@@ -119,17 +126,28 @@ class Watch:
         self._hooks.tell(event)
 
 
+async def _traced(attempt: Attempt, pack: Pack) -> Ended:
+    """Run an attempt in a span of its own."""
+    task = attempt.task
+    named: dict[str, str | int] = {"penstock.task": task.id, "penstock.attempt": task.attempt}
+    with attempting(type=task.type, trace=pack.trace, attributes=named) as span:
+        attempt.trace = span.traceparent
+        ended = await attempt.run()
+        span.end(ended.ending)
+    return ended
+
+
 def _word(ending: Ending | None) -> str:
     """The name of an ending, for figures."""
-    return "lost" if ending is None else _ENDINGS.get(type(ending).__name__, "other")
+    return "lost" if ending is None else _ENDINGS[type(ending)]
 
 
 _ENDINGS: Final = {
-    "Succeeded": "succeeded",
-    "Failed": "failed",
-    "Retried": "retried",
-    "Rescheduled": "rescheduled",
-    "GivenBack": "given_back",
-    "Stopped": "stopped",
-    "Expired": "expired",
+    Succeeded: "succeeded",
+    Failed: "failed",
+    Retried: "retried",
+    Rescheduled: "rescheduled",
+    GivenBack: "given_back",
+    Stopped: "stopped",
+    Expired: "expired",
 }

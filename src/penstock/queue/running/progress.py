@@ -14,7 +14,7 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.ledger import Progress
@@ -44,9 +44,11 @@ def _nobody() -> None:
 class Voice:
     """What one attempt has said last. `heard` is called, in any thread, when there is news."""
 
+    _lock: ClassVar = threading.Lock()
+    """Of all: it is held for two assignments, and most attempts say nothing."""
+
     def __init__(self, heard: Callable[[], None] = _nobody) -> None:
         self._heard = heard
-        self._lock = threading.Lock()
         self._unsent: Said | None = None
 
     def say(self, done: float, total: float, message: str) -> None:

@@ -77,7 +77,9 @@ class Room:
 
     def note_end(self, type: str) -> None:
         """A task of this type has run to its end."""
-        instants = self._ended.setdefault(type, deque(maxlen=_INSTANTS))
+        instants = self._ended.get(type)
+        if instants is None:
+            instants = self._ended[type] = deque(maxlen=_INSTANTS)
         instants.append(self._clock.monotonic())
 
     def _rate(self, type: str) -> float:

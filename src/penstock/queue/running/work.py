@@ -1,7 +1,7 @@
 """A pack that a worker works on: its claims are kept alive, its tasks run, their endings written.
 
-One `PackAtWork` a pack. It runs the tasks that were claimed, as far as there is room, and writes
-the ledger when there is a reason to:
+One `PackAtWork` a pack. It runs the tasks that were claimed, as far as there is room, with one
+coroutine for each slot that they may have at once, and writes the ledger when there is a reason to:
 
 - everything that it holds has ended;
 - an ending has waited for others for `settle_seconds`, up to four times as long in large packs;
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,7 +31,15 @@ from typing import Any, Final
 
 from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.queue.claims import PackInHand
-from penstock.queue.endings import Ending, Expired, Failed, GivenBack, Rescheduled, Retried
+from penstock.queue.endings import (
+    Ending,
+    Expired,
+    Failed,
+    GivenBack,
+    Rescheduled,
+    Retried,
+    Succeeded,
+)
 from penstock.queue.ledger import Progress
 from penstock.queue.outcomes import Claimed, Swapped
 from penstock.queue.pack import Pack
@@ -79,6 +88,14 @@ class PackAtWork:
         self._carrier = Carrier(Payloads(hands.store, hand.layout, hands.entropy), hand.at)
         self._settle_seconds = hands.settings.settle_seconds_of(hand.at.count)
         self._held: dict[int, _Held] = {}
+        self._queue: deque[_Held] = deque()
+        """What was claimed and has not had a slot yet, in the order of the pack."""
+        self._runners = 0
+        self._unstarted = 0
+        """How many of those that are held have neither started nor ended."""
+        self._unended = 0
+        self._has_said = False
+        """Whether a handler may have said something that is not written."""
         self._expires_ms: dict[str, int] = {}
         self._pack_expires_ms = 0
         self._news = asyncio.Event()
@@ -137,11 +154,17 @@ class PackAtWork:
         self._renewed_at = self._clock.monotonic() - spent_seconds
         self._expires_ms[claim] = claimed.expires_ms
         self._pack_expires_ms = claimed.pack.expires_ms
+        since = self._clock.monotonic()
         for place, number in claimed.attempts.items():
             attempt = self._attempt(claimed, place, number)
-            held = _Held(claim, attempt, self._clock.monotonic(), claimed.pack, place)
+            held = _Held(claim, attempt, since, claimed.pack, place)
             self._held[place] = held
-            self._spawn(self._run(held))
+            self._queue.append(held)
+        self._unstarted += len(claimed.attempts)
+        self._unended += len(claimed.attempts)
+        for _ in range(min(len(self._queue), self._hands.room.concurrency - self._runners)):
+            self._runners += 1
+            self._spawn(self._run_all())
         if self._draining:
             self.drain()
 
@@ -162,34 +185,54 @@ class PackAtWork:
             children=self._hands.children,
         )
 
+    async def _run_all(self) -> None:
+        """One attempt after the other, each when there is a slot for it, until none waits."""
+        slots = self._hands.room.slots
+        try:
+            while self._queue:
+                async with slots:
+                    if self._queue:  # Others may have taken the last one.
+                        await self._run(self._queue.popleft())
+        except BaseException:
+            # The worker is torn down: what has not started never will.
+            self._hands.room.give(len(self._queue))
+            self._leave.give(len(self._queue))
+            self._queue.clear()
+            raise
+        finally:
+            self._runners -= 1
+
     async def _run(self, held: _Held) -> None:
-        """One attempt, when there is a slot for it."""
+        """One attempt, in a slot of its own."""
         room = self._hands.room
         is_gone = True
         try:
-            async with room.slots:
-                if held.ending is not None:
-                    return
-                held.started = True
-                if room.free:
-                    self._news.set()  # Perhaps nothing waits any more.
-                problem: Ending | None = Expired() if self._has_expired() else None
-                if problem is None:
-                    problem = await self._carrier.bring(held.attempt.task, held.pack, held.place)
-                if problem is not None or self._has_expired():
-                    self._ended(held, problem or Expired())
-                    return
-                if not self._is_trusted(held) or not self._leave.begin():
-                    held.attempt.give_back()
-                held.begun = True
-                is_gone = False
-                ended = await self._hands.watch.run(held.attempt, held.pack, clock=self._clock)
-                is_gone = ended.released is None
-                self._ended(held, await self._carrier.store(ended.ending, held.pack, held.place))
-                room.note_end(self.hand.at.type)
-                if ended.released is not None:
-                    await self._until(ended.released)
-                    is_gone = True
+            if held.ending is not None:
+                return
+            held.started = True
+            self._unstarted -= 1
+            if not self._unstarted and room.free:
+                self._news.set()  # Nothing waits any more: there may be more to claim.
+            problem: Ending | None = Expired() if self._has_expired() else None
+            if problem is None and held.place in held.pack.refs:
+                problem = await self._carrier.bring(held.attempt.task, held.pack, held.place)
+            if problem is not None or self._has_expired():
+                self._ended(held, problem or Expired())
+                return
+            if not self._is_trusted(held) or not self._leave.begin():
+                held.attempt.give_back()
+            held.begun = True
+            is_gone = False
+            ended = await self._hands.watch.run(held.attempt, held.pack, clock=self._clock)
+            is_gone = ended.released is None
+            ending = ended.ending
+            if self._carrier.is_large(ending):
+                ending = await self._carrier.store(ending, held.pack, held.place)
+            self._ended(held, ending)
+            room.note_end(self.hand.at.type)
+            if ended.released is not None:
+                await self._until(ended.released)
+                is_gone = True
         finally:
             room.give(1)
             if is_gone:
@@ -212,45 +255,55 @@ class PackAtWork:
         return self._hands.now_ms() < self._expires_ms.get(held.claim, 0)
 
     def _has_expired(self) -> bool:
+        if not self._pack_expires_ms:
+            return False
         now = self._hands.store.clock.estimate()
         return now is not None and has_expired(self._pack_expires_ms, now)
 
     def _heard(self) -> None:
         """A handler has something to say, in whatever thread."""
+        self._has_said = True
         with suppress(RuntimeError):  # The loop is closed: nobody writes it any more.
             self._loop.call_soon_threadsafe(self._news.set)
 
     def _said(self) -> dict[int, Said]:
         """What handlers have said that is not written yet."""
+        if not self._has_said:
+            return {}
+        self._has_said = False  # Before looking: whoever speaks meanwhile is heard next time.
         said = ((place, held.attempt.task.voice.unsent) for place, held in self._held.items())
-        return {place: each for place, each in said if each is not None}
+        unsent = {place: each for place, each in said if each is not None}
+        self._has_said = self._has_said or bool(unsent)
+        return unsent
 
     def _ended(self, held: _Held, ending: Ending | None) -> None:
         if held.ending is None:
             # What was lost has nothing to settle; the ledger refuses it.
             held.ending = ending or GivenBack()
-            if self._ended_at is None:
+            self._unended -= 1
+            self._unstarted -= not held.started
+            is_first = self._ended_at is None
+            if is_first:
                 self._ended_at = self._clock.monotonic()
-            self._news.set()
+            # While others wait for a slot, only the first ending sets a time for the next write.
+            if is_first or not self._unstarted:
+                self._news.set()
 
     async def _wait(self) -> None:
         """Until there is a reason to write."""
-        while not self._has_reason():
-            self._news.clear()
-            seconds = max(0.0, self._next_at() - self._clock.monotonic())
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._news.wait()
-            except TimeoutError:
+        while self._unended:
+            room = self._hands.room
+            if not self._unstarted and room.free and self._claimable() and self._leave.has_more():
                 return
-
-    def _has_reason(self) -> bool:
-        if all(held.ending is not None for held in self._held.values()):
-            return True
-        waits = any(not held.started for held in self._held.values())
-        if not waits and self._hands.room.free and self._claimable() and self._leave.has_more():
-            return True
-        return self._clock.monotonic() >= self._next_at()
+            seconds = self._next_at() - self._clock.monotonic()
+            if seconds <= 0:
+                return
+            self._news.clear()
+            timer = self._loop.call_later(seconds, self._news.set)
+            try:
+                await self._news.wait()
+            finally:
+                timer.cancel()
 
     def _next_at(self) -> float:
         """When the next write is due at the latest."""
@@ -340,7 +393,9 @@ class PackAtWork:
         ledger, _ = self.hand.ledger
         if ledger is not None and held.ending is not None and not is_refused:
             self._hands.watch.written(held.attempt, held.ending, ledger.tasks[place])
-        what = f"task {self.hand.at.task(place)}: attempt {held.attempt.task.attempt}"
+        if isinstance(held.ending, Succeeded) and not is_refused:
+            return
+        what = f"task {held.attempt.task.id}: attempt {held.attempt.task.attempt}"
         match held.ending:
             case _ if is_refused:
                 _log.info("%s was overtaken by another", what)
