@@ -249,7 +249,7 @@ def test_another_generation_is_not_read(play: Play) -> None:
     play(story)
 
 
-def test_more_than_a_task_may_read_is_cut_where_it_can_be_told(play: Play) -> None:
+def test_a_task_is_given_all_parts_however_many(play: Play) -> None:
     async def story(world: World) -> None:
         it = await reading(world, reads="all")
         await world.rows(
@@ -259,6 +259,6 @@ def test_more_than_a_task_may_read_is_cut_where_it_can_be_told(play: Play) -> No
             it.writer.dataset,
             it.writer.generation,
         )
-        assert len(await it.locations(partition_key="p1")) == 10_001
+        assert len(await it.locations(partition_key="p1")) == 10_010
 
     play(story)

@@ -145,7 +145,7 @@ BEGIN
 END
 $$;
 
--- As before, and parts that were put together are one.
+-- As before, and parts that were put together are one; and all of them are given, however many.
 CREATE OR REPLACE FUNCTION penstock_parts(
     wanted_dataset uuid, wanted_generation uuid, wanted_reads text, wanted_key text,
     wanted_start bigint, wanted_end bigint
@@ -191,8 +191,6 @@ CREATE OR REPLACE FUNCTION penstock_parts(
             -- Looked up for each partition, and never for all of the dataset.
             OFFSET 0
         ) AS piece ON true
-        -- One more than a task may read, so that it can be told.
-        LIMIT 10001
     )
     SELECT CASE WHEN count(DISTINCT pieces.partition_key) = 1 THEN min(pieces.head) END,
            CASE WHEN count(DISTINCT pieces.partition_key) = 1 THEN min(pieces.revision) END,
