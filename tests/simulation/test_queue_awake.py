@@ -32,6 +32,7 @@ from penstock.queue.outcomes import Seen, claimed
 from penstock.queue.owning import shards
 from penstock.queue.pack import Pack
 from penstock.queue.packs import PackObject
+from penstock.queue.running.exclusive import Exclusive
 from penstock.queue.running.learning import Learning
 from penstock.queue.running.memory import Memory, _name
 from penstock.queue.running.work import PackAtWork
@@ -53,6 +54,7 @@ _expire = transitions.expire
 _as_of = heartbeats.as_of
 _makes_room = PackInHand._makes_room
 _machine_init = Machine.__init__
+_next_exclusive = Exclusive.next
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +386,18 @@ def _count_whatever_is_lost(task: TaskState, _lease: object, **_together: object
     return msgspec.structs.replace(task, status=Status.READY, claim="")
 
 
+def _never(_task: TaskState, _attempts_max: int) -> bool:
+    return False
+
+
+def _by_the_count(task: TaskState, attempts_max: int) -> bool:
+    return task.attempt - task.given_back >= attempts_max
+
+
+def _at_any_time(exclusive: Exclusive, **_: bool) -> Sight | None:
+    return _next_exclusive(exclusive, is_empty=True, is_idle=True)
+
+
 # Inboxes
 
 
@@ -525,6 +539,16 @@ BROKEN: dict[str, Broken] = {
     ),
     "count what was lost in company": Broken(
         [(transitions, "lost", _count_whatever_is_lost)], STORM, "failed for want of attempts"
+    ),
+    "settle what was lost beside others": Broken(
+        [(transitions, "needs_exclusive", _never), (transitions, "is_used_up", _by_the_count)],
+        STORM,
+        "failed by a lease that was lost with other tasks",
+    ),
+    "run others beside what is exclusive": Broken(
+        [(Exclusive, "next", _at_any_time), (Exclusive, "is_reserved", False)],
+        STORM,
+        "failed by a lease that was lost with other tasks",
     ),
     "look into inboxes and nowhere else": Broken(
         [(DirectDiscovery, "_look_around", _look_at_nothing)], STORM, LOST, (Fleet.DIRECT,)

@@ -135,6 +135,13 @@ class PackInHand:
             ledger, attempts_max=attempts_max, now=now, held=held, slots=slots
         )
 
+    def needs_exclusive(self, *, attempts_max: int) -> bool:
+        """Whether it has a task that only one who holds nothing else may claim, likewise."""
+        ledger, now = self.ledger[0], self._store.clock.estimate()
+        if ledger is None or now is None or ledger.settled:
+            return False
+        return transitions.has_exclusive(ledger, attempts_max=attempts_max, now=now)
+
     def seconds_to_retry(self) -> float | None:
         """How long until the next task of it that is not due yet may start, likewise."""
         ledger, now = self.ledger[0], self._store.clock.estimate()

@@ -61,7 +61,7 @@ def _plain(lease: Lease, modified: float) -> Lease:
     if not lease.touch_ms:
         return lease
     ends_ms = max(lease.expires_ms, int(modified * 1000) + lease.touch_ms)
-    return Lease(lease.holder, ends_ms, window=lease.window)
+    return msgspec.structs.replace(lease, expires_ms=ends_ms, touch_ms=0)
 
 
 def may_touch(ledger: Ledger, claims: frozenset[str]) -> bool:

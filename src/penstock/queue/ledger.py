@@ -93,7 +93,11 @@ class TaskState(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
     progress: Progress | None = None
     """What the last attempt has said of itself."""
     window_max: int = 0
-    """Suspect, if not 0: so many at the most are claimed together with it (`windows`)."""
+    """Suspect, if not 0: so many at the most are claimed together with it (`windows`);
+    `LOST_EXCLUSIVE` if its last attempt was lost with nothing else on its worker."""
+
+
+LOST_EXCLUSIVE: Final = -1
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -105,6 +109,8 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """If not 0: it lasts at least so long after the store's date of the ledger (`heartbeats`)."""
     window: int = 1
     """How many tasks of the pack its holder may have started; 0 if none (`windows`)."""
+    exclusive: bool = False
+    """Its holder runs nothing else, of any pack, for as long as it holds it (`windows`)."""
 
 
 class Happening(StrEnum):

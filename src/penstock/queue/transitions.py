@@ -12,7 +12,8 @@ What they keep, whatever they are called with:
 - Every change first expires the leases that are over, so that the heartbeats of one holder never
   hide the death of another.
 - What has expired is settled only while nobody holds it: who has begun in time may end.
-- An attempt that is lost counts only if its task was claimed alone (`windows`).
+- An attempt that is lost counts only if its task was claimed alone in its pack, and is the last one
+  only if its worker held nothing else at all (`windows`).
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ from penstock.queue.ledger import (
     TaskState,
 )
 from penstock.queue.pack import Pack, forgotten_ms
-from penstock.queue.windows import chosen, lost, window_of
+from penstock.queue.windows import chosen, is_used_up, lost, needs_exclusive, window_of
 from penstock.store.time import Interval
 
 _WORKERS_LOST: Final = (
-    "The worker of each attempt that counts was lost, with no other task of the pack at work there:"
-    " it was killed, ran out of memory, crashed, called os._exit, or could not renew its lease."
-    " If the task itself ends it, isolate=True gives the handler a process of its own."
+    "The worker of each attempt that counts was lost, and in the last one it ran nothing but this"
+    " task: it was killed, ran out of memory, crashed, called os._exit, or could not renew its"
+    " lease. If the task itself ends it, isolate=True gives the handler a process of its own."
 )
 
 _replace = msgspec.structs.replace
@@ -77,6 +78,8 @@ class Claim:
     """For one who renews by touching (`heartbeats`): how long after a touch the lease lasts."""
     slots: int = 2**31
     """How many can start at once: so many suspects at the most are taken (`windows`)."""
+    exclusive: bool = False
+    """Its holder has nothing else: one task that needs that is taken, and nothing else."""
 
 
 def claim(
@@ -101,7 +104,11 @@ def claim(
     startable = _startable(change.tasks, wanted.attempts_max, now, places=wanted.places)
     if wanted.is_provisional:
         taken = tuple(startable)[:most]
+    elif wanted.exclusive:
+        alone = _exclusive(change.tasks, startable, wanted.attempts_max, is_needed=True)
+        taken = tuple(alone)[: 0 if held else 1]
     else:
+        startable = _exclusive(change.tasks, startable, wanted.attempts_max, is_needed=False)
         taken = chosen(change.tasks, startable, held=held, most=most, slots=wanted.slots)
     for place in taken:
         task = change.tasks[place]
@@ -119,7 +126,9 @@ def claim(
         change.leases[wanted.id] = Lease(wanted.holder, expires, wanted.touch_ms)
         window = 0 if wanted.is_provisional else window_of(held, taken, slots=wanted.slots)
         for name in ours & change.leases.keys():
-            change.leases[name] = _replace(change.leases[name], window=window)
+            change.leases[name] = _replace(
+                change.leases[name], window=window, exclusive=wanted.exclusive
+            )
     return change.ledger(), taken
 
 
@@ -331,7 +340,15 @@ def claimable(
 ) -> int:
     """How many tasks one who holds these places may claim now, with so many free slots."""
     startable = _startable(ledger.tasks, attempts_max, now)
-    return len(chosen(ledger.tasks, startable, held=held, slots=slots))
+    plain = _exclusive(ledger.tasks, startable, attempts_max, is_needed=False)
+    return len(chosen(ledger.tasks, plain, held=held, slots=slots))
+
+
+def has_exclusive(ledger: Ledger, *, attempts_max: int, now: Interval) -> bool:
+    """Whether a task may be claimed now by one who holds nothing else, and by nobody else."""
+    startable = _startable(ledger.tasks, attempts_max, now)
+    alone = _exclusive(ledger.tasks, startable, attempts_max, is_needed=True)
+    return next(alone, None) is not None
 
 
 def next_retry_ms(ledger: Ledger, now: Interval) -> int | None:
@@ -368,7 +385,14 @@ def _completed(ledger: Ledger, inputs: Sequence[msgspec.Raw]) -> Ledger:
 
 
 def _is_over(task: TaskState, attempts_max: int) -> bool:
-    return task.cancel or task.attempt - task.given_back >= attempts_max
+    return task.cancel or is_used_up(task, attempts_max)
+
+
+def _exclusive(
+    tasks: Sequence[TaskState], places: Iterable[int], attempts_max: int, *, is_needed: bool
+) -> Iterator[int]:
+    """Of these places, those that must be claimed exclusively, or those that must not."""
+    return (p for p in places if needs_exclusive(tasks[p], attempts_max) is is_needed)
 
 
 def _startable(

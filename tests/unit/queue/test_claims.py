@@ -240,6 +240,9 @@ def test_what_is_used_up_is_closed_by_the_next_who_looks() -> None:
         seen = await bench.submit()
         short = Claim("a", "me", -1000, 1000, 1)
         await bench.hand().claim(short, seen)
+        # What was lost beside others, for all that is known, runs once more, beside nothing.
+        alone = Claim("c", "me", -1000, 1, 1, exclusive=True)
+        assert await bench.hand().claim(alone, _with_ledger(seen)) is not None
         once = Claim("b", "you", 30_000, 1000, 1)
         assert await bench.hand().claim(once, _with_ledger(seen)) is None
         # The first look freed what was lost; this one sees that nothing may start again.

@@ -603,6 +603,41 @@ def test_there_are_no_attempts_and_no_dead_letters(mode: Mode) -> None:
 
 
 @both_modes
+def test_a_poison_of_another_pack_costs_its_neighbours_time_and_no_attempt(mode: Mode) -> None:
+    """Eight tasks in eight packs on one worker, which one of them ends whenever it runs."""
+
+    async def check(place: Place) -> None:
+        bench = place.bench
+        queue = await bench.queue()
+        poisoned = asyncio.Event()
+
+        async def work(task: TaskContext) -> int:
+            await bench.clock.sleep(1)
+            if task.input == "poison":
+                poisoned.set()
+                await bench.clock.sleep(1000)
+            await bench.clock.sleep(3)
+            return task.attempt
+
+        async with bench.crew() as crew:
+            poison = await queue.submit("work", "poison")
+            others = [await queue.submit("work") for _ in range(7)]
+            for number in range(4):
+                worker = bench.worker(await bench.queue(), name=f"w{number}", concurrency=8)
+                worker.handler("work", retry=Retry(attempts=3))(work)
+                crew.start(worker)
+                if number < 3:
+                    await bench.until(poisoned.is_set, what="the poison runs")
+                    await crew.kill(worker)
+                    poisoned.clear()
+            assert (await bench.ended(poison)).error == "LeaseExpired"
+            assert not poisoned.is_set(), "it has run three times, as it may"
+            assert {(await bench.ended(task)).status for task in others} == {"succeeded"}
+
+    _try(check, mode)
+
+
+@both_modes
 def test_both_nodes_win_when_the_store_is_unreachable(mode: Mode) -> None:
     async def check(place: Place) -> None:
         bench = place.bench

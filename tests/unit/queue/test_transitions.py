@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import msgspec
 from hypothesis import settings
@@ -135,7 +136,8 @@ def test_attempts_are_used_up_by_lost_workers_too() -> None:
     ledger = fresh(pack_version="v", born="b", count=1)
     for number in range(3):
         moment = Interval(1000.0 * (number + 1), 1000.0 * (number + 1))
-        ledger, taken = claim(ledger, _claim(f"c{number}", attempts_max=3), moment)
+        wanted = replace(_claim(f"c{number}", attempts_max=3), exclusive=number == 2)
+        ledger, taken = claim(ledger, wanted, moment)
         assert taken == (0,)
     end = Interval(9000.0, 9000.0)
     ledger, taken = claim(ledger, _claim("d", attempts_max=3), end)

@@ -22,6 +22,7 @@ from penstock.queue.transitions import (
     close,
     expire,
     extend,
+    has_exclusive,
     settle,
 )
 from penstock.queue.windows import chosen
@@ -35,8 +36,14 @@ def _at(second: float) -> Interval:
     return Interval(second, second)
 
 
-def _claim(name: str, tasks_max: int = 1000, *, slots: int = 1000) -> Claim:
-    return Claim(name, f"holder of {name}", LEASE_MS, tasks_max, ATTEMPTS, slots=slots)
+def _claim(
+    name: str, tasks_max: int = 1000, *, slots: int = 1000, attempts: int = ATTEMPTS
+) -> Claim:
+    return Claim(name, f"holder of {name}", LEASE_MS, tasks_max, attempts, slots=slots)
+
+
+def _exclusive(name: str, *, attempts: int = ATTEMPTS) -> Claim:
+    return Claim(name, f"holder of {name}", LEASE_MS, 1, attempts, slots=1, exclusive=True)
 
 
 def _fresh(count: int) -> Ledger:
@@ -71,6 +78,8 @@ def _worked_off(ledger: Ledger, *, poison: int, window: int) -> tuple[Ledger, in
         second = 1000.0 + 60 * turn
         name = f"c{turn}"
         ledger, taken = claim(ledger, _claim(name, window), _at(second))
+        if not taken:
+            ledger, taken = claim(ledger, _exclusive(name), _at(second))
         if poison in taken:
             ended += 1
         elif taken:
@@ -114,9 +123,11 @@ def test_only_poison_fails_whatever_is_poison(
         before = expire(ledger, _at(second))
         most = windows[turn % len(windows)]
         ledger, taken = claim(ledger, _claim(name, most), _at(second))
+        if not taken:
+            ledger, taken = claim(ledger, _exclusive(name), _at(second))
         for place in taken:
             assert ledger.tasks[place].attempt == before.tasks[place].attempt + 1
-            assert len(taken) <= (before.tasks[place].window_max or most)
+            assert len(taken) <= (abs(before.tasks[place].window_max) or most)
         if not taken:
             break
         if not poisons & set(taken):
@@ -268,3 +279,63 @@ def test_the_smallest_bound_of_a_window_holds() -> None:
     assert chosen(tasks, range(1, 6), held=()) == (1,)
     assert chosen(tasks, (1, 3, 4, 5), held=(0, 2)) == (3, 5)
     assert chosen(tasks, (0, 1, 2, 3, 5), held=(4,)) == (0,)
+
+
+def _lost_in_company(times: int, *, attempts: int = ATTEMPTS) -> Ledger:
+    """A pack of one, lost so often by workers that held other packs too; at second 9000."""
+    ledger = _fresh(1)
+    for turn in range(times):
+        ledger, taken = claim(
+            ledger, _claim(f"c{turn}", attempts=attempts), _at(1000.0 + 60 * turn)
+        )
+        assert taken == (0,)
+    return expire(ledger, _at(9000))
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 3])
+def test_only_the_loss_of_an_exclusive_attempt_is_final(attempts: int) -> None:
+    ledger = _lost_in_company(max(1, attempts - 1), attempts=attempts)
+    closed = close(ledger, attempts_max=attempts, who="w", now=_at(9000), inputs=_inputs(ledger))
+    assert not closed.settled
+    # Nobody takes it who holds, or may hold, anything else.
+    assert claim(ledger, _claim("x", attempts=attempts), _at(9000))[1] == ()
+    assert claimable(ledger, attempts_max=attempts, now=_at(9000)) == 0
+    assert has_exclusive(ledger, attempts_max=attempts, now=_at(9000))
+    ledger, taken = claim(ledger, _exclusive("x", attempts=attempts), _at(9000))
+    assert taken == (0,)
+    assert ledger.leases["x"].exclusive
+    stored = decode(Ledger, encode(ledger), where="here")
+    lost = close(stored, attempts_max=attempts, who="w", now=_at(9900), inputs=_inputs(ledger))
+    assert lost.tasks[0].status is Status.FAILED
+    assert lost.tasks[0].failure is not None
+    assert lost.tasks[0].failure.error == "LeaseExpired"
+    assert "ran nothing but this task" in lost.tasks[0].failure.message
+
+
+def test_fewer_attempts_on_another_worker_settle_nothing_that_was_lost_in_company() -> None:
+    ledger = _lost_in_company(3, attempts=5)
+    assert not close(ledger, attempts_max=2, who="w", now=_at(9000), inputs=_inputs(ledger)).settled
+    assert claim(ledger, _exclusive("x", attempts=2), _at(9000))[1] == (0,)
+
+
+def test_an_exclusive_claim_is_of_one_task_that_needs_it_and_beside_nothing() -> None:
+    assert claim(_fresh(2), _exclusive("x"), _at(1000))[1] == ()
+    tasks = (TaskState(attempt=2, window_max=1), TaskState(attempt=2, window_max=1), TaskState())
+    ledger = msgspec.structs.replace(_fresh(3), tasks=tasks)
+    held, _ = claim(ledger, _claim("a"), _at(1000))
+    assert claim(held, _exclusive("x"), _at(1000), ours=frozenset({"a"}))[1] == ()
+    assert claim(ledger, _exclusive("x"), _at(1000))[1] == (0,)
+
+
+def test_what_is_given_back_waits_to_be_claimed_exclusively_again() -> None:
+    ledger, _ = claim(_lost_in_company(2), _exclusive("x"), _at(9000))
+    after, _ = settle(ledger, {0: ("x", GivenBack())}, now=_at(9001), inputs=_inputs(ledger))
+    assert has_exclusive(after, attempts_max=ATTEMPTS, now=_at(9001))
+    assert claim(after, _claim("y"), _at(9001))[1] == ()
+
+
+def test_a_loss_under_an_earlier_release_is_not_final_for_this_one() -> None:
+    ledger, _ = claim(_lost_in_company(2), _exclusive("x"), _at(9000))
+    old = msgspec.structs.replace(ledger, leases={"x": Lease("w", 9_030_000)})
+    closed = close(old, attempts_max=ATTEMPTS, who="w", now=_at(9900), inputs=_inputs(ledger))
+    assert not closed.settled

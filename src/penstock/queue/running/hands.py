@@ -51,7 +51,9 @@ class Hands:
     def lease_ms(self) -> int:
         return int(self.settings.task_lease_seconds * 1000)
 
-    def claim(self, handler: Handler, *, tasks_max: int, slots: int) -> Claim:
+    def claim(
+        self, handler: Handler, *, tasks_max: int, slots: int, exclusive: bool = False
+    ) -> Claim:
         """A new claim, with an id of its own; so many of its tasks can start at once."""
         return Claim(
             new_id(self.entropy, characters=16),
@@ -61,6 +63,7 @@ class Hands:
             handler.retry.attempts,
             touch_ms=self.lease_ms + TOUCH_SLACK_MS if self._is_touching else 0,
             slots=slots,
+            exclusive=exclusive,
         )
 
     @property

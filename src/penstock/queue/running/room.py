@@ -32,6 +32,8 @@ class Room:
         self.held = 0
         self.is_contended = False
         """Other packs have been found that wait for room."""
+        self.is_reserved = False
+        """Nothing more is to be claimed: a task is to run with nothing beside it (`exclusive`)."""
         self.stuck = 0
         """How many slots have a handler that was interrupted and goes on."""
         self._clock = clock
@@ -41,7 +43,7 @@ class Room:
     @property
     def free(self) -> int:
         """How many tasks could start at once."""
-        return max(0, self.concurrency - self.held)
+        return 0 if self.is_reserved else max(0, self.concurrency - self.held)
 
     @property
     def is_stuck(self) -> bool:
@@ -56,8 +58,8 @@ class Room:
         With `ahead_seconds`, also for those that this worker will run in that time; `blindly`
         for some even if their rate is not known.
         """
-        limit = self.concurrency
-        if ahead_seconds and not self.is_stuck:
+        limit = 0 if self.is_reserved else self.concurrency
+        if limit and ahead_seconds and not self.is_stuck:
             soon = int(self._rate(type) * ahead_seconds)
             limit += min(max(AHEAD_MIN * limit if blindly else 0, soon), AHEAD_MAX * limit)
         taken = max(0, min(count, limit - self.held))

@@ -5,6 +5,7 @@
 | look | nothing found is left to try, and the pace allows it; rarely while there is no room |
 | try a pack | there is room, and a look found it or its time has come (`Memory`) |
 | work on a pack | claimed, until nothing of it is held (`PackAtWork`) |
+| work on one task and nothing else | it is suspect, and on its last attempt (`Exclusive`) |
 | repair, archive, do chores | every so often, in the slots that this worker guards (`Upkeep`) |
 
 A worker claims only types that it has a handler for; others are left where they are and never
@@ -32,6 +33,7 @@ from penstock.queue.draining import until_done
 from penstock.queue.monitor import Monitor
 from penstock.queue.owning.load import Load, Strain
 from penstock.queue.places import PackAt
+from penstock.queue.running.exclusive import OTHERS_SECONDS, Exclusive
 from penstock.queue.running.gates import Gate, admit
 from penstock.queue.running.handlers import Handlers
 from penstock.queue.running.hands import Hands
@@ -96,6 +98,10 @@ class Shift:
         self._pace = Pace(settings.polling, entropy=access.entropy, clock=self._clock)
         self._found: deque[Sight] = deque()
         self._at_gates = Waitlist(gates, most=4 * concurrency)
+        self._exclusive = Exclusive(
+            self._clock,
+            delay=lambda: 0.0 if discovery.is_alone else entropy.uniform(0, OTHERS_SECONDS),
+        )
         self._found_at = 0.0
         self._is_more = self._was_full = self._is_patient = self._has_left = False
         self._busy: dict[PackAt, PackAtWork | None] = {}
@@ -256,6 +262,7 @@ class Shift:
 
     def _take_in(self, view: View) -> None:
         self._later_ms = view.later_ms
+        self._exclusive.see(view.sights)
         worth = [sight for sight in view.sights if self._could_use(sight)]
         self._found = deque(sight for sight in worth if not self._at_gates.is_shut(sight))
         self._at_gates.take_in(
@@ -284,6 +291,8 @@ class Shift:
         """How many it could do with, whether they may start now or not."""
         if sight.at in self._busy or self._handlers.get(sight.at.type) is None:
             return 0
+        if sight.at in self._exclusive:
+            return 0
         now = self._access.now().earliest
         if self._memory.is_known_idle(
             sight, now * 1000, reread_ms=self._discovery.reread_seconds * 1000
@@ -303,8 +312,10 @@ class Shift:
             # Others will have taken it by now, unless nobody else is led to it.
             self._at_gates.add_all(filter(is_ours, self._found))
             self._found.clear()
-        self._found.extend(s for s in self._memory.due(now_ms) if s.at not in self._busy)
+        due = (s for s in self._memory.due(now_ms) if s.at not in self._busy)
+        self._found.extend(sight for sight in due if sight.at not in self._exclusive)
         self._take_up_again(is_old=is_old)
+        self._start_exclusive()
         while self._found and self._room.free:
             sight = self._found.popleft()
             if self._at_gates.is_shut(sight):
@@ -322,6 +333,16 @@ class Shift:
                 self._look_in(max(0.0, self._looked_at + least - self._clock.monotonic()))
         self._was_full = not self._room.free
 
+    def _start_exclusive(self) -> None:
+        """Make way for a task that is to run with nothing beside it, and claim it."""
+        is_empty = not self._busy and not self._room.held
+        sight = self._exclusive.next(is_empty=is_empty, is_idle=is_empty and not self._found)
+        self._room.is_reserved = self._exclusive.is_reserved
+        if sight is not None:
+            self._room.hold(1)
+            self._busy[sight.at] = None
+            self._spawn(self._take(sight, 1, exclusive=True))
+
     def _take_up_again(self, *, is_old: bool) -> None:
         """Try what waited at a gate that is open now; if that is old, look again as well."""
         opened = self._at_gates.opened() if self._room.free or not is_old else []
@@ -338,12 +359,13 @@ class Shift:
             self._is_more = False
             self._look_in(0.0)
 
-    async def _take(self, sight: Sight, room: int) -> None:
+    async def _take(self, sight: Sight, room: int, *, exclusive: bool = False) -> None:
         """Claim a pack and work on it to its end."""
         try:
-            hand, nonce = await self._work(sight, room)
+            hand, nonce = await self._work(sight, room, exclusive=exclusive)
             self._failed.pop(sight.at, None)
             if hand is not None:
+                self._note_exclusive(sight, hand)
                 self._hands.watch.closed(hand)
                 await self._learning.learn(sight, hand, nonce)
         except (StoreError, UnreadableObject) as error:
@@ -358,9 +380,19 @@ class Shift:
             self._memory.note(sight, ledger=sight.ledger, due_ms=due_ms)
         finally:
             del self._busy[sight.at]
+            self._exclusive.ended(sight.at)
             self._wake.set()
 
-    async def _work(self, sight: Sight, room: int) -> tuple[PackInHand | None, str]:
+    def _note_exclusive(self, sight: Sight, hand: PackInHand) -> None:
+        """Remember a pack that has a task for a worker that holds nothing else."""
+        handler = self._handlers.get(sight.at.type)
+        if handler and hand.needs_exclusive(attempts_max=handler.retry.attempts):
+            seen = sight.seen and replace(sight.seen, has_ledger=True)
+            self._exclusive.note(replace(sight, seen=seen, ledger=hand.ledger[1]))
+
+    async def _work(
+        self, sight: Sight, room: int, *, exclusive: bool
+    ) -> tuple[PackInHand | None, str]:
         """Claim and work; returns the nonce of the pack if there was something to claim.
 
         No hand if nothing of it may start now.
@@ -381,7 +413,7 @@ class Shift:
             self._access.store, self._access.layout, sight.at, entropy=self._access.entropy
         )
         slots = max(1, room + self._room.concurrency - self._room.held)
-        claim = hands.claim(handler, tasks_max=room, slots=slots)
+        claim = hands.claim(handler, tasks_max=room, slots=slots, exclusive=exclusive)
         try:
             claimed = await hands.claim_surely(hand, claim, sight.seen)
             leave.give(room - (len(claimed.attempts) if claimed else 0))

@@ -44,6 +44,10 @@ class Ledgers:
         """Machine and ledger → the date of the ledger as the machine has read it last."""
         self.abilities: dict[str, frozenset[str]] = {}
         """Machine → the types that its worker has handlers for."""
+        self._running: dict[str, dict[Tracked, int]] = {}
+        """Machine → what its handlers run, with the number of the attempt."""
+        self._unwritten: dict[str, dict[Tracked, int]] = {}
+        """Machine → what it has run, and whose end is not in the ledger."""
 
     def lease(self, key: str, claim: str) -> Lease | None:
         """The lease of a claim, by the ledger as it is stored."""
@@ -61,6 +65,24 @@ class Ledgers:
             return False
         task = ledger.tasks[place]
         return (task.claim, task.attempt) == (claim, attempt)
+
+    def starts(self, who: str, task: Tracked, attempt: int) -> None:
+        """A handler begins: whatever else its machine runs is in company, and so is this."""
+        running = self._running.setdefault(who, {})
+        unwritten = self._unwritten.setdefault(who, {})
+        if running:
+            task.beside.add(attempt)
+        for other, number in (*running.items(), *unwritten.items()):
+            claim = other.claims.get(number, ("", ""))[1]
+            lease = self.lease(other.place + LEDGER, claim)
+            # What is lost already is not lost by what starts now.
+            if lease is not None and lease.expires_ms > self._now() * 1000:
+                other.beside.add(number)
+        running[task] = unwritten[task] = attempt
+
+    def ends(self, who: str, task: Tracked) -> None:
+        """A handler has ended; what came of it may not be written yet."""
+        self._running.get(who, {}).pop(task, None)
 
     def saw(self, who: str, key: str, after: bytes | None) -> None:
         """A ledger was written, or removed."""
@@ -135,6 +157,8 @@ class Ledgers:
         if is_.attempt < was.attempt:
             self._chronicle.accuse(f"An attempt of task {task.number} went back.", task.subject)
         was_held = was.status is Status.CLAIMED
+        if was_held and (is_.claim != was.claim or is_.status is not Status.CLAIMED):
+            self._unwritten.get(self._holders.get(was.claim, ""), {}).pop(task, None)
         if (was_held and is_.claim != was.claim) or is_.status.settled:
             self._judge_end(who, task, (old, was), is_)
         if is_.status is Status.CLAIMED and is_.claim != was.claim:
@@ -232,6 +256,11 @@ class Ledgers:
             )
         elif state.status is Status.FAILED and error != LASTING:
             self._judge_attempts(task)
+            if not state.claim and state.attempt in task.beside:
+                self._chronicle.accuse(
+                    f"Task {task.number} failed by a lease that was lost with other tasks.",
+                    task.subject,
+                )
         task.key_ends_ms = ledger.key_ends_ms
 
     def _note_company(self, tasks: Sequence[Tracked], ledger: Ledger) -> None:

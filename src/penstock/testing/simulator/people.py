@@ -44,6 +44,7 @@ class Producer:
         self._submits = submits
         self._poison = poison
         self._entropy = site.world.entropy(f"producer {machine.name}")
+        self._poisons = site.world.entropy(f"poisons of {machine.name}")
         self.ids: list[str] = []
         self.submitted: list[tuple[str, Tracked]] = []
 
@@ -130,7 +131,13 @@ class Producer:
         count = self._entropy.randrange(1, _BATCH_MAX + 1)
         place = self._entropy.randrange(count)
         draws = [draw_poison if each == place else draw_deed for each in range(count)]
-        await self._send_many(queue, kind, [self._task(type=kind, draw=draw) for draw in draws])
+        tasks = [self._task(type=kind, draw=draw) for draw in draws]
+        if self._poisons.random() < 0.5:
+            await self._send_many(queue, kind, tasks)
+            return
+        # Each in a pack of its own, so that no ledger tells of the others.
+        for task in tasks:
+            await self._send_many(queue, kind, [task])
 
     async def _send_many(self, queue: Queue, kind: str, drawn: Drawn) -> None:
         try:

@@ -10,8 +10,9 @@ What it states, whatever the world does (the invariants of the queue, in words):
    is over, or as a second one of a key whose lifetime has not ended.
 5. Nobody takes over before the lease is over on the store's own clock.
 6. Attempts never go back. What is settled is in its ledger with its input, or in the archive.
-7. A task that ends its workers costs its neighbours in the pack time, and never their last attempt:
-   none fails for want of attempts that were lost in company, or that never started.
+7. A task that ends its workers costs its neighbours time, and never their last attempt: none fails
+   for want of attempts that were lost in company of the pack, or that never started; and none fails
+   by a lost lease whose worker ran anything else, of any pack, while it had not ended.
 
 Ledgers are read in `penstock.testing.simulator.ledgers`, shards in `…ownership`. Index entries
 (pointers) are hints and are not judged: what they cost shows in tasks that do not end.
@@ -166,6 +167,7 @@ class Referee:
             key = others if "key" in sentence else []
             self._chronicle.accuse(sentence, task.subject, *key)
         task.started[attempt] = who
+        self._ledgers.starts(who, task, attempt)
 
     def _start_problem(self, who: str, task: Tracked, attempt: int) -> str:
         number = task.number
@@ -190,6 +192,7 @@ class Referee:
     def ends_attempt(self, who: str, number: int, how: str) -> None:
         """A handler has ended."""
         self._chronicle.note(who, f"its handler {how}", ("task", number))
+        self._ledgers.ends(who, self._tracker.tasks[number])
 
     def was_refused(self, who: str, id: str, attempt: int) -> None:
         """A machine believes that the ending of its attempt did not count."""

@@ -68,6 +68,8 @@ class Tracked:
     started: dict[int, str] = field(default_factory=dict)
     in_company: set[int] = field(default_factory=set)
     """The attempts beside which their machine held other tasks of the pack."""
+    beside: set[int] = field(default_factory=set)
+    """The attempts beside which their machine ran others, of any pack."""
     spared: set[int] = field(default_factory=set)
     """The attempts that their own machine gave back."""
     failed: set[int] = field(default_factory=set)
