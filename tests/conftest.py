@@ -21,6 +21,8 @@ Answer = TypeVar("Answer")
 
 # The default credential chain would otherwise ask the network for an instance's role.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+# Workers of tests leave no lock files with the user, and find none.
+os.environ["PENSTOCK_WORKER_LOCK_FOLDER"] = ""
 # What a shell starts in the background ignores it, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Folders that tests make for other users are open to them, also where ours is 077.

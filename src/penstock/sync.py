@@ -189,6 +189,10 @@ class Mirror:
         return Mirror(value, self._portal, owner=self if self._owner is None else self._owner)
 
 
+_Run = tuple[workers.Worker, "concurrent.futures.Future[None]"]
+_OPEN: weakref.WeakSet[Queue] = weakref.WeakSet()
+
+
 class Queue(Mirror):
     """`penstock.Queue` without `async`: opened when it is made, until it is closed."""
 
@@ -201,7 +205,9 @@ class Queue(Mirror):
             raise
         super().__init__(opened, portal)
         self._workers: list[Worker] = []
-        self._end = weakref.finalize(self, _end, opened, portal)
+        self._runs: list[_Run] = []
+        self._end = weakref.finalize(self, _end, opened, portal, self._runs)
+        _OPEN.add(self)
 
     @classmethod
     def open(cls, url: str, *, name: str, **options: Any) -> Self:
@@ -242,6 +248,7 @@ class Worker(Mirror):
         made = workers.Worker(parts["_target"], **options)
         super().__init__(made, parts["_portal"], owner=queue)
         self._siblings: list[Worker] = parts["_workers"]
+        self._runs: list[_Run] = parts["_runs"]
         self._run: concurrent.futures.Future[None] | None = None
 
     def handler(self, type: str, **options: Any) -> Callable[[Function], Function]:
@@ -260,6 +267,7 @@ class Worker(Mirror):
             raise InvalidInput("A worker runs once; make another.")
         self._run = self._portal.start(self._target.run(signals=False, **until))
         self._siblings.append(self)
+        self._runs.append((self._target, self._run))
 
     def stop(self) -> None:
         """Begin to stop; asked a second time, give back at once what runs. Does not wait."""
@@ -318,13 +326,31 @@ def _heard(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _end(queue: client.Queue, portal: _Portal) -> None:
+def _end(queue: client.Queue, portal: _Portal, runs: list[_Run]) -> None:
     """Close what nobody uses any more; also called when the process ends."""
     try:
         with suppress(Exception):  # The connection goes with the thread in any case.
+            portal.start(_stopped(runs)).result(_STOP_SECONDS)
+            concurrent.futures.wait([run for _, run in runs], _STOP_SECONDS)
             portal.start(queue.close()).result(_STOP_SECONDS)
     finally:
         portal.stop()
+
+
+async def _stopped(runs: list[_Run]) -> None:
+    """Have workers give back what runs, and let go of their leases."""
+    for worker, run in runs:
+        for _ in range(0 if run.done() else 2):
+            worker.stop()
+
+
+def _end_all() -> None:
+    for queue in tuple(_OPEN):
+        queue._end()  # noqa: SLF001 - this module is one thing
+
+
+# Leases are let go of by requests, and those need threads: after `atexit` none can be started.
+threading._register_atexit(_end_all)  # type: ignore[attr-defined]  # noqa: SLF001 - as futures do
 
 
 def _unmirrored(value: Any) -> Any:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from penstock.kernel.entropy import Entropy
 from penstock.queue.config import QueueConfig
+from penstock.queue.incarnation import NOBODY, Incarnation
 from penstock.queue.layout import QueueLayout
 from penstock.store.base import ObjectStore
 from penstock.store.time import Interval
@@ -19,6 +20,7 @@ class Access:
     layout: QueueLayout
     config: QueueConfig
     entropy: Entropy
+    incarnation: Incarnation = NOBODY
 
     def now(self) -> Interval:
         """The store's time as far as it is known, without a request."""

@@ -49,6 +49,7 @@ from penstock.queue import transitions
 from penstock.queue.archive import keep
 from penstock.queue.endings import GivenBack
 from penstock.queue.heartbeats import as_of, may_touch, metadata_of
+from penstock.queue.incarnation import NOBODY, Incarnation
 from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger, Status, check_ledger, fresh
 from penstock.queue.outcomes import Claimed, Seen, Swapped, claimed
@@ -77,7 +78,13 @@ class PackInHand:
     """A pack and its ledger, in the hands of one process."""
 
     def __init__(
-        self, store: ObjectStore, layout: QueueLayout, at: PackAt, *, entropy: Entropy
+        self,
+        store: ObjectStore,
+        layout: QueueLayout,
+        at: PackAt,
+        *,
+        entropy: Entropy,
+        incarnation: Incarnation = NOBODY,
     ) -> None:
         self.at = at
         self._store = store
@@ -90,7 +97,7 @@ class PackInHand:
             Ledger,
             entropy=entropy,
             check=partial(check_ledger, at),
-            dated=as_of,
+            dated=lambda ledger, modified: incarnation.seen(as_of(ledger, modified)),
             metadata=metadata_of,
         )
         self._touch_ms = 0

@@ -32,6 +32,7 @@ from penstock.queue.config import (
 )
 from penstock.queue.control import Door
 from penstock.queue.direct.dispatching import Dispatch
+from penstock.queue.incarnation import Locks
 from penstock.queue.layout import QueueLayout, is_used_once
 from penstock.queue.reading import Reader
 from penstock.queue.settings import DispatchSettings, dispatch_from, is_direct_from
@@ -72,6 +73,8 @@ class Connection:
         self._dispatch = dispatch or dispatch_from(environment)
         self._announcer: Dispatch | None = None
         self._owns_store = True
+        self.locks: Locks | None = None
+        """What proves that a worker's process has ended, where the queue was handed a store."""
 
     @classmethod
     async def open(

@@ -15,6 +15,7 @@ import msgspec
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import NotFound, UnreadableObject, VersionConflict
 from penstock.kernel.wire import Stamped
+from penstock.queue.incarnation import NOBODY, Incarnation
 from penstock.queue.layout import QueueLayout
 from penstock.store.base import ObjectStore
 from penstock.store.cell import Cell
@@ -32,15 +33,23 @@ class Elected(Stamped, frozen=True, kw_only=True):
 
     holder: str
     expires_ms: int
+    incarnation: str = ""
 
 
 class Election:
     """One worker's part in it. Call `turn` every `RENEW_SECONDS`."""
 
     def __init__(
-        self, store: ObjectStore, layout: QueueLayout, *, holder: str, entropy: Entropy
+        self,
+        store: ObjectStore,
+        layout: QueueLayout,
+        *,
+        holder: str,
+        entropy: Entropy,
+        incarnation: Incarnation = NOBODY,
     ) -> None:
         self._store = store
+        self._incarnation = incarnation
         self._holder = holder
         self._cell = Cell(store, layout.monitor, Elected, entropy=entropy)
         self._expires_ms = 0
@@ -71,16 +80,21 @@ class Election:
     async def _turn(self, now: Interval) -> None:
         if not self.is_elected:
             present = await self._cell.read()
-            if present is not None and present.expires_ms > now.earliest * 1000:
+            if present is not None and self._is_another(present, now):
                 return
         term_ms = int((now.latest + TERM_SECONDS) * 1000)
 
         def change(present: Elected | None) -> Elected | None:
-            if present is not None and _is_another(present, self._holder, now):
+            if present is not None and self._is_another(present, now):
                 return present
+            mine = Elected(
+                holder=self._holder, expires_ms=term_ms, incarnation=self._incarnation.id
+            )
             if present is None:
-                return Elected(holder=self._holder, expires_ms=term_ms)
-            return msgspec.structs.replace(present, holder=self._holder, expires_ms=term_ms)
+                return mine
+            return msgspec.structs.replace(
+                present, holder=mine.holder, expires_ms=term_ms, incarnation=mine.incarnation
+            )
 
         elected = await self._cell.update(change)
         is_mine = elected is not None and elected.holder == self._holder
@@ -100,7 +114,8 @@ class Election:
         with labelled("leases"):
             await self._cell.update(change)
 
-
-def _is_another(present: Elected, holder: str, now: Interval) -> bool:
-    """Whether somebody else's term may not be over."""
-    return present.holder != holder and present.expires_ms > now.earliest * 1000
+    def _is_another(self, present: Elected, now: Interval) -> bool:
+        """Whether somebody else's term may not be over."""
+        if present.holder == self._holder or self._incarnation.is_ended(present.incarnation):
+            return False
+        return present.expires_ms > now.earliest * 1000

@@ -111,6 +111,8 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """How many tasks of the pack its holder may have started; 0 if none (`windows`)."""
     exclusive: bool = False
     """Its holder runs nothing else, of any pack, for as long as it holds it (`windows`)."""
+    incarnation: str = ""
+    """The process of its holder, of which a lock tells when it has ended (`incarnation`)."""
 
 
 class Happening(StrEnum):

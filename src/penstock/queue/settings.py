@@ -13,6 +13,7 @@ count where the code gives none. The `QO_SHARD_LEASING…` variables are aliases
 | `stop_seconds` | `PENSTOCK_WORKER_STOP_SECONDS` | |
 | `sample_shards` | `PENSTOCK_WORKER_SAMPLE_SHARDS` | |
 | `heartbeat` | `PENSTOCK_WORKER_HEARTBEAT` | |
+| `lock_folder` | `PENSTOCK_WORKER_LOCK_FOLDER` | |
 | `lease_duration_secs` | `PENSTOCK_WORKER_LEASE_DURATION_SECS` | |
 | `lease_renewal_interval_secs` | `PENSTOCK_WORKER_LEASE_RENEWAL_INTERVAL_SECS` | |
 | `overflow_scavenge_interval_secs` | `PENSTOCK_WORKER_OVERFLOW_SCAVENGE_INTERVAL_SECS` | |
@@ -101,6 +102,9 @@ class WorkerSettings:
     lease_renewal_interval_secs: float = 20.0
     overflow_scavenge_interval_secs: float = 120.0
     """In mode `direct`: how often a worker looks for what no inbox has led to."""
+    lock_folder: str | None = None
+    """Where a lock file says that this process lives, for the one that follows it: a folder of a
+    local file system, of this user's own. None: below the user's state folder. Empty: nowhere."""
 
     def settle_seconds_of(self, count: int) -> float:
         """How long endings of a pack of so many tasks wait: the more, the more a write carries."""
@@ -187,6 +191,8 @@ def settings_from(environment: Mapping[str, str]) -> WorkerSettings:
                 break
     if "PENSTOCK_WORKER_HEARTBEAT" in environment:
         said["heartbeat"] = environment["PENSTOCK_WORKER_HEARTBEAT"]
+    if "PENSTOCK_WORKER_LOCK_FOLDER" in environment:
+        said["lock_folder"] = environment["PENSTOCK_WORKER_LOCK_FOLDER"]
     return replace(WorkerSettings(), **said)  # type: ignore[arg-type]  # names are those of fields
 
 

@@ -80,6 +80,8 @@ class Claim:
     """How many can start at once: so many suspects at the most are taken (`windows`)."""
     exclusive: bool = False
     """Its holder has nothing else: one task that needs that is taken, and nothing else."""
+    incarnation: str = ""
+    """The process of its holder (`penstock.queue.incarnation`)."""
 
 
 def claim(
@@ -123,7 +125,9 @@ def claim(
         change.set(place, state, Happening.CLAIMED, who=wanted.holder)
     if taken:
         expires = ms_of(now.latest) + wanted.lease_ms
-        change.leases[wanted.id] = Lease(wanted.holder, expires, wanted.touch_ms)
+        change.leases[wanted.id] = Lease(
+            wanted.holder, expires, wanted.touch_ms, incarnation=wanted.incarnation
+        )
         window = 0 if wanted.is_provisional else window_of(held, taken, slots=wanted.slots)
         for name in ours & change.leases.keys():
             change.leases[name] = _replace(

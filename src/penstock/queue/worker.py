@@ -10,7 +10,8 @@
 `run` goes on until `stop` is called, or SIGTERM or SIGINT comes. Then it claims nothing more, lets
 what runs go on for `stop_seconds`, gives the rest back, and lets go of its leases. A second signal
 gives back at once. `kill -9` at any point loses nothing: what was claimed is free again when its
-lease ends. What happens in between is told in `penstock.queue.running.shift`.
+lease ends, or as soon as a worker starts on the same machine (`penstock.queue.incarnation`). What
+happens in between is told in `penstock.queue.running.shift`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ from __future__ import annotations
 import copy
 import os
 import platform
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from penstock.kernel.entropy import system_entropy
 from penstock.kernel.errors import InvalidInput
+from penstock.kernel.process_locks import ProcessLocks
 from penstock.kernel.signals import stopped_by_signals
+from penstock.queue.access import Access
 from penstock.queue.chores import chores_of
 from penstock.queue.client import Queue
 from penstock.queue.discovery.base import Discovery
@@ -31,6 +37,7 @@ from penstock.queue.discovery.direct import DirectDiscovery
 from penstock.queue.discovery.leased import LeasedDiscovery
 from penstock.queue.discovery.sampled import SampledDiscovery
 from penstock.queue.discovery.shared import SharedDiscovery
+from penstock.queue.incarnation import Incarnation
 from penstock.queue.metrics import Metrics, meter_of
 from penstock.queue.running.budget import BudgetGate
 from penstock.queue.running.control_gate import ControlGate
@@ -198,28 +205,57 @@ class Worker:
         if self._shift is not None:
             raise InvalidInput("A worker runs once; make another.")
         self._handlers.check()
-        watch, children = Watch(hooks=self._hooks, metrics=self._metrics), Children()
-        async with self.queue.opened(), watch.watching(self._name), children:
-            await self._startup.run()
-            self._meter = meter_of(self.queue.access.store)
-            self._shift = Shift(
-                self.queue.access,
-                self._handlers,
-                self._discovery(),
-                concurrency=self.concurrency,
-                settings=self.settings,
-                gates=self._gates(max_tasks),
-                chores=chores_of(self.queue.access),
-                watch=watch,
-                children=children,
-            )
-            if self._stop_asked:
-                self._shift.stop(at_once=False)
-            with stopped_by_signals(self.stop) if signals else nullcontext():
-                await self._shift.run(until_empty=until_empty)
+        with self._living() as (incarnation, inherited):
+            watch = Watch(hooks=self._hooks, metrics=self._metrics)
+            children = Children(inherited=inherited)
+            async with self.queue.opened(), watch.watching(self._name), children:
+                await self._startup.run()
+                access = replace(self.queue.access, incarnation=incarnation)
+                self._meter = meter_of(access.store)
+                self._shift = Shift(
+                    access,
+                    self._handlers,
+                    self._discovery(access),
+                    concurrency=self.concurrency,
+                    settings=self.settings,
+                    gates=self._gates(access, max_tasks),
+                    chores=chores_of(access),
+                    watch=watch,
+                    children=children,
+                )
+                if self._stop_asked:
+                    self._shift.stop(at_once=False)
+                with stopped_by_signals(self.stop) if signals else nullcontext():
+                    await self._shift.run(until_empty=until_empty)
 
-    def _gates(self, max_tasks: int | None) -> list[Gate]:
-        access = self.queue.access
+    @contextmanager
+    def _living(self) -> Iterator[tuple[Incarnation, tuple[int, ...]]]:
+        """Its incarnation, with the lock that proves it, and what children inherit of that.
+
+        The lock is let go of only when nothing is held: whatever may still run, a handler that does
+        not heed its interruption, say, runs as long as this process.
+        """
+        locks = self.queue.locks or lock_files(self.queue.url, self.settings.lock_folder)
+        lock = locks.acquire() if locks else None
+        if locks is None or lock is None:
+            yield Incarnation(look=locks.ended if locks else frozenset), ()
+            return
+
+        def look() -> frozenset[str]:
+            lock.refresh()
+            return locks.ended()
+
+        descriptor = lock.descriptor
+        try:
+            yield Incarnation(lock.incarnation, look), (() if descriptor is None else (descriptor,))
+        except BaseException:
+            if self._shift is None:
+                lock.release()
+            raise
+        if self._shift is not None and self._shift.is_empty:
+            lock.release()
+
+    def _gates(self, access: Access, max_tasks: int | None) -> list[Gate]:
         gates: list[Gate] = [
             ControlGate(access),
             LimitGate(access, name=self._name, concurrency=self.concurrency),
@@ -232,9 +268,8 @@ class Worker:
         if self._shift is not None:
             self._shift.finish()
 
-    def _discovery(self) -> Discovery:
+    def _discovery(self, queue: Access) -> Discovery:
         """The mode's way to find work."""
-        queue = self.queue.access
         match self.mode:
             case Mode.SHARED:
                 return SharedDiscovery(
@@ -243,6 +278,7 @@ class Worker:
                     name=self._name,
                     lease_seconds=self.settings.task_lease_seconds,
                     entropy=queue.entropy,
+                    incarnation=queue.incarnation,
                 )
             case Mode.SAMPLED:
                 return SampledDiscovery(
@@ -252,6 +288,7 @@ class Worker:
                     lease_seconds=self.settings.task_lease_seconds,
                     sample_shards=self.settings.sample_shards,
                     entropy=queue.entropy,
+                    incarnation=queue.incarnation,
                 )
             case Mode.DIRECT:
                 return DirectDiscovery(
@@ -263,6 +300,7 @@ class Worker:
                     config=queue.config,
                     settings=self.settings,
                     entropy=queue.entropy,
+                    incarnation=queue.incarnation,
                 )
             case Mode.LEASED:
                 return LeasedDiscovery(
@@ -274,7 +312,21 @@ class Worker:
                     settings=self.settings,
                     concurrency=self.concurrency,
                     entropy=queue.entropy,
+                    incarnation=queue.incarnation,
                 )
+
+
+def lock_files(url: str, folder: str | None) -> ProcessLocks | None:
+    """The locks of this machine for workers on queues at this URL; None if there are none."""
+    if not url or url.startswith("memory:") or folder == "":
+        return None
+    if folder is None:
+        try:
+            state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        except RuntimeError:  # This user has no home.
+            return None
+        folder = str(Path(state) / "penstock" / "workers")
+    return ProcessLocks(Path(folder).absolute(), entropy=system_entropy())
 
 
 def check_tasks_max(tasks: int | None) -> None:

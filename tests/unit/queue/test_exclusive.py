@@ -47,6 +47,9 @@ class Watched:
     def monotonic(self) -> float:
         return self.instant
 
+    def is_reserved(self) -> bool:
+        return self.exclusive.is_reserved
+
     def next(self, *, is_empty: bool = False, is_idle: bool = False) -> Sight | None:
         return self.exclusive.next(is_empty=is_empty, is_idle=is_idle)
 
@@ -54,16 +57,16 @@ class Watched:
 def test_a_busy_worker_claims_nothing_until_it_is_empty() -> None:
     watched, sight = Watched(), _sight()
     assert watched.next() is None
-    assert not watched.exclusive.is_reserved
+    assert not watched.is_reserved()
     watched.exclusive.note(sight)
     assert watched.next() is None
-    assert watched.exclusive.is_reserved
+    assert watched.is_reserved()
     assert watched.next(is_empty=True) == sight
-    assert watched.exclusive.is_reserved
+    assert watched.is_reserved()
     assert watched.next(is_empty=True) is None, "one at a time"
     watched.exclusive.ended(sight.at)
     assert watched.next(is_empty=True) is None
-    assert not watched.exclusive.is_reserved
+    assert not watched.is_reserved()
 
 
 def test_what_never_ends_costs_a_fifth_of_the_time_at_the_most() -> None:
@@ -73,13 +76,13 @@ def test_what_never_ends_costs_a_fifth_of_the_time_at_the_most() -> None:
     seconds = int(5 * PATIENCE_SECONDS * (1 + 2 + 4 + 8 + 16))
     for _ in range(seconds):
         watched.next()
-        reserved += watched.exclusive.is_reserved
+        reserved += watched.is_reserved()
         watched.instant += 1.0
     assert 0 < reserved <= seconds / 5
     # And whatever takes less than the longest patience is waited for.
     for _ in range(int(6 * PATIENCE_SECONDS_MAX)):
         watched.next()
-        if watched.exclusive.is_reserved:
+        if watched.is_reserved():
             break
         watched.instant += 1.0
     watched.instant += PATIENCE_SECONDS_MAX - 1
@@ -96,7 +99,7 @@ def test_many_that_wait_leave_half_of_the_time_to_the_others() -> None:
         watched.instant += 10.0
         watched.exclusive.ended(sight.at)
     assert ran == PHASE_SECONDS / 10
-    assert not watched.exclusive.is_reserved
+    assert not watched.is_reserved()
     watched.instant += PHASE_SECONDS - 1
     assert watched.next(is_empty=True) is None
     # One who has nothing else to do does not wait.

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -437,7 +438,11 @@ def test_11_a_ledger_that_vanishes_does_not_take_its_pack_along(
 
 
 def test_11_what_is_used_up_is_closed_by_the_write_that_expires_it() -> None:
-    ledger, _ = claim(fresh(pack_version="v", born="b", count=1), _wanted("a", attempts_max=1), NOW)
+    wanted = replace(_wanted("a", attempts_max=1), exclusive=True)
+    once = msgspec.structs.replace(
+        fresh(pack_version="v", born="b", count=1), tasks=(TaskState(window_max=1),)
+    )
+    ledger, _ = claim(once, wanted, NOW)
     after = close(ledger, attempts_max=1, who="b", now=LATER, inputs=_inputs(1))
     assert after.settled
 

@@ -19,6 +19,7 @@ import msgspec
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import NotFound, UnreadableObject, VersionConflict, WorkerIdConflict
 from penstock.kernel.wire import Stamped
+from penstock.queue.incarnation import NOBODY, Incarnation
 from penstock.queue.layout import QueueLayout
 from penstock.store.base import ObjectStore
 from penstock.store.cell import Cell
@@ -46,6 +47,8 @@ class WorkerLease(Stamped, frozen=True, kw_only=True):
     is_gone: bool = False
     host: str = ""
     pid: int = 0
+    incarnation: str = ""
+    """Its process, of which a lock tells when it has ended (`penstock.queue.incarnation`)."""
 
     def is_over(self, now: Interval) -> bool:
         """Whether it has surely ended."""
@@ -64,8 +67,10 @@ class Held:
         handles: frozenset[str],
         seconds: float,
         entropy: Entropy,
+        incarnation: Incarnation = NOBODY,
     ) -> None:
         self._store = store
+        self._incarnation = incarnation
         self._worker = worker
         self._seconds = seconds
         self._cell = Cell(store, layout.inbox_lease(worker), WorkerLease, entropy=entropy)
@@ -77,6 +82,7 @@ class Held:
             handles=tuple(sorted(handles)),
             host=platform.node(),
             pid=os.getpid(),
+            incarnation=incarnation.id,
         )
         self._expires_ms = 0
         self.since_ms = 0
@@ -110,7 +116,8 @@ class Held:
                 return self._renewed(self._fresh, now, since_ms=int(now.earliest * 1000))
             if present.holder != self._fresh.holder:
                 before = present
-                if not present.is_over(now):
+                is_ended = self._incarnation.is_ended(present.incarnation)
+                if not is_ended and not present.is_over(now):
                     return None
             return self._renewed(self._fresh, now, since_ms=present.since_ms)
 

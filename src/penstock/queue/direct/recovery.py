@@ -2,8 +2,8 @@
 
 The steps, each conditional or harmless to repeat:
 
-1. The lease is read, and if it is surely over swapped to GONE. Its holder's next renewal fails, so
-   that it stops; if it renews first, the swap fails and nothing was done.
+1. The lease is read, and if it, or its process, is surely over, swapped to GONE. Its holder's next
+   renewal fails, so that it stops; if it renews first, the swap fails and nothing was done.
 2. Each entry of the inbox is judged by its pack. If there is a ledger, somebody has claimed it, and
    the claim's own lease says what becomes of it. If there is no pack, it is over. Otherwise it is
    pending, and announced to a live worker with a handler for it, under the same nonce.
@@ -34,6 +34,7 @@ from penstock.queue.direct.dispatching import announce, bucket_of
 from penstock.queue.direct.leases import UNREADABLE_SECONDS, WorkerLease
 from penstock.queue.direct.roster import Roster
 from penstock.queue.direct.selection import Selector
+from penstock.queue.incarnation import NOBODY, Incarnation
 from penstock.queue.layout import InboxAt, QueueLayout
 from penstock.queue.places import PackAt
 from penstock.queue.settings import Selection
@@ -54,8 +55,15 @@ class Recovery:
     """Looks after inboxes whose workers are gone, for one worker."""
 
     def __init__(
-        self, store: ObjectStore, layout: QueueLayout, roster: Roster, *, entropy: Entropy
+        self,
+        store: ObjectStore,
+        layout: QueueLayout,
+        roster: Roster,
+        *,
+        entropy: Entropy,
+        incarnation: Incarnation = NOBODY,
     ) -> None:
+        self._incarnation = incarnation
         self._store = store
         self._layout = layout
         self._roster = roster
@@ -74,7 +82,8 @@ class Recovery:
         """Recover whoever of the picture is gone; one that fails does not hold up the others."""
         now = await self._store.now()
         for worker, seen in list(self._roster.seen.items()):
-            if worker != but and seen.may_be_over(now):
+            is_ended = seen.lease is not None and self._is_ended(seen.lease)
+            if worker != but and (is_ended or seen.may_be_over(now)):
                 try:
                     await self.recover(worker)
                 except StoreError as error:
@@ -103,7 +112,9 @@ class Recovery:
         cell = Cell(self._store, key, WorkerLease, entropy=self._entropy)
 
         def change(present: WorkerLease | None) -> WorkerLease | None:
-            if present is None or present.is_gone or not present.is_over(now):
+            if present is None or present.is_gone:
+                return None
+            if not self._is_ended(present) and not present.is_over(now):
                 return None
             return msgspec.structs.replace(present, is_gone=True)
 
@@ -112,6 +123,9 @@ class Recovery:
         except UnreadableObject:
             return await self._fence_unreadable(worker)
         return lease is not None and lease.is_gone
+
+    def _is_ended(self, lease: WorkerLease) -> bool:
+        return self._incarnation.is_ended(lease.incarnation)
 
     async def _fence_unreadable(self, worker: str) -> bool:
         now = await self._store.now()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from penstock.kernel.entropy import Entropy
@@ -34,6 +34,7 @@ from penstock.queue.direct.roster import Roster
 from penstock.queue.discovery.base import Wanted
 from penstock.queue.discovery.elected import RELEASE_SECONDS, ElectedDiscovery
 from penstock.queue.discovery.scan import ALL, Scanner, Sight, View
+from penstock.queue.incarnation import NOBODY, Incarnation
 from penstock.queue.layout import QueueLayout
 from penstock.queue.owning.load import Load
 from penstock.queue.places import SLOTS, PackAt
@@ -72,10 +73,17 @@ class DirectDiscovery(ElectedDiscovery):
         config: QueueConfig,
         settings: WorkerSettings,
         entropy: Entropy,
+        incarnation: Incarnation = NOBODY,
     ) -> None:
         """With `is_named`, the worker is called exactly `name`, and nobody else may be."""
-        lease_seconds = settings.task_lease_seconds
-        super().__init__(store, layout, name=name, lease_seconds=lease_seconds, entropy=entropy)
+        super().__init__(
+            store,
+            layout,
+            name=name,
+            lease_seconds=settings.task_lease_seconds,
+            entropy=entropy,
+            incarnation=incarnation,
+        )
         if is_named:
             self.name = name
         self._clock = store.clock.machine
@@ -89,20 +97,16 @@ class DirectDiscovery(ElectedDiscovery):
             handles=handles,
             seconds=settings.lease_duration_secs,
             entropy=entropy,
+            incarnation=incarnation,
         )
         self._cursor = Cursor(store, layout, worker=self.name, entropy=entropy)
         self._inbox = Inbox(store, layout, worker=self.name, handles=handles, cursor=self._cursor)
         self._roster = Roster(store, layout)
-        self._recovery = Recovery(store, layout, self._roster, entropy=entropy)
+        self._recovery = Recovery(
+            store, layout, self._roster, entropy=entropy, incarnation=incarnation
+        )
         self._scanner = Scanner(store, layout)
-        others = sorted(each for each in handles if not config.is_direct(each))
-        self._shares = bool(others)
-        if others:
-            _log.warning(
-                "this worker of the mode 'direct' looks at everything, as in 'shared': of its types"
-                " these are not direct: %s; 'penstock queue config set --direct' makes them so",
-                ", ".join(others),
-            )
+        self._shares = _warn_of_others(each for each in handles if not config.is_direct(each))
         self._has_begun = False
         self._renewed_at = self._ready_at = self._scavenge_at = self._orphans_at = float("-inf")
         self._stretch = 1.0
@@ -286,3 +290,15 @@ class DirectDiscovery(ElectedDiscovery):
                     await self._recovery.recover(self.name)
         except (StoreError, UnreadableObject, TimeoutError) as error:
             _log.info("the inbox is given away by others, when its lease has ended: %s", error)
+
+
+def _warn_of_others(types: Iterable[str]) -> bool:
+    """Whether there are types that are not direct: then the worker looks at everything."""
+    others = sorted(types)
+    if others:
+        _log.warning(
+            "this worker of the mode 'direct' looks at everything, as in 'shared': of its types"
+            " these are not direct: %s; 'penstock queue config set --direct' makes them so",
+            ", ".join(others),
+        )
+    return bool(others)

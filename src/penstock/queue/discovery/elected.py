@@ -17,6 +17,7 @@ from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.queue.discovery.base import Discovery
 from penstock.queue.discovery.scan import ALL, Run
 from penstock.queue.election import RENEW_SECONDS, Election
+from penstock.queue.incarnation import NOBODY, Incarnation
 from penstock.queue.layout import QueueLayout
 from penstock.queue.owning.load import Load
 from penstock.queue.places import PackAt
@@ -43,13 +44,16 @@ class ElectedDiscovery(Discovery):
         name: str,
         lease_seconds: float,
         entropy: Entropy,
+        incarnation: Incarnation = NOBODY,
     ) -> None:
         super().__init__()
         self._lease_seconds = lease_seconds
         self.name = f"{name}-{new_id(entropy, characters=12)}"
         self._store = store
         self._entropy = entropy
-        self._election = Election(store, layout, holder=self.name, entropy=entropy)
+        self._election = Election(
+            store, layout, holder=self.name, entropy=entropy, incarnation=incarnation
+        )
 
     def patience_seconds(self, at: PackAt) -> float:
         # Its holder writes at every third of a lease; of a pack of many there may be some left.

@@ -25,6 +25,7 @@ from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.queue.config import ConfigWatch, QueueConfig
 from penstock.queue.discovery.base import Discovery, Wanted
 from penstock.queue.discovery.scan import ALL, Run, Scanner, Sight, View
+from penstock.queue.incarnation import NOBODY, Incarnation
 from penstock.queue.layout import QueueLayout
 from penstock.queue.owning import shards as decide
 from penstock.queue.owning.leases import ShardLeases
@@ -60,6 +61,7 @@ class LeasedDiscovery(Discovery):
         settings: WorkerSettings,
         concurrency: int,
         entropy: Entropy,
+        incarnation: Incarnation = NOBODY,
     ) -> None:
         super().__init__()
         self._store = store
@@ -72,11 +74,6 @@ class LeasedDiscovery(Discovery):
         self._ready_at = self._help_at = float("-inf")
         self._runs_seen: Sequence[Run] = ()
         self._stands = ""
-        times = LeaseSettings(
-            ttl_seconds=settings.lease_ttl_secs,
-            renew_seconds=settings.lease_renew_interval_secs,
-            shards_per_worker=settings.shards_per_worker,
-        )
 
         def begin(
             cut: Cut, *, is_current: Callable[[], Awaitable[bool]], gained: asyncio.Event
@@ -88,11 +85,12 @@ class LeasedDiscovery(Discovery):
                 shards=cut.shards,
                 era=cut.era,
                 handles=handles,
-                settings=times,
+                settings=_times(settings),
                 entropy=entropy,
                 concurrency=concurrency,
                 is_current=is_current,
                 gained=gained,
+                incarnation=incarnation,
             )
 
         watch = ConfigWatch(store, layout, config)
@@ -182,6 +180,14 @@ class LeasedDiscovery(Discovery):
 
     async def release(self) -> None:
         await self._tenures.release()
+
+
+def _times(settings: WorkerSettings) -> LeaseSettings:
+    return LeaseSettings(
+        ttl_seconds=settings.lease_ttl_secs,
+        renew_seconds=settings.lease_renew_interval_secs,
+        shards_per_worker=settings.shards_per_worker,
+    )
 
 
 def _runs(slots: Iterable[range]) -> tuple[Run, ...]:

@@ -37,6 +37,7 @@ from penstock.kernel.entropy import Entropy
 from penstock.queue.discovery.base import Wanted
 from penstock.queue.discovery.elected import ElectedDiscovery
 from penstock.queue.discovery.scan import ALL, Run, Scanner, Sight, View
+from penstock.queue.incarnation import NOBODY, Incarnation
 from penstock.queue.layout import QueueLayout
 from penstock.queue.places import SLOTS
 from penstock.queue.settings import SAMPLED_SHARDS
@@ -59,8 +60,16 @@ class SampledDiscovery(ElectedDiscovery):
         lease_seconds: float,
         sample_shards: int,
         entropy: Entropy,
+        incarnation: Incarnation = NOBODY,
     ) -> None:
-        super().__init__(store, layout, name=name, lease_seconds=lease_seconds, entropy=entropy)
+        super().__init__(
+            store,
+            layout,
+            name=name,
+            lease_seconds=lease_seconds,
+            entropy=entropy,
+            incarnation=incarnation,
+        )
         self._samples = sample_shards
         self._whole = Scanner(store, layout)
         # One each: a scanner remembers where it broke off.

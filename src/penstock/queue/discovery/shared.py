@@ -13,6 +13,7 @@ from penstock.kernel.entropy import Entropy
 from penstock.queue.discovery.base import Wanted
 from penstock.queue.discovery.elected import ElectedDiscovery
 from penstock.queue.discovery.scan import ALL, Scanner, View
+from penstock.queue.incarnation import NOBODY, Incarnation
 from penstock.queue.layout import QueueLayout
 from penstock.queue.places import SLOTS
 from penstock.store.base import ObjectStore
@@ -29,8 +30,16 @@ class SharedDiscovery(ElectedDiscovery):
         name: str,
         lease_seconds: float,
         entropy: Entropy,
+        incarnation: Incarnation = NOBODY,
     ) -> None:
-        super().__init__(store, layout, name=name, lease_seconds=lease_seconds, entropy=entropy)
+        super().__init__(
+            store,
+            layout,
+            name=name,
+            lease_seconds=lease_seconds,
+            entropy=entropy,
+            incarnation=incarnation,
+        )
         self._scanner = Scanner(store, layout)
 
     async def look(self, wanted: Wanted) -> View:

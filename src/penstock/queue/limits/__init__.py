@@ -8,7 +8,8 @@ holds or waits for something of it, which that worker writes. A key without an o
 Three rules keep the tasks that run at or below the limit at every moment of the store's time:
 
 - C1 Only its worker changes a share. Others remove it, and only when it has surely ended
-  (`earliest >= ends`).
+  (`earliest >= ends`), or its process has, with all its children, by the lock that proves it
+  (`penstock.queue.incarnation`); by no other sign.
 - C2 A share grows only if all shares together then stay within the limit. It may always shrink or
   be renewed as it is. So a limit that is lowered while it is held gives nothing until enough was
   returned.

@@ -258,6 +258,7 @@ class Hold:
             spare=max(0, self._pool - self.pending),
             starts=self._starts,
             started_ms=self._started_ms,
+            incarnation=self._access.incarnation,
         )
 
         def change(present: LimitState | None) -> LimitState | None:

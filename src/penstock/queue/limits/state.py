@@ -14,6 +14,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from penstock.kernel.wire import Stamped
+from penstock.queue.incarnation import NOBODY, Incarnation
 from penstock.queue.limits.definition import Definition
 from penstock.store.time import Interval
 
@@ -35,6 +36,8 @@ class Share(msgspec.Struct, frozen=True, omit_defaults=True):
     """Taken, and not known to be used."""
     starts: int = 0
     """How many starts it has reported, ever."""
+    incarnation: str = ""
+    """Its process, of which a lock tells when it has ended (`penstock.queue.incarnation`)."""
 
     @property
     def demand(self) -> int:
@@ -71,25 +74,34 @@ class Ask:
     """How many starts it has made, ever."""
     started_ms: int = 0
     """By when, surely, the last of them was made."""
+    incarnation: Incarnation = NOBODY
 
 
-def without_ended(state: LimitState, now: Interval, *, but: str = "") -> LimitState:
+def without_ended(
+    state: LimitState, now: Interval, *, but: str = "", incarnation: Incarnation = NOBODY
+) -> LimitState:
     """The object without shares that have surely ended (C1); their tokens count as used (R2)."""
     now_ms = now.earliest * 1000
-    ended = [n for n, share in state.shares.items() if share.ends_ms <= now_ms and n != but]
+    # What a process that has ended has started, it has started by now.
+    by_ms = math.ceil(now.latest * 1000)
+    ends = {
+        name: min(share.ends_ms, by_ms) if incarnation.is_ended(share.incarnation) else 0
+        for name, share in state.shares.items()
+    }
+    ended = [n for n, s in state.shares.items() if (ends[n] or s.ends_ms <= now_ms) and n != but]
     if not ended:
         return state
     full_ms = state.full_ms
-    for name in sorted(ended, key=lambda name: state.shares[name].ends_ms):
+    for name in sorted(ended, key=lambda name: ends[name] or state.shares[name].ends_ms):
         share = state.shares[name]
-        full_ms = _spent(state.definition, full_ms, share.tokens, share.ends_ms)
+        full_ms = _spent(state.definition, full_ms, share.tokens, ends[name] or share.ends_ms)
     kept = {name: share for name, share in state.shares.items() if name not in ended}
     return msgspec.structs.replace(state, full_ms=full_ms, shares=kept)
 
 
 def asked(state: LimitState, ask: Ask, now: Interval) -> LimitState:
     """The object after a worker's ask was granted, as far as it can be."""
-    state = without_ended(state, now, but=ask.worker)
+    state = without_ended(state, now, but=ask.worker, incarnation=ask.incarnation)
     mine = state.shares.get(ask.worker)
     full_ms = state.full_ms
     if mine is not None:
@@ -197,6 +209,7 @@ def _share(
         since_ms=_since_ms(mine, permits, now),
         tokens=tokens,
         starts=ask.starts,
+        incarnation=ask.incarnation.id,
     )
 
 

@@ -33,9 +33,11 @@ objects with what it holds.
 
 Bounds. A dead owner's shards are taken within ttl (30 s, idle 90 s) + 72 s (the longest time
 between two looks, with its jitter) + the requests of one take; this also holds for a lost
-registration. An object that was damaged takes up to 90 s more. A deleted lease of a live owner is
-replaced within 10 minutes, and is not missed before that. A worker that has lost a shard knows it
-at its next renewal (10 s, idle 30 s), one whose lease is over at once, without a request.
+registration. An object that was damaged takes up to 90 s more. A worker that starts where a dead
+one was, and has the proof of it, takes them at its first look (`penstock.queue.incarnation`). A
+deleted lease of a live owner is replaced within 10 minutes, and is not missed before that. A worker
+that has lost a shard knows it at its next renewal (10 s, idle 30 s), one whose lease is over at
+once, without a request.
 
 The number of shards can change: `penstock.queue.owning.moving`. All here is about one cut.
 
@@ -57,6 +59,7 @@ from typing import Final
 
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import BucketNotFound, Refused, StoreError, Unsupported
+from penstock.queue.incarnation import NOBODY, Incarnation
 from penstock.queue.layout import QueueLayout
 from penstock.queue.owning import shards as decide
 from penstock.queue.owning.holding import Holding, Said
@@ -94,6 +97,7 @@ class ShardLeases:
         concurrency: int = 1,
         is_current: Callable[[], Awaitable[bool]] | None = None,
         gained: asyncio.Event | None = None,
+        incarnation: Incarnation = NOBODY,
     ) -> None:
         """`is_current` is asked before a take: whether the queue is still cut like this."""
         self.cut = decide.Cut(decide.check_shards(shards), era)
@@ -112,8 +116,9 @@ class ShardLeases:
             entropy=entropy,
             standby_seconds=self._settings.standby_seconds,
             unreadable_seconds=self._settings.longest_ttl_seconds,
+            incarnation=incarnation,
         )
-        fresh = _standby(self.cut, handles=handles, concurrency=concurrency)
+        fresh = _standby(self.cut, handles=handles, concurrency=concurrency, id=incarnation.id)
         self._mine = Holding(
             store, self._registry, name=name, fresh=fresh, entropy=entropy, gained=gained
         )
@@ -124,9 +129,7 @@ class ShardLeases:
         """The same worker under other cuts."""
         self._load = Load()
         self._saturated_since: float | None = None
-        self._failures = 0
-        self._released = False
-        self._waited = False
+        self._failures, self._released, self._waited = 0, False, False
         self._written_at = self._renew_at = self._refresh_at = 0.0
         self._look_at = self._verify_at = self._listed_at = self._list_by = 0.0
         self._list_jitter = 1.0
@@ -387,7 +390,7 @@ class ShardLeases:
         return False
 
 
-def _standby(cut: decide.Cut, *, handles: Iterable[str], concurrency: int) -> Registration:
+def _standby(cut: decide.Cut, *, handles: Iterable[str], concurrency: int, id: str) -> Registration:
     """What a worker writes of itself at first."""
     return Registration(
         role=Role.STANDBY,
@@ -397,4 +400,5 @@ def _standby(cut: decide.Cut, *, handles: Iterable[str], concurrency: int) -> Re
         host=platform.node(),
         pid=os.getpid(),
         concurrency=concurrency,
+        incarnation=id,
     )

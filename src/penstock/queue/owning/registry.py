@@ -38,6 +38,7 @@ from penstock.kernel.errors import (
     VersionConflict,
 )
 from penstock.kernel.wire import Stamped, decode, encode
+from penstock.queue.incarnation import NOBODY, Incarnation
 from penstock.queue.layout import QueueLayout
 from penstock.queue.owning.shards import Cut, slot_runs
 from penstock.queue.places import SLOTS
@@ -92,6 +93,8 @@ class Registration(Stamped, frozen=True, kw_only=True):
     """Which cut of the queue its shards are of."""
     of: int = 0
     """Into how many shards that is; 0 where an older release does not tell."""
+    incarnation: str = ""
+    """Its process, of which a lock tells when it has ended (`penstock.queue.incarnation`)."""
 
     def is_of(self, cut: Cut) -> bool:
         """Whether its shards are those of a cut."""
@@ -154,12 +157,14 @@ class Registry:
         entropy: Entropy,
         standby_seconds: float,
         unreadable_seconds: float,
+        incarnation: Incarnation = NOBODY,
     ) -> None:
         self._store = store
         self._layout = layout
         self._entropy = entropy
         self._standby_seconds = standby_seconds
         self._unreadable_seconds = unreadable_seconds
+        self._incarnation = incarnation
         self._cut = cut
         self._shards = {self._lease_key(shard): shard for shard in range(cut.shards)}
         self.workers: dict[str, Found[Registration]] = {}
@@ -181,6 +186,8 @@ class Registry:
         document = found.document
         if document is None:
             return found.modified + self._unreadable_seconds
+        if self._incarnation.is_ended(document.incarnation):
+            return found.modified
         match document.role:
             case Role.OWNER:
                 return document.expires_ms / 1000
@@ -267,14 +274,16 @@ class Registry:
         return True
 
     async def end(self, worker: str, now: Interval) -> bool:
-        """Swap an owner whose lease is over to GONE, so that its renewal fails.
+        """Swap an owner whose lease or process is over to GONE, so that its renewal fails.
 
         False: it is an owner still, because it has renewed, or cannot be told yet.
         """
 
         def change(present: Registration | None) -> Registration | None:
-            over = present is not None and now.earliest * 1000 >= present.expires_ms
-            if present is None or present.role is not Role.OWNER or not over:
+            if present is None or present.role is not Role.OWNER:
+                return None
+            is_ended = self._incarnation.is_ended(present.incarnation)
+            if not is_ended and now.earliest * 1000 < present.expires_ms:
                 return None
             return msgspec.structs.replace(present, role=Role.GONE, offers=(), reason=None)
 

@@ -41,6 +41,8 @@ class Hands:
     watch: Watch = field(default_factory=Watch)
     children: Children | None = None
     """The processes for isolated handlers."""
+    incarnation: str = ""
+    """Which process this is (`penstock.queue.incarnation`)."""
     clock: StoreClock = field(init=False)
     """The store's, without a way through its wrappers for every task."""
 
@@ -64,6 +66,7 @@ class Hands:
             touch_ms=self.lease_ms + TOUCH_SLACK_MS if self._is_touching else 0,
             slots=slots,
             exclusive=exclusive,
+            incarnation=self.incarnation,
         )
 
     @property

@@ -95,8 +95,8 @@ class Child:
         """Whether it may be used: it lives, and no handler is in it."""
 
     @classmethod
-    async def start(cls) -> Child:
-        """A new process."""
+    async def start(cls, inherited: tuple[int, ...] = ()) -> Child:
+        """A new process, with these descriptors."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         pipe: asyncio.ReadTransport | None = None
@@ -117,7 +117,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=(theirs,),
+                pass_fds=(theirs, *inherited),
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
@@ -259,7 +259,9 @@ class Child:
 class Children:
     """The processes of one worker's handlers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, inherited: tuple[int, ...] = ()) -> None:
+        """Each of them has these descriptors: the lock of the worker, which lives as they do."""
+        self._inherited = inherited
         self._idle: list[Child] = []
         self._all: set[Child] = set()
         self._reaped: set[asyncio.Task[Any]] = set()
@@ -274,7 +276,7 @@ class Children:
                 self._reap(child)
                 child = None
         if child is None:
-            child = await Child.start()
+            child = await Child.start(self._inherited)
             self._all.add(child)
         try:
             yield child

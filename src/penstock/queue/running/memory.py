@@ -56,6 +56,10 @@ class Memory:
     def forget(self, sight: Sight) -> None:
         self._known.pop(_name(sight), None)
 
+    def forget_all(self) -> None:
+        self._known.clear()
+        self._soonest_ms = None
+
     def is_known_idle(self, sight: Sight, now_ms: float, *, reread_ms: float = 0.0) -> bool:
         """Whether there is no reason to try this pack.
 

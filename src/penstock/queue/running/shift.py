@@ -54,6 +54,8 @@ _log = logging.getLogger(__name__)
 _UNREADABLE_MS: Final = 600_000
 _FAILED_MAX: Final = 1000
 _FLUSH_SECONDS: Final = 10.0
+_NEIGHBOURS_SECONDS_MIN: Final = 0.5
+_NEIGHBOURS_SECONDS_MAX: Final = 10.0
 
 
 class Shift:
@@ -72,14 +74,13 @@ class Shift:
         watch: Watch | None = None,
         children: Children | None = None,
     ) -> None:
-        self._access = access
-        self._handlers = handlers
-        self._discovery = discovery
+        self._access, self._handlers, self._discovery = access, handlers, discovery
         self._settings = settings
         self._clock = access.store.clock.machine
         self._wake = asyncio.Event()
         self._room = Room(concurrency, clock=self._clock, freed=self._wake)
         store, name, entropy = access.store, discovery.name, access.entropy
+        self._incarnation = access.incarnation
         self._hands = Hands(store, name, settings, entropy, self._room, watch or Watch(), children)
         self._memory = Memory()
         self._monitor = Monitor(
@@ -98,11 +99,8 @@ class Shift:
         self._pace = Pace(settings.polling, entropy=access.entropy, clock=self._clock)
         self._found: deque[Sight] = deque()
         self._at_gates = Waitlist(gates, most=4 * concurrency)
-        self._exclusive = Exclusive(
-            self._clock,
-            delay=lambda: 0.0 if discovery.is_alone else entropy.uniform(0, OTHERS_SECONDS),
-        )
-        self._found_at = 0.0
+        self._exclusive = Exclusive(self._clock, delay=self._seconds_for_others)
+        self._found_at = self._began = 0.0
         self._is_more = self._was_full = self._is_patient = self._has_left = False
         self._busy: dict[PackAt, PackAtWork | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -113,6 +111,11 @@ class Shift:
         self._stopping, self._hurry, self._at_once = (asyncio.Event() for _ in range(3))
         self._later_ms: int | None = None
         self._look_at = self._worked_at = self._looked_at = self._clock.monotonic()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held, and no handler runs."""
+        return not self._busy and not self._room.held
 
     def stop(self, *, at_once: bool) -> None:
         """Claim nothing more; with `at_once`, give back what runs."""
@@ -136,11 +139,14 @@ class Shift:
 
     async def run(self, *, until_empty: bool = False) -> None:
         """Work until stopped, or until nothing is left, and let go."""
-        await self._access.store.now()
+        self._began = (await self._access.store.now()).latest
+        self._incarnation.refresh()
         await self._discovery.begin()
         async with asyncio.TaskGroup() as group:
             self._group = group
             beside = [self._discovery.keep(self._load), self._follow(), *self._upkeep.loops()]
+            if self._incarnation.id:
+                beside.append(self._watch_neighbours())
             if until_empty:
                 beside.append(self._finish_when_empty())
             background = [group.create_task(each) for each in beside]
@@ -202,6 +208,18 @@ class Shift:
             if self._discovery.lost is not None:
                 self.stop(at_once=True)
             self._look_now()
+
+    async def _watch_neighbours(self) -> None:
+        """Look whether other workers of this machine have ended: soon, and then more rarely."""
+        seconds = _NEIGHBOURS_SECONDS_MIN
+        while True:
+            await self._clock.sleep(seconds)
+            seconds = min(2 * seconds, _NEIGHBOURS_SECONDS_MAX)
+            if self._incarnation.refresh():
+                # What they held is not held any more.
+                self._began = self._access.now().latest
+                self._memory.forget_all()
+                self._look_now()
 
     def _look_now(self) -> None:
         self._look_at = self._clock.monotonic()
@@ -299,6 +317,8 @@ class Shift:
         ):
             return 0
         patience = self._discovery.patience_seconds(sight.at) if sight.ledger else 0.0
+        if self._incarnation.knows_any and sight.ledger_modified <= self._began:
+            patience = 0.0  # It may have been held by one who has ended.
         is_early = patience and sight.ledger_modified + patience > now
         return 0 if is_early else sight.at.count
 
@@ -333,9 +353,14 @@ class Shift:
                 self._look_in(max(0.0, self._looked_at + least - self._clock.monotonic()))
         self._was_full = not self._room.free
 
+    def _seconds_for_others(self) -> float:
+        """How long to leave an exclusive task to others who see it too."""
+        entropy = self._access.entropy
+        return 0.0 if self._discovery.is_alone else entropy.uniform(0, OTHERS_SECONDS)
+
     def _start_exclusive(self) -> None:
         """Make way for a task that is to run with nothing beside it, and claim it."""
-        is_empty = not self._busy and not self._room.held
+        is_empty = self.is_empty
         sight = self._exclusive.next(is_empty=is_empty, is_idle=is_empty and not self._found)
         self._room.is_reserved = self._exclusive.is_reserved
         if sight is not None:
@@ -408,9 +433,14 @@ class Shift:
             self._put_aside(sight)
             return None, ""
         room = leave.tasks
-        hands = replace(self._hands, holder=self._discovery.name)
+        incarnation = self._incarnation
+        hands = replace(self._hands, holder=self._discovery.name, incarnation=incarnation.id)
         hand = PackInHand(
-            self._access.store, self._access.layout, sight.at, entropy=self._access.entropy
+            self._access.store,
+            self._access.layout,
+            sight.at,
+            entropy=self._access.entropy,
+            incarnation=incarnation,
         )
         slots = max(1, room + self._room.concurrency - self._room.held)
         claim = hands.claim(handler, tasks_max=room, slots=slots, exclusive=exclusive)

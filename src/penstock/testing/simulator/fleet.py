@@ -65,10 +65,12 @@ class Workers:
             if not site.is_peace:
                 self._happen()
 
-    def join(self, *, types: tuple[str, ...] | None = None, is_sound: bool = False) -> None:
-        """One more worker."""
+    def join(
+        self, *, types: tuple[str, ...] | None = None, is_sound: bool = False, host: str = ""
+    ) -> None:
+        """One more worker, on a host of its own or where another one was."""
         site, entropy = self._site, self._entropy
-        machine = site.machine(f"w{len(self._workers)}")
+        machine = site.machine(f"w{len(self._workers)}", host=host)
         mode = self._mode or site.plan.mode(entropy)
         settings = site.plan.settings(entropy)
         concurrency = entropy.choice(_CONCURRENCY)
@@ -82,7 +84,10 @@ class Workers:
             worker = Worker(queue, concurrency=concurrency, mode=mode, name=name, settings=settings)
             self._workers[machine.name] = worker
             deeds = Deeds(
-                machine, site.referee, concurrency=concurrency, poisoned=self._start_another
+                machine,
+                site.referee,
+                concurrency=concurrency,
+                poisoned=lambda: self._start_another(machine),
             )
             deeds.register(worker, types, timeout_seconds=timeout_seconds)
             try:
@@ -96,11 +101,12 @@ class Workers:
             machine.triggers = self._triggers()
         site.run(machine, work)
 
-    def _start_another(self) -> None:
-        """A task has ended a worker's process: whoever runs it starts another, as they do."""
+    def _start_another(self, machine: Machine) -> None:
+        """A worker's process has ended: whoever runs it starts another, there or elsewhere."""
         soon = self._names.uniform(0, 3)
         types = TYPES if self._site.is_peace else None
-        self._site.world.loop.call_later(soon, lambda: self.join(types=types))
+        host = self._site.hosts[machine.name] if self._names.random() < 0.7 else ""
+        self._site.world.loop.call_later(soon, lambda: self.join(types=types, host=host))
 
     def _name(self, machine: Machine, mode: Mode) -> str:
         """The name of a worker: in `direct`, now and then that of one that was there before."""
@@ -142,6 +148,8 @@ class Workers:
         draw = entropy.random()
         if draw < 0.3 and self._site.plan.crashes:
             machine.die()
+            if self._names.random() < 0.4 and len(living) < 5:
+                self._start_another(machine)
         elif draw < 0.65 and self._site.plan.freeze_seconds_max:
             machine.freeze_for(entropy.uniform(0, self._site.plan.freeze_seconds_max))
         elif draw < 0.8:

@@ -33,10 +33,17 @@ _READY: Final = TaskState()
 class Ledgers:
     """Judges what is written into ledgers, and what leaves for the archive."""
 
-    def __init__(self, tracker: Tracker, chronicle: Chronicle, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        tracker: Tracker,
+        chronicle: Chronicle,
+        now: Callable[[], float],
+        is_gone: Callable[[str, str], bool],
+    ) -> None:
         self._tracker = tracker
         self._chronicle = chronicle
         self._now = now
+        self._is_gone = is_gone
         self._ledgers: dict[str, Ledger] = {}
         self._holders: dict[str, str] = {}
         self._dates: dict[str, float] = {}
@@ -206,6 +213,7 @@ class Ledgers:
         is_own = self._holders.get(was.claim) == who
         lease = old.leases.get(was.claim)
         is_over = lease is None or lease.expires_ms <= self._now() * 1000
+        is_over = is_over or self._is_gone(self._holders.get(was.claim, ""), who)
         by_claim = is_.status.settled and is_.claim == was.claim
         # What is lost with others is not counted either, and has another bound from then on, unless
         # the same write settles it.

@@ -85,6 +85,55 @@ class Trigger:
     """With an echo: how long the machine freezes, a moment after the request."""
 
 
+class HostLock:
+    """The lock of a machine's process: nobody else has it before the process has ended."""
+
+    descriptor = None
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.incarnation = f"process on {machine.name}"
+        self._is_held = True
+
+    @property
+    def is_free(self) -> bool:
+        """Whether its process has ended, and has left something behind."""
+        return self._is_held and self._machine.is_dead
+
+    def refresh(self) -> None:
+        pass
+
+    def release(self) -> None:
+        self._is_held = False
+
+
+class HostLocks:
+    """The locks of one host, on which one machine's process follows the other."""
+
+    def __init__(self) -> None:
+        self._locks: list[HostLock] = []
+
+    def of(self, machine: Machine) -> MachineLocks:
+        """The locks as a process on this machine sees them."""
+        return MachineLocks(self._locks, machine)
+
+
+class MachineLocks:
+    """The locks of a host, as one process sees them."""
+
+    def __init__(self, locks: list[HostLock], machine: Machine) -> None:
+        self._locks = locks
+        self._machine = machine
+
+    def acquire(self) -> HostLock:
+        lock = HostLock(self._machine)
+        self._locks.append(lock)
+        return lock
+
+    def ended(self) -> frozenset[str]:
+        return frozenset(lock.incarnation for lock in self._locks if lock.is_free)
+
+
 class MortalClock:
     """The clock of a machine, as the processes on it see it."""
 

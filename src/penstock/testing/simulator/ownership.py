@@ -23,10 +23,17 @@ _OPERATOR = "operator"
 class Ownership:
     """Judges registrations and shard leases."""
 
-    def __init__(self, layout: QueueLayout, chronicle: Chronicle, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        layout: QueueLayout,
+        chronicle: Chronicle,
+        now: Callable[[], float],
+        is_gone: Callable[[str, str], bool],
+    ) -> None:
         self._layout = layout
         self._chronicle = chronicle
         self._now = now
+        self._is_gone = is_gone
         self._epochs: dict[int, int] = {}
         self._takes: set[bytes] = set()
 
@@ -61,7 +68,9 @@ class Ownership:
         worker = self._layout.read_worker(key) or ""
         ended = was.role is Role.OWNER and is_.role is Role.GONE
         # Machine and worker have the same name, but for what makes each incarnation unique.
-        if ended and was.expires_ms > self._now() * 1000 and worker.rpartition("-")[0] != who:
+        machine = worker.rpartition("-")[0]
+        is_live = was.expires_ms > self._now() * 1000 and not self._is_gone(machine, who)
+        if ended and is_live and machine != who:
             shards = [("shard", _number(shard, era=was.era)) for shard in was.shards]
             self._chronicle.accuse(f"The owner {worker} was ended while its lease ran.", *shards)
 

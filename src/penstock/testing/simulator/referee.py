@@ -8,7 +8,8 @@ What it states, whatever the world does (the invariants of the queue, in words):
 3. A task is settled by the attempt that holds it, and by nobody else; once.
 4. No task is lost whose submit was answered. None starts after it has settled, or on a lease that
    is over, or as a second one of a key whose lifetime has not ended.
-5. Nobody takes over before the lease is over on the store's own clock.
+5. Nobody takes over before the lease is over on the store's own clock, unless the process of its
+   holder has ended and the one who takes over runs where it did.
 6. Attempts never go back. What is settled is in its ledger with its input, or in the archive.
 7. A task that ends its workers costs its neighbours time, and never their last attempt: none fails
    for want of attempts that were lost in company of the pack, or that never started; and none fails
@@ -48,11 +49,17 @@ class Referee:
         self._tracker = tracker
         self._chronicle = chronicle
         self._now = now
-        self._ledgers = Ledgers(tracker, chronicle, now)
+        self.is_provably_gone: Callable[[str, str], bool] = lambda _machine, _to: False
+        """Whether a machine's process has ended, and another machine can know it."""
+
+        def is_gone(machine: str, to: str) -> bool:
+            return self.is_provably_gone(machine, to)
+
+        self._ledgers = Ledgers(tracker, chronicle, now, is_gone)
         self._nonces: dict[str, str] = {}
         self._dated: dict[str, float] = {}
         self._versions: dict[str, Version] = {}
-        self._ownership = Ownership(layout, chronicle, now)
+        self._ownership = Ownership(layout, chronicle, now, is_gone)
         self.packs: set[str] = set()
         """The keys of the packs that are in the bucket."""
         self.is_swept = True

@@ -20,7 +20,7 @@ from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.retrying import RetryingStore
 from penstock.store.tombstoned import TombstonedStore
 from penstock.testing.simulator.chronicle import Chronicle
-from penstock.testing.simulator.machines import Machine, MortalStore
+from penstock.testing.simulator.machines import HostLocks, Machine, MortalStore
 from penstock.testing.simulator.plans import KEY_SECONDS, Plan
 from penstock.testing.simulator.referee import Referee
 from penstock.testing.simulator.tracking import Tracker
@@ -46,8 +46,12 @@ class Site:
         self.chronicle = Chronicle(world.loop.time)
         self.referee = Referee(LAYOUT, self.tracker, self.chronicle, world.now)
         self.referee.is_swept = plan.is_swept
+        self.referee.is_provably_gone = self._is_provably_gone
         self.bucket.witness = self.referee
         self.machines: dict[str, Machine] = {}
+        self.hosts: dict[str, str] = {}
+        """Machine → the host that it is on; several, one after the other, may be on one."""
+        self._locks: dict[str, HostLocks] = {}
         self.peace = asyncio.Event()
         self.clock = world.clock()
         self._networks: list[FaultyStore] = []
@@ -63,8 +67,14 @@ class Site:
         self._numbers += 1
         return self._numbers
 
-    def machine(self, name: str) -> Machine:
-        """One more machine."""
+    def _is_provably_gone(self, machine: str, to: str) -> bool:
+        """Whether a machine can know that another one's process has ended."""
+        same = self.hosts.get(machine, machine) == self.hosts.get(to, to)
+        return same and machine in self.machines and self.machines[machine].is_dead
+
+    def machine(self, name: str, *, host: str = "") -> Machine:
+        """One more machine, on a host of its own or where another one was."""
+        self.hosts[name] = host or name
         entropy = self.world.entropy(f"machine {name}")
         clock = self.world.clock(
             skew_seconds=entropy.uniform(-_DAY_SECONDS, _DAY_SECONDS),
@@ -96,11 +106,15 @@ class Site:
         )
         for _ in range(_OPENING_TRIES):
             try:
-                return await Queue.on(
+                queue = await Queue.on(
                     store, name=LAYOUT.queue, entropy=machine.entropy, config=config
                 )
             except StoreError:
                 await machine.clock.sleep(1)
+            else:
+                host = self.hosts[machine.name]
+                queue.locks = self._locks.setdefault(host, HostLocks()).of(machine)
+                return queue
         raise AssertionError("the queue could not be opened in so many tries")
 
     def _faults(self, faults: FaultPlan) -> FaultPlan:

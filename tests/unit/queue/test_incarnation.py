@@ -1,0 +1,202 @@
+"""A worker whose predecessor has provably ended takes what it held at once; others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from penstock.queue.direct.leases import WorkerLease
+from penstock.queue.incarnation import Incarnation
+from penstock.queue.ledger import Lease, Ledger, fresh
+from penstock.queue.limits.definition import Definition
+from penstock.queue.limits.state import Ask, LimitState, asked
+from penstock.queue.owning.registry import Registration
+from penstock.queue.running.handlers import TaskContext
+from penstock.queue.settings import Mode, WorkerSettings
+from penstock.queue.worker import Worker, lock_files
+from penstock.store.time import Interval
+from penstock.testing.virtual import World, simulate
+from tests.unit.queue.test_peers_failures import Place
+
+HOUR = 3600.0
+LONG = WorkerSettings(
+    lease_ttl_secs=HOUR,
+    lease_renew_interval_secs=HOUR / 3,
+    task_lease_seconds=HOUR,
+    lease_duration_secs=HOUR,
+    lease_renewal_interval_secs=HOUR / 3,
+)
+"""Leases so long that nothing is taken over because one has ended."""
+
+
+@dataclass
+class Lock:
+    """The lock of one process."""
+
+    incarnation: str
+    is_free: bool = False
+    is_released: bool = False
+    descriptor: None = None
+
+    def refresh(self) -> None:
+        pass
+
+    def release(self) -> None:
+        self.is_released = True
+
+
+@dataclass
+class Host:
+    """The locks of one machine."""
+
+    locks: list[Lock] = field(default_factory=list)
+
+    def acquire(self) -> Lock:
+        self.locks.append(Lock(f"i{len(self.locks)}"))
+        return self.locks[-1]
+
+    def ended(self) -> frozenset[str]:
+        return frozenset(lock.incarnation for lock in self.locks if lock.is_free)
+
+
+class Restart:
+    """A worker that dies with a task, and others that follow it."""
+
+    def __init__(self, place: Place) -> None:
+        self.bench = place.bench
+        self.host = Host()
+        self.begun: list[int] = []
+
+    async def worker(self, host: Host | None = None) -> Worker:
+        queue = await self.bench.queue()
+        queue.locks = host or self.host
+        worker = self.bench.worker(queue, settings=LONG)
+        worker.call("same")
+
+        async def work(task: TaskContext) -> int:
+            self.begun.append(task.attempt)
+            if task.attempt == 1 and task.input == "hang":
+                await self.bench.clock.sleep(10 * HOUR)
+            return task.attempt
+
+        worker.handler("work")(work)
+        return worker
+
+
+def _try(check: Callable[[Restart], Awaitable[None]], mode: Mode) -> None:
+    async def main(world: World) -> None:
+        await check(Restart(Place(world, mode)))
+
+    for seed in range(2):
+        simulate(main, seed=seed)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_the_successor_of_one_that_was_killed_takes_all_it_held(mode: Mode) -> None:
+    """Shards, inbox, claims, and the only permit of a limit; with leases of an hour."""
+
+    async def check(restart: Restart) -> None:
+        bench = restart.bench
+        queue = await bench.queue()
+        await queue.limits.set("gpu", concurrency=1)
+        first = await restart.worker()
+        async with bench.crew(first) as crew:
+            held = await queue.submit("work", "hang", limit="gpu")
+            await bench.until(lambda: restart.begun, what="it runs")
+            waiting = await queue.submit("work", limit="gpu")
+            await crew.kill(first)
+            restart.host.locks[0].is_free = True
+            crew.start(await restart.worker())
+            assert await waiting.result(timeout=60) == 1
+            assert await held.result(timeout=60) == 2
+        assert restart.host.locks[1].is_released, "who ends in order leaves no proof"
+
+    _try(check, mode)
+
+
+@pytest.mark.parametrize("mode", [Mode.LEASED, Mode.SHARED])
+@pytest.mark.parametrize("elsewhere", [True, False], ids=["another machine", "a child lives"])
+def test_without_the_proof_the_lease_decides(mode: Mode, elsewhere: bool) -> None:
+    async def check(restart: Restart) -> None:
+        bench = restart.bench
+        queue = await bench.queue()
+        first = await restart.worker()
+        async with bench.crew(first) as crew:
+            held = await queue.submit("work", "hang")
+            await bench.until(lambda: restart.begun, what="it runs")
+            await crew.kill(first)
+            # Its name is the same, and all that can be seen of it but the lock.
+            restart.host.locks[0].is_free = elsewhere
+            crew.start(await restart.worker(Host() if elsewhere else None))
+            await bench.clock.sleep(HOUR / 2)
+            assert restart.begun == [1]
+            if not elsewhere:
+                # The child has ended too: it is seen soon.
+                restart.host.locks[0].is_free = True
+                assert await held.result(timeout=60) == 2
+
+    _try(check, mode)
+
+
+def test_a_ledger_shows_the_leases_of_those_that_have_ended_as_over() -> None:
+    gone = Incarnation("me", lambda: frozenset({"gone", "me", ""}))
+    assert gone.refresh()
+    assert not gone.refresh(), "nothing more"
+    leases = {
+        "a": Lease("w", 9000, incarnation="gone"),
+        "b": Lease("w", 9000, incarnation="me"),
+        "c": Lease("w", 9000),
+    }
+    ledger = Ledger(pack_version="v", born="b", tasks=(), leases=leases)
+    ends = {name: lease.expires_ms for name, lease in gone.seen(ledger).leases.items()}
+    assert ends == {"a": 0, "b": 9000, "c": 9000}
+    plain = fresh(pack_version="v", born="b", count=1)
+    assert gone.seen(plain) is plain
+
+
+def test_tokens_of_one_that_has_ended_count_as_used_by_now_and_no_later() -> None:
+    """A rate of one a second and a burst of two, of which the dead one had taken both."""
+    state = LimitState(definition=Definition(rate=1, burst=2))
+    state = asked(state, Ask(worker="dead", wants=2, incarnation=Incarnation("x")), _at(1000))
+    assert state.shares["dead"].tokens == 2
+    mine = Incarnation("y", lambda: frozenset({"x"}))
+    ask = Ask(worker="new", wants=2, incarnation=mine)
+    assert asked(state, ask, _at(1005)).shares.keys() == {"dead"}
+    mine.refresh()
+    after = asked(state, ask, _at(1005))
+    assert not after.shares, "they may have been used just now"
+    assert after.full_ms == 1_007_000
+    assert asked(after, ask, _at(1007)).shares["new"].tokens == 2
+
+
+def _at(second: float) -> Interval:
+    return Interval(second, second)
+
+
+def test_documents_of_an_earlier_release_name_no_incarnation() -> None:
+    known = Incarnation("me", lambda: frozenset({""}))
+    known.refresh()
+    lease = WorkerLease(holder="h", expires_ms=1, seconds=1.0, since_ms=0)
+    for document in (lease, Lease("w", 1), Registration.__struct_defaults__[-1]):
+        named = document if isinstance(document, str) else document.incarnation
+        assert not known.is_ended(named)
+
+
+@pytest.mark.parametrize(
+    ("url", "folder", "is_there"),
+    [
+        ("s3://bucket", None, True),
+        ("file:///x", "/run/locks", True),
+        ("file:///x", "", False),
+        ("memory://x", None, False),
+        ("", None, False),
+    ],
+)
+def test_lock_files_are_for_queues_that_others_can_open(
+    url: str,
+    folder: str | None,
+    is_there: bool,
+) -> None:
+    assert (lock_files(url, folder) is not None) is is_there
