@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Coroutine, Generator, Iterator
 from pathlib import Path
@@ -22,7 +23,8 @@ Answer = TypeVar("Answer")
 # The default credential chain would otherwise ask the network for an instance's role.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 # Workers of tests leave no lock files with the user, and find none.
-os.environ["PENSTOCK_WORKER_LOCK_FOLDER"] = ""
+_STATE = tempfile.TemporaryDirectory(prefix="penstock-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 # What a shell starts in the background ignores it, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Folders that tests make for other users are open to them, also where ours is 077.
