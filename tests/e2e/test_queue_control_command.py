@@ -156,3 +156,18 @@ def test_a_limit_that_cannot_be_meant_is_refused(
     assert ran.returncode == 2
     assert problem in ran.stderr
     assert user.json("limits", "list") == []
+
+
+def test_a_schema_is_set_shown_held_to_and_taken_away(user: User) -> None:
+    user.said("submit", "resize", "1", "--affinity", "customer-7")
+    schema = user.folder / "resize.json"
+    schema.write_text('{"type": "object"}')
+    assert "types with a schema" in user.said("config", "set", "--schema", f"resize={schema}")
+    assert user.json("config", "show")["schemas"] == {"resize": {"type": "object"}}
+    refused = user.queue("submit", "resize", "1")
+    assert refused.returncode == 2
+    assert "does not fit the schema of 'resize': 1 is not of type \"object\"." in refused.stderr
+    user.said("config", "set", "--schema", "resize=none")
+    user.said("submit", "resize", "1")
+    for wrong in ("resize", "resize=", f"resize={user.folder}/none.json"):
+        assert user.queue("config", "set", "--schema", wrong).returncode == 2

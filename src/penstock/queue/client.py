@@ -41,6 +41,7 @@ from penstock.queue.purging import Choice, Purged, purge
 from penstock.queue.reading import Reader
 from penstock.queue.replays import replay
 from penstock.queue.schedules.api import Schedules
+from penstock.queue.schemas import changed_schemas
 from penstock.queue.submission import MIXED, Submitter, checked_tasks
 from penstock.queue.views import TaskEvent, TaskView
 from penstock.store.metered import labelled
@@ -199,7 +200,13 @@ class Queue(Connection):
 
     def _submitter(self) -> Submitter:
         access = self.access
-        return Submitter(access.store, access.layout, access.entropy, self._announcer)
+        return Submitter(
+            access.store,
+            access.layout,
+            access.entropy,
+            self._announcer,
+            schemas=access.config.schemas,
+        )
 
     def task(self, id: str) -> Task:
         """The task of an id, without asking whether there is one."""
@@ -294,12 +301,17 @@ class Queue(Connection):
         *,
         direct: Sequence[str] | None = None,
         key_seconds: int | None = None,
+        schemas: Mapping[str, object] | None = None,
     ) -> QueueConfig:
-        """Change which types are direct, or how long keys stay taken; returns what holds then.
+        """Change which types are direct, how long keys stay taken, or schemas of types.
 
+        `schemas` has the JSON schema of each type that is to get one, and None for a type that is
+        to have none; other types keep theirs. Returns what holds then.
         This queue object follows at once, other producers and workers when they open it again.
         """
         changes: dict[str, Any] = {}
+        wanted = dict(schemas or {})
+        changed_schemas({}, wanted)
         if direct is not None:
             if isinstance(direct, str):
                 raise InvalidInput("The direct types are a list.", hint=f"Write [{direct!r}].")
@@ -311,7 +323,9 @@ class Queue(Connection):
             config = await change_config(
                 access.store,
                 access.layout,
-                lambda present: msgspec.structs.replace(present, **changes),
+                lambda present: msgspec.structs.replace(
+                    present, **changes, schemas=changed_schemas(present.schemas, wanted)
+                ),
                 entropy=access.entropy,
             )
         self._adopt(config)

@@ -62,6 +62,9 @@ class QueueConfig(Stamped, frozen=True, kw_only=True):
     direct: tuple[str, ...] = ()
     """The types that are announced to one worker when they are submitted; `("*",)` for all."""
 
+    schemas: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
+    """By type, the JSON schema that inputs are checked by at submit (`penstock.queue.schemas`)."""
+
     revision: int = 0
     """How often it was changed."""
     era: int = 0

@@ -30,7 +30,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import ClassVar, Final, Protocol
 
@@ -71,6 +71,7 @@ from penstock.queue.places import (
     keyed_pack,
     new_pack,
 )
+from penstock.queue.schemas import Schemas, check_inputs
 from penstock.queue.tracing import present, submitting
 from penstock.store.base import CREATE, ObjectStore, find
 from penstock.store.metered import labelled
@@ -107,6 +108,8 @@ class Submitter:
     layout: QueueLayout
     entropy: Entropy
     announcer: Announcer | None = None
+    schemas: Schemas = field(default_factory=dict)
+    """What inputs are checked by, of types that have a schema."""
 
     @submitting
     async def submit_many(
@@ -117,7 +120,11 @@ class Submitter:
         Nothing is sent if an input is wrong. Raises `NotAllSubmitted` if a pack failed.
         """
         check_name(type, what="type")
-        batches = list(_batches([_as_json(value, place) for place, value in enumerate(inputs)]))
+        bodies = [_as_json(value, place) for place, value in enumerate(inputs)]
+        check_inputs(
+            self.schemas, ((type, f"Input {place}", body) for place, body in enumerate(bodies))
+        )
+        batches = list(_batches(bodies))
         return _joined(batches, await self._send_all([(type, each) for each in batches], options))
 
     @submitting
@@ -130,6 +137,11 @@ class Submitter:
         for place, (kind, _) in enumerate(tasks):
             places.setdefault(kind, []).append(place)
         bodies = [_as_json(value, place) for place, (_, value) in enumerate(tasks)]
+        kinds = [kind for kind, _ in tasks]
+        check_inputs(
+            self.schemas,
+            ((kinds[place], f"Input {place}", body) for place, body in enumerate(bodies)),
+        )
         packs = [
             (kind, batch)
             for kind, of_type in places.items()
@@ -175,6 +187,7 @@ class Submitter:
         assert options.key is not None, "it has a key"
         at = keyed_pack(type=type, key=options.key)
         body = _as_json(value, 0)
+        check_inputs(self.schemas, [(type, "The input", body)])
         with labelled("submit"):
             if submitted_ms is None:
                 submitted_ms = int((await self.store.now()).latest * 1000)

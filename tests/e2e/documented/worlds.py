@@ -241,6 +241,7 @@ def a_queue(folder: Path, *, early: Callable[[World], None]) -> Iterator[World]:
         each.text for each in section("docs/queue.md", "Five minutes") if each.language == "python"
     )
     (folder / "lines.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
+    (folder / "resize.json").write_text('{"type": ["object", "null"]}')
     (folder / "images.py").write_text(module.replace("file:///tmp/bucket", url))
     facts = asyncio.run(_filled_queue(url))
     there = {"PENSTOCK_STORE": url, "PENSTOCK_QUEUE": "images"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -54,11 +56,19 @@ def show(*, store: str | None, name: str, as_json: bool) -> None:
     " type. May be repeated.",
 )
 @click.option("--key-seconds", metavar=DURATION, type=Seconds(), help="How long keys stay taken.")
+@click.option(
+    "--schema",
+    "schemas",
+    metavar="TYPE=FILE",
+    multiple=True,
+    help=f"The JSON schema of a type; TYPE={NOTHING} for none. May be repeated.",
+)
 @on_a_queue
 def set_(
     *,
     direct: tuple[str, ...],
     key_seconds: float | None,
+    schemas: tuple[str, ...],
     store: str | None,
     name: str,
     as_json: bool,
@@ -67,7 +77,8 @@ def set_(
 
     Producers and workers that run keep what they have read: they follow when they open the queue
     the next time. Until all have, tasks of a type that is newly direct, or no longer, may be found
-    later, and none is lost. A key keeps the time that its submit gave it.
+    later, and none is lost. A key keeps the time that its submit gave it. A schema is checked when
+    a task is submitted, by producers that have opened the queue since; workers check nothing.
 
     The number of shards is changed by 'penstock queue reshard', how long the archive is kept by
     'penstock queue archive retain'.
@@ -79,9 +90,26 @@ def set_(
         changes["direct"] = () if direct == (NOTHING,) else direct
     if key_seconds is not None:
         changes["key_seconds"] = int(key_seconds)
+    if schemas:
+        changes["schemas"] = dict(map(_schema, schemas))
     if not changes:
-        raise InvalidInput("What is to be changed? Give --direct or --key-seconds.")
+        raise InvalidInput("What is to be changed? Give --direct, --key-seconds or --schema.")
     _show(asyncio.run(_changed(store, name, changes)), as_json=as_json)
+
+
+def _schema(text: str) -> tuple[str, object]:
+    """The type and the schema of TYPE=FILE."""
+    type_, equals, file = text.partition("=")
+    if not equals or not file:
+        raise InvalidInput(f"{text[:60]!r} is not TYPE=FILE.", hint="Write resize=resize.json.")
+    if file == NOTHING:
+        return type_, None
+    try:
+        return type_, json.loads(Path(file).read_bytes())
+    except OSError as error:
+        raise InvalidInput(f"{file} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{file} is not JSON: {error}.") from error
 
 
 async def _read(store: str | None, name: str) -> QueueConfig:
@@ -103,6 +131,7 @@ def _show(found: QueueConfig, *, as_json: bool) -> None:
                 "direct": found.direct,
                 "archive_days": found.archive_days,
                 "dead_letter_days": found.dead_letter_days,
+                "schemas": {each: json.loads(bytes(raw)) for each, raw in found.schemas.items()},
                 "revision": found.revision,
             }
         )
@@ -116,6 +145,7 @@ def _show(found: QueueConfig, *, as_json: bool) -> None:
             ("shards", str(found.shards)),
             ("keys are kept", duration_text(found.key_seconds * 1000)),
             ("direct types", ", ".join(found.direct) or NOTHING),
+            ("types with a schema", ", ".join(sorted(found.schemas)) or NOTHING),
             ("archive is kept", kept[0]),
             ("dead letters are kept", kept[1]),
         ]

@@ -39,6 +39,7 @@ from penstock.queue.schedules.checking import (
     taken,
 )
 from penstock.queue.schedules.document import Schedule, ScheduleView, options_of, view_of
+from penstock.queue.schemas import check_inputs
 from penstock.queue.submission import Submitter
 from penstock.store.base import find, pages
 from penstock.store.cell import Cell
@@ -86,7 +87,7 @@ class Schedules:
             cron=check_cron(cron),
             time_zone=check_time_zone(time_zone),
             type=check_name(type, what="type"),
-            input=held_input(input, what="The input of the schedule"),
+            input=self._held(type, input),
             catch_up=check_catch_up(catch_up),
             priority=options.priority,
             limit=options.limit,
@@ -110,6 +111,13 @@ class Schedules:
             await ring(self._access)
         assert written is not None, "it was written, or was there"
         return view_of(name, written)
+
+    def _held(self, type: str, input: object) -> msgspec.Raw:
+        """An input as it is kept, if it fits the schema of its type."""
+        what = "The input of the schedule"
+        held = held_input(input, what=what)
+        check_inputs(self._access.config.schemas, [(type, what, held)])
+        return held
 
     async def get(self, name: str) -> ScheduleView:
         """A schedule. Raises `ScheduleNotFound`."""
