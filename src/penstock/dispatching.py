@@ -53,9 +53,11 @@ from penstock.dispatcher.metrics.reading import Metrics
 from penstock.dispatcher.outbox.carriers import InvokeAsWake, WakeCarrier
 from penstock.dispatcher.outbox.outbox import Outbox
 from penstock.dispatcher.outbox.projecting import ProjectCarrier
+from penstock.dispatcher.outbox.reconciler import LOOK_SECONDS as RECONCILING_SECONDS
 from penstock.dispatcher.outbox.reconciler import Reconciler
 from penstock.dispatcher.outbox.relay import Relay
 from penstock.dispatcher.outbox.values import Carrier, Kind
+from penstock.dispatcher.polling import BY_ITSELF_SECONDS, LOOK_SECONDS, Poller, Watched, is_due
 from penstock.dispatcher.pressure.pressures import Pressures
 from penstock.dispatcher.ranges.operators import RangeOperators
 from penstock.dispatcher.registry import RegisteredRuntimes
@@ -85,7 +87,18 @@ from penstock.settings import Profile, Settings, SignerKind, Wakeups
 from penstock.store.base import ObjectStore
 from penstock.store.opening import open_store
 
-_REAP_SECONDS: Final = 2.0
+_REAP_SECONDS: Final = 5.0
+
+
+class _Kicks:
+    """Kicks loops that are made after it: have the next turn of each begin at once."""
+
+    def __init__(self) -> None:
+        self.loops: list[Loop] = []
+
+    def __call__(self) -> None:
+        for each in self.loops:
+            each.kick()
 
 
 class Dispatcher(Service):
@@ -159,12 +172,7 @@ class Dispatcher(Service):
     ) -> tuple[Parts, Services]:
         """What answers requests, and what goes on beside them."""
         settings = self._settings
-        kicked: list[Loop] = []
-
-        def kick() -> None:
-            for each in kicked:
-                each.kick()
-
+        after_calls, after_ends = _Kicks(), _Kicks()
         signing = _capabilities(settings, database)
         counters = Counters()
         parts = Parts(
@@ -185,24 +193,89 @@ class Dispatcher(Service):
             root=root_of(settings),
             api_token=settings.api_token or None,
             viewer_token=settings.viewer_token or None,
-            kick=kick,
+            kick=after_calls,
             broker=self._broker,
+            kick_after_ends=after_ends,
             store=store,
             sweeping=Sweeping(database, store, grace_seconds=settings.sweep_hours * 3600),
             minter=self._stack.enter_context(closing(_minter(settings))),
             logs=settings.data.absolute() / "logs",
         )
+        working = self._working(
+            parts, store, sender, after_calls=after_calls, after_ends=after_ends
+        )
+        others = [*_loops(settings, parts), *_alerting(settings, database, name=self._name)]
+        return parts, Services([*signing.services, *working, *others])
+
+    def _working(
+        self,
+        parts: Parts,
+        store: ObjectStore,
+        sender: Sender,
+        *,
+        after_calls: _Kicks,
+        after_ends: _Kicks,
+    ) -> list[Service]:
+        """What works on what calls have committed: the relay, the loops, and who kicks them."""
+        database = parts.database
         operators = RangeOperators(database, parts.tasks, name=self._name)
-        ranges = Loop("range operators", operators.turn, idle_seconds=2.0)
-        carriers = _carriers(settings, parts, sender, own=ranges.kick)
+        ranges = Loop("range operators", operators.turn, idle_seconds=BY_ITSELF_SECONDS)
+        carriers = _carriers(self._settings, parts, sender, own=ranges.kick)
         carriers[Kind.PROJECT] = ProjectCarrier(database, store)
         relay = Relay(database, carriers=carriers)
-        relaying = Loop("relay", relay.turn, idle_seconds=0.5)
-        router = Loop("router", routing_turn(parts.routing, [relaying, ranges]), idle_seconds=0.5)
-        backfiller = Loop("backfills", parts.backfills.turn, idle_seconds=1.0)
-        kicked += [router, relaying, backfiller, ranges]
-        others = [*_loops(settings, parts), *_alerting(settings, database, name=self._name)]
-        return parts, Services([*signing.services, relay, *kicked, *others])
+        relaying = Loop("relay", relay.turn, idle_seconds=BY_ITSELF_SECONDS)
+        routing = routing_turn(parts.routing, [relaying, ranges])
+        router = Loop("router", routing, idle_seconds=BY_ITSELF_SECONDS)
+        backfiller = Loop("backfills", parts.backfills.turn, idle_seconds=BY_ITSELF_SECONDS)
+        after_calls.loops += [router, relaying, backfiller, ranges]
+        watched = [
+            Watched(router, lambda found: found["is_pending"] or found["is_held"]),
+            Watched(relaying, is_due),
+            Watched(backfiller, lambda found: found["is_backfilling"]),
+            Watched(ranges, lambda found: found["is_ranging"]),
+            *_watched(parts),
+        ]
+        poller = Loop("poller", Poller(database, watched).turn, idle_seconds=LOOK_SECONDS)
+        # Their events are routed already; what else follows from them, the poller finds.
+        after_ends.loops += [relaying, poller]
+        return [relay, *(each.loop for each in watched), poller]
+
+
+def _watched(parts: Parts) -> list[Watched]:
+    """What every dispatcher looks after as long as there is something to look after."""
+    database = parts.database
+    monitor = SourceMonitor(database, parts.tasks)
+
+    def loop(name: str, turn: Turn, *, idle_seconds: float = BY_ITSELF_SECONDS) -> Loop:
+        return Loop(name, turn, idle_seconds=idle_seconds)
+
+    return [
+        # By itself it says that it runs, for those who wonder whether workers could be heard.
+        Watched(
+            loop("reaper", reaping_turn(parts.tasks), idle_seconds=_REAP_SECONDS),
+            lambda found: found["is_expired"],
+        ),
+        Watched(
+            loop("reconciler", Reconciler(database).turn),
+            lambda found: found["is_waiting"] or found["is_parked"],
+            every_seconds=RECONCILING_SECONDS,
+        ),
+        Watched(
+            loop("pressure", parts.pressures.turn),
+            lambda found: found["is_waiting"],
+            every_seconds=2.0,
+        ),
+        Watched(
+            loop("builder", Builder(database, parts.deployment).turn),
+            lambda found: found["is_building"],
+            every_seconds=2.0,
+        ),
+        Watched(
+            loop("source monitor", monitor.turn),
+            lambda found: monitor.is_due(found["dag_version"]),
+            every_seconds=2.0,
+        ),
+    ]
 
 
 def _loops(settings: Settings, parts: Parts) -> list[Service]:
@@ -210,11 +283,6 @@ def _loops(settings: Settings, parts: Parts) -> list[Service]:
     database = parts.database
     keeping = Keeping(database, grace_seconds=settings.sweep_hours * 3600)
     turns: list[tuple[str, Turn, float]] = [
-        ("reaper", reaping_turn(parts.tasks), _REAP_SECONDS),
-        ("reconciler", Reconciler(database).turn, 5.0),
-        ("pressure", parts.pressures.turn, 2.0),
-        ("builder", Builder(database, parts.deployment).turn, 2.0),
-        ("source monitor", SourceMonitor(database, parts.tasks).turn, 2.0),
         ("retention", Retention(database, days=settings.retention_days).turn, 60.0),
         ("keeping", keeping.turn, 60.0),
         ("maintainer", Maintainer(database).turn, 10.0),

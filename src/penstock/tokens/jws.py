@@ -43,6 +43,8 @@ _KID: Final = re.compile(rf"[A-Za-z0-9_.:/-]{{1,{KID_CHARACTERS_MAX}}}")
 _MEMBERS: Final = {"alg", "kid", "typ"}
 _NUMBER_MAX: Final = 2**63 - 1
 _COORDINATE_BYTES: Final = 32
+_SIGNATURE_CHARACTERS: Final = 1 + len(to_base64url(bytes(SIGNATURE_BYTES)))
+"""With the dot before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +64,19 @@ class Unverified:
 
 async def encode(claims: Claims, signer: Signer) -> str:
     """A token of these claims. Raises `SignerUnavailable`, and `InvalidInput` if it is too long."""
-    size = token_bytes(claims, kid=signer.kid)
+    message = _message(claims, kid=signer.kid)
+    size = len(message) + _SIGNATURE_CHARACTERS
     if size > TOKEN_BYTES_MAX:
         raise InvalidInput(
             f"The token would have {size} bytes, and may have {TOKEN_BYTES_MAX}.",
             hint="Name fewer folders in it.",
         )
-    message = _message(claims, kid=signer.kid)
     return f"{message}.{to_base64url(await signer.sign(message.encode()))}"
 
 
 def token_bytes(claims: Claims, *, kid: str) -> int:
     """How long a token of these claims is: at most `TOKEN_BYTES_MAX` can be encoded."""
-    return len(_message(claims, kid=kid)) + 1 + len(to_base64url(bytes(SIGNATURE_BYTES)))
+    return len(_message(claims, kid=kid)) + _SIGNATURE_CHARACTERS
 
 
 def decode(token: str, keys: Mapping[str, PublicKey]) -> Claims:

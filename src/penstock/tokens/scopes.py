@@ -236,9 +236,11 @@ def _part_problem(scheme: str, part: str) -> str:
         return "it has an empty part or '.' between slashes"
     if len(part.encode()) > PART_BYTES_MAX:
         return f"it has more than {PART_BYTES_MAX} bytes between slashes"
+    if _PLAIN.fullmatch(part):
+        return ""
     if _WILD.search(part):
         return "it has a wildcard, a backslash or a '%'"
-    if scheme == S3 and not _PLAIN.fullmatch(part):
+    if scheme == S3:
         return "it has a character that is not plain"
     if scheme == FILE and not all(map(_is_visible, part)):
         return "it has a character that cannot be seen"

@@ -15,6 +15,10 @@ it signs. While the source is away keys go on to serve for `KEYS_SECONDS_TRUSTED
 for a name that is not known, the source's own error is raised: the token may be right, and whoever
 has it may ask again. A key that is no longer published is forgotten with the next answer, as one
 that was revoked is. One that is retired is believed for what it can have signed before.
+
+A signature is verified once: a verifier remembers the last `REMEMBERED_MAX` tokens whose signatures
+were right, by their whole text, and those that its own process has signed. Everything else is
+judged each time: whether the key is still published, the issuer, the audience and the time.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,6 +49,8 @@ KEYS_SECONDS_MAX: Final = 60.0
 KEYS_SECONDS_TRUSTED: Final = 3600.0
 RETIRED_SECONDS: Final = 60.0
 """How long after its retirement a key may have signed: who signs learns of it a moment later."""
+REMEMBERED_MAX: Final = 2_048
+"""How many tokens a verifier remembers: a few megabytes."""
 LIFE_SECONDS_MAX: Final = 86_400.0
 """The longest life of a token, which is that of a lease."""
 
@@ -156,6 +163,14 @@ class Verifier:
         self._issuer = issuer
         self._audience = audience
         self._leeway_seconds = leeway_seconds
+        self._remembered: OrderedDict[str, Verified] = OrderedDict()
+
+    def remember(self, token: str, signed: Verified) -> None:
+        """Take it that this key has signed this token: who calls has signed or verified it."""
+        self._remembered[token] = signed
+        self._remembered.move_to_end(token)
+        if len(self._remembered) > REMEMBERED_MAX:
+            self._remembered.popitem(last=False)
 
     async def verify(self, token: str, *, is_expiry_judged: bool = True) -> Claims:
         """What a token says, if it is right. Raises `TokenRefused`.
@@ -166,9 +181,15 @@ class Verifier:
 
     async def verified(self, token: str, *, is_expiry_judged: bool) -> Verified:
         """The same, with the name of the key."""
-        unverified = read(token)
-        key = await self._keys.find(unverified.kid)
-        claims = claims_of(unverified, key.public)
+        found = self._remembered.get(token)
+        if found is None:
+            unverified = read(token)
+            key = await self._keys.find(unverified.kid)
+            found = Verified(claims_of(unverified, key.public), unverified.kid)
+            self.remember(token, found)
+        else:
+            key = await self._keys.find(found.kid)
+        claims = found.claims
         if claims.iss != self._issuer:
             raise TokenRefused("The token is of another issuer.", kind="wrong issuer")
         if claims.aud != self._audience:
@@ -176,7 +197,7 @@ class Verifier:
         judge_retired(claims, key.retired_at)
         if is_expiry_judged:
             self._judge_time(claims)
-        return Verified(claims, unverified.kid)
+        return found
 
     def _judge_time(self, claims: Claims) -> None:
         now = self._clock.wall()

@@ -287,7 +287,7 @@ def test_one_that_is_away_for_long_is_retired_and_begins_anew(play: Play, tmp_pa
     play(story)
 
 
-@pytest.mark.parametrize("before", range(1, 6))
+@pytest.mark.parametrize("before", range(1, 5))
 def test_a_dispatcher_that_dies_while_it_makes_a_key(
     play: Play, tmp_path: Path, before: int
 ) -> None:

@@ -48,6 +48,51 @@ def test_many_tasks_need_one_wake_up(play: Play) -> None:
     play(story)
 
 
+def test_a_claim_for_several_workers_gives_each_its_own(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        await world.tasks.create(
+            [job.new("bulk", priority=Priority.BULK), job.new("a"), job.new("b")]
+        )
+        found = await world.tasks.claim_for("operator", ["one", "two", "two", "three"])
+        claimed = tuple(each for each in found if each is not None)
+        # Both tiers at once, the normal one first; there is none for the last.
+        assert keys(claimed) == ["a", "b", "bulk"]
+        assert found[3] is None
+        rows = await world.rows(
+            "SELECT task.worker, attempt.worker AS tried, task.lease_token, task.attempt"
+            " FROM task JOIN attempt ON task_id = task.id AND number = task.attempt"
+            " ORDER BY task.priority DESC, task.id"
+        )
+        assert [(row["worker"], row["tried"]) for row in rows] == [
+            ("one", "one"),
+            ("two", "two"),
+            ("two", "two"),
+        ]
+        assert [row["lease_token"] for row in rows] == [each.lease_token for each in claimed]
+        with pytest.raises(InvalidInput):
+            await world.tasks.claim_for("operator", [])
+
+    play(story)
+
+
+def test_a_limit_holds_for_several_workers_and_both_tiers(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job(max_concurrency=3)
+        bulk = [job.new(f"z{each}", priority=Priority.BULK) for each in range(4)]
+        await world.tasks.create([job.new("a"), job.new("b"), *bulk])
+        for _ in range(2):
+            found = await world.tasks.claim_for("operator", ["w"] * 6)
+            await world.tasks.complete(
+                [one for each in found if each is not None for one in done(each.fence)]
+            )
+        assert await world.value("SELECT count(*) FROM attempt") == 6
+        found = await world.tasks.claim_for("operator", ["w"] * 6)
+        assert found == (None,) * 6
+
+    play(story)
+
+
 def test_a_function_is_invoked_for_each_task(play: Play) -> None:
     async def story(world: World) -> None:
         job = await world.job(runtime="lambda")

@@ -49,7 +49,7 @@ def test_tasks_whose_word_was_lost_are_announced_again(play: Play) -> None:
         await job.make("one")
         world.later(29)
         await other.make("two", "three")
-        assert await reconciler.turn() == 10
+        await reconciler.turn()
         assert await world.wakes() == []
         world.later(1)
         await reconciler.turn()

@@ -16,8 +16,8 @@ from penstock.datasets.projection import read_dataset
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.deployment.values import CutOver
-from penstock.dispatcher.tasks.ending import end, no_route
-from penstock.dispatcher.tasks.schemas import refuse_misfits
+from penstock.dispatcher.tasks.ending import end, held_outputs, no_route
+from penstock.dispatcher.tasks.schemas import refuse_misfits, written
 from penstock.dispatcher.tasks.values import (
     Completion,
     Ended,
@@ -184,7 +184,9 @@ def test_one_that_was_asked_to_stop_is_not_let_go_on_between_schema_and_end(play
             return (await connection.execute(query("resume_running"), back)).rowcount
 
         async with asyncio.TaskGroup() as group, world.database.transaction() as connection:
-            assert await refuse_misfits(connection, said, held=[each.fence for each in said]) == {}
+            found = written(await held_outputs(connection, said))
+            held = [each.fence for each in said]
+            assert await refuse_misfits(connection, said, found, held=held) == {}
             resumed = group.create_task(world.database.transact(go_on))
             await world.until_waiting()
             (answer,), _ = await end(connection, said, route=no_route)

@@ -22,6 +22,7 @@ from penstock.tokens.verifying import (
     KEYS_SECONDS_TRUSTED,
     LIFE_SECONDS_MAX,
     REFRESH_SECONDS_MIN,
+    REMEMBERED_MAX,
     RETIRED_SECONDS,
     KeyCache,
     Verifier,
@@ -198,6 +199,29 @@ def test_a_new_key_is_found_and_a_former_one_forgotten() -> None:
         assert source.asked == 2
         assert await kind_of(verifier, await token_of(clock)) == "unknown key"
         assert source.asked == 2
+
+    simulate(main, seed=1)
+
+
+def test_a_signature_is_verified_once_and_everything_else_each_time() -> None:
+    async def main(world: World) -> None:
+        clock, source = world.clock(), Source(SIGNER)
+        verifier = verifier_of(source, clock)
+        token = await token_of(clock, exp=int(clock.wall()) + 3_000)
+        assert await kind_of(verifier, token) == ""
+        # What was remembered is not looked at again, so a text that nobody has signed shows it.
+        said = await verifier.verified(token, is_expiry_judged=True)
+        verifier.remember("signed here", said)
+        assert await verifier.verified("signed here", is_expiry_judged=True) == said
+        await clock.sleep(3_000 + 2 * LEEWAY_SECONDS)
+        assert await kind_of(verifier, token) == "expired"
+        source.found = {OTHER.kid: OTHER.jwk}
+        await clock.sleep(REFRESH_SECONDS_MIN)
+        assert await kind_of(verifier, await token_of(clock, OTHER)) == ""
+        assert await kind_of(verifier, token, is_expiry_judged=False) == "unknown key"
+        for number in range(REMEMBERED_MAX):
+            verifier.remember(str(number), said)
+        assert await kind_of(verifier, "signed here") == "malformed"
 
     simulate(main, seed=1)
 

@@ -66,8 +66,13 @@ class Gathering(Generic[Item, Result]):
         self._call = call
         self._key = key
         self._items_max = items_max
-        self._free = lanes
+        self._free = self._lanes = lanes
         self._waiting: deque[_Waiting[Item, Result]] = deque()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is under way."""
+        return self._free == self._lanes
 
     async def __call__(self, items: Sequence[Item]) -> Sequence[Result]:
         """The answers to these items."""

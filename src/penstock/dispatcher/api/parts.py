@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from penstock.dispatcher.api.claiming import GatheredClaims
 from penstock.dispatcher.api.gathering import Gathering
 from penstock.dispatcher.backfills.backfills import Backfills
 from penstock.dispatcher.capabilities.audit import Audit
@@ -103,11 +104,15 @@ class Parts:
     kick: Callable[[], None] = no_kick
     broker: Broker | None = None
     """Where workers wait for work; None where wake-ups go another way."""
+    kick_after_ends: Callable[[], None] | None = None
+    """The same after attempts have ended, which is most calls; None is `kick`."""
     entropy: Entropy = field(default_factory=system_entropy)
     logs: Path | None = None
     """The folder that workers of this machine write the logs of attempts to, if there is one."""
     end: Gathering[Saying, Ended | Refusal] = field(init=False)
     """Ends attempts: those of calls that come at the same time in one transaction."""
+    claim: GatheredClaims = field(init=False)
+    """Begins attempts: those of workers that ask at the same time in one transaction."""
     datasets: DatasetViews = field(init=False)
     readiness: Readiness = field(init=False)
     queues: Queues | None = field(init=False)
@@ -126,6 +131,7 @@ class Parts:
     def __post_init__(self) -> None:
         end = Gathering(self.tasks.end, key=lambda said: said.fence.task_id, items_max=BATCH_MAX)
         object.__setattr__(self, "end", end)
+        object.__setattr__(self, "claim", GatheredClaims(self.tasks, self.issuer))
         object.__setattr__(self, "datasets", DatasetViews(self.database))
         object.__setattr__(self, "readiness", Readiness(self.views))
         store = self.store

@@ -134,6 +134,9 @@ async def claim(parts: Parts, call: Call) -> Answer:
             return refusal_problem(found)
         return ClaimAnswer(tasks=[_assignment(found, parts)])
     assert ask.operator is not None, "looked at above"
+    if ask.job is None and not ask.in_batches and 1 <= ask.limit <= BATCH_MAX:
+        gathered = await parts.claim(ask.operator, worker=call.worker, limit=ask.limit)
+        return ClaimAnswer(tasks=[_assignment(each, parts) for each in gathered])
     job_id = None
     if ask.job is not None:
         job_id = await parts.views.job_id(ask.job)
@@ -185,7 +188,7 @@ async def complete(parts: Parts, call: Call) -> Answer | Reply:
     found = await parts.end(sayings) if held else ()
     note_fenced(parts, call, zip(found, (claims for _, claims in held), strict=True))
     if held:
-        parts.kick()
+        (parts.kick_after_ends or parts.kick)()
     body, status = results_answer(answered(proofs, [_end(each) for each in found]))
     return Reply(body, status)
 

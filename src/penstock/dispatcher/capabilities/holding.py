@@ -69,6 +69,8 @@ class KeyRow:
     retired_at: datetime | None
     may_sign: bool
     """Whether its time has come, and it is not retired."""
+    is_tended: bool
+    """Whether it is not retired, and was looked after not long ago."""
     is_live: bool
     """Whether it is not retired, and somebody who has it was heard of a moment ago."""
     is_told: bool

@@ -2,7 +2,7 @@
 
 | token | is signed | lives | allows |
 |---|---|---|---|
-| of an attempt | in the transaction that claims it | as long as its lease | what `grants` derives |
+| of an attempt | in the transaction that begins it | as long as its lease | what `grants` derives |
 | its next one | after a heartbeat was committed | as long as the longer lease | the same |
 | of an invocation | before a function is invoked | `INVOCATION_SECONDS` | to begin one attempt |
 
@@ -10,8 +10,8 @@ A claim and its tokens are one: if nothing can be signed, the claim is undone, a
 spent. Of a heartbeat those have a next token for which one could be signed, within
 `RENEW_SECONDS_MAX`; the others are in the next one. A renewed token is the one that was shown,
 signed again with a later end: its grants are looked up nowhere, and are those of the claim for as
-long as the attempt runs. Their digest is written in the transaction of the claim, by one statement
-for all of its attempts, and compared in the statements that a token is shown to.
+long as the attempt runs. Their digest is written by the statement that begins the attempts of a
+claim, and compared in the statements that a token is shown to.
 
 Times are the database's. When a token is over is judged by it too, where it is judged at all: on
 `events` and `credentials`, at the cost of one statement, which also says whether its key was
@@ -39,7 +39,7 @@ from penstock.dispatcher.capabilities.grants import grants_of
 from penstock.dispatcher.capabilities.keys import Keys
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.tasks.lifecycle import BATCH_MAX
+from penstock.dispatcher.tasks.lifecycle import BATCH_MAX, Issued
 from penstock.dispatcher.tasks.values import Claimed, Extended
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, new_id, system_entropy
@@ -53,7 +53,7 @@ from penstock.tokens.claims import INVOKE_AUDIENCE, TASK_AUDIENCE, Claims
 from penstock.tokens.jws import encode
 from penstock.tokens.scopes import Root
 from penstock.tokens.signing import Signer
-from penstock.tokens.verifying import KeyCache, Verifier, judge_retired
+from penstock.tokens.verifying import KeyCache, Verified, Verifier, judge_retired
 
 _log = logging.getLogger(__name__)
 
@@ -107,20 +107,19 @@ class Issuer:
 
     async def tokens_for(
         self, claimed: Sequence[Claimed], *, connection: Connection
-    ) -> Sequence[str]:
-        """The tokens of attempts that this transaction has begun, one for each.
+    ) -> Sequence[Issued]:
+        """The tokens of attempts that this transaction is about to begin, one for each.
 
         Raises `SignerUnavailable`, which undoes the transaction.
         """
         signer = await self._keys.signer(connection=connection)
         claims = [self._claims(each) for each in claimed]
-        bound = {
-            "tasks": [each.task_id for each in claims],
-            "grants": [f"{each.attempt}:{each.grants.digest}" for each in claims],
-        }
         tokens = await _signed(claims, signer)
-        await connection.execute(query("bind_grants"), bound)
-        return tokens
+        for token, each in zip(tokens, claims, strict=True):
+            self._remember(token, each, signer)
+        return [
+            Issued(token, each.grants.digest) for token, each in zip(tokens, claims, strict=True)
+        ]
 
     async def renewed(self, extended: Sequence[tuple[Extended, Claims]]) -> Mapping[int, str]:
         """The next tokens of attempts, by task: what they have shown, until their new leases end.
@@ -181,6 +180,10 @@ class Issuer:
             judge_retired(found.claims, row["retired_at"])
             _judge_time(found.claims, now=row["seconds"])
         return found.claims
+
+    def _remember(self, token: str, claims: Claims, signer: Signer) -> None:
+        """What was signed here need not be verified here."""
+        self._verifiers[claims.aud].remember(token, Verified(claims, signer.kid))
 
     def _next(self, claims: Claims, *, ends: int) -> Claims:
         """The same claims until a later end, of a life as long."""

@@ -36,7 +36,8 @@ Invariants:
 
 A crash after a file was made and before its key is published leaves a useless file, whose key is
 published as a lost one; after that, the key signs when the holder is back. Called by a loop of
-every dispatcher, every few seconds: one transaction of four statements, on a table of a few rows.
+every dispatcher, every few seconds: a look of two statements at a table of a few rows, and mostly
+no more where there is one dispatcher.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ PUBLISH_SECONDS: Final = 60.0
 JOIN_SECONDS: Final = 15.0
 CHOICE_SECONDS_MAX: Final = 30.0
 LIVE_SECONDS: Final = 30.0
+TENDED_SECONDS: Final = 12.0
+"""How long the only key is left alone; twice that is less than `LIVE_SECONDS`."""
 AWAY_SECONDS_MIN: Final = 300.0
 AWAY_SECONDS: Final = 7_200.0
 SLACK_SECONDS: Final = 600.0
@@ -256,7 +259,10 @@ class Keys(Service):
                 await self._publish()
             book = await self._database.transact(_book)
             held = await self._holding.look(book)
-        is_over = await self._database.transact(lambda connection: _tend(connection, held))
+        is_over = False
+        # One key that was looked after not long ago needs nothing more.
+        if len(book.rows) != 1 or not book.rows[0].is_tended:
+            is_over = await self._database.transact(lambda connection: _tend(connection, held))
         # Also what another dispatcher has retired.
         if is_over or any(row.is_useless and row.kid in held.kids for row in book.rows):
             async with self._holding.alone():
@@ -348,7 +354,11 @@ class Keys(Service):
 
 
 async def _book(connection: Connection) -> Book:
-    asked = {"live_seconds": LIVE_SECONDS, "told_seconds": TOLD_SECONDS}
+    asked = {
+        "live_seconds": LIVE_SECONDS,
+        "told_seconds": TOLD_SECONDS,
+        "tended_seconds": TENDED_SECONDS,
+    }
     rows = await (await connection.execute(query("signing_keys"), asked)).fetchall()
     rotation = await (await connection.execute(query("rotation"))).fetchone()
     return Book([KeyRow(**row) for row in rows], Rotation(**rotation) if rotation else Rotation())

@@ -3,15 +3,18 @@
 Owns the pool, the bounds on every wait (for a connection, a lock, a statement, a transaction that
 idles) and the mapping of psycopg's errors. An operation is a function of a connection; it runs in
 one transaction and is run again, from the beginning, when Postgres has ended it because of a
-deadlock. So it may do nothing but talk to that connection. Called by everything of the dispatcher
-that has state. A crash leaves what is committed; Postgres rolls back the rest.
+deadlock. So it may do nothing but talk to that connection. A statement is prepared when a
+connection first runs it: planning the large ones costs tens of milliseconds, running them one.
+Called by everything of the dispatcher that has state. A crash leaves what is committed; Postgres
+rolls back the rest.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+import select
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -31,6 +34,7 @@ _TRIES_MAX: Final = 5
 _CONNECT_SECONDS_MAX: Final = 10
 _WAIT_SECONDS_MAX: Final = 30.0
 _IDLE_SECONDS: Final = 1.0
+_UNASKED_SECONDS_MAX: Final = 60.0
 _LIMITS: Final = {"statement_ms": "30000", "lock_ms": "10000", "idle_ms": "30000"}
 
 
@@ -56,7 +60,11 @@ class Database(Service):
         self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             dsn,
             connection_class=psycopg.AsyncConnection[DictRow],
-            kwargs={"row_factory": dict_row, "connect_timeout": _CONNECT_SECONDS_MAX},
+            kwargs={
+                "row_factory": dict_row,
+                "connect_timeout": _CONNECT_SECONDS_MAX,
+                "prepare_threshold": 0,
+            },
             configure=self._set_up,
             check=self._check,
             min_size=1,
@@ -103,12 +111,40 @@ class Database(Service):
                 yield connection
             self._used[connection] = self._clock.monotonic()
 
+    async def look(self, name: str, asked: Mapping[str, object]) -> DictRow:
+        """The one row of a statement that only reads, by its name, without a transaction."""
+
+        async def work(connection: Connection) -> DictRow:
+            row = await (await connection.execute(query(name), asked)).fetchone()
+            assert row is not None, "the statement has one row"
+            return row
+
+        if self._began is not None:
+            return await self.transact(work)
+        try:
+            async with self._pool.connection() as connection:
+                await connection.set_autocommit(True)
+                try:
+                    return await work(connection)
+                finally:
+                    self._used[connection] = self._clock.monotonic()
+                    if not connection.closed:
+                        await connection.set_autocommit(False)
+        except psycopg.OperationalError as error:
+            raise unavailable(error) from error
+
     async def _check(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """Find out whether a connection that has idled is still there.
 
-        Without this, each connection that a restart of Postgres has broken would fail once.
+        Without this, each connection that a restart of Postgres has broken would fail once. The
+        end of a server is there to be read, and costs no statement to be seen; what has idled for
+        long is asked.
         """
-        if self._clock.monotonic() - self._used.get(connection, -math.inf) > _IDLE_SECONDS:
+        idle_seconds = self._clock.monotonic() - self._used.get(connection, -math.inf)
+        if idle_seconds <= _IDLE_SECONDS:
+            return
+        readable, _, _ = select.select([connection.fileno()], [], [], 0)
+        if readable or idle_seconds > _UNASKED_SECONDS_MAX:
             await AsyncConnectionPool.check_connection(connection)
 
     async def _set_up(self, connection: psycopg.AsyncConnection[Any]) -> None:

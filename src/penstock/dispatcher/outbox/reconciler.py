@@ -20,8 +20,8 @@ from penstock.dispatcher.database.queries import query
 
 _log = logging.getLogger(__name__)
 
-_LOOKS: Final = 3
-"""So often in the time that a task may wait."""
+LOOK_SECONDS: Final = 10.0
+"""How often to look while anything waits: three times in the time that a task may wait."""
 PARKED_SECONDS: Final = 300.0
 """How long a projection that was parked is left alone."""
 
@@ -33,8 +33,8 @@ class Reconciler:
         self._database = database
         self._waited_seconds = waited_seconds
 
-    async def turn(self) -> float:
-        """Look once; returns the seconds until the next look."""
+    async def turn(self) -> None:
+        """Look once."""
 
         async def work(connection: Connection) -> list[str]:
             asked = {"waited_seconds": self._waited_seconds}
@@ -48,4 +48,3 @@ class Reconciler:
         if targets:
             what = "tasks of %s have waited for %g s: woken again"
             _log.info(what, ", ".join(targets), self._waited_seconds)
-        return self._waited_seconds / _LOOKS

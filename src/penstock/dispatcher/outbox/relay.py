@@ -25,7 +25,7 @@ A crash at any point loses nothing: what was lent and not recorded comes again w
 over, and whatever was carried out already is carried out again. Every carrier must allow for that.
 
 Called by a `Loop`, which is kicked by whoever has committed something in this process; commits of
-others are found when they are due, or within a second.
+others, and what is due later, are found by the poller.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from penstock.kernel.service import Service
 
 _log = logging.getLogger(__name__)
 
-LOOK_SECONDS_MAX: Final = 1.0
-"""How long a commit of another process may go unseen."""
+LOOK_SECONDS_MAX: Final = 30.0
+"""How long it goes without a look if nobody kicks it."""
 ROWS_MAX: Final = 500
 ORPHAN_SECONDS: Final = 60.0
 _PATIENCE_SECONDS: Final = 0.1

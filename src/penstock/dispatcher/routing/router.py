@@ -131,8 +131,7 @@ async def _settle_and_route(
 
 async def route_events(connection: Connection, events: Sequence[int]) -> None:
     """Make tasks of events that the caller's transaction has made: the hook of `Tasks`."""
-    rows = await _rows(connection, "datasets_of_events", events=list(events))
-    await _share(connection, {(row["dataset"], row["generation"]) for row in rows})
+    await connection.execute(query("share_generations_of_events"), {"events": list(events)})
     await _route(connection, events)
 
 
@@ -143,8 +142,7 @@ async def route_again(
 
     They are tasks of the backfill. What is there already is left alone, and so are the events.
     """
-    rows = await _rows(connection, "datasets_of_events", events=list(events))
-    await _share(connection, {(row["dataset"], row["generation"]) for row in rows})
+    await connection.execute(query("share_generations_of_events"), {"events": list(events)})
     return await _route(connection, events, only=generation, backfill=backfill_id)
 
 

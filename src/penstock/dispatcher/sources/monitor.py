@@ -71,10 +71,19 @@ class SourceMonitor:
     def __init__(self, database: Database, tasks: Tasks) -> None:
         self._database = database
         self._tasks = tasks
+        self._dag_version: int | None = None
+        self._has_sources = True
+
+    def is_due(self, dag_version: int | None) -> bool:
+        """Whether a turn is worth it, as the poller asks before each: sources were found by the
+        last one, or the DAG is another since."""
+        is_new, self._dag_version = dag_version != self._dag_version, dag_version
+        return is_new or self._has_sources
 
     async def turn(self) -> float | None:
         """Make the tasks that are missing, and ask those to stop that are not wanted."""
         standing, unwanted = await self._database.transact(_look)
+        self._has_sources = bool(standing or unwanted)
         stop = [row for row in unwanted if not row["cancel_asked"]]
         for is_doubled, reason in ((False, LEFT), (True, DOUBLED)):
             if some := [row["task_id"] for row in stop if row["is_doubled"] is is_doubled]:

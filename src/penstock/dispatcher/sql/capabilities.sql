@@ -13,6 +13,8 @@ SELECT kid, signer, holder, reference, jwk, rotation, created_at, signs_from, se
            OR retired_at > penstock_now() - %(told_seconds)s * interval '1 second') AS is_told,
        retired_at IS NULL AND signs_from <= penstock_now() AS may_sign,
        retired_at IS NULL
+           AND seen_at > penstock_now() - %(tended_seconds)s * interval '1 second' AS is_tended,
+       retired_at IS NULL
            AND seen_at > penstock_now() - %(live_seconds)s * interval '1 second' AS is_live
 FROM signing_key
 ORDER BY signs_from DESC, kid DESC
@@ -155,12 +157,6 @@ SELECT extract(epoch FROM penstock_now())::double precision AS seconds,
        key.revoked_at IS NOT NULL AS is_revoked
 FROM (SELECT) AS once
 LEFT JOIN signing_key AS key ON key.kid = %(kid)s
-
--- name: bind_grants
--- For attempts that this transaction has begun.
-UPDATE task SET grants = asked.grants
-FROM unnest(%(tasks)s::bigint[], %(grants)s::text[]) AS asked(task_id, grants)
-WHERE task.id = asked.task_id
 
 -- name: write_audit
 INSERT INTO audit AS held (

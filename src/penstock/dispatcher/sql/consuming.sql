@@ -15,14 +15,15 @@ FROM (
 ) AS held
 
 -- name: give_changes
--- For attempts that this transaction has begun. Which partitions a task reads is as ever: its own, or
+-- For attempts that this transaction is about to begin. Which partitions a task reads is as ever: its own, or
 -- the dataset without partitions, or those within its range; without a partition, all of them. Of those
 -- it is given what has a later revision than the one that its job has consumed; a backfill that
 -- somebody asked for reads everything again. What was removed before it was read is only counted, and
 -- once: by who has consumed something before.
 WITH reading AS MATERIALIZED (
-    SELECT task.id AS task_id, task.attempt, task.job_id, task.generation, inputs.input,
-           inputs.dataset_id, inputs.generation AS fed, task.payload ->> 'partition_key' AS key,
+    SELECT task.id AS task_id, task.attempt + 1 AS attempt, task.job_id, task.generation,
+           inputs.input, inputs.dataset_id, inputs.generation AS fed,
+           task.payload ->> 'partition_key' AS key,
            (task.payload ->> 'start')::bigint AS range_start,
            (task.payload ->> 'end')::bigint AS range_end,
            task.payload ? 'backfill' AS is_again,

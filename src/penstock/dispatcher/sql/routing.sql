@@ -13,11 +13,6 @@ ORDER BY seq
 LIMIT %(limit)s
 FOR NO KEY UPDATE SKIP LOCKED
 
--- name: datasets_of_events
-SELECT DISTINCT dataset_id::text AS dataset, generation::text
-FROM event
-WHERE seq = ANY (%(events)s::bigint[])
-
 -- name: route
 -- Events to tasks and wake-ups, and what was done written to the events: all that routing is. With
 -- `only` it is a rebuild: whatever the events have become before, they reach this generation alone,

@@ -11,6 +11,14 @@ WHERE (dataset_id, version) IN (
 ORDER BY dataset_id, version
 FOR SHARE
 
+-- name: share_generations_of_events
+-- The same, of events that the transaction has made itself.
+SELECT FROM generation
+WHERE (dataset_id, version) IN (
+    SELECT event.dataset_id, event.generation FROM event WHERE event.seq = ANY (%(events)s::bigint[]))
+ORDER BY dataset_id, version
+FOR SHARE
+
 -- name: share_publications
 -- Whoever is publishing one of these is waited for, and waits for us.
 SELECT FROM publication

@@ -92,17 +92,20 @@ SELECT
 SELECT operator FROM task WHERE id = %(task)s
 
 -- name: pick_next
--- Oldest first, the job with the oldest first. The outer limit stops the inner selects, so that no
--- more rows are locked than are taken.
+-- The first of these tiers first, oldest first, the job with the oldest first. The outer limit stops
+-- the inner selects, so that no more rows are locked than are taken. Under a limit that is in force for
+-- the operator or the job, what runs has to be counted after `lock_limits`, one tier at a time.
 SELECT found.id, found.job_id, found.definition_id, found.generation::text, found.partition_key,
-       found.is_fresh,
-       (SELECT definition.batch_max FROM job_definition AS definition
-        WHERE definition.id = found.definition_id) AS batch_max
+       found.is_fresh, definition.batch_max,
+       job.max_concurrency IS NOT NULL OR EXISTS (
+           SELECT FROM operator
+           WHERE operator.name = %(operator)s AND operator.in_flight_max IS NOT NULL) AS is_limited
 FROM (
-    SELECT claimable.job_id, claimable.room
-    FROM penstock_claimable(%(operator)s, %(priority)s) AS claimable
+    SELECT claimable.job_id, claimable.room, tier.priority
+    FROM unnest(%(tiers)s::text[]) WITH ORDINALITY AS tier(priority, place)
+    CROSS JOIN LATERAL penstock_claimable(%(operator)s, tier.priority) AS claimable
     WHERE %(job)s::integer IS NULL OR claimable.job_id = %(job)s
-    ORDER BY claimable.due_at, claimable.job_id
+    ORDER BY tier.place, claimable.due_at, claimable.job_id
 ) AS jobs
 CROSS JOIN LATERAL (
     SELECT task.id, task.job_id, task.definition_id, task.generation,
@@ -110,12 +113,14 @@ CROSS JOIN LATERAL (
            task.attempt = task.releases AND NOT task.runs_alone AS is_fresh
     FROM task
     WHERE task.operator = %(operator)s AND task.job_id = jobs.job_id
-      AND task.priority = %(priority)s AND task.status IN ('queued', 'retrying')
+      AND task.priority = jobs.priority AND task.status IN ('queued', 'retrying')
       AND task.due_at <= penstock_now()
     ORDER BY task.due_at, task.id
     LIMIT least(jobs.room, %(limit)s)
     FOR NO KEY UPDATE SKIP LOCKED
 ) AS found
+JOIN job_definition AS definition ON definition.id = found.definition_id
+JOIN job ON job.id = found.job_id
 LIMIT least(%(limit)s, penstock_room(%(operator)s))
 
 -- name: pick_more
@@ -148,24 +153,39 @@ WHERE task.id = %(task)s AND task.status IN ('queued', 'retrying')
 FOR NO KEY UPDATE
 
 -- name: begin_attempts
--- For tasks that this transaction has picked, and so holds.
-WITH claimed AS (
+-- For tasks that this transaction has picked, and so holds: the fence, the grants that it proves, and
+-- the attempt, in one statement. What it says of itself was read by `read_attempts`.
+WITH asked AS (
+    SELECT *
+    FROM unnest(
+        %(tasks)s::bigint[], %(tokens)s::text[], %(workers)s::text[], %(grants)s::text[])
+        AS asked(task_id, lease_token, worker, grants)
+), begun AS (
     UPDATE task
     SET status = 'running',
         attempt = task.attempt + 1,
-        lease_token = replace(gen_random_uuid()::text, '-', ''),
+        lease_token = asked.lease_token,
         lease_expires_at = penstock_now() + definition.heartbeat_ms * interval '1 millisecond',
-        worker = %(worker)s,
+        worker = asked.worker,
         claimed_at = penstock_now(),
+        grants = coalesce(asked.grants, task.grants),
         reason = NULL
-    FROM job_definition AS definition
-    WHERE task.id = ANY (%(tasks)s::bigint[]) AND task.status IN ('queued', 'retrying')
+    FROM asked, job_definition AS definition
+    WHERE task.id = asked.task_id AND task.status IN ('queued', 'retrying')
       AND definition.id = task.definition_id
-    RETURNING task.*, definition.body, definition.heartbeat_ms, definition.timeout_ms,
-              definition.runtime, definition.update_mode
-), begun AS (
-    INSERT INTO attempt (task_id, number, worker, lease_token, started_at)
-    SELECT id, attempt, worker, lease_token, claimed_at FROM claimed
+    RETURNING task.id, task.attempt, task.worker, task.lease_token, task.claimed_at
+)
+INSERT INTO attempt (task_id, number, worker, lease_token, started_at)
+SELECT id, attempt, worker, lease_token, claimed_at FROM begun
+
+-- name: read_attempts
+-- What the next attempts of these tasks are to do, for who has picked them: nothing begins here.
+WITH claimed AS MATERIALIZED (
+    SELECT task.*, definition.body, definition.heartbeat_ms, definition.timeout_ms,
+           definition.runtime, definition.update_mode
+    FROM task
+    JOIN job_definition AS definition ON definition.id = task.definition_id
+    WHERE task.id = ANY (%(tasks)s::bigint[])
 ), reading AS MATERIALIZED (
     -- What a generation of a job reads, and by which generations it is fed: those of the newest
     -- version of the DAG that names it.
@@ -200,11 +220,13 @@ WITH claimed AS (
         AND generation_schema.version = named.generation
     GROUP BY named.job_id, named.generation
 )
-SELECT claimed.id AS task_id, claimed.attempt, claimed.lease_token, claimed.lease_expires_at,
+SELECT claimed.id AS task_id, claimed.attempt + 1 AS attempt,
+       replace(gen_random_uuid()::text, '-', '') AS lease_token,
+       penstock_now() + claimed.heartbeat_ms * interval '1 millisecond' AS lease_expires_at,
        claimed.heartbeat_ms, claimed.timeout_ms, claimed.payload, claimed.body AS definition,
        claimed.definition_id, claimed.runtime, claimed.operator, claimed.generation::text, job.name AS job,
        claimed.runs_alone,
-       greatest(0, extract(epoch FROM claimed.claimed_at - claimed.due_at))::double precision
+       greatest(0, extract(epoch FROM penstock_now() - claimed.due_at))::double precision
            AS waited_seconds,
        (SELECT coalesce(
             jsonb_object_agg(reading.input, jsonb_build_object(

@@ -1,12 +1,33 @@
 -- The end of attempts and what follows from it, for penstock.dispatcher.tasks.ending and reaping.
 
 -- name: hold_outputs
--- What datasets have of columns so far, for the tasks that say to have written them. Until the end
--- of the transaction nobody removes partitions of these generations: the number is ours alone,
--- "pent". Read without a lock on the columns: they only grow, and what they allow they go on to.
-SELECT held.dataset, held.generation, held.tasks, generation_schema.columns,
-       pg_advisory_xact_lock_shared(1885695604, hashtext(held.generation))
-FROM (
+-- What has to be known of completions before anything ends: one look for all of them. There is a row
+-- for each dataset that they say to have written, with its columns so far, and at least one.
+-- Until the end of the transaction nobody removes partitions of these generations: the number is ours
+-- alone, "pent". Read without a lock on the columns: they only grow, and what they allow they go on to.
+-- `guarded` has those of the tasks whose jobs merge, and what they may write, those that were given
+-- changes, and those that maintain what is published: mostly none.
+WITH guarded AS MATERIALIZED (
+    SELECT task.id AS task_id, kinds.is_merging, kinds.is_consuming, kinds.is_maintaining,
+           -- By dataset its generation.
+           (SELECT coalesce(jsonb_object_agg(generation.dataset_id, generation.version), '{}')
+            FROM dataset
+            JOIN generation
+                ON generation.dataset_id = dataset.id AND generation.version = task.generation
+            WHERE kinds.is_merging AND dataset.job_id = task.job_id) AS written
+    FROM unnest(%(tasks)s::bigint[], %(attempts)s::integer[]) AS asked(task_id, attempt)
+    JOIN task ON task.id = asked.task_id
+    JOIN job_definition AS definition ON definition.id = task.definition_id
+    CROSS JOIN LATERAL (
+        SELECT definition.update_mode = 'merge' AND NOT task.payload ? 'maintain' AS is_merging,
+               task.payload ? 'maintain' AS is_maintaining,
+               EXISTS (
+                   SELECT FROM consumption
+                   WHERE consumption.task_id = asked.task_id
+                     AND consumption.attempt = asked.attempt) AS is_consuming
+    ) AS kinds
+    WHERE kinds.is_merging OR kinds.is_consuming OR kinds.is_maintaining
+), held AS MATERIALIZED (
     SELECT generation.dataset_id::text AS dataset, generation.version::text AS generation,
            array_agg(DISTINCT task.id) AS tasks
     FROM unnest(%(output_tasks)s::bigint[], %(output_datasets)s::uuid[])
@@ -16,8 +37,12 @@ FROM (
     JOIN generation
         ON generation.dataset_id = dataset.id AND generation.version = task.generation
     GROUP BY generation.dataset_id, generation.version
-    OFFSET 0
-) AS held
+)
+SELECT held.dataset, held.generation, held.tasks, generation_schema.columns,
+       (SELECT jsonb_agg(guarded) FROM guarded) AS guarded,
+       pg_advisory_xact_lock_shared(1885695604, hashtext(held.generation))
+FROM (SELECT) AS one
+LEFT JOIN held ON true
 LEFT JOIN generation_schema
     ON generation_schema.dataset_id = held.dataset::uuid
     AND generation_schema.version = held.generation::uuid
@@ -27,29 +52,6 @@ SELECT task.id AS task_id
 FROM task
 JOIN job_definition AS definition ON definition.id = task.definition_id
 WHERE task.id = ANY (%(tasks)s::bigint[]) AND definition.update_mode <> 'append'
-
--- name: guarded_tasks
--- Of these attempts, those whose jobs merge, and what they may write, those that were given changes,
--- and those that maintain what is published.
-SELECT task.id AS task_id, kinds.is_merging, kinds.is_consuming, kinds.is_maintaining,
-       -- By dataset its generation.
-       (SELECT coalesce(jsonb_object_agg(generation.dataset_id, generation.version), '{}')
-        FROM dataset
-        JOIN generation
-            ON generation.dataset_id = dataset.id AND generation.version = task.generation
-        WHERE kinds.is_merging AND dataset.job_id = task.job_id) AS written
-FROM unnest(%(tasks)s::bigint[], %(attempts)s::integer[]) AS asked(task_id, attempt)
-JOIN task ON task.id = asked.task_id
-JOIN job_definition AS definition ON definition.id = task.definition_id
-CROSS JOIN LATERAL (
-    SELECT definition.update_mode = 'merge' AND NOT task.payload ? 'maintain' AS is_merging,
-           task.payload ? 'maintain' AS is_maintaining,
-           EXISTS (
-               SELECT FROM consumption
-               WHERE consumption.task_id = asked.task_id
-                 AND consumption.attempt = asked.attempt) AS is_consuming
-) AS kinds
-WHERE kinds.is_merging OR kinds.is_consuming OR kinds.is_maintaining
 
 -- name: hold_attempts
 -- Those of these that may still end, until the end of the transaction. Also those that were asked to

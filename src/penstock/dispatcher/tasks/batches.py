@@ -37,6 +37,8 @@ class Picked:
     is_fresh: bool
     """Whether it has had no attempt."""
     batch_max: int
+    is_limited: bool = False
+    """Whether a limit of its job or its operator says how many may run."""
 
     @property
     def is_joined(self) -> bool:

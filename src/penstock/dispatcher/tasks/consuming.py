@@ -44,7 +44,7 @@ OVERTAKEN: Final = "Another task has consumed changes that this attempt was give
 
 
 async def with_changes(connection: Connection, claimed: Sequence[Claimed]) -> tuple[Claimed, ...]:
-    """Attempts that have just begun, with what there is to read of their changing inputs."""
+    """Attempts that are about to begin, with what there is to read of their changing inputs."""
     reading = [each.task_id for each in claimed if _reads_changes(each.definition)]
     if not reading:
         return tuple(claimed)

@@ -55,7 +55,7 @@ from penstock.dispatcher.tasks.rows import (
     storable_json,
     task_states,
 )
-from penstock.dispatcher.tasks.schemas import output_arrays, refuse_misfits
+from penstock.dispatcher.tasks.schemas import output_arrays, refuse_misfits, written
 from penstock.dispatcher.tasks.values import (
     Completion,
     Ended,
@@ -158,21 +158,22 @@ async def _judged(connection: Connection, sayings: Sequence[Saying]) -> _Judged:
     sound = [each for each in sayings if each.fence.task_id not in refused]
     refused |= await _refuse_doubles(connection, _completions(sound))
     sound = [each for each in sound if each.fence.task_id not in refused]
-    guarded = await _guarded(connection, _completions(sound))
+    rows = await held_outputs(connection, _completions(sound))
+    guarded = {row["task_id"]: row for row in rows[0]["guarded"] or ()} if rows else {}
     consuming = {task_id for task_id, row in guarded.items() if row["is_consuming"]}
     overtaken = await refuse_overtaken(connection, _completions(sound, among=consuming))
     refused |= {task_id: (Why.STALE, told) for task_id, told in overtaken.items()}
     sound = [each for each in sound if each.fence.task_id not in overtaken]
     fences = [each.fence for each in sound]
-    misfits = await refuse_misfits(connection, _completions(sound), held=fences)
+    misfits = await refuse_misfits(connection, _completions(sound), written(rows), held=fences)
     refused |= {task_id: (Why.SCHEMA, told) for task_id, told in misfits.items()}
     sound = [each for each in sound if each.fence.task_id not in misfits]
     maintaining = {task_id for task_id, row in guarded.items() if row["is_maintaining"]}
     unlike = await refuse_unlike(connection, _completions(sound, among=maintaining))
     refused |= {task_id: (Why.OUTPUTS, told) for task_id, told in unlike.items()}
     sound = [each for each in sound if each.fence.task_id not in unlike]
-    written = {task_id: row["written"] for task_id, row in guarded.items() if row["is_merging"]}
-    moved = await refuse_moved(connection, _completions(sound, among=written), written, held=fences)
+    merged = {task_id: row["written"] for task_id, row in guarded.items() if row["is_merging"]}
+    moved = await refuse_moved(connection, _completions(sound, among=merged), merged, held=fences)
     refused |= {
         task_id: (Why.OUTPUTS, told) for task_id, told in moved.items() if isinstance(told, str)
     }
@@ -245,16 +246,17 @@ async def _refuse_doubles(
     }
 
 
-async def _guarded(
+async def held_outputs(
     connection: Connection, completions: Sequence[Completion]
-) -> Mapping[int, Mapping[str, Any]]:
-    """Those of jobs that merge, that were given changes or that maintain: mostly none, and one
-    look says so."""
+) -> Sequence[Mapping[str, Any]]:
+    """What is looked at before completions are judged, in one statement."""
     if not completions:
-        return {}
-    asked = fence_arrays(each.fence for each in completions)
-    found = await connection.execute(query("guarded_tasks"), asked)
-    return {row["task_id"]: row for row in await found.fetchall()}
+        return ()
+    asked = {
+        **fence_arrays(each.fence for each in completions),
+        **output_arrays(completions),
+    }
+    return await (await connection.execute(query("hold_outputs"), asked)).fetchall()
 
 
 async def _end_tasks(

@@ -29,7 +29,7 @@ by the dispatcher's API, router, reaper and backfills.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from psycopg.types.json import Jsonb
@@ -79,15 +79,23 @@ _ROWS_MAX: Final = 5_000
 _TIERS: Final = (Priority.NORMAL, Priority.BULK)
 
 
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """The capability token of an attempt, and what is kept of its grants."""
+
+    token: str = field(repr=False)
+    grants: str
+
+
 class Issue(Protocol):
-    """Makes the tokens of attempts, as the last act of the transaction that begins them.
+    """Makes the tokens of attempts, in the transaction that is about to begin them.
 
     What it raises undoes the claim: no attempt is spent that could prove nothing.
     """
 
     async def __call__(
         self, claimed: Sequence[Claimed], *, connection: Connection
-    ) -> Sequence[str]: ...
+    ) -> Sequence[Issued]: ...
 
 
 class Tasks:
@@ -102,6 +110,8 @@ class Tasks:
     ) -> None:
         self._database = database
         self._route = route
+        self._limited: set[str] = set()
+        """Operators of which a limit was seen in the last claim: they are locked first."""
         self.counters = counters or Counters()
 
     async def create(self, new: Sequence[NewTask]) -> tuple[int | None, ...]:
@@ -132,8 +142,7 @@ class Tasks:
             picked = await found.fetchone()
             if picked is not None and attempt in (None, picked["attempt"] + 1):
                 name = _function(row["operator"]) if worker is None else _checked(worker)
-                began = await _begin(connection, [[task_id]], worker=name)
-                (claimed,) = await _with_tokens(connection, began, issue)
+                (claimed,) = await _begin(connection, [[task_id]], workers=[name], issue=issue)
                 return claimed
             states = await task_states(connection, [task_id])
             refused = refusal(task_id, states.get(task_id), claiming=True)
@@ -162,33 +171,38 @@ class Tasks:
         """
         if not 1 <= limit <= BATCH_MAX:
             raise InvalidInput(f"A claim takes 1 to {BATCH_MAX} tasks, not {limit}.")
+        asked = _Asked(operator, [_checked(worker)] * limit, job_id, in_batches, tasks_max)
+        return await self._claim(asked, issue)
 
-        async def work(connection: Connection) -> tuple[Claimed, ...]:
-            claimed: list[Claimed] = []
-            places = limit
-            await connection.execute(query("lock_limits"), {"operator": operator})
-            for tier in _TIERS:
-                most = tasks_max - len(claimed)
-                asked = {"operator": operator, "priority": tier.value, "job": job_id}
-                found = await connection.execute(
-                    query("pick_next"), {**asked, "limit": min(places, most)}
-                )
-                picked = [Picked(**row) for row in await found.fetchall()]
-                batches: Sequence[Sequence[int]] = [[each.id] for each in picked]
-                if in_batches:
-                    claiming = Claiming(operator=operator, priority=tier, tasks_max=most)
-                    batches = await filled(connection, picked, claiming)
-                claimed += await _begin(connection, batches, worker=_checked(worker))
-                places -= len(batches)
-                if places <= 0 or len(claimed) >= tasks_max:
-                    break
-            if claimed:
-                await connection.execute(query("wake_remainder"), {"operator": operator})
-            return await _with_tokens(connection, claimed, issue)
+    async def claim_for(
+        self, operator: str, workers: Sequence[str], *, issue: Issue | None = None
+    ) -> tuple[Claimed | None, ...]:
+        """Begin attempts of the next tasks of an operator, one for each place of these workers.
 
-        begun = await self._database.transact(work)
-        self.counters.note_begun(begun)
-        return begun
+        The answer of each stands in its place; None where there was no task left for it.
+        """
+        if not 1 <= len(workers) <= BATCH_MAX:
+            raise InvalidInput(f"A claim takes 1 to {BATCH_MAX} tasks, not {len(workers)}.")
+        names = [_checked(worker) for worker in workers]
+        asked = _Asked(operator, names, None, in_batches=False, tasks_max=len(names))
+        begun = await self._claim(asked, issue)
+        return (*begun, *[None] * (len(names) - len(begun)))
+
+    async def _claim(self, asked: _Asked, issue: Issue | None) -> tuple[Claimed, ...]:
+        at_once: tuple[Claimed, ...] | None = None
+        if not asked.in_batches and asked.operator not in self._limited:
+            at_once = await self._database.transact(
+                lambda connection: _claim_at_once(connection, asked, issue)
+            )
+        if at_once is not None:
+            found = at_once
+        else:
+            found, is_limited = await self._database.transact(
+                lambda connection: _claim_by_tiers(connection, asked, issue)
+            )
+            (self._limited.add if is_limited else self._limited.discard)(asked.operator)
+        self.counters.note_begun(found)
+        return found
 
     async def heartbeat(
         self, fences: Sequence[Fence], *, progress: Mapping[int, Mapping[str, Any]] | None = None
@@ -290,26 +304,111 @@ async def create_tasks(connection: Connection, new: Sequence[NewTask]) -> tuple[
     return tuple(ids)
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A claim of the next tasks of an operator; `workers` has a name for each place."""
+
+    operator: str
+    workers: Sequence[str]
+    job_id: int | None
+    in_batches: bool
+    tasks_max: int
+
+
+async def _claim_at_once(
+    connection: Connection, asked: _Asked, issue: Issue | None
+) -> tuple[Claimed, ...] | None:
+    """Begin the next tasks; None if a limit counts, which has to be locked before any task is."""
+    limit = min(len(asked.workers), asked.tasks_max)
+    picked = await _pick_next(connection, asked, _TIERS, limit=limit)
+    if any(each.is_limited for each in picked):
+        return None
+    batches = [[each.id] for each in picked]
+    claimed = await _begin(connection, batches, workers=asked.workers, issue=issue)
+    if claimed:
+        await connection.execute(query("wake_remainder"), {"operator": asked.operator})
+    return claimed
+
+
+async def _claim_by_tiers(
+    connection: Connection, asked: _Asked, issue: Issue | None
+) -> tuple[tuple[Claimed, ...], bool]:
+    """The same under limits, and in batches: a tier begins before the next one is counted.
+
+    Says also whether a limit was seen.
+    """
+    claimed: list[Claimed] = []
+    left = list(asked.workers)
+    is_limited = False
+    await connection.execute(query("lock_limits"), {"operator": asked.operator})
+    for tier in _TIERS:
+        most = asked.tasks_max - len(claimed)
+        picked = await _pick_next(connection, asked, [tier], limit=min(len(left), most))
+        is_limited |= any(each.is_limited for each in picked)
+        batches: Sequence[Sequence[int]] = [[each.id] for each in picked]
+        if asked.in_batches:
+            claiming = Claiming(operator=asked.operator, priority=tier, tasks_max=most)
+            batches = await filled(connection, picked, claiming)
+        claimed += await _begin(connection, batches, workers=left, issue=issue)
+        left = left[len(batches) :]
+        if not left or len(claimed) >= asked.tasks_max:
+            break
+    if claimed:
+        await connection.execute(query("wake_remainder"), {"operator": asked.operator})
+    return tuple(claimed), is_limited
+
+
+async def _pick_next(
+    connection: Connection, asked: _Asked, tiers: Sequence[Priority], *, limit: int
+) -> list[Picked]:
+    found = await connection.execute(
+        query("pick_next"),
+        {
+            "operator": asked.operator,
+            "tiers": [tier.value for tier in tiers],
+            "job": asked.job_id,
+            "limit": limit,
+        },
+    )
+    return [Picked(**row) for row in await found.fetchall()]
+
+
 async def _begin(
-    connection: Connection, batches: Sequence[Sequence[int]], *, worker: str
+    connection: Connection,
+    batches: Sequence[Sequence[int]],
+    *,
+    workers: Sequence[str],
+    issue: Issue | None,
 ) -> tuple[Claimed, ...]:
+    """Begin the attempts of tasks that are picked: each batch is of the worker in its place.
+
+    What they do is read, their tokens are signed, and then they begin, in one statement: nothing
+    is written twice, and nothing before it can be proved.
+    """
     if not batches:
         return ()
-    asked = {"tasks": [each for batch in batches for each in batch], "worker": worker}
-    found = await connection.execute(query("begin_attempts"), asked)
+    tasks = [each for batch in batches for each in batch]
+    found = await connection.execute(query("read_attempts"), {"tasks": tasks})
     rows = await found.fetchall()
     names = batch_names(batches, {row["task_id"]: row["attempt"] for row in rows})
-    begun = [Claimed(**row, batch=names.get(row["task_id"], "")) for row in rows]
-    return await with_changes(connection, await with_rewrites(connection, begun))
-
-
-async def _with_tokens(
-    connection: Connection, claimed: Sequence[Claimed], issue: Issue | None
-) -> tuple[Claimed, ...]:
-    if issue is None or not claimed:
-        return tuple(claimed)
-    tokens = await issue(claimed, connection=connection)
-    return tuple(replace(each, token=token) for each, token in zip(claimed, tokens, strict=True))
+    begun: Sequence[Claimed] = [Claimed(**row, batch=names.get(row["task_id"], "")) for row in rows]
+    begun = await with_changes(connection, await with_rewrites(connection, begun))
+    issued = await issue(begun, connection=connection) if issue is not None else ()
+    holders = {
+        each: worker for batch, worker in zip(batches, workers, strict=False) for each in batch
+    }
+    asked = {
+        "tasks": [each.task_id for each in begun],
+        "tokens": [each.lease_token for each in begun],
+        "workers": [holders[each.task_id] for each in begun],
+        "grants": [f"{each.attempt}:{one.grants}" for each, one in zip(begun, issued, strict=True)]
+        if issued
+        else [None] * len(begun),
+    }
+    await connection.execute(query("begin_attempts"), asked)
+    if not issued:
+        return tuple(begun)
+    return tuple(replace(each, token=one.token) for each, one in zip(begun, issued, strict=True))
 
 
 async def _refused_beats(connection: Connection, fences: Sequence[Fence]) -> Mapping[int, Refusal]:

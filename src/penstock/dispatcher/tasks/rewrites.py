@@ -78,7 +78,7 @@ def maintained(payload: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 async def with_rewrites(connection: Connection, claimed: Sequence[Claimed]) -> tuple[Claimed, ...]:
-    """Attempts that have just begun, those that maintain with what they are to rewrite."""
+    """Attempts that are about to begin, those that maintain with what they are to rewrite."""
     tasks = [each.task_id for each in claimed if maintained(each.payload) is not None]
     if not tasks:
         return tuple(claimed)

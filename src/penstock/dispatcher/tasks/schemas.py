@@ -12,6 +12,7 @@ Called by `penstock.dispatcher.tasks.ending`, in its transaction and before it e
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -28,26 +29,42 @@ Place = tuple[str, str]
 """A dataset and its generation."""
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What completions say to have written: where it belongs, and the columns of what is there."""
+
+    places: Mapping[tuple[int, str], Place]
+    """By task and dataset; what is misplaced is not among them."""
+    schemas: Mapping[Place, Columns]
+
+
+def written(rows: Iterable[Mapping[str, Any]]) -> Written:
+    """From the rows of `hold_outputs`."""
+    found = [row for row in rows if row["dataset"] is not None]
+    return Written(
+        {
+            (task_id, row["dataset"]): (row["dataset"], row["generation"])
+            for row in found
+            for task_id in row["tasks"]
+        },
+        {(row["dataset"], row["generation"]): _columns(row["columns"]) for row in found},
+    )
+
+
 async def refuse_misfits(
-    connection: Connection, completions: Sequence[Completion], *, held: Sequence[Fence]
+    connection: Connection,
+    completions: Sequence[Completion],
+    found: Written,
+    *,
+    held: Sequence[Fence],
 ) -> Mapping[int, str]:
     """Grow the schemas as these need it; returns why, by task, for those that do not fit.
 
     Where one grows, the tasks of `held`, all that end in this call, are locked at once, in order.
-    Until the end of the transaction nobody removes partitions of what they have written.
+    Nobody removes partitions of what they have written: `hold_outputs` has seen to that.
     """
-    said = output_arrays(completions)
-    if not said["output_tasks"]:
-        return {}
-    found = await (await connection.execute(query("hold_outputs"), said)).fetchall()
-    places = {
-        (task_id, row["dataset"]): (row["dataset"], row["generation"])
-        for row in found
-        for task_id in row["tasks"]
-    }
-    schemas = {(row["dataset"], row["generation"]): _columns(row["columns"]) for row in found}
-    unfit = [each for each in completions if not _fits(each, places, schemas)]
-    return await _grow(connection, unfit, places, held) if unfit else {}
+    unfit = [each for each in completions if not _fits(each, found.places, found.schemas)]
+    return await _grow(connection, unfit, found.places, held) if unfit else {}
 
 
 def output_arrays(completions: Iterable[Completion]) -> Mapping[str, Sequence[Any]]:
