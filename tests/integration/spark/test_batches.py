@@ -124,6 +124,21 @@ def test_a_month_is_one_member_though_it_has_many_parts(bench: Bench) -> None:
     assert [bench.rows(each) for each in made_of(bench, months)] == [[{"k": 0, "n": 2}]] * 2
 
 
+def test_a_day_is_part_of_its_month_and_of_its_year(bench: Bench) -> None:
+    parts = [
+        bench.publish({"v": [place]}, key=f"day {place}", start=place * 10, end=place * 10 + 10)
+        for place in range(3)
+    ]
+    batch = []
+    for key, end in (("month", 20), ("year", 30)):
+        config = {"by": ["v"], "measures": {"n": "count(*)"}, "sort_by": ["v"]}
+        work = bench.work("rollup", config, inputs={"raw": parts[: end // 10]}, key=key)
+        batch.append(replace(work, payload={**work.payload, "start": 0, "end": end}))
+    found = [[row["v"] for row in bench.rows(each)] for each in made_of(bench, batch)]
+    assert found == [[0, 1], [0, 1, 2]]
+    assert len(bench.told.begun) == 1
+
+
 def test_one_bad_partition_costs_its_neighbours_nothing(bench: Bench) -> None:
     parts = days(bench, [3, 4, 5])
     config = {"sql": "SELECT 10 / (4 - count(*)) AS q FROM raw"}
@@ -193,6 +208,23 @@ def test_members_with_other_columns_run_apart(bench: Bench) -> None:
     first, second = made_of(bench, batch)
     assert [each.name for each in bench.manifest(first).columns] == ["a"]
     assert bench.rows(second) == [{"a": 2, "b": "x"}]
+
+
+def test_columns_that_each_task_reads_in_its_own_order_are_not_mixed_up(
+    bench: Bench, tmp_path: Path
+) -> None:
+    (tmp_path / "one.csv").write_text("shop,amount\nnorth,1\n")
+    (tmp_path / "two.csv").write_text("amount,shop\n2,south\n")
+    path = f"IDENTIFIER('csv.`{tmp_path}/' || :partition_key || '.csv`') WITH ('header' = 'true')"
+    config = {"sql": f"SELECT days.* FROM {path} AS days CROSS JOIN rates"}
+    rates = [bench.publish({"rate": [1]}, key=None)]
+    batch = [
+        bench.work("spark.sql", config, inputs={"rates": rates}, key=key) for key in ("one", "two")
+    ]
+    assert [bench.rows(each) for each in made_of(bench, batch)] == [
+        [{"shop": "north", "amount": "1"}],
+        [{"amount": "2", "shop": "south"}],
+    ]
 
 
 def test_rows_of_a_partition_that_nobody_asked_for_are_refused(bench: Bench) -> None:

@@ -48,12 +48,31 @@ def _likeness(member: Member) -> object:
     return columns
 
 
-def united(frames: Sequence[DataFrame], *, is_checked: bool) -> DataFrame:
-    """The rows of all frames, each with its place in the column `MEMBER`."""
-    if is_checked:
-        first = _signature(frames[0])
-        if any(_signature(each) != first for each in frames[1:]):
-            raise WorkFailed("The tasks of a batch returned different columns.")
+def share_files(members: Sequence[Member]) -> bool:
+    """Whether a file is of several of these partitions, as a day is of its month and its year.
+
+    Then no plan can serve all: each row is of one partition there.
+    """
+    read = [
+        (name, file.location)
+        for member in members
+        for name, given in member.inputs.items()
+        if given.is_own
+        for file in given.files
+    ]
+    return len(set(read)) < len(read)
+
+
+def united(frames: Sequence[DataFrame]) -> DataFrame:
+    """The rows of all frames, each with its place in the column `MEMBER`.
+
+    Raises `WorkFailed` if their columns differ. A union goes by position, and what a function
+    returns, or a query reads by a parameter (`csv.` and the path of a day), may have other columns
+    for each task, or the same ones in another order.
+    """
+    first = _signature(frames[0])
+    if any(_signature(each) != first for each in frames[1:]):
+        raise WorkFailed("The tasks of a batch returned different columns.")
     tagged = [
         frame.select("*", F.lit(str(place)).alias(MEMBER)) for place, frame in enumerate(frames)
     ]

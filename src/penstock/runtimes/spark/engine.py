@@ -42,7 +42,7 @@ from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import MAINTAIN, Finished, Made, Work
 from penstock.runtimes.spark.access.base import Slice
 from penstock.runtimes.spark.access.choosing import Accesses
-from penstock.runtimes.spark.batching import MEMBER, bundles, split, united
+from penstock.runtimes.spark.batching import MEMBER, bundles, share_files, split, united
 from penstock.runtimes.spark.bounding import bounded, gathered_bytes_max, is_beyond
 from penstock.runtimes.spark.configs import PARTITION, JobConfig, read_config
 from penstock.runtimes.spark.cutting import UNKNOWN_BYTES
@@ -365,7 +365,7 @@ class Engine:
         phases = Phases(tell, self._clock)
         phases.enter("reading")
         plans = Plans(session, self._accesses, self._transforms, held)
-        if is_wise(config) and all(each.key for each in members):
+        if _is_one_plan(members):
             members = plans.pruned(members)
             column, tags = PARTITION, [each.key for each in members]
             frames = {name: _of_partitions(each) for name, each in plans.many(members).items()}
@@ -425,6 +425,12 @@ class Engine:
             return failed(error, member.config)
 
 
+def _is_one_plan(members: Sequence[Member]) -> bool:
+    """Whether one plan can make the partitions of all of these."""
+    is_each_named = all(each.key for each in members)
+    return is_wise(members[0].config) and is_each_named and not share_files(members)
+
+
 def _is_divided(member: Member) -> bool:
     """Whether a task finds its partitions by itself: no job is of several of them."""
     return any(each.partition_by for each in member.work.outputs.values())
@@ -433,15 +439,13 @@ def _is_divided(member: Member) -> bool:
 def _united(
     members: Sequence[Member], outputs: Sequence[Mapping[str, DataFrame]]
 ) -> dict[str, DataFrame]:
-    is_python = members[0].config.operator == "spark.python"
     is_tagged = members[0].config.partition_wise
     return {
         name: united(
             [
                 _of_one(_of_partitions(each[name]), member.key) if is_tagged else each[name]
                 for member, each in zip(members, outputs, strict=True)
-            ],
-            is_checked=is_python,
+            ]
         )
         for name in outputs[0]
     }

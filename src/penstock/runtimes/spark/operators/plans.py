@@ -197,7 +197,8 @@ class Plans:
                 self._views[name] = frame
         try:
             frame = self._session.sql(config.sql, args=arguments)
-            columns = frame.columns
+            # Not `columns`, which asks the JVM again each time.
+            columns = frame.schema.names
         except PySparkException as error:
             named = relation_not_found(error)
             if named in member.inputs and named not in made:
