@@ -136,6 +136,17 @@ def test_columns_grow_and_whole_rows_are_replaced(bench: Bench) -> None:
     assert "running" not in bench.told.phases[-2:]
 
 
+def test_what_is_nested_grows_too(bench: Bench) -> None:
+    """Spark's own union has no type for two maps whose values have different fields."""
+    table = Table(bench, BY_ID)
+    table.take(Task(1, "SELECT 1 AS id, map('k', named_struct('a', 1)) AS m"))
+    table.take(Task(2, "SELECT 2L AS id, map('k', named_struct('b', 2, 'a', 1L)) AS m"))
+    table.take(Task(3, "SELECT 3 AS id, map('k', named_struct('a', 3)) AS m"))
+    assert table.current is not None
+    found = {row["id"]: dict(row["m"])["k"] for row in bench.rows(table.current)}
+    assert found == {1: {"a": 1, "b": None}, 2: {"a": 1, "b": 2}, 3: {"a": 3, "b": None}}
+
+
 @pytest.mark.parametrize(
     ("sql", "merge", "words"),
     [

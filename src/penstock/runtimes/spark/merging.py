@@ -238,11 +238,13 @@ class Merger:
         current, deleted = self._reader.published(place, merging.member.work)
         columns = _fitting(current, merging.merge, place=place, new=new)
         merging.phases.enter("merging")
-        seen = (*(current.columns or ()), TASK_COLUMN)
-        dead = gone_columns(current.columns or (), merging.merge)
+        # All are read as what they become: Spark puts no two maps together whose values differ.
+        held = _as_in(columns, current.columns or ())
+        seen = (*held, TASK_COLUMN)
+        dead = gone_columns(held, merging.merge)
         assert result.columns is not None
         rows = merged(
-            self._frame(merging, result, result.columns),
+            self._frame(merging, result, _as_in(columns, result.columns)),
             merge,
             task_id=merging.member.work.task_id,
             current=self._published(merging, current, seen),
@@ -297,17 +299,20 @@ class Merger:
         """The keys of deleted rows, written to the folders of their partitions.
 
         They are gathered and written here, for these folders are inside of what one pass of Spark
-        writes. Where they are too many for that, each partition is a pass of its own.
+        writes. Where they are too many for that, or are texts with a collation, each partition is a
+        pass of its own.
         """
         output, location = merging.output, merging.place.location
         away = _plainly(whole)
         shape = shape_of(frame, away.config, without=(KEY,))
         access = self._accesses.to(location)
         try:
-            found = split(self._collected(frame, away.config), KEY, keys)
+            gathered = self._collected(frame, away.config) if shape.is_for_arrow else None
         except Exception as error:
             if not is_too_large(error) and not is_beyond(error):
                 raise
+            gathered = None
+        if gathered is None:
             return {
                 key: self._files(
                     merging,
@@ -316,6 +321,7 @@ class Merger:
                 )
                 for key in keys
             }
+        found = split(gathered, KEY, keys)
         file_bytes = self._writer.file_bytes(away.config)
         return {
             key: self._writer.table(
@@ -389,6 +395,12 @@ def _fitting(
     if place.current:
         refuse_published(current.columns, merge)
     return merged_columns(current.columns, new)
+
+
+def _as_in(whole: Sequence[Column], some: Sequence[Column]) -> tuple[Column, ...]:
+    """Some of the columns of a whole, in its types."""
+    known = {each.name: each for each in whole}
+    return tuple(known.get(each.name, each) for each in some)
 
 
 def _plain(config: JobConfig) -> JobConfig:
