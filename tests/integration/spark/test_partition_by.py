@@ -79,6 +79,17 @@ def test_keys_are_those_of_the_calendar_in_utc(bench: Bench) -> None:
     assert found == KEYS
 
 
+def test_an_hour_that_comes_twice_in_another_time_zone_is_two(bench: Bench) -> None:
+    bench.session.conf.set("spark.sql.session.timeZone", "America/New_York")
+    hours = "SELECT timestamp_seconds(1793509200 + 3600 * id) AS ts FROM range(3)"
+    frame = bench.session.sql(f"{hours} UNION ALL SELECT timestamp_micros(1793509260500000)")
+    by_hour = keyed(bench.session, frame, "date_trunc('hour', ts)", output="out")
+    found = sorted(row[0] for row in by_hour.frame.select(KEY).distinct().collect())
+    assert found == ["2026-11-01T05:00Z", "2026-11-01T06:00Z", "2026-11-01T07:00Z"]
+    by_moment = keyed(bench.session, frame, "ts", output="out").frame
+    assert by_moment.select(KEY).collect()[-1][0] == "2026-11-01T05:01:00.500000Z"
+
+
 def test_each_value_is_a_partition_with_its_own_rows(bench: Bench, trips: Part) -> None:
     made = bench.finished(work_of(bench, trips, "zone")).made
     found = {each.partition_key: [row["n"] for row in bench.rows(each)] for each in made}
@@ -116,6 +127,7 @@ def test_equal_rows_are_equal_bytes_where_they_are_sorted(bench: Bench, trips: P
         ("repeat(zone, 40)", "SELECT * FROM trips", "1 to 80 bytes"),
         ("concat(zone, '\n')", "SELECT * FROM trips", "control characters"),
         ("n / 2", "SELECT * FROM trips", "is of the type double"),
+        ("n", "SELECT n, zone AS _Penstock_Key FROM trips", "has a column _penstock_key; rename"),
         ("explode(array(1, 2))", "SELECT * FROM trips", "partition_by of the output out"),
         ("date_trunc('month', nothing)", "SELECT * FROM trips", "partition_by of the output out"),
         ("date_trunc('month', ", "SELECT * FROM trips", "partition_by of the output out"),

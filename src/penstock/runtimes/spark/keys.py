@@ -12,7 +12,9 @@ is a partition, whose key is a text:
 
 So the keys of years, months, ISO weeks (`2026-W05`), days and hours are those of the calendar that
 range operators cut by and cron sources emit. They have its ranges too, in seconds since 1970: the
-next job may read by range. Quarters are `2026-Q1`. All of it is in UTC, the session's time zone.
+next job may read by range. Quarters are `2026-Q1`. All of it is in UTC, the session's time zone. In
+a session of another zone, years to days are those of that zone and have no ranges; what says `Z`
+is in UTC there too, where each hour of a day that has one twice is a partition.
 
 No key is NULL, empty, longer than `KEY_BYTES_MAX` bytes, or has control characters: such a row ends
 the task, with a sentence that has the row in it. What is computed here is a column; nothing is
@@ -104,13 +106,14 @@ class Keyed:
 def keyed(session: Any, frame: DataFrame, by: str, *, output: str) -> Keyed:
     """The frame with the keys of an output; `WorkFailed` if the expression makes none."""
     where = f"partition_by of the output {output}"
-    if KEY in frame.columns:
+    if any(name.casefold() == KEY for name in frame.columns):
         raise WorkFailed(f"The result has a column {KEY}; rename it.", is_retried=False)
     try:
         value = F.expr(by)
         kind = frame.select(value).schema.fields[0].dataType
         grain = _grain(by, kind)
-        text = _text(value, kind, grain)
+        is_utc = session.conf.get(_ZONE) in _UTC
+        text = _text(value, kind, grain, is_utc=is_utc)
         if text is None:
             raise WorkFailed(
                 f"{where}: {by} is of the type {kind.simpleString()}; write an expression that is a"
@@ -121,7 +124,7 @@ def keyed(session: Any, frame: DataFrame, by: str, *, output: str) -> Keyed:
         made.schema  # noqa: B018 - Connect looks at the expression now
     except PySparkException as error:
         raise in_field(error, where) from error
-    is_ranged = grain is not None and session.conf.get(_ZONE) in _UTC
+    is_ranged = grain is not None and is_utc
     return Keyed(made, (lambda key: key_range(key, grain)) if is_ranged else lambda _: None)
 
 
@@ -179,10 +182,14 @@ def _is_one_call(text: str) -> bool:
     return False
 
 
-def _text(value: Column, kind: types.DataType, grain: Grain | None) -> Column | None:
+def _text(
+    value: Column, kind: types.DataType, grain: Grain | None, *, is_utc: bool
+) -> Column | None:
     match kind:
         case types.StringType() | types.IntegralType() | types.BooleanType():
             return value.cast("string")
+        case types.TimestampType() if not is_utc and grain in (None, Grain.HOUR, Grain.MINUTE):
+            return F.when(F.year(value).between(1, 9999), _instant(value))
         case types.DateType() | types.TimestampType() | types.TimestampNTZType():
             text = _time(value, grain)
             is_known = F.year(value).between(1, 9999)
@@ -204,6 +211,20 @@ def _time(value: Column, grain: Grain | None) -> Column:
             short = F.date_format(value, _FORMATS[Grain.MINUTE])
             return F.when(is_even, short).otherwise(F.date_format(value, _WITH_SECONDS))
     return F.date_format(value, _FORMATS[grain])
+
+
+def _instant(value: Column) -> Column:
+    """An instant in UTC, as `_time` writes it where that is the session's time zone.
+
+    Its text is that of a time without a zone: `date_format` knows no zone but the session's.
+    """
+    epoch = F.lit("1970-01-01 00:00:00").cast("timestamp_ntz")
+    text = F.timestamp_add("MICROSECOND", F.unix_micros(value), epoch).cast("string")
+    day, clock = F.substring(text, 1, 10), F.substring(text, 12, 15)
+    seconds = F.when(F.length(clock) == 8, F.concat(clock, F.lit("."))).otherwise(clock)
+    is_even = F.substring(clock, 6, 10) == ":00"
+    shown = F.when(is_even, F.substring(clock, 1, 5)).otherwise(F.rpad(seconds, 15, "0"))
+    return F.concat(day, F.lit("T"), shown, F.lit("Z"))
 
 
 def _judged(text: Column, frame: DataFrame, *, where: str) -> Column:
