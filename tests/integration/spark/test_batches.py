@@ -227,6 +227,24 @@ def test_columns_that_each_task_reads_in_its_own_order_are_not_mixed_up(
     ]
 
 
+def test_a_function_that_exits_ends_its_own_task_alone(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "exiting.py").write_text(
+        "import sys\n"
+        "def clean(inputs, context):\n"
+        "    return sys.exit('no') if context.partition_key == 'day/1' else inputs['raw']\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    batch = works(bench, "spark.python", {"transform": "exiting:clean"}, days(bench, [1, 2, 3]))
+    ended = bench.ended(*batch)
+    first, bad, last = (ended[each.task_id] for each in batch)
+    assert isinstance(first, Finished)
+    assert isinstance(last, Finished)
+    assert isinstance(bad, Failed)
+    assert bad.reason == "exiting:clean ended by SystemExit: 'no'."
+
+
 def test_rows_of_a_partition_that_nobody_asked_for_are_refused(bench: Bench) -> None:
     config = {
         "sql": "SELECT concat(_partition, '!') AS _partition, v FROM raw",

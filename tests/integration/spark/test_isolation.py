@@ -158,6 +158,7 @@ def test_a_job_finds_nothing_and_leaves_nothing(jvm: Any, has_neighbour: bool) -
         lambda session: session.sql("ADD JAR '/x.jar'"),
         lambda session: session.sparkContext.addPyFile("/x.py"),
         lambda session: session.sparkContext.setCheckpointDir("/x"),
+        lambda session: session.stop(),
     ],
 )
 def test_what_would_change_the_context_is_refused(jvm: Any, call: Callable[[Any], Any]) -> None:

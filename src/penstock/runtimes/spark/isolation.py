@@ -51,8 +51,9 @@ _INSTEAD: Final = {
     "addArchive": "name it in spark.archives below conf in the settings of the runtime",
     "ADD": "name it in spark.jars or spark.files below conf in the settings of the runtime",
     "setCheckpointDir": "name it in spark.checkpoint.dir below conf in the settings of the runtime",
+    "stop": "leave it out: what a task has made in its session is gone when the task ends",
 }
-_CONTEXT: Final = ("addPyFile", "addFile", "addArchive", "setCheckpointDir")
+_CONTEXT: Final = ("addPyFile", "addFile", "addArchive", "setCheckpointDir", "stop")
 
 _runs: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
 """The sessions of runs, and the frames that each has cached."""

@@ -42,7 +42,7 @@ class Transforms:
                 raise
             except WorkFailed as error:
                 raise WorkFailed(error.message, is_retried=False) from error
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise WorkFailed(_unimportable(wanted, error), is_retried=False) from error
             finally:
                 self._keep(set(sys.modules) - before)
@@ -67,7 +67,11 @@ def call(
     function: Callable[..., Any], inputs: Inputs, context: Context, *, name: str
 ) -> dict[str, DataFrame]:
     """What a transform returns, by the names of outputs."""
-    returned = function(inputs, context)
+    try:
+        returned = function(inputs, context)
+    except SystemExit as error:
+        # It would end the thread, and with it the other tasks of a batch.
+        raise WorkFailed(f"{name} ended by SystemExit: {error.code!r}.") from error
     if isinstance(returned, DataFrame):
         if len(context.outputs) != 1:
             raise WorkFailed(
@@ -101,7 +105,7 @@ def call(
     return dict(returned)
 
 
-def _unimportable(wanted: Reference, error: Exception) -> str:
+def _unimportable(wanted: Reference, error: BaseException) -> str:
     said = str(error) or type(error).__name__
     where = ""
     trace = error.__traceback__
