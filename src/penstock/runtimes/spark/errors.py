@@ -39,7 +39,14 @@ from penstock.runtimes.spark.internals import java_trace
 from penstock.runtimes.spark.telling import Failed
 
 _SQL_CHARACTERS_MAX: Final = 60
-_UNBOUND: Final = "UNBOUND_SQL_PARAMETER"
+_ADVICE: Final = {
+    "UNBOUND_SQL_PARAMETER": "Give it a value below parameters in the config of the job.",
+    "TIMESTAMP(NANOS": (
+        "Spark reads no nanoseconds: write times in microseconds, as pandas does by"
+        " to_parquet(path, coerce_timestamps='us')."
+    ),
+}
+"""What to do, by the condition of an error or words of its sentence."""
 _REASON_CHARACTERS_MAX: Final = 4_000
 _TRACE_LINES_MAX: Final = 12
 _HOPELESS: Final = ("0A", "21", "22", "42", "44", "54", "P0")
@@ -66,11 +73,22 @@ _TOO_LARGE: Final = "spark.driver.maxResultSize"
 _CAUSED: Final = re.compile(r"\n\s*Caused by: ")
 _FRAMES: Final = re.compile(r"\n\s+at |\n\s*\.\.\. \d+ more|\nDriver stacktrace")
 _ROOT_CHARACTERS_MAX: Final = 600
-_MEMORY: Final = "java.lang.OutOfMemoryError"
-_OUT_OF_MEMORY: Final = (
-    "Spark ran out of memory: give the JVM more by driver_memory, or executors of a cluster by"
-    " spark.executor.memory, or this job alone by its resources.memory."
-)
+_ROOTS: Final = {
+    "java.lang.OutOfMemoryError": (
+        "Spark ran out of memory: give the JVM more by driver_memory, or executors of a cluster by"
+        " spark.executor.memory, or this job alone by its resources.memory."
+    ),
+    "java.lang.StackOverflowError": (
+        "The plan is nested too deeply for Spark's planner (StackOverflowError): make part of it a"
+        " job of its own, or give the JVM more stack, as by -Xss16m in"
+        " spark.driver.extraJavaOptions below conf in the settings of the runtime."
+    ),
+    "Python worker exited unexpectedly": (
+        "A Python worker of Spark died while it ran a function of the job: the function ended its"
+        " process, it crashed, or it was killed because the machine was short of memory."
+    ),
+}
+"""What causes that say little mean."""
 _OURS: Final = f"{PenstockError.__module__}."
 _PYTHON: Final = "PYTHON_EXCEPTION"
 _INTERNAL: Final = (
@@ -158,8 +176,9 @@ def _spark(error: PySparkException, config: JobConfig | None) -> Failed:
     sentence = _explained(whole, java_trace(error))
     where = _where(error, whole, config)
     reason = f"{where}: {sentence}" if where else sentence
-    if _condition(error) == _UNBOUND:
-        reason += " Give it a value below parameters in the config of the job."
+    for mark, advice in _ADVICE.items():
+        if mark in sentence:
+            reason += f" {advice}"
     return Failed(reason=_text(reason), is_retried=not _is_hopeless(error, whole))
 
 
@@ -252,8 +271,9 @@ def _explained(whole: str, trace: str) -> str:
 def _root(trace: str) -> str:
     """What the innermost cause says, in plain words; empty if nothing was caused by another."""
     causes = _causes(trace)
-    if any(_MEMORY in each for each in causes):
-        return _OUT_OF_MEMORY
+    for mark, sentence in _ROOTS.items():
+        if any(mark in each for each in causes):
+            return sentence
     if len(causes) == 1 or not causes:
         return ""
     last = _ABORTED.sub("", causes[-1])

@@ -104,6 +104,12 @@ MEMORY = (
     "\nDriver stacktrace:\n\tat org.apache.X.y(X.scala:1)\n"
     "Caused by: java.lang.OutOfMemoryError: Java heap space\n\tat java.util.X.y(X.java:1)\n"
 )
+DIED = (
+    "Caused by: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage"
+    " 0.0 failed 1 times, most recent failure: Lost task 0.0 (TID 0): org.apache.spark"
+    ".SparkException: Python worker exited unexpectedly (crashed).\n\tat org.apache.X.y(X.scala)\n"
+    "Caused by: java.io.EOFException\n\tat java.base/java.io.X.y(X.java:1)\n"
+)
 NULL = (
     "Caused by: org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage"
     " 6.0 failed 1 times, most recent failure: Lost task 1.0 (TID 8):"
@@ -139,6 +145,15 @@ NULL = (
             True,
         ),
         (NULL, "Spark failed: NullPointerException.", True),
+        (
+            DIED,
+            (
+                "Spark failed: A Python worker of Spark died while it ran a function of the job:"
+                " the function ended its process, it crashed, or it was killed because the machine"
+                " was short of memory."
+            ),
+            True,
+        ),
     ],
 )
 def test_what_somebody_waited_for_is_told_by_its_cause(
@@ -147,6 +162,18 @@ def test_what_somebody_waited_for_is_told_by_its_cause(
     found = failed(Thrown(WAITED + trace))
     assert found.reason == reason
     assert found.is_retried is is_retried
+
+
+def test_a_plan_that_is_too_deep_is_told_as_that() -> None:
+    thrown = (
+        "An error occurred while calling o1.select.\n: java.lang.StackOverflowError\n\tat X.y\n"
+    )
+    assert "The plan is nested too deeply" in failed(Thrown(thrown)).reason
+
+
+def test_times_that_spark_cannot_read_are_told_with_what_to_do() -> None:
+    said = "[PARQUET_TYPE_ILLEGAL] Illegal Parquet type: INT64 (TIMESTAMP(NANOS,false))."
+    assert failed(Said(f"{said} SQLSTATE: 42846")).reason.endswith("coerce_timestamps='us').")
 
 
 def test_the_root_of_an_error_with_a_condition_is_told_behind_it() -> None:
