@@ -46,18 +46,24 @@ def columns_of(schema: types.StructType) -> tuple[Column, ...]:
                 is_retried=False,
             )
         seen[field.name.casefold()] = field.name
-        if "void" in (said := words(field.dataType)):
+        if _has_void(field.dataType):
             raise WorkFailed(
-                f"The column {field.name!r} of the result has no type ({said}): it is always"
-                " null; cast it, as in CAST(NULL AS string).",
+                f"The column {field.name!r} of the result has no type ({words(field.dataType)}): it"
+                " is always null; cast it, as in CAST(NULL AS string).",
                 is_retried=False,
             )
     return tuple(Column(field.name, words(field.dataType)) for field in schema.fields)
 
 
 def words(said: types.DataType) -> str:
-    """A type as Spark writes it, such that Spark can read it again."""
+    """A type as Spark writes it, such that Spark can read it again.
+
+    Of a type that users have defined, as the vectors of Spark's ML, it is what its values are made
+    of: that is in the files, and Spark has no word for the other.
+    """
     match said:
+        case types.UserDefinedType():
+            return words(said.sqlType())
         case types.ArrayType():
             return f"array<{words(said.elementType)}>"
         case types.MapType():
@@ -95,6 +101,17 @@ def is_orderable(said: types.DataType) -> bool:
     return is_for_arrow(said) and not isinstance(
         said, types.ArrayType | types.MapType | types.StructType
     )
+
+
+def _has_void(said: types.DataType) -> bool:
+    match said:
+        case types.ArrayType():
+            return _has_void(said.elementType)
+        case types.MapType():
+            return _has_void(said.keyType) or _has_void(said.valueType)
+        case types.StructType():
+            return any(_has_void(each.dataType) for each in said.fields)
+    return isinstance(said, types.NullType)
 
 
 def _name(text: str) -> str:
