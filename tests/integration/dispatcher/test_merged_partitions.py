@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import psycopg
 import pytest
 
+from penstock.dispatcher.database.queries import query
 from penstock.dispatcher.tasks.merging import TRIES_MAX
 from penstock.dispatcher.tasks.values import Claimed, Completion, Ended, NewTask, Refusal
 from penstock.kernel.entropy import Entropy, seeded_entropy
@@ -218,5 +220,25 @@ def test_every_order_of_overlapping_merges_gives_the_same_rows(play: Play, seed:
         assert tale.ended == set(tale.results)
         for partition, rows in tale.expected().items():
             assert await tale.made.published(partition) == rows
+
+    play(story)
+
+
+def test_partitions_are_looked_up_by_their_keys_also_before_there_are_statistics(
+    play: Play,
+) -> None:
+    """By dataset alone, ten thousand partitions would each be found among ten thousand."""
+
+    async def story(world: World) -> None:
+        statement = query("merge_heads").decode()
+        for place, name in enumerate(("places", "tasks", "datasets", "generations", "keys")):
+            statement = statement.replace(f"%({name})s", f"${place + 1}")
+        kinds = "bigint[], bigint[], uuid[], uuid[], text[]"
+        async with await psycopg.AsyncConnection.connect(world.dsn) as connection:
+            await connection.execute(b"SET plan_cache_mode = force_generic_plan")
+            await connection.execute(f"PREPARE heads({kinds}) AS {statement}".encode())
+            found = await connection.execute(b"EXPLAIN EXECUTE heads('{}', '{}', '{}', '{}', '{}')")
+            plan = "\n".join(row[0] for row in await found.fetchall())
+        assert "using publication_pkey on publication" in plan
 
     play(story)

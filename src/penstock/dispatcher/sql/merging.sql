@@ -3,7 +3,7 @@
 -- name: merge_heads
 -- What is published of these partitions now, and which other attempt has its turn there.
 SELECT asked.place, dataset.name AS dataset, coalesce(held.revision, 0) AS revision,
-       CASE WHEN held.revision IS NOT NULL THEN penstock_head(held) END AS part,
+       held.part,
        EXISTS (
            SELECT
            FROM merge_lease AS lease
@@ -17,9 +17,16 @@ FROM unnest(
     %(keys)s::text[])
     AS asked(place, task_id, dataset_id, generation, partition_key)
 JOIN dataset ON dataset.id = asked.dataset_id
-LEFT JOIN publication AS held
-    ON (held.dataset_id, held.generation, held.partition_key)
-     = (asked.dataset_id, asked.generation, asked.partition_key)
+-- Looked up by its key, also by a plan that was made when there were few: of the indexes that begin with the
+-- dataset and the generation, only the one that goes on with the partition has this order.
+LEFT JOIN LATERAL (
+    SELECT publication.partition_key, publication.revision, penstock_head(publication) AS part
+    FROM publication
+    WHERE publication.dataset_id = asked.dataset_id AND publication.generation = asked.generation
+      AND publication.partition_key >= asked.partition_key
+    ORDER BY publication.partition_key
+    LIMIT 1
+) AS held ON held.partition_key = asked.partition_key
 ORDER BY asked.place
 
 -- name: count_conflicts
