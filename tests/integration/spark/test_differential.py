@@ -9,8 +9,9 @@ columns over rows in memory, which nobody can skip anything by, is the truth.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,13 +20,17 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as some
 
-from penstock.runtimes.base import Part
+from penstock.runtimes.base import Made, Part, Work
 from penstock.runtimes.spark.access.remote import Remote
+from penstock.runtimes.spark.runtime import SparkRuntime
+from penstock.testing.runtime_contract import Ear
 from tests.integration.spark.bench import Bench, part
 from tests.integration.spark.test_access import CLUSTER, bench_at, bucket
+from tests.integration.spark.test_host_connect import Server, server
 from tests.integration.spark.test_semantics import KINDS, NESTED, ROWS, SCHEMA
+from tests.integration.spark.trial import spark_settings
 
-__all__ = ["bucket"]
+__all__ = ["bucket", "server"]
 
 COLLATED = "`c`"
 """The column that does not leave through Arrow."""
@@ -96,6 +101,10 @@ class Way(NamedTuple):
     bench: Bench
     parts: Sequence[Part]
     has_collation: bool = True
+    is_slow: bool = False
+    """Whether each scan of an input starts a process."""
+    run: Callable[[Work], Made] | None = None
+    """Where work runs, if not on the bench."""
 
 
 def by_arrow(bench: Bench, memory: Any) -> list[Part]:
@@ -116,21 +125,24 @@ def by_spark(bench: Bench) -> list[Part]:
     return [part(each) for each in bench.finished(replace(work, outputs={"out": place})).made]
 
 
-def ways_of(session: Any, memory: Any, folder: Path, bucket: str) -> list[Way]:
+def ways_of(
+    session: Any, memory: Any, folder: Path, bucket: str, by_connect: Callable[[Work], Made]
+) -> list[Way]:
     """The same rows in every way."""
     near = Bench(session, folder / "near", folder)
     fetching = bench_at(session, f"{bucket}/{folder.name}/fetched", folder)
     direct = bench_at(session, f"{bucket}/{folder.name}/direct", folder, master=CLUSTER)
     source = Bench(session, folder / "source", folder)
     source.engine._accesses._made["file"] = Remote(source.transfer)
-    by_executors = by_spark(source)
+    by_executors, by_jar = by_spark(source), by_spark(direct)
     return [
         Way("a folder, by Arrow", near, by_arrow(near, memory), has_collation=False),
         Way("a folder, by Spark", near, by_spark(near)),
         Way("fetched", fetching, by_arrow(fetching, memory), has_collation=False),
-        Way("the jar", direct, by_spark(direct)),
+        Way("the jar", direct, by_jar),
         Way("a folder, by executors", near, by_executors),
-        Way("the data source", source, by_executors),
+        Way("the data source", source, by_executors, is_slow=True),
+        Way("Connect", direct, by_jar, is_slow=True, run=by_connect),
     ]
 
 
@@ -140,16 +152,37 @@ def found_by(way: Way, wanted: Mapping[int, str]) -> Mapping[int, list[int]]:
         f"SELECT {place} AS place, k FROM in{place} WHERE {each}" for place, each in wanted.items()
     )
     inputs = {f"in{place}": way.parts for place in wanted}
-    made = way.bench.made(way.bench.work("spark.sql", {"sql": sql}, inputs=inputs))
+    work = way.bench.work("spark.sql", {"sql": sql}, inputs=inputs)
+    made = way.bench.made(work) if way.run is None else way.run(work)
     found: defaultdict[int, list[int]] = defaultdict(list)
     for row in way.bench.rows(made):
         found[row["place"]].append(row["k"])
     return {place: sorted(found[place]) for place in wanted}
 
 
-@pytest.mark.timeout(600)
+@pytest.fixture
+def by_connect(server: Server, bucket: str, tmp_path: Path) -> Iterator[Callable[[Work], Made]]:
+    """What runs work as a client of a Connect server, which has no files of ours."""
+    runtime = SparkRuntime(spark_settings(tmp_path, master=server.url, store_url="s3://penstock"))
+
+    async def run(work: Work) -> Made:
+        (made,) = (await runtime.run(work, Ear())).made
+        return made
+
+    with asyncio.Runner() as runner:
+        runner.run(runtime.start())
+        try:
+            yield lambda work: runner.run(run(work))
+        finally:
+            runner.run(runtime.stop())
+
+
+@pytest.mark.timeout(900)
 def test_a_job_finds_the_same_rows_on_every_way(
-    spark: Any, bucket: str, tmp_path_factory: pytest.TempPathFactory
+    spark: Any,
+    bucket: str,
+    by_connect: Callable[[Work], Made],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     @settings(
         max_examples=EXAMPLES,
@@ -171,14 +204,13 @@ def test_a_job_finds_the_same_rows_on_every_way(
             place: sorted(row["k"] for row in answers if row[f"p{place}"])
             for place in range(len(wanted))
         }
-        for way in ways_of(spark, memory, tmp_path_factory.mktemp("ways"), bucket):
+        for way in ways_of(spark, memory, tmp_path_factory.mktemp("ways"), bucket, by_connect):
             asked = {
                 place: each
                 for place, each in enumerate(wanted)
                 if way.has_collation or COLLATED not in each
             }
-            if way.name == "the data source":
-                # Each of its scans starts a process.
+            if way.is_slow:
                 kept = {0, *choice.sample(sorted(asked), FEW)}
                 asked = {place: each for place, each in asked.items() if place in kept}
             found = found_by(way, asked)
