@@ -31,6 +31,7 @@ from penstock.queue.config import (
 from penstock.queue.connection import Connection
 from penstock.queue.control import Control, Held
 from penstock.queue.draining import wait_until_empty
+from penstock.queue.gathering import Gatherer
 from penstock.queue.inspection.filters import TagFilters
 from penstock.queue.inspection.tasks import Listing, find_tasks
 from penstock.queue.limits.api import Limits
@@ -85,6 +86,8 @@ class Task:
 class Queue(Connection):
     """One process's connection to one queue, and what can be done with it."""
 
+    _gatherer: Gatherer | None = None
+
     async def submit(
         self,
         type: str,
@@ -123,7 +126,11 @@ class Queue(Connection):
             affinity=affinity,
         )
         await self._check_door(type)
-        if key is None:
+        if key is None and self._gather_seconds is not None:
+            task = await self._gathering(self._gather_seconds).submit(
+                type, self._submitter().encoded(type, input), options
+            )
+        elif key is None:
             (task,) = await self._submitter().submit_many(type, [input], options)
         else:
             kept_seconds = int(key_seconds or self.access.config.key_seconds)
@@ -191,6 +198,23 @@ class Queue(Connection):
             await self._check_door(kind)
         ids = await self._submitter().submit_mixed(MIXED, tasks, options)
         return [Task(self, each) for each in ids]
+
+    def _gathering(self, seconds: float) -> Gatherer:
+        if self._gatherer is None:
+
+            async def send(type: str, bodies: list[msgspec.Raw], options: Options) -> list[TaskId]:
+                return await self._submitter().submit_encoded(type, bodies, options)
+
+            clock = self.access.store.clock.machine
+            self._gatherer = Gatherer(send, seconds=seconds, clock=clock)
+        return self._gatherer
+
+    async def close(self) -> None:
+        """Send what is being gathered, and close the connection."""
+        gatherer, self._gatherer = self._gatherer, None
+        if gatherer is not None:
+            await gatherer.close()
+        await super().close()
 
     async def _check_door(self, type: str) -> None:
         """Raise `QueueDrained` if submits of this type are refused."""

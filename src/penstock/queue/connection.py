@@ -32,6 +32,7 @@ from penstock.queue.config import (
 )
 from penstock.queue.control import Door
 from penstock.queue.direct.dispatching import Dispatch
+from penstock.queue.gathering import check_seconds
 from penstock.queue.incarnation import Locks
 from penstock.queue.layout import QueueLayout, is_used_once
 from penstock.queue.reading import Reader
@@ -58,6 +59,7 @@ class Connection:
         create: bool = True,
         opening: Opening | None = None,
         dispatch: DispatchSettings | None = None,
+        gather_seconds: float | None = None,
     ) -> None:
         self.url = url
         self.name = name
@@ -73,6 +75,7 @@ class Connection:
         self._dispatch = dispatch or dispatch_from(environment)
         self._announcer: Dispatch | None = None
         self._owns_store = True
+        self._gather_seconds = None if gather_seconds is None else check_seconds(gather_seconds)
         self.locks: Locks | None = None
         """What proves that a worker's process has ended, where the queue was handed a store."""
 
@@ -86,10 +89,20 @@ class Connection:
         create: bool = True,
         opening: Opening | None = None,
         dispatch: DispatchSettings | None = None,
+        gather_seconds: float | None = None,
     ) -> Self:
-        """Connect to a queue; make it if it is not there and `create` is true."""
+        """Connect to a queue; make it if it is not there and `create` is true.
+
+        With `gather_seconds`, submits of that time share objects (`penstock.queue.gathering`).
+        """
         queue = cls(
-            url, name=name, config=config, create=create, opening=opening, dispatch=dispatch
+            url,
+            name=name,
+            config=config,
+            create=create,
+            opening=opening,
+            dispatch=dispatch,
+            gather_seconds=gather_seconds,
         )
         await queue._connect()
         return queue
