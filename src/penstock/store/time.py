@@ -33,7 +33,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import StoreError
@@ -109,21 +109,23 @@ class StoreClock:
         self.last_sample = sample
         self._round_trip = min(self._round_trip, sample.received - sample.sent)
         self._heard_at = max(self._heard_at, sample.received)
-        if self._bounds is None:
+        known = self._bounds
+        if known is None:
             self._bounds = seen
             return
-        known, self._bounds = self._bounds, self._bounds.both(seen)
-        gap = -self._bounds.interval(self._heard_at).width
+        both = known.both(seen)
+        gap = both.gap(self._heard_at)
         if gap > 0:
             self._disagreement.note(gap, at=self._heard_at)
-            self._bounds = known.either(seen)
+            both = known.either(seen)
+        self._bounds = both
 
     def estimate(self) -> Interval | None:
         """The store's time as far as it is known now; None before the first sample. No request."""
         bounds = self._bounds
         if bounds is None:
             return None
-        # Asked several times a task: hence no interval in between, as `interval` would give it.
+        # Asked several times a task: hence no interval in between.
         instant = self._clock.monotonic()
         reach = DRIFT_MAX * instant + self._disagreement.margin(at=instant)
         return Interval(bounds.floor - reach + instant, bounds.ceiling + reach + instant)
@@ -204,8 +206,7 @@ class StoreClock:
         return min(ahead, max(0.0, resolution - ahead))
 
 
-@dataclass(frozen=True, slots=True)
-class _Bounds:
+class _Bounds(NamedTuple):
     """Two lines that the offset, store time minus local time, stays between.
 
     At the local instant t it lies in [floor - DRIFT_MAX * t, ceiling + DRIFT_MAX * t]. As lines,
@@ -227,16 +228,18 @@ class _Bounds:
 
     def both(self, other: _Bounds) -> _Bounds:
         """Where both hold; from above its own ceiling if they contradict each other."""
+        if other.floor <= self.floor and other.ceiling >= self.ceiling:
+            return self  # As most samples are: they come thousands of times a second.
         return _Bounds(max(self.floor, other.floor), min(self.ceiling, other.ceiling))
 
     def either(self, other: _Bounds) -> _Bounds:
         """Where one of them holds, and what is between them."""
         return _Bounds(min(self.floor, other.floor), max(self.ceiling, other.ceiling))
 
-    def interval(self, instant: float) -> Interval:
-        """The store's time at a local instant; of negative width after a contradiction."""
+    def gap(self, instant: float) -> float:
+        """By how much the floor is above the ceiling at a local instant; negative if it is not."""
         drift = DRIFT_MAX * instant
-        return Interval(self.floor - drift + instant, self.ceiling + drift + instant)
+        return (self.floor - drift + instant) - (self.ceiling + drift + instant)
 
 
 class _Disagreement:

@@ -81,12 +81,11 @@ class S3Store(ObjectStore):
         if response.status != 200:
             raise self.bucket.error(response, key)
         # A body whose length nobody states may have been cut off unseen.
-        if not {"content-length", "transfer-encoding"} & response.headers.keys():
+        if "content-length" not in response.headers and "transfer-encoding" not in response.headers:
             raise not_s3(self.bucket.asked(key), "an object without a length")
-        head = self._head_of(response, key, size=len(response.body))
-        return Object(
-            key, head.version, head.size, head.modified, head.metadata, body=response.body
-        )
+        version, modified = self._dated_version(response, key)
+        body = response.body
+        return Object(key, version, len(body), modified, _metadata_of(response), body=body)
 
     async def head(self, key: str) -> Head:
         check_key(key)
@@ -96,16 +95,17 @@ class S3Store(ObjectStore):
         length = response.headers.get("content-length", "")
         if not length.isdecimal():
             raise not_s3(self.bucket.asked(key), "an object without a length")
-        return self._head_of(response, key, size=int(length))
+        version, modified = self._dated_version(response, key)
+        return Head(key, version, int(length), modified, _metadata_of(response))
 
-    def _head_of(self, response: Response, key: str, *, size: int) -> Head:
+    def _dated_version(self, response: Response, key: str) -> tuple[Version, float]:
         version = version_of(response.headers.get("etag", ""))
         modified = epoch_of(response.headers.get("last-modified", ""))
         if not version:
             raise not_s3(self.bucket.asked(key), "an object without an ETag")
         if modified is None:
             raise not_s3(self.bucket.asked(key), "an object without a Last-Modified date")
-        return Head(key, version, size, modified, _metadata_of(response))
+        return version, modified
 
     async def put(
         self,

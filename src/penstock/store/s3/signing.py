@@ -23,6 +23,7 @@ Headers = Sequence[tuple[str, str]]
 _VISIBLE: Final = re.compile(r"[!-~]+")
 _ALGORITHM: Final = "AWS4-HMAC-SHA256"
 _UNRESERVED: Final = "-_.~"
+_PLAIN_PATH: Final = re.compile(r"[A-Za-z0-9/_.~-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,13 @@ class Request:
 
 def encoded_path(path: str) -> str:
     """The path as it is sent and signed."""
-    return quote(path, safe="/" + _UNRESERVED)
+    return path if _PLAIN_PATH.fullmatch(path) else quote(path, safe="/" + _UNRESERVED)
 
 
 def encoded_query(query: Headers) -> str:
     """The query as it is sent and signed: encoded and in order."""
+    if not query:
+        return ""
     pairs = sorted((quote(n, safe=_UNRESERVED), quote(v, safe=_UNRESERVED)) for n, v in query)
     return "&".join(f"{name}={value}" for name, value in pairs)
 
@@ -74,7 +77,7 @@ def signed_headers(
     request: Request, *, host: str, region: str, credentials: Credentials, at: float
 ) -> list[tuple[str, str]]:
     """All headers of the request, the signature among them; names are lower-case."""
-    moment = strftime("%Y%m%dT%H%M%SZ", gmtime(at))
+    moment = _moment(int(at))
     day = moment[:8]
     body_hash = hashlib.sha256(request.body).hexdigest()
     headers = [(name.lower(), value) for name, value in request.headers]
@@ -82,13 +85,13 @@ def signed_headers(
     if credentials.session_token:
         headers.append(("x-amz-security-token", credentials.session_token))
     headers.sort()
-    names = ";".join(name for name, _ in headers)
+    names = ";".join([name for name, _ in headers])
     canonical = "\n".join(
         (
             request.method,
             encoded_path(request.path),
             encoded_query(request.query),
-            *(f"{name}:{' '.join(value.split())}" for name, value in headers),
+            *[f"{name}:{_trimmed(value)}" for name, value in headers],
             "",
             names,
             body_hash,
@@ -103,6 +106,16 @@ def signed_headers(
     owner = f"{_ALGORITHM} Credential={credentials.access_key}/{scope}"
     headers.append(("authorization", f"{owner}, {proof}"))
     return headers
+
+
+def _trimmed(value: str) -> str:
+    """A header's value as it is signed: runs of blanks are one."""
+    return value if value.isprintable() and " " not in value else " ".join(value.split())
+
+
+@lru_cache(maxsize=8)
+def _moment(second: int) -> str:
+    return strftime("%Y%m%dT%H%M%SZ", gmtime(second))
 
 
 @lru_cache(maxsize=64)

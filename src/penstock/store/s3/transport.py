@@ -95,6 +95,7 @@ class Transport:
         limits: Limits | None = None,
     ) -> None:
         self._endpoint = endpoint
+        self._host = endpoint.host_header
         self._keyring = keyring
         self._clock = clock
         self._limits = limits or Limits()
@@ -160,7 +161,7 @@ class Transport:
         )
         headers = signed_headers(
             request,
-            host=self._endpoint.host_header,
+            host=self._host,
             region=self._endpoint.region,
             credentials=credentials,
             at=signed_at,
@@ -169,7 +170,7 @@ class Transport:
             headers.append(("content-length", str(len(request.body))))
         query = encoded_query(request.query)
         target = encoded_path(request.path) + (f"?{query}" if query else "")
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
         return f"{request.method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
 
     async def _connection(self) -> Connection:
