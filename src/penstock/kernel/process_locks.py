@@ -30,9 +30,10 @@ What makes it a proof:
 What it does not prove: that programs have ended which were started without the descriptor, as
 Python's `subprocess` does unless it is told otherwise.
 
-A crash leaves a file that nobody locks, which is the proof. Files of other boots, and those that
-were not refreshed for `KEPT_SECONDS`, are removed by whoever looks; ids are never used twice, so a
-remove can meet nobody else's file. Used by the workers of a queue.
+A crash leaves a file that nobody locks, which is the proof. Files of other boots, those that were
+not refreshed for `KEPT_SECONDS`, and all but the last `FILES_MAX` are removed by whoever looks, if
+nobody locks them; ids are never used twice, so a remove can meet nobody else's file. Used by the
+workers of a queue.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ import os
 import stat
 import sys
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -52,8 +54,9 @@ from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import Entropy, new_id
 
 KEPT_SECONDS: Final = 86_400.0
-FILES_MAX: Final = 1000
-"""So many files are looked at; more are not of use to anybody."""
+FILES_MAX: Final = 200
+"""So many files are kept, the ones that were used last: a worker may die every second, all day."""
+_FILES_SEEN_MAX: Final = 5000
 _SUFFIX: Final = ".lock"
 _BYTES_MAX: Final = 4096
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -144,14 +147,26 @@ class ProcessLocks:
         try:
             boot = _boot()
             self._check_folder()
-            with os.scandir(self._folder) as entries:
-                names = [each.name for each in entries if each.name.endswith(_SUFFIX)]
+            names = self._names()
         except OSError:
             return frozenset()
-        ended = (self._ended(name, boot) for name in sorted(names)[:FILES_MAX])
+        ended = [
+            self._ended(name, boot, is_one_too_many=number >= FILES_MAX)
+            for number, name in enumerate(names)
+        ]
         return frozenset(each for each in ended if each)
 
-    def _ended(self, name: str, boot: str) -> str:
+    def _names(self) -> list[str]:
+        """The files here, those first that were used last."""
+        used: dict[str, float] = {}
+        with os.scandir(self._folder) as entries:
+            for each in islice(entries, _FILES_SEEN_MAX):
+                with suppress(FileNotFoundError):
+                    if each.name.endswith(_SUFFIX):
+                        used[each.name] = each.stat(follow_symlinks=False).st_mtime
+        return sorted(used, key=lambda name: -used[name])
+
+    def _ended(self, name: str, boot: str, *, is_one_too_many: bool) -> str:
         """The incarnation of a file, if it has surely ended."""
         path = self._folder / name
         try:
@@ -164,7 +179,7 @@ class ProcessLocks:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             said = _said(os.read(descriptor, _BYTES_MAX))
             is_old = SystemClock().wall() - os.fstat(descriptor).st_mtime > KEPT_SECONDS
-            if is_old or (said and said[0] != boot):
+            if is_old or is_one_too_many or (said and said[0] != boot):
                 path.unlink(missing_ok=True)
             is_proof = said == [boot, *_identity(descriptor)]
         except OSError:

@@ -134,6 +134,17 @@ def test_old_files_are_removed_and_used_ones_kept(folder: Path) -> None:
     held.release()
 
 
+def test_of_one_that_dies_again_and_again_the_last_files_are_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_locks, "FILES_MAX", 3)
+    lost = [_lost(folder) for _ in range(8)]
+    for number, each in enumerate(lost):
+        os.utime(folder / f"{each}.lock", ns=(0, folder.stat().st_mtime_ns - 10**9 * number))
+    assert set(lost[:3]) <= _locks(folder).ended()
+    assert {path.stem for path in folder.glob("*.lock")} == set(lost[:3])
+
+
 def test_other_file_systems_and_folders_of_others_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
