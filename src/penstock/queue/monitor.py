@@ -13,8 +13,11 @@ written under a key of its own.
 
 Settled ledgers cost nothing to notice: the lists of discovery show them. The sweep for pointers is
 one LIST of `keyed/` a period, and one of `ready/` if there are packs, for every 1,000 objects:
-at the default of 600 s, four to nine cents a month for a small queue. A pointer that is lost delays
-its task by one period and a look at the most.
+at the default of 600 s, four to nine cents a month for a small queue. Whoever begins to guard slots
+sweeps them within `MAINTAIN_SECONDS`. A pointer that a look has shown is missed by the next look
+(`penstock.queue.running.pointers`): a HEAD for each that somebody else removed. So one that is lost
+delays its task by less than a minute; only what is lost before any look has shown it, while it is
+guarded, waits for the period.
 """
 
 from __future__ import annotations
@@ -204,6 +207,17 @@ class Monitor:
         if missing:
             _log.warning("%d packs with a key had no pointer; they have one again", len(missing))
         return len(missing)
+
+    async def point_again(self, at: PackAt) -> bool:
+        """Write a pointer to a pack whose pointer is gone; False if the pack is gone too."""
+        with labelled("monitor"):
+            try:
+                await self._store.head(self._layout.pack(at))
+            except NotFound:
+                return False
+            await self._point(at)
+        _log.warning("the pack %s had lost its pointer; it has one again", at.path)
+        return True
 
     async def _keyed(self, run: Run) -> list[PackAt]:
         """The packs with a key in these slots; ledgers that are alone are noted."""

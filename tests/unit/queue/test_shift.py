@@ -680,14 +680,41 @@ def test_who_guards_nothing_archives_nothing() -> None:
     _run(check)
 
 
-def test_a_pointer_that_was_lost_delays_its_task_by_a_sweep() -> None:
+def test_a_pointer_that_was_lost_before_a_worker_came_is_written_when_it_begins() -> None:
     async def check(bench: Bench) -> None:
         task = await bench.queue.submit("t", 1, key="k")
         for key in bench.pointers(task_at(task.id)[0]):
             bench.bucket.remove(key)
+        await bench.clock.sleep(60)
         shift, _ = bench.shift(guards=True)
         async with Running(shift):
-            await bench.clock.sleep(600 + 15 + 10 + 60)
+            await bench.clock.sleep(15 + 10)
             assert len(bench.ran.starts(task)) == 1
+
+    _run(check)
+
+
+def test_a_pointer_that_is_lost_behind_a_backlog_is_written_at_the_next_look() -> None:
+    async def check(bench: Bench) -> None:
+        shift, _ = bench.shift(guards=True, concurrency=1)
+        async with Running(shift):
+            await bench.clock.sleep(20)
+            busy = await bench.queue.submit("t", 100)
+            await bench.clock.sleep(10)
+            assert bench.ran.starts(busy)
+            task = await bench.queue.submit("t", 1, key="k")
+            await bench.clock.sleep(20)
+            at, _ = task_at(task.id)
+            for key in bench.pointers(at):
+                bench.bucket.remove(key)
+            await bench.clock.sleep(20)
+            assert bench.pointers(at)
+            await bench.clock.sleep(90)
+            assert len(bench.ran.starts(task)) == 1
+            # What this worker settles itself is not asked for again.
+            before = bench.meter.requests(label="monitor")
+            await bench.queue.submit("t", 1, key="another")
+            await bench.clock.sleep(60)
+            assert bench.meter.requests(label="monitor") == before
 
     _run(check)

@@ -91,6 +91,10 @@ class View:
     foreign: list[str] = field(default_factory=list)
     later_ms: int | None = None
     """When the next minute begins in which something becomes due."""
+    pointers: dict[str, PackAt] = field(default_factory=dict)
+    """Every pointer of `ready/` that was seen, of the slots that were asked for."""
+    is_ready_whole: bool = False
+    """Whether all that is due in `ready/` was seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +202,7 @@ class Scanner:
         self._resume_ready = await self._walk(
             view, area, start=start, runs=runs, worth=worth, wanted=wanted
         )
+        view.is_ready_whole = start == area.first and not self._resume_ready
         self._note_later(view, minute)
 
     async def _look_at_unhurried(
@@ -314,6 +319,8 @@ class Scanner:
                     entry.key, pointed.nonce, entry.modified, pointed.priority, pointed.limit
                 )
                 view.sights.append(Sight(pointed.at, None, pointer=pointer))
+                if entry.key.startswith(self._layout.ready):
+                    view.pointers[entry.key] = pointed.at
         return view.sights[before:]
 
     def _pairs(

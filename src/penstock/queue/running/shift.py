@@ -41,6 +41,7 @@ from penstock.queue.running.isolated import Children
 from penstock.queue.running.learning import AGAIN_MS, Learning
 from penstock.queue.running.memory import Memory
 from penstock.queue.running.observing import Watch
+from penstock.queue.running.pointers import Pointers
 from penstock.queue.running.polling import Pace
 from penstock.queue.running.room import Room
 from penstock.queue.running.saying import Saying
@@ -82,7 +83,7 @@ class Shift:
         store, name, entropy = access.store, discovery.name, access.entropy
         self._incarnation = access.incarnation
         self._hands = Hands(store, name, settings, entropy, self._room, watch or Watch(), children)
-        self._memory = Memory()
+        self._memory, self._pointers = Memory(), Pointers()
         self._monitor = Monitor(
             store, access.layout, key_seconds=access.config.key_seconds, entropy=entropy
         )
@@ -281,6 +282,9 @@ class Shift:
     def _take_in(self, view: View) -> None:
         self._later_ms = view.later_ms
         self._exclusive.see(view.sights)
+        for at in self._pointers.missing(view, self._discovery.guarded()):
+            if at not in self._busy:
+                self._spawn(self._point_again(at))
         worth = [sight for sight in view.sights if self._could_use(sight)]
         self._found = deque(sight for sight in worth if not self._at_gates.is_shut(sight))
         self._at_gates.take_in(
@@ -300,6 +304,14 @@ class Shift:
                 self._strain.meet(sight.at.type)
         for key in view.foreign:
             self._say(f"an object that is not ours is left alone: {key}")
+
+    async def _point_again(self, at: PackAt) -> None:
+        """Write a pointer that is lost."""
+        try:
+            if await self._monitor.point_again(at):
+                self._look_now()
+        except (StoreError, UnreadableObject) as error:
+            self._say(f"a pointer cannot be written again, a sweep will do it: {error}")
 
     def _worth(self, sight: Sight) -> int:
         """How many tasks of a pack this worker could do with, now."""
@@ -392,6 +404,8 @@ class Shift:
             if hand is not None:
                 self._note_exclusive(sight, hand)
                 self._hands.watch.closed(hand)
+                if sight.pointer is not None and (hand.is_gone or hand.record is not None):
+                    self._pointers.forget(sight.pointer.key)
                 await self._learning.learn(sight, hand, nonce)
         except (StoreError, UnreadableObject) as error:
             passing = isinstance(error, StoreError)

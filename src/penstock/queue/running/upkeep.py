@@ -16,6 +16,7 @@ from penstock.kernel.clock import Clock
 from penstock.kernel.errors import StoreError, UnreadableObject
 from penstock.queue.access import Access
 from penstock.queue.discovery.base import Discovery
+from penstock.queue.discovery.scan import Run
 from penstock.queue.monitor import Monitor
 from penstock.queue.running.saying import Saying
 
@@ -77,6 +78,7 @@ class Upkeep:
         """Archive and repair what this worker guards."""
         period = self._sweep_seconds
         sweep_at = self._clock.monotonic() + self._access.entropy.uniform(0, period)
+        swept: Sequence[Run] = ()
         while True:
             await self._clock.sleep(MAINTAIN_SECONDS)
             runs = self._discovery.guarded()
@@ -84,8 +86,9 @@ class Upkeep:
                 continue
             try:
                 await self._monitor.clear()
-                if self._clock.monotonic() >= sweep_at:
-                    sweep_at = self._clock.monotonic() + period
+                is_new = not set(runs) <= set(swept)
+                if is_new or self._clock.monotonic() >= sweep_at:
+                    sweep_at, swept = self._clock.monotonic() + period, runs
                     if await self._monitor.sweep(runs):
                         self._found()
             except (StoreError, UnreadableObject) as error:
