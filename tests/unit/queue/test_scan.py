@@ -127,7 +127,7 @@ def test_a_nearly_empty_queue_is_one_list() -> None:
 
 def test_an_empty_bucket_shows_nothing_for_one_list() -> None:
     async def check(bench: Bench) -> None:
-        assert await bench.look() == View()
+        assert await bench.look() == View(is_ready_whole=True)
         assert len(bench.store.lists) == 1
 
     _run(check)
