@@ -169,3 +169,43 @@ def _with_event(check: Callable[[Room, asyncio.Event], Awaitable[None]]) -> None
         await check(Room(2, clock=world.clock(), freed=freed), freed)
 
     simulate(main, seed=1)
+
+
+def test_what_is_claimed_ahead_yields_to_what_is_more_urgent() -> None:
+    async def main(world: World) -> None:
+        clock = world.clock()
+        room = _room(2)
+        order: list[str] = []
+        ends = asyncio.Event()
+
+        async def run(name: str, priority: int) -> None:
+            async with room.slots.of(priority):
+                room.wait(-1, priority=priority)
+                order.append(name)
+                await ends.wait()
+            room.give(1, priority=priority)
+
+        async with asyncio.TaskGroup() as group:
+            assert room.take(4, type="t", ahead_seconds=2.0) == 4
+            # Nothing of it waits for a slot yet: who runs is waited for.
+            assert room.free_for(5) == 0
+            room.wait(4, priority=0)
+            for number in range(4):
+                group.create_task(run(f"usual {number}", 0))
+            await clock.sleep(0.1)
+            assert (room.free, room.free_for(0), room.free_for(5)) == (0, 0, 2)
+            assert room.take(3, type="t", priority=5) == 2
+            assert room.free_for(5) == 0
+            room.wait(2, priority=5)
+            group.create_task(run("urgent", 5))
+            gone = group.create_task(run("gone", 5))
+            await clock.sleep(0.1)
+            gone.cancel()
+            await clock.sleep(0.1)
+            room.wait(-1, priority=5)
+            room.give(1, priority=5)
+            ends.set()
+        assert order[2] == "urgent"
+        assert (room.held, room.free, room.free_for(9)) == (0, 2, 2)
+
+    simulate(main, seed=1)
