@@ -214,7 +214,9 @@ async def _cancel_by_a_create(
 # R8
 
 
-async def _send_the_pointer_last(submitter: Submitter, at: Any, pack: Pack) -> None:
+async def _send_the_pointer_last(
+    submitter: Submitter, at: Any, pack: Pack, **_more: object
+) -> None:
     where = submitter.layout.pack(at)
     with suppress(AlreadyExists):
         await submitter.store.put(where, encode(pack), CREATE)
@@ -347,7 +349,9 @@ def _one_pointer_a_pack(
     return f"{layout.ready}{due_ms // 60_000}/{at.slot:03x}/{'0' * len(nonce)}@{name}"
 
 
-async def _send_with_one_pointer(submitter: Submitter, at: Any, pack: Pack) -> None:
+async def _send_with_one_pointer(
+    submitter: Submitter, at: Any, pack: Pack, **_more: object
+) -> None:
     where = submitter.layout.pack(at)
     due_ms = pack.due_ms or pack.submitted_ms
     pointer = submitter.layout.pointer(at, due_ms=due_ms, nonce=pack.nonce)

@@ -328,6 +328,10 @@ class LedgerMachine(RuleBasedStateMachine):
         while taken:  # Suspects are claimed by one after the other.
             ledger, taken = claim(ledger, _claim(f"last {len(every)}"), end)
             every |= set(taken)
+        for place in range(len(ledger.tasks)):  # And those that run with nothing beside them.
+            alone = replace(_claim(f"alone {place}"), exclusive=True)
+            ledger, taken = claim(ledger, alone, end)
+            every |= set(taken)
         ended = close(ledger, attempts_max=3, who="w", now=end, inputs=_inputs(len(ledger.tasks)))
         for place, task in enumerate(ended.tasks):
             assert task.status.settled or place in every, task

@@ -25,14 +25,14 @@ take it up to their fair share. An idle owner that knows of another offers all i
 work take it, or the idle one that sorts first. So few own while there is little to do, one if
 nothing.
 
-Looks. A standby reads one owner's registration every 2.5 to 100 s, depending on how many standbys
+Looks. A standby reads one owner's registration every 2.5 to 75 s, depending on how many standbys
 there are, so that one of them does every two seconds, and lists all workers only if that shows
 something to take, or after an hour. If it shows that help is wanted, the worker looks at once. An
 owner lists them every 60 s (of more than 15 busy owners each every 4 s times their number), or
 every 10 minutes if it is idle and knows no other owner, and every 10 minutes compares the lease
 objects with what it holds.
 
-Bounds. A dead owner's shards are taken within ttl (30 s, idle 90 s) + 120 s (the longest time
+Bounds. A dead owner's shards are taken within ttl (30 s, idle 90 s) + 90 s (the longest time
 between two looks, with its jitter) + the requests of one take; this also holds for a lost
 registration. An object that was damaged takes up to 90 s more. A worker that starts where a dead
 one was, and has the proof of it, takes them at its first look (`penstock.queue.incarnation`). A
@@ -42,8 +42,8 @@ once, without a request.
 
 The number of shards can change: `penstock.queue.owning.moving`. All here is about one cut.
 
-Price idle, 1 owner and 49 standbys, a month at S3's prices: 2.82 million reads $1.13, 86,000
-renewals $0.43, 80,000 LISTs $0.40, 36,000 refreshed registrations $0.20; together $2.16.
+Price idle, 1 owner and 49 standbys, a month at S3's prices: $1.47, half of it for the reads of
+standbys, the rest for renewals, LISTs and refreshed registrations.
 
 Called by the worker: `turn` by one coroutine in a loop, `release` when that has ended.
 """

@@ -27,7 +27,7 @@ class LeaseSettings:
     saturated_seconds: float = 5.0
     look_each_seconds: float = 2.0
     look_seconds_min: float = 2.5
-    look_seconds_max: float = 100.0
+    look_seconds_max: float = 75.0
     again_seconds: float = 5.0
     """How soon a worker looks again that knows that there is something to see."""
     standby_list_seconds: float = 3600.0
