@@ -19,6 +19,7 @@ import pytest
 
 from penstock.dispatcher.database.migrations import Migration, migrate, migrations
 from penstock.kernel.entropy import new_id, system_entropy
+from penstock.settings import Wakeups
 from penstock.store.s3.local import LocalS3
 from tests.e2e.drill_stage import ARCHIVING, DAG, MODULE, Line, Stage, facts_of
 from tests.e2e.fleet import fleet_of
@@ -58,7 +59,7 @@ def run(local_s3: LocalS3, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             dispatchers=1,
             workers=1,
             modules={"drills.py": MODULE},
-            told={"store": store, "worker_secret": ""},
+            told={"store": store, "worker_secret": "", "wakeups": Wakeups.BUCKET},
             variables={
                 "AWS_ACCESS_KEY_ID": keys.access_key,
                 "AWS_SECRET_ACCESS_KEY": keys.secret_key,
