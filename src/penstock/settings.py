@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 
 from penstock.dispatcher.alerts.reading import read_alerts
 from penstock.dispatcher.dag.names import is_name
-from penstock.dispatcher.wire.work import WAIT_SECONDS_MAX
 from penstock.kernel.errors import InvalidInput
 
 DEFAULT_FILE: Final = "penstock.toml"
@@ -50,7 +49,7 @@ _BOUNDS: Final = {
     "retention_days": (0.01, 36_500),
     "sweep_hours": (0.001, 87_600),
     "stop_seconds": (0, 86_400),
-    "wait_seconds": (1, WAIT_SECONDS_MAX),
+    "wait_seconds": (1, 50),
 }
 _OF_WEBHOOKS: Final = (
     *("webhook_host", "webhook_port", "webhook_token", "dispatchers"),
@@ -107,7 +106,7 @@ class Settings:
     wakeups: Wakeups = Wakeups.LONG_POLL
     """How workers learn that there is work: by requests that wait at a dispatcher, through the
     bucket, or through queues of SQS. The same for dispatchers and workers."""
-    wait_seconds: float = WAIT_SECONDS_MAX
+    wait_seconds: float = 50.0
     """How long such a request waits, 1 to 50: less than proxies between workers and dispatchers."""
     sqs_prefix: str = "penstock"
     """What the names of SQS queues begin with."""

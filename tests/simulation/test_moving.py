@@ -359,7 +359,7 @@ def test_an_idle_owner_pays_a_read_every_half_minute_and_a_standby_one_every_ten
         await fleet.wait(60)
         fleet.meter.billed.clear()
         await fleet.wait(3600)
-        looks = 3600 / (2.5 * 0.8)
+        looks = 3600 / (5 * 0.8)
         assert fleet.meter.requests(kind=Kind.GET) - alone <= looks + 3600 / 600 + 20
 
     _play(act)

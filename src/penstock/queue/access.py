@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock.kernel.entropy import Entropy
-from penstock.kernel.errors import StoreError
-from penstock.queue.bell import Ringer, ring
 from penstock.queue.config import QueueConfig
 from penstock.queue.incarnation import NOBODY, Incarnation
 from penstock.queue.layout import QueueLayout
 from penstock.store.base import ObjectStore
-from penstock.store.metered import labelled
 from penstock.store.time import Interval
 
 
@@ -25,13 +21,6 @@ class Access:
     config: QueueConfig
     entropy: Entropy
     incarnation: Incarnation = NOBODY
-    ringer: Ringer | None = None
-    """Tells workers of what is submitted; without it, they find it by slow lists."""
-
-    async def ring_for_chores(self) -> None:
-        """Say that schedules or batches have changed. Never fails: it is a hint."""
-        with suppress(StoreError), labelled("chores"):
-            await ring(self.store, self.layout.bell, self.entropy)
 
     def now(self) -> Interval:
         """The store's time as far as it is known, without a request."""

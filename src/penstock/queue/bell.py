@@ -1,43 +1,11 @@
-"""The bells of a queue: small objects that say "something has changed", read instead of lists.
+"""The bell of a queue: one small object that says "somebody has changed what chores mind".
 
-A GET that says "nothing has" costs a twelfth of a LIST. Whoever changes something rings
-afterwards: a put over whatever is there. Whoever would list asks for the bell instead, and lists if
-it has rung. A bell is a hint: a ring that is lost, because its ringer died before it, costs time
-and nothing else, for the lists are made at long intervals anyway.
+Whoever adds or changes a schedule, or begins a batch, rings it afterwards: a put over whatever is
+there. Whoever minds the chores asks for it every so often, with a GET that costs a twelfth of a
+LIST, and makes the LIST only if it has rung. The bell is a hint: a ring that is lost, because its
+ringer died before it, costs time and nothing else, for the lists are made at long intervals anyway.
 
-| bell | rung | heard |
-|---|---|---|
-| `bell.json` | after a change of schedules, and when a batch begins | by chores, every 30 s |
-| `doorbell.json` | after a submit, by the rules below | by the owners of shards |
-
-At one GET in `HEARD_SECONDS` an idle queue pays 86,400 a month for chores, three and a half cents.
-
-**The doorbell.** A put for every submit would cost as much as the submit. So a submit rings only if
-
-- it is urgent: then always, but a producer that has rung rings again after `AGAIN_SECONDS` only,
-  and whoever hears a ring looks a second time, `ECHO_SECONDS` later;
-- or the bell says that somebody is *asleep*: an owner who finds nothing writes that into the bell,
-  and from then on asks for the bell instead of listing. A ring overwrites it, so that one is
-  enough for all that follows.
-
-A producer believes an answer of the bell for `BELIEVED_SECONDS`: a busy one asks every few seconds
-and never rings. An owner that goes to sleep lists on for as long, and a little: a submit whose
-producer had asked before is in these lists, and any later one rings. In times: the producer asks
-at `a` and hears "awake"; its pack is there at `p <= a + BELIEVED`; "asleep" was written at `s > a`;
-the last list begins after `s + BELIEVED > p`. No two clocks are compared.
-
-The state is `rung`, drawn anew by each ring, and `asleep`. "Asleep" is written by a swap that
-keeps `rung`, so that no ring is lost under it for owners who have not asked yet; if the swap
-fails, somebody has rung, and who wanted to sleep looks. A bell that is not there says "awake", as
-for workers and producers of releases that know of no doorbell: such workers never sleep, and such
-producers never ring. An owner that meets a task for which nobody has rung does without the bell for
-an hour.
-
-Crashes. Between the pack and the ring: the task is found by the next slow list of the owner. After
-the ring: nothing. Between "asleep" and the last list: the next owner begins with a list, and
-producers ring once for nobody.
-
-Called by `penstock.queue.submission`, and by `penstock.queue.discovery.leased`.
+At one GET in `HEARD_SECONDS` an idle queue pays 86,400 a month, three and a half cents.
 """
 
 from __future__ import annotations
@@ -46,52 +14,38 @@ import asyncio
 from contextlib import suppress
 from typing import ClassVar, Final
 
-from penstock.kernel.entropy import Entropy, new_id
-from penstock.kernel.errors import (
-    AlreadyExists,
-    NotFound,
-    StoreError,
-    UnreadableObject,
-    VersionConflict,
-)
-from penstock.kernel.wire import Document, decode, encode
-from penstock.store.base import CREATE, REPLACE, ObjectStore, Swap, Version
+from penstock.kernel.entropy import new_id
+from penstock.kernel.errors import NotFound, StoreError
+from penstock.kernel.wire import Document, encode
+from penstock.queue.access import Access
+from penstock.store.base import REPLACE, Version
 from penstock.store.metered import labelled
 
 HEARD_SECONDS: Final = 30.0
 """How old the answer may be that several chores share."""
-BELIEVED_SECONDS: Final = 5.0
-"""How long a producer believes that nobody is asleep."""
-AGAIN_SECONDS: Final = 3.5
-"""A producer of urgent tasks that has rung rings again after so long."""
-ECHO_SECONDS: Final = 4.0
-"""Whoever has heard a ring looks a second time after so long: more than `AGAIN_SECONDS`."""
-RING_SECONDS_MAX: Final = 5.0
-"""A submit waits no longer for its ring."""
 
 
 class Rung(Document, frozen=True, kw_only=True):
-    """Says nothing but that it is another one than before, and whether somebody is asleep."""
+    """Says nothing but that it is another one than before."""
 
     kind: ClassVar[str] = "bell"
 
     nonce: str
-    """Drawn anew by every ring."""
-    asleep: bool = False
 
 
-async def ring(store: ObjectStore, key: str, entropy: Entropy) -> None:
-    """Say that something has changed. Raises `StoreError`."""
-    await store.put(key, encode(Rung(nonce=new_id(entropy))), REPLACE)
+async def ring(access: Access) -> None:
+    """Say that something has changed. Never fails: it is a hint."""
+    body = encode(Rung(nonce=new_id(access.entropy)))
+    with suppress(StoreError), labelled("chores"):
+        await access.store.put(access.layout.bell, body, REPLACE)
 
 
 class Bell:
-    """One process's ear for the bell of the chores."""
+    """One process's ear."""
 
-    def __init__(self, store: ObjectStore, key: str) -> None:
-        self._store = store
-        self._key = key
-        self._clock = store.clock.machine
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._clock = access.store.clock.machine
         self._version: Version | None = None
         self._asked_at = float("-inf")
         self._asking = asyncio.Lock()
@@ -108,109 +62,5 @@ class Bell:
 
     async def _ask(self) -> None:
         with labelled("chores"), suppress(NotFound):
-            found = await self._store.get(self._key, unless=self._version)
+            found = await self._access.store.get(self._access.layout.bell, unless=self._version)
             self._version = found.version if found else self._version
-
-
-class Ringer:
-    """The doorbell as one producer knows it."""
-
-    def __init__(self, store: ObjectStore, key: str, entropy: Entropy) -> None:
-        self._store = store
-        self._key = key
-        self._entropy = entropy
-        self._clock = store.clock.machine
-        self._seen: tuple[Version, bool] | None = None
-        self._believed_at = self._rung_at = float("-inf")
-
-    async def submitted(self, *, is_urgent: bool) -> None:
-        """A pack was written: ring, if that is needed. Never fails, and never takes long."""
-        instant = self._clock.monotonic()
-        if instant < (
-            self._rung_at + AGAIN_SECONDS if is_urgent else self._believed_at + BELIEVED_SECONDS
-        ):
-            return
-        is_told = False
-        # Those who submit meanwhile count on this one.
-        self._believed_at = instant
-        try:
-            async with asyncio.timeout(RING_SECONDS_MAX):
-                with labelled("bell"):
-                    if is_urgent or await self._is_asleep():
-                        self._rung_at = instant
-                        await ring(self._store, self._key, self._entropy)
-            is_told = True
-        except (StoreError, TimeoutError):
-            pass  # A slow list finds it.
-        finally:
-            if not is_told:
-                self._believed_at = self._rung_at = float("-inf")
-
-    async def ring(self) -> None:
-        """Ring in any case: something can be claimed that no submit has told of. Never fails."""
-        with suppress(StoreError), labelled("bell"):
-            await ring(self._store, self._key, self._entropy)
-
-    async def _is_asleep(self) -> bool:
-        try:
-            found = await self._store.get(self._key, unless=self._seen[0] if self._seen else None)
-        except NotFound:
-            self._seen = None
-            return False
-        if found is not None:
-            self._seen = found.version, _read(found.body, self._key).asleep
-        return self._seen is not None and self._seen[1]
-
-
-class Ear:
-    """The doorbell as one owner of shards knows it."""
-
-    def __init__(self, store: ObjectStore, key: str, entropy: Entropy) -> None:
-        self._store = store
-        self._key = key
-        self._entropy = entropy
-        self._version: Version | None = None
-        self._said: Rung | None = None
-
-    async def has_rung(self) -> bool:
-        """Whether it has rung since this was last asked, or since the last `sleep`: a GET.
-
-        The first answer says that it has: who knows nothing has to look. Raises `StoreError`.
-        """
-        before = self._said
-        with labelled("bell"):
-            try:
-                found = await self._store.get(self._key, unless=self._version)
-            except NotFound:
-                self._version = self._said = None
-                return before is not None
-        if found is None:
-            return False
-        self._version, self._said = found.version, _read(found.body, self._key)
-        return before is None or before.nonce != self._said.nonce
-
-    async def sleep(self) -> bool:
-        """Have producers ring: a put, or nothing if they do already. False: it has just rung.
-
-        Raises `StoreError`.
-        """
-        if self._said is not None and self._said.asleep:
-            return True
-        said = Rung(nonce=self._said.nonce if self._said else new_id(self._entropy), asleep=True)
-        mode = CREATE if self._version is None else Swap(self._version)
-        try:
-            with labelled("bell"):
-                self._version = await self._store.put(self._key, encode(said), mode)
-        except (AlreadyExists, NotFound, VersionConflict):
-            # Another has begun to sleep, or it has rung.
-            return not await self.has_rung() and self._said is not None and self._said.asleep
-        self._said = said
-        return True
-
-
-def _read(body: bytes, key: str) -> Rung:
-    try:
-        return decode(Rung, body, where=key)
-    except UnreadableObject:
-        # The next ring makes it good.
-        return Rung(nonce="", asleep=True)

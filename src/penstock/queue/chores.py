@@ -16,5 +16,5 @@ from penstock.queue.schedules.minding import ScheduleChore
 
 def chores_of(access: Access) -> tuple[Chore, ...]:
     """New chores for one worker, or one monitor."""
-    bell = Bell(access.store, access.layout.bell)
+    bell = Bell(access)
     return (ScheduleChore(access, bell), BatchChore(access, bell), RetentionChore(access))

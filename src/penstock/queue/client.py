@@ -224,7 +224,13 @@ class Queue(Connection):
 
     def _submitter(self) -> Submitter:
         access = self.access
-        return Submitter.of(access, self._announcer, access.config.schemas)
+        return Submitter(
+            access.store,
+            access.layout,
+            access.entropy,
+            self._announcer,
+            schemas=access.config.schemas,
+        )
 
     def task(self, id: str) -> Task:
         """The task of an id, without asking whether there is one."""

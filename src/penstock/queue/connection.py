@@ -21,7 +21,6 @@ from typing import Self
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.access import Access
-from penstock.queue.bell import Ringer
 from penstock.queue.config import (
     EVERY_TYPE,
     QueueConfig,
@@ -161,8 +160,7 @@ class Connection:
                 self.name,
                 ", ".join(differing),
             )
-        ringer = Ringer(store, self._layout.doorbell, entropy)
-        self._access = Access(store, self._layout, config, entropy, ringer=ringer)
+        self._access = Access(store, self._layout, config, entropy)
         self._waiter = Waiter(Reader(self._access))
         self._announcer = Dispatch(self._access, self._dispatch)
         self._door = Door(self._access)

@@ -19,7 +19,6 @@
     queues/{queue}/limits/{key}.json                  a limit, and who holds how much of it
     queues/{queue}/schedules/{name}.json              a schedule
     queues/{queue}/bell.json                          rings when a schedule or a batch is new
-    queues/{queue}/doorbell.json                      rings when tasks come that nobody expects
     queues/{queue}/batches/open/{batch}.json          a batch that has not ended
     queues/{queue}/batches/ended/{batch}.json         one that has, and how
     queues/{queue}/batches/marks/{batch}/{pack}~…     a pack of it that is settled, and how
@@ -217,10 +216,6 @@ class QueueLayout:
     @cached_property
     def bell(self) -> str:
         return f"{self.root}bell.json"
-
-    @cached_property
-    def doorbell(self) -> str:
-        return f"{self.root}doorbell.json"
 
     @cached_property
     def payloads(self) -> str:

@@ -42,7 +42,7 @@ async def replay(access: Access, view: TaskView) -> TaskId:
     value = view.input
     if view.input_ref is not None and value is None:
         value = json.loads(bytes(await Reader(access).payloads.fetch(view.input_ref)))
-    task = await Submitter.of(access).submit_keyed(
+    task = await Submitter(access.store, access.layout, access.entropy).submit_keyed(
         view.type,
         value,
         Options(

@@ -20,9 +20,6 @@ is removed when the pack can no longer come. A void pack in the way is deleted (
 An input that is large goes first, as a payload, and the pack refers to it: a crash between leaves a
 payload of nobody (`penstock.queue.payloads`). Of a key that is surely taken nothing is sent at all.
 
-What is written is made known to those who wait for work and do not list: the doorbell is rung, if
-that is needed (`penstock.queue.bell`). It is the last thing that a submit does, and may fail.
-
 `submit_many` cuts the inputs into packs of at most 1,000 tasks and `PACK_BYTES_MAX` bytes. Packs
 are sent side by side and each stands alone: if one fails, the others are submitted, and the error
 says which are not.
@@ -52,8 +49,6 @@ from penstock.kernel.errors import (
     VersionConflict,
 )
 from penstock.kernel.wire import Document, decode, encode
-from penstock.queue.access import Access
-from penstock.queue.bell import Ringer
 from penstock.queue.inputs import input_json, is_same_input
 from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger
@@ -87,8 +82,6 @@ PACKS_IN_FLIGHT: Final = 16
 HEAVY_IN_FLIGHT: Final = 2
 """Of packs with large inputs: all of a pack must be there within W of its submit."""
 PLAIN: Final = Options()
-RUNG_MS_MAX: Final = 180_000
-"""What becomes due later than that is found by the slow lists of who is asleep."""
 MIXED: Final = "several types"
 _KEYED_TRIES_MAX: Final = 10
 _PAUSE_SECONDS_MAX: Final = 15.0
@@ -117,24 +110,6 @@ class Submitter:
     announcer: Announcer | None = None
     schemas: Schemas = field(default_factory=dict)
     """What inputs are checked by, of types that have a schema."""
-    ringer: Ringer | None = None
-
-    @classmethod
-    def of(
-        cls,
-        access: Access,
-        announcer: Announcer | None = None,
-        schemas: Schemas | None = None,
-    ) -> Submitter:
-        """That of one process."""
-        return cls(
-            access.store,
-            access.layout,
-            access.entropy,
-            announcer,
-            schemas=schemas or {},
-            ringer=access.ringer,
-        )
 
     @submitting
     async def submit_many(
@@ -308,7 +283,6 @@ class Submitter:
             else:
                 await self._check_in_time(pack.submitted_ms, where)
                 await self._announce(await self._choose(at, affinity), at, pack)
-                await self._ring(pack)
                 return
         raise OutcomeUnknown(
             "The pack of this key comes and goes: whether it was submitted cannot be told.",
@@ -380,7 +354,6 @@ class Submitter:
         await self._create(self.layout.pack(at), encode(pack), submitted_ms=submitted_ms)
         await self._check_in_time(submitted_ms, self.layout.pack(at))
         await self._announce(worker, at, pack)
-        await self._ring(pack)
         return [at.task(index) for index in range(at.count)]
 
     async def _create(self, where: str, body: bytes, *, submitted_ms: int, nonce: str = "") -> None:
@@ -434,12 +407,6 @@ class Submitter:
         """Tell a worker of a pack, which is written: never before."""
         if self.announcer and worker:
             await self.announcer.announce(worker, at, pack)
-
-    async def _ring(self, pack: Pack) -> None:
-        """Ring the doorbell for a pack that is written, if it comes soon (`bell`)."""
-        if self.ringer is None or pack.due_ms > pack.submitted_ms + RUNG_MS_MAX:
-            return
-        await self.ringer.submitted(is_urgent=pack.priority > 0 and not pack.due_ms)
 
 
 def _pack(

@@ -150,7 +150,7 @@ class Bench:
 
     async def chore(self, store: ObjectStore | None = None) -> BatchChore:
         access = (await self.queue(store)).access
-        return BatchChore(access, Bell(access.store, access.layout.bell))
+        return BatchChore(access, Bell(access))
 
     async def mind(self, seconds: float) -> None:
         """Somebody minds the batches for so long."""

@@ -592,7 +592,7 @@ def test_a_standby_costs_a_put_a_list_and_then_reads() -> None:
         spent = bench.meter.billed - before
         assert spent[("leases", Kind.LIST)] == 1
         assert spent[("leases", Kind.PUT)] == 1 + 1, "its registration, and a renewal of the owner"
-        assert 3 <= spent[("leases", Kind.GET)] <= 15
+        assert 3 <= spent[("leases", Kind.GET)] <= 8
 
     _run(check)
 

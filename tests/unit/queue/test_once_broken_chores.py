@@ -66,7 +66,7 @@ def test_with_more_batches_than_are_minded_nothing_of_theirs_is_forgotten(
         assert layout.read_mark(mark) is not None, "it looks like one"
         monkeypatch.setattr(minding, "BATCHES_MAX", 2)
         await world.clock().sleep(7200)
-        chore = BatchChore(queue.access, Bell(queue.access.store, layout.bell))
+        chore = BatchChore(queue.access, Bell(queue.access))
         await chore._forget()
         assert mark in bucket.objects
         monkeypatch.setattr(minding, "BATCHES_MAX", 1000)

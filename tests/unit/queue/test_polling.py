@@ -56,19 +56,34 @@ def test_work_sets_the_interval_back() -> None:
     simulate(main, seed=1)
 
 
-def test_rare_work_sets_it_back_too_and_it_grows_faster_then() -> None:
-    even = Polling(min_seconds=1.0, max_seconds=8.0, factor=1.1, jitter=0.0)
-
+def test_rare_work_sets_it_back_to_a_fraction_of_the_gap_only() -> None:
     async def main(world: World) -> None:
         clock = world.clock()
-        pace = Pace(even, entropy=seeded_entropy(1), clock=clock)
+        pace = Pace(EVEN, entropy=seeded_entropy(1), clock=clock)
+        for _ in range(6):
+            pace.next_seconds()
+        await clock.sleep(120)
+        pace.reset()
+        assert pace.next_seconds() == pytest.approx(3.0)
+        await clock.sleep(3600)
+        for _ in range(6):
+            pace.next_seconds()
+        pace.reset()
+        assert pace.next_seconds() == 8.0
+        # The next of a burst shows that it is one.
+        pace.reset()
+        assert pace.next_seconds() == 1.0
+
+    simulate(main, seed=1)
+
+
+def test_work_never_lengthens_the_interval() -> None:
+    async def main(world: World) -> None:
+        clock = world.clock()
+        pace = Pace(EVEN, entropy=seeded_entropy(1), clock=clock)
         await clock.sleep(3600)
         pace.reset()
-        waits = [pace.next_seconds() for _ in range(7)]
-        assert waits == pytest.approx([1.0, 1.5, 2.25, 3.375, 5.0625, 7.59375, 8.0])
-        await clock.sleep(10)
-        pace.reset()
-        assert [pace.next_seconds() for _ in range(2)] == pytest.approx([1.0, 1.1])
+        assert pace.next_seconds() == 1.0
 
     simulate(main, seed=1)
 

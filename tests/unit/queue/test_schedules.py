@@ -109,7 +109,7 @@ class Bench:
 
     async def scheduler(self, store: ObjectStore | None = None) -> ScheduleChore:
         access = (await self.queue(store)).access
-        return ScheduleChore(access, Bell(access.store, access.layout.bell))
+        return ScheduleChore(access, Bell(access))
 
     async def minded(self, chore: ScheduleChore) -> None:
         """Mind the schedules until cancelled, or until the process dies."""

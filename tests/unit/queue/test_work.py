@@ -250,7 +250,7 @@ def test_more_is_claimed_with_the_settlement() -> None:
 
 def test_while_other_packs_wait_no_more_is_claimed() -> None:
     async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
-        bench.room.contended = 0
+        bench.room.is_contended = True
         await running
         assert bench.statuses == [Status.SUCCEEDED] * 4 + [Status.READY] * 6
         assert work.has_more
@@ -436,7 +436,7 @@ def test_nothing_starts_under_a_lease_that_may_be_over() -> None:
         assert len(bench.ran.ended) == 1
         assert bench.ran.started.keys() == bench.ran.ended.keys()
         bench.store.plan = FINE
-        bench.room.contended = 0
+        bench.room.is_contended = True
         await running
         assert sorted(bench.statuses) == [Status.READY, Status.SUCCEEDED]
         assert sorted(task.given_back for task in bench.ledger.tasks) == [0, 1]

@@ -42,6 +42,7 @@ from penstock.queue.batches.documents import (
     then_task,
 )
 from penstock.queue.batches.ending import Ender
+from penstock.queue.bell import ring
 from penstock.queue.inputs import held_input
 from penstock.queue.layout import check_batch
 from penstock.queue.options import Options
@@ -113,7 +114,7 @@ class Batch:
             batch = new_batch(now_ms, access.entropy)
             new = OpenBatch(made_ms=now_ms, then=self._then)
             await Ender(access).cell(batch).update(lambda present: present or new)
-            await access.ring_for_chores()
+            await ring(access)
         self._id = batch
         return self
 

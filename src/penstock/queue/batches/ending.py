@@ -87,7 +87,7 @@ class Ender:
         )
         if ended.then is not None and not await self._is_known(batch, ended, read_ms):
             access = self._access
-            await Submitter.of(access).submit_keyed(
+            await Submitter(access.store, access.layout, access.entropy).submit_keyed(
                 ended.then.type,
                 then_input(batch, ended.then, ended.counts),
                 Options(key=then_key(batch)),

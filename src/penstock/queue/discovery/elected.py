@@ -14,8 +14,8 @@ from typing import Final
 
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import StoreError, UnreadableObject
-from penstock.queue.discovery.base import Discovery, Wanted
-from penstock.queue.discovery.scan import ALL, Run, Scanner, View
+from penstock.queue.discovery.base import Discovery
+from penstock.queue.discovery.scan import ALL, Run
 from penstock.queue.election import RENEW_SECONDS, Election
 from penstock.queue.incarnation import NOBODY, Incarnation
 from penstock.queue.layout import QueueLayout
@@ -54,18 +54,10 @@ class ElectedDiscovery(Discovery):
         self._election = Election(
             store, layout, holder=self.name, entropy=entropy, incarnation=incarnation
         )
-        self._peeking = Scanner(store, layout)
 
     def patience_seconds(self, at: PackAt) -> float:
         # Its holder writes at every third of a lease; of a pack of many there may be some left.
         return min(0.4 * self._lease_seconds, PATIENCE_SECONDS_MAX) if at.count == 1 else 0.0
-
-    async def peek(self, wanted: Wanted) -> View | None:
-        view = await self._peeking.look_at_urgent(ALL, worth=wanted.worth, wanted=wanted.tasks)
-        # Others look at the same: each tries what is equally urgent in an order of its own.
-        drawn = [(-each.priority, self._entropy.random(), each) for each in view.sights]
-        view.sights = [each for *_, each in sorted(drawn, key=lambda of: of[:2])]
-        return view
 
     def guarded(self) -> Sequence[Run]:
         return ALL if self._election.is_elected else ()

@@ -82,9 +82,7 @@ class SampledDiscovery(ElectedDiscovery):
 
     async def look(self, wanted: Wanted) -> View:
         view = View() if self._is_sparse else await self._sample(wanted)
-        # What has a low priority is no reason not to look for more.
-        usual = [sight for sight in view.sights if sight.priority >= 0]
-        if self._is_sparse or (wanted.has_room and not any(map(wanted.worth, usual))):
+        if self._is_sparse or (wanted.has_room and not any(map(wanted.worth, view.sights))):
             settled = view.settled
             view = await self._rotate(wanted)
             view.settled += settled
@@ -110,7 +108,7 @@ class SampledDiscovery(ElectedDiscovery):
         for shard in self._deal():
             found = sum(map(wanted.worth, view.sights))
             _add(view, await self._look_at(shard, wanted, found=found, minute=minute))
-        if with_ready and wanted.has_room and sum(map(wanted.worth, view.sights)) < wanted.tasks:
+        if with_ready and sum(map(wanted.worth, view.sights)) < wanted.tasks:
             _add(
                 view,
                 await self._whole.look_at_unhurried(worth=wanted.worth, wanted=wanted.tasks),

@@ -20,7 +20,7 @@ from typing import Final
 
 from penstock.queue.layout import QueueLayout
 from penstock.queue.outcomes import Seen
-from penstock.queue.places import LEDGER, PRIORITY_MAX, SLOTS, URGENT_MINUTE, PackAt
+from penstock.queue.places import LEDGER, SLOTS, PackAt
 from penstock.store.base import Entry, ObjectStore, Version
 from penstock.store.metered import labelled
 
@@ -95,8 +95,6 @@ class View:
     """Every pointer of `ready/` that was seen, of the slots that were asked for."""
     is_ready_whole: bool = False
     """Whether all that is due in `ready/` was seen."""
-    is_news: bool = True
-    """Whether lists were read; if not, all is as the last look has shown it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,18 +179,6 @@ class Scanner:
             await self._look_at_ready(view, minute, ALL, whole=False, worth=worth, wanted=wanted)
         return view
 
-    async def look_at_urgent(
-        self, runs: Sequence[Run], *, worth: Callable[[Sight], int], wanted: int
-    ) -> View:
-        """Look at what is more urgent than most, of these slots, and at nothing else."""
-        view = View()
-        self._known = None
-        area = self._urgent()
-        with labelled("discovery"):
-            await self._walk(view, area, start=area.first, runs=runs, worth=worth, wanted=wanted)
-        self._known = None
-        return view
-
     async def look_at_unhurried(self, *, worth: Callable[[Sight], int], wanted: int) -> View:
         """Look at what has a low priority, of all slots, and at nothing else."""
         view = View()
@@ -243,11 +229,6 @@ class Scanner:
         ready = self._layout.ready
         # For one who looks at everything, the list may as well go on to what follows.
         return _Area(self._layout.root if whole else ready, ready, f"{ready}{minute + 1}/")
-
-    def _urgent(self) -> _Area:
-        first, last = (str(URGENT_MINUTE + n) for n in (0, PRIORITY_MAX - 1))
-        ready = self._layout.ready
-        return _Area(ready + first[:-1], f"{ready}{first}/", f"{ready}{last}/~")
 
     def _unhurried(self, *, whole: bool) -> _Area:
         first = self._layout.unhurried

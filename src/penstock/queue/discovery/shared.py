@@ -22,8 +22,6 @@ from penstock.store.base import ObjectStore
 class SharedDiscovery(ElectedDiscovery):
     """Looks at all slots."""
 
-    is_whole = True
-
     def __init__(
         self,
         store: ObjectStore,

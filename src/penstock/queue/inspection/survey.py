@@ -66,8 +66,7 @@ async def surveyed(access: Access, *, pages_max: int | None = None) -> Survey:
         if len(present) > _TOP_MAX:
             break
     survey.folders = frozenset(each for each in present if each.endswith("/"))
-    cells = {layout.config, layout.control, layout.monitor, layout.bell, layout.doorbell}
-    known = {*tops, *others, replayed, *cells}
+    known = {*tops, *others, replayed, layout.config, layout.control, layout.monitor, layout.bell}
     survey.notes += [foreign(key) for key in present if key not in known]
     for top in tops:
         if top in present:

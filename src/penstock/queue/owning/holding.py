@@ -108,13 +108,11 @@ class Holding:
             return {}
         return {shard: held.epoch for shard, held in self._held.items()}
 
-    def confirm(self, leases: Mapping[int, Version]) -> None:
-        """The leases of these shards in the projection name this worker."""
+    def confirm(self, shard: int, version: Version) -> None:
+        """The lease of a shard in the projection names this worker."""
         assert self.registration is not None
-        epochs = self.registration.shards
-        self._held |= {shard: _Held(epochs[shard], version) for shard, version in leases.items()}
-        if leases:
-            self.gained.set()
+        self._held[shard] = _Held(self.registration.shards[shard], version)
+        self.gained.set()
 
     async def register(self) -> bool:
         """Create the registration, as a standby's. False: it was lost on the way."""
@@ -165,15 +163,13 @@ class Holding:
     async def settle(self) -> frozenset[int]:
         """Find out what has become of pending takes; returns what is not ours."""
         others: set[int] = set()
-        mine: dict[int, Version] = {}
         for shard, found in (await each(sorted(self.pending), self._registry.lease)).items():
             if isinstance(found, StoreError):
                 continue
             if found and found.document and self._is_mine(shard, found.document):
-                mine[shard] = found.version
+                self.confirm(shard, found.version)
             else:
                 others.add(shard)
-        self.confirm(mine)
         return frozenset(others)
 
     async def verify(self, now: Interval) -> tuple[frozenset[int], frozenset[int]]:

@@ -5,10 +5,6 @@ seconds it is saturated and offers shards, and soon after that it wants help wit
 that nothing starves behind tasks that run for hours. It also wants help with types that it has no
 handler for, and with packs of which it has had more than it can run for a while.
 
-A *burst*, which comes after a time without work, is another thing: everybody else has nothing to do
-either. Help is wanted at once, but only for `BURST_SECONDS`: those few who hear it in that time
-come, and if that does not do, the rules above call the others.
-
 What waits is known when a look has ended. A worker that looks again because it has used up what it
 had found, or because that is old, has room until the look ends, and is no less strained for it:
 if it said so, it would take back its offers for many seconds, and those who would take them would
@@ -29,7 +25,6 @@ SATURATED_SECONDS: Final = 3.0
 WAITS_SECONDS: Final = 10.0
 TOO_MANY_SECONDS: Final = 30.0
 MET_SECONDS: Final = 60.0
-BURST_SECONDS: Final = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +46,6 @@ class Strain:
         self._since: dict[tuple[str, str], float] = {}
         self._met: dict[str, float] = {}
         self._is_looking = False
-        self._burst: AbstractSet[str] = frozenset()
-        self._burst_until = float("-inf")
-
-    def burst(self, types: AbstractSet[str]) -> None:
-        """Much of these types has come at once, after a time without work."""
-        self._burst = types
-        self._burst_until = self._clock.monotonic() + BURST_SECONDS
 
     @contextmanager
     def looking(self) -> Iterator[None]:
@@ -89,8 +77,6 @@ class Strain:
             }
         met = {each for each, at in self._met.items() if at > instant - MET_SECONDS}
         wanted = self._lasting("waits", WAITS_SECONDS) | self._lasting("more", TOO_MANY_SECONDS)
-        if instant < self._burst_until:
-            wanted |= self._burst
         saturated = bool(self._lasting("waits", SATURATED_SECONDS))
         return Load(saturated, idle_seconds, frozenset(wanted | met))
 

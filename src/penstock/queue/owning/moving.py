@@ -23,7 +23,7 @@ What holds
 - A slot that a live worker looked at before a change is looked at until its shards of the present
   cut are owned. Two may look at it for a while, which costs requests and not tasks.
 - A worker that dies at any point leaves registrations whose leases end by themselves: its slots
-  are taken within the bound of `leases` (ttl + 120 s); that the shards were never taken in their
+  are taken within the bound of `leases` (ttl + 72 s); that the shards were never taken in their
   era adds 10 s. Workers that never notice (of an older release, say) go on under their own cut as
   before, beside the owners of the present one.
 - Leases and epochs of a shard belong to its era. They are never deleted, and going back to a

@@ -44,7 +44,6 @@ from penstock.queue.owning.registry import (
     ShardLease,
     each,
 )
-from penstock.store.base import Version
 from penstock.store.time import Interval
 
 TAKEN_AT_ONCE_MAX: Final = 256
@@ -112,18 +111,17 @@ class Taking:
             if (c.shard in offered if c.offerer else c.to_end <= ended)
         }
 
-        async def give(shard: int) -> Version | None:
+        async def give(shard: int) -> bool:
             chosen = allowed[shard]
-            return await self._registry.give_lease(
+            version = await self._registry.give_lease(
                 shard, chosen.found, worker=self._mine.worker, epoch=chosen.epoch
             )
+            if version is not None:
+                self._mine.confirm(shard, version)
+            return version is not None
 
         answers = await each(allowed, give)
-        # All at once: who looks at a part only would take what is less urgent in it.
-        self._mine.confirm(
-            {s: v for s, v in answers.items() if v is not None and not isinstance(v, StoreError)}
-        )
-        refused = {c.shard for c in candidates if answers.get(c.shard) is None}
+        refused = {c.shard for c in candidates if answers.get(c.shard, False) is False}
         if refused:
             # Others were faster. What they left may be seen when they are done.
             self._look_again_in(_AGAIN_SECONDS)

@@ -25,12 +25,10 @@ class LeaseSettings:
     """After so long without work leases are stretched; after `idle_seconds` shards are offered."""
     idle_seconds: float = 60.0
     saturated_seconds: float = 5.0
-    look_each_seconds: float = 2.0
-    look_seconds_min: float = 2.5
-    look_seconds_max: float = 75.0
-    again_seconds: float = 5.0
-    """How soon a worker looks again that knows that there is something to see."""
-    standby_list_seconds: float = 3600.0
+    look_each_seconds: float = 1.0
+    look_seconds_min: float = 5.0
+    look_seconds_max: float = 45.0
+    standby_list_seconds: float = 1800.0
     owner_list_seconds: float = 60.0
     alone_list_seconds: float = 600.0
     verify_seconds: float = 600.0
@@ -46,11 +44,6 @@ class LeaseSettings:
             raise InvalidInput("Shard leases must be renewed before they end.")
         if self.idle_stretch < 1 or self.shards_per_worker < 1:
             raise InvalidInput("The idle stretch and the shards per worker must be 1 or more.")
-
-    @property
-    def refresh_seconds(self) -> float:
-        """How often a standby refreshes its registration."""
-        return 0.75 * self.standby_seconds
 
     @property
     def longest_ttl_seconds(self) -> float:

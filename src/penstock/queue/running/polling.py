@@ -1,10 +1,10 @@
 """How long to wait between two looks: short while there is work, longer the longer there is none.
 
-Work sets the interval back to the least; every look that finds nothing lengthens it by a factor, up
-to the most. Where work is rare the factor is larger, at least `_RARE_FACTOR`: what comes soon after
-is found soon, and a pack that comes alone costs three or four looks more, whatever the most is.
-Jitter keeps the looks of many workers apart. The most bounds how late the first task is found after
-a long idle time, where looks are lists; `leased` has a doorbell for that.
+Work sets the interval back; every look that finds nothing lengthens it by a factor, up to the most.
+It is set back to the least, but no further than to a fraction of the time since the work before:
+where packs come a quarter of an hour apart, one of them says nothing about the next minute. Jitter
+keeps the looks of many workers apart. The most is the bound for how late the first task after a
+long idle time is found.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import InvalidInput
 
-_RARE: Final = 40
-"""Work is rare that comes so many times the least interval apart."""
-_RARE_FACTOR: Final = 1.5
+_LOOKS_A_GAP: Final = 40
+"""So many looks, at the most, between two finds that are equally far apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +50,18 @@ class Pace:
         self._entropy = entropy
         self._clock = clock
         self._seconds = polling.min_seconds
-        self._factor = polling.factor
         self._worked_at = clock.monotonic()
 
     def reset(self) -> None:
         """There was work."""
         instant = self._clock.monotonic()
         gap, self._worked_at = instant - self._worked_at, instant
-        is_rare = gap > _RARE * self._polling.min_seconds
-        self._factor = max(self._polling.factor, _RARE_FACTOR if is_rare else 1.0)
-        self._seconds = self._polling.min_seconds
+        slow = min(gap / _LOOKS_A_GAP, self._polling.max_seconds)
+        self._seconds = min(self._seconds, max(slow, self._polling.min_seconds))
 
     def next_seconds(self) -> float:
         """How long to wait now; the time after that is longer."""
         seconds = self._seconds
-        self._seconds = min(self._polling.max_seconds, seconds * self._factor)
+        self._seconds = min(self._polling.max_seconds, seconds * self._polling.factor)
         spread = self._polling.jitter * seconds
         return self._entropy.uniform(seconds - spread, seconds + spread)

@@ -5,10 +5,6 @@ worker runs of that type until its next settlement, so that one write brings the
 A pack of one is claimed only when there is a slot for it. While other packs wait for room, a pack
 that is worked on gets no more: packs take turns.
 
-What is more urgent does not wait for what was only claimed ahead: to a pack of a higher priority
-the room of less urgent tasks counts as free, and its tasks get the next slots that come free. Those
-that yield keep their claims, which costs no request; what waits too long for a slot is given back.
-
 A handler that does not heed its interruption keeps its slot, and its room with it. When all slots
 are so stuck, nothing more is claimed, and what waits for a slot is to be given back.
 """
@@ -17,9 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from heapq import heappop, heappush
-from itertools import count
-from types import TracebackType
 from typing import Final
 
 from penstock.kernel.clock import Clock
@@ -30,75 +23,15 @@ AHEAD_MAX: Final = 16
 _INSTANTS: Final = 64
 
 
-class Slots:
-    """What runs at a time: so many, and of those that wait the most urgent first, then the first.
-
-    `async with slots.of(priority):` is one of them.
-    """
-
-    def __init__(self, slots: int) -> None:
-        self._free = slots
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._numbers = count()
-
-    def of(self, priority: int) -> _Slot:
-        """A slot for something of this priority."""
-        return _Slot(self, priority)
-
-    async def acquire(self, priority: int) -> None:
-        """Wait for a slot."""
-        if self._free:
-            self._free -= 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        heappush(self._waiting, (-priority, next(self._numbers), turn))
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.release()
-            raise
-
-    def release(self) -> None:
-        """Give a slot to who is next."""
-        while self._waiting:
-            *_, turn = heappop(self._waiting)
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
-
-
-class _Slot:
-    __slots__ = ("_priority", "_slots")
-
-    def __init__(self, slots: Slots, priority: int) -> None:
-        self._slots = slots
-        self._priority = priority
-
-    async def __aenter__(self) -> None:
-        await self._slots.acquire(self._priority)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._slots.release()
-
-
 class Room:
     """One worker's room. `held` counts tasks that are claimed, or about to be, and not ended."""
 
     def __init__(self, concurrency: int, *, clock: Clock, freed: asyncio.Event) -> None:
         self.concurrency = concurrency
-        self.slots = Slots(concurrency)
+        self.slots = asyncio.Semaphore(concurrency)
         self.held = 0
-        self.contended: int | None = None
-        """The highest priority of the packs that have been found and wait for room, if any do."""
-        self._held: dict[int, int] = {}
-        self._waiting: dict[int, int] = {}
+        self.is_contended = False
+        """Other packs have been found that wait for room."""
         self.is_reserved = False
         """Nothing more is to be claimed: a task is to run with nothing beside it (`exclusive`)."""
         self.stuck = 0
@@ -117,26 +50,8 @@ class Room:
         """Whether nothing can start until a handler ends that should have."""
         return self.stuck >= self.concurrency
 
-    def free_for(self, priority: int) -> int:
-        """How many tasks of this priority could start before what is less urgent."""
-        return 0 if self.is_reserved else max(0, self.concurrency - self._held_before(priority))
-
-    def startable(self, taken: int, *, priority: int) -> int:
-        """How many of so many for which room was taken can start at once, and at least one."""
-        return max(1, taken + self.concurrency - self._held_before(priority))
-
-    def is_contended(self, priority: int) -> bool:
-        """Whether packs wait for room that are as urgent as this."""
-        return self.contended is not None and self.contended >= priority
-
     def take(
-        self,
-        count: int,
-        *,
-        type: str,
-        priority: int = 0,
-        ahead_seconds: float = 0.0,
-        blindly: bool = True,
+        self, count: int, *, type: str, ahead_seconds: float = 0.0, blindly: bool = True
     ) -> int:
         """Reserve room for up to `count` tasks; returns for how many.
 
@@ -147,43 +62,20 @@ class Room:
         if limit and ahead_seconds and not self.is_stuck:
             soon = int(self._rate(type) * ahead_seconds)
             limit += min(max(AHEAD_MIN * limit if blindly else 0, soon), AHEAD_MAX * limit)
-        taken = max(0, min(count, limit - self._held_before(priority)))
-        self.hold(taken, priority=priority)
+        taken = max(0, min(count, limit - self.held))
+        self.held += taken
         return taken
 
-    def hold(self, count: int, *, priority: int = 0) -> None:
+    def hold(self, count: int) -> None:
         """Count tasks that were claimed, whether there is room for them or not."""
-        if not count:
-            return
         self.held += count
-        self._held[priority] = self._held.get(priority, 0) + count
 
-    def wait(self, count: int, *, priority: int) -> None:
-        """So many more, or less, of what is claimed wait for a slot."""
-        self._waiting[priority] = self._waiting.get(priority, 0) + count
-
-    def give(self, count: int, *, priority: int = 0) -> None:
+    def give(self, count: int) -> None:
         """Give room back."""
-        if not count:
-            return
         self.held -= count
-        left = self._held.get(priority, 0) - count
-        assert left >= 0, "more room was given back than was taken"
-        if left:
-            self._held[priority] = left
-        else:
-            del self._held[priority]
-        self._freed.set()
-
-    def _held_before(self, priority: int) -> int:
-        """How many are held that something of this priority has to wait for.
-
-        Those that run, as always; but not those that wait for a slot and are less urgent, and if
-        there are such, not those either that run: a slot soon comes free, for it or for them.
-        """
-        if not any(waiting for each, waiting in self._waiting.items() if each < priority):
-            return self.held
-        return sum(held for each, held in self._held.items() if each >= priority)
+        assert self.held >= 0, "more room was given back than was taken"
+        if count:
+            self._freed.set()
 
     def note_end(self, type: str) -> None:
         """A task of this type has run to its end."""

@@ -3,7 +3,6 @@
 | what | when |
 |---|---|
 | look | nothing found is left to try, and the pace allows it; rarely while there is no room |
-| peek | there is enough to do: has something more urgent come? (`Discovery.peek`) |
 | try a pack | there is room, and a look found it or its time has come (`Memory`) |
 | work on a pack | claimed, until nothing of it is held (`PackAtWork`) |
 | work on one task and nothing else | it is suspect, and on its last attempt (`Exclusive`) |
@@ -13,9 +12,6 @@ A worker claims only types that it has a handler for; others are left where they
 stand in the way. Passing failures of the store are tried again and logged; while the store
 refuses, the worker waits and says so. What may start at all is for the gates to say
 (`penstock.queue.running.gates`).
-
-What was found is tried in the order of its priorities, and a pack that is more urgent than what is
-held need not wait for what was only claimed ahead (`Room`).
 """
 
 from __future__ import annotations
@@ -61,12 +57,6 @@ _FAILED_MAX: Final = 1000
 _FLUSH_SECONDS: Final = 10.0
 _NEIGHBOURS_SECONDS_MIN: Final = 0.5
 _NEIGHBOURS_SECONDS_MAX: Final = 10.0
-CALM_SECONDS: Final = 60.0
-"""What comes after so long without work may be a burst."""
-BURST_SECONDS: Final = 10.0
-"""A burst shows itself in so long."""
-BURST_ROUNDS: Final = 2
-"""It is one if it is more than this worker runs in so many rounds."""
 
 
 class Shift:
@@ -122,10 +112,6 @@ class Shift:
         self._stopping, self._hurry, self._at_once = (asyncio.Event() for _ in range(3))
         self._later_ms: int | None = None
         self._look_at = self._worked_at = self._looked_at = self._clock.monotonic()
-        self._peek_at = self._looked_at + discovery.peek_seconds
-        self._is_afresh = True
-        self._burst_until = self._peeked_at = float("-inf")
-        self._peeked: frozenset[PackAt] = frozenset()
 
     @property
     def is_empty(self) -> bool:
@@ -237,7 +223,7 @@ class Shift:
                 self._look_now()
 
     def _look_now(self) -> None:
-        self._look_afresh_in(0.0)
+        self._look_at = self._clock.monotonic()
         self._wake.set()
 
     async def _search(self) -> None:
@@ -247,27 +233,16 @@ class Shift:
             if not self._found and self._clock.monotonic() >= self._look_at:
                 await self._look()
                 continue
-            if self._has_enough and self._clock.monotonic() >= self._peek_at:
-                await self._peek()
-                continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._seconds_to_wait()):
                     await self._wake.wait()
 
-    @property
-    def _has_enough(self) -> bool:
-        """Whether nothing is looked for but what is more urgent."""
-        return bool(self._found) or not self._room.free
-
     def _seconds_to_wait(self) -> float:
-        instant = self._clock.monotonic()
-        to_look = self._look_at - instant
+        to_look = self._look_at - self._clock.monotonic()
         if not self._room.free:
-            most = min(self._settings.polling.max_seconds, self._peek_at - instant)
-            return max(0.05, most if self._found else min(most, to_look))
+            most = self._settings.polling.max_seconds
+            return most if self._found else max(0.05, min(most, to_look))
         waits = [to_look]
-        if self._found:
-            waits.append(self._peek_at - instant)
         to_open = self._at_gates.seconds_to_open()
         if to_open is not None:
             waits.append(to_open)
@@ -281,70 +256,24 @@ class Shift:
         looked = self._access.now()
         # Whoever wants another look meanwhile sets it earlier.
         self._look_at = float("inf")
-        is_afresh, self._is_afresh = self._is_afresh, False
         try:
+            wanted = Wanted(self._worth, self._room.concurrency, has_room=self._room.free > 0)
             with self._strain.looking():
-                view = await self._discovery.look(self._wanted(is_afresh=is_afresh))
+                view = await self._discovery.look(wanted)
         except StoreError as error:
             self._say(f"the queue cannot be looked at, trying again: {error}")
-            self._is_afresh |= is_afresh
             self._look_in(self._pace.next_seconds())
             return
-        if view.is_news:
-            self._take_in(view)
-            self._note_burst()
-            if self._discovery.guarded():
-                self._monitor.note(view.settled, looked)
-            # If there was enough, look again as soon as it is used up and has given something.
-            tasks = sum(sight.at.count for sight in self._found)
-            self._is_more = tasks >= self._room.concurrency
+        self._take_in(view)
+        if self._discovery.guarded():
+            self._monitor.note(view.settled, looked)
         self._looked_at = self._clock.monotonic()
-        if self._discovery.is_whole:
-            self._peek_at = self._looked_at + self._discovery.peek_seconds
         # While full, what waits must only be known, so that others can be asked to take it.
         most = self._settings.polling.max_seconds
-        has_room = self._room.free > 0
-        is_calm = self._looked_at >= self._burst_until
-        seconds = self._pace.next_seconds() if has_room or not is_calm else most
-        self._look_in(self._discovery.pause_seconds(seconds, has_room=has_room))
-
-    def _note_burst(self) -> None:
-        """Ask for help at once if much has come after a time without work."""
-        instant = self._clock.monotonic()
-        if self._found and not self._busy and instant >= self._worked_at + CALM_SECONDS:
-            self._burst_until = instant + BURST_SECONDS
+        self._look_in(self._pace.next_seconds() if self._room.free else most)
+        # If there was enough, look again as soon as it is used up and has given something.
         tasks = sum(sight.at.count for sight in self._found)
-        if instant < self._burst_until and tasks > BURST_ROUNDS * self._room.concurrency:
-            self._strain.burst({sight.at.type for sight in self._found})
-            self._discovery.strained()
-
-    def _wanted(self, *, is_afresh: bool = False) -> Wanted:
-        return Wanted(
-            self._worth,
-            self._room.concurrency,
-            has_room=self._room.free > 0,
-            is_afresh=is_afresh,
-        )
-
-    async def _peek(self) -> None:
-        """Take in what is more urgent than what was found before, if there is such."""
-        self._peek_at = self._clock.monotonic() + self._discovery.peek_seconds
-        try:
-            view = await self._discovery.peek(self._wanted())
-        except StoreError as error:
-            self._say(f"what is urgent cannot be looked at, trying again: {error}")
-            return
-        peeked = [sight for sight in view.sights if self._worth(sight)] if view else []
-        if peeked:
-            self._peeked = frozenset(sight.at for sight in peeked)
-            self._peeked_at = self._clock.monotonic()
-            rest = [sight for sight in self._found if sight.at not in self._peeked]
-            self._found = _in_order([*peeked, *rest])
-
-    def _look_afresh_in(self, seconds: float) -> None:
-        """Look as `_look_in` says, at the lists themselves."""
-        self._is_afresh = True
-        self._look_in(seconds)
+        self._is_more = tasks >= self._room.concurrency
 
     def _look_in(self, seconds: float) -> None:
         """Look again after so long, or sooner if that was asked for."""
@@ -409,33 +338,26 @@ class Shift:
         now_ms = self._access.now().earliest * 1000
         if self._later_ms is not None and self._later_ms <= now_ms:
             self._later_ms = None
-            self._look_afresh_in(0.0)
+            self._look_at = self._clock.monotonic()
         is_old = self._clock.monotonic() - self._found_at > self._discovery.sight_seconds
-        if is_old and self._found:
+        if is_old:
             # Others will have taken it by now, unless nobody else is led to it.
-            self._is_afresh = True
-            self._let_go_of_found()
-        due = [s for s in self._memory.due(now_ms) if s.at not in self._busy]
-        due = [sight for sight in due if sight.at not in self._exclusive]
-        if due:
-            self._found = _in_order([*self._found, *due])
+            self._at_gates.add_all(filter(is_ours, self._found))
+            self._found.clear()
+        due = (s for s in self._memory.due(now_ms) if s.at not in self._busy)
+        self._found.extend(sight for sight in due if sight.at not in self._exclusive)
         self._take_up_again(is_old=is_old)
         self._start_exclusive()
-        while self._found and self._room.free_for(self._found[0].priority):
+        while self._found and self._room.free:
             sight = self._found.popleft()
             if self._at_gates.is_shut(sight):
                 self._put_aside(sight)
             elif sight.at not in self._busy:
                 ahead = self._settings.settle_seconds_of(sight.at.count)
-                room = self._room.take(
-                    sight.at.count,
-                    type=sight.at.type,
-                    priority=sight.priority,
-                    ahead_seconds=ahead,
-                )
+                room = self._room.take(sight.at.count, type=sight.at.type, ahead_seconds=ahead)
                 self._busy[sight.at] = None
                 self._spawn(self._take(sight, room))
-        self._room.contended = self._found[0].priority if self._found else None
+        self._room.is_contended = bool(self._found)
         if self._room.free:
             self._waiting = frozenset()
             if self._was_full:
@@ -454,26 +376,17 @@ class Shift:
         sight = self._exclusive.next(is_empty=is_empty, is_idle=is_empty and not self._found)
         self._room.is_reserved = self._exclusive.is_reserved
         if sight is not None:
-            self._room.hold(1, priority=sight.priority)
+            self._room.hold(1)
             self._busy[sight.at] = None
             self._spawn(self._take(sight, 1, exclusive=True))
-
-    def _let_go_of_found(self) -> None:
-        """What was found is old, but for what has come by a peek since."""
-        # They last until they are seen again.
-        seconds = max(self._discovery.sight_seconds, 2 * self._discovery.peek_seconds)
-        is_young = self._clock.monotonic() - self._peeked_at <= seconds
-        kept = [sight for sight in self._found if is_young and sight.at in self._peeked]
-        self._at_gates.add_all(each for each in self._found if is_ours(each) and each not in kept)
-        self._found = deque(kept)
 
     def _take_up_again(self, *, is_old: bool) -> None:
         """Try what waited at a gate that is open now; if that is old, look again as well."""
         opened = self._at_gates.opened() if self._room.free or not is_old else []
         if opened and is_old:
-            self._look_afresh_in(0.0)
+            self._look_in(0.0)
         if opened:
-            self._found = _in_order([*opened, *self._found])
+            self._found = deque(sorted([*opened, *self._found], key=lambda each: -each.priority))
 
     def _put_aside(self, sight: Sight) -> None:
         """A pack waits at a gate, and no others behind it."""
@@ -481,7 +394,7 @@ class Shift:
         if self._is_more and not self._found:
             # The look broke off because of such packs: what lies behind them was not seen.
             self._is_more = False
-            self._look_afresh_in(0.0)
+            self._look_in(0.0)
 
     async def _take(self, sight: Sight, room: int, *, exclusive: bool = False) -> None:
         """Claim a pack and work on it to its end."""
@@ -529,8 +442,7 @@ class Shift:
         try:
             leave = await admit(self._gates, sight, room)
         finally:
-            unused = room - (leave.tasks if leave else 0)
-            self._room.give(unused, priority=sight.priority)
+            self._room.give(room - (leave.tasks if leave else 0))
         if leave is None:
             self._put_aside(sight)
             return None, ""
@@ -544,7 +456,7 @@ class Shift:
             entropy=self._access.entropy,
             incarnation=incarnation,
         )
-        slots = self._room.startable(room, priority=sight.priority)
+        slots = max(1, room + self._room.concurrency - self._room.held)
         claim = hands.claim(handler, tasks_max=room, slots=slots, exclusive=exclusive)
         try:
             claimed = await hands.claim_surely(hand, claim, sight.seen)
@@ -553,44 +465,38 @@ class Shift:
             leave.give(room)
             raise
         finally:
-            self._room.give(room, priority=sight.priority)
+            self._room.give(room)
         if claimed is None:
             return hand, ""
         self._discovery.handled(sight.at)
-        self._room.hold(len(claimed.attempts), priority=sight.priority)
-        work = PackAtWork(
-            hands, hand, handler, leave=leave, spawn=self._spawn, priority=sight.priority
-        )
+        self._room.hold(len(claimed.attempts))
+        work = PackAtWork(hands, hand, handler, leave=leave, spawn=self._spawn)
         self._busy[sight.at] = work
         if self._stopping.is_set():
             work.drain()
         self._worked_at = self._clock.monotonic()
         self._pace.reset()
-        if self._is_more:
-            self._look_afresh_in(0.0)
-        else:
-            self._look_in(self._discovery.pause_seconds(self._pace.next_seconds()))
+        seconds = 0.0 if self._is_more else self._pace.next_seconds()
+        self._look_in(seconds)
         await work.run(claim.id, claimed)
         self._worked_at = self._clock.monotonic()
         return hand, claimed.pack.nonce
 
     async def _drain(self, background: Sequence[asyncio.Task[None]]) -> None:
         """Let what runs end, then give it back; each for a while."""
-        works = [work for work in self._busy.values() if work is not None]
-        for work in works:
-            work.drain()
+        for work in self._busy.values():
+            if work is not None:
+                work.drain()
         if self._is_patient:
             await self._leave(background)
             await self._until_free(None, self._hurry)
         await self._until_free(self._settings.stop_seconds, self._at_once)
-        for each in self._busy.values():
-            if each is not None:
-                each.give_back()
+        for work in self._busy.values():
+            if work is not None:
+                work.give_back()
         await self._until_free(_FLUSH_SECONDS, None)
         if self._busy:
             _log.warning("%d packs could not be given back; their leases end", len(self._busy))
-        if self._access.ringer and any(work.has_given_back for work in works):
-            await self._access.ringer.ring()
 
     async def _until_free(self, seconds: float | None, sooner: asyncio.Event | None) -> None:
         with suppress(TimeoutError):
@@ -598,8 +504,3 @@ class Shift:
                 while self._busy and not (sooner and sooner.is_set()):
                     self._wake.clear()
                     await self._wake.wait()
-
-
-def _in_order(sights: Sequence[Sight]) -> deque[Sight]:
-    """The most urgent first; among equals as they were."""
-    return deque(sorted(sights, key=lambda each: -each.priority))

@@ -77,17 +77,9 @@ class PackAtWork:
     """Some tasks of one pack, claimed by this worker. `run` ends when none is held any more."""
 
     def __init__(
-        self,
-        hands: Hands,
-        hand: PackInHand,
-        handler: Handler,
-        *,
-        leave: Pass,
-        spawn: Spawn,
-        priority: int = 0,
+        self, hands: Hands, hand: PackInHand, handler: Handler, *, leave: Pass, spawn: Spawn
     ) -> None:
         self.hand = hand
-        self._priority = priority
         self._hands = hands
         self._handler = handler
         self._leave = leave
@@ -113,8 +105,6 @@ class PackAtWork:
         self._draining = False
         self._is_dry = False
         self._is_slow = False
-        self.has_given_back = False
-        """Whether others may have some of it that this worker had claimed."""
         self._more: Claim | None = None
         self._failures = 0
         leave.watch(over=self._interrupt, freed=self._news.set)
@@ -143,7 +133,6 @@ class PackAtWork:
     def give_back(self) -> None:
         """Interrupt what runs and give it back."""
         self.drain()
-        self.has_given_back = True
         self._interrupt()
 
     def _interrupt(self) -> None:
@@ -155,7 +144,7 @@ class PackAtWork:
         until = self._clock.monotonic() - after_seconds
         for held in self._held.values():
             if not held.started and held.since <= until and held.ending is None:
-                self._is_slow = self.has_given_back = True
+                self._is_slow = True
                 self._ended(held, GivenBack())
 
     def _begin(self, claim: str, claimed: Claimed) -> None:
@@ -171,7 +160,7 @@ class PackAtWork:
             held = _Held(claim, attempt, since, claimed.pack, place)
             self._held[place] = held
             self._queue.append(held)
-        self._started(-len(claimed.attempts))
+        self._unstarted += len(claimed.attempts)
         self._unended += len(claimed.attempts)
         for _ in range(min(len(self._queue), self._hands.room.concurrency - self._runners)):
             self._runners += 1
@@ -196,22 +185,17 @@ class PackAtWork:
             children=self._hands.children,
         )
 
-    def _started(self, count: int) -> None:
-        """So many do not wait for a slot any more."""
-        self._unstarted -= count
-        self._hands.room.wait(-count, priority=self._priority)
-
     async def _run_all(self) -> None:
         """One attempt after the other, each when there is a slot for it, until none waits."""
         slots = self._hands.room.slots
         try:
             while self._queue:
-                async with slots.of(self._priority):
+                async with slots:
                     if self._queue:  # Others may have taken the last one.
                         await self._run(self._queue.popleft())
         except BaseException:
             # The worker is torn down: what has not started never will.
-            self._hands.room.give(len(self._queue), priority=self._priority)
+            self._hands.room.give(len(self._queue))
             self._leave.give(len(self._queue))
             self._queue.clear()
             raise
@@ -226,8 +210,8 @@ class PackAtWork:
             if held.ending is not None:
                 return
             held.started = True
-            self._started(1)
-            if not self._unstarted and room.free_for(self._priority):
+            self._unstarted -= 1
+            if not self._unstarted and room.free:
                 self._news.set()  # Nothing waits any more: there may be more to claim.
             problem: Ending | None = Expired() if self._has_expired() else None
             if problem is None and held.place in held.pack.refs:
@@ -250,7 +234,7 @@ class PackAtWork:
                 await self._until(ended.released)
                 is_gone = True
         finally:
-            room.give(1, priority=self._priority)
+            room.give(1)
             if is_gone:
                 self._leave.give(1)
             # Else this was cancelled, and the handler may go on: its leave must end by itself.
@@ -297,7 +281,7 @@ class PackAtWork:
             # What was lost has nothing to settle; the ledger refuses it.
             held.ending = ending or GivenBack()
             self._unended -= 1
-            self._started(not held.started)
+            self._unstarted -= not held.started
             is_first = self._ended_at is None
             if is_first:
                 self._ended_at = self._clock.monotonic()
@@ -309,8 +293,7 @@ class PackAtWork:
         """Until there is a reason to write."""
         while self._unended:
             room = self._hands.room
-            is_free = not self._unstarted and room.free_for(self._priority) > 0
-            if is_free and self._claimable() and self._leave.has_more():
+            if not self._unstarted and room.free and self._claimable() and self._leave.has_more():
                 return
             seconds = self._next_at() - self._clock.monotonic()
             if seconds <= 0:
@@ -361,7 +344,7 @@ class PackAtWork:
         taken = swapped.more
         if more is not None:
             unused = more.tasks_max - (len(taken.attempts) if taken else 0)
-            self._hands.room.give(unused, priority=self._priority)
+            self._hands.room.give(unused)
             self._leave.give(unused)
             if taken is not None:
                 self._begin(more.id, taken)
@@ -392,16 +375,15 @@ class PackAtWork:
 
     def _next_claim(self) -> Claim | None:
         """What else to claim, with the room for it taken."""
-        slots = self._hands.room.free_for(self._priority)
+        slots = self._hands.room.free
         room = self._hands.room.take(
             self._claimable(),
             type=self.hand.at.type,
-            priority=self._priority,
             ahead_seconds=self._settle_seconds,
             blindly=not self._is_slow,
         )
         tasks = self._leave.more(room) if room else 0
-        self._hands.room.give(room - tasks, priority=self._priority)
+        self._hands.room.give(room - tasks)
         if not tasks:
             return None
         return self._hands.claim(self._handler, tasks_max=tasks, slots=slots)
@@ -428,14 +410,13 @@ class PackAtWork:
                 pass
 
     def _claimable(self) -> int:
-        is_contended = self._hands.room.is_contended(self._priority)
-        may_start = self._leave.may_start() and not is_contended
+        may_start = self._leave.may_start() and not self._hands.room.is_contended
         if self._is_dry or self._draining or not may_start:
             return 0
         return self.hand.claimable(
             attempts_max=self._handler.retry.attempts,
             held=[place for place, held in self._held.items() if held.ending is None],
-            slots=self._hands.room.free_for(self._priority),
+            slots=self._hands.room.free,
         )
 
     def _renew(self, live: set[str], swapped: Swapped) -> None:
@@ -456,7 +437,7 @@ class PackAtWork:
             self._ended(held, GivenBack())
         self._held.clear()
         if self._more is not None:
-            self._hands.room.give(self._more.tasks_max, priority=self._priority)
+            self._hands.room.give(self._more.tasks_max)
             self._leave.give(self._more.tasks_max)
             self._more = None
 

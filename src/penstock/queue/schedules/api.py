@@ -27,6 +27,7 @@ from penstock.kernel.errors import ScheduleNotFound
 from penstock.kernel.wire import decode
 from penstock.kernel.words import listed, nearest
 from penstock.queue.access import Access
+from penstock.queue.bell import ring
 from penstock.queue.inputs import held_input
 from penstock.queue.options import Options
 from penstock.queue.places import TaskId, check_name
@@ -107,7 +108,7 @@ class Schedules:
 
         with labelled("schedules"):
             written = await cell.update(change)
-            await self._access.ring_for_chores()
+            await ring(self._access)
         assert written is not None, "it was written, or was there"
         return view_of(name, written)
 
@@ -155,13 +156,13 @@ class Schedules:
         with labelled("schedules"):
             # Whatever version it is in: a tick in between must not keep it.
             await self._access.store.delete(self._access.layout.schedule(name))
-            await self._access.ring_for_chores()
+            await ring(self._access)
 
     async def run(self, name: str) -> TaskId:
         """Submit its task now, besides its ticks; returns the task's id."""
         schedule = await self._read(name)
         access = self._access
-        (task,) = await Submitter.of(access).submit_many(
+        (task,) = await Submitter(access.store, access.layout, access.entropy).submit_many(
             schedule.type, [schedule.part("input")], options_of(name, schedule)
         )
         return task
@@ -175,7 +176,7 @@ class Schedules:
             written = await self._cell(name).update(changed)
             if written is None:
                 raise await self._not_found(name)
-            await self._access.ring_for_chores()
+            await ring(self._access)
         return view_of(name, written)
 
     async def _read(self, name: str) -> Schedule:

@@ -207,7 +207,7 @@ class ScheduleChore(Chore):
             return at.task(0)
         await self._door.check(schedule.type)
         access = self._access
-        return await Submitter.of(access).submit_keyed(
+        return await Submitter(access.store, access.layout, access.entropy).submit_keyed(
             schedule.type,
             schedule.part("input"),
             options_of(name, schedule, key=key, tick=_iso(tick_ms)),
