@@ -164,9 +164,8 @@ def test_settings_that_cannot_work_are_one_sentence(
     ],
 )
 def test_a_postgres_that_cannot_be_had_is_one_sentence(
-    postgres: LocalPostgres, tmp_path: Path, dsn: str, words: str, monkeypatch: pytest.MonkeyPatch
+    postgres: LocalPostgres, tmp_path: Path, dsn: str, words: str
 ) -> None:
-    monkeypatch.setattr("penstock.dispatcher.database.migrations._PAUSES_SECONDS", (0.0,))
     real = dsn.format(free=free_port(), real=make_conninfo(postgres.dsn))
 
     async def main() -> None:

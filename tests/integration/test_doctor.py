@@ -9,6 +9,7 @@ import boto3
 import pytest
 
 from penstock.kernel.entropy import new_id, system_entropy
+from penstock.store.doctor import examination
 from penstock.store.doctor.examination import examine
 from penstock.store.doctor.patient import open_patient
 from penstock.store.doctor.report import Mark, Report
@@ -24,6 +25,14 @@ def _boto3(server: LocalS3) -> Any:
         aws_secret_access_key=server.credentials.secret_key,
         region_name="us-east-1",
     )
+
+
+@pytest.fixture(autouse=True)
+def _few_writers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where several writers want one key, SeaweedFS has each loser wait whole seconds."""
+    monkeypatch.setattr(examination, "WRITERS", 4)
+    monkeypatch.setattr(examination, "ROUNDS", 1)
+    monkeypatch.setattr(examination, "ROUNDS_OF_TWO", 8)
 
 
 @pytest.fixture

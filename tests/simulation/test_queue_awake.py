@@ -542,7 +542,9 @@ BROKEN: dict[str, Broken] = {
         [(monitor, "keep", _keep_nothing)], LATE, "was removed before it was archived"
     ),
     "count what was lost in company": Broken(
-        [(transitions, "lost", _count_whatever_is_lost)], STORM, "failed for want of attempts"
+        [(transitions, "lost", _count_whatever_is_lost)],
+        STORM,
+        "failed for want of attempts|failed by a lease that was lost with other tasks",
     ),
     "settle what was lost beside others": Broken(
         [(transitions, "needs_exclusive", _never), (transitions, "is_used_up", _by_the_count)],

@@ -28,8 +28,11 @@ from penstock.kernel.errors import DatabaseUnavailable, InvalidInput, MigrationR
 
 _log = logging.getLogger(__name__)
 
-_PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 5.0)
-"""As long as a Postgres that was killed may take to recover."""
+_PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 4.0)
+_RECOVERY_PAUSES_SECONDS: Final = (5.0, 5.0, 5.0, 5.0)
+"""Beyond these, for a server that answers: as long as one that was killed may take to recover."""
+_RECOVERS: Final = "the database system is"
+"""Starting up, not yet accepting connections: libpq has no code for it, only these words."""
 _PATIENT: Final = {
     "application": "penstock migrations",
     "statement_ms": "900000",
@@ -133,10 +136,12 @@ async def _migrate(
 
 async def migrate_patiently(dsn: str) -> None:
     """The same, for who starts beside a Postgres that is just starting again."""
-    for pause in _PAUSES_SECONDS:
+    for number, pause in enumerate((*_PAUSES_SECONDS, *_RECOVERY_PAUSES_SECONDS)):
         try:
             await migrate(dsn)
         except DatabaseUnavailable as error:
+            if number >= len(_PAUSES_SECONDS) and _RECOVERS not in error.message:
+                raise
             _log.warning("trying again: %s", error.message)
             await SystemClock().sleep(pause)
         else:
