@@ -142,7 +142,7 @@ def _udf(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, End
 
 
 def _stop_session(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
-    session.sparkContext._jsc.stop()  # noqa: SLF001 - past the guard, as a Java library may
+    session.sparkContext._jsc.stop()
     session.sql("SELECT 1").collect()
     return {}
 
