@@ -115,8 +115,10 @@ def test_a_reader_that_leaves_is_no_error_worth_a_traceback() -> None:
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.timeout(400)
 def test_the_demo_of_the_queue_runs() -> None:
-    ran = penstock("demo", "queue")
+    # Sixteen writers of one object: SeaweedFS has each loser wait whole seconds.
+    ran = penstock("demo", "queue", seconds=380)
     assert ran.returncode == 0, ran.stderr
     assert "60 of 60 tasks are completed, each once;" in ran.stdout
     assert "30 of 30 partitions of the result are published, each once." in ran.stdout

@@ -228,8 +228,9 @@ def test_who_starts_beside_a_postgres_that_starts_again_waits_for_it(
     with pytest.raises(DatabaseUnavailable, match="away"):
         asyncio.run(module.migrate_patiently("postgresql://nowhere"))
     assert answers == []
-    # One that recovers answers, and is waited for longer.
+    # One that recovers has no socket yet, or says so, and is waited for longer.
     monkeypatch.setattr(module, "_RECOVERY_PAUSES_SECONDS", (0.0, 0.0))
-    answers += [DatabaseUnavailable("FATAL:  the database system is starting up")] * 4 + [None]
+    answers += [DatabaseUnavailable("its.socket failed: No such file or directory")] * 2
+    answers += [DatabaseUnavailable("FATAL:  the database system is starting up")] * 2 + [None]
     asyncio.run(module.migrate_patiently("postgresql://nowhere"))
     assert answers == []

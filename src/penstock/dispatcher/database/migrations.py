@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 
 _PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 4.0)
 _RECOVERY_PAUSES_SECONDS: Final = (5.0, 5.0, 5.0, 5.0)
-"""Beyond these, for a server that answers: as long as one that was killed may take to recover."""
-_RECOVERS: Final = "the database system is"
-"""Starting up, not yet accepting connections: libpq has no code for it, only these words."""
+"""Beyond these, for a server that is coming: as long as one that was killed may take to recover."""
+_RECOVERS: Final = ("the database system is", "No such file or directory")
+"""It is starting up, or has not made its socket yet: libpq has no codes for it, only words."""
 _PATIENT: Final = {
     "application": "penstock migrations",
     "statement_ms": "900000",
@@ -140,7 +140,8 @@ async def migrate_patiently(dsn: str) -> None:
         try:
             await migrate(dsn)
         except DatabaseUnavailable as error:
-            if number >= len(_PAUSES_SECONDS) and _RECOVERS not in error.message:
+            is_coming = any(words in error.message for words in _RECOVERS)
+            if number >= len(_PAUSES_SECONDS) and not is_coming:
                 raise
             _log.warning("trying again: %s", error.message)
             await SystemClock().sleep(pause)
