@@ -67,7 +67,7 @@ REASONS: Final[Sequence[Reason]] = (
         r"penstock demo queue",
         "It has a test of its own.",
         "tests/e2e/test_command_line.py",
-        'penstock("demo", "queue")',
+        'penstock("demo", "queue", seconds=380)',
     ),
     Reason(
         r"penstock sim( --seeds \d+)?",
