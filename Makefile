@@ -7,16 +7,23 @@ BIN := $(VENV)/bin
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ "$$n" -gt 4 ] && echo 4 || echo "$$n")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test spark check format bench jar lock clean
+.PHONY: help demo test test-fast proof spark check format bench jar lock clean
 
 help: ## Show this list
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/run.stamp ## See Penstock work, on embedded defaults
 	@$(BIN)/penstock demo
 
 test: $(VENV)/dev.stamp $(VENV)/chromium.stamp ## Run all tests; the servers they need are started by them
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+FAST := tests/unit tests/architecture tests/simulation
+test-fast: $(VENV)/dev.stamp ## Run what needs no server, for the loop at the desk
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(FAST) $(ARGS)
+
+proof: $(VENV)/dev.stamp ## Run the proofs at full size (tests/sizes.py); PENSTOCK_PROOF_SEED=2 makes other plans
+	@PENSTOCK_PROOF=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m proof --durations=0 $(ARGS)
 
 SPARK ?= 4.1.4
 SPARK_VENV := $(VENV)/spark-$(SPARK)

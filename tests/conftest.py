@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from penstock.kernel.errors import PenstockError
 from penstock.store.s3.local import LocalS3
 from tests.integration.aws_server import AwsServer
+from tests.sizes import IS_PROOF, SEED, SIZES
 
 Answer = TypeVar("Answer")
 
@@ -88,13 +89,58 @@ def aws_server(
 
 
 _LONGEST_FIRST = ("browser", "e2e", "integration", "contract", "simulation", "unit")
+_NO_PACKAGE_HELPS = ("no AWS: ",)
+"""Why a test may be skipped in CI, too: what it needs cannot be installed."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long begins first, so that several processes (`-n`) end at about the same time."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only `make proof` runs; what takes long begins first.
+
+    So several processes (`-n`) end at about the same time.
+    """
+    left_out = [each for each in items if not IS_PROOF and _meanwhile(each)]
+    if left_out:
+        items[:] = [each for each in items if each not in left_out]
+        config.hook.pytest_deselected(items=left_out)
     rank = {name: number for number, name in enumerate(_LONGEST_FIRST)}
     tests = Path(__file__).parent
     items.sort(key=lambda item: rank.get(item.path.relative_to(tests).parts[0], len(rank)))
+
+
+def _meanwhile(item: pytest.Item) -> str | None:
+    mark = item.get_closest_marker("proof")
+    name: str | None = mark.kwargs.get("meanwhile") if mark else None
+    if name:
+        module = item.getparent(pytest.Module)
+        assert module is not None
+        assert hasattr(module.obj, name), f"{item.nodeid}: there is no {name}"
+    return name
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI, a skip that a package could have prevented is a failure."""
+    if os.environ.get("CI") and not session.exitstatus and _preventable(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how to repeat what has failed, what a proof has proved, and what was skipped in vain."""
+    say = terminalreporter.write_line
+    for report in terminalreporter.getreports("failed") + terminalreporter.getreports("error"):
+        say(f"To repeat it alone: make test ARGS='-n 0 \"{report.nodeid}\"'")
+    if IS_PROOF:
+        say(f"Proved with PENSTOCK_PROOF_SEED={SEED} and {SIZES}.")
+    if os.environ.get("CI"):
+        for reason in sorted(_preventable(terminalreporter.config)):
+            say(f"In CI this skip is a failure: {reason}")
+
+
+def _preventable(config: pytest.Config) -> set[str]:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter else []
+    reasons = {report.longrepr[2].removeprefix("Skipped: ") for report in skipped}
+    return {each for each in reasons if not each.startswith(_NO_PACKAGE_HELPS)}
 
 
 @pytest.hookimpl(wrapper=True)

@@ -34,7 +34,7 @@ from tests.e2e.test_up import Up, _below, _up
 from tests.integration.spark.bench import Bench, part
 from tests.integration.spark.trial import is_running
 
-DAYS = 3
+DAYS = 2
 SECONDS_MAX = 300.0
 FIRST, DAY_SECONDS = 1_356_998_400, 86_400
 """The first second of 2013, and how many a day has."""
@@ -169,7 +169,10 @@ def test_a_job_brings_its_python_and_gives_its_executors_back(
         driver_memory="600m",
         arrow_bytes_max=0,
         archive=False,
-        conf={"spark.dynamicAllocation.executorIdleTimeout": "2s"},
+        conf={
+            "spark.dynamicAllocation.executorIdleTimeout": "2s",
+            "spark.dynamicAllocation.shuffleTracking.timeout": "5s",
+        },
     )
     resources = {"python": "env.tar.gz"}
 
@@ -192,7 +195,7 @@ def test_a_job_brings_its_python_and_gives_its_executors_back(
             divided = (await runtime.run(replace(work, outputs={"out": place}), Ear())).made
             assert [each.partition_key for each in divided] == ["Ada", "a/b", "ü"]
             assert len(cluster.state()["activeapps"]) == 2
-            # What they keep of a shuffle holds them for a minute, and not until a JVM collects it.
+            # What they keep of a shuffle holds them for so long, and not until a JVM collects it.
             await until(lambda: not running(), seconds=150)
 
     asyncio.run(test())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,11 +25,11 @@ from penstock.dispatcher.identity import Identities
 from penstock.dispatcher.wire.base import WORKER_HEADER
 from penstock.kernel.entropy import Entropy, seeded_entropy
 from tests.e2e.fleet import CLOCK, SECRET, Fleet, fleet_of
+from tests.sizes import SEED, SIZES
 
 _log = logging.getLogger(__name__)
 
-SEED = int(os.environ.get("PENSTOCK_PROOF_SEED", "1"))
-EVENTS = int(os.environ.get("PENSTOCK_PROOF_EVENTS", "2000"))
+EVENTS = SIZES.events_while_killed
 SECONDS_MAX = 600.0
 MODULE = '''
 import json
@@ -115,11 +114,15 @@ async def _send(fleet: Fleet, entropy: Entropy) -> None:
 
 
 async def _rage(fleet: Fleet, entropy: Entropy, over: asyncio.Event) -> Counter[str]:
-    """Kill something every second or so, and start it again after a while."""
+    """Kill something every second or so, everything at least once, and start it again."""
     kills: Counter[str] = Counter()
-    while not over.is_set():
+    victims: list[str] = []
+    is_done = False
+    while not is_done:
         await CLOCK.sleep(entropy.uniform(0.5, 2.5))
-        victim = entropy.choice((*fleet.names(), "postgres"))
+        victims = victims or sorted((*fleet.names(), "postgres"), key=lambda _: entropy.random())
+        victim = victims.pop()
+        is_done = over.is_set() and not victims
         kills[victim.partition("-")[0]] += 1
         if victim == "postgres":
             await fleet.kill_postgres()
@@ -206,6 +209,7 @@ def _path(location: str) -> Path:
     return Path(unquote(urlsplit(location).path))
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(900)
 def test_everything_is_done_once_whatever_is_killed(tmp_path: Path) -> None:
     entropy = seeded_entropy(SEED)

@@ -39,13 +39,13 @@ from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, Pen
 from penstock.store.s3.local import LocalS3
 from tests.e2e.fleet import CLOCK
 from tests.e2e.spark_fleet import SparkFleet, Victim, patiently, spark_fleet_of
+from tests.sizes import SEED, SIZES
 
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.INFO)
 
-SEED = int(os.environ.get("PENSTOCK_PROOF_SEED", "1"))
-PARTITIONS = int(os.environ.get("PENSTOCK_PROOF_PARTITIONS", "40"))
-ROUNDS = int(os.environ.get("PENSTOCK_PROOF_ROUNDS", "2"))
+PARTITIONS = SIZES.partitions_while_killed
+ROUNDS = SIZES.rounds_of_kills
 KILLS = max(len(Victim), PARTITIONS // 20)
 """In a round."""
 ROUND_SECONDS_MAX = 240.0 + 3 * PARTITIONS
@@ -354,6 +354,7 @@ async def _proof(fleet: SparkFleet) -> None:
     _log.info("seed %d: %d swept, %.0f s", SEED, swept, CLOCK.monotonic() - began)
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(int((ROUNDS + 1) * ROUND_SECONDS_MAX + 300))
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks at /proc")
 def test_partitions_are_published_once_whatever_is_killed(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
@@ -126,8 +125,16 @@ def _until(holds: Callable[[], object], up: Up) -> None:
         PAUSE.wait(0.05)
 
 
-def _is_gone(up: Up, number: int) -> bool:
-    return number not in _below(up.process.pid)
+def _kill(up: Up, words: str, *, is_leash: bool) -> None:
+    """Kill what runs these words, or the leash that holds it, and wait until it is gone."""
+    below = _below(up.process.pid)
+    number = next(
+        number
+        for number, command in below.items()
+        if words in command and ("kernel.leash" in command) is is_leash
+    )
+    os.kill(number, signal.SIGKILL)
+    _until(lambda: number not in _below(up.process.pid), up)
 
 
 def _run_partition(up: Up, key: str) -> None:
@@ -169,18 +176,12 @@ def test_up_survives_the_death_of_every_process_and_stops_cleanly(tmp_path: Path
             "webhook": "penstock source webhook",
         }
         for kind, words in kinds.items():
-            # The process itself, and the leash that holds it.
-            for is_leash in (False, True):
-                below = _below(up.process.pid)
-                found = [
-                    number
-                    for number, command in below.items()
-                    if words in command and ("kernel.leash" in command) is is_leash
-                ]
-                assert found, f"{kind}: {below}"
-                os.kill(found[0], signal.SIGKILL)
-                _until(functools.partial(_is_gone, up, found[0]), up)
-                _run_partition(up, f"after-{kind}-{is_leash}")
+            _kill(up, words, is_leash=False)
+            _run_partition(up, f"after-{kind}")
+        # Now the leashes that hold them.
+        for words in kinds.values():
+            _kill(up, words, is_leash=True)
+        _run_partition(up, "after-leashes")
         tasks = up.tasks()
         assert {each["status"] for each in tasks} == {"completed"}
         below = _below(up.process.pid)
@@ -198,20 +199,6 @@ def test_up_survives_the_death_of_every_process_and_stops_cleanly(tmp_path: Path
         assert "Stopped" in up.said.read_text()
         left = below.keys() & _processes().keys()
         assert not left, {number: below[number] for number in left}
-
-
-@pytest.mark.timeout(300)
-def test_up_that_is_killed_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
-    with _up(tmp_path, str(EXAMPLE)) as up:
-        _run_partition(up, "2026-01-01T00")
-    # The block has killed it with SIGKILL.
-    with _up(tmp_path, str(EXAMPLE)) as up:
-        assert "was in force already" in up.said.read_text()
-        # The report may have run twice: once for each of its inputs.
-        assert {(each["job"], each["status"]) for each in up.tasks()} == {
-            (job, "completed") for job in JOBS
-        }
-        _run_partition(up, "2026-01-01T01")
 
 
 def test_a_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
@@ -269,15 +256,25 @@ def test_a_process_that_does_not_start_ends_up_with_its_own_sentence(tmp_path: P
     assert "Penstock is up" not in done.stderr
 
 
-@pytest.mark.timeout(300)
-def test_a_file_that_would_break_work_is_refused_until_it_is_forced(tmp_path: Path) -> None:
+@pytest.mark.timeout(400)
+def test_up_that_is_killed_goes_on_and_refuses_a_file_that_would_break_work(tmp_path: Path) -> None:
     with _up(tmp_path, str(EXAMPLE)) as up:
         # A worker is there from the first moment, and so is the webhook.
         assert json.loads(up.ask("status", "--json"))["workers"] == 1
         assert "for webhooks at http://127.0.0.1:" in up.said.read_text()
+        _run_partition(up, "2026-01-01T00")
+    # The block has killed it with SIGKILL.
+    with _up(tmp_path, str(EXAMPLE)) as up:
+        assert "was in force already" in up.said.read_text()
+        # The report may have run twice: once for each of its inputs.
+        assert {(each["job"], each["status"]) for each in up.tasks()} == {
+            (job, "completed") for job in JOBS
+        }
+        _run_partition(up, "2026-01-01T01")
+        before = len(up.tasks())
         up.ask("pause", "clean")
-        up.ask("trigger", "ingest", "--partition", "2026-01-01T00")
-        _until(up.tasks, up)
+        up.ask("trigger", "ingest", "--partition", "2026-01-01T02")
+        _until(lambda: len(up.tasks()) > before, up)
     text = EXAMPLE.read_text()
     shorter = tmp_path / "shorter.yaml"
     shorter.write_text(text[: text.index("  clean:")])

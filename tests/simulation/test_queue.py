@@ -6,11 +6,13 @@ import pytest
 
 from penstock.testing.simulator.plans import Fleet
 from penstock.testing.simulator.worlds import WorldReport, run_world
+from tests.sizes import SIZES
 
-SEEDS = 500
-BLOCKS = 10
+SEEDS = SIZES.seeds_of_a_mode
+BLOCKS = 5
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("block", range(BLOCKS))
 @pytest.mark.parametrize("fleet", Fleet)
 def test_the_queue_holds_in_every_world(fleet: Fleet, block: int) -> None:

@@ -47,7 +47,7 @@ from penstock.testing.simulator import site
 from penstock.testing.simulator.machines import MACHINE, Machine
 from penstock.testing.simulator.plans import Fleet, Profile, profile_of
 from penstock.testing.simulator.worlds import run_world
-from tests.simulation.test_queue import SEEDS
+from tests.sizes import FULL
 
 _settle = transitions.settle
 _expire = transitions.expire
@@ -583,4 +583,4 @@ def test_a_broken_rule_is_found(rule: str, monkeypatch: pytest.MonkeyPatch) -> N
     broken = BROKEN[rule]
     for owner, name, replacement in broken.replaced:
         monkeypatch.setattr(owner, name, replacement)
-    assert re.search(broken.sentence, first_problem(broken, range(SEEDS))[1])
+    assert re.search(broken.sentence, first_problem(broken, range(FULL.seeds_of_a_mode))[1])

@@ -1,4 +1,4 @@
-"""A million folders, plain and hostile: what a policy allows is what its folders hold.
+"""Folders, plain and hostile: what a policy allows is what its folders hold.
 
 Texts are made from pieces that mean something somewhere: to IAM, to a shell, to a URL, to a file
 system. Those that are scopes go into policies, a handful each; an evaluator that shares nothing
@@ -21,9 +21,10 @@ from penstock.kernel.entropy import Entropy, seeded_entropy
 from penstock.kernel.errors import CredentialsRefused, InvalidInput
 from penstock.tokens.scopes import Scope
 from tests.iam import Policy
+from tests.sizes import SIZES
 
 SEED: Final = 20_260_117
-SCOPES: Final = 1_000_000
+SCOPES: Final = SIZES.folders_of_a_policy
 PARTS: Final = 4
 """Tests that share them, so that a slow machine has time for each."""
 IN_A_POLICY_MAX: Final = 16
@@ -169,8 +170,9 @@ def judge(reads: list[Folder], writes: list[Folder], chance: Entropy) -> int:
     return count
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("number", range(PARTS))
-def test_a_million_folders_allow_what_they_hold_and_nothing_else(number: int) -> None:
+def test_folders_allow_what_they_hold_and_nothing_else(number: int) -> None:
     chance = seeded_entropy(SEED + number)
     made = texts(chance)
     seen = refused = asked = policies = too_long = 0
