@@ -82,7 +82,9 @@ def _serve() -> None:
         if child == 0:
             _become(json.loads(line))
             main()
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        sys.stdout.write(f"{code}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

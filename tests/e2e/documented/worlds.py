@@ -79,11 +79,13 @@ class World:
 
     def run(self, planned: Planned) -> subprocess.CompletedProcess[str]:
         """Run a line to its end."""
-        if planned.words and planned.line not in self.begun:
+        if planned.line in self.begun:
+            ran = self._end(self.begun.pop(planned.line))
+        elif planned.words:
             words = [*map(self.with_facts, planned.words)]
             ran = self.ours.run(words, folder=self.folder, environment=self.environment)
         else:
-            ran = self._end(self.begun.pop(planned.line, None) or self.start(planned))
+            ran = self._end(self.start(planned))
         if planned.saved:
             place = self.folder / planned.saved
             place.parent.mkdir(exist_ok=True)
