@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Error, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Error, expect, sync_playwright
 
 from penstock.dispatcher.database.local import LocalPostgres
 from penstock.kernel.errors import PenstockError
 from tests.browser.installation import Installation, bare, guarded, installed
-from tests.browser.window import SECONDS_MAX, Window, window
+from tests.browser.window import SECONDS_MAX, Window, profile, window
 from tests.conftest import Background
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -90,38 +90,50 @@ def bare_url(installation: Installation) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
-def seen(browser: Browser, installation: Installation) -> Iterator[Window]:
-    """A window on the console. When the test is over, nothing may have gone wrong in it."""
-    opened = window(browser, installation.url)
-    yield opened
-    opened.check()
-    opened.page.context.close()
+@pytest.fixture(scope="package")
+def used(browser: Browser) -> Iterator[BrowserContext]:
+    """The profile that windows of most tests have."""
+    made = profile(browser)
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def seen_bare(browser: Browser, bare_url: str) -> Iterator[Window]:
+def seen(used: BrowserContext, installation: Installation) -> Iterator[Window]:
+    """A window on the console."""
+    with window(used, installation.url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def seen_first(browser: Browser, installation: Installation) -> Iterator[Window]:
+    """A window on the console with a profile of its own, for what a profile keeps."""
+    own = profile(browser)
+    with window(own, installation.url) as opened:
+        yield opened
+    own.close()
+
+
+@pytest.fixture
+def seen_bare(used: BrowserContext, bare_url: str) -> Iterator[Window]:
     """A window on a console that has nothing to show yet."""
-    opened = window(browser, bare_url)
-    yield opened
-    opened.check()
-    opened.page.context.close()
+    with window(used, bare_url) as opened:
+        yield opened
 
 
 @pytest.fixture
-def stranger(browser: Browser, guarded_url: str) -> Iterator[Window]:
+def stranger(used: BrowserContext, guarded_url: str) -> Iterator[Window]:
     """A window on the console that wants a token, with nobody signed in."""
-    opened = window(browser, guarded_url)
-    yield opened
-    opened.page.context.close()
+    with window(used, guarded_url, is_checked=False) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="package")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The source of axe-core, fetched by npm into a folder of the test."""
+def axe_or_why(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """The source of axe-core, fetched by npm into a folder of the test, or why there is none."""
     npm = shutil.which("npm")
     if npm is None:
-        pytest.skip("Accessibility is not judged: there is no npm to fetch axe-core with.")
+        return "", "there is no npm to fetch axe-core with."
     folder = tmp_path_factory.mktemp("axe")
     flags = ("--no-audit", "--no-fund", "--ignore-scripts", "--no-save", "--loglevel=error")
     try:
@@ -137,5 +149,11 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
         why = f"it took longer than {_FETCH_SECONDS_MAX} s"
     source = folder / "node_modules" / "axe-core" / "axe.min.js"
     if not source.is_file():
-        pytest.skip(f"Accessibility is not judged: npm could not fetch axe-core: {why}")
-    return Path(source).read_text("utf-8")
+        return "", f"npm could not fetch axe-core: {why}"
+    return source.read_text("utf-8"), ""
+
+
+@pytest.fixture(scope="package")
+def axe(axe_or_why: tuple[str, str]) -> str:
+    """The source of axe-core; empty if there is none, of which `test_a_fault_is_found` tells."""
+    return axe_or_why[0]

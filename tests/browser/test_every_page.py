@@ -1,4 +1,7 @@
-"""Every page of the table, in both themes and on a phone: nothing goes wrong in any of them."""
+"""Every page of the table, in both themes and on a phone: nothing goes wrong in any of them.
+
+Nor is there a serious fault by the rules of axe-core, which is fetched by npm (`conftest`).
+"""
 
 from __future__ import annotations
 
@@ -8,31 +11,44 @@ import pytest
 from playwright.sync_api import ViewportSize, expect
 
 from tests.browser.installation import PLAIN, Installation
+from tests.browser.looks import faults, look
 from tests.browser.places import PATHS, WHOLE_PATHS, addresses
-from tests.browser.window import PHONE, THEMES, WIDE, Window
+from tests.browser.window import PHONE, Window
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_page(path: str, seen: Window, installation: Installation) -> None:
+def test_a_page(path: str, axe: str, seen: Window, installation: Installation) -> None:
     for address in addresses(path, installation):
         seen.open(address)
-        _looked_at(seen, address)
+        look(seen, address, axe)
 
 
-def test_pages_that_have_nothing_to_show_yet(seen_bare: Window) -> None:
+def test_pages_that_have_nothing_to_show_yet(axe: str, seen_bare: Window) -> None:
     for path in WHOLE_PATHS:
         seen_bare.open(path)
-        _looked_at(seen_bare, path)
+        look(seen_bare, path, axe)
         # It says what to do, or that nothing has to be done.
         assert len(seen_bare.page.locator("main").inner_text()) > 40, path
 
 
-def test_a_page_that_is_not_there(seen: Window) -> None:
+def test_a_page_that_is_not_there(axe: str, seen: Window) -> None:
     for address in ("/nothing", "/tasks/999999", "/jobs/nothing", "/datasets/%3Cb%3E"):
         seen.open(address, status=404)
         # What the browser says of the status is no mistake of the page.
         seen.wrong[:] = [each for each in seen.wrong if "404" not in each]
-        _looked_at(seen, address)
+        look(seen, address, axe)
+
+
+def test_a_fault_is_found(axe_or_why: tuple[str, str], seen: Window) -> None:
+    axe, why = axe_or_why
+    if not axe:
+        pytest.skip(f"Accessibility is not judged: {why}")
+    seen.open("/tasks")
+    seen.page.evaluate("document.querySelector('label').remove()")
+    seen.page.locator("h1").evaluate("each => { each.style = 'color: #777; background: #888'; }")
+    found = {(each["theme"], each["rule"]) for each in faults(seen, axe)}
+    expected = {("light", "select-name"), ("light", "color-contrast"), ("dark", "color-contrast")}
+    assert expected <= found
 
 
 @pytest.mark.parametrize("width", [320, 390, 800])
@@ -87,20 +103,3 @@ def test_lineage_on_a_phone_shows_the_dataset_itself(seen: Window) -> None:
     assert page.locator(".lineage").evaluate("each => each.scrollWidth > each.clientWidth")
     assert frame["x"] <= here["x"]
     assert here["x"] + here["width"] <= frame["x"] + frame["width"] + 1
-
-
-def _looked_at(seen: Window, address: str) -> None:
-    page = seen.page
-    expect(page.locator("h1")).to_have_count(1)
-    assert page.locator("h1").inner_text().strip(), address
-    assert page.title().endswith("· Penstock"), address
-    seen.until_live()
-    for size in (WIDE, PHONE):
-        page.set_viewport_size(size)
-        for theme in THEMES:
-            page.emulate_media(color_scheme=theme)
-            ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-            assert (ground == "rgb(16, 21, 27)") is (theme == "dark"), address
-            assert seen.too_wide() == [], f"{address} at {size['width']}, {theme}"
-    page.set_viewport_size(WIDE)
-    seen.check()

@@ -78,11 +78,11 @@ def test_what_is_typed_and_open_stays(seen: Window, installation: Installation) 
     assert installation.client.post("/v1/tasks/cancel", json={"tasks": [task]}).status_code == 200
 
 
-def test_a_page_on_which_nothing_changes_stays_live(seen: Window) -> None:
-    page = seen.page
+def test_a_page_on_which_nothing_changes_stays_live(seen_first: Window) -> None:
+    page = seen_first.page
     page.clock.install()
     page.add_init_script(_SILENT)
-    seen.open("/jobs")
+    seen_first.open("/jobs")
     connection = page.locator("[data-connection]")
     page.clock.run_for(100)
     expect(connection).to_have_attribute("data-state", "live")

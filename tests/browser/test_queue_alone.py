@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, BrowserContext, expect
 
 from penstock.console.alone import SITE
-from tests.browser.test_accessibility import faults
-from tests.browser.window import PHONE, THEMES, WIDE, Window, window
+from tests.browser.looks import look
+from tests.browser.window import Window, window
 from tests.e2e.command import PENSTOCK, penstock
 
 SCRIPT = "<script>window.attacked = 'said'</script>"
@@ -70,11 +70,9 @@ def alone(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture
-def seen_alone(browser: Browser, alone: Alone) -> Iterator[Window]:
-    opened = window(browser, alone.url)
-    yield opened
-    opened.check()
-    opened.page.context.close()
+def seen_alone(used: BrowserContext, alone: Alone) -> Iterator[Window]:
+    with window(used, alone.url) as opened:
+        yield opened
 
 
 def _addresses(alone: Alone) -> list[str]:
@@ -82,25 +80,12 @@ def _addresses(alone: Alone) -> list[str]:
     return [f"{each}?name=seen" for each in found]
 
 
-def test_every_page_in_both_themes_and_on_a_phone(seen_alone: Window, alone: Alone) -> None:
-    page = seen_alone.page
+def test_every_page_in_both_themes_and_on_a_phone(
+    seen_alone: Window, alone: Alone, axe: str
+) -> None:
     for address in _addresses(alone):
         seen_alone.open(address)
-        expect(page.locator("h1")).to_have_count(1)
-        seen_alone.until_live()
-        for size in (WIDE, PHONE):
-            page.set_viewport_size(size)
-            for theme in THEMES:
-                page.emulate_media(color_scheme=theme)
-                assert seen_alone.too_wide() == [], (address, size, theme)
-        seen_alone.check()
-
-
-def test_no_page_has_a_serious_fault(seen_alone: Window, alone: Alone, axe: str) -> None:
-    for address in _addresses(alone):
-        seen_alone.open(address)
-        seen_alone.until_live()
-        assert faults(seen_alone, axe) == [], address
+        look(seen_alone, address, axe)
 
 
 def test_a_task_is_found_cancelled_and_shown_as_it_changes(
@@ -124,12 +109,9 @@ def test_a_task_is_found_cancelled_and_shown_as_it_changes(
     expect(page.locator(".told")).to_contain_text("submitted again")
 
 
-def test_a_read_only_console_has_no_lever(browser: Browser, alone: Alone) -> None:
-    with _console(alone.store, "--read-only") as url:
-        opened = window(browser, url)
+def test_a_read_only_console_has_no_lever(used: BrowserContext, alone: Alone) -> None:
+    with _console(alone.store, "--read-only") as url, window(used, url) as opened:
         for address in _addresses(alone):
             opened.open(address)
             expect(opened.page.locator("form[method=post] button:not([disabled])")).to_have_count(0)
         expect(opened.page.locator(".corner")).to_contain_text("read-only")
-        opened.check()
-        opened.page.context.close()

@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.installation import API_TOKEN, VIEWER_TOKEN, Installation
+from tests.browser.looks import faults
 from tests.browser.window import Window
 
 _SEND = """
@@ -33,6 +34,11 @@ def _sign_in(window: Window, token: str) -> None:
 def _is_paused(installation: Installation, job: str) -> bool:
     pauses = installation.client.get("/v1/pressure").text
     return f'"{job}"' in pauses
+
+
+def test_the_page_to_sign_in_has_no_serious_fault(axe: str, stranger: Window) -> None:
+    stranger.open("/", status=401)
+    assert faults(stranger, axe) == []
 
 
 def test_a_wrong_token_lets_nobody_in(stranger: Window) -> None:
@@ -66,6 +72,7 @@ def test_who_signs_out_is_shown_nothing_more_in_other_windows(stranger: Window) 
     other.get_by_role("button", name="Sign out").click()
     # The page that was left open is let go, and shows the page to sign in.
     expect(page.get_by_label("Token")).to_be_visible()
+    other.close()
     page.context.add_cookies([{"name": _COOKIE, "value": copied, "url": stranger.url}])
     stranger.open("/tasks", status=401)
 

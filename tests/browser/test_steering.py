@@ -181,12 +181,12 @@ def test_roll_back_shows_what_it_does_and_asks(seen: Window, installation: Insta
         client.post("/v1/dag/rollback", json={"version": present})
 
 
-def test_the_theme_that_is_chosen_stays(seen: Window) -> None:
-    page = seen.page
+def test_the_theme_that_is_chosen_stays(seen_first: Window) -> None:
+    page = seen_first.page
     dark = "getComputedStyle(document.body).backgroundColor === 'rgb(16, 21, 27)'"
-    seen.open("/")
+    seen_first.open("/")
     assert page.evaluate(dark) is False
     page.get_by_role("button", name="Switch between light and dark").click()
     assert page.evaluate(dark) is True
-    seen.open("/tasks")
+    seen_first.open("/tasks")
     assert page.evaluate(dark) is True

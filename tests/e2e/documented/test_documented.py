@@ -14,6 +14,7 @@ import boto3
 import pytest
 
 from tests.architecture.source import ROOT
+from tests.e2e.documented.forked import Forked, forking
 from tests.e2e.documented.plan import AWS, NOWHERE, PIPELINE, QUEUE, TABLES, Planned, plan
 from tests.e2e.documented.tables import CODES, FIRST, LAST, REASONS, SAYS, STAYS, TYPED
 from tests.e2e.documented.worlds import World, a_pipeline, a_queue, nowhere
@@ -27,25 +28,31 @@ EARLY = "penstock queue drain --wait"
 
 
 @pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with a_pipeline(tmp_path_factory.mktemp("pipeline")) as world:
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
+    with forking(tmp_path_factory.mktemp("ours")) as forked:
+        yield forked
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory, ours: Forked) -> Iterator[World]:
+    with a_pipeline(tmp_path_factory.mktemp("pipeline"), ours) as world:
         yield world
 
 
 @pytest.fixture(scope="module")
-def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def queue(tmp_path_factory: pytest.TempPathFactory, ours: Forked) -> Iterator[World]:
     def begin(world: World) -> None:
         for each in PLAN.runs:
             if each.line == EARLY:
                 world.begun[EARLY] = world.start(each, PENSTOCK_QUEUE="empty")
 
-    with a_queue(tmp_path_factory.mktemp("queue"), early=begin) as world:
+    with a_queue(tmp_path_factory.mktemp("queue"), ours, early=begin) as world:
         yield world
 
 
 @pytest.fixture(scope="module")
-def empty(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return nowhere(tmp_path_factory.mktemp("nowhere"))
+def empty(tmp_path_factory: pytest.TempPathFactory, ours: Forked) -> World:
+    return nowhere(tmp_path_factory.mktemp("nowhere"), ours)
 
 
 def in_world(name: str) -> pytest.MarkDecorator:

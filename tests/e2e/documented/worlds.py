@@ -27,6 +27,7 @@ from penstock.dispatcher.database.local import LocalPostgres
 from penstock.kernel.ports import free_port
 from tests.architecture.source import ROOT
 from tests.e2e.command import PENSTOCK
+from tests.e2e.documented.forked import Forked
 from tests.e2e.documented.plan import Planned
 from tests.e2e.reader import CLOCK, PAUSE, PORTS, SECONDS_MAX, Reader, a_reader, section
 
@@ -71,21 +72,32 @@ class World:
 
     folder: Path
     environment: Mapping[str, str]
+    ours: Forked
     facts: dict[str, str] = field(default_factory=dict)
     begun: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     """What takes long and was started before its turn, by its line."""
 
     def run(self, planned: Planned) -> subprocess.CompletedProcess[str]:
         """Run a line to its end."""
-        with self.begun.pop(planned.line, None) or self.start(planned) as running:
+        if planned.line in self.begun:
+            ran = self._end(self.begun.pop(planned.line))
+        elif planned.words:
+            words = [*map(self.with_facts, planned.words)]
+            ran = self.ours.run(words, folder=self.folder, environment=self.environment)
+        else:
+            ran = self._end(self.start(planned))
+        if planned.saved:
+            place = self.folder / planned.saved
+            place.parent.mkdir(exist_ok=True)
+            place.write_text(ran.stdout)
+        return ran
+
+    def _end(self, begun: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+        with begun as running:
             try:
                 out, errors = running.communicate(timeout=SECONDS_MAX)
             finally:
                 running.kill()
-        if planned.saved:
-            place = self.folder / planned.saved
-            place.parent.mkdir(exist_ok=True)
-            place.write_text(out)
         return subprocess.CompletedProcess(running.args, running.returncode, out, errors)
 
     def start(self, planned: Planned, **variables: str) -> subprocess.Popen[str]:
@@ -145,12 +157,12 @@ def _outside() -> dict[str, str]:
     return {**own, "PATH": f"{PENSTOCK.parent}{os.pathsep}{os.environ['PATH']}"}
 
 
-def nowhere(folder: Path) -> World:
-    return World(folder, _outside(), {"bucket": f"file://{folder}/bucket"})
+def nowhere(folder: Path, ours: Forked) -> World:
+    return World(folder, _outside(), ours, {"bucket": f"file://{folder}/bucket"})
 
 
 @contextmanager
-def a_pipeline(folder: Path) -> Iterator[World]:
+def a_pipeline(folder: Path, ours: Forked) -> Iterator[World]:
     """The pipeline of docs/pipeline.md, as it says to start it and to try it, and more jobs."""
     shutil.copytree(ROOT / "examples", folder / "examples")
     jobs = (folder / "examples" / "five_jobs.yaml").read_text()
@@ -172,7 +184,7 @@ def a_pipeline(folder: Path) -> Iterator[World]:
         # The last line of it lists what is published of the report.
         assert "2026-01-01T00" in reader.type(tried).rpartition("location")[2]
         _run_the_program(reader)
-        yield World(folder, reader.environment, _steered(reader))
+        yield World(folder, reader.environment, ours, _steered(reader))
 
 
 def _run_the_program(reader: Reader) -> None:
@@ -234,7 +246,7 @@ def _steered(reader: Reader) -> dict[str, str]:
 
 
 @contextmanager
-def a_queue(folder: Path, *, early: Callable[[World], None]) -> Iterator[World]:
+def a_queue(folder: Path, ours: Forked, *, early: Callable[[World], None]) -> Iterator[World]:
     """The queue of docs/queue.md, with its module, and a task in each state."""
     url = f"file://{folder}/bucket"
     module = next(
@@ -245,7 +257,7 @@ def a_queue(folder: Path, *, early: Callable[[World], None]) -> Iterator[World]:
     (folder / "images.py").write_text(module.replace("file:///tmp/bucket", url))
     facts = asyncio.run(_filled_queue(url))
     there = {"PENSTOCK_STORE": url, "PENSTOCK_QUEUE": "images"}
-    world = World(folder, {**_outside(), **there}, {**facts, "bucket": url})
+    world = World(folder, {**_outside(), **there}, ours, {**facts, "bucket": url})
     early(world)
     try:
         yield world
