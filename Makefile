@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ "$$n" -gt 4 ] && echo 4 || echo "$$n")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast proof spark check format bench jar lock clean
+.PHONY: help demo test test-fast proof mutants spark check format bench jar lock clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ test-fast: $(VENV)/dev.stamp ## Run what needs no server, for the loop at the de
 
 proof: $(VENV)/dev.stamp ## Run the proofs at full size (tests/sizes.py); PENSTOCK_PROOF_SEED=2 makes other plans
 	@PENSTOCK_PROOF=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m proof --durations=0 $(ARGS)
+
+mutants: $(VENV)/dev.stamp ## Break the core in small ways and see what the tests notice; about an hour
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 SPARK ?= 4.1.4
 SPARK_VENV := $(VENV)/spark-$(SPARK)
