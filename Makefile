@@ -3,14 +3,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# How many processes run tests. Each has servers of its own; more than four want a large machine.
-JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ "$$n" -gt 4 ] && echo 4 || echo "$$n")
+# How many processes run tests: one more than there are cores, for much of a test is waiting. Each has
+# servers of its own; more than four want a large machine.
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ "$$n" -gt 3 ] && echo 4 || echo $$((n + 1)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast proof mutants spark check format bench jar lock clean
+.PHONY: help demo test test-fast proof mutants spark check format bench bench-check jar lock clean
 
 help: ## Show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/run.stamp ## See Penstock work, on embedded defaults
 	@$(BIN)/penstock demo
@@ -18,7 +19,10 @@ demo: $(VENV)/run.stamp ## See Penstock work, on embedded defaults
 test: $(VENV)/dev.stamp $(VENV)/chromium.stamp ## Run all tests; the servers they need are started by them
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-FAST := tests/unit tests/architecture tests/simulation
+# What of it takes longest is left to `make test`: prices, compilers, saturated fleets, broken rules.
+SLOW := tests/unit/testing/test_cost.py tests/unit/runtimes/spark/test_jar.py \
+  tests/simulation/test_saturated.py tests/simulation/test_queue_awake.py tests/simulation/test_moving.py
+FAST := tests/unit tests/architecture tests/simulation $(SLOW:%=--ignore=%)
 test-fast: $(VENV)/dev.stamp ## Run what needs no server, for the loop at the desk
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(FAST) $(ARGS)
 
@@ -53,12 +57,18 @@ bench: $(VENV)/dev.stamp ## Measure; prints figures, asserts none
 	@$(BIN)/python -m benchmarks.dispatcher
 	@$(BIN)/python -m benchmarks.pipeline
 	@$(BIN)/python -m benchmarks.pipeline_cost
+	@$(BIN)/python -m benchmarks.light
+	@$(BIN)/python -m benchmarks.waiting
+	@$(BIN)/python -m benchmarks.tables
 	@$(BIN)/python -m benchmarks.console
+
+bench-check: $(VENV)/dev.stamp ## Say which ratios of the benchmarks moved since they were accepted
+	@$(BIN)/python -m benchmarks.check $(ARGS)
 
 jar: $(VENV)/dev.stamp ## Compile java/ into the jar that Spark is given; needs javac
 	@$(BIN)/python java/build.py
 
-EVERY := --extra local --extra dispatcher --extra spark --extra demo --group build
+EVERY := --extra local --extra dispatcher --extra spark --extra query --extra demo --group build
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
   --python-version 3.11 $(EVERY)
 lock: $(VENV)/dev.stamp ## Resolve the dependencies anew and pin them

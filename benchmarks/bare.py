@@ -1,5 +1,6 @@
 """The other side of `benchmarks.pipeline`: the same work in bare PySpark, in a process of its own.
 
+    python -m benchmarks.bare files --source FOLDER --to FOLDER --conf '{…}'
     python -m benchmarks.bare flights --days 365 --to FOLDER --conf '{…}'
     python -m benchmarks.bare months --source FOLDER --to FOLDER --conf '{…}'
     python -m benchmarks.bare prune --folders '{"2020-05": FOLDER, …}' --to FOLDER --conf '{…}'
@@ -12,11 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from benchmarks import database
 
 ROOT = Path(__file__).resolve().parents[1]
 SQL = Path(__file__).resolve().parent / "tpch"
@@ -30,7 +34,38 @@ BY_MONTH = {
         " GROUP BY {keys}, zone"
     ),
 }
+HASHED = "SELECT id, {hashes} AS hashed FROM {parts}"
+"""Much to compute of little that is read."""
+SHOPS = "SELECT id % 97 AS shop, count(*) AS n, sum(id) AS ids FROM {parts} GROUP BY id % 97"
 sys.path.insert(0, str(ROOT / "examples" / "flights"))
+
+
+def hashed(parts: str) -> str:
+    """The query that has much to compute."""
+    hashes = "CAST(id AS STRING)"
+    for _ in range(20):
+        hashes = f"sha2({hashes}, 512)"
+    return HASHED.format(hashes=hashes, parts=parts)
+
+
+def files(session: Any, options: argparse.Namespace) -> dict[str, float]:
+    """What is computed of little, of no known size, and sorted, twice; and how many files."""
+    parts = f"parquet.`{options.source}`"
+    took: dict[str, float] = {}
+    for turn in range(2):
+        for name in ("hashed", "database", "shops"):
+            began = time.monotonic()
+            match name:
+                case "hashed":
+                    frame = session.sql(hashed(parts))
+                case "database":
+                    frame = database.rows(session, options.rows)
+                case _:
+                    frame = session.sql(SHOPS.format(parts=parts)).sort("shop")
+            frame.write.parquet(f"{options.to}/{turn}/{name}")
+            took[f"{name}-{turn}"] = time.monotonic() - began
+            took[f"{name}-files"] = len(list(Path(f"{options.to}/{turn}/{name}").glob("*.parquet")))
+    return took
 
 
 def flights(session: Any, options: argparse.Namespace) -> dict[str, float]:
@@ -44,7 +79,7 @@ def flights(session: Any, options: argparse.Namespace) -> dict[str, float]:
 
 
 def tpch(session: Any, options: argparse.Namespace) -> dict[str, float]:
-    """Queries of TPC-H, each written to a file, as often as it is asked; the last time counts."""
+    """Queries of TPC-H, each written to a file, as often as it is asked."""
     for name, folder in json.loads(options.folders).items():
         # Beside the files there is the manifest.
         session.read.parquet(f"{folder}/*.parquet").createOrReplaceTempView(name)
@@ -53,7 +88,7 @@ def tpch(session: Any, options: argparse.Namespace) -> dict[str, float]:
         for query in sorted(SQL.glob("q*.sql")):
             began = time.monotonic()
             session.sql(query.read_text()).write.parquet(f"{options.to}/{turn}/{query.stem}")
-            took[query.stem] = time.monotonic() - began
+            took[f"{query.stem}-{turn}"] = time.monotonic() - began
     return took
 
 
@@ -75,7 +110,7 @@ def months(session: Any, options: argparse.Namespace) -> dict[str, float]:
 
 
 def prune(session: Any, options: argparse.Namespace) -> dict[str, float]:
-    """One month of a layout of Hive's, and all of it, written to files; the last time counts."""
+    """One month of a layout of Hive's, and all of it, written to files, as often as asked."""
     layout = options.to / "hive"
     for month, folder in json.loads(options.folders).items():
         home = layout / f"month={month}"
@@ -90,21 +125,23 @@ def prune(session: Any, options: argparse.Namespace) -> dict[str, float]:
             frame = session.read.schema(columns).parquet(str(layout)).where(where)
             made = frame.groupBy("shop").agg({"*": "count", "id": "sum"})
             made.toDF("shop", "n", "ids").write.parquet(f"{options.to}/{turn}/{name}")
-            took[name] = time.monotonic() - began
+            took[f"{name}-{turn}"] = time.monotonic() - began
     return took
 
 
 def main() -> None:
     """Start a session, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("what", choices=("flights", "months", "prune", "tpch"))
+    parser.add_argument("what", choices=("files", "flights", "months", "prune", "tpch"))
     parser.add_argument("--days", type=int, default=365)
     parser.add_argument("--folders", default="{}", help="of tables, as JSON")
-    parser.add_argument("--source", type=Path, help="of the files of months")
+    parser.add_argument("--source", type=Path, help="of the files of months, or of what is hashed")
+    parser.add_argument("--rows", type=int, default=1000, help="of the database")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--conf", default="{}", help="settings of Spark, as JSON")
     options = parser.parse_args()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     began = time.monotonic()
     from pyspark.sql import SparkSession  # noqa: PLC0415 - so that --help needs no Spark
 
@@ -114,7 +151,7 @@ def main() -> None:
     session = builder.getOrCreate()
     session.range(1000).selectExpr("sum(id)").collect()
     started = time.monotonic() - began
-    sections = {"flights": flights, "months": months, "prune": prune, "tpch": tpch}
+    sections = {"files": files, "flights": flights, "months": months, "prune": prune, "tpch": tpch}
     measured = sections[options.what](session, options)
     session.stop()
     print(json.dumps({**measured, "start": started}))

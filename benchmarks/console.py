@@ -25,10 +25,10 @@ import httpx
 from playwright.async_api import Browser, async_playwright, expect
 
 from benchmarks.dispatcher import Bench, dispatcher_over, fill
-from penstock.dispatcher.dag.parsing import parse
-from penstock.dispatcher.database.local import LocalPostgres
+from penstock.dispatcher.dag.parser import parse
+from penstock.dispatcher.database.local_server import LocalPostgres
 from penstock.dispatcher.database.pool import Database
-from penstock.dispatcher.deployment.moves import Deployment
+from penstock.dispatcher.deployment import Deployer
 
 JOBS = 60
 DATASET = "sales"
@@ -57,8 +57,8 @@ def sixty_jobs() -> str:
 async def filled(dsn: str, *, partitions: int) -> None:
     """Put the jobs in force and publish the partitions of one."""
     text = sixty_jobs()
-    async with Database(dsn) as database:
-        await Deployment(database).apply(parse(text, where="bench"), text)
+    async with Database(dsn, connections_max=10) as database:
+        await Deployer(database).apply(parse(text, where="bench"), text)
         async with database.transaction() as connection:
             found = await connection.execute(
                 b"SELECT definition.id, generation.version::text FROM job_definition AS definition"

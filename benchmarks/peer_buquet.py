@@ -36,6 +36,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 METRICS_VARIABLE = "BENCH_METRICS_URL"
@@ -49,27 +50,53 @@ _NAP_SECONDS = 0.005
 """Between two looks at the workers, so that counting their tasks takes no time from them."""
 
 _REQUESTS = re.compile(r'SeaweedFS_s3_request_total\{[^}]*type="([A-Z]+)"[^}]*\} (\S+)')
+_SERVER_CPU = re.compile(r"^process_cpu_seconds_total (\S+)", re.MULTILINE)
 
 
-def requests_so_far() -> Counter[str]:
-    """The requests that the server has answered, by kind; empty if nobody said where to ask."""
+def server_so_far() -> tuple[Counter[str], float]:
+    """The requests that the server has answered, by kind, and its CPU seconds.
+
+    Nothing if nobody said where to ask.
+    """
     url = os.environ.get(METRICS_VARIABLE)
     counts: Counter[str] = Counter()
-    if url:
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            for kind, count in _REQUESTS.findall(answer.read().decode()):
-                counts[kind] += int(float(count))
-    return counts
+    if not url:
+        return counts, 0.0
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        told = answer.read().decode()
+    for kind, count in _REQUESTS.findall(told):
+        counts[kind] += int(float(count))
+    cpu = _SERVER_CPU.search(told)
+    return counts, float(cpu[1]) if cpu else 0.0
+
+
+def cpu_of(process: int) -> float:
+    """The CPU seconds of a process, which may have ended as long as nobody has waited for it."""
+    words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
-def reported(what: str, *, tasks: int, **more: object) -> Iterator[None]:
-    """Measure the block and print it as a JSON line."""
-    before, began = requests_so_far(), time.monotonic()
+def reported(
+    what: str, *, tasks: int, cpu: Callable[[], float] = time.process_time, **more: object
+) -> Iterator[None]:
+    """Measure the block and print it as a JSON line; `cpu` gives the CPU seconds of the clients.
+
+    CPU seconds hardly depend on what else the machine does, as the others do.
+    """
+    (requests, server_cpu), client_cpu, began = server_so_far(), cpu(), time.monotonic()
     yield
-    seconds = time.monotonic() - began
-    requests = requests_so_far() - before
-    line = {"what": what, "tasks": tasks, "seconds": seconds, "requests": requests, **more}
+    seconds, client_cpu = time.monotonic() - began, cpu() - client_cpu
+    later, later_cpu = server_so_far()
+    line = {
+        "what": what,
+        "tasks": tasks,
+        "seconds": seconds,
+        "requests": later - requests,
+        "cpu_seconds": client_cpu,
+        "server_cpu_seconds": later_cpu - server_cpu,
+        **more,
+    }
     print(json.dumps(line), flush=True)
 
 
@@ -105,7 +132,11 @@ def process(commands: Sequence[Sequence[str]], *, tasks: int, until_ended: bool)
                 assert worker.stdout is not None
                 outputs.register(worker.stdout, selectors.EVENT_READ)
             _count(outputs, READY, len(workers))
-            with reported("process", tasks=tasks, workers=len(workers)):
+
+            def cpu() -> float:
+                return sum(cpu_of(worker.pid) for worker in workers)
+
+            with reported("process", tasks=tasks, workers=len(workers), cpu=cpu):
                 for worker in workers:
                     assert worker.stdin is not None
                     worker.stdin.write(b"go\n")

@@ -13,7 +13,9 @@ task at a time and has no setting for more; Penstock's runs `--concurrency` of t
 
 The peer gets a virtual environment in the user's cache folder; Penstock never depends on it.
 The goals are printed and nothing is asserted. On a small machine clients and server share the
-cores, so compare the ratios of one run, not the rates of two. `python -m benchmarks.queue --help`.
+cores, so compare the ratios of one run, not the rates of two; on one that does other things too,
+the CPU time a task of clients and server together, and the ratio by that.
+`python -m benchmarks.queue --help`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ import tempfile
 import venv
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 from benchmarks.peer_buquet import (
     ENDED,
@@ -69,9 +71,11 @@ def _row(kind: str, workers: int) -> str:
 
 GOALS: Mapping[str, float] = {
     _BULK: 20,
-    _row("singles", 1): 5,
+    _row("singles", 1): 6,
     _row("singles", 8): 3,
-    **{_row("batches", workers): 50 for workers in WORKERS},
+    _row("batches", 1): 100,
+    _row("batches", 4): 75,
+    _row("batches", 8): 75,
 }
 """How many times the peer's rate Penstock should reach."""
 
@@ -83,11 +87,19 @@ class Figure:
     tasks: int = 0
     seconds: float = 0.0
     requests: Mapping[str, int] = field(default_factory=dict)
+    cpu_seconds: float = 0.0
+    server_cpu_seconds: float = 0.0
 
     def __add__(self, other: Figure) -> Figure:
         # A plain dict: `asdict` would count the pairs of a Counter.
         requests = dict(Counter(self.requests) + Counter(other.requests))
-        return Figure(self.tasks + other.tasks, self.seconds + other.seconds, requests)
+        return Figure(
+            self.tasks + other.tasks,
+            self.seconds + other.seconds,
+            requests,
+            self.cpu_seconds + other.cpu_seconds,
+            self.server_cpu_seconds + other.server_cpu_seconds,
+        )
 
     @property
     def per_second(self) -> float:
@@ -96,6 +108,11 @@ class Figure:
     @property
     def requests_per_task(self) -> float:
         return sum(self.requests.values()) / self.tasks
+
+    @property
+    def cpu_ms_per_task(self) -> float:
+        """CPU of clients and server: where it is all that there is, its inverse is the rate."""
+        return 1000 * (self.cpu_seconds + self.server_cpu_seconds) / self.tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +139,7 @@ class Side:
             check=True,
         )
         line = json.loads(ended.stdout.splitlines()[-1])
-        return Figure(line["tasks"], line["seconds"], line["requests"])
+        return Figure(**{each.name: line[each.name] for each in fields(Figure)})
 
     def measure(self, *, in_flight: int) -> dict[str, Figure]:
         """All phases, in turn."""
@@ -279,24 +296,28 @@ async def measure(words: argparse.Namespace) -> dict[str, dict[str, Figure]]:
 
 def _cell(figure: Figure | None) -> str:
     if figure is None:
-        return f"{'-':>12}{'-':>12}"
+        return f"{'-':>10}{'-':>10}{'-':>10}"
     requests = f"{figure.requests_per_task:.3g}" if figure.requests else "-"
-    return f"{figure.per_second:>12,.0f}{requests:>12}"
+    return f"{figure.per_second:>10,.0f}{requests:>10}{figure.cpu_ms_per_task:>10.3g}"
 
 
 def _show(figures: Mapping[str, Mapping[str, Figure]]) -> None:
     ours, theirs = figures.get("penstock", {}), figures.get(PEER, {})
-    print(f"{'':34}{'penstock':>24}{f'{PEER} {PEER_VERSION}':>24}{'ratio':>10}{'goal':>8}")
-    print(f"{'':34}" + f"{'tasks/s':>12}{'req/task':>12}" * 2)
+    sides = f"{'penstock':>30}{f'{PEER} {PEER_VERSION}':>30}"
+    print(f"{'':34}{sides}{'ratio':>10}{'by CPU':>8}{'goal':>6}")
+    print(f"{'':34}" + f"{'tasks/s':>10}{'req/task':>10}{'CPU ms':>10}" * 2)
     for row in theirs or ours:
         # The peer's shards split by hand: a rate of its own, beside the same one of ours.
         mine, other = (
             ours.get(_row("singles", WORKERS[-1]) if row == _SPLIT else row),
             theirs.get(row),
         )
-        ratio = f"{mine.per_second / other.per_second:.1f}" if mine and other else "-"
+        ratio = by_cpu = "-"
+        if mine and other:
+            ratio = f"{mine.per_second / other.per_second:.1f}"
+            by_cpu = f"{other.cpu_ms_per_task / mine.cpu_ms_per_task:.1f}"
         goal = f"{GOALS[row]:g}" if row in GOALS else "-"
-        print(f"{row:34}{_cell(mine)}{_cell(other)}{ratio:>10}{goal:>8}")
+        print(f"{row:34}{_cell(mine)}{_cell(other)}{ratio:>10}{by_cpu:>8}{goal:>6}")
 
 
 def main() -> None:

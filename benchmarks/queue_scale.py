@@ -29,8 +29,8 @@ from pathlib import Path
 
 from penstock import Polling, Queue, Worker, WorkerSettings
 from penstock.kernel.clock import SystemClock
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.settings import Mode
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.settings import DiscoveryMode
 from penstock.store import Kind, Meter, Opening
 from penstock.testing.cost import Workload, run_backlog
 
@@ -143,7 +143,7 @@ def sampled_claims(backlogs: Sequence[int] = SAMPLED_BACKLOGS) -> dict[int, floa
 
     Four workers take some 300 of them, one by one. The goal is that it stays flat.
     """
-    load = Workload(workers=4, concurrency=4, tasks_per_day=1, mode=Mode.SAMPLED)
+    load = Workload(workers=4, concurrency=4, tasks_per_day=1, mode=DiscoveryMode.SAMPLED)
     runs = {backlog: run_backlog(load, backlog=backlog) for backlog in backlogs}
     return {
         backlog: sum(run.bill.requests(cause=each) for each in ("discovery", "claim")) / run.tasks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import tempfile
@@ -12,24 +13,37 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
+from xdist.scheduler import LoadFileScheduling
 
 from penstock.kernel.errors import PenstockError
 from penstock.store.s3.local import LocalS3
+from penstock.tokens.kms import KmsSigner
+from tests import leftovers
 from tests.integration.aws_server import AwsServer
-from tests.sizes import IS_PROOF, SEED, SIZES
+from tests.sizes import IS_PROOF, SEED, SIZES, some
 
 Answer = TypeVar("Answer")
 
 # The default credential chain would otherwise ask the network for an instance's role.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+# The first process of a run looks after what the run leaves.
+_GUARD = None if leftovers.VARIABLE in os.environ else leftovers.Guard()
+RUN = os.environ[leftovers.VARIABLE]
+"""A folder that is removed when the run has ended, in whatever way."""
 # Workers of tests leave no lock files with the user, and find none.
-_STATE = tempfile.TemporaryDirectory(prefix="penstock-state-")
-os.environ["XDG_STATE_HOME"] = _STATE.name
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="state-", dir=RUN)
 # What a shell starts in the background ignores it, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if _GUARD:
+    # Whoever ends a run is waited for: what it has started ends first.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 # Folders that tests make for other users are open to them, also where ours is 077.
 os.umask(0o022)
+
+
+SERVERS: list[Path] = []
+"""The logs of the servers that the tests of this process share: a failure shows their ends."""
 
 
 class Background:
@@ -67,6 +81,7 @@ def local_s3(background: Background, tmp_path_factory: pytest.TempPathFactory) -
         if os.environ.get("CI"):
             raise
         pytest.skip(f"no S3 server: {error.message} {error.hint}")
+    SERVERS.append(server.log)
     yield server
     background.run(server.stop())
 
@@ -84,27 +99,64 @@ def aws_server(
         if os.environ.get("CI"):
             raise
         pytest.skip(f"no AWS server: {error.message} {error.hint}")
-    yield server
+    # The server has one thread, and others may have the machine: how long it takes says nothing.
+    with pytest.MonkeyPatch.context() as patient:
+        opened = vars(KmsSigner)["open"].__func__
+        patient.setitem(opened.__kwdefaults__, "seconds_max", 60.0)
+        patient.setattr("penstock.tokens.kms._CONNECT_SECONDS_MAX", 30.0)
+        patient.setattr("penstock.tokens.kms._READ_SECONDS_MAX", 30.0)
+        yield server
     background.run(server.stop())
 
 
-_LONGEST_FIRST = ("browser", "e2e", "integration", "contract", "simulation", "unit")
+_TOGETHER = ("tests/integration/spark/", "tests/browser/", "tests/architecture/")
+"""Folders that one process runs: their files share a JVM, an installation and its browser, or what
+was parsed."""
+_LONGEST_FIRST = (*_TOGETHER, "tests/e2e/", "tests/integration/", "tests/contract/", "tests/sim")
 _NO_PACKAGE_HELPS = ("no AWS: ",)
 """Why a test may be skipped in CI, too: what it needs cannot be installed."""
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What was imported and collected stays, so the garbage collector need not look at it.
+
+    There is much of it, and each simulated world collects when it ends."""
+    gc.disable()
+    answer = yield
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    return answer
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only `make proof` runs; what takes long begins first.
 
-    So several processes (`-n`) end at about the same time.
+    So several processes (`-n`) end at about the same time. What hypothesis draws is a proof, too.
     """
+    for item in items:
+        if isinstance(item, pytest.Function) and is_hypothesis_test(item.function):
+            item.add_marker("proof")
     left_out = [each for each in items if not IS_PROOF and _meanwhile(each)]
     if left_out:
         items[:] = [each for each in items if each not in left_out]
         config.hook.pytest_deselected(items=left_out)
-    rank = {name: number for number, name in enumerate(_LONGEST_FIRST)}
-    tests = Path(__file__).parent
-    items.sort(key=lambda item: rank.get(item.path.relative_to(tests).parts[0], len(rank)))
+    items.sort(key=lambda item: [not item.nodeid.startswith(each) for each in _LONGEST_FIRST])
+
+
+class _ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Gives a file to a process, and some folders as a whole."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        together = (each for each in _TOGETHER if nodeid.startswith(each))
+        return next(together, super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return _ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def _meanwhile(item: pytest.Item) -> str | None:
@@ -117,16 +169,28 @@ def _meanwhile(item: pytest.Item) -> str | None:
     return name
 
 
+_LEFT = pytest.StashKey[list[str]]()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In CI, a skip that a package could have prevented is a failure."""
+    """What outlives the run fails it; in CI, so does a skip that a package could have prevented."""
+    if _GUARD:
+        left = leftovers.until_none(RUN)
+        session.config.stash[_LEFT] = list(left.values())
+        leftovers.end(RUN, left)
+        _GUARD.close()
+        if left and not session.exitstatus:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if os.environ.get("CI") and not session.exitstatus and _preventable(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how to repeat what has failed, what a proof has proved, and what was skipped in vain."""
+    """Say what was left, how to repeat what has failed, and what was skipped in vain."""
     say = terminalreporter.write_line
+    for each in terminalreporter.config.stash.get(_LEFT, []):
+        say(f"It outlived the tests, and was killed: {each}")
     for report in terminalreporter.getreports("failed") + terminalreporter.getreports("error"):
         say(f"To repeat it alone: make test ARGS='-n 0 \"{report.nodeid}\"'")
     if IS_PROOF:
@@ -145,14 +209,27 @@ def _preventable(config: pytest.Config) -> set[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What a test has logged goes from process to process as UTF-8, which not every text can be."""
+    """A failure comes with the ends of its servers' logs.
+
+    What a test has logged goes from process to process as UTF-8, which not every text can be."""
     report = yield
+    if report.failed:
+        report.sections += [(f"end of {log}", _end_of(log)) for log in SERVERS]
     report.sections = [
         (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
     ]
     return report
 
 
+def _end_of(log: Path) -> str:
+    return log.read_text(errors="replace")[-2_000:] if log.exists() else "(it is not there)"
+
+
 # How long an example takes says how busy the machine is, and nothing else.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "patient",
+    deadline=None,
+    max_examples=some(100),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("patient")

@@ -55,32 +55,31 @@ _QUEUE: Final = tuple(
 _SIMULATION: Final = ("tests/simulation/test_queue.py",)
 GUARDS: Final[Mapping[str, tuple[str, ...]]] = {
     "queue/transitions.py": (*_QUEUE, *_SIMULATION),
-    "queue/claims.py": (*_QUEUE, "tests/simulation/test_claims.py", *_SIMULATION),
-    "queue/endings.py": (*_QUEUE, "tests/unit/queue/test_retry.py", *_SIMULATION),
-    "queue/owning/leases.py": (
+    "queue/pack_session.py": (*_QUEUE, "tests/simulation/test_claims.py", *_SIMULATION),
+    "queue/attempt_outcomes.py": (*_QUEUE, "tests/unit/queue/test_retry.py", *_SIMULATION),
+    "queue/shards/leases.py": (
         "tests/unit/queue/test_leases.py",
         "tests/simulation/test_leases.py",
         *_SIMULATION,
     ),
-    "queue/direct/leases.py": (
+    "queue/inbox.py": (
         "tests/unit/queue/direct",
         "tests/unit/queue/test_direct.py",
         *_SIMULATION,
     ),
-    "dispatcher/routing/router.py": _ROUTING,
+    "dispatcher/router.py": _ROUTING,
     "dispatcher/sql/routing.sql": _ROUTING,
-    "dispatcher/tasks/ending.py": _ENDINGS,
+    "dispatcher/tasks/completion.py": _ENDINGS,
     "dispatcher/sql/tasks_ending.sql": _ENDINGS,
     "dispatcher/sql/partitions.sql": _ENDINGS,
-    "dispatcher/pressure/deciding.py": (
+    "dispatcher/backpressure.py": (
         "tests/unit/dispatcher/pressure",
         f"{_DISPATCHER}/test_pressure.py",
     ),
-    "dispatcher/pressure/pressures.py": (f"{_DISPATCHER}/test_pressure.py",),
     "dispatcher/capabilities/policies.py": ("tests/unit/dispatcher/capabilities",),
     "tokens/scopes.py": _TOKENS,
-    "tokens/jws.py": _TOKENS,
-    "tokens/verifying.py": _TOKENS,
+    "tokens/claims.py": _TOKENS,
+    "tokens/verifier.py": _TOKENS,
     "console/sessions.py": (
         "tests/unit/console/test_sessions.py",
         "tests/unit/console/test_application.py",
@@ -224,7 +223,7 @@ def _tests(folder: str, source: str, paths: Sequence[str], log: str) -> None:
     sys.dont_write_bytecode = True
     sys.path[:] = [source, *(each for each in sys.path if Path(each) != ROOT)]
     sys.modules.pop("tests", None)  # of this checkout
-    options = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "60")
+    options = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "300")
     code = pytest.main([*options, *(each for each in paths if Path(each).exists())])
     sys.stdout.flush()
     os._exit(int(code))

@@ -29,22 +29,39 @@ class Sizes:
     partitions_while_killed: int
     """Through Spark, in each round."""
     rounds_of_kills: int
+    workers_that_wait: int
+    """In tens, at a dispatcher that is killed."""
+    tables_to_read: int
+    """Random ones, published in every way and asked for by random filters."""
     folders_of_a_policy: int
     """Random ones, asked of policies."""
+    share_of_draws: float
+    """Of the seeds of other simulations, and of the examples that hypothesis draws."""
 
 
 SMALL: Final = Sizes(
-    seeds_of_a_mode=100,
+    seeds_of_a_mode=40,
     events_while_killed=500,
     partitions_while_killed=12,
     rounds_of_kills=1,
+    workers_that_wait=4,
+    tables_to_read=1,
     folders_of_a_policy=100_000,
+    share_of_draws=0.3,
 )
 FULL: Final = Sizes(
     seeds_of_a_mode=500,
     events_while_killed=2_000,
     partitions_while_killed=40,
     rounds_of_kills=2,
+    workers_that_wait=100,
+    tables_to_read=10,
     folders_of_a_policy=1_000_000,
+    share_of_draws=1.0,
 )
 SIZES: Final = FULL if IS_PROOF else SMALL
+
+
+def some(count: int) -> int:
+    """How many of so many seeds or examples are drawn; all of them in `make proof`."""
+    return max(1, round(SIZES.share_of_draws * count))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from penstock.kernel.errors import (
     BatchNotFound,
+    DoNotRetry,
     InvalidInput,
     KeyConflict,
     NotSettled,
@@ -13,6 +14,7 @@ from penstock.kernel.errors import (
     PenstockError,
     QueueDrained,
     QueueNotFound,
+    Reschedule,
     ScheduleNotFound,
     TaskCancelled,
     TaskFailed,
@@ -20,21 +22,19 @@ from penstock.kernel.errors import (
     WorkerIdConflict,
     WorkerLeaseLost,
 )
-from penstock.kernel.handler_errors import DoNotRetry, Reschedule
 
 if TYPE_CHECKING:
     from penstock.dispatcher.client import Client
-    from penstock.queue.batches.api import Batch
-    from penstock.queue.batches.documents import BatchView
+    from penstock.queue.batch_marks import BatchView
+    from penstock.queue.batches import Batch
     from penstock.queue.client import Queue, Task
     from penstock.queue.config import QueueConfig
-    from penstock.queue.running.handlers import TaskContext
-    from penstock.queue.running.polling import Polling
-    from penstock.queue.running.retry import Retry
-    from penstock.queue.schedules.document import ScheduleView
-    from penstock.queue.settings import DispatchSettings, WorkerSettings
-    from penstock.queue.submission import NotAllSubmitted
-    from penstock.queue.views import TaskEvent, TaskView
+    from penstock.queue.execution.handlers import TaskContext
+    from penstock.queue.execution.retry import Retry
+    from penstock.queue.schedules import ScheduleView
+    from penstock.queue.settings import DispatchSettings, Polling, WorkerSettings
+    from penstock.queue.submitter import NotAllSubmitted
+    from penstock.queue.task_views import TaskEvent, TaskView
     from penstock.queue.worker import Worker
 
 __all__ = [
@@ -75,20 +75,20 @@ __all__ = [
 
 
 _LATER = {
-    "Batch": "penstock.queue.batches.api",
-    "BatchView": "penstock.queue.batches.documents",
+    "Batch": "penstock.queue.batches",
+    "BatchView": "penstock.queue.batch_marks",
     "Client": "penstock.dispatcher.client",
     "DispatchSettings": "penstock.queue.settings",
-    "NotAllSubmitted": "penstock.queue.submission",
-    "Polling": "penstock.queue.running.polling",
+    "NotAllSubmitted": "penstock.queue.submitter",
+    "Polling": "penstock.queue.settings",
     "Queue": "penstock.queue.client",
     "QueueConfig": "penstock.queue.config",
-    "Retry": "penstock.queue.running.retry",
-    "ScheduleView": "penstock.queue.schedules.document",
+    "Retry": "penstock.queue.execution.retry",
+    "ScheduleView": "penstock.queue.schedules",
     "Task": "penstock.queue.client",
-    "TaskContext": "penstock.queue.running.handlers",
-    "TaskEvent": "penstock.queue.views",
-    "TaskView": "penstock.queue.views",
+    "TaskContext": "penstock.queue.execution.handlers",
+    "TaskEvent": "penstock.queue.task_views",
+    "TaskView": "penstock.queue.task_views",
     "Worker": "penstock.queue.worker",
     "WorkerSettings": "penstock.queue.settings",
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.app import make_client, make_resolver, make_webhook_client
-from penstock.dispatcher.sources.functions import cron_handler, webhook_handler
+from penstock.dispatcher.sources.aws_lambda import cron_handler, webhook_handler
 from penstock.kernel.errors import InvalidInput
 from penstock.settings import Settings, read_settings
 from penstock.worker.client import InternalClient
@@ -46,7 +46,7 @@ def _settings(proof: str) -> Settings:
     settings = read_settings({}, environment=os.environ, folder=Path.cwd()).settings
     if not getattr(settings, proof) or not settings.dispatchers:
         raise InvalidInput(
-            "The function does not know its dispatchers.",
+            "The function has no address of a dispatcher.",
             hint=f"Set PENSTOCK_DISPATCHERS and PENSTOCK_{proof.upper()} in its environment.",
         )
     return settings

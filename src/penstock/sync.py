@@ -285,7 +285,7 @@ class Worker(Mirror):
         Or until it is done, if `max_tasks` or `until_empty` say so.
         """
         self.start(**until)
-        with _heard(self.stop) if signals else nullcontext():
+        with _stopping_on_signals(self.stop) if signals else nullcontext():
             try:
                 self.join()
             except BaseException:
@@ -311,7 +311,7 @@ async def _called(function: Callable[[], Any]) -> None:
 
 
 @contextmanager
-def _heard(stop: Callable[[], None]) -> Iterator[None]:
+def _stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Have SIGTERM and SIGINT call `stop` inside the block, where a thread can have that."""
     if threading.current_thread() is not threading.main_thread():
         yield

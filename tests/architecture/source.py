@@ -8,8 +8,10 @@ the rule. `plant` writes such a tree.
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +42,7 @@ def files(folder: Path) -> Iterator[Path]:
             hidden = path.name.startswith(".") and path.name not in (".ci", ".github")
             if not hidden and path.name not in _UNREAD and path.suffix != ".egg-info":
                 yield from files(path)
-        else:
+        elif path.name != ".git":  # a file, in a worktree of Git
             yield path
 
 
@@ -55,6 +57,19 @@ def texts(folder: Path) -> Iterator[tuple[Path, str]]:
 
 def modules(folder: Path) -> tuple[Module, ...]:
     """Every Python file below a folder from which imports start."""
+    return _ours() if folder == SOURCE else _parsed(folder)
+
+
+@cache
+def _ours() -> tuple[Module, ...]:
+    # Most rules look at all of it. No garbage is looked for in it.
+    found = _parsed(SOURCE)
+    gc.freeze()
+    return found
+
+
+def _parsed(folder: Path) -> tuple[Module, ...]:
+    gc.disable()
     found = []
     for path in files(folder):
         if path.suffix != ".py":
@@ -63,6 +78,7 @@ def modules(folder: Path) -> tuple[Module, ...]:
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         text = path.read_text("utf-8")
         found.append(Module(name, path, text, ast.parse(text, filename=str(path))))
+    gc.enable()
     return tuple(found)
 
 

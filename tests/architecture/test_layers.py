@@ -29,8 +29,10 @@ SPARK_INTERNALS = f"{SPARK_HOME}.internals"
 
 _NAME = re.compile(r"`([\w./]+)`")
 _INTERNAL = re.compile(
-    r"\b_(?:jvm|jdf|jsc|jsparkSession|jconf)\b"
-    r"|pyspark\.(?:java_gateway|sql\.pandas|sql\.connect)|\.sessionState\(|\.statusStore\("
+    r"pyspark\.(?:java_gateway|sql\.pandas|sql\.connect)"
+    r"|\.(?:sessionState|statusStore|sharedState|cacheManager|externalCatalog)\("
+    r"|\.(?:globalTempViewManager|getPersistentRDDs)\("
+    r"|[gs]etattr\([^'\"]*['\"]_(?!_|penstock_)\w+"
 )
 
 
@@ -146,7 +148,34 @@ def internals_problems(found: Sequence[Module]) -> list[str]:
         if f"{module.name}.".startswith(f"{SPARK_HOME}.") and module.name != SPARK_INTERNALS
         for number, line in enumerate(module.text.splitlines(), start=1)
         if (use := _INTERNAL.search(line))
+    ] + [
+        f"{module.name}:{line} uses {use!r} of another's; only {SPARK_INTERNALS} may"
+        for module in found
+        if f"{module.name}.".startswith(f"{SPARK_HOME}.") and module.name != SPARK_INTERNALS
+        for line, use in _privates(module.tree, is_own=False)
     ]
+
+
+def _privates(node: ast.AST, *, is_own: bool) -> Iterator[tuple[int, str]]:
+    """Every private attribute of what is not `self` in a method of a class: it may be PySpark's.
+
+    `is_own` says whether `self` is of a class that is defined here.
+    """
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Attribute) and _is_private(child.attr):
+            of = child.value.id if isinstance(child.value, ast.Name) else ""
+            if not (is_own and of in ("self", "cls")):
+                yield child.lineno, child.attr
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            takes_self = any(each.arg in ("self", "cls") for each in child.args.args)
+            is_method = isinstance(node, ast.ClassDef)
+            yield from _privates(child, is_own=is_method or (is_own and not takes_self))
+        else:
+            yield from _privates(child, is_own=is_own)
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith(("__", "_penstock_"))
 
 
 def imports_of(module: Module, known: set[str] | frozenset[str]) -> Iterator[Import]:
@@ -319,15 +348,24 @@ def test_pyspark_stays_in_its_place(tmp_path: Path, text: str) -> None:
         "getattr(frame, '_jdf')",
         "from pyspark.sql.pandas.types import x",
         "state.sessionState()",
+        "state.sharedState()",
+        "context.getPersistentRDDs()",
+        "getattr(error, '_stackTrace', None)",
+        "session.builder._options",
+        "refusing(lambda self: self._sparkSession)",
+        "class A:\n def f(self):\n  def g(self): return self._sparkSession\n  return g",
     ],
 )
 def test_what_pyspark_does_not_promise_stays_in_its_module(tmp_path: Path, text: str) -> None:
     plant(tmp_path / PACKAGE, {"runtimes/spark/internals.py": text})
     assert internals_problems(modules(tmp_path)) == []
 
-    plant(tmp_path / PACKAGE, {"runtimes/spark/access/source.py": text})
+    plant(tmp_path / PACKAGE, {"runtimes/spark/access/remote.py": text})
     (problem,) = internals_problems(modules(tmp_path))
-    assert problem.startswith("penstock.runtimes.spark.access.source:1 uses ")
+    assert problem.startswith("penstock.runtimes.spark.access.remote:")
+    own = "class A:\n def f(self):\n  return [self._x for _ in map(lambda y: self._y, self._z)]\n"
+    plant(tmp_path / PACKAGE, {"runtimes/spark/access/remote.py": own})
+    assert internals_problems(modules(tmp_path)) == []
 
 
 TABLE = """

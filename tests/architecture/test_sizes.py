@@ -1,4 +1,7 @@
-"""Files and functions stay readable: what outgrows its limit is usually two ideas."""
+"""Files and functions stay readable: what outgrows its limit is usually two ideas.
+
+Too many files are unreadable too: what only one sibling imports usually belongs in it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from tests.architecture.source import SOURCE, Module, modules, plant, texts
 
 FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 50
+FILES_MAX = 450
 
 
 def file_problems(source: Path) -> list[str]:
@@ -35,6 +39,13 @@ def function_problems(found: Sequence[Module]) -> list[str]:
     ]
 
 
+def count_problems(source: Path, *, files_max: int = FILES_MAX) -> list[str]:
+    """That a tree has too many Python files, empty ones among them."""
+    count = len(modules(source))
+    say = f"{count} Python files; {files_max} are allowed: merge what only one sibling imports"
+    return [say] if count > files_max else []
+
+
 def _docstrings(function: ast.AST) -> Iterator[ast.stmt]:
     """The docstrings of a function and of what is defined in it."""
     for node in ast.walk(function):
@@ -56,6 +67,17 @@ def test_functions_are_short() -> None:
     found = modules(SOURCE)
     assert len(found) > 5
     assert function_problems(found) == []
+
+
+def test_there_are_few_files() -> None:
+    assert count_problems(SOURCE) == []
+
+
+def test_a_file_too_many_is_found(tmp_path: Path) -> None:
+    plant(tmp_path, {"a/__init__.py": "", "a/b.py": "x = 1\n", "a/query.sql": "", "a/c.txt": ""})
+    assert count_problems(tmp_path, files_max=2) == []
+    (problem,) = count_problems(tmp_path, files_max=1)
+    assert problem.startswith("2 Python files; 1 are allowed")
 
 
 @pytest.mark.parametrize("name", ["long.py", "deep/er/long.sql"])

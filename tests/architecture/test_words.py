@@ -2,13 +2,18 @@
 
 Some words fit everything and so say nothing: a file, folder, class or function that is named
 with one of them wants a better name, or a better cut.
+
+One name is one thing: a public class has a name that no other public class has, wherever it is
+defined. And a module is called by what it is, mostly an agent (`executor`, `sweeper`): a gerund
+says what goes on, not who does it, so few stay, those that are the field's own words (`tracing`).
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +21,9 @@ import pytest
 from tests.architecture.source import SOURCE, TESTS, Module, files, modules, plant
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+GERUNDS_MAX = 12
+MIRRORS = {"Queue": "penstock.sync", "Worker": "penstock.sync"}
+"""Public classes that are defined twice, and the module whose definition mirrors the other one."""
 _EMPTY_WORD = re.compile(r"(\w*util|\w*helper|\w*manager)s?|common|misc", re.IGNORECASE)
 
 
@@ -46,6 +54,39 @@ def docstring_problems(found: Sequence[Module]) -> list[str]:
     ]
 
 
+def double_problems(found: Sequence[Module]) -> list[str]:
+    """Every public class name that two modules define, or one twice, other than the mirrors.
+
+    Classes that are defined in a class or a function are no public names.
+    """
+    places: dict[str, list[str]] = defaultdict(list)
+    for module in found:
+        for node in _classes(module.tree):
+            if not node.name.startswith("_") and MIRRORS.get(node.name) != module.name:
+                places[node.name].append(f"{module.name}:{node.lineno}")
+    return [
+        f"class {name} is defined more than once: {', '.join(where)}"
+        for name, where in sorted(places.items())
+        if len(where) > 1
+    ]
+
+
+def gerund_problems(found: Sequence[Module], *, gerunds_max: int = GERUNDS_MAX) -> list[str]:
+    """That too many modules, or packages, are called by what goes on in them."""
+    gerunds = sorted(module.name for module in found if module.name.endswith("ing"))
+    say = f"{len(gerunds)} modules are gerunds; {gerunds_max} are allowed: {', '.join(gerunds)}"
+    return [say] if len(gerunds) > gerunds_max else []
+
+
+def _classes(node: ast.AST) -> Iterator[ast.ClassDef]:
+    """The classes at the top level of a module, also those under `if` and `try`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield child
+        elif isinstance(child, ast.If | ast.Try | ast.With | ast.ExceptHandler):
+            yield from _classes(child)
+
+
 @pytest.mark.parametrize("folder", [SOURCE, TESTS], ids=["src", "tests"])
 def test_names_say_something(folder: Path) -> None:
     assert name_problems(folder) == []
@@ -55,6 +96,49 @@ def test_modules_say_what_they_own() -> None:
     found = modules(SOURCE)
     assert len(found) > 5
     assert docstring_problems(found) == []
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    found = modules(SOURCE)
+    assert double_problems(found) == []
+    # The exceptions are needed.
+    for name, mirror in MIRRORS.items():
+        (text,) = [module.text for module in found if module.name == mirror]
+        assert f"\nclass {name}" in text
+
+
+def test_few_modules_are_gerunds() -> None:
+    assert gerund_problems(modules(SOURCE)) == []
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("class Reader: ...\n", "class Reader: ...\n"),
+        ("class Reader: ...\n", "if x:\n    class Reader: ...\n"),
+        ("class Reader: ...\n", "try:\n    y\nexcept E:\n    class Reader: ...\n"),
+        ("class Reader: ...\nclass Reader: ...\n", ""),
+        ("class Queue: ...\n", "class Queue: ...\n"),
+    ],
+)
+def test_a_name_that_is_given_twice_is_found(tmp_path: Path, texts: tuple[str, str]) -> None:
+    plant(tmp_path, {"penstock/a.py": texts[0], "penstock/b.py": texts[1]})
+    (problem,) = double_problems(modules(tmp_path))
+    assert "is defined more than once: penstock.a:1, penstock." in problem
+
+
+def test_mirrors_private_and_inner_classes_may_share_a_name(tmp_path: Path) -> None:
+    text = "class _Row: ...\nclass A{}:\n    class Inner: ...\ndef f():\n    class Found: ...\n"
+    plant(tmp_path, {"penstock/a.py": text.format(1), "penstock/b.py": text.format(2)})
+    plant(tmp_path, {"penstock/sync.py": "class Queue: ...\n", "c.py": "class Queue: ...\n"})
+    assert double_problems(modules(tmp_path)) == []
+
+
+def test_a_gerund_too_many_is_found(tmp_path: Path) -> None:
+    plant(tmp_path, {"routing/__init__.py": "", "a/tracing.py": "", "a/ingest.py": ""})
+    assert gerund_problems(modules(tmp_path), gerunds_max=2) == []
+    (problem,) = gerund_problems(modules(tmp_path), gerunds_max=1)
+    assert problem == "2 modules are gerunds; 1 are allowed: a.tracing, routing"
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Error, expect, sync_playwright
 
-from penstock.dispatcher.database.local import LocalPostgres
+from penstock.dispatcher.database.local_server import LocalPostgres
 from penstock.kernel.errors import PenstockError
 from tests.browser.installation import Installation, bare, guarded, installed
 from tests.browser.window import SECONDS_MAX, Window, profile, window
-from tests.conftest import Background
+from tests.conftest import RUN, SERVERS, Background
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _AXE = "axe-core@4.11.4"
@@ -59,7 +59,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="package")
 def installation(browser: Browser, background: Background) -> Iterator[Installation]:
     """`penstock up` with a pipeline; not started where there is no browser."""
-    with tempfile.TemporaryDirectory(prefix="penstock-browser-") as folder:
+    with tempfile.TemporaryDirectory(prefix="browser-", dir=RUN) as folder:
         place = Path(folder)
         server = LocalPostgres(place / "postgres", settings={"fsync": "off"}, grace_seconds=5)
         try:
@@ -69,6 +69,7 @@ def installation(browser: Browser, background: Background) -> Iterator[Installat
             if os.environ.get("CI"):
                 raise
             pytest.skip(f"no Postgres: {error.message} {error.hint}")
+        SERVERS.extend((server.log, place / "up.err"))
         try:
             with installed(place, server.dsn) as installation:
                 yield installation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from penstock.console.pages.paths import partition_path
+from penstock.console.pages.dataset import partition_path
 from penstock.console.pages.table import SITE
 from tests.browser.installation import ODD, PLAIN, RUDE, Installation
 
@@ -42,6 +42,12 @@ def addresses(path: str, installation: Installation) -> Sequence[str]:
     if path == "/tasks/{id:path}":
         rude = installation.task("rude", RUDE)
         return [f"/tasks/{rude}", f"/tasks/{installation.task('-odd_-name-', ODD)}"]
+    if path == "/datasets/{name}/snapshot":
+        (latest, *_) = installation.client.get("/v1/datasets/fresh/snapshots").json()["snapshots"]
+        return [
+            f"/datasets/fresh/snapshot?id={latest['id']}",
+            f"/datasets/fresh/contents?key={quote(ODD, safe='')}&at={latest['id']}",
+        ]
     if path == "/backfills/{id:path}":
         (first, *_) = installation.client.get("/v1/backfills").json()["backfills"]
         return [f"/backfills/{first['id']}"]

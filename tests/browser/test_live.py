@@ -67,7 +67,7 @@ def test_what_is_typed_and_open_stays(seen: Window, installation: Installation) 
     seen.until_live()
     page = seen.page
     page.locator("details.menu > summary").click()
-    typed = page.get_by_label("Why, for those who see it")
+    typed = page.get_by_label("Reason")
     typed.press_sequentially("The disk")
     installation.trigger("slow-typed")
     # The badge is in the same part of the page as the form.
@@ -103,7 +103,7 @@ def test_a_lost_connection_is_told_and_comes_back(seen: Window, installation: In
     trouble = seen.page.locator("[data-trouble]")
     expect(trouble).to_be_hidden()
     installation.kill_dispatcher()
-    expect(trouble).to_contain_text("The connection to the dispatcher is lost.")
+    expect(trouble).to_contain_text("Connection to the dispatcher lost.")
     expect(seen.page.locator("[data-connection]")).to_contain_text("not connected")
     expect(seen.page.locator("[data-connection][data-state=live]")).to_be_visible()
     expect(trouble).to_be_hidden()

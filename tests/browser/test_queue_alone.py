@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, expect
 
-from penstock.console.alone import SITE
+from penstock.queue_console import SITE
 from tests.browser.looks import look
 from tests.browser.window import Window, window
 from tests.e2e.command import PENSTOCK, penstock
@@ -106,7 +106,7 @@ def test_a_task_is_found_cancelled_and_shown_as_it_changes(
     expect(page.locator("main")).to_contain_text("a typo")
     assert seen_alone.is_marked
     page.get_by_role("button", name="Replay").click()
-    expect(page.locator(".told")).to_contain_text("submitted again")
+    expect(page.locator(".told")).to_contain_text("Replayed as")
 
 
 def test_a_read_only_console_has_no_lever(used: BrowserContext, alone: Alone) -> None:

@@ -43,7 +43,7 @@ def test_the_page_to_sign_in_has_no_serious_fault(axe: str, stranger: Window) ->
 
 def test_a_wrong_token_lets_nobody_in(stranger: Window) -> None:
     _sign_in(stranger, "a guess")
-    expect(stranger.page.locator("main, .sign-in")).to_contain_text("not a token")
+    expect(stranger.page.locator("main, .sign-in")).to_contain_text("Wrong token")
     stranger.open("/tasks", status=401)
     assert _COOKIE not in {each["name"] for each in stranger.page.context.cookies()}
 
@@ -87,7 +87,7 @@ def test_a_viewer_may_look_and_not_steer(stranger: Window, installation: Install
     assert page.locator("main form[method=post] button").count() > 0
     fields = {"job": "held", "form_token": page.evaluate(_TOKEN)}
     status, said = page.evaluate(_SEND, ["/operations/pause", fields])
-    assert (status, "You may look, and not steer." in said) == (403, True)
+    assert (status, "This session is read-only." in said) == (403, True)
     assert not _is_paused(installation, "held")
 
 
@@ -97,7 +97,7 @@ def test_a_form_without_its_token_is_refused(stranger: Window, installation: Ins
     expect(page.locator("h1")).to_have_text("Tasks")
     for token in ({}, {"form_token": ""}, {"form_token": "x" * 43}):
         status, said = page.evaluate(_SEND, ["/operations/pause", {"job": "held", **token}])
-        assert (status, "This form is too old." in said) == (403, True)
+        assert (status, "This form has expired." in said) == (403, True)
     assert not _is_paused(installation, "held")
 
 
@@ -120,7 +120,7 @@ def test_a_form_of_another_site_is_refused(
         with window.page.expect_response(lambda said: said.url.endswith("/pause")) as waited:
             window.page.get_by_role("button").click()
         assert waited.value.status == 403
-        assert waited.value.text() == "Forms of other sites are not taken."
+        assert waited.value.text() == "Cross-site form submission refused."
     assert not _is_paused(installation, "held")
     # What the browser says of the refusal is no mistake of a page.
     window.wrong.clear()

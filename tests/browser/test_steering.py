@@ -17,7 +17,7 @@ def test_trigger(seen: Window) -> None:
     page.locator(".head").get_by_role("link", name="Trigger").click()
     page.get_by_label("Partition", exact=True).fill("clicked-1")
     page.get_by_role("button", name="Trigger").click()
-    expect(page.locator(".told")).to_contain_text("was taken")
+    expect(page.locator(".told")).to_contain_text("was ingested")
     expect(page.locator("tr", has_text="clicked-1").locator("a", has_text="quick")).to_be_visible()
     page.locator("tr", has_text="clicked-1").locator("a", has_text="quick").click()
     expect(page.locator("h1 .badge")).to_have_text("completed")
@@ -26,7 +26,7 @@ def test_trigger(seen: Window) -> None:
 def test_a_trigger_that_is_wrong_is_told(seen: Window) -> None:
     page = seen.page
     seen.open("/operations/sources/feed")
-    page.get_by_text("Payload, for the jobs that read it").click()
+    page.locator("#trigger summary", has_text="Payload").click()
     page.get_by_label("A JSON object").fill("{wrong")
     page.get_by_role("button", name="Trigger").click()
     expect(page.locator(".told.bad")).to_contain_text("payload")
@@ -39,17 +39,17 @@ def test_backfill_with_its_preview(seen: Window, installation: Installation) -> 
     expect(page.get_by_label("Job")).to_have_value("quick")
     page.get_by_label("days").check()
     page.get_by_label("First day").fill("2025-12-30")
-    page.get_by_label("Last day, part of it").fill("2026-01-01")
-    page.get_by_role("button", name="Show what it will create").click()
-    expect(page.locator("h1")).to_have_text("What it will create")
+    page.get_by_label("Last day (inclusive)").fill("2026-01-01")
+    page.get_by_role("button", name="Preview").click()
+    expect(page.locator("h1")).to_have_text("Preview of the backfill")
     expect(page.locator("main")).to_contain_text("2025-12-30, 2025-12-31, 2026-01-01")
     # One of them is there already, and nothing was started.
-    expect(page.locator(".figure", has_text="There already")).to_contain_text("1")
+    expect(page.locator(".figure", has_text="Existing")).to_contain_text("1")
     expect(page.locator(".figure", has_text="New")).to_contain_text("2")
     before = len(installation.client.get("/v1/backfills").json()["backfills"])
     page.get_by_role("button", name="Start 3 tasks").click()
     expect(page.locator("h1")).to_have_text(re.compile(r"Backfill \d+"))
-    expect(page.locator("main")).to_contain_text("All 3 are computed.")
+    expect(page.locator("main")).to_contain_text("All 3 computed.")
     expect(page.locator("h1 .badge")).to_have_text("done")
     assert len(installation.client.get("/v1/backfills").json()["backfills"]) == before + 1
 
@@ -65,7 +65,7 @@ def test_replay_of_a_dead_task_once_its_cause_is_gone(
     expect(page.locator(".standing")).to_contain_text("picky-replayed is not there.")
     (installation.there / "picky-replayed").touch()
     page.get_by_role("button", name="Replay").click()
-    expect(page.locator(".told")).to_contain_text(f"Task {task} is queued again.")
+    expect(page.locator(".told")).to_contain_text(f"Task {task} is queued for replay.")
     expect(page.locator("h1 .badge")).to_have_text("completed")
     expect(page.locator(".attempts tbody tr")).to_have_count(2)
     expect(page.get_by_role("button", name="Replay")).to_have_count(0)
@@ -85,7 +85,7 @@ def test_cancel_asks_first(seen: Window, installation: Installation) -> None:
 
     page.once("dialog", no)
     page.get_by_role("button", name="Cancel").click()
-    assert asked == [f"Cancel task {task}? It will not run again."]
+    assert asked == [f"Cancel task {task}? It will not be retried."]
     expect(page.locator("h1 .badge")).to_have_text("running")
     page.once("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="Cancel").click()
@@ -101,7 +101,7 @@ def test_what_cannot_be_sent_is_told_and_nothing_that_was_typed_is_lost(seen: Wi
     seen.open("/jobs/held")
     seen.mark()
     page.locator("details.menu > summary").click()
-    why = page.get_by_label("Why, for those who see it")
+    why = page.get_by_label("Reason")
     why.fill("The disk is full.")
     page.route("**/operations/pause", lambda route: route.abort("connectionrefused"))
     page.get_by_role("button", name="Pause held").click()
@@ -114,7 +114,7 @@ def test_what_cannot_be_sent_is_told_and_nothing_that_was_typed_is_lost(seen: Wi
         "for (const each of document.querySelectorAll('[name=form_token]')) each.value = 'x'"
     )
     page.get_by_role("button", name="Pause held").click()
-    told = "This form is too old. Load the page again, and send the form once more."
+    told = "This form has expired. Reload the page and submit the form again."
     expect(page.locator(".told.bad")).to_have_text(told)
     assert seen.is_marked
     # What the browser says of both is no mistake of the page.
@@ -125,7 +125,7 @@ def test_pause_and_resume_a_job(seen: Window) -> None:
     page = seen.page
     seen.open("/jobs/held")
     page.locator("details.menu > summary").click()
-    page.get_by_label("Why, for those who see it").fill("The disk is full.")
+    page.get_by_label("Reason").fill("The disk is full.")
     page.get_by_role("button", name="Pause held").click()
     expect(page.locator("h1 .badge")).to_have_text("paused")
     expect(page.locator("main")).to_contain_text("The disk is full.")
@@ -164,7 +164,7 @@ def test_roll_back_shows_what_it_does_and_asks(seen: Window, installation: Insta
         seen.open("/")
         page.get_by_role("link", name=f"Version {applied.json()['version']}").click()
         page.locator(".head").get_by_role("link", name="Roll back").click()
-        expect(page.locator("main")).to_contain_text("Jobs that go")
+        expect(page.locator("main")).to_contain_text("Removed jobs")
         expect(page.locator("dd", has_text="more")).to_be_visible()
         asked: list[str] = []
 
@@ -173,7 +173,8 @@ def test_roll_back_shows_what_it_does_and_asks(seen: Window, installation: Insta
             dialog.dismiss()
 
         page.once("dialog", no)
-        page.get_by_role("button", name=f"Put version {present} in force").click()
+        with page.expect_event("dialog"):
+            page.get_by_role("button", name=f"Put version {present} in force").click()
         assert asked == [f"Put version {present} of the DAG in force, for all jobs?"]
         assert client.get("/v1/dag").json()["version"]["id"] == applied.json()["version"]
         page.once("dialog", lambda dialog: dialog.accept())

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import expect
 
-from penstock.console.pages.paths import partition_path
+from penstock.console.pages.dataset import partition_path
 from tests.browser.installation import ODD, RUDE, SCRIPT, Installation
 from tests.browser.window import Window
 
@@ -18,7 +18,7 @@ def test_the_page_of_a_task_shows_its_words(seen: Window, installation: Installa
     expect(page.locator("pre.reason")).to_contain_text(SCRIPT)
     expect(page.locator("pre.log")).to_contain_text(f"</pre></script><!-- {SCRIPT}")
     expect(page.locator(".head")).to_contain_text(RUDE)
-    page.get_by_text("What it was given").click()
+    page.locator("summary", has_text="Payload").click()
     expect(page.locator("details[open] pre").last).to_contain_text(SCRIPT)
 
 

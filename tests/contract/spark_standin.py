@@ -15,13 +15,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.datasets.layout import path_of
-from penstock.kernel.handler_errors import DoNotRetry
-from penstock.runtimes.base import Finished, Made, Work
+from penstock.kernel.errors import DoNotRetry
+from penstock.runtimes.base import AttemptWork, ProducedOutput, WorkResult
+from penstock.runtimes.spark.engine_protocol import JobGroup, RunReporter
 from penstock.runtimes.spark.runtime import SparkRuntime
-from penstock.runtimes.spark.sessions import Group
 from penstock.runtimes.spark.settings import SparkSettings
-from penstock.runtimes.spark.telling import Telling
-from penstock.testing.runtime_contract import BEGUN, PRINTED, Deed
+from penstock.testing.runtime_contract import BEGUN, PRINTED, WorkKind
 
 _never = threading.Event()
 
@@ -35,7 +34,7 @@ class NoSessions:
     def fresh(self) -> Any:
         return object()
 
-    def enter(self, session: Any, group: Group) -> None:
+    def enter(self, session: Any, group: JobGroup) -> None:
         pass
 
     def leave(self, session: Any) -> None:
@@ -65,7 +64,7 @@ class Engine:
     def __init__(self, settings: SparkSettings, session: Any) -> None:
         pass
 
-    def run(self, session: Any, works: Sequence[Work], tell: Telling) -> None:
+    def run(self, session: Any, works: Sequence[AttemptWork], tell: RunReporter) -> None:
         for work in works:
             tell.end(work.task_id, _run(work))
 
@@ -74,29 +73,32 @@ def runtime() -> SparkRuntime:
     return SparkRuntime(SparkSettings(), engine="tests.contract.spark_standin:Engine")
 
 
-def _run(work: Work) -> Finished:
-    deed = Deed(work.config["deed"])
-    if deed is Deed.FAILS:
+def _run(work: AttemptWork) -> WorkResult:
+    deed = WorkKind(work.config["deed"])
+    if deed is WorkKind.FAILS:
         raise ValueError("The number is wrong.")
-    if deed is Deed.FAILS_FOR_GOOD:
+    if deed is WorkKind.FAILS_FOR_GOOD:
         raise DoNotRetry("The number will always be wrong.")
-    if deed is Deed.CRASHES:
+    if deed is WorkKind.CRASHES:
         os._exit(7)
-    if deed is Deed.PRINTS:
+    if deed is WorkKind.PRINTS:
         sys.stdout.write(PRINTED)
         sys.stderr.write(PRINTED)
-    if deed in (Deed.HANGS, Deed.IS_STUBBORN):
-        _hang(work, is_stubborn=deed is Deed.IS_STUBBORN)
+    if deed in (WorkKind.HANGS, WorkKind.IS_STUBBORN):
+        _hang(work, is_stubborn=deed is WorkKind.IS_STUBBORN)
     for place in work.outputs.values():
         folder = path_of(place.location)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "made.txt").write_text("made")
     told = {name: work.payload[name] for name in ("partition_key", "start", "end")}
-    made = [Made(output=name, location=at.location, **told) for name, at in work.outputs.items()]
-    return Finished(made=tuple(made))
+    made = [
+        ProducedOutput(output=name, location=at.location, **told)
+        for name, at in work.outputs.items()
+    ]
+    return WorkResult(made=tuple(made))
 
 
-def _hang(work: Work, *, is_stubborn: bool) -> None:
+def _hang(work: AttemptWork, *, is_stubborn: bool) -> None:
     with _held(work.config["pipe"]):
         while True:
             try:

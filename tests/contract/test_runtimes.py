@@ -9,18 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtimes.base import Runtime, Work
-from penstock.runtimes.function import Function
-from penstock.runtimes.process import Process
+from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.base import AttemptWork, Runtime
+from penstock.runtimes.function import FunctionSettings, LambdaRuntime
+from penstock.runtimes.process import ChildSettings, ProcessRuntime
+from penstock.runtimes.thread import ThreadRuntime, ThreadSettings
 from penstock.testing.runtime_contract import (
     NEEDS,
     RUNTIME_CHECKS,
-    Bench,
-    Deed,
+    RecordingReporter,
+    RuntimeBench,
+    WorkKind,
     plain_work,
     run_check,
 )
 from tests.contract import spark_standin
+from tests.unit.runtimes.benches import work
 
 
 @dataclass
@@ -30,42 +34,65 @@ class ChildBench:
     runtime: Runtime
     maker: str
     operator: str
-    deeds: frozenset[Deed] = field(default=frozenset(Deed))
+    deeds: frozenset[WorkKind] = field(default=frozenset(WorkKind))
 
-    def work(self, deed: Deed, *, pipe: Path, folder: Path) -> Work:
+    def work(self, deed: WorkKind, *, pipe: Path, folder: Path) -> AttemptWork:
         return plain_work(self.operator, deed, pipe=pipe, folder=folder)
 
 
-def process() -> Bench:
+def process() -> RuntimeBench:
     return ChildBench(
-        Process(), "penstock.runtimes.process:Process", "penstock.testing.runtime_deeds:work"
+        ProcessRuntime(),
+        "penstock.runtimes.process:ProcessRuntime",
+        "penstock.testing.runtime_work:work",
     )
 
 
-def function() -> Bench:
+def function() -> RuntimeBench:
     return ChildBench(
-        Function(),
-        "penstock.runtimes.function:Function",
-        "penstock.testing.runtime_deeds.handle",
+        LambdaRuntime(),
+        "penstock.runtimes.function:LambdaRuntime",
+        "penstock.testing.runtime_work.handle",
         # A handler has no line to the dispatcher.
-        frozenset(Deed) - {Deed.TELLS, Deed.DRAINS},
+        frozenset(WorkKind) - {WorkKind.TELLS, WorkKind.DRAINS},
     )
 
 
-def spark() -> Bench:
+def _thread(function: str) -> RuntimeBench:
+    return ChildBench(
+        ThreadRuntime(),
+        "penstock.runtimes.thread:ThreadRuntime",
+        f"penstock.testing.runtime_work:{function}",
+        # What a function starts, and leaves, ends with the process that it shares.
+        frozenset(WorkKind) - {WorkKind.SPAWNS, WorkKind.LEAVES_BEHIND},
+    )
+
+
+def thread() -> RuntimeBench:
+    return _thread("share")
+
+
+def thread_async() -> RuntimeBench:
+    return _thread("share_async")
+
+
+def spark() -> RuntimeBench:
     return ChildBench(
         spark_standin.runtime(),
         "tests.contract.spark_standin:runtime",
         "spark.python",
         # It sends no events; and what a transform starts ends with the host, not with the task.
-        frozenset(Deed) - {Deed.TELLS, Deed.DRAINS, Deed.SPAWNS, Deed.LEAVES_BEHIND},
+        frozenset(WorkKind)
+        - {WorkKind.TELLS, WorkKind.DRAINS, WorkKind.SPAWNS, WorkKind.LEAVES_BEHIND},
     )
 
 
-RUNTIMES: dict[str, Callable[[], Bench]] = {
+RUNTIMES: dict[str, Callable[[], RuntimeBench]] = {
     "process": process,
     "lambda": function,
     "spark": spark,
+    "thread": thread,
+    "thread-async": thread_async,
 }
 
 
@@ -80,3 +107,46 @@ RUNTIMES: dict[str, Callable[[], Bench]] = {
 )
 def test_contract(runtime: str, name: str, tmp_path: Path) -> None:
     asyncio.run(run_check(name, RUNTIMES[runtime], tmp_path))
+
+
+class _Noting(RecordingReporter):
+    """Notes that the work has begun where its module looks."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def begins(self) -> None:
+        super().begins()
+        (self._folder / "begun").touch()
+
+
+@pytest.mark.parametrize(
+    ("make", "operator"),
+    [
+        (lambda path: ProcessRuntime(ChildSettings(path=path)), "crashing:run"),
+        (lambda path: ProcessRuntime(ChildSettings(path=path, templates_max=0)), "crashing:run"),
+        (lambda path: LambdaRuntime(FunctionSettings(path=path)), "crashing.run"),
+        (lambda path: ThreadRuntime(ThreadSettings(path=path)), "crashing:run"),
+    ],
+    ids=["process", "process-spawned", "lambda", "thread"],
+)
+def test_work_has_begun_before_its_module_is_imported(
+    make: Callable[[tuple[str, ...]], Runtime], operator: str, tmp_path: Path
+) -> None:
+    # Or what kills its process, and the worker's, while it is imported is tried for free for ever.
+    (tmp_path / "crashing.py").write_text(
+        "import os, pathlib\n"
+        "here = pathlib.Path(__file__).parent\n"
+        "with (here / 'imported').open('a') as file:\n"
+        "    file.write('begun ' if (here / 'begun').exists() else 'not begun ')\n"
+        "os._exit(7)\n"
+    )
+
+    async def main() -> None:
+        async with make((str(tmp_path),)) as runtime:
+            with pytest.raises(WorkFailed, match="7"):
+                await runtime.run(work(operator, tmp_path), _Noting(tmp_path))
+
+    asyncio.run(main())
+    assert set((tmp_path / "imported").read_text().split(" ")[:-1]) == {"begun"}

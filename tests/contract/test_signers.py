@@ -14,8 +14,7 @@ from penstock.kernel.aws import aws_client
 from penstock.kernel.clock import SystemClock
 from penstock.testing.signer_contract import SIGNER_CHECKS, SignerBench
 from penstock.tokens.kms import KmsSigner
-from penstock.tokens.pem import SUFFIX, PemSigner
-from penstock.tokens.signing import Signer
+from penstock.tokens.signer import SUFFIX, PemSigner, Signer
 from tests.integration.aws_server import AwsServer
 
 

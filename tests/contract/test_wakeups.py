@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dispatcher.wakeups.base import Channel, Heard, Listener
-from penstock.dispatcher.wakeups.broker import HELD_SECONDS, Broker
+from penstock.dispatcher.wakeups.base import Heard, WakeUpChannel, WakeUpListener
 from penstock.dispatcher.wakeups.bucket import (
     FAR_POLLING,
     NEAR_POLLING,
@@ -18,18 +17,23 @@ from penstock.dispatcher.wakeups.bucket import (
     BucketListener,
     BucketSender,
 )
-from penstock.dispatcher.wakeups.long_poll import LongPollListener, LongPollSender
+from penstock.dispatcher.wakeups.long_poll import (
+    HELD_SECONDS,
+    Broker,
+    LongPollListener,
+    LongPollSender,
+)
 from penstock.dispatcher.wakeups.sqs import SqsListener, SqsSender, SqsSettings
-from penstock.dispatcher.wire.work import WaitAnswer, WaitAsk, WakeUpAnswer
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, new_id, system_entropy
+from penstock.protocol.work import WaitAnswer, WaitAsk, WakeUpAnswer
 from penstock.queue.client import Queue
-from penstock.queue.running.polling import Polling
+from penstock.queue.settings import Polling
 from penstock.store.base import ObjectStore
 from penstock.store.file.backend import FileStore
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.retrying import RetryingStore
-from penstock.testing.queue_contract.bench import Access, Gate
+from penstock.testing.queue_contract.bench import GateAccess, GatedStore
 from penstock.testing.virtual import World, simulate
 from penstock.testing.wakeup_contract import WAKE_UP_CHECKS, WakeUpBench
 from tests.integration.aws_server import AwsServer
@@ -47,25 +51,25 @@ class _Buckets:
         self._make_store = make_store
         self._clock = clock
         self._entropy = entropy
-        self._gates: dict[Listener, list[Gate]] = {}
+        self._gates: dict[WakeUpListener, list[GatedStore]] = {}
         self.stores: list[ObjectStore] = []
 
-    def _queue(self) -> tuple[Queue, list[Gate]]:
-        gates: list[Gate] = []
+    def _queue(self) -> tuple[Queue, list[GatedStore]]:
+        gates: list[GatedStore] = []
         outer = self
 
         class Here(Queue):
             async def _connect(self) -> None:
                 store = RetryingStore(outer._make_store(), entropy=outer._entropy)
                 outer.stores.append(store)
-                gates.append(Gate(store))
+                gates.append(GatedStore(store))
                 self._owns_store = False
                 await self._use(gates[-1], outer._entropy)
 
         return Here("", name=QUEUE_NAME), gates
 
     def bench(self, *, polling: Polling) -> WakeUpBench:
-        def make_listener(answer: Heard) -> Listener:
+        def make_listener(answer: Heard) -> WakeUpListener:
             queue, gates = self._queue()
             listener = BucketListener(
                 queue, answer, name="worker", polling=polling, clock=self._clock
@@ -82,10 +86,10 @@ class _Buckets:
             seconds_max=60.0,
         )
 
-    async def kill(self, listener: Listener) -> None:
+    async def kill(self, listener: WakeUpListener) -> None:
         assert isinstance(listener, BucketListener)
         for gate in self._gates[listener]:
-            gate.access = Access.CLOSED
+            gate.access = GateAccess.CLOSED
         runner, listener._runner = listener._runner, None
         assert runner is not None
         runner.cancel()
@@ -116,7 +120,7 @@ class _Dispatchers:
                 wake_ups=[WakeUpAnswer(id=each.id, **asdict(each.channel)) for each in found]
             )
 
-        async def publish(channels: Collection[Channel]) -> None:
+        async def publish(channels: Collection[WakeUpChannel]) -> None:
             await self._clock.sleep(0.01)
             self.brokers[0].send(channels)
 
@@ -132,7 +136,7 @@ class _Dispatchers:
         )
 
 
-async def _kill_long_poll(listener: Listener) -> None:
+async def _kill_long_poll(listener: WakeUpListener) -> None:
     assert isinstance(listener, LongPollListener)
     runner, listener._runner = listener._runner, None
     assert runner is not None
@@ -200,7 +204,7 @@ def test_sqs(name: str, aws_server: AwsServer) -> None:
         again_seconds=0,
     )
 
-    async def kill(listener: Listener) -> None:
+    async def kill(listener: WakeUpListener) -> None:
         assert isinstance(listener, SqsListener)
         tasks = [*listener._polls.values(), *listener._answers]
         for task in tasks:

@@ -28,8 +28,8 @@ from penstock.datasets.manifest import digest
 from penstock.datasets.projection import CurrentDataset, CurrentPartition
 from penstock.datasets.transfer import Transfer
 from penstock.dispatcher.client import Client
+from penstock.kernel.document_format import decode
 from penstock.kernel.errors import DispatcherUnavailable
-from penstock.kernel.wire import decode
 from penstock.store.s3.local import LocalS3
 from tests.e2e.command import penstock
 from tests.e2e.fleet import CLOCK, Fleet

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.dispatcher.database.local import LocalPostgres
+from penstock.dispatcher.database.local_server import LocalPostgres
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.ports import free_port
 from penstock.settings import Settings, variables_of

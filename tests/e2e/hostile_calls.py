@@ -54,6 +54,14 @@ class Api:
     def credentials(self, token: str, **body: list[str]) -> list[Any]:
         return ask(self.url, "POST", "/v1/task/credentials", body, **capability(token))
 
+    def query(self, token: str, sql: str = "SELECT * FROM precious") -> list[Any]:
+        return ask(self.url, "POST", "/v1/task/query", {"sql": sql}, **capability(token))
+
+    def begin(self, token: str) -> list[Any]:
+        """As the query service asks what may be read."""
+        body = {"sql": "SELECT 1", "tables": ["precious"]}
+        return ask(self.url, "POST", "/internal/query/begin", body, **capability(token))
+
     def events(self, token: str, lease: str = GUESSED, **held: Any) -> list[Any]:
         event = {"event_id": "hostile", "dataset": "precious", "partition_key": "open"}
         said = {**self.own, "lease_token": lease, "events": [event], **held}
@@ -77,7 +85,7 @@ class Api:
         return ask(self.url, "POST", "/v1/task/complete", {"tasks": [one]})
 
     def output(self, location: str) -> list[dict[str, str]]:
-        """An output of its own, wherever that is said to be."""
+        """An output of its own, wherever that was reported as."""
         (grant,) = self.claims["grants"]["write"]
         return [{"dataset": grant["dataset"], "location": location, "partition_key": "open"}]
 
@@ -95,6 +103,8 @@ def api_tries(targets: Any, token: str) -> Said:
         said[f"events, {name}"] = api.events(forged)
         said[f"heartbeat, {name}"] = api.heartbeat(forged)
         said[f"complete, {name}"] = api.complete(forged)
+        said[f"query, {name}"] = api.query(forged)
+    said["query begun, of the victim's dataset"] = api.begin(token)
     wider = [f"{targets['root']}/"]
     said["credentials, to read everything"] = api.credentials(token, read=wider)
     said["credentials, to write everything"] = api.credentials(token, write=wider)
@@ -148,6 +158,7 @@ def listener_tries(targets: Any, token: str) -> Said:
         ("POST", "/v1/trigger", {"job": "orders", "partition_key": "open"}),
         ("POST", "/v1/tasks/cancel", {"ids": [targets["victim"]["task_id"]]}),
         ("POST", "/v1/dag", {"source": "jobs: {}"}),
+        ("POST", "/v1/query", {"sql": "SELECT * FROM precious"}),
     ]
     bearer = {"Authorization": f"Bearer {token}"}
     named = {**bearer, "X_Penstock_Worker": "worker-0"}

@@ -83,7 +83,7 @@ def at(url: str) -> dict[str, str]:
 
 
 def tried(work: Callable[[], object]) -> list[Any]:
-    """What became of it: a status and a code of S3, or an error of the machine."""
+    """Now: a status and a code of S3, or an error of the machine."""
     try:
         found = work()
     except botocore.exceptions.ClientError as error:
@@ -214,6 +214,8 @@ def later_tries(*, kept: Any, targets: Any, lease_token: str, only: list[str]) -
     theirs = f"{targets['victim']['location']}/data.txt"
     tries: dict[str, Callable[[], list[Any]]] = {
         "credentials": lambda: api.credentials(token),
+        "query": lambda: api.query(token),
+        "query begun": lambda: api.begin(token),
         "events": lambda: api.events(token, lease_token),
         "events, renewed": lambda: api.events(api.renewed(token, lease_token), lease_token),
         "heartbeat": lambda: api.heartbeat(token, lease_token),

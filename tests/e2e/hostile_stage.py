@@ -112,7 +112,7 @@ class Stage:
         held = await self.until_task("victim", "held", "running")
         await until(lambda: "printed" in self._log(held), seconds=SECONDS_MAX)
         data = self.fleet.folder / "data"
-        (handed,) = data.glob(f"handed/*/{held['task_id']}-{held['attempt']}")
+        (handed,) = data.glob(f"handed/*/{held['task_id']}-{held['attempt']}-*")
         (key,) = data.glob("keys/*.pem")
         (dataset,) = await self.rows("SELECT id::text FROM dataset WHERE name = 'precious'")
         (running,) = {
@@ -123,7 +123,8 @@ class Stage:
         worker = self.fleet.live["worker-0"].pid
         (public, internal) = self.fleet.ports["dispatcher-0"]
         socket = conninfo_to_dict(self.fleet.postgres.dsn)
-        queued = sorted(self.objects("queues/wake-ups/"))
+        # Where wake-ups go another way there is none, and that is not to be seen either.
+        queued = sorted(self.objects("queues/wake-ups/")) or ["lake/queues/wake-ups/state"]
         return {
             "root": self.root,
             "role": self._server.task_role,

@@ -100,7 +100,7 @@ jobs:
 
 @dataclass
 class Story:
-    """What has happened."""
+    """History."""
 
     told: dict[str, Any] = field(default_factory=dict)
     """What the tries of `hostile` and `rogue` came to, by job: see the operator."""
@@ -116,7 +116,7 @@ class Story:
     logs: str = ""
 
 
-async def play(folder: Path, server: LocalS3, *, settings: str) -> Story:
+async def play(folder: Path, server: LocalS3, *, settings: str, wakeups: Wakeups) -> Story:
     """The whole story. `settings` are of a worker that can keep untrusted work apart; without
     them none is untrusted."""
     is_untrusted = bool(settings)
@@ -133,7 +133,7 @@ async def play(folder: Path, server: LocalS3, *, settings: str) -> Story:
         "task_role": server.task_role,
         "api_token": API_TOKEN,
         "worker_secret": "",
-        "wakeups": Wakeups.BUCKET,
+        "wakeups": wakeups,
     }
     own = server.credentials
     keys = {"AWS_ACCESS_KEY_ID": own.access_key, "AWS_SECRET_ACCESS_KEY": own.secret_key}
@@ -205,6 +205,9 @@ async def _end_of_ghost(stage: Stage, story: Story, targets: Any) -> None:
     (stage.fleet.folder / "release").touch()
     await stage.until_task("victim", "held", "completed")
     await stage.fleet.kill("worker-0")
+    # As if its machine had gone with it: nobody else gives the attempt up, but the reaper.
+    for each in (stage.fleet.folder / "data" / "workers").glob("*.held"):
+        each.unlink()
     await stage.fleet.start("worker-1")
     await stage.until_task("ghost", "g-ghost", "completed", "dead")
     story.later["reaped"] = await stage.use(kept, targets, lease_token=lease)

@@ -13,13 +13,13 @@ import os
 import signal
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from penstock.kernel.leash import Leashed
+from penstock.kernel.child_process import ChildProcess
 from penstock.kernel.ports import free_port
 from penstock.kernel.service import Service
 from penstock.runtimes.spark.java import find_java, packaged_java, spark_home_of
@@ -27,7 +27,7 @@ from tests.e2e.fleet import CLOCK
 from tests.e2e.spark_fleet import below
 
 LOOPBACK = "127.0.0.1"
-START_SECONDS_MAX = 90.0
+START_SECONDS_MAX = 240.0
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
@@ -42,7 +42,7 @@ class SparkCluster(Service):
         self._workers = workers
         self._memory = memory
         self._port, self._shown_port = free_port(), free_port()
-        self._live: list[Leashed] = []
+        self._live: list[ChildProcess] = []
 
     @property
     def url(self) -> str:
@@ -103,9 +103,29 @@ class SparkCluster(Service):
 
     def kill_executor(self) -> None:
         """Kill one executor, as `kill -9` does; its worker starts another."""
-        mine = [each for each, words in below(os.getpid()).items() if _EXECUTOR in words]
+        mine = self.executors()
         assert mine, "there is no executor"
         os.kill(mine[0], signal.SIGKILL)
+
+    def executors(self) -> list[int]:
+        """The processes of all executors."""
+        every = below(os.getpid())
+        mine = [each for each in every if {_WORKER, self.url} <= set(every[each])]
+        return sorted(
+            {each for one in mine for each, said in below(one).items() if _EXECUTOR in said}
+        )
+
+    @contextmanager
+    def frozen(self, executors: Sequence[int]) -> Iterator[None]:
+        """Within this, executors stand still; then they go on as if nothing had been."""
+        for each in executors:
+            os.kill(each, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for each in executors:
+                with suppress(ProcessLookupError):
+                    os.kill(each, signal.SIGCONT)
 
     async def until_workers(self, count: int) -> None:
         """Until the master knows so many workers that live."""
@@ -132,7 +152,7 @@ class SparkCluster(Service):
         self._live.append(leashed)
         await leashed.start()
 
-    def _leashed(self, name: str, program: str, *words: str, memory: str = "256m") -> Leashed:
+    def _leashed(self, name: str, program: str, *words: str, memory: str = "256m") -> ChildProcess:
         home = self.folder / name
         home.mkdir()
         found = find_spec("pyspark")
@@ -140,7 +160,7 @@ class SparkCluster(Service):
         assert found.origin is not None
         spark = Path(found.origin).parent
         java = spark_home_of(find_java("", os.environ, packaged=packaged_java()), home)
-        return Leashed(
+        return ChildProcess(
             [str(spark / "bin" / program), *words],
             log=home / "log",
             folder=home,

@@ -7,6 +7,7 @@ neither the user's modules nor keys of the bucket.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import tarfile
@@ -17,16 +18,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.demo.flights import pipeline_folder
-from penstock.cli.demo.result import checksums, differences, read_datasets
-from penstock.cli.demo.running import DAG, days_of, stages_of
+from penstock.cli.demo import pipeline_folder
+from penstock.cli.demo.run import DAG, checksums, days_of, differences, read_datasets, stages_of
 from penstock.dispatcher.client import Client
 from penstock.kernel.entropy import new_id, system_entropy
-from penstock.runtimes.base import Made, Work
+from penstock.kernel.errors import WorkFailed
+from penstock.runtimes.base import AttemptWork, ProducedOutput
 from penstock.runtimes.spark.runtime import SparkRuntime
 from penstock.runtimes.spark.settings import SparkSettings
 from penstock.store.s3.local import LocalS3
-from penstock.testing.runtime_contract import Ear
+from penstock.testing.runtime_contract import RecordingReporter
 from tests.conftest import Background
 from tests.e2e.fleet import CLOCK, until
 from tests.e2e.spark_cluster import SparkCluster
@@ -192,7 +193,9 @@ def test_a_job_brings_its_python_and_gives_its_executors_back(
             out = work.outputs["out"]
             many = out.location.replace("/~all/", "/~many/")
             place = replace(out, partition_by="name", location=many)
-            divided = (await runtime.run(replace(work, outputs={"out": place}), Ear())).made
+            divided = (
+                await runtime.run(replace(work, outputs={"out": place}), RecordingReporter())
+            ).made
             assert [each.partition_key for each in divided] == ["Ada", "a/b", "ü"]
             assert len(cluster.state()["activeapps"]) == 2
             # What they keep of a shuffle holds them for so long, and not until a JVM collects it.
@@ -203,7 +206,7 @@ def test_a_job_brings_its_python_and_gives_its_executors_back(
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks at /proc")
-def test_an_s3_server_and_an_executor_that_die_cost_time_and_no_byte(
+def test_an_s3_server_executors_and_a_driver_that_die_cost_time_and_no_byte(
     tmp_path: Path, cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = LocalS3(tmp_path / "s3")
@@ -229,28 +232,53 @@ def test_an_s3_server_and_an_executor_that_die_cost_time_and_no_byte(
                 archive=False,
             )
             async with SparkRuntime(settings) as runtime:
-                works = [bench.work("spark.sql", config, inputs={"raw": parts}) for _ in range(2)]
+                works = [bench.work("spark.sql", config, inputs={"raw": parts}) for _ in range(3)]
                 calm = await _run(works[0], runtime)
+                await _lose_the_driver(cluster, runtime, works[1])
 
                 async def disturb() -> None:
                     await server.start()
+                    await until(cluster.executors, seconds=150)
                     cluster.kill_executor()
 
                 await server.stop()
-                stormy, _ = await asyncio.gather(_run(works[1], runtime), disturb())
+                stormy, _ = await asyncio.gather(_run(works[2], runtime), disturb())
             found = [
                 [(each.rows, each.bytes, each.sha256) for each in bench.manifest(made).files]
                 for made in (calm, stormy)
             ]
             assert found[0] == found[1]
             assert sum(each[0] or 0 for each in found[0]) == 400_000
-            for each in bench.manifest(stormy).files:
+            files = bench.manifest(stormy).files
+            there = {each.name for each in bench.transfer.list(stormy.location)}
+            assert there == {"manifest.json", *(each.name for each in files)}
+            for each in files:
                 assert bench.transfer.sum(f"{stormy.location}/{each.name}").sha256 == each.sha256
 
     asyncio.run(test())
 
 
-async def _select(bench: Bench, runtime: SparkRuntime) -> Made:
+async def _lose_the_driver(cluster: SparkCluster, runtime: SparkRuntime, work: AttemptWork) -> None:
+    """Kill the driver of a job whose tasks its executors have, which find that out later."""
+    ear = RecordingReporter()
+    executors = cluster.executors()
+    (driver,) = runtime.jvms
+
+    async def kill() -> None:
+        await until(lambda: any(each.get("tasks") for each in ear.said), seconds=150)
+        os.kill(driver, signal.SIGKILL)
+
+    async def fail() -> None:
+        with pytest.raises(WorkFailed, match="JVM of Spark was killed") as caught:
+            await runtime.run(work, ear)
+        assert caught.value.is_retried
+
+    with cluster.frozen(executors):
+        await asyncio.gather(fail(), kill())
+    await until(lambda: not any(map(is_running, executors)), seconds=150)
+
+
+async def _select(bench: Bench, runtime: SparkRuntime) -> ProducedOutput:
     raw = bench.publish({"id": [1, 2, 3], "name": ["Ada", "Bo", None]})
     query = {"sql": "SELECT id, name FROM raw WHERE id > 1", "sort_by": ["id"]}
     made = await _run(bench.work("spark.sql", query, inputs={"raw": [raw]}), runtime)
@@ -258,15 +286,15 @@ async def _select(bench: Bench, runtime: SparkRuntime) -> Made:
     return made
 
 
-async def _greet(bench: Bench, runtime: SparkRuntime, people: Made) -> None:
+async def _greet(bench: Bench, runtime: SparkRuntime, people: ProducedOutput) -> None:
     config = {"transform": "greeting:greet", "sort_by": ["id"]}
     work = bench.work("spark.python", config, inputs={"people": [part(people)]})
     said = bench.rows(await _run(work, runtime))
     assert said == [{"id": 2, "said": "HELLO BO"}, {"id": 3, "said": "HELLO YOU"}]
 
 
-async def _run(work: Work, runtime: SparkRuntime) -> Made:
-    (made,) = (await runtime.run(work, Ear())).made
+async def _run(work: AttemptWork, runtime: SparkRuntime) -> ProducedOutput:
+    (made,) = (await runtime.run(work, RecordingReporter())).made
     return made
 
 

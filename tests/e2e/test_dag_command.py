@@ -288,7 +288,7 @@ def test_show_says_how_inputs_are_read(user: User) -> None:
     lines = [" ".join(line.split()) for line in ran.stdout.splitlines()]
     assert "job reads written by as where how" in lines
     assert "join ticks tick waited for" in lines
-    assert "join more more planes makes nothing run, all partitions" in lines
+    assert "join more more planes no trigger, all partitions" in lines
     file = user.file("back.yaml", BACK)
     lines = [" ".join(line.split()) for line in user.dag("show", file).stdout.splitlines()]
     assert "moving tidy clean and 3d before" in lines
@@ -342,7 +342,7 @@ def test_files_that_say_the_same_do_not_differ(user: User) -> None:
     ran = user.dag("diff", str(EXAMPLE), other)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout == (
-        "Unchanged: clean, ingest, outliers, report and totals.\nBoth files say the same.\n"
+        "Unchanged: clean, ingest, outliers, report and totals.\nThe files are identical.\n"
     )
     found = user.json("diff", str(EXAMPLE), other)
     assert found["same"] is True

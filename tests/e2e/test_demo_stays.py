@@ -31,7 +31,7 @@ def test_a_newcomer_finds_out_why_and_replays(tmp_path: Path) -> None:
         terminal.until("Watch it at ")
         terminal.until("Find out why at ")
         terminal.until("Ctrl-C ends.")
-        # What has failed is not of the run.
+        # Failures is not of the run.
         assert "were published exactly once" in terminal.shown
         found = re.search(r"Find out why at (http://127\.0\.0\.1:\d+)/tasks/(\d+)", terminal.shown)
         assert found is not None

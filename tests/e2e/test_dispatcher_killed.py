@@ -3,6 +3,9 @@
 Events go in doubled and shuffled while a seeded plan kills processes and starts them again. In the
 end every (job, partition) has one completed task and one committed output, from the attempt that
 completed it; no event is lost; and the outbox is empty.
+
+Meanwhile partitions of a table are made again and again, its generations are cut over and rolled
+back, everything that may be is swept, and two readers look: see `table_reader`.
 """
 
 from __future__ import annotations
@@ -21,10 +24,12 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from penstock.dispatcher.identity import Identities
-from penstock.dispatcher.wire.base import WORKER_HEADER
 from penstock.kernel.entropy import Entropy, seeded_entropy
+from penstock.protocol.base import WORKER_HEADER
+from penstock.protocol.identity import Identities
+from tests.e2e import table_reader
 from tests.e2e.fleet import CLOCK, SECRET, Fleet, fleet_of
+from tests.e2e.table_reader import TableReader
 from tests.sizes import SEED, SIZES
 
 _log = logging.getLogger(__name__)
@@ -43,7 +48,8 @@ def note(task):
     for output in task.outputs.values():
         (pathlib.Path(output.path) / "made.json").write_text(json.dumps(said))
 '''
-DAG = """
+DAG = (
+    """
 jobs:
   ingest:
     activation: source
@@ -76,6 +82,11 @@ jobs:
     max_attempts: 50
     retry: {first: 100ms, max: 1s, backoff: 2}
 """
+    + table_reader.DAG
+)
+ROUNDS = 3
+"""How often the partitions of the table are made in each of its generations."""
+KEYS = [f"t{number}" for number in range(6)]
 
 
 async def _say(urls: Sequence[str], path: str, body: object, entropy: Entropy) -> dict[str, Any]:
@@ -113,6 +124,27 @@ async def _send(fleet: Fleet, entropy: Entropy) -> None:
         await CLOCK.sleep(entropy.uniform(0.0, 0.2))
 
 
+async def _move(fleet: Fleet, reader: TableReader, entropy: Entropy) -> None:
+    """Publish the partitions of the table again and again; cut it over, and roll it back."""
+    public, number = fleet.public_urls(), 0
+    for version, path, body in (
+        (1, "/v1/dag", {"source": DAG}),
+        (2, "/v1/dag", {"source": DAG.replace("version: 1", "version: 2")}),
+        (1, "/v1/dag/rollback", {"version": 1}),
+    ):
+        await _say(public, path, body, entropy)
+        for _ in range(ROUNDS):
+            number += 1
+            events = [
+                {"event_id": f"{key}-{number}", "dataset": "news", "partition_key": key}
+                for key in KEYS
+            ]
+            await _say(fleet.internal_urls(), "/internal/events", {"events": events}, entropy)
+            await CLOCK.sleep(entropy.uniform(0.5, 1.5))
+            await _say(public, "/v1/sweep", {"grace_seconds": 0}, entropy)
+        await reader.until_read(version)
+
+
 async def _rage(fleet: Fleet, entropy: Entropy, over: asyncio.Event) -> Counter[str]:
     """Kill something every second or so, everything at least once, and start it again."""
     kills: Counter[str] = Counter()
@@ -148,7 +180,8 @@ async def _rows(fleet: Fleet, statement: str) -> list[dict[str, Any]]:
 UNFINISHED = """
     SELECT (SELECT count(*) FROM event WHERE routed = 'pending') AS events,
            (SELECT count(*) FROM task WHERE status <> 'completed') AS tasks,
-           (SELECT count(*) FROM task) AS made, (SELECT count(*) FROM outbox) AS outbox
+           (SELECT count(*) FROM task JOIN job ON job.id = task.job_id
+            WHERE job.name <> 'halves') AS made, (SELECT count(*) FROM outbox) AS outbox
 """
 
 
@@ -177,6 +210,7 @@ async def _check(fleet: Fleet) -> None:
                    AS completions, max(attempt.number) FILTER (WHERE attempt.outcome = 'completed')
                    AS completed
         FROM task JOIN job ON job.id = task.job_id JOIN attempt ON attempt.task_id = task.id
+        WHERE job.name <> 'halves'
         GROUP BY task.id, job.name
         """,
     )
@@ -189,6 +223,7 @@ async def _check(fleet: Fleet) -> None:
         """
         SELECT dataset.name AS dataset, publication.*
         FROM publication JOIN dataset ON dataset.id = publication.dataset_id
+        WHERE dataset.name <> 'halves'
         """,
     )
     outputs = Counter((each["dataset"], each["partition_key"]) for each in published)
@@ -215,23 +250,34 @@ def test_everything_is_done_once_whatever_is_killed(tmp_path: Path) -> None:
     entropy = seeded_entropy(SEED)
 
     async def main() -> None:
-        async with fleet_of(
-            tmp_path, dispatchers=3, workers=4, modules={"proof.py": MODULE}
-        ) as fleet:
+        modules = {"proof.py": MODULE, "halves.py": table_reader.MODULE}
+        async with fleet_of(tmp_path, dispatchers=3, workers=4, modules=modules) as fleet:
             public = fleet.public_urls()
             await _say(public, "/v1/dag", {"source": DAG}, seeded_entropy(SEED))
+            reader = TableReader(public)
             sevens = sum(f"p{number:05d}".endswith("7") for number in range(EVENTS))
             tasks = 3 * EVENTS - sevens
             over = asyncio.Event()
             async with asyncio.TaskGroup() as group:
                 rage = group.create_task(_rage(fleet, seeded_entropy(f"{SEED} rage"), over))
+                readers = [
+                    group.create_task(reader.read_on(mode, seeded_entropy(f"{SEED} {mode}")))
+                    for mode in table_reader.MODES
+                ]
+                moved = group.create_task(_move(fleet, reader, seeded_entropy(f"{SEED} move")))
                 await _send(fleet, entropy)
+                await moved
                 over.set()
-            kills = rage.result()
+                kills = await rage
+                for each in readers:
+                    each.cancel()
             await _settled(fleet, tasks)
             await _check(fleet)
+            await _say(public, "/v1/sweep", {"grace_seconds": 0}, entropy)
+            await reader.check()
             for name in fleet.names():
                 assert await fleet.stop(name) == 0, fleet.said(name)
             _log.info("seed %d: %d tasks, killed: %s", SEED, tasks, dict(kills))
+            _log.info("%d reads of %d snapshots", reader.reads, len(reader.seen))
 
     asyncio.run(main())

@@ -291,7 +291,7 @@ def test_a_database_that_a_later_release_has_migrated(run: Run) -> None:
         await stage.fleet.stop("dispatcher-0")
         said = stage.fleet.said("dispatcher-0")
         assert "cached plan" not in said
-        assert "failed, trying again" not in said
+        assert "failed; retrying" not in said
         await stage.fleet.start("dispatcher-0")
         process = stage.fleet.live.pop("dispatcher-0")
         async with asyncio.timeout(60):
@@ -310,7 +310,7 @@ async def _refused(stage: Stage, *attempts: dict[str, Any]) -> None:
 
     async def is_refused() -> bool:
         said = stage.fleet.said("worker-0")
-        return all(f"task {each['id']}" in said and "not ours" in said for each in attempts)
+        return all(f"task {each['id']}" in said and "lease was lost" in said for each in attempts)
 
     await stage.until(is_refused)
 

@@ -12,11 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.cli.demo.chaos import Chaos
-from penstock.cli.demo.display import Display
-from penstock.cli.demo.flights import pipeline_folder
-from penstock.cli.demo.result import Published, checksums
-from penstock.cli.demo.running import Pipeline, Run, stages_of
+from penstock.cli.demo import pipeline_folder
+from penstock.cli.demo.run import (
+    Chaos,
+    Display,
+    Pipeline,
+    PipelineRun,
+    PublishedPartition,
+    checksums,
+    stages_of,
+)
 from penstock.kernel.clock import SystemClock
 from tests.e2e.command import penstock
 
@@ -27,11 +32,11 @@ WHOLE = ("airlines", "airports", "planes")
 MADE_FROM = {"carrier_report": "carrier_months", "airport_report": "airport_months"}
 
 
-def _run_pipeline(folder: Path) -> Run:
+def _run_pipeline(folder: Path) -> PipelineRun:
     display = Display(stages_of(DAYS), is_live=False)
     chaos = Chaos(told=display.say) if Path("/proc/self/stat").exists() else None
 
-    async def main() -> Run:
+    async def main() -> PipelineRun:
         async with Pipeline(folder, pipeline_folder(), clock=SystemClock()) as pipeline:
             return await pipeline.run(DAYS, display, chaos)
 
@@ -60,7 +65,7 @@ def _rows(paths: Sequence[Path]) -> tuple[list[tuple[str, str]], list[str]]:
     return columns, sorted(map(repr, ordered))
 
 
-def _plain_files(folder: Path, dataset: str, partition: Published) -> list[Path]:
+def _plain_files(folder: Path, dataset: str, partition: PublishedPartition) -> list[Path]:
     name = MADE_FROM.get(dataset, dataset)
     of = folder / name if name in WHOLE else folder / name / f"_partition={partition.key}"
     return sorted(of.glob("*.parquet"))

@@ -11,8 +11,8 @@ import duckdb
 import pytest
 
 from penstock.dispatcher.client import Client
-from penstock.dispatcher.wire.datasets import SnapshotPart
 from penstock.kernel.errors import DispatcherUnavailable
+from penstock.protocol.datasets import SnapshotPart
 from tests.e2e.command import penstock
 from tests.e2e.fleet import CLOCK, fleet_of
 
@@ -115,4 +115,4 @@ def _check(url: str) -> None:
     assert verified.returncode == 0, verified.stdout + verified.stderr
     # It is in one file, and so cannot be in fewer.
     asked = penstock("dataset", "maintain", "numbers", "--url", url)
-    assert asked.stdout == "There is nothing to rewrite that has no task yet.\n", asked.stderr
+    assert asked.stdout == "Nothing to rewrite that has no task yet.\n", asked.stderr

@@ -16,14 +16,14 @@ import pytest
 
 from penstock import Queue
 from penstock.cli import run
-from penstock.kernel.wire import encode
+from penstock.kernel.document_format import encode
 from penstock.queue import archive
-from penstock.queue.archive_rows import Batch, Record
-from penstock.queue.ledger import Failure, Ledger, Status, TaskState
-from penstock.queue.places import PackAt, new_pack
+from penstock.queue.archive_rows import LegacyArchiveBatch, LegacyArchiveRecord
+from penstock.queue.ids import PackAt, new_pack
+from penstock.queue.ledger import Ledger, LedgerFailure, QueueTaskState, QueueTaskStatus
 
-DONE = TaskState(Status.SUCCEEDED, 1, at_ms=1, result=msgspec.Raw(b"7"))
-FAILED = TaskState(Status.FAILED, 1, at_ms=1, failure=Failure("E", "m"))
+DONE = QueueTaskState(QueueTaskStatus.SUCCEEDED, 1, at_ms=1, result=msgspec.Raw(b"7"))
+FAILED = QueueTaskState(QueueTaskStatus.FAILED, 1, at_ms=1, failure=LedgerFailure("E", "m"))
 
 
 class Said(NamedTuple):
@@ -59,7 +59,7 @@ async def _made(url: str) -> None:
         access = queue.access
         now_ms = int((await access.store.now()).latest * 1000)
 
-        def record(type_: str, state: TaskState) -> tuple[PackAt, Ledger]:
+        def record(type_: str, state: QueueTaskState) -> tuple[PackAt, Ledger]:
             at = new_pack(type=type_, count=1, submitted_ms=now_ms, entropy=access.entropy)
             ledger = Ledger(
                 pack_version="v",
@@ -73,7 +73,9 @@ async def _made(url: str) -> None:
         members = [record("a", DONE), record("b", DONE), record("a", FAILED)]
         await archive.keep(access.store, access.layout, members, entropy=access.entropy)
         at, ledger = record("a", DONE)
-        old = Batch(records=(Record(at.path, msgspec.Raw(encode(ledger))),))
+        old = LegacyArchiveBatch(
+            records=(LegacyArchiveRecord(at.path, msgspec.Raw(encode(ledger))),)
+        )
         key = access.layout.batch(
             access.layout.archive, first_ms=now_ms, last_ms=now_ms, entropy=access.entropy
         )
@@ -141,7 +143,7 @@ def test_retention_is_set_shown_and_kept(say: Say) -> None:
     assert "for ever, dead letters for ever" in say("archive", "retain").out
     said = say("archive", "retain", "--days", "30")
     assert "Records are kept for 30 days, dead letters for ever." in said.out
-    found = json.loads(say("archive", "retain", "--dead-days", "90", "--json").out)
+    found = json.loads(say("archive", "retain", "--dead-days", "90d", "--json").out)
     assert (found["archive_days"], found["dead_letter_days"]) == (30, 90)
     assert found["removed"]["batches"] == 0
     assert "for ever, dead letters for 90" in say("archive", "retain", "--days", "forever").out
@@ -161,8 +163,8 @@ def test_a_purge_asks_and_then_does_what_it_said(say: Say) -> None:
     # What was cancelled a moment ago is too young to be forgotten.
     assert done["too_young"] == 1
     last = say("purge", "--all", "--yes")
-    assert last.out.startswith("0 tasks cancelled, 0 asked to stop, 1 forgotten, with 0 payloads.")
-    assert "1 task has ended too recently to be forgotten" in last.err
+    assert last.out.startswith("0 tasks cancelled, 0 asked to stop, 1 deleted, with 0 payloads.")
+    assert "1 task has ended too recently to be deleted" in last.err
 
 
 def test_a_file_that_is_not_there_is_a_failure(say: Say) -> None:
@@ -174,11 +176,12 @@ def test_a_file_that_is_not_there_is_a_failure(say: Say) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("purge",), "Say which tasks"),
-        (("purge", "--all", "--type", "a"), "Say which tasks"),
+        (("purge",), "Select tasks with"),
+        (("purge", "--all", "--type", "a"), "Select tasks with"),
         (("purge", "--older-than", "x", "--yes"), "'x' is not a duration"),
         (("purge", "--status", "done", "--yes"), "is not one of"),
         (("archive", "retain", "--days", "0"), "'0' is not a number of days"),
+        (("archive", "retain", "--days", "36h"), "'36h' is not a number of days"),
         (("archive", "retain", "--days", "some"), "'some' is not a number of days"),
         (("archive", "fetch", "--json"), "needs --to"),
     ],

@@ -20,8 +20,8 @@ from unittest import mock
 import pytest
 
 from penstock.cli import run
+from penstock.queue.ids import task_at
 from penstock.queue.layout import QueueLayout
-from penstock.queue.places import task_at
 from penstock.store import open_store
 from tests.e2e.command import PENSTOCK
 
@@ -305,14 +305,14 @@ def test_what_cannot_be_submitted_is_one_sentence(
     ("words", "code", "said"),
     [
         (("get", "x"), 2, "'x' is not the id of a task."),
-        (("get", NOBODY), 1, f"Nothing is known of the task '{NOBODY}'."),
-        (("history", NOBODY), 1, f"Nothing is known of the task '{NOBODY}'."),
+        (("get", NOBODY), 1, f"There is no task '{NOBODY}'."),
+        (("history", NOBODY), 1, f"There is no task '{NOBODY}'."),
         (("cancel", "x"), 2, "'x' is not the id of a task."),
-        (("cancel", NOBODY), 1, f"Nothing is known of the task '{NOBODY}'."),
+        (("cancel", NOBODY), 1, f"There is no task '{NOBODY}'."),
         (("cancel",), 2, "Name the tasks to cancel by their ids, or by --type and --tag."),
         (("replay",), 2, "Name the tasks to replay by their ids, or give --failed."),
         (("replay", NOBODY, "--failed"), 2, "Name the tasks to replay by their ids"),
-        (("replay", NOBODY), 1, f"Nothing is known of the task '{NOBODY}'."),
+        (("replay", NOBODY), 1, f"There is no task '{NOBODY}'."),
         (("list", "--status", "done"), 2, "'done' is not one of 'ready', 'delayed'"),
         (("list", "--limit", "0"), 2, "Invalid value for '--limit'"),
         (("list", "--queue", "a b"), 2, "'a b' is not the name of a queue."),
@@ -333,7 +333,7 @@ def test_one_bad_id_of_many_costs_the_others_nothing(user: User) -> None:
     task = user.said("submit", "resize").strip()
     ran = user.here("cancel", NOBODY, task)
     assert ran.returncode == 1
-    assert "Nothing is known" in ran.stderr
+    assert "There is no task" in ran.stderr
     assert ran.stdout == f"{task}  cancelled\n"
     ran = user.here("cancel", task, "x")
     assert ran.returncode == 2
@@ -420,7 +420,7 @@ def test_a_first_signal_drains(mode: str, user: User) -> None:
     assert running.returncode == 0, errors
     assert out == "ended 1\n"
     assert "Working on bad, wait of the queue 'default', 1 at a time, in mode " + mode in errors
-    assert "Stopped; nothing is held any more." in errors
+    assert "Stopped; all leases are released." in errors
     assert "Traceback" not in errors
     ended = user.json("get", first)
     assert (ended["status"], ended["result"]) == ("succeeded", "heard")
@@ -477,7 +477,7 @@ def test_a_failed_task_is_shown_and_replayed_once(user: User) -> None:
         ("bad", 1),
         ("wait", 0),
     ]
-    assert "There are dead letters" in user.said("stats")
+    assert "dead letters: " in user.said("stats")
     shown = user.said("get", task)
     assert "error      ValueError: no good\n" in shown
     assert "trace      Traceback (most recent call last):" in shown
@@ -507,7 +507,7 @@ def test_a_worker_ends_by_itself_when_it_is_done(user: User) -> None:
         ran = user.queue("worker", "mine:worker", "--until-empty", "--statsd", statsd)
         assert b"penstock_queue_tasks_total:1|c|#type:bad,outcome:failed" in heard.recv(2000)
     assert (ran.returncode, ran.stdout) == (0, "failing\n")
-    assert "Stopped; nothing is held any more." in ran.stderr
+    assert "Stopped; all leases are released." in ran.stderr
     ran = user.queue("worker", "mine:worker", "--statsd", "8125")
     assert (ran.returncode, ran.stdout) == (2, "")
     assert "--statsd takes HOST:PORT, not '8125'." in ran.stderr

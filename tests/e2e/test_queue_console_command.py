@@ -27,7 +27,7 @@ _TOKEN = "a-token-of-more-than-16-characters"
             {"PENSTOCK_API_TOKEN": "short"},
             "has fewer than 16 characters",
         ),
-        (["{store}"], {"PENSTOCK_VIEWER_TOKEN": _TOKEN}, "without api_token anybody may steer"),
+        (["{store}"], {"PENSTOCK_VIEWER_TOKEN": _TOKEN}, "so anybody may change things"),
         (["{store}", "--store", "file:///elsewhere"], {}, "The store is named twice"),
         (["{store}", "--queue", "a/b"], {}, "is not the name of a queue"),
     ],

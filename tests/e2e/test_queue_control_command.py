@@ -94,7 +94,7 @@ def test_a_type_is_paused_shown_and_resumed(user: User) -> None:
 
 
 def test_a_drained_queue_refuses_submits_in_one_sentence(user: User) -> None:
-    assert "takes no more tasks" in user.said("drain")
+    assert "submits are refused" in user.said("drain")
     ran = user.queue("submit", "resize")
     assert ran.returncode != 0
     assert ran.stdout == ""

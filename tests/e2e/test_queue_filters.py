@@ -61,10 +61,10 @@ def test_a_tag_that_nobody_has_is_named_and_never_means_everything(user: User) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("list", "--tag", "env~prod"), "'env~prod' is not a filter by a tag."),
+        (("list", "--tag", "env~prod"), "'env~prod' is not a tag filter."),
         (("list", "--tag", "env==prod"), "'env==prod' has one '=' too many."),
         (("submit", "resize", "--tag", "env==prod"), "Write env=prod."),
-        (("cancel", "--tag", "=x"), "'=x' is not a filter by a tag."),
+        (("cancel", "--tag", "=x"), "'=x' is not a tag filter."),
         (("cancel",), "Name the tasks to cancel by their ids, or by --type and --tag."),
         (
             ("cancel", "x", "--tag", "a"),
@@ -83,7 +83,7 @@ def test_a_tag_that_nobody_has_is_named_and_never_means_everything(user: User) -
             "--cron: CRON is given without a name.\n  Write penstock queue schedule add NAME",
         ),
         (("submit", "t", "--expires", "0"), "A task cannot expire after 0.0 s"),
-        (("tail", "--tag", "~"), "'~' is not a filter by a tag."),
+        (("tail", "--tag", "~"), "'~' is not a tag filter."),
         (("reshard", "--shards", "5"), "A queue cannot have 5 shards."),
     ],
 )

@@ -32,7 +32,7 @@ def test_a_worker_shows_its_figures_while_it_runs(tmp_path: Path) -> None:
             assert process.stderr is not None
             found = None
             for line in process.stderr:
-                found = re.search(r"figures are at (http://127\.0\.0\.1:\d+/metrics)\.", line)
+                found = re.search(r"metrics are at (http://127\.0\.0\.1:\d+/metrics)\.", line)
                 if found:
                     break
             assert found is not None
@@ -62,5 +62,5 @@ def test_a_port_that_cannot_be_had_is_one_sentence(tmp_path: Path) -> None:
         check=False,
     )
     assert ran.returncode != 0
-    assert "The figures cannot be shown on 192.0.2.1:1" in ran.stderr
+    assert "Failed to serve metrics on 192.0.2.1:1" in ran.stderr
     assert "Traceback" not in ran.stderr

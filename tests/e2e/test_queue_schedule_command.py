@@ -106,12 +106,15 @@ def test_a_second_definition_is_one_sentence_and_the_first_stays(user: User) -> 
     [
         (("schedule", "add", "n", "61 * * * *", "t"), "The cron line '61 * * * *' has 61"),
         (("schedule", "add", "n", "@daily", "t", "--time-zone", "Mars"), "'Mars' is not a time"),
-        (("schedule", "add", "n", "@daily", "t", "--catch-up", "x"), "'x' is no way to catch up"),
+        (
+            ("schedule", "add", "n", "@daily", "t", "--catch-up", "x"),
+            "'x' is not a catch-up policy",
+        ),
         (("schedule", "add", "n", "@daily", "t", "{"), "INPUT is not JSON"),
         (("schedule", "add", "n", "@daily", "t", "--tag", "x"), "'x' is not a tag"),
         (("schedule", "show", "n"), "schedule 'n' in the queue 'default'.\n  The queue has no"),
         (("batch", "x"), "'x' is not the id of a batch"),
-        (("batch", "0" * 24), "Nothing is known of the batch"),
+        (("batch", "0" * 24), "There is no batch"),
         (("batch", "--wait"), "--wait and --timeout go with the ID"),
     ],
 )

@@ -5,12 +5,13 @@ depends on the number in their keys, not on the round. Nobody disturbs the first
 others a seeded plan kills processes on the way, and starts them again; and one worker stands still
 until its tasks are those of others, and comes back. In the end every partition of every round is
 published once, by the one task that completed; its files have the checksums of the first round, or
-its rows are those, where nothing sorts them; and after a sweep the bucket holds the folders that
-publications name, and no others.
+its rows are those, where nothing sorts them or the round is in them; and after a sweep the bucket
+holds the folders that publications and the history name, and no others.
 
 The first job runs in batches and leaves Spark through Arrow, the second runs partition by partition
 and is written by Spark itself, the third has one plan for many partitions, and what the fourth
-makes is written by Spark unsorted.
+makes is written by Spark unsorted. The fifth divides what it makes, and all tasks of a round of the
+sixth merge their rows into one partition.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ import pytest
 from pyarrow import parquet
 
 from penstock.datasets.layout import attempt_of, place_of
-from penstock.datasets.snapshot import Contents, files, read, verify
+from penstock.datasets.snapshot import FileContents, files, read, verify
 from penstock.datasets.transfer import Transfer
 from penstock.dispatcher.client import Client
-from penstock.dispatcher.wire.datasets import SnapshotPart
 from penstock.kernel.entropy import Entropy, seeded_entropy
 from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, PenstockError
+from penstock.protocol.datasets import SnapshotPart
 from penstock.store.s3.local import LocalS3
 from tests.e2e.fleet import CLOCK
 from tests.e2e.spark_fleet import SparkFleet, Victim, patiently, spark_fleet_of
@@ -52,9 +53,16 @@ ROUND_SECONDS_MAX = 240.0 + 3 * PARTITIONS
 SWEEPS_MAX = 30
 FROZEN_SECONDS = 8.0
 """Longer than the jobs' heartbeat_timeout."""
-DATASETS = ("readings", "totals", "ranking", "copies")
-UNSORTED = ("copies",)
-JOBS = ("measure", "add_up", "rank", "copy")
+DATASETS = ("readings", "totals", "ranking", "copies", "halves", "latest")
+ROWS_OF = {
+    "copies": ("number", "sensor", "value"),
+    "halves": ("number", "sensor"),
+    "latest": ("sensor", "day", "total"),
+}
+"""Of what is compared by its rows, the columns that are the same in every round."""
+JOBS = ("measure", "add_up", "rank", "copy", "halve", "keep_latest")
+FULL_DAYS = [day for day in range(PARTITIONS) if day % 10 != 3]
+"""Those that have readings."""
 
 SPARK = """
 driver_memory = "1g"
@@ -124,6 +132,33 @@ jobs:
     heartbeat_timeout: 5s
     max_attempts: 50
     retry: {first: 100ms, max: 1s, backoff: 2}
+  halve:
+    runtime: spark
+    operator: spark.sql
+    config:
+      sql: SELECT :partition_key || '-' || number % 2 AS half, number, sensor FROM readings
+      expect: [{check: number >= 0}]
+    inputs: [measure.readings]
+    outputs: [{name: halves, partition_by: half}]
+    heartbeat_timeout: 5s
+    max_attempts: 50
+    retry: {first: 100ms, max: 1s, backoff: 2}
+  keep_latest:
+    runtime: spark
+    operator: spark.sql
+    config:
+      sql: >
+        SELECT substring(:partition_key, 1, 2) AS round, sensor,
+               CAST(substring(:partition_key, 4) AS INT) AS day, sum(value) AS total
+        FROM readings GROUP BY sensor
+    update: merge
+    unique_key: [sensor]
+    version_by: day
+    inputs: [measure.readings]
+    outputs: [{name: latest, partition_by: round}]
+    heartbeat_timeout: 5s
+    max_attempts: 50
+    retry: {first: 100ms, max: 1s, backoff: 2}
 """
 
 
@@ -138,6 +173,15 @@ class Round:
 
     def all_keys(self) -> list[str]:
         return [self.key(day) for day in range(PARTITIONS)]
+
+    def published(self, dataset: str) -> tuple[list[str], int]:
+        """The keys that there are in the end, and how often each was published."""
+        match dataset:
+            case "halves":
+                return [f"{self.key(day)}-{half}" for day in FULL_DAYS for half in range(2)], 1
+            case "latest":
+                return [f"{self.number:02d}"], len(FULL_DAYS)
+        return self.all_keys(), 1
 
     async def send(self, client: Client) -> None:
         for key in self.all_keys():
@@ -211,37 +255,39 @@ async def _checksums(fleet: SparkFleet, client: Client, this: Round) -> dict[str
     found: dict[str, object] = {}
     for dataset in DATASETS:
         snapshot = await patiently(partial(client.snapshot, dataset))
+        of_round = f"{this.number:02d}"
         parts = [
             each
             for each in snapshot.parts
-            if (each.partition_key or "").startswith(f"{this.number:02d}-")
+            if (each.partition_key or "").partition("-")[0] == of_round
         ]
         contents = await asyncio.to_thread(_verified, parts, fleet.transfer)
-        assert [each.partition_key for each in parts] == this.all_keys(), dataset
-        assert {each.revision for each in parts} == {1}, dataset
+        keys, revision = this.published(dataset)
+        assert [each.partition_key for each in parts] == keys, dataset
+        assert {each.revision for each in parts} == {revision}, dataset
         for part, held in zip(parts, contents, strict=True):
             day = (part.partition_key or "").partition("-")[2]
             found[f"{dataset}/{day}"] = (
-                await asyncio.to_thread(_rows, held, fleet.transfer)
-                if dataset in UNSORTED
+                await asyncio.to_thread(_rows, held, ROWS_OF[dataset], fleet.transfer)
+                if dataset in ROWS_OF
                 else [(each.rows, each.sha256) for each in held.files]
             )
     return found
 
 
-def _rows(held: Contents, transfer: Transfer) -> object:
+def _rows(held: FileContents, columns: Sequence[str], transfer: Transfer) -> object:
     """What is in files, however it is cut and ordered."""
     tables = []
     for each in held.files:
         with transfer.open(each.location) as file:
-            tables.append(parquet.ParquetFile(file).read())
+            tables.append(parquet.ParquetFile(file).read(columns=list(columns)))
     if not tables:
         return []
     table = pa.concat_tables(tables)
     return table.sort_by([(name, "ascending") for name in table.column_names]).to_pydict()
 
 
-def _verified(parts: Sequence[SnapshotPart], transfer: Transfer) -> Sequence[Contents]:
+def _verified(parts: Sequence[SnapshotPart], transfer: Transfer) -> Sequence[FileContents]:
     contents = read(parts, transfer)
     assert not list(verify(files(contents), transfer))
     return contents
@@ -252,7 +298,8 @@ async def _check_once(fleet: SparkFleet) -> None:
     tasks = await fleet.rows(
         """
         SELECT job.name AS job, task.payload ->> 'partition_key' AS key,
-               array_agg(attempt.number) FILTER (WHERE attempt.outcome = 'completed') AS completed,
+               array_agg(DISTINCT attempt.number)
+                   FILTER (WHERE attempt.outcome = 'completed') AS completed,
                array_agg(DISTINCT publication.attempt) AS published
         FROM task
         JOIN job ON job.id = task.job_id
@@ -270,7 +317,10 @@ async def _check_once(fleet: SparkFleet) -> None:
     )
     for each in tasks:
         assert len(each["completed"]) == 1, each
-        assert each["published"] == each["completed"], each
+        if each["job"] == "keep_latest":
+            continue  # All merge into one publication, whose revisions are counted elsewhere.
+        is_empty = each["job"] == "halve" and int(each["key"][3:]) not in FULL_DAYS
+        assert each["published"] == ([None] if is_empty else each["completed"]), each
 
 
 async def _check_swept(fleet: SparkFleet, client: Client) -> int:
@@ -279,27 +329,37 @@ async def _check_swept(fleet: SparkFleet, client: Client) -> int:
     for dataset in DATASETS:
         snapshot = await patiently(partial(client.snapshot, dataset))
         published |= {place_of(each.location) or "" for each in snapshot.parts}
-    swept, there = 0, {""}
+    swept, there, named = 0, {""}, published
     for _ in range(SWEEPS_MAX):
         try:
             swept += (await client.sweep(grace_seconds=0)).attempts
         except DispatcherRefused as error:
             raise AssertionError(error.message) from error
         there = await asyncio.to_thread(lambda: set(_folders(fleet)))
-        if there == published:
+        # What a merge has replaced, and a snapshot of the history shows, or the next one will.
+        shown = await fleet.rows(
+            """
+            SELECT place FROM (
+                SELECT place FROM table_part UNION SELECT place FROM publication_log
+            ) AS logged
+            WHERE penstock_is_shown(place)
+            """
+        )
+        named = published | {each["place"] for each in shown}
+        if there == named:
             break
         # The clock of the bucket is only good to a second.
         await CLOCK.sleep(1.0)
-    assert there == published, f"seed {SEED}: {sorted(there ^ published)[:10]}"
+    assert there == named, f"seed {SEED}: {sorted(there ^ named)[:10]}"
     return swept
 
 
 def _folders(fleet: SparkFleet) -> Iterator[str]:
-    """The folders of attempts in the bucket."""
+    """The folders of attempts in the bucket, and of each partition that one has made of many."""
     for each in fleet.transfer.list(f"{fleet.bucket}/datasets"):
         parts = each.name.split("/")
         if len(parts) > 4 and attempt_of(parts[3]) is not None:
-            yield "/".join(parts[:4])
+            yield "/".join(parts[:-1] if parts[2] == "~many" else parts[:4])
     for each in fleet.transfer.list(f"{fleet.bucket}/scratch"):
         yield f"scratch/{each.name.partition('/')[0]}"
 
@@ -333,6 +393,8 @@ async def _proof(fleet: SparkFleet) -> None:
         # There is something to compare, and nothing in some.
         assert expected["readings/0003"] == []
         assert expected["readings/0000"]
+        assert expected["halves/0000-1"]
+        assert expected["latest/"]
         kills, swept = Counter[str](), 0
         for number in range(1, ROUNDS + 1):
             this = Round(number)

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 import pytest
 
-from penstock.cli.log_lines import log_of
+from penstock.cli.logs import log_of
 from tests.e2e.command import PENSTOCK, penstock
 
 CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -299,13 +299,13 @@ def test_what_would_harm_is_asked_on_a_terminal_and_refused_in_a_pipe(tmp_path: 
     words = ("queue", "purge", "--all", "--store", store)
     ran = penstock(*words)
     assert ran.returncode == 2
-    assert "say --yes" in ran.stderr
+    assert "confirm with --yes" in ran.stderr
     with Terminal(*words, environment=_environment(None)) as terminal:
-        terminal.until("Go on? [y/N]")
+        terminal.until("Continue? [y/N]")
         terminal.types("n\n")
         assert terminal.end() != 0
     with Terminal(*words, environment=_environment(None)) as terminal:
-        terminal.until("Go on? [y/N]")
+        terminal.until("Continue? [y/N]")
         terminal.types("y\n")
         assert terminal.end() == 0
     assert "1 task cancelled, 0 asked to stop" in terminal.shown
@@ -342,8 +342,8 @@ def test_logs_are_followed_until_ctrl_c(tmp_path: Path) -> None:
             opened.write("line 5\n")
         terminal.until("line 5")
         # A process that starts later is heard of, too.
-        log_of(tmp_path, "cron").write_text("from cron\n")
-        terminal.until("from cron")
+        log_of(tmp_path, "webhook").write_text("from webhook\n")
+        terminal.until("from webhook")
         terminal.types("\x03")
         assert terminal.end() == 0
     assert "line 2" not in terminal.shown

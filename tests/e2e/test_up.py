@@ -126,13 +126,20 @@ def _until(holds: Callable[[], object], up: Up) -> None:
 
 
 def _kill(up: Up, words: str, *, is_leash: bool) -> None:
-    """Kill what runs these words, or the leash that holds it, and wait until it is gone."""
-    below = _below(up.process.pid)
-    number = next(
-        number
-        for number, command in below.items()
-        if words in command and ("kernel.leash" in command) is is_leash
-    )
+    """Kill what runs these words, or the leash that holds it, and wait until it is gone.
+
+    What fell with another that was killed before it may still be on its way back.
+    """
+
+    def found() -> list[int]:
+        return [
+            number
+            for number, command in _below(up.process.pid).items()
+            if words in command and ("kernel.parent_watch" in command) is is_leash
+        ]
+
+    _until(found, up)
+    (number, *_) = found()
     os.kill(number, signal.SIGKILL)
     _until(lambda: number not in _below(up.process.pid), up)
 
@@ -172,7 +179,6 @@ def test_up_survives_the_death_of_every_process_and_stops_cleanly(tmp_path: Path
             "postgres": "/postgres -D",
             "dispatcher": "penstock dispatcher",
             "worker": "penstock worker",
-            "cron": "penstock source cron",
             "webhook": "penstock source webhook",
         }
         for kind, words in kinds.items():
@@ -208,7 +214,7 @@ def test_a_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         done = penstock("up", "--data", str(tmp_path / "data"), "--port", str(port))
     assert done.returncode == 2
-    assert f"127.0.0.1:{port} cannot be had" in done.stderr
+    assert f"Cannot listen on 127.0.0.1:{port}" in done.stderr
     assert "--internal-port" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -243,7 +249,7 @@ def test_what_is_wrong_is_told_before_anything_is_made(tmp_path: Path) -> None:
     assert (done.returncode, "/dev/null/x" in done.stderr) == (1, True)
     prot = {"PENSTOCK_PROT": "1"}
     done = penstock("up", "--postgres", "no dsn", *data, environment=prot)
-    assert "Nobody reads PENSTOCK_PROT; is PENSTOCK_PORT meant?" in done.stderr
+    assert "Unknown setting PENSTOCK_PROT; did you mean PENSTOCK_PORT?" in done.stderr
 
 
 def test_a_process_that_does_not_start_ends_up_with_its_own_sentence(tmp_path: Path) -> None:
@@ -251,7 +257,7 @@ def test_a_process_that_does_not_start_ends_up_with_its_own_sentence(tmp_path: P
     dsn = f"host=127.0.0.1 port={free_port()} dbname=x"
     done = penstock("up", "--data", str(tmp_path / "data"), "--postgres", dsn, *ports, seconds=90)
     assert done.returncode == 1
-    assert "The dispatcher ends when it starts. It says: Postgres does not answer" in done.stderr
+    assert "The dispatcher exited during startup: Postgres does not answer" in done.stderr
     assert "Is it running, and reachable?" in done.stderr
     assert "Penstock is up" not in done.stderr
 
@@ -265,7 +271,7 @@ def test_up_that_is_killed_goes_on_and_refuses_a_file_that_would_break_work(tmp_
         _run_partition(up, "2026-01-01T00")
     # The block has killed it with SIGKILL.
     with _up(tmp_path, str(EXAMPLE)) as up:
-        assert "was in force already" in up.said.read_text()
+        assert "is already in force" in up.said.read_text()
         # The report may have run twice: once for each of its inputs.
         assert {(each["job"], each["status"]) for each in up.tasks()} == {
             (job, "completed") for job in JOBS

@@ -14,10 +14,10 @@ from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import PenstockError
 from penstock.store.base import CREATE, Swap, Version
 from penstock.store.s3.backend import S3Store
-from penstock.store.s3.transport import Limits
+from penstock.store.s3.transport import TransportLimits
 from tests.integration.scripted import Call
 
-PATIENT = Limits(connect_seconds=30, answer_seconds=60, queue_seconds=60)
+PATIENT = TransportLimits(connect_seconds=30, answer_seconds=60, queue_seconds=60)
 BIG = 3 * 1024 * 1024
 
 Ask = Callable[[S3Store], Awaitable[object]]

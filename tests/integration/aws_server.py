@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 
 from penstock.kernel.aws import Aws
+from penstock.kernel.child_process import ChildProcess
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.leash import Leashed
 from penstock.kernel.service import Service
 
 _START_SECONDS_MAX = 60.0
@@ -27,7 +27,7 @@ class AwsServer(Service):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._server: Leashed | None = None
+        self._server: ChildProcess | None = None
         self.endpoint = ""
 
     @property
@@ -52,7 +52,7 @@ class AwsServer(Service):
             "LOG_LEVEL": "WARNING",
         }
         log = self._folder / "aws.log"
-        self._server = Leashed(command, log=log, environment=environment, grace_seconds=2)
+        self._server = ChildProcess(command, log=log, environment=environment, grace_seconds=2)
         await self._server.start()
         clock = SystemClock()
         deadline = clock.monotonic() + _START_SECONDS_MAX

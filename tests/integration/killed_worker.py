@@ -19,10 +19,9 @@ from pathlib import Path
 
 from penstock.kernel.clock import SystemClock
 from penstock.queue.client import Queue
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.polling import Polling
-from penstock.queue.running.retry import Retry
-from penstock.queue.settings import WorkerSettings
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.retry import Retry
+from penstock.queue.settings import Polling, WorkerSettings
 from penstock.queue.worker import Worker
 
 SETTINGS = WorkerSettings(

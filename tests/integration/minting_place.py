@@ -19,8 +19,12 @@ import boto3
 import botocore.config
 import botocore.exceptions
 
-from penstock.dispatcher.capabilities.assuming import SESSION_SECONDS
-from penstock.dispatcher.capabilities.minting import Minted, Minter, make_minter
+from penstock.dispatcher.capabilities.credentials import (
+    SESSION_SECONDS,
+    CredentialMinter,
+    MintedCredentials,
+    make_minter,
+)
 from penstock.kernel.aws import Aws
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import new_id, system_entropy
@@ -67,7 +71,7 @@ class Place:
             **said,
         )
 
-    def minter(self) -> Minter:
+    def minter(self) -> CredentialMinter:
         own = {
             "access_key": self.own.get("aws_access_key_id"),
             "secret_key": self.own.get("aws_secret_access_key"),
@@ -81,7 +85,9 @@ class Place:
             clock=SystemClock(),
         )
 
-    async def mint(self, *, read: Sequence[str] = (), write: Sequence[str] = ()) -> Minted:
+    async def mint(
+        self, *, read: Sequence[str] = (), write: Sequence[str] = ()
+    ) -> MintedCredentials:
         """Credentials for these folders."""
         reads = tuple(self.url(each) for each in read)
         grants = Grants(
@@ -94,7 +100,7 @@ class Place:
         finally:
             minter.close()
 
-    def as_minted(self, minted: Minted, **keys: str) -> Any:
+    def as_minted(self, minted: MintedCredentials, **keys: str) -> Any:
         """A client with minted credentials, some of them changed."""
         said = {
             "aws_access_key_id": minted.access_key,
@@ -103,7 +109,7 @@ class Place:
         }
         return self.client(**{**said, **keys})
 
-    def aged(self, minted: Minted, seconds: int) -> str:
+    def aged(self, minted: MintedCredentials, seconds: int) -> str:
         """The session token as it would be if the server had made it that much earlier.
 
         The server keeps nothing of a session: its token says, under the server's signature, from

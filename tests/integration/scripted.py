@@ -21,13 +21,13 @@ from penstock.kernel.clock import Clock, SystemClock
 from penstock.store.s3.backend import S3Store
 from penstock.store.s3.config import s3_config
 from penstock.store.s3.signing import Credentials
-from penstock.store.s3.transport import Limits
+from penstock.store.s3.transport import TransportLimits
 
 DATE = "Sun, 08 Nov 2026 08:49:37 GMT"
 MODIFIED = "Sat, 07 Nov 2026 08:49:37 GMT"
 SERVERS_TIME = parsedate_to_datetime(DATE).timestamp()
 KEYS = Credentials("AKIDEXAMPLE", "wJalrXUtnFEMI")
-SHORT = Limits(answer_seconds=0.2)
+SHORT = TransportLimits(answer_seconds=0.2)
 
 
 class MachineClock(SystemClock):
@@ -194,13 +194,13 @@ class ScriptedServer:
         self,
         *,
         clock: Clock | None = None,
-        limits: Limits | None = None,
+        limits: TransportLimits | None = None,
         url: str = "s3://bucket",
     ) -> S3Store:
         """A client of this server."""
         mark = "&" if "?" in url else "?"
         config = s3_config(f"{url}{mark}endpoint={self.endpoint}", environment={}, credentials=KEYS)
-        return S3Store(config, clock=clock or MachineClock(), limits=limits or Limits())
+        return S3Store(config, clock=clock or MachineClock(), limits=limits or TransportLimits())
 
     async def only(self, count: int) -> None:
         """Wait until no more than this many connections are open."""

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
 from penstock import installation as installations
 from penstock.app import make_client, make_webhook_source, make_worker, secret_of_settings
 from penstock.dispatcher.client import Client
-from penstock.dispatcher.database.local import LocalPostgres
-from penstock.dispatcher.identity import Identities
-from penstock.dispatcher.wire.events import AuthAnswer, SourceAnswer
-from penstock.dispatcher.wire.work import Assignment, ClaimAsk, CompleteAsk, EndAsk, OutputAsk
-from penstock.dispatching import Dispatcher
+from penstock.dispatcher.database.local_server import LocalPostgres
+from penstock.dispatcher.wakeups.long_poll import Broker, WakeUp
+from penstock.dispatcher_app import Dispatcher
 from penstock.installation import Installation
 from penstock.kernel.clock import SystemClock
-from penstock.kernel.errors import InvalidInput, PenstockError
+from penstock.kernel.errors import DispatcherUnavailable, InvalidInput, PenstockError
 from penstock.kernel.ports import free_port
-from penstock.runtimes.places import Places
+from penstock.protocol.events import AuthAnswer, SourceAnswer
+from penstock.protocol.identity import Identities
+from penstock.protocol.work import Assignment, ClaimAsk, CompleteAsk, EndAsk, OutputAsk, WaitAsk
+from penstock.runtimes.base import AttemptPaths
 from penstock.settings import Settings, read_settings
 from tests.integration.dispatcher.test_deployment import chain
+from tests.integration.dispatcher.world import Worlds
 from tests.integration.test_s3_local import needs_proc, processes_naming
 from tests.unit.dispatcher.sources.scripted import ScriptedDispatcher
 
@@ -61,7 +64,7 @@ async def one_task(settings: Settings) -> Assignment:
         task = await until(look)
         made = OutputAsk(
             dataset=task.definition["datasets"]["tidy"],
-            location=Places(task.root).output(
+            location=AttemptPaths(task.root).output(
                 "tidy",
                 generation=task.generation,
                 payload=task.payload,
@@ -116,6 +119,84 @@ def test_a_dispatcher_with_a_postgres_of_its_own(tmp_path: Path) -> None:
         # What was committed is there for the next.
         async with Dispatcher(settings) as again, Client(again.public_url) as client:
             assert (await client.dag()).version.id == 1
+
+    asyncio.run(main())
+
+
+def test_notifications_and_migrations_go_past_a_pooler(worlds: Worlds, tmp_path: Path) -> None:
+    async def main() -> None:
+        dsn = await worlds.empty()
+        direct = make_conninfo(dsn, application_name="direct", options="-c role=direct")
+        settings = Settings(
+            data=tmp_path, postgres=dsn, postgres_direct=direct, port=0, internal_port=0
+        )
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+
+            async def listener() -> str | None:
+                found = await connection.execute(
+                    b"SELECT application_name FROM pg_stat_activity"
+                    b" WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+                )
+                return str((await found.fetchone() or [""])[0])
+
+            await connection.execute(b"CREATE ROLE direct SUPERUSER")
+            async with Dispatcher(settings):
+                assert await until(listener) == "direct"
+                found = await connection.execute(
+                    b"SELECT DISTINCT tableowner FROM pg_tables WHERE schemaname = 'public'"
+                )
+                assert await found.fetchall() == [("direct",)]
+
+    asyncio.run(main())
+
+
+def test_who_waits_at_a_dispatcher_waits_as_long_as_is_set_and_is_let_go_first(
+    worlds: Worlds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    async def wait(self: Broker, *args: Any, seconds: float, **fields: Any) -> Sequence[WakeUp]:
+        waited.append(seconds)
+        return await waiting(self, *args, seconds=seconds, **fields)
+
+    waiting = Broker.wait
+    monkeypatch.setattr(Broker, "wait", wait)
+
+    async def main() -> None:
+        dsn = await worlds.empty()
+        settings = Settings(
+            data=tmp_path, postgres=dsn, port=0, internal_port=0, wait_seconds=41, concurrency=1
+        )
+        async with Dispatcher(settings) as dispatcher, asyncio.TaskGroup() as group:
+            async with Client(dispatcher.public_url) as client:
+                await client.apply(chain())
+            there = replace(settings, dispatchers=(dispatcher.internal_url,))
+            worker = make_worker(there, name="w2")
+            running = group.create_task(worker.run())
+
+            async def longest() -> float | None:
+                return max(waited, default=0) or None
+
+            assert await until(longest) == 41
+            worker.stop()
+            await running
+            async with make_client(there, "w1") as one:
+                ask = WaitAsk(listener="one", operators=["a:clean"], seconds=49)
+
+                async def is_let_go() -> None:
+                    with pytest.raises(
+                        DispatcherUnavailable, match="This dispatcher is shutting down"
+                    ):
+                        await one.wait(ask)
+
+                letting_go = group.create_task(is_let_go())
+
+                async def is_waiting() -> bool:
+                    return 49 in waited
+
+                await until(is_waiting)
+                await stopped(dispatcher)
+                await letting_go
 
     asyncio.run(main())
 
@@ -226,7 +307,7 @@ def test_a_webhook_source_tells_when_its_dispatcher_is_away(tmp_path: Path) -> N
     ("given", "words"),
     [
         ({}, "A webhook on 0.0.0.0 needs webhook_token."),
-        ({"webhook_token": SECRET}, "webhook_token is not the token of webhooks."),
+        ({"webhook_token": SECRET}, "webhook_token is not a webhook token."),
         ({"webhook_token": "webhook.x", "worker_secret": SECRET}, "its settings have worker_sec"),
         ({"webhook_token": "webhook.x", "api_token": SECRET}, "its settings have api_token."),
         ({"webhook_token": "webhook.x", "postgres": "host=x"}, "its settings have postgres."),
@@ -265,7 +346,7 @@ def test_an_installation_looks_at_its_ports_first(tmp_path: Path) -> None:
             installation = Installation(settings, code=tmp_path)
             assert installation.public_url.startswith("http://127.0.0.1:")
             assert not installation.public_url.endswith((":0", f":{port}"))
-            with pytest.raises(InvalidInput, match=f"127.0.0.1:{port} cannot be had") as raised:
+            with pytest.raises(InvalidInput, match=f"Cannot listen on 127.0.0.1:{port}") as raised:
                 await installation.start()
             assert "--internal-port" in raised.value.hint
             await installation.stop()
@@ -306,7 +387,7 @@ def test_processes_of_an_installation_have_its_settings(
 
         async def stop(self) -> None: ...
 
-    monkeypatch.setattr(installations, "Leashed", Process)
+    monkeypatch.setattr(installations, "ChildProcess", Process)
     ports = dict.fromkeys(("port", "internal_port", "webhook_port"), 0)
     given = {"data": here / "data", "postgres": "host=x", **ports}
 
@@ -321,10 +402,10 @@ def test_processes_of_an_installation_have_its_settings(
             (here / "penstock.toml").unlink()
             wanted = read_settings(given, environment={}, folder=here).settings
         asyncio.run(run(Installation(wanted, code=code)))
-        assert sorted(made) == ["dispatcher", "source cron", "source webhook", "worker"]
+        assert sorted(made) == ["dispatcher --cron", "source webhook", "worker"]
         # The one that may face the internet has what it needs, and nothing that opens more.
         webhook = made.pop("source webhook")
-        internal = made["dispatcher"].internal_port
+        internal = made["dispatcher --cron"].internal_port
         assert webhook == Settings(
             webhook_port=webhook.webhook_port,
             webhook_token=Identities(secret_of_settings(wanted)).webhook().token,
@@ -333,7 +414,9 @@ def test_processes_of_an_installation_have_its_settings(
         )
         for each in made.values():
             assert each.port != 0
-            assert replace(each, port=0, internal_port=0, webhook_port=0) == wanted
+            assert replace(
+                each, port=0, internal_port=0, webhook_port=0, query_port=wanted.query_port
+            ) == replace(wanted, query_host="127.0.0.1")
     (tmp_path / "other.toml").write_text("[runtimes.process]\nidle_max = 5\n")
     asyncio.run(run(Installation(wanted, code=code, file=tmp_path / "other.toml")))
     assert made["worker"].runtimes == {"process": {"idle_max": 5}}

@@ -19,8 +19,7 @@ from typing import Any
 import botocore.exceptions
 import pytest
 
-from penstock.dispatcher.capabilities.assuming import SESSION_SECONDS
-from penstock.dispatcher.capabilities.minting import Minted
+from penstock.dispatcher.capabilities.credentials import SESSION_SECONDS, MintedCredentials
 from penstock.kernel.errors import CredentialsRefused, CredentialsUnavailable, PenstockError
 from penstock.store.s3.local import LocalS3
 from penstock.tokens.claims import Grants, ReadGrant, WriteGrant
@@ -45,7 +44,7 @@ class Stage:
     """A place with something in it, and credentials for a part of that."""
 
     place: Place
-    minted: Minted
+    minted: MintedCredentials
     s3: Any
     uploads: dict[str, str] = field(default_factory=dict)
 
@@ -102,7 +101,7 @@ def stage(
         background.run(server.stop())
 
 
-async def mint(place: Place) -> Minted:
+async def mint(place: Place) -> MintedCredentials:
     return await place.mint(read=[READ, SCRATCH], write=[WRITE, SCRATCH])
 
 

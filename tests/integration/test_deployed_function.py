@@ -1,7 +1,7 @@
 """A handler as it is deployed at Lambda, against a dispatcher that reads its requests by the wire.
 
 The function lies below the dispatcher and writes its requests by hand; here every one of them has
-to be what `penstock.dispatcher.wire` says, and every answer is made from it.
+to be what `penstock.protocol` says, and every answer is made from it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from pyarrow import parquet
 
 from penstock.datasets.layout import path_of
 from penstock.datasets.manifest import digest
-from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER
-from penstock.dispatcher.wire.problem import Problem
-from penstock.dispatcher.wire.work import (
+from penstock.kernel.entropy import system_entropy
+from penstock.kernel.errors import DispatcherUnavailable, DoNotRetry, InvalidInput
+from penstock.protocol.base import PROTOCOL, PROTOCOL_HEADER, TASK_HEADER, WORKER_HEADER
+from penstock.protocol.problem import Problem
+from penstock.protocol.work import (
     Assignment,
     ClaimAnswer,
     ClaimAsk,
@@ -38,10 +40,7 @@ from penstock.dispatcher.wire.work import (
     ResultsAnswer,
     TaskResult,
 )
-from penstock.kernel.entropy import system_entropy
-from penstock.kernel.errors import DispatcherUnavailable, InvalidInput
-from penstock.kernel.handler_errors import DoNotRetry
-from penstock.runtimes.deployed import Deployment, task_handler
+from penstock.runtimes.deployed import FunctionDeployment, task_handler
 from penstock.runtimes.task import Stopped
 
 UUID = "00000000-0000-0000-0000-000000000001"
@@ -77,6 +76,7 @@ class Dispatcher:
             self.outage -= 1
             return 503, Problem(type="away", title="Not now.", status=503)
         self.asked.append(path)
+        assert headers[PROTOCOL_HEADER] == str(PROTOCOL)
         match path:
             case "/internal/task-claim":
                 names = (TASK_HEADER, WORKER_HEADER, "Authorization")
@@ -106,7 +106,7 @@ class Dispatcher:
         event = {"dispatcher": self.url, "task_id": 7, "claim_token": "invoked", "payload": {}}
         # Pauses take no time.
         hasty = Mock(wraps=system_entropy(), uniform=lambda *_: 0.0)
-        return task_handler(handler, Deployment(entropy=hasty))(event, Context())
+        return task_handler(handler, FunctionDeployment(entropy=hasty))(event, Context())
 
 
 @dataclass
@@ -288,7 +288,7 @@ def test_outputs_that_are_refused_are_a_failure_and_no_lease_that_runs_out(
     first, second = dispatcher.ends
     assert (first.failure, len(first.outputs)) == (None, 1)
     assert second.failure is not None
-    assert second.failure.reason == "What it made was refused: It may not."
+    assert second.failure.reason == "Its outputs were refused: It may not."
     # With the same columns, another attempt would be refused just so.
     assert second.failure.is_retried == (kind != "schema")
 
@@ -320,19 +320,22 @@ def test_an_attempt_that_is_over_is_told_of_once(dispatcher: Dispatcher) -> None
 
 def test_without_time_an_outage_is_an_error(dispatcher: Dispatcher) -> None:
     dispatcher.outage = 1_000
-    handler = task_handler(lambda *_: None, Deployment())
+    handler = task_handler(lambda *_: None, FunctionDeployment())
     event = {"dispatcher": dispatcher.url, "task_id": 7, "claim_token": "t"}
     with pytest.raises(DispatcherUnavailable):
         handler(event, Context(left_ms=2_100))
 
 
 def test_the_event_must_say_enough(dispatcher: Dispatcher) -> None:
-    handler = task_handler(lambda *_: None, Deployment.of_environment({}))
+    handler = task_handler(lambda *_: None, FunctionDeployment.of_environment({}))
     with pytest.raises(InvalidInput, match="names a `task_id`"):
         handler({"claim_token": "t"}, Context())
     with pytest.raises(InvalidInput, match="brings a `claim_token`"):
         handler({"dispatcher": dispatcher.url, "task_id": 7}, Context())
-    assert Deployment.of_environment({"PENSTOCK_DISPATCHER": "http://x"}).dispatcher == "http://x"
+    assert (
+        FunctionDeployment.of_environment({"PENSTOCK_DISPATCHER": "http://x"}).dispatcher
+        == "http://x"
+    )
     assert dispatcher.asked == []
 
 

@@ -9,10 +9,8 @@ import boto3
 import pytest
 
 from penstock.kernel.entropy import new_id, system_entropy
-from penstock.store.doctor import examination
-from penstock.store.doctor.examination import examine
-from penstock.store.doctor.patient import open_patient
-from penstock.store.doctor.report import Mark, Report
+from penstock.store import doctor
+from penstock.store.doctor import CheckMark, StoreReport, examine, open_patient
 from penstock.store.opening import Opening
 from penstock.store.s3.local import LocalS3
 
@@ -30,9 +28,9 @@ def _boto3(server: LocalS3) -> Any:
 @pytest.fixture(autouse=True)
 def _few_writers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where several writers want one key, SeaweedFS has each loser wait whole seconds."""
-    monkeypatch.setattr(examination, "WRITERS", 4)
-    monkeypatch.setattr(examination, "ROUNDS", 1)
-    monkeypatch.setattr(examination, "ROUNDS_OF_TWO", 8)
+    monkeypatch.setattr(doctor, "WRITERS", 4)
+    monkeypatch.setattr(doctor, "ROUNDS", 1)
+    monkeypatch.setattr(doctor, "ROUNDS_OF_TWO", 8)
 
 
 @pytest.fixture
@@ -44,7 +42,7 @@ def versioned_bucket(local_s3: LocalS3) -> str:
     return bucket
 
 
-async def _examined(url: str, server: LocalS3) -> Report:
+async def _examined(url: str, server: LocalS3) -> StoreReport:
     async with open_patient(url, Opening(credentials=server.credentials)) as patient:
         return await examine(patient)
 
@@ -59,7 +57,7 @@ def test_a_versioned_bucket_is_examined_twice_and_left_without_a_version(
     )
     again = [each for each in report.findings if "again on a versioned key" in each.check]
     assert len(again) == 12
-    wrong = [each for each in report.findings if each.mark is not Mark.GOOD]
+    wrong = [each for each in report.findings if each.mark is not CheckMark.GOOD]
     assert all(each.check.startswith("delete against swap") for each in wrong), wrong
     assert report.trusted is (not wrong)
     assert report.tombstones_would_do is bool(wrong)
@@ -74,7 +72,7 @@ def test_a_server_whose_deletes_are_not_atomic_can_be_trusted_with_tombstones(
     """The same server, where conditional deletes and swaps both win, with deletes by tombstone."""
     url = f"s3://{versioned_bucket}/root?endpoint={local_s3.endpoint}&deletes=tombstone"
     report = asyncio.run(_examined(url, local_s3))
-    assert [each for each in report.findings if each.mark is not Mark.GOOD] == []
+    assert [each for each in report.findings if each.mark is not CheckMark.GOOD] == []
     assert report.verdict == "This store can be trusted, with deletes by tombstone."
     left = _boto3(local_s3).list_object_versions(Bucket=versioned_bucket)
     kept = {each["Key"] for each in left.get("Versions", [])}

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from penstock.cli.glancing import Glance, glance
+from penstock.cli.start_page import Glance, glance
 
 LONG = 30.0
 SHORT = 0.05

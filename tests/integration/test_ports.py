@@ -17,7 +17,7 @@ def test_a_free_port_can_be_had() -> None:
     with socket.create_server(("127.0.0.1", port)):
         with pytest.raises(InvalidInput) as raised:
             check_free("127.0.0.1", port, hint="Take another.")
-        assert raised.value.message.startswith(f"127.0.0.1:{port} cannot be had: Address")
+        assert raised.value.message.startswith(f"Cannot listen on 127.0.0.1:{port}: Address")
         assert raised.value.hint == "Take another."
     check_free("127.0.0.1", port)
 
@@ -35,5 +35,5 @@ def test_a_port_that_is_just_free_again_can_be_had() -> None:
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "no-such-host.invalid"])
 def test_an_address_that_is_not_ours_is_told(host: str) -> None:
-    with pytest.raises(InvalidInput, match="cannot be had"):
+    with pytest.raises(InvalidInput, match="Cannot listen on"):
         check_free(host, 0)

@@ -21,12 +21,12 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.clock import SystemClock
+from penstock.kernel.document_format import decode
 from penstock.kernel.entropy import Entropy, new_id, seeded_entropy, system_entropy
-from penstock.kernel.wire import decode
 from penstock.queue.client import Queue, Task
-from penstock.queue.ledger import Happening, Ledger, LogLine, Status
-from penstock.queue.places import PackAt, task_at
-from penstock.queue.settings import Mode
+from penstock.queue.ids import PackAt, task_at
+from penstock.queue.ledger import Ledger, LedgerEvent, LedgerLogLine, QueueTaskStatus
+from penstock.queue.settings import DiscoveryMode
 from penstock.queue.transitions import history
 from penstock.store.opening import Opening
 from penstock.store.s3.local import LocalS3
@@ -59,7 +59,7 @@ class Fleet:
     """Worker processes: those that live, and those that were killed."""
 
     url: str
-    mode: Mode
+    mode: DiscoveryMode
     folder: Path
     environment: Mapping[str, str]
     live: dict[int, asyncio.subprocess.Process] = field(default_factory=dict)
@@ -140,7 +140,7 @@ async def _end_of(process: asyncio.subprocess.Process) -> int:
 
 @asynccontextmanager
 async def _fleet(
-    url: str, mode: Mode, folder: Path, environment: Mapping[str, str]
+    url: str, mode: DiscoveryMode, folder: Path, environment: Mapping[str, str]
 ) -> AsyncIterator[Fleet]:
     fleet = Fleet(url, mode, folder, environment)
     try:
@@ -209,16 +209,16 @@ async def _ledger(queue: Queue, at: PackAt) -> Ledger | None:
     return decode(Ledger, found.body, where=key)
 
 
-SETTLING = (Happening.SUCCEEDED, Happening.FAILED, Happening.CANCELLED, Happening.EXPIRED)
+SETTLING = (LedgerEvent.SUCCEEDED, LedgerEvent.FAILED, LedgerEvent.CANCELLED, LedgerEvent.EXPIRED)
 
 
-def _worker_of(line: LogLine) -> int:
+def _worker_of(line: LedgerLogLine) -> int:
     return int(line.who.partition("-")[0].removeprefix("w"))
 
 
 def _hold_to_account(
     tasks: Sequence[Task], ledgers: Mapping[PackAt, Ledger], fleet: Fleet
-) -> Counter[Happening]:
+) -> Counter[LedgerEvent]:
     """Hold the ledgers against the workers' own logs; returns what has happened, how often."""
     started, ended = fleet.lines()
     repeated = Counter((ran.task, ran.attempt) for ran in started) - Counter(
@@ -227,22 +227,22 @@ def _hold_to_account(
     assert not repeated, "an attempt ran twice"
     assert set(ended) <= set(started)
     claimed: set[Ran] = set()
-    seen: Counter[Happening] = Counter()
+    seen: Counter[LedgerEvent] = Counter()
     for task in tasks:
         at, place = task_at(task.id)
         lines = history(ledgers[at], place)
         seen.update(line.what for line in lines)
-        attempts = [line.attempt for line in lines if line.what is Happening.CLAIMED]
+        attempts = [line.attempt for line in lines if line.what is LedgerEvent.CLAIMED]
         assert attempts == list(range(1, len(attempts) + 1)), "attempts are counted one by one"
         claimed |= {
             Ran(task.id, line.attempt, _worker_of(line))
             for line in lines
-            if line.what is Happening.CLAIMED
+            if line.what is LedgerEvent.CLAIMED
         }
         (settling,) = [line for line in lines if line.what in SETTLING]
         assert settling is lines[-1], "nothing happens after the end"
         state = ledgers[at].tasks[place]
-        assert (settling.what, state.status) == (Happening.SUCCEEDED, Status.SUCCEEDED)
+        assert (settling.what, state.status) == (LedgerEvent.SUCCEEDED, QueueTaskStatus.SUCCEEDED)
         result = json.loads(bytes(state.result))
         settled = Ran(task.id, settling.attempt, _worker_of(settling))
         assert settled == Ran(task.id, result["attempt"], result["worker"])
@@ -253,7 +253,9 @@ def _hold_to_account(
     return seen
 
 
-async def _exercise(url: str, mode: Mode, folder: Path, environment: Mapping[str, str]) -> None:
+async def _exercise(
+    url: str, mode: DiscoveryMode, folder: Path, environment: Mapping[str, str]
+) -> None:
     entropy = seeded_entropy(f"{mode} killed")
     opening = Opening(environment=environment)
     async with await Queue.open(url, name=QUEUE, opening=opening) as queue:
@@ -264,15 +266,15 @@ async def _exercise(url: str, mode: Mode, folder: Path, environment: Mapping[str
         assert len({task.id for task in tasks}) == TASKS == 2000
         assert len(fleet.killed) == WAVES
         seen = _hold_to_account(tasks, ledgers, fleet)
-        assert seen[Happening.SUCCEEDED] == TASKS
-        assert seen[Happening.LEASE_EXPIRED] > 0, "no worker was killed at work: a lame test"
+        assert seen[LedgerEvent.SUCCEEDED] == TASKS
+        assert seen[LedgerEvent.LEASE_EXPIRED] > 0, "no worker was killed at work: a lame test"
 
 
-both_modes = pytest.mark.parametrize("mode", Mode)
+both_modes = pytest.mark.parametrize("mode", DiscoveryMode)
 
 
 @both_modes
-def test_workers_are_killed_on_files(mode: Mode, tmp_path: Path) -> None:
+def test_workers_are_killed_on_files(mode: DiscoveryMode, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     url = f"file://{tmp_path / 'store'}?fsync=off"
@@ -280,7 +282,7 @@ def test_workers_are_killed_on_files(mode: Mode, tmp_path: Path) -> None:
 
 
 @both_modes
-def test_workers_are_killed_on_s3(mode: Mode, tmp_path: Path, local_s3: LocalS3) -> None:
+def test_workers_are_killed_on_s3(mode: DiscoveryMode, tmp_path: Path, local_s3: LocalS3) -> None:
     bucket, _, options = local_s3.url.partition("?")
     url = f"{bucket}/{new_id(system_entropy())}?{options}"
     environment = {

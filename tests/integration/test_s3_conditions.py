@@ -11,7 +11,7 @@ from penstock.kernel.errors import InvalidInput, NotFound, Throttled, Unsupporte
 from penstock.store.base import CREATE, REPLACE, ObjectStore, Swap, Version
 from penstock.store.opening import Opening, open_store
 from penstock.store.s3.backend import S3Store
-from penstock.testing.store_contract.objects import UNUSUAL_KEYS
+from penstock.testing.store_contract import UNUSUAL_KEYS
 from tests.integration.asking import run
 from tests.integration.little_s3 import LittleS3
 from tests.integration.scripted import KEYS, Call, ScriptedServer, answers, s3_error

@@ -15,7 +15,7 @@ from penstock.kernel.errors import (
 )
 from penstock.store.s3.backend import S3Store
 from penstock.store.s3.config import s3_config
-from penstock.store.s3.transport import Limits
+from penstock.store.s3.transport import TransportLimits
 from tests.conftest import Background
 from tests.integration.asking import (
     PATIENT,
@@ -133,7 +133,7 @@ def test_connections_that_are_not_needed_are_closed_in_time() -> None:
 def test_hundreds_of_requests_share_the_connections() -> None:
     async def check() -> None:
         async with ScriptedServer(fine_object()) as server:
-            store = server.store(limits=Limits(connections_max=8))
+            store = server.store(limits=TransportLimits(connections_max=8))
             found = await asyncio.gather(*(store.get(f"k/{number}") for number in range(400)))
             assert [one.key for one in found if one] == [f"k/{number}" for number in range(400)]
             assert server.open_most == server.connections == 8
@@ -150,7 +150,7 @@ def test_waiting_for_a_connection_has_an_end() -> None:
             arrived.set()
             await call.gone()
 
-        limits = Limits(connections_max=1, queue_seconds=0.1, answer_seconds=60)
+        limits = TransportLimits(connections_max=1, queue_seconds=0.1, answer_seconds=60)
         async with ScriptedServer(holds) as server, asyncio.TaskGroup() as group:
             store = server.store(limits=limits)
             holding = group.create_task(error_of(store.get("k")))

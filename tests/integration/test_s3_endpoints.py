@@ -12,7 +12,7 @@ from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import InvalidInput, Refused, Unavailable
 from penstock.store.s3.backend import S3Store
 from penstock.store.s3.config import s3_config
-from penstock.store.s3.keyring import Keyring
+from penstock.store.s3.signing import Keyring
 from tests.integration.asking import READS, WRITES, error_of, run
 from tests.integration.scripted import KEYS, ScriptedServer, fine_object
 

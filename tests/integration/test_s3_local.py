@@ -63,6 +63,10 @@ def skip_without_a_server(error: PenstockError) -> None:
     pytest.skip(f"no S3 server: {error.message} {error.hint}")
 
 
+def _in_tmp(ends: tuple[str, ...]) -> list[Path]:
+    return [each for each in Path("/tmp").iterdir() if each.name.endswith(ends)]
+
+
 @needs_proc
 def test_it_starts_serves_stops_and_keeps_what_it_has(tmp_path: Path) -> None:
     async def check() -> list[int]:
@@ -77,6 +81,9 @@ def test_it_starts_serves_stops_and_keeps_what_it_has(tmp_path: Path) -> None:
             assert len(pids) == 2
             watched = [os.pidfd_open(pid) for pid in pids]
         await server.stop()
+        # It was killed; of its own accord it leaves sockets and logs with those of the machine.
+        ends = (*(f"{port}.sock" for port in server._ports), *(f".{pid}" for pid in pids))
+        assert not _in_tmp(ends)
         return watched
 
     async def check_again() -> None:

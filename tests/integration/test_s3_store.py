@@ -38,7 +38,7 @@ from penstock.store.s3.backend import S3Store
 from penstock.store.s3.config import s3_config
 from penstock.store.s3.local import LocalS3
 from penstock.store.s3.signing import Credentials
-from penstock.store.s3.transport import Limits
+from penstock.store.s3.transport import TransportLimits
 from tests.integration.asking import run
 
 _ONCE = Retries(tries_max=1)
@@ -321,7 +321,9 @@ def test_tls_is_refused_from_strangers(local_s3: LocalS3, certificate: Certifica
         async with tls_before(local_s3, certificate) as proxy:
             url = some_place(local_s3, endpoint=f"https://localhost:{proxy.port}")
             config = s3_config(url, environment={}, credentials=local_s3.credentials)
-            store = S3Store(config, clock=SystemClock(), limits=Limits(connect_seconds=0.5))
+            store = S3Store(
+                config, clock=SystemClock(), limits=TransportLimits(connect_seconds=0.5)
+            )
             with pytest.raises(Unavailable) as caught:
                 await store.put("k", b"")
             assert (

@@ -14,7 +14,7 @@ from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import OutcomeUnknown, Unavailable
 from penstock.store.s3.backend import S3Store
 from penstock.store.s3.config import s3_config
-from penstock.store.s3.transport import Limits
+from penstock.store.s3.transport import TransportLimits
 from tests.integration.asking import BIG, READS, WRITES, error_of, never_answers, run
 from tests.integration.scripted import (
     KEYS,
@@ -198,7 +198,7 @@ def test_an_answer_that_stops_halfway() -> None:
 
 
 def test_a_large_answer_has_the_time_that_it_needs() -> None:
-    limits = Limits(answer_seconds=0.2, bytes_per_second_min=BIG // 60)
+    limits = TransportLimits(answer_seconds=0.2, bytes_per_second_min=BIG // 60)
 
     async def check() -> None:
         begun, go_on = asyncio.Event(), asyncio.Event()

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from penstock.dispatcher.capabilities.assuming import Session, StsSessions
+from penstock.dispatcher.capabilities.credentials import RoleSession, StsSessions
 from penstock.kernel.aws import Aws
 from penstock.kernel.errors import CredentialsUnavailable
 
@@ -49,7 +49,7 @@ def server(status: int, body: str) -> Iterator[str]:
         thread.join()
 
 
-async def assume(sessions: StsSessions) -> Session:
+async def assume(sessions: StsSessions) -> RoleSession:
     return await sessions.assume(role=ROLE, name="penstock-7-1", policy="{}")
 
 
@@ -79,7 +79,7 @@ def test_a_real_answer_of_no_is_understood() -> None:
     )
     with server(403, body) as endpoint:
         sessions = StsSessions(aws(endpoint))
-        said = f"no session of {ROLE} now: AccessDenied"
+        said = f"cannot assume {ROLE} now: AccessDenied"
         with pytest.raises(CredentialsUnavailable, match=said) as no:
             asyncio.run(assume(sessions))
         sessions.close()
@@ -88,6 +88,6 @@ def test_a_real_answer_of_no_is_understood() -> None:
 
 def test_an_sts_that_is_not_there_is_not_now() -> None:
     sessions = StsSessions(aws("http://127.0.0.1:9"))
-    with pytest.raises(CredentialsUnavailable, match="does not answer"):
+    with pytest.raises(CredentialsUnavailable, match="Failed to reach STS"):
         asyncio.run(assume(sessions))
     sessions.close()

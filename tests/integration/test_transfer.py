@@ -18,7 +18,7 @@ from obstore.store import S3Store
 from pyarrow import parquet
 
 from penstock.datasets import buckets
-from penstock.datasets.cache import Cache, Wanted
+from penstock.datasets.cache import Cache, WantedFile
 from penstock.datasets.layout import location_below
 from penstock.datasets.manifest import File, Manifest, digest, encode
 from penstock.datasets.snapshot import files, preview, read, verify
@@ -114,7 +114,7 @@ def test_a_name_is_the_name_of_that_object_and_of_no_other(
 def test_a_key_that_leads_out_of_its_folder_is_refused(base: str, transfer: Transfer) -> None:
     transfer.write_bytes(f"{base}/secret", b"of another")
     for name in ("in/../secret", "in//secret", "tab\there"):
-        with pytest.raises(Refused, match="is no key"):
+        with pytest.raises(Refused, match="is not a valid key"):
             transfer.read_bytes(f"{base}/{name}")
 
 
@@ -213,7 +213,7 @@ def test_threads_share_a_client_and_the_cache(
     for number in range(6):
         body = bytes([number]) * 1000
         sent = transfer.write_bytes(f"{base}/{number}", body)
-        wanted.append(Wanted(location=f"{base}/{number}", bytes=1000, sha256=sent.sha256))
+        wanted.append(WantedFile(location=f"{base}/{number}", bytes=1000, sha256=sent.sha256))
     cache = Cache(tmp_path / "cache", transfer, bytes_max=1)
     together = threading.Barrier(4, timeout=60)
 

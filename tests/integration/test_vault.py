@@ -10,8 +10,7 @@ import pytest
 
 from penstock.kernel.aws import Aws, aws_client
 from penstock.kernel.errors import SecretUnavailable, WorkFailed
-from penstock.worker.secrets import Resolver
-from penstock.worker.vault import AwsVault
+from penstock.worker.secrets import AwsSecretStore, SecretResolver
 from tests.integration.aws_server import AwsServer
 
 VALUE = "hunter2-hunter2"
@@ -23,11 +22,11 @@ def client(aws_server: AwsServer) -> Any:
     return aws_client("secretsmanager", aws=aws_server.aws)
 
 
-def text(vault: AwsVault, name: str) -> str:
+def text(vault: AwsSecretStore, name: str) -> str:
     return asyncio.run(vault.text(name))
 
 
-def refused(vault: AwsVault, name: str) -> str:
+def refused(vault: AwsSecretStore, name: str) -> str:
     with pytest.raises(SecretUnavailable) as caught:
         text(vault, name)
     assert caught.value.is_retried
@@ -39,8 +38,8 @@ def refused(vault: AwsVault, name: str) -> str:
 def test_a_secret_is_read_by_a_job(aws_server: AwsServer, client: Any, tmp_path: Path) -> None:
     document = f'{{"user": "ann", "password": "{VALUE}"}}'
     client.create_secret(Name="penstock/shop", SecretString=document)
-    resolver = Resolver(
-        environment={}, folder=tmp_path, prefix="penstock/", vault=AwsVault(aws_server.aws)
+    resolver = SecretResolver(
+        environment={}, folder=tmp_path, prefix="penstock/", vault=AwsSecretStore(aws_server.aws)
     )
     found = asyncio.run(
         resolver.values({"ALL": "aws:penstock/shop", "P": "aws:penstock/shop#password"}, job="a")
@@ -52,7 +51,7 @@ def test_it_is_read_anew_after_a_rotation_by_whoever_remembers_nothing(
     aws_server: AwsServer, client: Any
 ) -> None:
     client.create_secret(Name="penstock/turning", SecretString="before")
-    vault = AwsVault(aws_server.aws)
+    vault = AwsSecretStore(aws_server.aws)
 
     async def twice() -> tuple[str, str]:
         first = await vault.text("penstock/turning")
@@ -60,12 +59,12 @@ def test_it_is_read_anew_after_a_rotation_by_whoever_remembers_nothing(
         return first, await vault.text("penstock/turning")
 
     assert asyncio.run(twice()) == ("before", "before")
-    assert text(AwsVault(aws_server.aws), "penstock/turning") == "after"
+    assert text(AwsSecretStore(aws_server.aws), "penstock/turning") == "after"
 
 
 def test_what_is_not_there_or_no_text_is_said(aws_server: AwsServer, client: Any) -> None:
     client.create_secret(Name="penstock/bytes", SecretBinary=VALUE.encode())
-    vault = AwsVault(aws_server.aws)
+    vault = AwsSecretStore(aws_server.aws)
     assert refused(vault, "penstock/none") == (
         "is not there: AWS Secrets Manager has no secret penstock/none in us-east-1; make it"
     )
@@ -77,7 +76,9 @@ def test_what_is_not_there_or_no_text_is_said(aws_server: AwsServer, client: Any
 
 def test_a_vault_that_is_away_is_one_sentence_and_retried(tmp_path: Path) -> None:
     nobody = Aws(region="us-east-1", endpoint="http://127.0.0.1:9", access_key="a", secret_key="b")
-    resolver = Resolver(environment={}, folder=tmp_path, prefix="p", vault=AwsVault(nobody))
+    resolver = SecretResolver(
+        environment={}, folder=tmp_path, prefix="p", vault=AwsSecretStore(nobody)
+    )
     with pytest.raises(WorkFailed) as caught:
         asyncio.run(resolver.values({"KEY": "aws:p/q"}, job="clean"))
     assert caught.value.is_retried
@@ -93,7 +94,7 @@ def test_a_worker_without_a_region_is_told_what_to_set(monkeypatch: pytest.Monke
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
-    assert refused(AwsVault(Aws()), "penstock/db") == (
+    assert refused(AwsSecretStore(Aws()), "penstock/db") == (
         "cannot be had: this worker knows no region for AWS Secrets Manager; set AWS_REGION there"
     )
 
@@ -108,7 +109,7 @@ def test_an_answer_that_nobody_understands_is_not_repeated() -> None:
         def get_secret_value(self, **_: str) -> object:
             raise ValueError(f"Unable to parse {VALUE!r}")
 
-    vault = AwsVault(Aws(region="us-east-1"))
+    vault = AwsSecretStore(Aws(region="us-east-1"))
     vars(vault)["_made"] = Broken()
     assert refused(vault, "penstock/db") == (
         "cannot be had now: AWS Secrets Manager did not answer (ValueError)"

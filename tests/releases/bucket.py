@@ -15,17 +15,16 @@ from typing import Any, Final
 from penstock.datasets import manifest as manifests
 from penstock.datasets.projection import CurrentDataset, CurrentPart, CurrentPartition
 from penstock.datasets.schema import Column
-from penstock.kernel.wire import encode
+from penstock.kernel.document_format import encode
 from penstock.queue.client import Queue
 from penstock.queue.config import QueueConfig
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.retry import Retry
 from penstock.queue.inspection import run_monitor
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.polling import Polling
-from penstock.queue.running.retry import Retry
-from penstock.queue.settings import Mode, WorkerSettings
+from penstock.queue.settings import DiscoveryMode, Polling, WorkerSettings
 from penstock.queue.worker import Worker
 from penstock.store.memory import MemoryBucket, MemoryStore
-from penstock.store.s3.deletes import RECORD, DeletesRecord
+from penstock.store.s3.backend import RECORD, DeletesRecord
 from penstock.store.tombstoned import Tombstone
 from penstock.testing.virtual import World, simulate
 from tests.releases.recorded import Stored
@@ -107,7 +106,7 @@ async def _waiting(queue: Queue) -> None:
 async def _abandoned(world: World, queue: Queue) -> None:
     """A worker of each kind that dies, the one while it runs a task of which it has written."""
     await queue.submit("stick", {"n": 30})
-    for mode in (Mode.LEASED, Mode.DIRECT):
+    for mode in (DiscoveryMode.LEASED, DiscoveryMode.DIRECT):
         worker = worker_of(world, queue, name=f"dead-{mode}", mode=mode, types=("stick", "part"))
         with suppress(TimeoutError):
             async with asyncio.timeout(20):
@@ -119,7 +118,7 @@ def worker_of(
     queue: Queue,
     *,
     name: str,
-    mode: Mode = Mode.LEASED,
+    mode: DiscoveryMode = DiscoveryMode.LEASED,
     types: Sequence[str] = ("note", "fail"),
     done: list[Any] | None = None,
 ) -> Worker:

@@ -18,17 +18,20 @@ from typing import Any, Final
 
 import httpx
 
-from penstock.dispatcher.api.table import internal_app
-from penstock.dispatcher.capabilities.minting import Minted, Minter
-from penstock.dispatcher.serving import Listener, Serving
-from penstock.dispatcher.wire.base import PROTOCOL_HEADER, TASK_HEADER
-from penstock.dispatcher.wire.credentials import CredentialsAsk
-from penstock.dispatcher.wire.events import EventAsk, EventsAsk, TaskEventsAsk
-from penstock.dispatcher.wire.work import (
+from penstock.dispatcher.api.routes import internal_app
+from penstock.dispatcher.api.server import HttpListener, HttpServer
+from penstock.dispatcher.capabilities.credentials import CredentialMinter, MintedCredentials
+from penstock.kernel.clock import SystemClock
+from penstock.kernel.entropy import seeded_entropy
+from penstock.kernel.errors import DispatcherRefused
+from penstock.protocol.base import PROTOCOL_HEADER, TASK_HEADER
+from penstock.protocol.events import EventAsk, EventsAsk, TaskEventsAsk
+from penstock.protocol.work import (
     Assignment,
     ClaimAsk,
     ColumnAsk,
     CompleteAsk,
+    CredentialsAsk,
     EndAsk,
     FactsAsk,
     FailureAsk,
@@ -37,14 +40,12 @@ from penstock.dispatcher.wire.work import (
     HelloAsk,
     OutputAsk,
 )
-from penstock.kernel.clock import SystemClock
-from penstock.kernel.entropy import seeded_entropy
-from penstock.kernel.errors import DispatcherRefused
-from penstock.runtimes.deployed import Deployment, task_handler
+from penstock.runtimes.deployed import FunctionDeployment, task_handler
 from penstock.tokens.claims import Claims
 from penstock.worker.client import InternalClient
 from tests.integration.dispatcher.api.stage import Stage, place
 from tests.releases.recorded import Exchange
+from tests.unit.worker.over_httpx import OverHttpx
 
 ROOT: Final = "s3://bucket/lake"
 DAG: Final = """
@@ -89,7 +90,7 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 
-class Mint(Minter):
+class Mint(CredentialMinter):
     """Mints for whoever has a token, so that it is seen what that looks like."""
 
     async def mint(
@@ -98,9 +99,9 @@ class Mint(Minter):
         *,
         read: Sequence[str] | None = None,
         write: Sequence[str] | None = None,
-    ) -> Minted:
+    ) -> MintedCredentials:
         granted = claims.grants
-        return Minted(
+        return MintedCredentials(
             access_key="AKIAEXAMPLE",
             secret_key="secret",
             session_token="session",
@@ -170,7 +171,7 @@ async def spoken(stage: Stage) -> Sequence[Exchange]:
         stage.parts.identities.identity("worker-1"),
         clock=SystemClock(),
         entropy=seeded_entropy(1),
-        transport=httpx.ASGITransport(listening),
+        transport=OverHttpx(httpx.ASGITransport(listening)),
     )
     async with client:
         await _work(client)
@@ -237,7 +238,7 @@ async def _function(stage: Stage, listening: Listening) -> None:
         " ORDER BY task.id LIMIT 1"
     )
     token = await stage.parts.issuer.invocation(task["id"], 1)
-    async with Serving([Listener("internal", listening, "127.0.0.1", 0)]) as serving:
+    async with HttpServer([HttpListener("internal", listening, "127.0.0.1", 0)]) as serving:
         event = {
             "dispatcher": serving.url("internal"),
             "task_id": task["id"],
@@ -254,7 +255,7 @@ async def _function(stage: Stage, listening: Listening) -> None:
                 pausing.wait(0.05)
 
         before = len(listening.heard)
-        handler = task_handler(work, Deployment(entropy=seeded_entropy(1)))
+        handler = task_handler(work, FunctionDeployment(entropy=seeded_entropy(1)))
         for _ in range(2):
             await asyncio.to_thread(handler, event, None)
 

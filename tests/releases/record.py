@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.dispatcher.database.local import LocalPostgres
+from penstock.dispatcher.database.local_server import LocalPostgres
 from tests.conftest import Background
 from tests.integration.dispatcher.api.stage import staged
 from tests.integration.dispatcher.world import Worlds

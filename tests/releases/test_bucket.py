@@ -16,7 +16,7 @@ import pytest
 import penstock
 from penstock.datasets import manifest
 from penstock.datasets.projection import CurrentPartition, read_dataset, read_partition
-from penstock.kernel import wire
+from penstock.kernel import document_format
 from penstock.kernel.errors import NewerFormat
 from penstock.queue.client import Queue
 from penstock.store.memory import MemoryStore
@@ -30,13 +30,13 @@ TRIALS = {"race", "marker"}
 _HEADER = re.compile(rb'\{"penstock":"([a-z-]+)/')
 
 
-def kinds() -> dict[str, type[wire.Document]]:
+def kinds() -> dict[str, type[document_format.Document]]:
     """Every kind of object that there is today."""
     for package in ("queue", "datasets", "store"):
         found = importlib.import_module(f"penstock.{package}")
         for each in pkgutil.walk_packages(found.__path__, f"{found.__name__}."):
             importlib.import_module(each.name)
-    every, waiting = dict[str, type[wire.Document]](), [wire.Document]
+    every, waiting = dict[str, type[document_format.Document]](), [document_format.Document]
     while waiting:
         kind = waiting.pop()
         waiting += kind.__subclasses__()
@@ -67,7 +67,7 @@ def test_every_object_is_read(release: str) -> None:
     every = documents(stored(release))
     assert len(every) > 20
     for each, kind in every:
-        found = wire.decode(known[kind], each.body, where=each.key)
+        found = document_format.decode(known[kind], each.body, where=each.key)
         told = json.loads(msgspec.json.encode(found))
         said = json.loads(each.body)
         # Nothing that it says is passed over.
@@ -146,6 +146,6 @@ def test_an_object_of_a_later_format_is_left_alone_with_a_sentence() -> None:
     for kind in kinds().values():
         later = f'{{"penstock":"{kind.kind}/{kind.format + 1}","news":1}}'.encode()
         with pytest.raises(NewerFormat) as caught:
-            wire.decode(kind, later, where="an object")
+            document_format.decode(kind, later, where="an object")
         assert "this release reads up to" in caught.value.message
         assert "Upgrade Penstock" in caught.value.hint

@@ -13,32 +13,36 @@ import httpx
 import msgspec
 import pytest
 
-from penstock.dispatcher.api.releases import unserved
-from penstock.dispatcher.api.table import INTERNAL
-from penstock.dispatcher.identity import Identity
-from penstock.dispatcher.wire.base import PROTOCOL, PROTOCOL_HEADER, PROTOCOL_MIN, Answer
-from penstock.dispatcher.wire.credentials import CredentialsAsk
-from penstock.dispatcher.wire.events import EventsAsk, TaskEventsAsk
-from penstock.dispatcher.wire.work import (
-    ClaimAnswer,
-    ClaimAsk,
-    CompleteAsk,
-    HeartbeatAsk,
-    HelloAsk,
-)
+from penstock.dispatcher.api.application import unserved
+from penstock.dispatcher.api.routes import INTERNAL
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import DispatcherRefused
+from penstock.protocol.base import PROTOCOL, PROTOCOL_HEADER, PROTOCOL_MIN, Answer
+from penstock.protocol.events import EventsAsk, TaskEventsAsk
+from penstock.protocol.identity import Identity
+from penstock.protocol.work import (
+    ClaimAnswer,
+    ClaimAsk,
+    CompleteAsk,
+    CredentialsAsk,
+    HeartbeatAsk,
+    HelloAsk,
+)
 from penstock.runtimes import deployed
-from penstock.worker import orders
+from penstock.worker import assignment_codec
 from penstock.worker.client import InternalClient
 from tests.integration.dispatcher.api.stage import refused, staged
 from tests.integration.dispatcher.world import Worlds
 from tests.releases.conversation import ROOT, Mint, said_again
 from tests.releases.recorded import Exchange, exchanges, releases
+from tests.unit.worker.over_httpx import OverHttpx
 
 Kind = TypeVar("Kind")
-NEWER = {"/internal/wait", "/internal/webhook-refusals"}
+NEWER = {
+    *("/internal/wait", "/internal/webhook-refusals"),
+    *("/internal/query/begin", "/internal/query/end", "/v1/task/query"),
+}
 """Paths that no release has said anything at yet."""
 every_release = pytest.mark.parametrize("release", releases())
 
@@ -95,7 +99,7 @@ def test_a_worker_of_today_reads_what_they_were_told(release: str) -> None:
         assert isinstance(found, DispatcherRefused) == (_is_refused(each)), each
         if isinstance(found, ClaimAnswer):
             for task in found.tasks:
-                work = orders.work_of(task, logs=None, grace_seconds=1)
+                work = assignment_codec.work_of(task, logs=None, grace_seconds=1)
                 assert {place.dataset for place in work.outputs.values()} <= set(
                     task.definition["datasets"]
                 )
@@ -148,7 +152,7 @@ async def _asked(each: Exchange) -> Answer | DispatcherRefused:
         Identity("worker-1", "token"),
         clock=SystemClock(),
         entropy=seeded_entropy(1),
-        transport=httpx.MockTransport(answer),
+        transport=OverHttpx(httpx.MockTransport(answer)),
     )
     body = b"" if each.request is None else json.dumps(each.request).encode()
     try:
@@ -176,10 +180,8 @@ CALLS: Mapping[str, Callable[[InternalClient, bytes], Awaitable[Answer]]] = {
 }
 
 
-def test_the_protocol_of_this_release_is_what_its_callers_say() -> None:
+def test_the_protocol_of_this_release_is_one_that_it_serves() -> None:
     assert PROTOCOL_MIN <= PROTOCOL
-    told = deployed._PROTOCOL  # what is deployed at AWS has no other way to know it
-    assert told == {PROTOCOL_HEADER: str(PROTOCOL)}
 
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -192,15 +194,15 @@ def _said(number: str) -> Headers:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("1", "Who calls is of an earlier release of Penstock than this dispatcher can serve"),
-        ("5", "Who calls is of a later release of Penstock than this dispatcher"),
+        ("1", "The caller runs an earlier release of Penstock than this dispatcher supports"),
+        ("5", "The caller runs a later release of Penstock than this dispatcher"),
     ],
 )
 def test_who_cannot_be_served_is_told_in_one_sentence_what_to_do(said: str, words: str) -> None:
     problem = unserved(_said(said), least=2, most=4)
     assert problem is not None
     assert (problem.status, problem.type) == (426, "release")
-    assert problem.title == f"{words} (protocol {said}; it knows 2 to 4)."
+    assert problem.title == f"{words} (protocol {said}; it supports 2 to 4)."
     assert "release" in problem.detail
 
 
@@ -251,7 +253,7 @@ class Fleet:
             Identity("worker-1", "token"),
             clock=SystemClock(),
             entropy=seeded_entropy(1),
-            transport=httpx.MockTransport(self),
+            transport=OverHttpx(httpx.MockTransport(self)),
         )
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.dispatcher.wire.problem import Problem
 from penstock.kernel.errors import DispatcherRefused
+from penstock.protocol.problem import Problem
 from tests.unit.worker.bench import Bench, play
 from tests.unit.worker.scripted import Dispatcher
 
 PATHS = ("/internal/hello", "/internal/task-claim", "/v1/task/heartbeat", "/v1/task/complete")
 TOO_OLD = Problem(
     type="release",
-    title="Who calls is of an earlier release of Penstock than this dispatcher can serve.",
+    title="The caller runs an earlier release of Penstock than this dispatcher supports.",
     status=426,
-    detail="Bring it to the release of the dispatcher, and start it again.",
+    detail="Upgrade it to the release of the dispatcher, and restart it.",
 )
 
 

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from penstock.queue import transitions
-from penstock.queue.claims import PackInHand, _Checked
-from penstock.queue.endings import Ending
-from penstock.queue.ledger import Ledger, Status, TaskState
+from penstock.queue.attempt_outcomes import AttemptOutcome
+from penstock.queue.ledger import Ledger, QueueTaskState, QueueTaskStatus
 from penstock.queue.pack import Pack
-from penstock.queue.transitions import Claim
+from penstock.queue.pack_session import PackSession, _Checked
+from penstock.queue.transitions import LedgerClaim
 from penstock.store.base import Version
 from penstock.store.cell import Cell, _Sends
 from penstock.store.time import Interval
@@ -22,12 +22,12 @@ from tests.simulation.test_claims import SEEDS, a_world
 _settle = transitions.settle
 _expire = transitions.expire
 _may_start = transitions._may_start
-_checked_claim = PackInHand._checked_claim
+_checked_claim = PackSession._checked_claim
 
 
 def _settle_for_whoever_holds_it(
     ledger: Ledger,
-    endings: Mapping[int, tuple[str, Ending]],
+    endings: Mapping[int, tuple[str, AttemptOutcome]],
     *,
     now: Interval,
     inputs: Sequence[msgspec.Raw],
@@ -41,12 +41,12 @@ def _expire_by_a_clock_that_is_ahead(ledger: Ledger, now: Interval) -> Ledger:
     return _expire(ledger, Interval(now.earliest + 60, now.latest + 60))
 
 
-def _start_what_is_held(task: TaskState, now: Interval) -> bool:
-    return task.status is Status.CLAIMED or _may_start(task, now)
+def _start_what_is_held(task: QueueTaskState, now: Interval) -> bool:
+    return task.status is QueueTaskStatus.CLAIMED or _may_start(task, now)
 
 
-def _start_what_is_settled(task: TaskState, now: Interval) -> bool:
-    return task.status is Status.SUCCEEDED or _may_start(task, now)
+def _start_what_is_settled(task: QueueTaskState, now: Interval) -> bool:
+    return task.status is QueueTaskStatus.SUCCEEDED or _may_start(task, now)
 
 
 def _forget_write_ids(_cell: object, sends: _Sends, *_snapshots: object) -> bool:
@@ -55,12 +55,14 @@ def _forget_write_ids(_cell: object, sends: _Sends, *_snapshots: object) -> bool
 
 
 async def _trust_what_was_read_before(
-    hand: PackInHand, ledger: Ledger, wanted: Claim
+    hand: PackSession, ledger: Ledger, wanted: LedgerClaim
 ) -> object | None:
     return hand._checked or await _checked_claim(hand, ledger, wanted)
 
 
-async def _run_without_reading_the_pack(hand: PackInHand, ledger: Ledger, _wanted: Claim) -> object:
+async def _run_without_reading_the_pack(
+    hand: PackSession, ledger: Ledger, _wanted: LedgerClaim
+) -> object:
     inputs = tuple(msgspec.Raw(b"0") for _ in ledger.tasks)
     pack = Pack(type="t", nonce="", submitted_ms=0, inputs=inputs)
     hand._checked = _Checked(ledger.born, pack, Version(ledger.pack_version))
@@ -68,43 +70,43 @@ async def _run_without_reading_the_pack(hand: PackInHand, ledger: Ledger, _wante
 
 
 BROKEN: dict[str, tuple[object, str, object, str]] = {
-    "settle without the fence": (
+    "QUEUE-9: settle without the fence": (
         transitions,
         "settle",
         _settle_for_whoever_holds_it,
         "another claim than the holder's",
     ),
-    "take over by another clock": (
+    "QUEUE-13: take over by another clock": (
         transitions,
         "expire",
         _expire_by_a_clock_that_is_ahead,
         "a live lease was taken over",
     ),
-    "claim what is held": (
+    "QUEUE-12: claim what is held": (
         transitions,
         "_may_start",
         _start_what_is_held,
         "a live lease was taken over",
     ),
-    "start what is settled": (
+    "QUEUE-12: start what is settled": (
         transitions,
         "_may_start",
         _start_what_is_settled,
         "a settled task changed",
     ),
-    "R1: trust the pack that was read before the claim": (
-        PackInHand,
+    "QUEUE-1: trust the pack that was read before the claim": (
+        PackSession,
         "_checked_claim",
         _trust_what_was_read_before,
         "a task ran again after it had settled",
     ),
-    "R1: run without reading the pack": (
-        PackInHand,
+    "QUEUE-1: run without reading the pack": (
+        PackSession,
         "_checked_claim",
         _run_without_reading_the_pack,
         "a task ran again after it had settled",
     ),
-    "drop the write ids": (
+    "QUEUE-20: drop the write ids": (
         Cell,
         "_took_effect",
         _forget_write_ids,

@@ -20,17 +20,22 @@ import msgspec
 import pytest
 
 from penstock.kernel.clock import Clock
+from penstock.kernel.document_format import decode, encode
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import StoreError
-from penstock.kernel.wire import decode, encode
-from penstock.queue.claims import PackInHand
-from penstock.queue.endings import Ending, GivenBack, Retried, Succeeded
+from penstock.queue.attempt_outcomes import AttemptOutcome, GivenBack, Retried, Succeeded
+from penstock.queue.ids import LEDGER, PackAt, new_pack
 from penstock.queue.layout import QueueLayout
-from penstock.queue.ledger import Failure, Happening, Ledger, Status, TaskState
-from penstock.queue.outcomes import Seen
+from penstock.queue.ledger import (
+    Ledger,
+    LedgerEvent,
+    LedgerFailure,
+    QueueTaskState,
+    QueueTaskStatus,
+)
 from penstock.queue.pack import Pack
-from penstock.queue.places import LEDGER, PackAt, new_pack
-from penstock.queue.transitions import Claim, history
+from penstock.queue.pack_session import ListedPack, PackSession
+from penstock.queue.transitions import LedgerClaim, history
 from penstock.store.base import CREATE, ObjectStore, Version
 from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.memory import MemoryBucket, MemoryStore
@@ -86,26 +91,31 @@ class Referee:
 
     def watch(self, old: Ledger | None, new: Ledger) -> None:
         """One write to a ledger."""
-        states = old.tasks if old else (TaskState(),) * len(new.tasks)
+        states = old.tasks if old else (QueueTaskState(),) * len(new.tasks)
         for place, (before, after) in enumerate(zip(states, new.tasks, strict=True)):
             assert not before.status.settled or before == after, "a settled task changed"
             assert after.attempt >= before.attempt, "an attempt went back"
-            if after.status is Status.CLAIMED and after.claim != before.claim:
+            if after.status is QueueTaskStatus.CLAIMED and after.claim != before.claim:
                 self._watch_claim(old, before, after)
-            if before.status is Status.CLAIMED and (
+            if before.status is QueueTaskStatus.CLAIMED and (
                 after.status.settled
-                or after.status is Status.RETRYING
+                or after.status is QueueTaskStatus.RETRYING
                 or any(
-                    line.what is Happening.GIVEN_BACK and line.attempt == before.attempt
+                    line.what is LedgerEvent.GIVEN_BACK and line.attempt == before.attempt
                     for line in history(new, place)
                 )
             ):
                 self.ended.add((place, before.claim))
-            if after.status is Status.SUCCEEDED and before.status is not Status.SUCCEEDED:
+            if (
+                after.status is QueueTaskStatus.SUCCEEDED
+                and before.status is not QueueTaskStatus.SUCCEEDED
+            ):
                 by = msgspec.json.decode(after.result)
                 assert by == before.claim, "a settlement of another claim than the holder's passed"
 
-    def _watch_claim(self, old: Ledger | None, before: TaskState, after: TaskState) -> None:
+    def _watch_claim(
+        self, old: Ledger | None, before: QueueTaskState, after: QueueTaskState
+    ) -> None:
         assert after.attempt == before.attempt + 1, "an attempt was given twice or skipped"
         if old is not None and before.claim:
             expires = old.leases[before.claim].expires_ms
@@ -119,7 +129,7 @@ class Referee:
         claims = [
             line
             for line in history(ledger, place)
-            if line.what is Happening.CLAIMED and line.attempt == attempt
+            if line.what is LedgerEvent.CLAIMED and line.attempt == attempt
         ]
         assert len(claims) == 1, "an attempt was not durable before its handler started"
         assert (at, place, attempt) not in self.started, "an attempt ran twice"
@@ -175,13 +185,15 @@ class Worker:
             if read is None or read[1]:
                 continue
             at = read[0]
-            seen = Seen(entry.version, entry.modified, LAYOUT.ledger(at) in entries)
+            seen = ListedPack(entry.version, entry.modified, LAYOUT.ledger(at) in entries)
             await self._work(at, seen)
 
-    async def _work(self, at: PackAt, seen: Seen) -> None:
-        pack = PackInHand(self._store, LAYOUT, at, entropy=self._entropy)
+    async def _work(self, at: PackAt, seen: ListedPack) -> None:
+        pack = PackSession(self._store, LAYOUT, at, entropy=self._entropy)
         name = new_id(self._entropy)
-        wanted = Claim(name, self._name, LEASE_MS, self._entropy.randrange(1, 4), ATTEMPTS_MAX)
+        wanted = LedgerClaim(
+            name, self._name, LEASE_MS, self._entropy.randrange(1, 4), ATTEMPTS_MAX
+        )
         claimed = await pack.claim(wanted, seen)
         if claimed is None:
             return
@@ -203,10 +215,10 @@ class Worker:
             if at not in self._referee.archived:
                 self._referee.refused.add((place, name))
 
-    def _ending(self, result: str) -> Ending:
+    def _ending(self, result: str) -> AttemptOutcome:
         draw = self._entropy.random()
         if draw < 0.15:
-            return Retried(Failure("Oops", "oops"), due_ms=0)
+            return Retried(LedgerFailure("Oops", "oops"), due_ms=0)
         if draw < 0.25:
             return GivenBack()
         return Succeeded(msgspec.Raw(msgspec.json.encode(result)))
@@ -245,7 +257,7 @@ async def _archive(world: World, referee: Referee) -> None:
 def _check_the_end(referee: Referee) -> None:
     for at, ledger in referee.archived.items():
         assert len(ledger.inputs) == at.count
-        assert all(task.status is Status.SUCCEEDED for task in ledger.tasks)
+        assert all(task.status is QueueTaskStatus.SUCCEEDED for task in ledger.tasks)
     lied = referee.refused & referee.ended
     assert not lied, "an ending took effect and was reported as refused"
 

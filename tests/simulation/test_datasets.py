@@ -29,17 +29,20 @@ from penstock.datasets.layout import (
     scratch_prefix,
 )
 from penstock.datasets.projection import CurrentPart, CurrentPartition, project, read_partition
-from penstock.datasets.sweeping import Sweeper, Verdict
+from penstock.datasets.sweeper import Sweeper, Verdict
 from penstock.kernel.clock import Clock
+from penstock.kernel.document_format import decode, encode
 from penstock.kernel.errors import NotFound, StoreError
-from penstock.kernel.wire import decode, encode
 from penstock.store.base import REPLACE, ObjectStore, Version
 from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.retrying import RetryingStore
 from penstock.testing.virtual import Unhandled, World, simulate
+from tests.sizes import some
 
-SEEDS = 25
+SEEDS_MAX = 25
+"""In which each broken rule is found."""
+SEEDS = some(SEEDS_MAX)
 GRACE = 400.0
 BUSY_SECONDS = 4000.0
 QUIET_SECONDS = 10 * GRACE
@@ -365,6 +368,7 @@ def play(seed: int, broken: str = "") -> tuple[int, int, int]:
     return simulate(main, seed=seed)
 
 
+@pytest.mark.proof
 def test_nothing_is_lost_and_nothing_is_left() -> None:
     found, zombies, swept = map(sum, zip(*(play(seed) for seed in range(SEEDS)), strict=True))
     # The worlds were busy enough to prove something.
@@ -391,7 +395,7 @@ def test_a_world_is_a_function_of_its_seed() -> None:
 )
 def test_the_referee_is_awake(broken: str, said: str) -> None:
     def worlds() -> None:
-        for seed in range(SEEDS):
+        for seed in range(SEEDS_MAX):
             play(seed, broken)
 
     # A late request fails beside the tasks, and is told by the simulation.

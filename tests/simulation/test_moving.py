@@ -12,34 +12,34 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
+from penstock.kernel.document_format import decode, encode
 from penstock.kernel.errors import InvalidInput, StoreError
-from penstock.kernel.wire import decode, encode
 from penstock.queue.config import ConfigWatch, QueueConfig, change_config, make_queue, reshard
+from penstock.queue.ids import SLOTS
 from penstock.queue.layout import QueueLayout
-from penstock.queue.owning.leases import ShardLeases
-from penstock.queue.owning.load import Load
-from penstock.queue.owning.moving import OWNER_SECONDS, Tenures
-from penstock.queue.owning.registry import Registration, Role, ShardLease
-from penstock.queue.owning.shards import Cut
-from penstock.queue.owning.times import LeaseSettings
-from penstock.queue.places import SLOTS
+from penstock.queue.settings import ShardLeaseSettings
+from penstock.queue.shards.allocation import Cut, WorkerLoad
+from penstock.queue.shards.leases import ShardLeases
+from penstock.queue.shards.registry import OwnerRole, Registration, ShardLease
+from penstock.queue.shards.reshard import OWNER_SECONDS, ShardTenures
 from penstock.store.base import ObjectStore, Version
 from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
 from penstock.store.retrying import RetryingStore
 from penstock.testing.simulator import worlds
-from penstock.testing.simulator.people import Operator
-from penstock.testing.simulator.plans import Fleet as Simulated
+from penstock.testing.simulator.plans import WorkerModes as Simulated
 from penstock.testing.simulator.plans import draw
+from penstock.testing.simulator.worlds import Operator
 from penstock.testing.virtual import World, simulate
+from tests.sizes import some
 
 LAYOUT = QueueLayout("q")
 _OPERATOR = "operator"
-BUSY, SATURATED, IDLE = Load(), Load(saturated=True), Load(idle_seconds=1000)
+BUSY, SATURATED, IDLE = WorkerLoad(), WorkerLoad(saturated=True), WorkerLoad(idle_seconds=1000)
 FAULTS = FaultPlan(latency_seconds_max=0.3, throttled=0.03, lost_answer=0.03, lost_request=0.03)
 MOVED_SECONDS = 30 + 60 + 10 + 5
-"""What `penstock.queue.owning.moving` promises of the owners of a live fleet, and a turn."""
+"""What `penstock.queue.shards.reshard` promises of the owners of a live fleet, and a turn."""
 DEAD_SECONDS = 90 + 72 + 10 + 30
 """Its bound for the slots of a dead worker that may have been idle, with retries."""
 
@@ -70,8 +70,8 @@ class Deaf(ConfigWatch):
 class Machine:
     """A worker, as far as it owns shards."""
 
-    tenures: Tenures
-    load: Load
+    tenures: ShardTenures
+    load: WorkerLoad
     run: asyncio.Task[None]
     is_deaf: bool = False
 
@@ -97,7 +97,7 @@ class Fleet:
         metered = MeteredStore(MemoryStore(self.bucket, clock=self.world.clock()), self.meter)
         return RetryingStore(FaultyStore(metered, self.faults, entropy=entropy), entropy=entropy)
 
-    async def start(self, load: Load = BUSY, *, is_deaf: bool = False) -> Machine:
+    async def start(self, load: WorkerLoad = BUSY, *, is_deaf: bool = False) -> Machine:
         name = f"m{len(self.machines)}"
         store, entropy = self.store(), self.world.entropy(name)
         await store.now()
@@ -113,13 +113,13 @@ class Fleet:
                 name=name,
                 shards=cut.shards,
                 era=cut.era,
-                settings=LeaseSettings(shards_per_worker=2),
+                settings=ShardLeaseSettings(shards_per_worker=2),
                 entropy=entropy,
                 **given,  # type: ignore[arg-type]  # As `Begin` has them.
             )
 
         watch = (Deaf if is_deaf else ConfigWatch)(store, LAYOUT, config)
-        tenures = Tenures(watch, begin=begin, clock=clock)
+        tenures = ShardTenures(watch, begin=begin, clock=clock)
 
         async def live() -> None:
             while True:
@@ -236,7 +236,7 @@ def test_the_one_owner_of_an_idle_fleet_moves_and_standbys_follow() -> None:
         await fleet.wait(60)
         assert {machine.tenures.present.cut for machine in fleet.alive} == {config.cut}
         roles = [each.role for each in fleet.registrations() if each.era == config.era]
-        assert sorted(roles) == [Role.OWNER, *[Role.STANDBY] * 5]
+        assert sorted(roles) == [OwnerRole.OWNER, *[OwnerRole.STANDBY] * 5]
         # Nobody has taken what was left: they knew of the change before.
         assert leases.items() <= fleet.bucket.epochs.items()
 
@@ -254,7 +254,7 @@ def test_workers_of_an_older_release_go_on_beside_and_hold_up_nobody() -> None:
         assert all(len(who) == 1 for who in fleet.owners(config.cut).values())
         assert deaf.tenures.slots() != ()
         # A registration without its era, as an older release writes it, is of the first.
-        assert Registration(role=Role.OWNER, shards={0: 1}).slots == (range(SLOTS),)
+        assert Registration(role=OwnerRole.OWNER, shards={0: 1}).slots == (range(SLOTS),)
 
     for seed in range(3):
         assert _play(act, seed=seed).gap_seconds == 0
@@ -294,7 +294,8 @@ def test_one_that_dies_anywhere_on_the_way_is_replaced_within_the_bound() -> Non
         assert _play(act, seed=seed).gap_seconds <= 30 + 72 + 10
 
 
-@pytest.mark.parametrize("first", range(0, 24, 8))
+@pytest.mark.proof
+@pytest.mark.parametrize("first", range(0, some(24), 8))
 def test_changes_faults_deaths_and_newcomers_at_any_time(first: int) -> None:
     async def act(fleet: Fleet) -> None:
         entropy = fleet.world.entropy("events")
@@ -359,7 +360,7 @@ def test_an_idle_owner_pays_a_read_every_half_minute_and_a_standby_one_every_ten
         await fleet.wait(60)
         fleet.meter.billed.clear()
         await fleet.wait(3600)
-        looks = 3600 / (5 * 0.8)
+        looks = 3600 / (2.5 * 0.8)
         assert fleet.meter.requests(kind=Kind.GET) - alone <= looks + 3600 / 600 + 20
 
     _play(act)
@@ -415,6 +416,7 @@ class Resharder(Operator):
             Resharder.changes += 1
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("fleet", [Simulated.LEASED, Simulated.MIXED])
 def test_the_whole_queue_holds_while_the_number_of_shards_changes(
     fleet: Simulated, monkeypatch: pytest.MonkeyPatch
@@ -422,7 +424,7 @@ def test_the_whole_queue_holds_while_the_number_of_shards_changes(
     monkeypatch.setattr(worlds, "Operator", Resharder)
     before = Resharder.changes
     with_operator = [seed for seed in range(150) if draw(seed, fleet).with_operator]
-    for seed in with_operator[:25]:
+    for seed in with_operator[: some(25)]:
         report = worlds.run_world(seed, fleet)
         assert [found.sentence for found in report.violations] == [], (seed, report.violations)
     assert Resharder.changes - before > 50

@@ -13,8 +13,8 @@ import pytest
 
 from penstock.kernel.errors import NotSettled, Unavailable
 from penstock.queue.client import Queue
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.retry import Retry
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.retry import Retry
 from penstock.queue.worker import Worker
 from penstock.store.base import Object, ObjectStore, Version, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.testing.simulator.plans import Fleet
+from penstock.testing.simulator.plans import WorkerModes
 from penstock.testing.simulator.worlds import WorldReport, run_world
 from tests.sizes import SIZES
 
@@ -14,8 +14,8 @@ BLOCKS = 5
 
 @pytest.mark.proof
 @pytest.mark.parametrize("block", range(BLOCKS))
-@pytest.mark.parametrize("fleet", Fleet)
-def test_the_queue_holds_in_every_world(fleet: Fleet, block: int) -> None:
+@pytest.mark.parametrize("fleet", WorkerModes)
+def test_the_queue_holds_in_every_world(fleet: WorkerModes, block: int) -> None:
     size = SEEDS // BLOCKS
     reports = [run_world(seed, fleet) for seed in range(block * size, (block + 1) * size)]
     assert [_words(report) for report in reports if report.violations] == []

@@ -21,10 +21,9 @@ import pytest
 import yaml
 
 from penstock.cli import cli
-from penstock.cli.deploy.fleets import fleets_of
-from penstock.cli.deploy.kubernetes import manifests
-from penstock.dispatcher.api.table import PROBES
-from penstock.runtimes.registry import Registry
+from penstock.cli.deploy import fleets_of, kubernetes_manifests
+from penstock.dispatcher.api.routes import PROBES
+from penstock.runtimes.registry import RuntimeRegistry
 from penstock.settings import Settings, read_settings
 from tests.architecture.source import ROOT
 
@@ -67,11 +66,11 @@ def _manifests() -> list[Any]:
     listed = _yaml(DEPLOY / "kubernetes" / "kustomization.yaml")[0]["resources"]
     settings = Settings(runtimes={"process-big": {"uses": "process"}})
     fleets = fleets_of(
-        settings, Registry(settings.runtimes), runtimes=(), workers_min=0, workers_max=3
+        settings, RuntimeRegistry(settings.runtimes), runtimes=(), workers_min=0, workers_max=3
     )
     return [
         *(each for name in listed for each in _yaml(DEPLOY / "kubernetes" / name)),
-        *yaml.safe_load_all(manifests(fleets, namespace="penstock")),
+        *yaml.safe_load_all(kubernetes_manifests(fleets, namespace="penstock")),
     ]
 
 

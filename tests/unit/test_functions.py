@@ -35,7 +35,7 @@ def test_without_its_settings(
         monkeypatch.setenv("PENSTOCK_DISPATCHERS", "http://d:1")
     else:
         monkeypatch.setenv(f"PENSTOCK_{proof}", "webhook.a-secret-of-the-tests")
-    with pytest.raises(InvalidInput, match="does not know its dispatchers") as raised:
+    with pytest.raises(InvalidInput, match="has no address of a dispatcher") as raised:
         handler(EVENT, None)
     assert f"PENSTOCK_{proof}" in raised.value.hint
     # The folder of a function cannot be written: no secret is made there.

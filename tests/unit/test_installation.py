@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ def test_what_stopping_waits_for_is_told(tmp_path: Path, monkeypatch: pytest.Mon
             self.waiting(["webhook", "worker"])
             self.waiting(["dispatcher"])
 
-    monkeypatch.setattr(installation, "Keeper", Keeping)
+    monkeypatch.setattr(installation, "Supervisor", Keeping)
     settings = Settings(
         data=tmp_path, port=0, internal_port=0, webhook_port=0, postgres="postgresql:///x"
     )
@@ -43,7 +45,7 @@ def test_what_stopping_waits_for_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     # The dispatcher is there until all have told it what they had to tell.
     assert keeping.names == ["dispatcher", *keeping.together]
     assert said == [
-        "Waiting for the webhook sources, and for the worker: what runs may take 30 s to end ...",
+        "Waiting for the webhook sources, and for the worker: running tasks have 30 s ...",
         "Waiting for the dispatcher ...",
     ]
 
@@ -59,3 +61,24 @@ def test_what_stopping_waits_for_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 def test_it_is_said_where_everything_is(tmp_path: Path, store: str, words: str) -> None:
     made = Installation(Settings(data=tmp_path, store=store), code=tmp_path)
     assert _kept(made) == words.format(data=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("made", "without"),
+    [
+        ("make_worker", {"httpx", "cryptography", "uvicorn", "psycopg", "fastavro"}),
+        ("make_webhook_source", {"httpx", "cryptography", "psycopg", "penstock.worker.worker"}),
+        ("Installation", {"uvicorn", "penstock.worker.worker", "penstock.console"}),
+    ],
+)
+def test_a_process_imports_what_it_is_made_of(tmp_path: Path, made: str, without: set[str]) -> None:
+    # Most of the memory of an installation that idles is what its processes have imported.
+    code = (
+        "import pathlib, sys\n"
+        "from penstock.settings import Settings\n"
+        f"from penstock.{'installation' if made == 'Installation' else 'app'} import {made}\n"
+        f"settings = Settings(data=pathlib.Path({str(tmp_path)!r}), worker_secret='s' * 40)\n"
+        f"{made}(settings{', code=settings.data' if made == 'Installation' else ''})\n"
+        f"assert not (found := {without!r} & set(sys.modules)), found\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -22,7 +22,7 @@ import penstock
 from penstock import Polling, WorkerSettings
 from penstock.kernel.errors import InvalidInput, TaskFailed, TaskNotFound
 from penstock.queue import client
-from penstock.queue.running.retry import Retry
+from penstock.queue.execution.retry import Retry
 from penstock.sync import Mirror, Queue, Worker, _Portal
 
 SETTINGS = WorkerSettings(polling=Polling(min_seconds=0.02, max_seconds=0.05), settle_seconds=0.02)

@@ -1,4 +1,4 @@
-"""The command line: one file a verb.
+"""The command line: one module a resource.
 
 A verb parses its words, asks the layers below to do the work, and prints. What goes wrong is one
 sentence on standard error, the next step below it, and an exit code: 1 for a failure, 2 for
@@ -21,12 +21,11 @@ from typing import Final
 
 import click
 
-from penstock.cli.alone import show_what_next
-from penstock.cli.groups import Verbs
-from penstock.cli.terminal import guarded, harmless
-from penstock.cli.verbs import PLACES
+from penstock.cli.output import guarded, harmless
+from penstock.cli.start_page import show_what_next
+from penstock.cli.verbs import PLACES, Verbs
 from penstock.kernel.errors import InvalidInput, PenstockError
-from penstock.kernel.signals import forget, note
+from penstock.kernel.service import forget, note
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -45,7 +44,7 @@ _interrupted: Final = threading.Event()
     epilog="Example: penstock demo",
 )
 @click.version_option(package_name="penstock", prog_name="penstock")
-@click.option(_DEBUG, is_flag=True, help="Show a traceback when something fails; of any verb.")
+@click.option(_DEBUG, is_flag=True, help="Show tracebacks on errors.")
 @click.pass_context
 def cli(context: click.Context, debug: bool) -> None:  # noqa: FBT001 - click passes it so
     """Event-driven data pipelines on a bucket, a Postgres and Spark.
@@ -187,7 +186,7 @@ def _confess(error: Exception) -> int:
         traceback.print_exception(error)
     said = str(error).strip().partition("\n")[0]
     _complain(
-        f"This is a fault of Penstock's: {type(error).__name__}{f': {said}' if said else ''}.",
-        "The same with --debug shows the traceback; please report it with that.",
+        f"Internal error: {type(error).__name__}{f': {said}' if said else ''}.",
+        "Run again with --debug for the traceback, and report it.",
     )
     return EXIT_FAILED

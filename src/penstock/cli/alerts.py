@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import click
 
-from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.dispatcher_call import (
+    ago,
+    asked,
+    counted,
+    fitted,
+    line,
+    on_a_dispatcher,
+    show_json,
+)
 from penstock.cli.options import absolute_option, paged
-from penstock.cli.telling import ago, counted, fitted, line, show_json
-from penstock.dispatcher.wire.alerts import AlertAnswer, AlertsAnswer, AlertState, NoticeState
+from penstock.protocol.steering import AlertAnswer, AlertsAnswer, AlertState, NoticeState
 
 EXIT_OPEN = 1
 
 
 @click.command(
-    short_help="Show what people have to look at.",
+    short_help="Show alerts.",
     epilog="Example: penstock alerts --all",
 )
-@click.option("--all", "is_all", is_flag=True, help="Those that are over as well.")
-@click.option("--rules", "is_rules", is_flag=True, help="Show the rules, and who is told.")
+@click.option("--all", "is_all", is_flag=True, help="Include resolved alerts.")
+@click.option("--rules", "is_rules", is_flag=True, help="Show the rules and the destinations.")
 @click.option(
-    "--check", is_flag=True, help="Exit with 1 if one is open, for scripts and health checks."
+    "--check", is_flag=True, help="Exit with 1 if an alert is open, for scripts and health checks."
 )
 @paged(limit=100)
 @absolute_option
@@ -73,7 +80,7 @@ def _show(answer: AlertsAnswer, *, is_all: bool, now: float) -> None:
         ]
         fitted(("id", "status", "since", "until", "rule", "told", "what"), rows, numbers=(0,))
     elif answer.judged_at is None:
-        click.echo("No dispatcher has looked yet.", err=True)
+        click.echo("The rules were not evaluated yet.", err=True)
     else:
         click.echo("There are no alerts." if is_all else "No alert is open.", err=True)
     if answer.before is not None:
@@ -90,7 +97,7 @@ def _told(alert: AlertAnswer) -> str:
 
 def _show_rules(answer: AlertsAnswer) -> None:
     if not answer.rules:
-        click.echo("No rule is judged.", err=True)
+        click.echo("No rule is enabled.", err=True)
         return
     fitted(("rule", "holds if"), [(each.name, each.words) for each in answer.rules])
     told = " and ".join(answer.destinations) or "nobody"

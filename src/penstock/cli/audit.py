@@ -5,20 +5,17 @@ from __future__ import annotations
 import click
 import msgspec
 
-from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.dispatcher_call import ago, asked, fitted, line, on_a_dispatcher, show_json
 from penstock.cli.options import absolute_option, paged
-from penstock.cli.telling import ago, fitted, line, show_json
-from penstock.dispatcher.wire.keys import AuditNote
+from penstock.protocol.keys import AuditNote
 
 
 @click.command(
-    short_help="See who was refused, and what was allowed.",
+    short_help="Show the audit log.",
     epilog="Example: penstock audit --task 7",
 )
 @click.option("--task", metavar="N", type=click.IntRange(min=1), help="Only of this task.")
-@click.option(
-    "--outcome", type=click.Choice(["allowed", "refused"]), help="Only what was, or was not."
-)
+@click.option("--outcome", type=click.Choice(["allowed", "refused"]), help="Only this outcome.")
 @paged(limit=100)
 @absolute_option
 @on_a_dispatcher
@@ -46,7 +43,7 @@ def audit(
         show_json(answer)
         return
     if not answer.notes:
-        click.echo("Nothing was noted.", err=True)
+        click.echo("No audit records.", err=True)
         return
     rows = [
         (

@@ -8,9 +8,10 @@ from itertools import count
 
 import click
 
-from penstock.cli.progress import Bar
+from penstock.cli.options import DURATION, Days, Seconds
+from penstock.cli.output import ProgressBar
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.settings import Mode, mode_from
+from penstock.queue.settings import DiscoveryMode, mode_from
 from penstock.store.metered import Kind
 from penstock.testing.cost import Figures, Growth, Workload, price, price_modes, saturate
 
@@ -29,16 +30,30 @@ _ON_PAPER = (
 
 
 @click.command(
-    short_help="Tell what a queue costs a month.",
+    short_help="Estimate the monthly cost of a queue.",
     epilog="Example: penstock cost --tasks-per-day 1000000 --batch 100",
 )
 @click.option("--workers", type=int, help="Workers in the fleet.  [default: 50]")
-@click.option("--tasks-per-day", default=100_000, show_default=True, help="Tasks submitted a day.")
+@click.option(
+    "--tasks-per-day", default=100_000, show_default=True, help="Tasks submitted per day."
+)
 @click.option("--batch", default=1, show_default=True, help="Tasks submitted at a time.")
 @click.option("--mode", default="leased", show_default=True, help="How workers find tasks.")
-@click.option("--days", default=1.0, show_default=True, help="Days to simulate at the most.")
-@click.option("--handler-seconds", type=float, help="How long a task runs.  [default: 1]")
-@click.option("--concurrency", type=int, help="Tasks a worker runs at a time.  [default: 32]")
+@click.option(
+    "--days",
+    metavar=DURATION,
+    type=Days(),
+    default=1.0,
+    show_default=True,
+    help="Maximum simulated time, such as 12h; a number is days.",
+)
+@click.option(
+    "--handler-seconds",
+    metavar=DURATION,
+    type=Seconds(),
+    help="Duration of a task.  [default: 1]",
+)
+@click.option("--concurrency", type=int, help="Concurrency of a worker.  [default: 32]")
 @click.option(
     "--deletes",
     default=_CONDITIONAL,
@@ -46,13 +61,13 @@ _ON_PAPER = (
     type=click.Choice([_CONDITIONAL, _TOMBSTONE]),
     help="How the store makes deletes safe.",
 )
-@click.option("--seed", default=0, show_default=True, help="The same seed gives the same figures.")
-@click.option("--full", is_flag=True, help="Simulate all the days, however long it takes.")
-@click.option("--table", is_flag=True, help="All modes beside each other, by cause.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the simulation.")
+@click.option("--full", is_flag=True, help="Simulate all days, however long it takes.")
+@click.option("--table", is_flag=True, help="Compare all modes, by cause.")
 @click.option(
     "--saturated",
     is_flag=True,
-    help="Requests a task of one worker and of --workers (64) with more to do than they can.",
+    help="Requests a task of one worker and of --workers (64) under saturation.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def cost(
@@ -71,7 +86,7 @@ def cost(
     saturated: bool,
     as_json: bool,
 ) -> None:
-    """Tell what a queue costs a month in requests, at S3 Standard's prices.
+    """Tell estimate the monthly cost in requests, at S3 Standard's prices.
 
     Runs the real code in virtual time on a bucket in memory: the fleet with its load, and the same
     fleet with nothing to do. Takes a minute or several, and longer with many workers or modes; of
@@ -95,12 +110,12 @@ def cost(
         seed=seed,
         by_tombstone=deletes == _TOMBSTONE,
     )
-    with Bar() as bar:
+    with ProgressBar() as bar:
         if saturated:
             growth = saturate(load, fleets=(1, load.workers), tell=_teller(bar, runs=2))
             text, found = growth_text(growth), growth.as_dict()
         elif table:
-            modes = price_modes(load, full=full, tell=_teller(bar, runs=2 * len(Mode)))
+            modes = price_modes(load, full=full, tell=_teller(bar, runs=2 * len(DiscoveryMode)))
             text, found = table_text(modes), table_dict(modes)
         else:
             figures = price(load, full=full, tell=_teller(bar, runs=2))
@@ -108,7 +123,7 @@ def cost(
     click.echo(json.dumps(found, indent=2) if as_json else text)
 
 
-def _teller(bar: Bar, *, runs: int) -> Callable[[str], None]:
+def _teller(bar: ProgressBar, *, runs: int) -> Callable[[str], None]:
     """Shows which of so many runs is simulated; how far a run is can only be known at its end."""
     done = count()
 
@@ -172,10 +187,10 @@ def table_text(modes: Sequence[Figures]) -> str:
     rows += [
         ["all", *(f"{figures.dollars_per_month:.2f}" for figures in modes)],
         ["idle fleet", *(f"{figures.idle_dollars_per_month:.2f}" for figures in modes)],
-        ["a million tasks more", *(f"{figures.dollars_per_million:.3f}" for figures in modes)],
+        ["a million more tasks", *(f"{figures.dollars_per_million:.3f}" for figures in modes)],
         ["requests a task", *(f"{figures.requests_per_task:.3f}" for figures in modes)],
-        ["starts within, p50", *(_seconds(figures.start_seconds(50)) for figures in modes)],
-        ["starts within, p99", *(_seconds(figures.start_seconds(99)) for figures in modes)],
+        ["start latency, p50", *(_seconds(figures.start_seconds(50)) for figures in modes)],
+        ["start latency, p99", *(_seconds(figures.start_seconds(99)) for figures in modes)],
         ["after an idle hour", *(_seconds(figures.first_start_seconds) for figures in modes)],
     ]
     body = ["".join([f"{first:<22}", *(f"{cell:>12}" for cell in rest)]) for first, *rest in rows]

@@ -8,17 +8,15 @@ from collections.abc import Callable
 
 import click
 
-from penstock.store.doctor.examination import examine
-from penstock.store.doctor.patient import open_patient
-from penstock.store.doctor.report import Finding, Mark, Report
+from penstock.store.doctor import CheckMark, StoreFinding, StoreReport, examine, open_patient
 from penstock.store.opening import Opening
 
-_MARKS = {Mark.GOOD: "ok  ", Mark.BAD: "BAD ", Mark.NOTE: "note"}
-_COLOURS = {Mark.GOOD: "green", Mark.BAD: "red", Mark.NOTE: "yellow"}
+_MARKS = {CheckMark.GOOD: "ok  ", CheckMark.BAD: "BAD ", CheckMark.NOTE: "note"}
+_COLOURS = {CheckMark.GOOD: "green", CheckMark.BAD: "red", CheckMark.NOTE: "yellow"}
 
 
 @click.command(
-    short_help="Tell whether a store can be trusted.",
+    short_help="Check that a store is safe to use.",
     epilog="Example: penstock doctor s3://my-bucket/penstock",
 )
 @click.argument("url")
@@ -41,18 +39,18 @@ def doctor(context: click.Context, url: str, as_json: bool) -> None:  # noqa: FB
     context.exit(0 if report.trusted else 1)
 
 
-async def _examined(url: str, *, tell: Callable[[Finding], None]) -> Report:
+async def _examined(url: str, *, tell: Callable[[StoreFinding], None]) -> StoreReport:
     async with open_patient(url, Opening()) as patient:
         return await examine(patient, tell=tell)
 
 
-def show_finding(finding: Finding) -> None:
+def show_finding(finding: StoreFinding) -> None:
     """One line a check."""
     mark = click.style(_MARKS[finding.mark], fg=_COLOURS[finding.mark])
     click.echo(f"{mark}  {finding.check}: {finding.seen}")
 
 
-def show_summary(report: Report) -> None:
+def show_summary(report: StoreReport) -> None:
     """Latencies, price and verdict."""
     trips = ", ".join(
         f"{each.kind} {each.median_ms:.1f} ms (slowest {each.slowest_ms:.0f})"
@@ -66,7 +64,7 @@ def show_summary(report: Report) -> None:
     click.secho(report.verdict, fg="green" if report.trusted else "red", bold=True)
 
 
-def as_dict(report: Report) -> dict[str, object]:
+def as_dict(report: StoreReport) -> dict[str, object]:
     """The report for programs."""
     return {
         "url": report.url,

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -16,75 +17,73 @@ import click
 
 from penstock.kernel.errors import InvalidInput
 from penstock.kernel.logs import LogFormat, log_to_stderr
-from penstock.settings import Profile, Settings, Wakeups, misspelt, read_settings
+from penstock.kernel.settings_schema import declared
+from penstock.settings import Settings, misspelt, read_settings
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
-_FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 _PASSWORD: Final = re.compile(r"password|passfile|token=", re.IGNORECASE)
-_PORT: Final = click.IntRange(0, 65_535)
+
+
+def _option(name: str, help: str, **more: Any) -> Callable[[Verb], Verb]:  # click's
+    """The option of a setting: its type, bounds and default are those that it was declared with."""
+    (each,) = (each for each in declared(Settings) if each.name == name)
+    kind: Any = None
+    if isinstance(each.type, type) and issubclass(each.type, StrEnum):
+        kind = click.Choice([str(one) for one in each.type])
+    elif each.type is int and each.bounds is not None:
+        kind = click.IntRange(int(each.bounds[0]), int(each.bounds[1]))
+    elif each.type is Path:
+        kind = click.Path(file_okay=False, path_type=Path)
+    if not more and each.default not in ("", ()):
+        help = f"{help}  [default: {each.default}]".strip()  # noqa: A001
+    flag = more.pop("flag", f"--{name.replace('_', '-')}")
+    return click.option(flag, name, type=kind, help=help, **more)
+
 
 OPTIONS: Final = {
-    "data": click.option(
-        "--data", type=_FOLDER, help="The folder of everything.  [default: penstock-data]"
+    "data": _option("data", "The data folder."),
+    "profile": _option("profile", ""),
+    "postgres": _option(
+        "postgres", "Postgres URL, instead of a local server in the data folder.", metavar="DSN"
     ),
-    "profile": click.option(
-        "--profile", type=click.Choice([str(each) for each in Profile]), help="[default: lite]"
+    "store": _option(
+        "store", "s3://BUCKET/PREFIX, instead of a folder in the data folder.", metavar="URL"
     ),
-    "postgres": click.option(
-        "--postgres", metavar="DSN", help="Any Postgres, instead of one in the data folder."
-    ),
-    "store": click.option(
-        "--store", metavar="URL", help="s3://BUCKET/PREFIX, instead of a folder in the data folder."
-    ),
-    "wakeups": click.option(
-        "--wakeups",
-        type=click.Choice([str(each) for each in Wakeups]),
-        help="How workers learn that there is work.  [default: long-poll]",
-    ),
-    "host": click.option(
-        "--host", help="The address of the public listener.  [default: 127.0.0.1]"
-    ),
-    "port": click.option("--port", type=_PORT, help="Its port; 0 for any.  [default: 7070]"),
-    "internal_host": click.option(
-        "--internal-host", help="The address of the listener for workers.  [default: 127.0.0.1]"
-    ),
-    "internal_port": click.option(
-        "--internal-port", type=_PORT, help="Its port; 0 for any.  [default: 7071]"
-    ),
-    "webhook_host": click.option(
-        "--webhook-host", help="The address for webhooks.  [default: 127.0.0.1]"
-    ),
-    "webhook_port": click.option(
-        "--webhook-port", type=_PORT, help="Its port; 0 for any.  [default: 7072]"
-    ),
-    "dispatchers": click.option(
-        "--dispatcher",
+    "wakeups": _option("wakeups", "How workers are woken up."),
+    "host": _option("host", "The address of the public listener."),
+    "port": _option("port", "Its port; 0 for any."),
+    "internal_host": _option("internal_host", "The address of the listener for workers."),
+    "internal_port": _option("internal_port", "Its port; 0 for any."),
+    "webhook_host": _option("webhook_host", "The address for webhooks."),
+    "webhook_port": _option("webhook_port", "Its port; 0 for any."),
+    "query_host": _option("query_host", "Its address."),
+    "query_port": _option("query_port", "Its port; 0 for any."),
+    "dispatchers": _option(
         "dispatchers",
+        "The internal listener of a dispatcher; may be repeated.",
+        flag="--dispatcher",
         metavar="URL",
         multiple=True,
-        help="The internal listener of a dispatcher; may be given several times.",
     ),
-    "concurrency": click.option(
-        "--concurrency", type=click.IntRange(1, 1000), help="Tasks at a time.  [default: 4]"
-    ),
-    "queues": click.option(
-        "--queue",
+    "concurrency": _option("concurrency", "Concurrency."),
+    "queues": _option(
         "queues",
+        "Take tasks only of this queue; may be repeated.  [default: all queues]",
+        flag="--queue",
         metavar="NAME",
         multiple=True,
-        help="Take tasks of this queue alone; may be given several times.  [default: all queues]",
     ),
-    "spark": click.option(
-        "--spark",
+    "spark": _option(
+        "spark",
+        "spark://HOST:7077 or sc://HOST, instead of Spark on this machine.",
         metavar="MASTER",
-        help="spark://HOST:7077 or sc://HOST, instead of Spark on this machine.",
     ),
 }
 log_format_option: Final = click.option(
     "--log-format",
     type=click.Choice([str(each) for each in LogFormat]),
-    help="How the log looks.  [default: text on a terminal, else json]",
+    help="Log format.  [default: text on a terminal, else json]",
 )
 
 
@@ -124,7 +123,7 @@ def settings_of(given: dict[str, Any]) -> Settings:
                 hint=f"Set PENSTOCK_{name.upper()}, or {name} in the settings file.",
             )
     for name, meant in misspelt(os.environ):
-        click.echo(f"penstock: Nobody reads {name}; is {meant} meant?", err=True)
+        click.echo(f"penstock: Unknown setting {name}; did you mean {meant}?", err=True)
     return read_settings(said, environment=os.environ, folder=Path.cwd()).settings
 
 

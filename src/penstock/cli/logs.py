@@ -1,22 +1,160 @@
-"""`penstock logs`: what the processes of an installation say."""
+"""`penstock logs`: what the processes of an installation log, in the order of their times."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from penstock.cli.log_lines import PROCESSES, LogFile, LogLine, in_order, log_of
 from penstock.cli.options import json_option
-from penstock.cli.queue.showing import as_json_line, iso, notes
+from penstock.cli.queue.connection import as_json_line, iso, notes
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.signals import stopped_by_signals
+from penstock.kernel.service import stopped_by_signals
 from penstock.settings import read_settings
+
+PROCESSES: Final = ("dispatcher", "worker", "webhook", "postgres")
+TAIL_BYTES_MAX: Final = 16 * 1024 * 1024
+_PIECE_BYTES: Final = 64 * 1024
+_LINE_BYTES_MAX: Final = 1024 * 1024
+_TEXT: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)"
+    r"(Z| ?[+-]\d\d(?::?\d\d)?| [A-Z]{3,5}(?= \[))?\s+(.*)",
+    re.DOTALL,
+)
+_LEVEL: Final = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+(.*)", re.DOTALL)
+_UTC: Final = ("", "Z", "UTC", "GMT")
+
+
+def log_of(data: Path, process: str) -> Path:
+    """Where the log of a process of `penstock up` is."""
+    if process == "postgres":
+        return data / "postgres" / "postgres.log"
+    return data / "logs" / f"{process}.log"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLogLine:
+    """One line of a log."""
+
+    process: str
+    at: float | None
+    """When it was written; None if it does not say."""
+    message: str
+    level: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """What else it says."""
+
+
+def parsed(process: str, text: str) -> ProcessLogLine:
+    """What a line says, in whichever of the forms it is."""
+    if text.startswith("{"):
+        try:
+            said = json.loads(text)
+        except (ValueError, RecursionError):
+            said = None
+        if isinstance(said, dict) and isinstance(said.get("message"), str):
+            at = _instant(str(said.pop("at", "")), "")
+            message, level = said.pop("message"), str(said.pop("level", ""))
+            return ProcessLogLine(process, at, message, level, said)
+    found = _TEXT.fullmatch(text)
+    if found is None:
+        return ProcessLogLine(process, None, text)
+    at = _instant(found[1].replace(",", "."), (found[2] or "").strip())
+    named = _LEVEL.fullmatch(found[3])
+    if named is None:
+        return ProcessLogLine(process, at, found[3])
+    return ProcessLogLine(process, at, named[2], named[1].lower())
+
+
+def _instant(text: str, zone: str) -> float | None:
+    try:
+        found = datetime.fromisoformat(text + (zone if zone[:1] in ("+", "-") else ""))
+    except ValueError:
+        return None
+    if found.tzinfo is None:
+        # The name of another zone is this machine's, as Postgres was told at its making.
+        found = found.replace(tzinfo=UTC) if zone in _UTC else found.astimezone()
+    return found.timestamp()
+
+
+def in_order(lines: Iterable[ProcessLogLine]) -> list[ProcessLogLine]:
+    """Lines of several processes by time; each process's own stay in their order."""
+    last: dict[str, float] = {}
+    placed = []
+    for each in lines:
+        # A clock that was set back must not tear the lines of one process apart.
+        at = max(each.at or 0.0, last.get(each.process, 0.0))
+        last[each.process] = at
+        placed.append((at, each))
+    return [each for _, each in sorted(placed, key=lambda pair: pair[0])]
+
+
+class LogFile:
+    """The log of one process: its last lines first, and then what comes."""
+
+    def __init__(self, process: str, path: Path) -> None:
+        self.process = process
+        self.path = path
+        self._place = 0
+        self._file: tuple[int, int] | None = None
+        self._rest = b""
+
+    def tail(self, lines: int) -> Sequence[ProcessLogLine]:
+        """The last so many lines. Raises `OSError`."""
+        with self.path.open("rb") as opened:
+            size = opened.seek(0, os.SEEK_END)
+            wanted = _PIECE_BYTES
+            while True:
+                start = max(0, size - wanted)
+                opened.seek(start)
+                body = opened.read(size - start)
+                if body.count(b"\n") > lines or start == 0 or wanted >= TAIL_BYTES_MAX:
+                    break
+                wanted *= 2
+            self._file, self._place = _identity(os.fstat(opened.fileno())), size
+        if start > 0:
+            body = body.partition(b"\n")[2]
+        # Whoever died within a line has said as much; nothing is waited for.
+        found = list(self._lines(body if body.endswith(b"\n") else body + b"\n"))
+        return found[-lines:] if lines else []
+
+    def more(self) -> list[ProcessLogLine]:
+        """What was written since; all of it, if the file is another one or was cut."""
+        try:
+            with self.path.open("rb") as opened:
+                about = os.fstat(opened.fileno())
+                if _identity(about) != self._file or about.st_size < self._place:
+                    self._file, self._place, self._rest = _identity(about), 0, b""
+                opened.seek(self._place)
+                body = opened.read(TAIL_BYTES_MAX)
+        except OSError:
+            return []
+        self._place += len(body)
+        return list(self._lines(body))
+
+    def _lines(self, body: bytes) -> Iterator[ProcessLogLine]:
+        """Whole lines; what follows the last of them is kept until the rest of it comes."""
+        *whole, self._rest = (self._rest + body).split(b"\n")
+        if len(self._rest) > _LINE_BYTES_MAX:
+            whole, self._rest = [*whole, self._rest], b""
+        for each in whole:
+            text = each.decode("utf-8", "replace").rstrip("\r")
+            if text.strip():
+                yield parsed(self.process, text)
+
+
+def _identity(about: os.stat_result) -> tuple[int, int]:
+    return about.st_dev, about.st_ino
+
 
 _LOOK_SECONDS: Final = 0.5
 _FOLLOWED_SECONDS_MAX: Final = 366 * 86_400.0
@@ -26,11 +164,11 @@ _WIDTH: Final = max(map(len, PROCESSES))
 
 
 @click.command(
-    short_help="Show what the processes of an installation say.",
+    short_help="Show the logs of an installation.",
     epilog="Example: penstock logs worker --follow",
 )
 @click.argument("process", metavar="[PROCESS]", required=False, type=click.Choice(list(PROCESSES)))
-@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the logs until Ctrl-C.")
 @click.option(
     "--lines",
     "-n",
@@ -39,7 +177,7 @@ _WIDTH: Final = max(map(len, PROCESSES))
     type=click.IntRange(0, _LINES_MAX),
     default=50,
     show_default=True,
-    help="The last so many.",
+    help="Number of last lines.",
 )
 @click.option(
     "--data",
@@ -82,9 +220,9 @@ def _is_closed(folder: Path) -> bool:
     return folder.is_dir() and not os.access(folder, os.X_OK)
 
 
-def _last(files: Iterable[LogFile], count: int, *, is_named: bool) -> list[LogLine]:
+def _last(files: Iterable[LogFile], count: int, *, is_named: bool) -> list[ProcessLogLine]:
     """The last lines of all together."""
-    found: list[LogLine] = []
+    found: list[ProcessLogLine] = []
     for each in files:
         try:
             found += each.tail(count)
@@ -112,7 +250,7 @@ async def _follow(files: Sequence[LogFile], *, as_json: bool) -> None:
                 continue
 
 
-def _show(lines: Iterable[LogLine], *, as_json: bool) -> None:
+def _show(lines: Iterable[ProcessLogLine], *, as_json: bool) -> None:
     for each in lines:
         if as_json:
             as_json_line(_object(each))
@@ -127,13 +265,13 @@ def _show(lines: Iterable[LogLine], *, as_json: bool) -> None:
             click.echo(f"{'':<20}  {name}  {_plain(line)}")
 
 
-def _object(line: LogLine) -> dict[str, Any]:
+def _object(line: ProcessLogLine) -> dict[str, Any]:
     at = iso(line.at, precise=True)
     told = {"process": line.process, "at": at, "level": line.level or None}
     return {**line.fields, **told, "message": line.message}
 
 
-def _words(line: LogLine) -> str:
+def _words(line: ProcessLogLine) -> str:
     """The message, what else is said in one line, and the traceback below it."""
     # What has parts is for programs.
     said = {name: value for name, value in line.fields.items() if _is_short(name, value)}

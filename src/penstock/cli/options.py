@@ -1,8 +1,4 @@
-"""Options that verbs of every kind share: `--json`, `--absolute` for times, pages of lists.
-
-Times are shown as ages, because that is what people ask; `--absolute` shows them as ISO 8601 in
-UTC. Programs get them with `--json` in any case. Whoever shows a time asks `is_absolute`.
-"""
+"""Options that verbs share: `--json`, `--absolute`, pages of lists, durations with units."""
 
 from __future__ import annotations
 
@@ -10,6 +6,54 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import click
+
+from penstock.kernel.units import AGE_MS_MAX, DAY_MS, in_units
+
+DURATION: Final = "DURATION"
+"""What it is called in usage lines."""
+
+
+class _Duration(click.ParamType[float]):
+    """So many units of time, from `least` to `most`."""
+
+    name = "duration"
+    _words: str
+    _short: str
+    _unit_ms: int
+
+    def __init__(self, least: float = 0.0, most: float | None = None) -> None:
+        self._least = least
+        self._most = AGE_MS_MAX / self._unit_ms if most is None else most
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        text = str(value).strip()
+        try:
+            found = in_units(text, unit_ms=self._unit_ms)
+        except ValueError as error:
+            said = str(error) or "is not a duration"
+            self.fail(f"{text!r} {said}; without a unit it is {self._words}.", param, ctx)
+        # Also what is no number at all.
+        if not self._least <= found <= self._most:
+            bounds = f"{self._least:g} to {self._most:,.0f} {self._short}"
+            self.fail(f"{text!r} is not from {bounds}.", param, ctx)
+        return found
+
+
+class Seconds(_Duration):
+    """Seconds; what has no unit is that."""
+
+    _words, _short, _unit_ms = "seconds", "s", 1000
+
+
+class Days(_Duration):
+    """Days, or parts of one; what has no unit is days."""
+
+    _words, _short, _unit_ms = "days", "days", DAY_MS
+
 
 _ABSOLUTE: Final = "penstock.absolute"
 
@@ -36,7 +80,7 @@ def paged(*, limit: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             "--before",
             metavar="ID",
             type=click.IntRange(min=1),
-            help="Only what came before this one: the next page.",
+            help="Only entries before this one (next page).",
         )
         most = click.option(
             "--limit",
@@ -44,7 +88,7 @@ def paged(*, limit: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             type=click.IntRange(1, 1000),
             default=limit,
             show_default=True,
-            help="At most so many.",
+            help="Maximum number of entries.",
         )
         return most(before(verb))
 

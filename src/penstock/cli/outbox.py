@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import click
 
-from penstock.cli.calling import asked, on_a_dispatcher
+from penstock.cli.dispatcher_call import (
+    ago,
+    asked,
+    counted,
+    fitted,
+    gist,
+    line,
+    on_a_dispatcher,
+    show_json,
+)
 from penstock.cli.options import absolute_option
-from penstock.cli.queue.showing import complain
-from penstock.cli.telling import ago, counted, fitted, gist, line, show_json
+from penstock.cli.queue.connection import complain
 from penstock.kernel.errors import PenstockError
 
 
 @click.group(
     invoke_without_command=True,
-    short_help="See messages that could not be sent.",
+    short_help="Show and retry failed outbox messages.",
     epilog="Example: penstock outbox list",
 )
 @click.pass_context
@@ -28,7 +36,7 @@ def outbox(context: click.Context) -> None:
 
 @outbox.command(
     "list",
-    short_help="List messages that are not tried any more.",
+    short_help="List messages whose retries are exhausted.",
     epilog="Example: penstock outbox list",
 )
 @absolute_option
@@ -53,11 +61,11 @@ def list_(*, url: str, token: str | None, as_json: bool) -> None:
     if rows:
         fitted(("id", "kind", "target", "tries", "made", "error"), rows, numbers=(0, 3))
     else:
-        click.echo("Everything was sent, or is still being tried.", err=True)
+        click.echo("No failed messages.", err=True)
 
 
 @outbox.command(
-    short_help="Try messages again.",
+    short_help="Retry messages.",
     epilog="Example: penstock outbox retry 17 18",
 )
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=click.IntRange(min=1))
@@ -76,7 +84,7 @@ def retry(
     if as_json:
         show_json(answer)
     else:
-        click.echo(f"{counted(answer.retried, 'message')} of {len(wanted):,} will be tried again.")
+        click.echo(f"{counted(answer.retried, 'message')} of {len(wanted):,} will be retried.")
     if answer.retried < len(wanted):
         complain([_not_parked(len(wanted) - answer.retried)])
         context.exit(1)

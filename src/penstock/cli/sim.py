@@ -9,8 +9,8 @@ from typing import Final
 
 import click
 
-from penstock.cli.progress import Bar
-from penstock.testing.simulator.plans import Fleet
+from penstock.cli.output import ProgressBar
+from penstock.testing.simulator.plans import WorkerModes
 from penstock.testing.simulator.worlds import WorldReport, run_world
 
 ALL: Final = "all"
@@ -18,20 +18,24 @@ _TELL_EVERY: Final = 100
 
 
 @click.command(
-    short_help="Run the queue in simulated worlds.",
+    short_help="Run the queue in a deterministic simulation.",
     epilog="Example: penstock sim --seeds 500 --mode mixed",
 )
 @click.option(
-    "--seeds", default=100, show_default=True, type=click.IntRange(1), help="How many worlds."
+    "--seeds",
+    default=100,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Number of simulated worlds.",
 )
 @click.option(
-    "--first-seed", default=0, show_default=True, type=click.IntRange(0), help="Where to begin."
+    "--first-seed", default=0, show_default=True, type=click.IntRange(0), help="First seed."
 )
 @click.option(
     "--mode",
     default=ALL,
     show_default=True,
-    type=click.Choice([*(fleet.value for fleet in Fleet), ALL]),
+    type=click.Choice([*(fleet.value for fleet in WorkerModes), ALL]),
     help="The modes of the workers.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -52,7 +56,7 @@ def sim(
 
     Exit code 0: everything held. 1: a promise was broken, and its story is shown.
     """
-    fleets = tuple(Fleet) if mode == ALL else (Fleet(mode),)
+    fleets = tuple(WorkerModes) if mode == ALL else (WorkerModes(mode),)
     reports = _run(range(first_seed, first_seed + seeds), fleets, quiet=as_json)
     broken = [report for report in reports if report.violations]
     if as_json:
@@ -64,10 +68,10 @@ def sim(
     context.exit(1 if broken else 0)
 
 
-def _run(seeds: range, fleets: Sequence[Fleet], *, quiet: bool) -> list[WorldReport]:
+def _run(seeds: range, fleets: Sequence[WorkerModes], *, quiet: bool) -> list[WorldReport]:
     reports: list[WorldReport] = []
     every = len(seeds) * len(fleets)
-    with Bar(is_live=False if quiet else None) as bar:
+    with ProgressBar(is_live=False if quiet else None) as bar:
         for fleet, seed in product(fleets, seeds):
             bar.show(f"{len(reports):,} of {every:,} worlds", done=len(reports), of=every)
             reports.append(run_world(seed, fleet))
@@ -95,12 +99,12 @@ def show_summary(reports: Sequence[WorldReport]) -> None:
     broken = sum(bool(report.violations) for report in reports)
     click.echo(
         f"\n{len(reports):,} worlds, {seconds / 3600:,.0f} hours of virtual time: {tasks:,} tasks,"
-        f" {starts:,} attempts, {refusals:,} endings of attempts that others had taken over."
+        f" {starts:,} attempts, {refusals:,} stale attempts refused."
     )
     if broken:
-        click.secho(f"{broken:,} worlds broke a promise.", fg="red", bold=True)
+        click.secho(f"{broken:,} worlds violated an invariant.", fg="red", bold=True)
     else:
-        click.secho("Every promise held.", fg="green", bold=True)
+        click.secho("No invariant was violated.", fg="green", bold=True)
 
 
 def as_dict(reports: Sequence[WorldReport]) -> dict[str, object]:

@@ -7,14 +7,22 @@ from typing import Final
 
 import click
 
-from penstock.cli.backfill.showing import show_backfills
-from penstock.cli.calling import asked, on_a_dispatcher, timeout_option
+from penstock.cli.backfill import show_backfills
+from penstock.cli.dispatcher_call import (
+    asked,
+    counted,
+    fitted,
+    gist,
+    line,
+    on_a_dispatcher,
+    show_json,
+    timeout_option,
+)
 from penstock.cli.options import absolute_option
-from penstock.cli.progress import Bar
-from penstock.cli.queue.showing import length, notes
-from penstock.cli.telling import counted, fitted, gist, line, show_json
+from penstock.cli.output import ProgressBar
+from penstock.cli.queue.connection import length, notes
 from penstock.dispatcher.client import Client
-from penstock.dispatcher.wire.steering import JobAnswer, StatusAnswer
+from penstock.protocol.steering import JobAnswer, StatusAnswer
 
 _UNSERVED_SECONDS: Final = 15.0
 """A worker hears within seconds of what is new in the DAG."""
@@ -24,7 +32,7 @@ _UNSERVED_SECONDS: Final = 15.0
     short_help="Show jobs, queues, workers and backfills.",
     epilog="Example: penstock status",
 )
-@click.option("--wait", is_flag=True, help="Wait until there is nothing left to do.")
+@click.option("--wait", is_flag=True, help="Wait until all tasks are settled.")
 @timeout_option
 @absolute_option
 @on_a_dispatcher
@@ -62,7 +70,7 @@ def status(
     notes(list(_remarks(answer)))
 
 
-class _Progress(Bar):
+class _Progress(ProgressBar):
     """Says how much is left to do, as a part of the most that there was."""
 
     _most = 0
@@ -78,7 +86,7 @@ class _Progress(Bar):
 
 def _headline(answer: StatusAnswer) -> Iterator[str]:
     if answer.dag_version is None:
-        yield "No DAG is in force; 'penstock dag apply FILE' puts one."
+        yield "No DAG is in force; run 'penstock dag apply FILE'."
     else:
         yield f"DAG version {answer.dag_version}, {counted(len(answer.jobs), 'job')}."
     yield (
@@ -111,11 +119,11 @@ def _paused(reason: str) -> str:
 
 def _remarks(answer: StatusAnswer) -> Iterator[str]:
     if not answer.workers and any(job.queued for job in answer.jobs):
-        yield "tasks wait and no worker was heard of; 'penstock worker' starts one."
+        yield "tasks are waiting but no worker is connected; start one with 'penstock worker'."
     if any(job.dead for job in answer.jobs):
         yield "there are dead tasks; 'penstock task list --status dead' shows them."
     if answer.outbox_parked:
         yield (
-            f"{counted(answer.outbox_parked, 'message')} could not be sent;"
-            " 'penstock outbox list' shows why. No task is lost by that, but some start later."
+            f"{counted(answer.outbox_parked, 'message')} failed;"
+            " see 'penstock outbox list'. No task is lost, but some start later."
         )

@@ -9,25 +9,24 @@ from typing import Any, Final
 
 import click
 
-from penstock.cli.calling import asked, on_a_dispatcher
-from penstock.cli.completing import datasets, jobs
-from penstock.cli.queue.showing import notes
-from penstock.cli.telling import line, show_json
-from penstock.dispatcher.wire.events import EventResult
-from penstock.dispatcher.wire.steering import TriggerAnswer, TriggersAnswer
+from penstock.cli.completion import datasets, jobs
+from penstock.cli.dispatcher_call import asked, line, on_a_dispatcher, show_json
+from penstock.cli.queue.connection import notes
 from penstock.kernel.errors import InvalidInput
+from penstock.protocol.events import EventResult
+from penstock.protocol.steering import TriggerAnswer, TriggersAnswer
 
 _FILE: Final = "@"
 _STANDARD_INPUT: Final = "-"
 _MANY: Final = {
     "new": "new",
-    "duplicate": "known already; nothing is done twice",
-    "audited": "kept, and make no tasks",
+    "duplicate": "duplicate; ignored",
+    "audited": "stored, without tasks",
 }
 
 
 @click.command(
-    short_help="Tell that a source has something new.",
+    short_help="Ingest an event of a source.",
     epilog="Example: penstock trigger ingest --partition 2026-01-01T00",
 )
 @click.argument("job", metavar="[JOB]", required=False, shell_complete=jobs)
@@ -35,26 +34,26 @@ _MANY: Final = {
     "--dataset",
     metavar="NAME",
     shell_complete=datasets,
-    help="Instead of JOB: a dataset, by its name.",
+    help="Instead of JOB: the name of a dataset.",
 )
-@click.option("--partition", metavar="KEY", help="Which partition is new.")
-@click.option("--start", type=int, help="With --partition: where its range starts.")
-@click.option("--end", type=int, help="With --partition: where its range ends; not part of it.")
+@click.option("--partition", metavar="KEY", help="The partition.")
+@click.option("--start", type=int, help="With --partition: start of its range.")
+@click.option("--end", type=int, help="With --partition: end of its range (exclusive).")
 @click.option(
-    "--cursor", type=int, help="Without --partition: how far it is; by default milliseconds."
+    "--cursor", type=int, help="Without --partition: the cursor; default is the time in ms."
 )
 @click.option(
     "--payload",
     metavar="JSON",
-    help="A JSON object for the functions that follow, or @FILE that has one; 64 KiB at most.",
+    help="A JSON object for the jobs, or @FILE; 64 KiB at most.",
 )
-@click.option("--event-id", metavar="ID", help="The same id again is the same event again.")
+@click.option("--event-id", metavar="ID", help="Event id; duplicates are ignored.")
 @click.option(
     "--from",
     "file",
     metavar="FILE",
     type=click.Path(dir_okay=False, allow_dash=True),
-    help="Many events, one a line: a partition's key, or a JSON object; - is the standard input.",
+    help="Many events, one per line: a partition key or a JSON object; - is stdin.",
 )
 @on_a_dispatcher
 @click.pass_context
@@ -90,7 +89,7 @@ def trigger(
         raise InvalidInput("Name the source by its job or by --dataset, one of the two.")
     if file is not None:
         if any(each is not None for each in (partition, start, end, cursor, payload)):
-            raise InvalidInput("With --from, what is new stands in the file alone.")
+            raise InvalidInput("With --from, the events are given in the file only.")
         events = _events(file, event_id)
         told, _ = asked(
             url, token, lambda client: client.trigger_many(job, dataset=dataset, events=events)
@@ -197,9 +196,9 @@ def _words(result: EventResult) -> str:
         case "new":
             return f"Event {result.seq} is new."
         case "duplicate":
-            return f"Event {result.seq} was known already; nothing is done twice."
+            return f"Event {result.seq} is a duplicate and was ignored."
         case "audited":
-            return f"Event {result.seq} is kept and makes no tasks: {why}"
+            return f"Event {result.seq} is stored and creates no tasks: {why}"
         case "refused":
             return f"penstock: The event was refused: {why}"
     return f"Event {result.seq}: {line(result.outcome)}. {why}".rstrip()

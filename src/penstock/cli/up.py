@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from penstock.cli.dag.applied import told
+from penstock.cli.dag.versions import told
 from penstock.cli.installation import begun, set_by, wiring
-from penstock.cli.queue.showing import complain
+from penstock.cli.queue.connection import complain
 from penstock.dispatcher.client import Client
 from penstock.dispatcher.dag.model import WebhookSource
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import DispatcherUnavailable, InvalidInput, PenstockError
-from penstock.kernel.signals import stopped_by_signals
+from penstock.kernel.service import stopped_by_signals
 
 if TYPE_CHECKING:
     from penstock.installation import Installation
@@ -26,15 +26,13 @@ _LOOK_SECONDS: Final = 0.1
 
 
 @click.command(
-    short_help="Run everything, on one data folder.",
+    short_help="Run a whole installation on this machine.",
     epilog="Example: penstock up examples/five_jobs.yaml",
 )
 @click.argument(
     "file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-@click.option(
-    "--force", is_flag=True, help="Put FILE in force also if that makes waiting work useless."
-)
+@click.option("--force", is_flag=True, help="Apply FILE even if waiting work becomes obsolete.")
 @set_by(
     "data",
     "postgres",
@@ -69,14 +67,14 @@ def up(*, file: Path | None, force: bool, **given: Any) -> None:
     )
     if file is not None:
         # Imported here: reading YAML needs a package that not every installation has.
-        reading = import_module("penstock.cli.dag.reading")
+        reading = import_module("penstock.cli.dag.files")
         dag = reading.read_dag(str(file), runtimes=installation.runtimes)
         if not settings.is_webhook_on_loopback:
             sources = [(each.name, each.source) for each in dag.jobs]
             bare = [
                 job for job, each in sources if isinstance(each, WebhookSource) and not each.auth
             ]
-            wiring("penstock.dispatcher.sources.receiving").check_proved(bare)
+            wiring("penstock.dispatcher.sources.webhook").check_proved(bare)
     asyncio.run(_run(installation, file, force=force))
 
 
@@ -99,7 +97,7 @@ async def _run(installation: Installation, file: Path | None, *, force: bool) ->
                 )
                 await stopped.wait()
                 click.echo("Stopping ...", err=True)
-    click.echo("Stopped; 'penstock up' goes on from here.", err=True)
+    click.echo("Stopped; 'penstock up' continues from here.", err=True)
 
 
 def _kept(installation: Installation) -> str:
@@ -119,7 +117,7 @@ async def _begin(
             return
         applied = await client.apply(file, force=force)
         if not applied.is_changed:
-            click.echo(f"{file} was in force already, as version {applied.version}.", err=True)
+            click.echo(f"{file} is already in force as version {applied.version}.", err=True)
             return
         click.echo(f"{file} is in force, as version {applied.version}.", err=True)
         for sentence in list(told(applied))[1:]:

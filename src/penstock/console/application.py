@@ -1,64 +1,148 @@
-"""The console over HTTP: pages, forms, files, the stream. What is the API's goes to the API.
+"""The console over HTTP: pages, forms, static files and the event stream; the API's paths go to
+the API.
 
-In this order: the host (403), the session, whether it is over included (the page to sign in), the
-path (404), of a form that it is from here and that its sender may steer (403), then the page or the
-action within its time. Whatever goes wrong is a page with a sentence.
+The checks, in order: the host (403); the session, and whether it is over (the sign-in page);
+the path (404); for a form, that it is from our page and that its sender is an operator (403).
+Then the page or the action runs within its time limit. Every failure is a page with a sentence.
+
+The header of every page has the number of open alerts: one short query for all viewers, at most
+every five seconds, by an index of open alerts alone. While the database is away the last count
+stays.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
-from penstock.console import asking
-from penstock.console.alerting import BLOCK as ALERTS_BLOCK
-from penstock.console.alerting import AlertCount, NoCount
-from penstock.console.answering import (
+from penstock.console import http
+from penstock.console.http import (
     JSON,
-    Answer,
     Header,
+    HttpResponse,
     Send,
+    clear_message,
     for_script,
-    forget_told,
     is_ours,
+    read_message,
     redirect,
     send_answer,
     send_events,
     set_cookie,
-    tell,
-    told,
+    set_message,
 )
-from penstock.console.live import HELLO, Full, Live
-from penstock.console.pages.base import Action, Asked, Done, Missing, Page, Site
-from penstock.console.rendering import Rendering
-from penstock.console.sessions import COOKIE, SESSION_SECONDS, Role, Session, Sessions
+from penstock.console.live import HELLO, LivePages, TooManyWatchers
+from penstock.console.pages.base import (
+    ActionResult,
+    ConsolePage,
+    ConsoleSite,
+    FormAction,
+    PageNotFound,
+    PageRequest,
+)
+from penstock.console.renderer import Renderer, number
+from penstock.console.sessions import (
+    COOKIE,
+    SESSION_SECONDS,
+    ConsoleRole,
+    ConsoleSession,
+    ConsoleSessions,
+)
 from penstock.dispatcher.api.endpoints import pattern_of
 from penstock.dispatcher.api.requests import (
-    Admission,
     Receive,
+    RequestAdmission,
     be_known,
     is_asked_as,
     is_of_this_machine,
 )
-from penstock.dispatcher.wire.problem import Problem
+from penstock.dispatcher.database.pool import Database
+from penstock.dispatcher.views.status import AlertViews
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import DatabaseUnavailable, PenstockError
+from penstock.protocol.problem import Problem
+
+ALERTS_BLOCK: Final = "open-alerts"
+"""What the element in the header is called in the stream of a page."""
+_LOOK_SECONDS: Final = 5.0
+_MANY: Final = 1000
+
+
+class AlertCount(Protocol):
+    """What the header of a page says of alerts."""
+
+    @property
+    def shown(self) -> str:
+        """The count as a text; none are nothing."""
+        ...
+
+    async def look(self) -> None:
+        """Bring it up to date, if it is not."""
+        ...
+
+
+class NoAlertCount:
+    """Of a console that shows none."""
+
+    shown = ""
+
+    async def look(self) -> None:
+        """There is nothing to ask."""
+
+
+class OpenAlertCount:
+    """The count, as it was last seen."""
+
+    def __init__(self, database: Database, *, clock: Clock) -> None:
+        self._views = AlertViews(database)
+        self._clock = clock
+        self._asked_at = -math.inf
+        self._count = 0
+
+    @property
+    def shown(self) -> str:
+        """The count as a text; none are nothing."""
+        return number(self._count, most=_MANY) if self._count else ""
+
+    async def look(self) -> None:
+        """Ask, unless somebody has a moment ago."""
+        now = self._clock.monotonic()
+        if now - self._asked_at < _LOOK_SECONDS:
+            return
+        # First, so that those who come meanwhile do not ask as well.
+        self._asked_at = now
+        try:
+            self._count = await self._views.open_count()
+        except DatabaseUnavailable:
+            return
+
 
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
 
-_API: Final = ("/v1/", "/internal/", "/metrics", "/healthz", "/readyz", "/openapi.json")
+_API: Final = (
+    "/v1/",
+    "/iceberg/",
+    "/internal/",
+    "/metrics",
+    "/healthz",
+    "/readyz",
+    "/openapi.json",
+)
 _PAGE_SECONDS_MAX: Final = 15.0
+_QUERY: Final = "/query/run"
+_OF_QUERY: Final = (b"host", b"content-type", b"content-length", b"transfer-encoding")
 _WRONG_SECONDS: Final = 1.0
 """How long a wrong token takes, so that guessing is slow."""
-DATABASE_AWAY: Final = "The database does not answer now."
+DATABASE_AWAY: Final = "The database does not answer."
 _A_YEAR: Final = b"public, max-age=31536000, immutable"
 _ASK_AGAIN: Final = b"no-cache"
 
@@ -70,7 +154,7 @@ class _Visit:
     path: str
     query: bytes
     headers: list[Header]
-    session: Session
+    session: ConsoleSession
     is_new: bool
     """Whether the session has to be told to the browser."""
     address: str = ""
@@ -83,7 +167,7 @@ class _Visit:
         return f"{path}?{self.query.decode('utf-8', 'replace')}" if self.query else path
 
 
-class Audit(Protocol):
+class SignInAudit(Protocol):
     """Where is told who was refused."""
 
     def note(self, *, what: str, outcome: str, address: str, reason: str) -> None:
@@ -93,7 +177,7 @@ class Audit(Protocol):
 
 class _Served(Protocol):
     @property
-    def audit(self) -> Audit: ...
+    def audit(self) -> SignInAudit: ...
 
 
 Served = TypeVar("Served", bound=_Served)
@@ -112,10 +196,10 @@ class Console(Generic[Served]):
         self,
         api: App,
         parts: Served,
-        site: Site[Served],
+        site: ConsoleSite[Served],
         *,
-        sessions: Sessions,
-        live: Live,
+        sessions: ConsoleSessions,
+        live: LivePages,
         clock: Clock,
         version: str = "",
         alerts: AlertCount | None = None,
@@ -131,11 +215,11 @@ class Console(Generic[Served]):
         self._clock = clock
         self._version = version
         self._hosts = hosts
-        self._rendering = Rendering()
-        limits = asking.FORM_LIMITS
-        self._known = Admission(limits, requests_max=limits.requests_max)
-        self._anonymous = Admission(limits, requests_max=limits.anonymous_requests_max)
-        self._alerts = alerts or NoCount()
+        self._rendering = Renderer()
+        limits = http.FORM_LIMITS
+        self._known = RequestAdmission(limits, requests_max=limits.requests_max)
+        self._anonymous = RequestAdmission(limits, requests_max=limits.anonymous_requests_max)
+        self._alerts = alerts or NoAlertCount()
         self._pages = [(pattern_of(each.path), each) for each in site.pages]
         self._actions = [(pattern_of(each.path), each) for each in site.actions]
 
@@ -147,12 +231,12 @@ class Console(Generic[Served]):
             answer = await self._answer(scope, receive, send)
         except Exception:  # noqa: BLE001 - every error has an answer
             _log.exception("%s %r failed in the console", scope["method"], scope["path"])
-            title = "The console has made a mistake; the dispatcher's log says which."
+            title = "Internal error of the console; see the dispatcher's log."
             answer = self._plain(title, status=500)
         if answer is not None:
             await send_answer(send, answer, is_head=scope["method"] == "HEAD")
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Answer | None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> HttpResponse | None:
         headers: list[Header] = list(scope["headers"])
         path, method = scope["path"], scope["method"]
         if path.startswith("/static/"):
@@ -163,14 +247,12 @@ class Console(Generic[Served]):
             return self._plain("Pages are read with GET.", status=405)
         address = (scope.get("client") or ("",))[0]
         visit = await self._visit(path, scope["query_string"], headers, address=address)
-        if isinstance(visit, Answer):
+        if isinstance(visit, HttpResponse):
             return visit
         if visit is not None:
             be_known(scope)
         if method == "POST":
-            posted = await self._posted(visit, path, headers, receive, address=address)
-            is_script = asking.header(headers, b"accept") == JSON
-            return for_script(posted) if posted is not None and is_script else posted
+            return await self._sent(visit, scope, receive, send, address=address)
         if visit is None:
             return self._sign_in(to=path if path != "/sign-in" else "/")
         if path == "/live":
@@ -179,27 +261,27 @@ class Console(Generic[Served]):
             return await self._stream(visit, receive, send)
         return await self._page(visit)
 
-    def _misnamed(self, headers: list[Header]) -> Answer | None:
+    def _misnamed(self, headers: list[Header]) -> HttpResponse | None:
         """Why the name that was asked for is none of ours; None if it is."""
         if self._sessions.is_open and not is_of_this_machine(headers):
-            title = "Without a token the console answers to 127.0.0.1 and localhost alone."
+            title = "Without a token the console serves only 127.0.0.1 and localhost."
             hint = "Set PENSTOCK_API_TOKEN to use another name."
             return self._plain(title, hint=hint, status=403)
         if self._hosts is not None and not is_asked_as(headers, self._hosts):
-            title = "The console does not answer to this name."
+            title = "The console does not serve this host name."
             hint = "Set PENSTOCK_HOSTS of the dispatcher to the names that browsers use for it."
             return self._plain(title, hint=hint, status=403)
         return None
 
     async def _visit(
         self, path: str, query: bytes, headers: list[Header], *, address: str
-    ) -> _Visit | Answer | None:
+    ) -> _Visit | HttpResponse | None:
         """Who asks; None for somebody who has to sign in, and an answer if that is not known."""
-        session = self._sessions.read(asking.cookie(headers, COOKIE))
+        session = self._sessions.read(http.cookie_of(headers, COOKIE))
         if path == "/sign-in" or (session is None and not self._sessions.is_open):
             return None
         if session is None:
-            session = self._sessions.begin(Role.OPERATOR)
+            session = self._sessions.begin(ConsoleRole.OPERATOR)
             return _Visit(path, query, headers, session, is_new=True, address=address)
         visit = _Visit(path, query, headers, session, is_new=False, address=address)
         try:
@@ -209,7 +291,7 @@ class Console(Generic[Served]):
             return self._problem(visit, self._away, status=503)
         return None if is_over else visit
 
-    async def _page(self, visit: _Visit) -> Answer:
+    async def _page(self, visit: _Visit) -> HttpResponse:
         page, asked = self._found(visit)
         if page is None:
             return self._problem(visit, "There is no such page.", status=404)
@@ -219,29 +301,31 @@ class Console(Generic[Served]):
                 await self._alerts.look()
         except (DatabaseUnavailable, TimeoutError):
             return self._problem(visit, self._away, status=503)
-        if isinstance(said, Missing):
+        if isinstance(said, PageNotFound):
             return self._problem(visit, said.what, hint=said.hint, status=404)
-        before = told(visit.headers, visit.session, self._sessions)
+        before = read_message(visit.headers, visit.session, self._sessions)
         whole = {**self._given(visit, page, said), "told": before}
-        answer = Answer(self._rendering.page(page.name, whole))
+        answer = HttpResponse(self._rendering.page(page.name, whole))
         if before is not None:
-            answer.headers.append(forget_told(is_secure=_is_secure(visit.headers)))
+            answer.headers.append(clear_message(is_secure=_is_secure(visit.headers)))
         return self._with_session(answer, visit)
 
-    def _found(self, visit: _Visit) -> tuple[Page[Served] | None, Asked]:
+    def _found(self, visit: _Visit) -> tuple[ConsolePage[Served] | None, PageRequest]:
         for pattern, page in self._pages:
             if (found := pattern.fullmatch(visit.path)) is not None:
-                query = asking.query(visit.query, page.query)
-                return page, Asked(found.groupdict(), query, visit.session)
-        return None, Asked({}, {}, visit.session)
+                query = http.query(visit.query, page.query)
+                return page, PageRequest(found.groupdict(), query, visit.session)
+        return None, PageRequest({}, {}, visit.session)
 
-    def _given(self, visit: _Visit, page: Page[Served], said: Mapping[str, Any]) -> dict[str, Any]:
+    def _given(
+        self, visit: _Visit, page: ConsolePage[Served], said: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """What the template of a page is given."""
         whole = self._whole(visit, page)
         assert whole.keys().isdisjoint(said), "a page says what every page is given"
         return {**whole, **said}
 
-    def _whole(self, visit: _Visit, page: Page[Served] | None) -> dict[str, Any]:
+    def _whole(self, visit: _Visit, page: ConsolePage[Served] | None) -> dict[str, Any]:
         """What every template is given."""
         return {
             "version": self._version,
@@ -257,7 +341,7 @@ class Console(Generic[Served]):
             "open_alerts": self._alerts.shown,
         }
 
-    async def _stream(self, visit: _Visit, receive: Receive, send: Send) -> Answer | None:
+    async def _stream(self, visit: _Visit, receive: Receive, send: Send) -> HttpResponse | None:
         to = parse_qs(visit.query.decode("utf-8", "replace")).get("page", [""])[0]
         path, _, query = to.partition("?")
         seen = replace(visit, path=unquote(path), query=query.encode())
@@ -267,7 +351,7 @@ class Console(Generic[Served]):
 
         async def blocks() -> Mapping[str, str]:
             said = await page.load(self._parts, asked)
-            if isinstance(said, Missing):
+            if isinstance(said, PageNotFound):
                 return {"trouble": said.what}
             # Shared by all of a role: a form keeps the token that its page came with.
             whole = {**self._given(seen, page, said), "form_token": ""}
@@ -285,10 +369,43 @@ class Console(Generic[Served]):
                 # Who brings no session would be somebody else each time.
                 counted_as=visit.address if visit.is_new else visit.session.number,
             )
-        except Full:
-            return self._plain("As many look as may; try again.", status=503)
+        except TooManyWatchers:
+            return self._plain("Too many viewers; try again.", status=503)
         async with aclosing(events):
             await send_events(events, receive, send, first=HELLO)
+        return None
+
+    async def _sent(
+        self, visit: _Visit | None, scope: Scope, receive: Receive, send: Send, *, address: str
+    ) -> HttpResponse | None:
+        headers: list[Header] = list(scope["headers"])
+        if scope["path"] == _QUERY and self._site.query:
+            return await self._query(visit, scope, receive, send)
+        posted = await self._posted(visit, scope["path"], headers, receive, address=address)
+        is_script = http.header(headers, b"accept") == JSON
+        return for_script(posted) if posted is not None and is_script else posted
+
+    async def _query(
+        self, visit: _Visit | None, scope: Scope, receive: Receive, send: Send
+    ) -> HttpResponse | None:
+        """Hand a query to the API, with the rights of the session: its answer may go on for long.
+
+        A script of ours brings the token of forms in a header, which no other site can add.
+        """
+        headers: list[Header] = list(scope["headers"])
+        if visit is None:
+            return self._plain("Sign in again: the session is over.", status=401)
+        token = http.header(headers, b"x-form-token")
+        if not http.is_of_our_page(headers) or not self._sessions.is_from_here(
+            visit.session, token
+        ):
+            return self._plain("Reload the page and run the query again.", status=403)
+        kept = [each for each in headers if each[0] in _OF_QUERY]
+        shown = self._sessions.token_of(visit.session)
+        if shown:
+            kept.append((b"authorization", f"Bearer {shown}".encode()))
+        handed = {**scope, "path": self._site.query, "query_string": b"", "headers": kept}
+        await self._api(handed, receive, send)
         return None
 
     async def _posted(
@@ -299,27 +416,27 @@ class Console(Generic[Served]):
         receive: Receive,
         *,
         address: str,
-    ) -> Answer | None:
+    ) -> HttpResponse | None:
         admission = self._known if visit is not None else self._anonymous
-        fields = await asking.form(headers, receive, admission)
+        fields = await http.form(headers, receive, admission)
         if isinstance(fields, Problem):
             return self._plain(fields.title, status=fields.status)
         if fields is None:
             return None
-        if not asking.is_of_our_page(headers):
-            return self._plain("Forms of other sites are not taken.", status=403)
+        if not http.is_of_our_page(headers):
+            return self._plain("Cross-site form submission refused.", status=403)
         if path == "/sign-in":
             return await self._signed_in(fields, headers, address=address)
         if visit is None:
             return self._sign_in(to="/")
         if not self._sessions.is_from_here(visit.session, fields.get("form_token", "")):
-            hint = "Load the page again, and send the form once more."
-            return self._problem(visit, "This form is too old.", hint=hint, status=403)
+            hint = "Reload the page and submit the form again."
+            return self._problem(visit, "This form has expired.", hint=hint, status=403)
         if path == "/sign-out":
             return await self._signed_out(visit)
         return await self._act(visit, fields)
 
-    async def _act(self, visit: _Visit, fields: Mapping[str, str]) -> Answer:
+    async def _act(self, visit: _Visit, fields: Mapping[str, str]) -> HttpResponse:
         matched = [
             (found, each)
             for pattern, each in self._actions
@@ -330,29 +447,29 @@ class Console(Generic[Served]):
         found, action = matched[0]
         if not visit.session.may_steer:
             read_only = "This console is read-only."
-            what = read_only if self._sessions.is_read_only else "You may look, and not steer."
+            what = read_only if self._sessions.is_read_only else "This session is read-only."
             return self._problem(visit, what, status=403)
         given = {name: value for name, value in fields.items() if name in action.fields}
         to = fields.get("to", "/")
-        done = await self._done(action, Asked(found.groupdict(), given, visit.session), to)
+        done = await self._done(action, PageRequest(found.groupdict(), given, visit.session), to)
         answer = redirect(done.to if is_ours(done.to) else "/")
         answer.headers.append(
-            tell(done, visit.session, self._sessions, is_secure=_is_secure(visit.headers))
+            set_message(done, visit.session, self._sessions, is_secure=_is_secure(visit.headers))
         )
         return self._with_session(answer, visit)
 
-    async def _done(self, action: Action[Served], asked: Asked, to: str) -> Done:
+    async def _done(self, action: FormAction[Served], asked: PageRequest, to: str) -> ActionResult:
         try:
             async with asyncio.timeout(_PAGE_SECONDS_MAX):
                 return await action.act(self._parts, asked, to)
         except TimeoutError:
-            return Done("It took too long; look whether it was done.", to, is_well=False)
+            return ActionResult("The request timed out; check its effect.", to, is_well=False)
         except PenstockError as error:
-            return Done(f"{error.message} {error.hint}".strip(), to, is_well=False)
+            return ActionResult(f"{error.message} {error.hint}".strip(), to, is_well=False)
 
     async def _signed_in(
         self, fields: Mapping[str, str], headers: list[Header], *, address: str
-    ) -> Answer:
+    ) -> HttpResponse:
         role = self._sessions.role_of(fields.get("token", "").strip())
         to = fields.get("to", "/")
         if role is None:
@@ -365,30 +482,32 @@ class Console(Generic[Served]):
         answer.headers.append(self._session_cookie(self._sessions.begin(role), headers))
         return answer
 
-    async def _signed_out(self, visit: _Visit) -> Answer:
+    async def _signed_out(self, visit: _Visit) -> HttpResponse:
         try:
             async with asyncio.timeout(_PAGE_SECONDS_MAX):
                 await self._sessions.end(visit.session)
         except (DatabaseUnavailable, TimeoutError):
-            what = f"You are not signed out. {self._away}"
+            what = f"Sign-out failed. {self._away}"
             return self._problem(visit, what, hint="Try again in a moment.", status=503)
         answer = redirect("/")
         gone = set_cookie(COOKIE, "", seconds=0, is_secure=_is_secure(visit.headers))
         answer.headers.append(gone)
         return answer
 
-    def _sign_in(self, *, to: str, wrong: bool = False) -> Answer:
+    def _sign_in(self, *, to: str, wrong: bool = False) -> HttpResponse:
         said = {"to": to if is_ours(to) else "/", "wrong": wrong, "version": self._version}
-        return Answer(self._rendering.page("sign_in", said), status=403 if wrong else 401)
+        return HttpResponse(self._rendering.page("sign_in", said), status=403 if wrong else 401)
 
-    def _problem(self, visit: _Visit, what: str, *, status: int, hint: str = "") -> Answer:
+    def _problem(self, visit: _Visit, what: str, *, status: int, hint: str = "") -> HttpResponse:
         said = {**self._whole(visit, None), "what": what, "hint": hint, "status": status}
-        return self._with_session(Answer(self._rendering.page("problem", said), status), visit)
+        return self._with_session(
+            HttpResponse(self._rendering.page("problem", said), status), visit
+        )
 
-    def _plain(self, what: str, *, status: int, hint: str = "") -> Answer:
-        return Answer(f"{what}\n{hint}".strip(), status, "text/plain; charset=utf-8")
+    def _plain(self, what: str, *, status: int, hint: str = "") -> HttpResponse:
+        return HttpResponse(f"{what}\n{hint}".strip(), status, "text/plain; charset=utf-8")
 
-    def _file(self, path: str, query: bytes, headers: list[Header]) -> Answer:
+    def _file(self, path: str, query: bytes, headers: list[Header]) -> HttpResponse:
         file = self._rendering.files.get(path.removeprefix("/static/"))
         if file is None:
             return self._plain("There is no such file.", status=404)
@@ -396,19 +515,19 @@ class Console(Generic[Served]):
         # Modules import each other without a digest in their names, and are asked for again.
         is_named = query == f"v={file.digest[:12]}".encode()
         kept = [(b"etag", tag.encode()), (b"cache-control", _A_YEAR if is_named else _ASK_AGAIN)]
-        if asking.header(headers, b"if-none-match") == tag:
-            return Answer(status=304, kind=file.kind, headers=kept)
-        return Answer(file.content, kind=file.kind, headers=kept)
+        if http.header(headers, b"if-none-match") == tag:
+            return HttpResponse(status=304, kind=file.kind, headers=kept)
+        return HttpResponse(file.content, kind=file.kind, headers=kept)
 
-    def _with_session(self, answer: Answer, visit: _Visit) -> Answer:
+    def _with_session(self, answer: HttpResponse, visit: _Visit) -> HttpResponse:
         if visit.is_new:
             answer.headers.append(self._session_cookie(visit.session, visit.headers))
         return answer
 
-    def _session_cookie(self, session: Session, headers: list[Header]) -> Header:
+    def _session_cookie(self, session: ConsoleSession, headers: list[Header]) -> Header:
         value = self._sessions.written(session)
         return set_cookie(COOKIE, value, seconds=SESSION_SECONDS, is_secure=_is_secure(headers))
 
 
 def _is_secure(headers: list[Header]) -> bool:
-    return asking.header(headers, b"x-forwarded-proto") == "https"
+    return http.header(headers, b"x-forwarded-proto") == "https"

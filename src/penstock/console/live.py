@@ -1,21 +1,21 @@
-"""What has changed on a page, for those who look at it: server-sent events.
+"""Live pages: server-sent events with what has changed, for all viewers of a page.
 
-A *watch* is a page with its parameters, and a role, that one or more people look at. While there is
-somebody, the page is loaded about once a second and its live blocks are rendered; a block that is
-not what it was is sent, to all of them. Somebody who comes later has a page that is newer than what
-was last sent: all of the next look is sent to them, and nothing older. So a page costs the same
-however many look at it, and nothing while nobody does. Before each look it is asked whose session
-is over (`sessions`); they are let go, and see nothing of it.
+A *watch* is a page with its parameters and a role, viewed by one or more people. While there is
+a viewer, the page is loaded about once a second and its live blocks are rendered; a block that
+differs from the last one is sent to all of them. Somebody who joins has a newer page than what
+was last sent, and gets all of the next rendering and nothing older. So a page costs the same
+however many view it, and nothing while nobody does. Before each load the sessions that are over
+(`sessions`) are looked up; their streams end without seeing it.
 
-A watcher has its place from when its stream is made until that is closed, whether or not anything
-was ever read of it. There are `WATCHERS_MAX` places, of which nobody has more than
-`WATCHERS_EACH_MAX`; who is one is said by `counted_as`.
+Bounds: a watcher has a slot from when its stream is made until that is closed, whether or not
+it was ever read. There are `WATCHERS_MAX` slots, `WATCHERS_EACH_MAX` of them for one
+`counted_as`.
 
-Each watcher has a place for one block of each name: who is slow gets the latest, and never makes
-others wait. While there is nothing new a heartbeat is sent now and then, as an event of its own
-(scripts are not handed comments), so that a connection that is dead is noticed by both.
-When a page cannot be loaded, watchers are told (`trouble`) and it is tried again: the last that was
-seen stays. Streams end by themselves after a while, and browsers come back by themselves.
+Each watcher buffers one block of each name: a slow one gets the latest, and never delays
+others. While nothing changes a heartbeat is sent, as an event of its own (scripts do not see
+comments), so that both ends notice a dead connection. When a page cannot be loaded, watchers
+get `trouble` and it is tried again: the last content stays. Streams end after a while, and
+browsers reconnect.
 
 A crash ends the streams. Nothing else is kept.
 """
@@ -29,7 +29,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from contextlib import suppress
 from typing import Final, Self
 
-from penstock.console.sessions import Session
+from penstock.console.sessions import ConsoleSession
 from penstock.kernel.clock import Clock
 from penstock.kernel.service import Service
 
@@ -50,18 +50,18 @@ _LOAD_SECONDS_MAX: Final = 10.0
 
 Blocks = Callable[[], Awaitable[Mapping[str, str]]]
 """Loads a page and renders its live blocks."""
-Over = Callable[[Collection[Session]], Awaitable[Collection[Session]]]
+SessionsOver = Callable[[Collection[ConsoleSession]], Awaitable[Collection[ConsoleSession]]]
 """Which of these sessions are over."""
 
 
-class Full(Exception):
+class TooManyWatchers(Exception):
     """As many look as may."""
 
 
 class _Watcher:
     """Somebody who looks: the blocks that were not sent to them yet."""
 
-    def __init__(self, session: Session, counted_as: str) -> None:
+    def __init__(self, session: ConsoleSession, counted_as: str) -> None:
         self.session = session
         self.counted_as = counted_as
         self.unsent: dict[str, str] = {}
@@ -93,7 +93,7 @@ class _Watch:
                 if has_changed or each in new:
                     each.tell(name, said)
 
-    def let_go(self, over: Collection[Session]) -> None:
+    def let_go(self, over: Collection[ConsoleSession]) -> None:
         """Send nothing more to those whose session is over."""
         for each in [each for each in self.watchers if each.session in over]:
             self.watchers.discard(each)
@@ -101,7 +101,7 @@ class _Watch:
             each.news.set()
 
 
-class Stream:
+class EventStream:
     """The events of one watcher, as they go over the wire. Has to be closed, read or not."""
 
     def __init__(
@@ -123,10 +123,12 @@ class Stream:
         await self._events.aclose()
 
 
-class Live(Service):
+class LivePages(Service):
     """All that is looked at."""
 
-    def __init__(self, *, clock: Clock, over: Over, look_seconds: float = LOOK_SECONDS) -> None:
+    def __init__(
+        self, *, clock: Clock, over: SessionsOver, look_seconds: float = LOOK_SECONDS
+    ) -> None:
         self._clock = clock
         self._over = over
         self._look_seconds = look_seconds
@@ -148,18 +150,20 @@ class Live(Service):
         """How many look."""
         return sum(len(each.watchers) for each in self._watches.values())
 
-    def stream(self, key: str, blocks: Blocks, *, session: Session, counted_as: str) -> Stream:
+    def stream(
+        self, key: str, blocks: Blocks, *, session: ConsoleSession, counted_as: str
+    ) -> EventStream:
         """What somebody is sent who looks at a page, which `key` names. Raises `Full`."""
         everybody = [each for watch in self._watches.values() for each in watch.watchers]
         theirs = sum(each.counted_as == counted_as for each in everybody)
         if len(everybody) >= WATCHERS_MAX or theirs >= WATCHERS_EACH_MAX or self._is_stopped:
-            raise Full
+            raise TooManyWatchers
         watch = self._watches.setdefault(key, _Watch(blocks))
         watcher = _Watcher(session, counted_as)
         watch.watchers.add(watcher)
         if watch.looking is None:
             watch.looking = asyncio.get_running_loop().create_task(self._look(key, watch))
-        return Stream(watch, watcher, self._events(watcher))
+        return EventStream(watch, watcher, self._events(watcher))
 
     async def _events(self, watcher: _Watcher) -> AsyncGenerator[bytes, None]:
         ends_at = self._clock.monotonic() + _STREAM_SECONDS_MAX
@@ -187,8 +191,8 @@ class Live(Service):
                         found = await watch.blocks()
                 except Exception as error:  # noqa: BLE001 - whatever it is, the page is tried again
                     if not watch.seen.get("trouble"):
-                        _log.warning("a page cannot be loaded: %s", error)
-                    watch.tell({"trouble": "The dispatcher cannot load this page now."}, new)
+                        _log.warning("failed to load a page: %s", error)
+                    watch.tell({"trouble": "The dispatcher failed to load this page."}, new)
                 else:
                     watch.tell({"trouble": "", **found}, new)
                     for each in new:

@@ -1,27 +1,27 @@
-"""Who looks at the console, as what, and that a form comes from a page of ours.
+"""Sessions of the console: who is signed in, with which role, and that a form comes from our page.
 
-A session is a cookie: a role, when it began and a random number, signed by a key that is derived
-from the installation's secret and from the tokens that let people in. So no session is stored,
-every dispatcher takes those of the others, and a new token ends all of them. Cookies are for this
-site alone (`SameSite=Strict`) and not for scripts.
+A session is a cookie: a role, its start and a random number, signed by a key derived from the
+installation's secret and from the tokens that let people in. So no session is stored, every
+dispatcher accepts those of the others, and a new token ends all of them. Cookies are for this
+site alone (`SameSite=Strict`) and hidden from scripts.
 
-A session is over after `SESSION_SECONDS`, or when somebody has signed out of it. That is stored, by
-its number, where every dispatcher looks (`Ended`): before any page, form or stream, and of streams
-that are open at every look, about once a second. So a cookie that was copied is good for nothing
-from then on, whatever dispatcher it is shown to, and what it had opened ends. While that cannot be
-asked nobody is let in, and nothing is sent. Where nobody has to sign in, nobody signs out either,
-and nothing is asked. What is stored is kept twice as long as a session lasts, so that no clock that
-is late takes it back; a crash leaves a session signed out of, or not.
+A session is over after `SESSION_SECONDS`, or after a sign-out. Sign-outs are stored by the
+session's number where every dispatcher looks (`SignOuts`): before any page, form or stream, and
+for open streams at every load, about once a second. So a copied cookie is worthless from then
+on at every dispatcher, and the streams that it opened end. While that cannot be looked up
+nobody is let in, and nothing is sent. Where sign-in is not needed nothing is looked up. A
+sign-out is kept twice as long as a session lasts, so that no late clock undoes it; a crash
+leaves a session signed out, or not.
 
 | listener | without a session | who signs in |
 |---|---|---|
 | on loopback, no API token | an operator: whoever is on this machine | nobody has to |
-| with an API token | the page to sign in | by the API token an operator, by another a viewer |
+| with an API token | the sign-in page | by the API token an operator, by the other a viewer |
 
-Where the console is read-only, everybody who is let in is a viewer, by whichever token.
+Where the console is read-only, everybody is a viewer, by either token.
 
-A form has to bring the session's own number (`form_token`), which no other site can read, and an
-`Origin` that is ours, if it has one. Pure, but for the clock and what is asked of `Ended`.
+A form has to bring the session's own token (`form_token`), which no other site can read, and our
+`Origin`, if it has one. Pure, but for the clock and `SignOuts`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SESSION_SECONDS: Final = 12 * 3600
 _COOKIE_CHARACTERS_MAX: Final = 500
 
 
-class Role(StrEnum):
+class ConsoleRole(StrEnum):
     """What somebody may do."""
 
     VIEWER = "viewer"
@@ -52,19 +52,19 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ConsoleSession:
     """Somebody who looks."""
 
-    role: Role
+    role: ConsoleRole
     began_at: int
     number: str
 
     @property
     def may_steer(self) -> bool:
-        return self.role is Role.OPERATOR
+        return self.role is ConsoleRole.OPERATOR
 
 
-class Ended(Protocol):
+class SignOuts(Protocol):
     """The numbers of the sessions that people have signed out of."""
 
     async def end(self, number: str, *, seconds: float) -> None:
@@ -76,7 +76,7 @@ class Ended(Protocol):
         ...
 
 
-class Sessions:
+class ConsoleSessions:
     """Makes and judges sessions. Without an API token, everybody who gets here is an operator."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Sessions:
         *,
         clock: Clock,
         entropy: Entropy,
-        ended: Ended,
+        ended: SignOuts,
         api_token: str = "",
         viewer_token: str = "",
         is_read_only: bool = False,
@@ -94,7 +94,7 @@ class Sessions:
         self._clock = clock
         self._entropy = entropy
         self._ended = ended
-        self._tokens = {Role.OPERATOR: api_token, Role.VIEWER: viewer_token}
+        self._tokens = {ConsoleRole.OPERATOR: api_token, ConsoleRole.VIEWER: viewer_token}
         said = f"penstock console\x00{api_token}\x00{viewer_token}"
         # A session of before it was read-only is none.
         said += "\x00read-only" if is_read_only else ""
@@ -103,34 +103,38 @@ class Sessions:
     @property
     def is_open(self) -> bool:
         """Whether nobody has to sign in."""
-        return not self._tokens[Role.OPERATOR]
+        return not self._tokens[ConsoleRole.OPERATOR]
 
     @property
-    def highest(self) -> Role:
+    def highest(self) -> ConsoleRole:
         """The most that anybody may be here."""
-        return Role.VIEWER if self.is_read_only else Role.OPERATOR
+        return ConsoleRole.VIEWER if self.is_read_only else ConsoleRole.OPERATOR
 
-    def begin(self, role: Role) -> Session:
+    def begin(self, role: ConsoleRole) -> ConsoleSession:
         """A new session."""
-        role = self.highest if role is Role.OPERATOR else role
-        return Session(role, int(self._clock.wall()), new_id(self._entropy, characters=24))
+        role = self.highest if role is ConsoleRole.OPERATOR else role
+        return ConsoleSession(role, int(self._clock.wall()), new_id(self._entropy, characters=24))
 
-    def role_of(self, token: str) -> Role | None:
+    def role_of(self, token: str) -> ConsoleRole | None:
         """Whom a token lets in; None for nobody."""
-        found: Role | None = None
+        found: ConsoleRole | None = None
         for role, known in self._tokens.items():
             # All are compared, so that the time tells nothing.
             if known and hmac.compare_digest(known.encode(), token.encode("utf-8", "replace")):
                 found = found or role
         return found
 
-    def written(self, session: Session) -> str:
+    def token_of(self, session: ConsoleSession) -> str:
+        """What a session's role shows the API; empty where nothing has to be shown."""
+        return self._tokens[session.role]
+
+    def written(self, session: ConsoleSession) -> str:
         """The session as a cookie has it."""
         body = f"{session.role}.{session.began_at}.{session.number}"
         signature = self._signature("session", body)
         return f"{body}.{signature}"
 
-    def read(self, cookie: str) -> Session | None:
+    def read(self, cookie: str) -> ConsoleSession | None:
         """The session of a cookie; None if it is none, not ours, or too old.
 
         Whether somebody has signed out of it is another question: `over`.
@@ -141,39 +145,39 @@ class Sessions:
         ):
             return None
         role, began_at, number = body.split(".")
-        session = Session(Role(role), int(began_at), number)
+        session = ConsoleSession(ConsoleRole(role), int(began_at), number)
         return None if self._is_old(session) else session
 
-    async def end(self, session: Session) -> None:
+    async def end(self, session: ConsoleSession) -> None:
         """Sign out of a session: for all who have its cookie, at every dispatcher."""
         await self._ended.end(session.number, seconds=2 * SESSION_SECONDS)
 
-    async def over(self, sessions: Collection[Session]) -> Collection[Session]:
+    async def over(self, sessions: Collection[ConsoleSession]) -> Collection[ConsoleSession]:
         """Which of these are over. Raises `DatabaseUnavailable` if that is not known."""
         if self.is_open:
             return ()
         ended = await self._ended.among({each.number for each in sessions})
         return [each for each in sessions if each.number in ended or self._is_old(each)]
 
-    def form_token(self, session: Session) -> str:
+    def form_token(self, session: ConsoleSession) -> str:
         """What a form of this session has to bring."""
         return self._signature("form", session.number)
 
-    def is_from_here(self, session: Session, token: str) -> bool:
+    def is_from_here(self, session: ConsoleSession, token: str) -> bool:
         """Whether a form is from a page of this session."""
         known = self.form_token(session)
         return hmac.compare_digest(known.encode(), token.encode("utf-8", "replace"))
 
-    def signed(self, session: Session, told: str) -> str:
+    def signed(self, session: ConsoleSession, told: str) -> str:
         """What proves that we have told this session so."""
         return self._signature("told", f"{session.number}\x00{told}")
 
-    def is_signed(self, session: Session, told: str, signature: str) -> bool:
+    def is_signed(self, session: ConsoleSession, told: str, signature: str) -> bool:
         """Whether we have told this session so."""
         known = self.signed(session, told)
         return hmac.compare_digest(known.encode(), signature.encode("utf-8", "replace"))
 
-    def _is_old(self, session: Session) -> bool:
+    def _is_old(self, session: ConsoleSession) -> bool:
         """Whether it is older than sessions get, or of a time to come."""
         return not -60 <= self._clock.wall() - session.began_at <= SESSION_SECONDS
 

@@ -46,7 +46,7 @@ class Bound(msgspec.Struct, frozen=True, array_like=True):
     nulls: Annotated[int, Meta(ge=0)] | None = None
 
 
-class Kind(StrEnum):
+class ColumnKind(StrEnum):
     """How the values of a column are compared."""
 
     NUMBER = "number"
@@ -97,14 +97,14 @@ class Nullness:
 
 
 @dataclass(frozen=True, slots=True)
-class Every:
+class Conjunction:
     """All of these."""
 
     parts: tuple[Filter, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Some:
+class Disjunction:
     """At least one of these; without any, nothing."""
 
     parts: tuple[Filter, ...]
@@ -115,21 +115,21 @@ class Unknown:
     """Anything else."""
 
 
-Filter: TypeAlias = Compared | Prefixed | Nullness | Every | Some | Unknown
+Filter: TypeAlias = Compared | Prefixed | Nullness | Conjunction | Disjunction | Unknown
 
 
-def kind_of(column_type: str) -> Kind | None:
+def kind_of(column_type: str) -> ColumnKind | None:
     """How a column of a type, in Spark's words, is compared; None if it has no bounds."""
     if column_type in _NUMBERS:
-        return Kind.NUMBER
+        return ColumnKind.NUMBER
     if column_type.startswith("decimal("):
-        return Kind.DECIMAL
+        return ColumnKind.DECIMAL
     return {
-        "date": Kind.DAY,
-        "timestamp": Kind.MOMENT,
-        "timestamp_ntz": Kind.LOCAL_MOMENT,
-        "double": Kind.DOUBLE,
-        "string": Kind.TEXT,
+        "date": ColumnKind.DAY,
+        "timestamp": ColumnKind.MOMENT,
+        "timestamp_ntz": ColumnKind.LOCAL_MOMENT,
+        "double": ColumnKind.DOUBLE,
+        "string": ColumnKind.TEXT,
     }.get(column_type)
 
 
@@ -142,14 +142,29 @@ def bound_of(low: Value | None, high: Value | None, nulls: int | None) -> Bound:
     return Bound(_plain(low), _plain(high), nulls)
 
 
+def bound_values(said: Iterable[tuple[str, Any, Any, int | None, bool]]) -> dict[str, Bound]:
+    """Bounds by column, from what `parquet_child.ends` has read. Raises `ArithmeticError`."""
+    found = []
+    for name, low, high, nulls, is_decimal in said:
+        if is_decimal and low is not None and high is not None:
+            found.append((name, bound_of(Decimal(low), Decimal(high), nulls)))
+        else:
+            found.append((name, bound_of(low, high, nulls)))
+    return with_room(found, columns_max=COLUMNS_MAX)
+
+
 def may_hold(
-    wanted: Filter, bounds: Mapping[str, Bound], kinds: Mapping[str, Kind], *, rows: int | None
+    wanted: Filter,
+    bounds: Mapping[str, Bound],
+    kinds: Mapping[str, ColumnKind],
+    *,
+    rows: int | None,
 ) -> bool:
     """Whether a file may have a row for which the filter is true. `kinds` are of its columns."""
     match wanted:
-        case Every(parts):
+        case Conjunction(parts):
             return all(may_hold(each, bounds, kinds, rows=rows) for each in parts)
-        case Some(parts):
+        case Disjunction(parts):
             return any(may_hold(each, bounds, kinds, rows=rows) for each in parts)
         case Unknown():
             return True
@@ -164,7 +179,7 @@ def may_hold(
     match wanted:
         case Compared():
             return _may_compare(wanted, kind, low, high)
-        case Prefixed(_, prefix) if kind is Kind.TEXT:
+        case Prefixed(_, prefix) if kind is ColumnKind.TEXT:
             is_below = isinstance(high, str) and high < prefix
             is_above = isinstance(low, str) and low[: len(prefix)] > prefix
             return not (is_below or is_above)
@@ -177,7 +192,7 @@ def with_room(bounds: Iterable[tuple[str, Bound]], *, columns_max: int) -> dict[
     return dict(said[: max(0, min(columns_max, COLUMNS_MAX))])
 
 
-def _may_compare(wanted: Compared, kind: Kind, low: Any, high: Any) -> bool:
+def _may_compare(wanted: Compared, kind: ColumnKind, low: Any, high: Any) -> bool:
     value = wanted.value
     if not _is_of(value, kind):
         return True
@@ -191,25 +206,25 @@ def _may_compare(wanted: Compared, kind: Kind, low: Any, high: Any) -> bool:
         case Sign.AT_MOST:
             return not is_above
         case Sign.AT_LEAST:
-            return kind is Kind.DOUBLE or not is_below
+            return kind is ColumnKind.DOUBLE or not is_below
         case Sign.GREATER:
-            return kind is Kind.DOUBLE or not (is_below or high == value)
+            return kind is ColumnKind.DOUBLE or not (is_below or high == value)
 
 
-def _is_of(value: Value, kind: Kind) -> bool:
+def _is_of(value: Value, kind: ColumnKind) -> bool:
     match kind:
-        case Kind.TEXT:
+        case ColumnKind.TEXT:
             return isinstance(value, str)
-        case Kind.DECIMAL:
+        case ColumnKind.DECIMAL:
             return isinstance(value, Decimal) and value.is_finite()
-        case Kind.DOUBLE:
+        case ColumnKind.DOUBLE:
             return isinstance(value, float) and math.isfinite(value)
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _value(said: float | str | None, kind: Kind) -> Value | None:
+def _value(said: float | str | None, kind: ColumnKind) -> Value | None:
     """A bound as a value of its kind; None for one of which nobody can tell."""
-    if kind is Kind.DECIMAL:
+    if kind is ColumnKind.DECIMAL:
         try:
             return Decimal(said) if isinstance(said, str) else None
         except ArithmeticError:

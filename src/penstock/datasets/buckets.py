@@ -264,12 +264,12 @@ def _mapped(error: Exception, *, bucket: str, key: str) -> StoreError:
         return BucketNotFound(f"There is no bucket {bucket!r}.", key=key, hint="Make it first.")
     if _NO_PATH in said:
         # The client sends no key that a server or a proxy may take for another one.
-        return Refused(f"{where!r} is no key that can be used.", key=key, hint="Rename it.")
+        return Refused(f"{where!r} is not a valid key.", key=key, hint="Rename it.")
     if isinstance(error, FileNotFoundError):
         return NotFound(f"There is no object {where}.", key=key)
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
         return Refused(
-            f"{where} may not be used: {said}.",
+            f"Access to {where} was denied: {said}.",
             key=key,
             hint="Check the credentials and what they allow.",
         )

@@ -44,7 +44,7 @@ _LEFTOVER_SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedFile:
     """A file that is needed. Without a sum it is not verified, and is its holder's alone."""
 
     location: str
@@ -77,7 +77,7 @@ class Cache:
         self._guard = threading.Lock()
 
     @contextmanager
-    def holding(self, wanted: Sequence[Wanted]) -> Iterator[list[Path]]:
+    def holding(self, wanted: Sequence[WantedFile]) -> Iterator[list[Path]]:
         """The paths of these files, in their order; they stay until the block ends.
 
         Raises `Damaged` if a file is not what its sum says, and what `Transfer.fetch` raises.
@@ -96,7 +96,7 @@ class Cache:
                     if not each.sha256:
                         (self._files / each.name).unlink(missing_ok=True)
 
-    def _missing(self, wanted: Iterable[Wanted]) -> list[Wanted]:
+    def _missing(self, wanted: Iterable[WantedFile]) -> list[WantedFile]:
         """Those that have to be fetched; the others have been used now."""
         missing = []
         for each in {each.name: each for each in wanted}.values():
@@ -107,7 +107,7 @@ class Cache:
                 missing.append(each)
         return missing
 
-    def _fetch(self, missing: Sequence[Wanted]) -> None:
+    def _fetch(self, missing: Sequence[WantedFile]) -> None:
         with ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix="penstock-fetch") as pool:
             coming = [pool.submit(self._have, each) for each in missing]
             try:
@@ -117,7 +117,7 @@ class Cache:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _have(self, wanted: Wanted) -> None:
+    def _have(self, wanted: WantedFile) -> None:
         """See to it that a pinned file is there. Threads that want the same fetch it once."""
         path = self._files / wanted.name
         with self._guard:
@@ -129,7 +129,7 @@ class Cache:
             self._fetching.pop(wanted.name, None)
 
     @contextmanager
-    def _pinned(self, wanted: Iterable[Wanted]) -> Iterator[None]:
+    def _pinned(self, wanted: Iterable[WantedFile]) -> Iterator[None]:
         path = self._pins / new_id(self._entropy)
         names = "\n".join(sorted({each.name for each in wanted}))
         # Under the lock: whoever makes room sees the pin, or has removed before we look.

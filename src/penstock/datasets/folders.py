@@ -110,6 +110,11 @@ class Folder:
         with _explained(key):
             return _opened(key)
 
+    def change(self, key: str) -> BinaryIO:
+        """A file that is there, to be changed in place."""
+        with _explained(key):
+            return _opened(key, is_changed=True)
+
     def _put(self, key: str, fill: Callable[[BinaryIO], None]) -> None:
         to = Path(key)
         with _explained(key):
@@ -166,19 +171,20 @@ def _opened_folder(key: str, *, is_itself: bool = False) -> int:
         raise
 
 
-def _opened(key: str) -> BinaryIO:
+def _opened(key: str, *, is_changed: bool = False) -> BinaryIO:
     above, _, name = key.rpartition("/")
     folder = _opened_folder(above)
     try:
         # A pipe is not waited for before it is known for one.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        flags = os.O_RDWR if is_changed else os.O_RDONLY
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         handle = os.open(name, flags, dir_fd=folder)
     finally:
         os.close(folder)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.ELOOP, _LINK)
-    return os.fdopen(handle, "rb")
+    return os.fdopen(handle, "r+b" if is_changed else "rb")
 
 
 def _sync(path: Path) -> None:
@@ -198,7 +204,7 @@ def _explained(key: str) -> Iterator[None]:
         raise NotFound(f"There is no file {key}.", key=key) from error
     except PermissionError as error:
         raise Refused(
-            f"{key} may not be used: {error.strerror}.",
+            f"Access to {key} was denied: {error.strerror}.",
             key=key,
             hint="Check who owns the folder.",
         ) from error

@@ -35,6 +35,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
@@ -88,6 +89,7 @@ class AttemptOf:
     attempt: int
 
 
+@lru_cache(maxsize=4096)
 def part(text: str) -> str:
     """A text as one part of a path, different for different texts."""
     data = text.encode("utf-8", "surrogatepass")

@@ -3,15 +3,15 @@
 A manifest names the files, with their sizes and SHA-256 sums, the columns, and what was read to
 make them, by the sums of their manifests: of each input the first hundred parts, and of a larger
 one a count and a digest, or ten thousand partitions that are made of all others would be a hundred
-million lines. It never changes once it is written. Readers read what a manifest names and nothing
-else, so files beside those that are named do not exist. An empty partition is a manifest with
-columns and without files.
+million lines. It never changes once it is written (PUBLISH-1). Readers read what a manifest names
+and nothing else, so files beside those that are named do not exist. An empty partition is a
+manifest with columns and without files.
 
 What Spark has made is Parquet, each file with its rows. What a function has made may be any files,
 in folders too; where one is not Parquet, or cannot be read as such, its rows are not known. A
 manifest with a name or a file of that kind has format 2, and all others have format 1, which
-release 0.1 reads. Of files that Spark jobs have written it may tell the bounds of columns, by which
-readers leave files out (`bounds`); earlier releases pass over them.
+release 0.1 reads. Of Parquet it may tell the bounds of columns, by which readers leave files out
+(`bounds`), and what other engines would misread; earlier releases pass over both.
 
 Nothing in it depends on when or where it was made: equal work has equal files, and two manifests of
 it differ in the task's number, the attempt and the locations of what was read. Its own sum is
@@ -24,6 +24,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, ClassVar, Final
 
 import msgspec
@@ -31,7 +32,7 @@ from msgspec import Meta
 
 from penstock.datasets.bounds import Bound, with_room
 from penstock.datasets.schema import Column
-from penstock.kernel import wire
+from penstock.kernel import document_format
 
 # What a manifest names lies in its own folder, or below it: no part of a name begins with a dot.
 FileName = Annotated[
@@ -53,6 +54,15 @@ _BOUNDS_MAX: Final = 100_000
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_=~@-][A-Za-z0-9_.=~@-]{0,254}")
 
 
+class Unfit(StrEnum):
+    """What is in a Parquet file that Iceberg's readers would misread."""
+
+    FIELD_IDS = "field_ids"
+    """They are of another table: those of Penstock are others, or none."""
+    UNSIGNED = "unsigned"
+    """Whole numbers without a sign, of 32 bits or more."""
+
+
 class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A file of a manifest, in the folder of the manifest."""
 
@@ -63,6 +73,8 @@ class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sha256: Sha256
     bounds: dict[str, Bound] = {}
     """Of its columns, as far as they are known."""
+    unfit: Unfit | None = None
+    """What engines that read it as a table would misread, if there is something."""
 
 
 class ManifestInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -90,7 +102,7 @@ class InputTotal(msgspec.Struct, frozen=True, kw_only=True):
     manifest or nothing. Equal for those that have read the same."""
 
 
-class Manifest(wire.Document, frozen=True, kw_only=True):
+class Manifest(document_format.Document, frozen=True, kw_only=True):
     """What was made of one partition."""
 
     kind: ClassVar[str] = "manifest"
@@ -126,7 +138,7 @@ class Manifest(wire.Document, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class FileSums:
     """How much some files are together."""
 
     files: int
@@ -134,10 +146,10 @@ class Sums:
     bytes: int
 
 
-def sums(files: Iterable[File]) -> Sums:
+def sums(files: Iterable[File]) -> FileSums:
     """How much these files are together."""
     every = tuple(files)
-    return Sums(
+    return FileSums(
         len(every), sum(each.rows or 0 for each in every), sum(each.bytes for each in every)
     )
 
@@ -157,7 +169,7 @@ def with_bounds(files: Sequence[File]) -> tuple[File, ...]:
 
 def encode(manifest: Manifest) -> bytes:
     """The manifest as it is stored: the same bytes for the same manifest."""
-    body = wire.encode(manifest)
+    body = document_format.encode(manifest)
     if not manifest.deleted:
         # What merges nothing is written as it always was.
         body = body.removesuffix(b',"deleted":[]}') + b"}"
@@ -170,7 +182,7 @@ def encode(manifest: Manifest) -> bytes:
 
 def decode(body: bytes, *, where: str = "The manifest") -> Manifest:
     """The manifest in `body`. Raises `NotOurs` or `NewerFormat`; `where` names it in errors."""
-    return wire.decode(Manifest, body, where=where)
+    return document_format.decode(Manifest, body, where=where)
 
 
 def digest(body: bytes) -> str:

@@ -17,13 +17,19 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, BinaryIO, Final
+from typing import Annotated, Any, BinaryIO, Final
+
+import msgspec
+from msgspec import Meta
 
 from penstock.datasets import parquet_child
+from penstock.datasets.bounds import Bound, bound_values
+from penstock.datasets.iceberg.schemas import ids_of
+from penstock.datasets.manifest import Unfit
 from penstock.datasets.schema import Column, is_hidden
 from penstock.kernel.errors import PenstockError
 
@@ -33,12 +39,15 @@ _FOOTERS_BYTES_MAX: Final = 16 * 1024 * 1024
 _CHARACTER_BYTES_MAX: Final = 12
 """In JSON, where one that is not of ASCII may be written as two halves."""
 _NAME_CHARACTERS_MAX: Final = 200
+_Ends = tuple[
+    str, int | float | str | None, int | float | str | None, Annotated[int, Meta(ge=0)] | None, bool
+]
 _READ_BYTES_MAX: Final = 4 * 1024**3
 """How much of all files is handed over at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class PreviewRows:
     """The first rows of a file."""
 
     columns: Sequence[str]
@@ -53,6 +62,8 @@ class Footer:
 
     rows: int
     columns: tuple[Column, ...]
+    bounds: Mapping[str, Bound] = field(default_factory=dict)
+    unfit: Unfit | None = None
 
 
 def first_rows(
@@ -62,7 +73,7 @@ def first_rows(
     seconds_max: float,
     columns_max: int = 0,
     characters_max: int = 0,
-) -> Rows:
+) -> PreviewRows:
     """The first rows: as texts of so many characters, or as values that JSON has.
 
     Without the columns that only merges read.
@@ -82,7 +93,7 @@ def first_rows(
         columns = [str(each)[:_NAME_CHARACTERS_MAX] for each in found["columns"]]
         columns = columns[: columns_max or None]
         seen = [place for place, name in enumerate(columns) if not is_hidden(name)]
-        return Rows(
+        return PreviewRows(
             columns=[columns[place] for place in seen],
             rows=[
                 [_cell(row[place], characters_max) for place in seen]
@@ -131,7 +142,21 @@ def _footer(said: dict[str, Any] | None) -> Footer | None:
         return None
     if not all(isinstance(text, str) and text for each in columns for text in each):
         return None
-    return Footer(rows=rows, columns=tuple(Column(name, kind) for name, kind in columns))
+    try:
+        unfit = None if said.get("unfit") is None else Unfit(said["unfit"])
+        bounds = bound_values(msgspec.convert(said.get("bounds", []), list[_Ends]))
+        ids = msgspec.convert(said.get("ids", []), list[int | None])
+    except (msgspec.ValidationError, ArithmeticError, TypeError, ValueError):
+        return None
+    made = tuple(Column(name, kind) for name, kind in columns)
+    if any(each is not None for each in ids) and ids != list(ids_of(made)):
+        unfit = unfit or Unfit.FIELD_IDS
+    return Footer(
+        rows=rows,
+        columns=made,
+        bounds=bounds,
+        unfit=unfit,
+    )
 
 
 def _ask(

@@ -27,7 +27,10 @@ import re
 import resource
 import struct
 import sys
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 MEMORY_BYTES_MAX = 2 * 1024**3
@@ -35,12 +38,14 @@ PIECE_BYTES_MAX = 8 * 1024**2
 USERS = (2_000_000_191, 65_534)
 """Whom root becomes: a number that no account has, or nobody, where there are no such numbers."""
 CANNOT_BE_SHOWN = "(cannot be shown)"
-_NO_NEW_PRIVILEGES = 38
+NO_NEW_PRIVILEGES = 38
 _SECCOMP, _SECCOMP_FILTER = 22, 2
-_LOAD, _IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
-_ALLOW, _DENY = 0x7FFF0000, 0x00050000 | errno.EPERM
-_NUMBER_AT, _MACHINE_AT = 0, 4
-_MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_LOAD, _IF_EQUAL, _IF_SET, _RETURN = 0x20, 0x15, 0x45, 0x06
+_ALLOW, _DENY, _MISSING = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+_NUMBER_AT, _MACHINE_AT, _FLAGS_AT = 0, 4, 16
+_CLONES = ((56, 220), (435, 435))
+_CLONE_THREAD = 0x00010000
+MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOWED = {
     "read": (0, 63),
     "write": (1, 64),
@@ -86,6 +91,12 @@ ODD = (
     TypeError,
     ValueError,
 )
+BOUNDS_MAX = 32
+CHARACTERS_MAX = 32
+"""Of how many columns bounds are told, and how much of a text; as in `bounds`."""
+ROW_GROUPS_MAX = 10_000
+LEGACY = b"org.apache.spark.legacy"
+"""How keys of a footer begin if Spark was told to write dates as its earliest releases did."""
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORDS = {
     "bool": "boolean",
@@ -109,7 +120,7 @@ _WORDS = {
 }
 
 
-class Remote(io.RawIOBase):
+class RemoteFile(io.RawIOBase):
     """A file that the parent has open."""
 
     def __init__(self, number: int, size: int) -> None:
@@ -138,7 +149,7 @@ class Remote(io.RawIOBase):
         say({"file": self._number, "at": self._at, "bytes": wanted})
         body = sys.stdin.buffer.read(wanted)
         if len(body) != wanted:
-            raise EOFError("the parent is gone")
+            raise EOFError("the parent process exited")
         buffer[:wanted] = body
         self._at += wanted
         return wanted
@@ -204,12 +215,141 @@ def first_rows(file: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def footer(file: Any) -> dict[str, Any]:
-    """How many rows a file has, and its columns; none if Spark has no word for one of them."""
+    """How many rows a file has, and its columns; none if Spark has no word for one of them.
+
+    Of fractions there are no bounds: not every writer says whether there is a NaN.
+    """
     try:
         columns = [[field.name, word(field.type)] for field in file.schema_arrow]
     except ODD:
         columns = []
-    return {"rows": file.metadata.num_rows, "columns": columns}
+    return {
+        "rows": file.metadata.num_rows,
+        "columns": columns,
+        "unfit": unfit(file.schema_arrow),
+        "ids": field_ids(file.schema_arrow),
+        "bounds": ends(file.metadata, columns_max=BOUNDS_MAX, with_fractions=False),
+    }
+
+
+def unfit(schema: Any) -> str | None:
+    """What readers of Iceberg would misread in a file, in the words of `manifest.Unfit`."""
+    types = import_module("pyarrow").types
+    for field in every_field(schema):
+        if types.is_uint32(field.type) or types.is_uint64(field.type):
+            return "unsigned"
+    return None
+
+
+def field_ids(schema: Any) -> list[int | None]:
+    """The ids of all fields, each before those in it."""
+    return [
+        None if said is None else int(said)
+        for field in every_field(schema)
+        for said in [(field.metadata or {}).get(b"PARQUET:field_id")]
+    ]
+
+
+def every_field(fields: Any) -> Iterator[Any]:
+    """All fields, each before those in it; of maps the keys before the values."""
+    types = import_module("pyarrow").types
+    for field in fields:
+        yield field
+        kind = field.type
+        if types.is_map(kind):
+            yield from every_field([kind.key_field, kind.item_field])
+        elif types.is_nested(kind):
+            yield from every_field([kind.field(place) for place in range(kind.num_fields)])
+
+
+def ends(
+    metadata: Any, *, columns_max: int, with_fractions: bool = True
+) -> list[tuple[str, Any, Any, int | None, bool]]:
+    """Of columns at the top: the name, the least value, the greatest one, and how many nulls.
+
+    Values are numbers and texts, and decimals are texts, as `bounds.told` takes them, and told by
+    the last. None is what nobody knows: what a footer leaves out of one row group, nobody knows of
+    the file.
+    """
+    if metadata.num_row_groups > ROW_GROUPS_MAX:
+        return []
+    # Days before 1582 are then stored as others than they are.
+    is_shifted = any(each.startswith(LEGACY) for each in metadata.metadata or ())
+    found = []
+    for place in range(metadata.num_columns):
+        column = metadata.schema.column(place)
+        if is_shifted and column.logical_type.type in ("DATE", "TIMESTAMP"):
+            continue
+        is_top = column.max_repetition_level == 0 and column.max_definition_level <= 1
+        is_left_out = column.physical_type == "DOUBLE" and not with_fractions
+        # The path of a field inside of a struct has a dot too.
+        if is_top and "." not in column.path and is_ordered(column) and not is_left_out:
+            is_decimal = column.logical_type.type == "DECIMAL"
+            found.append((column.name, *column_ends(metadata, place, column), is_decimal))
+            if len(found) >= columns_max:
+                break
+    return found
+
+
+def is_ordered(column: Any) -> bool:
+    """Whether the bounds of a column are in the order of its values."""
+    logical = column.logical_type.type
+    match column.physical_type:
+        case "DOUBLE":
+            return bool(logical == "NONE")
+        case "INT32" | "INT64" if logical in ("DATE", "INT", "NONE", "TIMESTAMP"):
+            said = json.loads(column.logical_type.to_json())
+            is_signed = said.get("isSigned", True)
+            return bool(is_signed and said.get("timeUnit", "microseconds") == "microseconds")
+        case "BYTE_ARRAY":
+            return logical in ("STRING", "DECIMAL")
+    return bool(logical == "DECIMAL")
+
+
+def column_ends(metadata: Any, place: int, column: Any) -> tuple[Any, Any, int | None]:
+    """The least and the greatest value of a column, and how many nulls it has."""
+    low: Any = None
+    high: Any = None
+    nulls: int | None = 0
+    is_known = True
+    for number in range(metadata.num_row_groups):
+        chunk = metadata.row_group(number).column(place)
+        said = chunk.statistics
+        if said is None or not said.has_null_count:
+            nulls = None
+        elif nulls is not None:
+            nulls += said.null_count
+        if said is not None and said.has_null_count and said.null_count == chunk.num_values:
+            continue
+        both = None if said is None or not said.has_min_max else chunk_ends(said, column)
+        if both is None:
+            is_known = False
+            continue
+        low = both[0] if low is None else min(low, both[0])
+        high = both[1] if high is None else max(high, both[1])
+    return (plain_end(low), plain_end(high), nulls) if is_known else (None, None, nulls)
+
+
+def chunk_ends(said: Any, column: Any) -> tuple[Any, Any] | None:
+    """The least and the greatest value of a row group."""
+    try:
+        low, high = said.min, said.max
+        if column.physical_type == "DOUBLE":
+            # A writer that puts NaN into its statistics says nothing about the other values.
+            return (low, high) if low == low and high == high else None  # noqa: PLR0124 - NaN
+        for logical, type_ in (("STRING", str), ("DECIMAL", Decimal)):
+            if column.logical_type.type == logical:
+                return (low, high) if isinstance(low, type_) and isinstance(high, type_) else None
+        return int(said.min_raw), int(said.max_raw)
+    except (ValueError, OverflowError, UnicodeDecodeError, NotImplementedError):
+        return None
+
+
+def plain_end(value: Any) -> Any:
+    """One end as JSON has it. A text is cut, and may be seen to have been longer than is kept."""
+    if isinstance(value, str):
+        return value[: CHARACTERS_MAX + 1]
+    return str(value) if isinstance(value, Decimal) else value
 
 
 def word(kind: Any) -> str:
@@ -248,30 +388,50 @@ def give_up(cpu_seconds: int) -> None:
     if os.geteuid() == 0:
         become_nobody()
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
-    if sys.platform == "linux" and ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
-        raise OSError("the way back could not be closed")
-    if sys.platform == "linux" and os.uname().machine in _MACHINES:
+    if sys.platform == "linux" and ctypes.CDLL(None).prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
+        raise OSError("failed to drop privileges for good")
+    if sys.platform == "linux" and os.uname().machine in MACHINES:
         leave_calls(os.uname().machine)
 
 
-def leave_calls(machine: str) -> None:
-    """Give up every call of the kernel but some: the others are refused, for good."""
-    column = list(_MACHINES).index(machine)
-    numbers = [each[column] for each in ALLOWED.values()]
+def leave_calls(
+    machine: str,
+    *,
+    allowed: Mapping[str, tuple[int, int]] = MappingProxyType(ALLOWED),
+    has_threads: bool = False,
+) -> None:
+    """Give up every call of the kernel but some: the others are refused, for good.
+
+    With `has_threads` a thread may be made, and no process: what makes either by flags is looked
+    into, and what has them where nobody can look (`clone3`) is said to be missing.
+    """
+    column = list(MACHINES).index(machine)
+    numbers = [each[column] for each in allowed.values()]
     count = len(numbers)
+    threads = []
+    if has_threads:
+        clone, clone3 = (each[column] for each in _CLONES)
+        threads = [
+            (_IF_EQUAL, 0, 2, clone),
+            (_LOAD, 0, 0, _FLAGS_AT),
+            (_IF_SET, count + 2, count + 1, _CLONE_THREAD),
+            (_IF_EQUAL, count + 2, 0, clone3),
+        ]
     lines = [
         (_LOAD, 0, 0, _MACHINE_AT),
-        (_IF_EQUAL, 0, count + 1, _MACHINES[machine]),
+        (_IF_EQUAL, 0, count + len(threads) + 1, MACHINES[machine]),
         (_LOAD, 0, 0, _NUMBER_AT),
+        *threads,
         *((_IF_EQUAL, count - place, 0, number) for place, number in enumerate(numbers)),
         (_RETURN, 0, 0, _DENY),
         (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _MISSING),
     ]
     body = b"".join(struct.pack("=HBBI", *line) for line in lines)
     kept = ctypes.create_string_buffer(body)
     program = struct.pack("@HP", len(lines), ctypes.addressof(kept))
     if ctypes.CDLL(None).prctl(_SECCOMP, _SECCOMP_FILTER, ctypes.c_char_p(program), 0, 0) != 0:
-        raise OSError("the calls of the kernel could not be given up")
+        raise OSError("failed to install the system call filter")
 
 
 def become_nobody() -> None:
@@ -301,7 +461,7 @@ def main() -> None:
     give_up(asked["cpu_seconds"])
     found: list[dict[str, Any] | None] = []
     for number, size in enumerate(asked["sizes"]):
-        opened = io.BufferedReader(Remote(number, size), 256 * 1024)
+        opened = io.BufferedReader(RemoteFile(number, size), 256 * 1024)
         try:
             file = parquet.ParquetFile(opened, pre_buffer=False)
             found.append(first_rows(file, asked) if "rows" in asked else footer(file))

@@ -1,9 +1,9 @@
 """What is published, for readers without Postgres: `current.json` of partitions and of datasets.
 
 Publication is a row. These objects are its shadow: the relay writes them after the transaction, so
-they may be late, and they never go back. A reader that has only the bucket starts at `current.json`
-of the dataset, which names the generation, and follows `current.json` of its partitions to the
-manifests, and these to the files. Parts without a manifest are folders of files.
+they may be late, and they never go back (PUBLISH-14). A reader that has only the bucket starts at
+`current.json` of the dataset, which names the generation, and follows `current.json` of its
+partitions to the manifests, and these to the files. Parts without a manifest are folders of files.
 
 A `current.json` has a revision that only grows, in the database, also when a publication is rolled
 back or a partition is dropped (then it has no parts). `project` reads what is there, leaves it if
@@ -33,7 +33,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from penstock.datasets.layout import dataset_current_key, partition_current_key
-from penstock.kernel import wire
+from penstock.kernel import document_format
 from penstock.kernel.errors import AlreadyExists, NotFound, OutcomeUnknown, VersionConflict
 from penstock.store.base import CREATE, Object, ObjectStore, PutMode, Swap
 
@@ -49,7 +49,7 @@ class CurrentPart(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int | None = None
 
 
-class CurrentPartition(wire.Document, frozen=True, kw_only=True):
+class CurrentPartition(document_format.Document, frozen=True, kw_only=True):
     """What is published of a partition; no parts if it was dropped."""
 
     kind: ClassVar[str] = "current-partition"
@@ -70,7 +70,7 @@ class CurrentPartition(wire.Document, frozen=True, kw_only=True):
         )
 
 
-class CurrentDataset(wire.Document, frozen=True, kw_only=True):
+class CurrentDataset(document_format.Document, frozen=True, kw_only=True):
     """Which generation of a dataset readers read."""
 
     kind: ClassVar[str] = "current-dataset"
@@ -111,13 +111,13 @@ async def project(store: ObjectStore, current: Current) -> Projected:
     others wrote lower revisions each time, `OutcomeUnknown` if answers were lost each time, and
     `UnreadableObject` if what is there is not ours, or from a later release.
     """
-    key, body = current.key, wire.encode(current)
+    key, body = current.key, document_format.encode(current)
     lost: OutcomeUnknown | None = None
     # The first revision is mostly the first object: that saves a reading.
     found = None if current.revision <= 1 else await _find(store, key)
     for _ in range(TRIES_MAX):
         if found is not None:
-            there = wire.decode(type(current), found.body, where=key)
+            there = document_format.decode(type(current), found.body, where=key)
             if there.revision >= current.revision:
                 return Projected(there.revision, is_written=found.body == body)
         mode: PutMode = CREATE if found is None else Swap(found.version)
@@ -153,14 +153,14 @@ async def amend(
                 # Nobody was told of it, and nobody needs to be told that it is gone.
                 return Amended(current.revision, is_written=False)
         else:
-            there = wire.decode(type(current), found.body, where=key)
+            there = document_format.decode(type(current), found.body, where=key)
             if there.revision >= current.revision:
                 if _says(there) == _says(current):
                     return Amended(current.revision, is_written=False)
                 written = msgspec.structs.replace(current, revision=there.revision + 1)
         mode: PutMode = CREATE if found is None else Swap(found.version)
         try:
-            await store.put(key, wire.encode(written), mode)
+            await store.put(key, document_format.encode(written), mode)
         except (AlreadyExists, VersionConflict):
             lost = None
         except OutcomeUnknown as error:
@@ -176,14 +176,16 @@ async def read_partition(
     """What readers are told of a partition; None if nothing yet."""
     key = partition_current_key(dataset, generation=generation, partition_key=partition_key)
     found = await _find(store, key)
-    return None if found is None else wire.decode(CurrentPartition, found.body, where=key)
+    return (
+        None if found is None else document_format.decode(CurrentPartition, found.body, where=key)
+    )
 
 
 async def read_dataset(store: ObjectStore, dataset: str) -> CurrentDataset | None:
     """What readers are told of a dataset; None if nothing yet."""
     key = dataset_current_key(dataset)
     found = await _find(store, key)
-    return None if found is None else wire.decode(CurrentDataset, found.body, where=key)
+    return None if found is None else document_format.decode(CurrentDataset, found.body, where=key)
 
 
 def _says(current: Current) -> Current:

@@ -1,6 +1,6 @@
 """The columns of a dataset, and how they may change from one publication to the next. Pure.
 
-All partitions of one generation share a schema, and it only grows:
+All partitions of one generation share a schema, and it only grows (PUBLISH-13):
 
 | a new publication | is |
 |---|---|
@@ -15,24 +15,127 @@ All partitions of one generation share a schema, and it only grows:
 | has nulls in a column that had none so far | taken; the column is nullable from then on |
 | has a column twice, or one that differs from another only in upper and lower case | refused |
 
-Types are Spark's own words (`bigint`, `decimal(10,2)`, `array<string>`, `struct<a:int>`); which one
-is wider, `widening` says. Names are compared as they are written, but two that Spark would mix up
-are never in one schema. What needs another schema is a new generation, which a change of the job's
-config makes. Called by the dispatcher, which keeps the schema of each generation and applies this
-in the transaction that publishes, by runtimes that know the columns before they compute anything,
-and by readers, which read all partitions with it.
+Types are Spark's own words (`bigint`, `decimal(10,2)`, `array<string>`, `struct<a:int>`); which
+one is wider, `widening` says. Names are compared as they are written, but two that Spark would
+mix up are never in one schema. What needs another schema is a new generation, which a change of
+the job's config makes. Called by the dispatcher, which keeps the schema of each generation and
+applies this in the transaction that publishes, by runtimes that know the columns before they
+compute anything, and by readers, which read all partitions with it.
+
+Types in Spark's words, and which one holds the values of two. Pure.
+
+A type is wider than another if every value of the narrower one is the same value in it, and if
+Spark's readers and Arrow read a Parquet file of the narrower one as the wider one:
+
+| values | become |
+|---|---|
+| `tinyint`, `smallint`, `int` | any larger whole number, up to `bigint` |
+| `float` | `double` |
+| `decimal(p,s)` | a decimal with as many digits, or more, on both sides of the point |
+| `struct<…>` | one with more fields, which are null in what was written before |
+| `array<…>`, `map<…>` | the same of wider elements, or values; the keys of a map never change |
+
+Nothing else is: a whole number is no fraction, and a day is no instant. Called by `schema`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from penstock.datasets.widening import widened
 from penstock.kernel.errors import SchemaRefused
+
+_INTEGERS: Final = ("tinyint", "smallint", "int", "bigint")
+_FRACTIONS: Final = ("float", "double")
+_DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
+_DIGITS_MAX: Final = 38
+_OPEN, _CLOSE = "<(", ">)"
+
+
+def widened(one: str, other: str) -> str | None:
+    """The type that holds the values of both; None if there is none."""
+    if one == other:
+        return one
+    for chain in (_INTEGERS, _FRACTIONS):
+        if one in chain and other in chain:
+            return max(one, other, key=chain.index)
+    decimals = _DECIMAL.fullmatch(one), _DECIMAL.fullmatch(other)
+    if decimals[0] and decimals[1]:
+        return _decimal(*(tuple(map(int, each.groups())) for each in decimals if each))
+    (kind, inner), (other_kind, other_inner) = parts_of(one), parts_of(other)
+    if kind != other_kind:
+        return None
+    match kind:
+        case "array":
+            element = widened(inner[0], other_inner[0])
+            return None if element is None else f"array<{element}>"
+        case "map" if inner[0] == other_inner[0]:
+            value = widened(inner[1], other_inner[1])
+            return None if value is None else f"map<{inner[0]},{value}>"
+        case "struct":
+            return _struct(inner, other_inner)
+    return None
+
+
+def _decimal(one: tuple[int, ...], other: tuple[int, ...]) -> str | None:
+    scale = max(one[1], other[1])
+    digits = max(one[0] - one[1], other[0] - other[1]) + scale
+    return f"decimal({digits},{scale})" if digits <= _DIGITS_MAX else None
+
+
+def _struct(held: list[str], new: list[str]) -> str | None:
+    """The fields of both: those that are held in their order, then what is new."""
+    fields = dict(field_of(each) for each in held)
+    folded = {name.casefold() for name in fields}
+    for name, kind in map(field_of, new):
+        if name in fields:
+            both = widened(fields[name], kind)
+            if both is None:
+                return None
+            fields[name] = both
+        elif name.casefold() in folded:
+            return None  # Spark would mix them up.
+        else:
+            fields[name] = kind
+            folded.add(name.casefold())
+    return f"struct<{','.join(f'{name}:{kind}' for name, kind in fields.items())}>"
+
+
+def parts_of(text: str) -> tuple[str, list[str]]:
+    """What a type is called, and what stands between its brackets."""
+    kind, is_open, rest = text.partition("<")
+    if not is_open or not rest.endswith(">"):
+        return text, []
+    return kind, list(_split(rest[:-1], ","))
+
+
+def field_of(text: str) -> tuple[str, str]:
+    """The name, as it is written, and the type of a field of a struct."""
+    name, *kind = _split(text, ":")
+    return name, ":".join(kind)
+
+
+def _split(text: str, mark: str) -> Iterator[str]:
+    """The pieces between marks that stand in no brackets and in no quoted name."""
+    depth, start, is_quoted = 0, 0, False
+    for place, character in enumerate(text):
+        if character == "`":
+            is_quoted = not is_quoted
+        elif is_quoted:
+            continue
+        elif character in _OPEN:
+            depth += 1
+        elif character in _CLOSE:
+            depth -= 1
+        elif character == mark and not depth:
+            yield text[start:place]
+            start = place + 1
+    yield text[start:]
+
 
 _WAY_OUT: Final = (
     "Another schema needs a new generation: change the job's config and apply the DAG."
@@ -55,6 +158,10 @@ class Column:
     name: str
     type: str
     is_nullable: bool = True
+
+
+TASK_COLUMN: Final = Column(f"{HIDDEN}task", "bigint")
+"""The one that stands in files that are merged: the number of the task that made the row."""
 
 
 def evolve(held: Sequence[Column], new: Sequence[Column]) -> tuple[Column, ...]:
@@ -140,10 +247,10 @@ def _added(held: Sequence[Column], new: Sequence[Column]) -> list[Column]:
 def _mixed_up(name: str, other: str) -> SchemaRefused:
     if name == other:
         return SchemaRefused(
-            f"The column {name!r} is there twice.", hint="Give one another name.", column=name
+            f"The column {name!r} is there twice.", hint="Rename one of them.", column=name
         )
     return SchemaRefused(
         f"The columns {name!r} and {other!r} differ only in upper and lower case.",
-        hint="Spark would mix them up: give one another name.",
+        hint="Spark ignores case: rename one of them.",
         column=name,
     )

@@ -39,7 +39,7 @@ Answer = TypeVar("Answer")
 Asked = TypeVar("Asked")
 
 
-class Published(Protocol):
+class PublishedParts(Protocol):
     """A part: something that is published, as runtimes and the API have it."""
 
     @property
@@ -62,7 +62,7 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
+class FileContents:
     """What a part holds. `manifest` is None for a part without one."""
 
     location: str
@@ -79,17 +79,17 @@ class Contents:
         return () if self.manifest is None else self.manifest.columns
 
 
-def read(parts: Sequence[Published], transfer: Transfer) -> list[Contents]:
+def read(parts: Sequence[PublishedParts], transfer: Transfer) -> list[FileContents]:
     """What these parts hold, in their order."""
     return list(_each(lambda part: _contents(part, transfer), parts))
 
 
 def read_what_is_there(
-    parts: Sequence[Published], transfer: Transfer
-) -> tuple[list[Contents], list[Damaged]]:
+    parts: Sequence[PublishedParts], transfer: Transfer
+) -> tuple[list[FileContents], list[Damaged]]:
     """The same of the parts whose manifests can be read; and what is wrong with those of others."""
 
-    def look(part: Published) -> Contents | Damaged:
+    def look(part: PublishedParts) -> FileContents | Damaged:
         try:
             return _contents(part, transfer)
         except Damaged as error:
@@ -97,12 +97,12 @@ def read_what_is_there(
 
     found = list(_each(look, parts))
     return (
-        [each for each in found if isinstance(each, Contents)],
+        [each for each in found if isinstance(each, FileContents)],
         [each for each in found if isinstance(each, Damaged)],
     )
 
 
-def files(contents: Iterable[Contents]) -> list[DataFile]:
+def files(contents: Iterable[FileContents]) -> list[DataFile]:
     """All files of these parts that have rows, in order."""
     return [each for part in contents for each in part.files]
 
@@ -152,18 +152,20 @@ def verify(every: Sequence[DataFile], transfer: Transfer) -> Iterator[tuple[Data
             yield each, said
 
 
-def _contents(part: Published, transfer: Transfer) -> Contents:
+def _contents(part: PublishedParts, transfer: Transfer) -> FileContents:
     base = part.location.rstrip("/")
     if part.manifest is None:
         tables, others = _loose(base, transfer)
-        return Contents(location=base, files=tables, others=others)
+        return FileContents(location=base, files=tables, others=others)
     where, body = _manifest(base, part.manifest, transfer)
     manifest = decode(body, where=where)
     named = [_named(base, each) for each in manifest.files]
     deleted = tuple(_named(f"{base}/{DELETED}", each) for each in manifest.deleted)
     tables = tuple(each for each in named if each.location.endswith(_PARQUET))
     others = tuple(each for each in named if not each.location.endswith(_PARQUET))
-    return Contents(location=base, files=tables, others=others, manifest=manifest, deleted=deleted)
+    return FileContents(
+        location=base, files=tables, others=others, manifest=manifest, deleted=deleted
+    )
 
 
 def _named(base: str, file: File) -> DataFile:

@@ -186,6 +186,10 @@ class Transfer:
         side, key = self._side(location)
         return side.open(key)
 
+    def change(self, location: str) -> BinaryIO:
+        """A file in a folder, to be changed in place, before anybody knows its sum."""
+        return Folder(is_synced=self.is_synced).change(str(path_of(location)))
+
     def _side(self, location: str) -> tuple[_Side, str]:
         if location.startswith("file:///"):
             return Folder(is_synced=self.is_synced), str(path_of(location))

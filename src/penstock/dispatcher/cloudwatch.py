@@ -16,8 +16,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from penstock.dispatcher.database.pool import Database
-from penstock.dispatcher.metrics.figures import Figures
-from penstock.dispatcher.metrics.reading import Metrics, take_turn
+from penstock.dispatcher.metrics import MetricsReader, MetricsSnapshot, take_turn
 from penstock.kernel.aws import Aws, aws_client
 
 _log = logging.getLogger(__name__)
@@ -54,12 +53,12 @@ class CloudWatch:
         """Send the figures if it is time and nobody else has."""
         if not await take_turn(self._database, _TURN, seconds=PERIOD_SECONDS):
             return PERIOD_SECONDS / 4
-        data = list(metric_data(await Metrics(self._database).figures()))
+        data = list(metric_data(await MetricsReader(self._database).figures()))
         problem = await asyncio.to_thread(self._put, data)
         if problem and not self._is_failing:
-            _log.warning("CloudWatch does not take the figures: %s", problem)
+            _log.warning("failed to send metrics to CloudWatch; retrying: %s", problem)
         elif self._is_failing and not problem:
-            _log.info("CloudWatch takes the figures again")
+            _log.info("sending metrics to CloudWatch works again")
         self._is_failing = bool(problem)
         return PERIOD_SECONDS
 
@@ -78,7 +77,7 @@ class CloudWatch:
         return ""
 
 
-def metric_data(figures: Figures) -> Iterator[Datum]:
+def metric_data(figures: MetricsSnapshot) -> Iterator[Datum]:
     """The figures as CloudWatch takes them. Pure."""
     now = figures.now
     yield _datum("EventsPending", figures.events_pending, now=now)

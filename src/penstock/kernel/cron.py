@@ -25,7 +25,7 @@ from datetime import UTC, date, datetime, timedelta
 from functools import cache, lru_cache
 from typing import Final
 
-from penstock.kernel.words import listed, shown
+from penstock.kernel.text import listed, shown
 
 CHARACTERS_MAX: Final = 200
 DAYS_AHEAD_MAX: Final = 41 * 366

@@ -48,9 +48,15 @@ PenstockError
 
 An error is a sentence for people and fields for programs. `hint`, where there is one, is the
 next step. Errors of third parties are mapped to these once, in the adapter that met them.
+
+What a user's function raises to say what follows: never again, or later.
+
+They are no errors of Penstock's, and so stand outside of its tree.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 
 class PenstockError(Exception):
@@ -250,16 +256,25 @@ class DispatcherUnavailable(DispatcherError):
 class DispatcherRefused(DispatcherError):
     """The dispatcher answered no. `status` is HTTP's, `kind` the word for programs.
 
-    `field` is where in the request it is, if one place of it is wrong.
+    `field` is where in the request it is, if one place of it is wrong; `position` where in the
+    text of a query.
     """
 
     def __init__(
-        self, message: str, *, status: int = 0, kind: str = "", field: str = "", hint: str = ""
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        kind: str = "",
+        field: str = "",
+        hint: str = "",
+        position: int | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.status = status
         self.kind = kind
         self.field = field
+        self.position = position
 
 
 class TokenRefused(PenstockError):
@@ -315,3 +330,30 @@ class NotOurs(UnreadableObject):
 
 class NewerFormat(UnreadableObject):
     """The object was written by a later release of Penstock."""
+
+
+RESCHEDULE_SECONDS_MAX: Final = 366 * 86_400.0
+
+
+class DoNotRetry(Exception):
+    """Raised by a user's function: another attempt would fail just so."""
+
+
+class Reschedule(Exception):
+    """Raised by a handler of a queue: not now, but again after `seconds`.
+
+    The attempt has not failed and does not count. What must not go on for ever has an expiry.
+
+        if not is_uploaded(task.input):
+            raise Reschedule(60, reason="not uploaded yet")
+    """
+
+    def __init__(self, seconds: float, *, reason: str = "") -> None:
+        if isinstance(seconds, bool) or not 0 <= seconds <= RESCHEDULE_SECONDS_MAX:
+            raise InvalidInput(
+                f"A task cannot be rescheduled by {seconds!r} s.",
+                hint=f"Give a number of seconds from 0 to {RESCHEDULE_SECONDS_MAX:,.0f}, a year.",
+            )
+        super().__init__(reason or f"again in {seconds:g} s")
+        self.seconds = float(seconds)
+        self.reason = reason

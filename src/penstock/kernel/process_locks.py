@@ -28,12 +28,13 @@ What makes it a proof:
 - It is written when it is locked. One that is empty may be about to be locked.
 
 What it does not prove: that programs have ended which were started without the descriptor, as
-Python's `subprocess` does unless it is told otherwise.
+Python's `subprocess` does unless it is told otherwise. Whoever ends such programs when the process
+has died is given it (`held_descriptors`): the guard of a runtime keeps the lock until it has.
 
 A crash leaves a file that nobody locks, which is the proof. Files of other boots, those that were
 not refreshed for `KEPT_SECONDS`, and all but the last `FILES_MAX` are removed by whoever looks, if
 nobody locks them; ids are never used twice, so a remove can meet nobody else's file. Used by the
-workers of a queue.
+workers of a queue and by those of a pipeline.
 """
 
 from __future__ import annotations
@@ -74,6 +75,13 @@ LOCAL_FILE_SYSTEMS: Final = {
 """File systems whose locks are this kernel's own, by the magic numbers of `statfs`."""
 
 _log = logging.getLogger(__name__)
+_held: dict[int, tuple[int, int]] = {}
+"""The descriptors of the locks of this process, and which files they are of."""
+
+
+def held_descriptors() -> tuple[int, ...]:
+    """What a program inherits that this process leaves to end what it cannot end itself."""
+    return tuple(each for each, file in _held.items() if _is_of(each, file))
 
 
 class ProcessLock:
@@ -84,6 +92,7 @@ class ProcessLock:
         self.descriptor = descriptor
         """For children: what inherits it counts as this process."""
         self._path = path
+        _held[descriptor] = _identity(descriptor)
 
     def refresh(self) -> None:
         """Say that it is in use, so that its file is kept for as long after its end."""
@@ -94,6 +103,7 @@ class ProcessLock:
         """Let go: only if nothing is left that others would have to take over."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
+        _held.pop(self.descriptor, None)
         os.close(self.descriptor)
 
 
@@ -112,7 +122,7 @@ class ProcessLocks:
             return self._acquire(boot)
         except OSError as error:
             _log.info(
-                "no lock in %s: after a crash, leases must end before others go on (%s)",
+                "no process lock in %s: after a crash, takeover waits until leases expire (%s)",
                 self._folder,
                 error,
             )
@@ -156,6 +166,11 @@ class ProcessLocks:
         ]
         return frozenset(each for each in ended if each)
 
+    def forget(self, incarnation: str) -> None:
+        """Remove the proof that an incarnation has ended: nobody needs it any more."""
+        with suppress(OSError):
+            (self._folder / f"{incarnation}{_SUFFIX}").unlink(missing_ok=True)
+
     def _names(self) -> list[str]:
         """The files here, those first that were used last."""
         used: dict[str, float] = {}
@@ -187,6 +202,13 @@ class ProcessLocks:
         finally:
             os.close(descriptor)
         return name.removesuffix(_SUFFIX) if is_proof else ""
+
+
+def _is_of(descriptor: int, file: tuple[int, int]) -> bool:
+    try:
+        return _identity(descriptor) == file
+    except OSError:
+        return False
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

@@ -1,24 +1,23 @@
-"""The archive: what is left of settled packs, many records in one object.
+"""The archive: records of settled packs, many in one object.
 
-A record is the settled ledger of a pack: its inputs, attempts, outcomes and log. Records leave the
-list that workers look at in batches, one put for many. A batch is a compressed file that Spark and
-pandas read, one row a task; `penstock.queue.archive_rows` has its form. Batches in which a task
-failed are kept apart: the dead letters. A batch is named after the first and the last submit in it,
-so that a task is found by the time in its id. A task with a key has no such time: the newest
-batches are searched for it.
+A record is the settled ledger of a pack: its inputs, attempts, outcomes and log. Records are
+moved out of the live folders in batches, one put for many. A batch is a compressed file that
+Spark and pandas read, one row a task (`penstock.queue.archive_rows`). Batches in which a task
+failed are kept apart: the dead letters. A batch is named after the first and the last submit in
+it, so that a task is found by the time in its id. A task with a key has no such time: the
+newest batches are searched.
 
-Whoever archives writes the batch first and deletes the ledgers then: a crash between leaves a
-record in both places, and later perhaps in two batches. They are equal; the first found counts.
-Batches are deleted by `retention` and `purging`, and then the payloads
-that their records refer to: a crash between leaves payloads of nobody, for the next sweep.
+The archiver writes the batch first and deletes the ledgers then (QUEUE-19): a crash between leaves
+a record in both places, and later perhaps in two batches. They are equal; the first found counts.
+Batches are deleted by `penstock.queue.retention`, and then the payloads of their records: a crash
+between leaves orphaned payloads for the next sweep.
 
-A batch only ever loses records, by a swap from the version that was read, and its key is never used
-twice. So a record stays under its key until it is forgotten, and of several who drop records at
-once each drops its own. (Its name may then span more than is left in it.)
+A batch only ever loses records, by a swap from the version that was read, and its key is never
+used twice. So a record stays under its key until it is deleted, and concurrent deletions of
+different records all take effect. (The name may then span more than is left.)
 
-To keep records is one put for up to `RECORDS_MAX` packs or `BATCH_BYTES_MAX` bytes; to find a task
-is a LIST of each folder and a GET of the batches that its submit falls into, which is one as a
-rule.
+To archive is one put for up to `RECORDS_MAX` packs or `BATCH_BYTES_MAX` bytes; to find a task
+is a LIST of each folder and a GET of the batches that its submit falls into, usually one.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Final
 
+from penstock.kernel.document_format import encode
 from penstock.kernel.entropy import Entropy
-from penstock.kernel.wire import encode
 from penstock.queue.archive_rows import packed, unpacked
+from penstock.queue.ids import PackAt
 from penstock.queue.layout import QueueLayout
-from penstock.queue.ledger import Ledger, Status
-from penstock.queue.places import PackAt
+from penstock.queue.ledger import Ledger, QueueTaskStatus
 from penstock.store.base import CREATE, Entry, ObjectStore, Swap, Version, pages
 from penstock.store.base import find as find_object
 
@@ -57,7 +56,7 @@ async def keep(
     """Write these records into the archive; those with a failed task to the dead letters."""
     apart: dict[str, list[Member]] = {}
     for at, ledger in records:
-        failed = any(task.status is Status.FAILED for task in ledger.tasks)
+        failed = any(task.status is QueueTaskStatus.FAILED for task in ledger.tasks)
         apart.setdefault(layout.dead if failed else layout.archive, []).append((at, ledger))
     for prefix, members in apart.items():
         for batch in _batches(members):

@@ -1,15 +1,15 @@
 """A settled pack as rows of text, one a task, and back again. Pure.
 
-A batch of the archive is gzip of JSON Lines, so that Spark, pandas and `zcat` read it as it is. A
-row is a settled task. Its columns are flat and have the same types in every batch: times are ISO
-8601 in UTC, what users submitted and returned is JSON text, the log is an array of structs, and
-what there is none of is null. `SCHEMA` is the same for `spark.read.schema(…)`.
+A batch of the archive is gzip of JSON Lines, so that Spark, pandas and `zcat` read it as it is.
+A row is a settled task. Its columns are flat and have the same types in every batch: times are
+ISO 8601 in UTC, what users submitted and returned is JSON text, the log is an array of structs,
+and missing values are null. `SCHEMA` is the same for `spark.read.schema(…)`.
 
 The rows of a pack stand together, in the order of its tasks. What the columns do not say of its
 ledger (its birth, its writers, the whole log) is in the column `record` of the first of them, so
-that the ledger can be put together again, equal to the last byte. `record` is for Penstock alone.
+that the ledger can be restored, equal to the last byte. `record` is for Penstock alone.
 
-A batch of an earlier release, one JSON document without an ending in its name, is still read.
+A batch of an earlier release, one JSON document whose name has no ending, is still read.
 """
 
 from __future__ import annotations
@@ -21,13 +21,20 @@ from typing import ClassVar, Final
 
 import msgspec
 
+from penstock.kernel.document_format import Document, decode, encode
 from penstock.kernel.errors import NotOurs
-from penstock.kernel.wire import Document, decode, encode
-from penstock.queue.ledger import NULL, Failure, Ledger, LogLine, Status, TaskState
-from penstock.queue.pack import Reference
+from penstock.queue.ids import PackAt, pack_at
+from penstock.queue.ledger import (
+    NULL,
+    Ledger,
+    LedgerFailure,
+    LedgerLogLine,
+    QueueTaskState,
+    QueueTaskStatus,
+)
+from penstock.queue.pack import PayloadReference
 from penstock.queue.payloads import raw, reference
-from penstock.queue.places import PackAt, pack_at
-from penstock.queue.views import WORDS
+from penstock.queue.task_views import WORDS
 
 ENDING: Final = ".jsonl.gz"
 LOG_LINES_SHOWN: Final = 50
@@ -60,7 +67,7 @@ class LogEntry(msgspec.Struct, frozen=True):
     note: str
 
 
-class Row(Document, frozen=True, kw_only=True):
+class ArchiveRow(Document, frozen=True, kw_only=True):
     """A settled task. The name of its pack comes first, so that a row is passed over quickly."""
 
     kind: ClassVar[str] = "settled-task"
@@ -87,27 +94,27 @@ class Row(Document, frozen=True, kw_only=True):
     message: str | None
     traceback: str | None
     log: tuple[LogEntry, ...]
-    input_ref: Reference | None
-    result_ref: Reference | None
+    input_ref: PayloadReference | None
+    result_ref: PayloadReference | None
     record: str | None = None
 
 
-class Record(msgspec.Struct, frozen=True):
+class LegacyArchiveRecord(msgspec.Struct, frozen=True):
     """A settled pack in a batch of an earlier release."""
 
     path: str
     ledger: msgspec.Raw
 
 
-class Batch(Document, frozen=True, kw_only=True):
+class LegacyArchiveBatch(Document, frozen=True, kw_only=True):
     """A batch of an earlier release: many records in one document."""
 
     kind: ClassVar[str] = "archive"
 
-    records: tuple[Record, ...]
+    records: tuple[LegacyArchiveRecord, ...]
 
 
-def rows_of(at: PackAt, ledger: Ledger) -> Iterator[Row]:
+def rows_of(at: PackAt, ledger: Ledger) -> Iterator[ArchiveRow]:
     """The tasks of a settled pack."""
     bare = _replace(
         ledger,
@@ -120,14 +127,16 @@ def rows_of(at: PackAt, ledger: Ledger) -> Iterator[Row]:
         yield _replace(row, record=encode(bare).decode()) if place == 0 else row
 
 
-def _row(at: PackAt, place: int, task: TaskState, ledger: Ledger, log: tuple[LogEntry, ...]) -> Row:
+def _row(
+    at: PackAt, place: int, task: QueueTaskState, ledger: Ledger, log: tuple[LogEntry, ...]
+) -> ArchiveRow:
     body = bytes(ledger.inputs[place]) if ledger.inputs else None
     is_ref = body is not None and place in ledger.refs
     result = bytes(task.result)
-    has_result = task.status is Status.SUCCEEDED or result != bytes(NULL)
+    has_result = task.status is QueueTaskStatus.SUCCEEDED or result != bytes(NULL)
     submitted_ms = ledger.submitted_ms or at.submitted_ms or 0
     failure = task.failure
-    return Row(
+    return ArchiveRow(
         pack=at.path,
         place=place,
         id=at.task(place),
@@ -154,12 +163,12 @@ def _row(at: PackAt, place: int, task: TaskState, ledger: Ledger, log: tuple[Log
     )
 
 
-def ledger_of(rows: Sequence[Row], *, where: str) -> tuple[PackAt, Ledger]:
+def ledger_of(rows: Sequence[ArchiveRow], *, where: str) -> tuple[PackAt, Ledger]:
     """The settled pack that these rows tell of: all of its tasks, in order."""
     first = rows[0]
     read = pack_at(first.pack)
     if read is None or first.record is None:
-        raise NotOurs(f"{where} is damaged: the row of task {first.id!r} tells of no pack.")
+        raise NotOurs(f"{where} is damaged: the row of task {first.id!r} names no pack.")
     bare = decode(Ledger, first.record.encode(), where=where)
     if [row.place for row in rows] != list(range(len(bare.tasks))):
         raise NotOurs(f"{where} is damaged: it does not have every task of {first.pack!r}.")
@@ -197,11 +206,11 @@ def unpacked(
         yield from _unpacked_document(body, where=where, only=only)
         return
     sought = b'"pack":' + msgspec.json.encode(only.path) if only else b""
-    rows: list[Row] = []
+    rows: list[ArchiveRow] = []
     for line in _lines(body, where=where):
         if sought and sought not in line:
             continue
-        row = decode(Row, line, where=where)
+        row = decode(ArchiveRow, line, where=where)
         if only is not None and row.pack != only.path:
             continue
         if rows and row.place == 0:
@@ -215,7 +224,7 @@ def unpacked(
 def _unpacked_document(
     body: bytes, *, where: str, only: PackAt | None
 ) -> Iterator[tuple[PackAt, Ledger]]:
-    for record in decode(Batch, body, where=where).records:
+    for record in decode(LegacyArchiveBatch, body, where=where).records:
         read = pack_at(record.path)
         if read is not None and only in (None, read[0]):
             yield read[0], decode(Ledger, bytes(record.ledger), where=where)
@@ -238,11 +247,11 @@ def _lines(body: bytes, *, where: str) -> Iterator[bytes]:
     except zlib.error as error:
         raise NotOurs(f"{where} is damaged: {error}.") from error
     if not gzip.eof:
-        raise NotOurs(f"{where} is damaged: it breaks off.")
+        raise NotOurs(f"{where} is damaged: it is truncated.")
     yield from filter(None, tail.split(b"\n"))
 
 
-def _logs(log: Sequence[LogLine], count: int) -> list[tuple[LogEntry, ...]]:
+def _logs(log: Sequence[LedgerLogLine], count: int) -> list[tuple[LogEntry, ...]]:
     """The last lines of the log that are about each task."""
     logs: list[list[LogEntry]] = [[] for _ in range(count)]
     # From the end, so that of a long log only what is shown is made.
@@ -255,14 +264,14 @@ def _logs(log: Sequence[LogLine], count: int) -> list[tuple[LogEntry, ...]]:
     return [tuple(reversed(lines)) for lines in logs]
 
 
-def _raw(text: str | None, ref: Reference | None) -> msgspec.Raw | None:
+def _raw(text: str | None, ref: PayloadReference | None) -> msgspec.Raw | None:
     if ref is not None:
         return raw(ref)
     return None if text is None else msgspec.Raw(text.encode())
 
 
-def _failure(row: Row) -> Failure:
-    return Failure(row.error or "", row.message or "", row.traceback or "")
+def _failure(row: ArchiveRow) -> LedgerFailure:
+    return LedgerFailure(row.error or "", row.message or "", row.traceback or "")
 
 
 def _iso(milliseconds: int) -> str:

@@ -1,17 +1,16 @@
-"""What all who use a queue must agree on: one small object, written when the queue is made.
+"""The settings that all users of a queue share: one small object, created with the queue.
 
-It is created once: two who make the queue at the same time agree on what the first of them wrote.
-`change_config` changes it while the queue lives, by a swap that counts `revision` up; of two
-changes at the same time neither is lost. A crash leaves the object before or after the change.
+It is created once: two who create the queue at the same time use what the first wrote.
+`change_config` swaps it and increments `revision`; of two concurrent changes neither is lost. A
+crash leaves the object before or after the change.
 
-Who reads it again, and when: whoever opens the queue; workers that own shards every 30 s, and any
-worker before it takes a shard, through a `ConfigWatch` (`penstock.queue.owning.moving`); chores
-when they use what it says. Producers keep what they read when they opened the queue. A watch asks
-with "unless unchanged": a GET, $0.035 a month for one that looks every 30 s.
+Readers: whoever opens the queue; workers that own shards every 30 s, and any worker before it
+takes a shard, through a `ConfigWatch` (`penstock.queue.shards.reshard`); maintenance when it
+needs a setting. Producers keep what they read when they opened the queue. A watch asks with
+"unless unchanged": a GET, $0.035 a month at one every 30 s.
 
-`era` counts the changes of the number of shards. It names the leases of the shards, so that
-shard 5 of 64 and shard 5 of 128 are never confused, and neither are two times that the queue had
-64.
+`era` counts the changes of the number of shards. It is part of the keys of shard leases, so that
+shard 5 of 64 and shard 5 of 128 are never confused, nor two periods in which the queue had 64.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
+from penstock.kernel.document_format import Stamped, decode, encode
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import (
     AlreadyExists,
@@ -30,11 +30,10 @@ from penstock.kernel.errors import (
     QueueNotFound,
     UnreadableObject,
 )
-from penstock.kernel.wire import Stamped, decode, encode
+from penstock.queue.ids import check_name, is_name
 from penstock.queue.layout import QUEUES, QueueLayout
-from penstock.queue.owning.shards import SHARDS_DEFAULT, Cut, check_shards
 from penstock.queue.pack import RESEND_SECONDS
-from penstock.queue.places import check_name, is_name
+from penstock.queue.shards.allocation import SHARDS_DEFAULT, Cut, check_shards
 from penstock.store.base import CREATE, PAGE_KEYS_MAX, ObjectStore, Version, find, pages
 from penstock.store.cell import Cell
 
@@ -63,7 +62,7 @@ class QueueConfig(Stamped, frozen=True, kw_only=True):
     """The types that are announced to one worker when they are submitted; `("*",)` for all."""
 
     schemas: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
-    """By type, the JSON schema that inputs are checked by at submit (`penstock.queue.schemas`)."""
+    """The JSON schema of inputs by type (`penstock.queue.submit_options`)."""
 
     revision: int = 0
     """How often it was changed."""
@@ -76,7 +75,7 @@ class QueueConfig(Stamped, frozen=True, kw_only=True):
         return Cut(shards=self.shards, era=self.era)
 
     def is_direct(self, type: str) -> bool:
-        """Whether tasks of this type are announced to a worker (`penstock.queue.direct`)."""
+        """Whether this type is announced to a worker (`penstock.queue.discovery.direct`)."""
         return type in self.direct or self.direct == (EVERY_TYPE,)
 
 
@@ -136,7 +135,7 @@ def differences(wanted: QueueConfig, found: QueueConfig) -> list[str]:
 async def reshard(
     store: ObjectStore, layout: QueueLayout, shards: int, *, entropy: Entropy
 ) -> QueueConfig:
-    """Change the number of shards; see `penstock.queue.owning.moving` for what workers do."""
+    """Change the number of shards; see `penstock.queue.shards.reshard` for what workers do."""
     check_shards(shards)
     return await change_config(
         store,
@@ -165,7 +164,7 @@ class ConfigWatch:
                 self._version = found.version
         except (NotFound, UnreadableObject, InvalidInput) as error:
             if not self._has_complained:
-                _log.warning("the queue's settings cannot be read, so they stay: %s", error)
+                _log.warning("failed to read the queue's settings, keeping the old: %s", error)
             self._has_complained = True
         else:
             self._has_complained = False
@@ -185,10 +184,10 @@ async def queue_names(store: ObjectStore, *, names_max: int) -> tuple[str, ...]:
 async def no_such_queue(store: ObjectStore, layout: QueueLayout) -> QueueNotFound:
     """The error for a queue that is not there; it names those that are."""
     names = await queue_names(store, names_max=_QUEUES_SHOWN)
-    known = f"There are: {', '.join(names)}." if names else "There is none here yet."
+    known = f"There are: {', '.join(names)}." if names else "There are no queues here yet."
     return QueueNotFound(
         f"There is no queue {layout.queue!r} in this store.",
-        hint=f"{known} 'penstock queue submit' makes one.",
+        hint=f"{known} 'penstock queue submit' creates one.",
     )
 
 

@@ -1,7 +1,7 @@
-"""Control: what of a queue is paused, and what is drained.
+"""Control: pause, drain and resume a queue or a type.
 
-One cell, `control.json`, for the queue as a whole and for each type. It belongs to whoever
-operates the queue; workers and producers only read it.
+One cell, `control.json`, for the queue as a whole and for each type. Operators write it; workers
+and producers only read it.
 
 | | new starts | submits | what runs |
 |---|---|---|---|
@@ -9,21 +9,23 @@ operates the queue; workers and producers only read it.
 | paused | none | accepted | goes on; what was claimed and has not started is given back |
 | drained | yes, until nothing is left | refused with `QueueDrained` | goes on |
 
-Both can hold at the same time, and a type is held if it or the whole queue is. `resume` lifts both
-marks from what it names and nothing else: a type that was paused by itself stays paused when the
-queue resumes. Every change is one swap of a pure function, so two operators at the same time lose
-nothing, and a crash leaves the state before or after it.
+Both can hold at once, and a type is held if it or the whole queue is. `resume` lifts both marks
+from what it names and nothing else: a type that was paused by itself stays paused when the queue
+resumes. Every change is one swap of a pure function: concurrent operators lose nothing, and a
+crash leaves the state before or after it.
 
-When it is heard of, as long as the store answers:
+When a change takes effect, while the store answers:
 
-- A worker reads the object when it is about to claim, and while it has something to start, each at
+- A worker reads the object when it is about to claim, and while it has something to start, at
   most every `WORKER_SECONDS` (10 s). It starts nothing on a reading that is older than
-  `TRUST_SECONDS` (30 s), nor if the object cannot be read at all.
-- A producer reads it before a submit, at most every `PRODUCER_SECONDS` (30 s). Then a submit that
-  had begun may still arrive. A producer that cannot read it gets that error; nothing is submitted.
+  `TRUST_SECONDS` (30 s), nor if the object cannot be read (QUEUE-23;
+  `penstock.queue.execution.gates`).
+- A producer reads it before a submit, at most every `PRODUCER_SECONDS` (30 s); a submit that had
+  begun may still arrive. A producer that cannot read it gets that error; nothing is submitted.
 
 It costs a GET each time, mostly answered with "unchanged": $0.0035 a day for a worker that is
-always busy, nothing for one that is idle.
+always busy, nothing for an idle one. `penstock.queue.survey` waits until a drained queue is
+empty.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ from typing import ClassVar, Final
 
 import msgspec
 
+from penstock.kernel.document_format import Stamped
 from penstock.kernel.errors import InvalidInput, QueueDrained
-from penstock.kernel.wire import Stamped
-from penstock.queue.access import Access
-from penstock.queue.places import check_name
+from penstock.queue.context import QueueContext
+from penstock.queue.ids import check_name
 from penstock.store.cell import Cell
 from penstock.store.metered import labelled
 
@@ -49,7 +51,7 @@ TYPES_MAX: Final = 1000
 REASON_CHARACTERS_MAX: Final = 500
 
 
-class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
+class ControlMark(msgspec.Struct, frozen=True, omit_defaults=True):
     """What holds for a queue or a type, and since when, in milliseconds of the store's time."""
 
     paused_ms: int = 0
@@ -57,7 +59,7 @@ class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
     drained_ms: int = 0
 
 
-RUNNING: Final = Mark()
+RUNNING: Final = ControlMark()
 
 
 class ControlState(Stamped, frozen=True, kw_only=True):
@@ -65,10 +67,10 @@ class ControlState(Stamped, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "control"
 
-    queue: Mark = RUNNING
-    types: dict[str, Mark] = msgspec.field(default_factory=dict)
+    queue: ControlMark = RUNNING
+    types: dict[str, ControlMark] = msgspec.field(default_factory=dict)
 
-    def mark(self, type: str | None) -> Mark:
+    def mark(self, type: str | None) -> ControlMark:
         """What was said of a type itself, or of the whole queue."""
         return self.queue if type is None else self.types.get(type, RUNNING)
 
@@ -80,7 +82,7 @@ class ControlState(Stamped, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldType:
     """A type, or the whole queue, that does not just run."""
 
     type: str | None
@@ -90,13 +92,16 @@ class Held:
     reason: str
 
 
-def held(state: ControlState | None) -> tuple[Held, ...]:
+def held(state: ControlState | None) -> tuple[HeldType, ...]:
     """Everything that is paused or drained, the queue as a whole first."""
     if state is None:
         return ()
-    marks: Mapping[str | None, Mark] = {None: state.queue, **dict(sorted(state.types.items()))}
+    marks: Mapping[str | None, ControlMark] = {
+        None: state.queue,
+        **dict(sorted(state.types.items())),
+    }
     return tuple(
-        Held(
+        HeldType(
             name,
             mark.paused_ms / 1000 if mark.paused_ms else None,
             mark.drained_ms / 1000 if mark.drained_ms else None,
@@ -110,44 +115,44 @@ def held(state: ControlState | None) -> tuple[Held, ...]:
 class Control:
     """Pauses, drains and resumes. Two who do so at the same time do not undo each other's."""
 
-    def __init__(self, access: Access, door: Door | None = None) -> None:
-        """`door` is the own one, which hears at once."""
+    def __init__(self, access: QueueContext, guard: SubmitGuard | None = None) -> None:
+        """`guard` is the own one, which hears at once."""
         self._access = access
         self._cell = _cell(access)
-        self._door = door
+        self._guard = guard
 
-    async def state(self) -> tuple[Held, ...]:
+    async def state(self) -> tuple[HeldType, ...]:
         """What is paused or drained now."""
         with labelled("control"):
             return held(await self._cell.read())
 
-    async def pause(self, type: str | None = None, reason: str = "") -> tuple[Held, ...]:
+    async def pause(self, type: str | None = None, reason: str = "") -> tuple[HeldType, ...]:
         """Start nothing more, of this type or at all, until `resume`. Returns what is held."""
         if len(reason) > REASON_CHARACTERS_MAX:
             raise InvalidInput(f"A reason has at most {REASON_CHARACTERS_MAX} characters.")
 
-        def change(mark: Mark, now_ms: int) -> Mark:
+        def change(mark: ControlMark, now_ms: int) -> ControlMark:
             return msgspec.structs.replace(
                 mark, paused_ms=mark.paused_ms or now_ms, reason=reason or mark.reason
             )
 
         return await self._change(type, change)
 
-    async def drain(self, type: str | None = None) -> tuple[Held, ...]:
+    async def drain(self, type: str | None = None) -> tuple[HeldType, ...]:
         """Take no more submits, of this type or at all, until `resume`. Returns what is held."""
 
-        def change(mark: Mark, now_ms: int) -> Mark:
+        def change(mark: ControlMark, now_ms: int) -> ControlMark:
             return msgspec.structs.replace(mark, drained_ms=mark.drained_ms or now_ms)
 
         return await self._change(type, change)
 
-    async def resume(self, type: str | None = None) -> tuple[Held, ...]:
+    async def resume(self, type: str | None = None) -> tuple[HeldType, ...]:
         """Lift both from the type, or from the queue as a whole. Returns what is held still."""
         return await self._change(type, lambda _mark, _now_ms: RUNNING)
 
     async def _change(
-        self, type: str | None, changed: Callable[[Mark, int], Mark]
-    ) -> tuple[Held, ...]:
+        self, type: str | None, changed: Callable[[ControlMark, int], ControlMark]
+    ) -> tuple[HeldType, ...]:
         if type is not None:
             check_name(type, what="type")
         with labelled("control"):
@@ -157,13 +162,13 @@ class Control:
                 return _changed(present, type, lambda mark: changed(mark, now_ms))
 
             after = await self._cell.update(change)
-        if self._door is not None:
-            self._door.forget()
+        if self._guard is not None:
+            self._guard.forget()
         return held(after)
 
 
 def _changed(
-    present: ControlState | None, type: str | None, change: Callable[[Mark], Mark]
+    present: ControlState | None, type: str | None, change: Callable[[ControlMark], ControlMark]
 ) -> ControlState | None:
     before = present or ControlState()
     mark = change(before.mark(type))
@@ -181,14 +186,14 @@ def _changed(
     return msgspec.structs.replace(before, types=types)
 
 
-def _cell(access: Access) -> Cell[ControlState]:
+def _cell(access: QueueContext) -> Cell[ControlState]:
     return Cell(access.store, access.layout.control, ControlState, entropy=access.entropy)
 
 
 class ControlReader:
     """One process's knowledge of the object: read when it is asked for and old."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: QueueContext) -> None:
         self._cell = _cell(access)
         self._clock = access.store.clock.machine
         self._reading = asyncio.Lock()
@@ -220,10 +225,10 @@ class ControlReader:
         return self.state
 
 
-class Door:
+class SubmitGuard:
     """Where producers come in: asked before every submit."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: QueueContext) -> None:
         self._queue = access.layout.queue
         self._reader = ControlReader(access)
 

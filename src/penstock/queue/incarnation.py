@@ -1,23 +1,26 @@
-"""Which process a worker is, and which of its machine have surely ended.
+"""Which process a worker is, and which processes on its machine have surely ended.
 
-Every lease that a worker writes names its *incarnation*: its claims in ledgers, its registration,
-its name in `direct`, its term as monitor, and its shares of limits. A worker that starts where an
-earlier one has died takes all of these at once, if a file lock proves that the process has ended,
-with its children (`penstock.kernel.process_locks`). Without that proof the leases decide.
+Every lease that a worker writes names its *incarnation*: claims in ledgers, its registration,
+its name in `direct`, its term as monitor, its shares of limits. A worker that starts where an
+earlier one died takes all of these at once, if a file lock proves that the process and its
+children have ended (`penstock.kernel.process_locks`). Without that proof the leases decide
+(QUEUE-13).
 
-What the dead process has sent may still arrive, within W. It is no harm, for the same reasons as of
-any worker that lost its lease:
+Requests of the dead process may still arrive, within W. That is safe, as for any worker that
+lost its lease:
 
-- All it sent were creates and swaps. One that arrives after we wrote finds another version, and a
-  body is never written twice; one that arrives before we read is what we read.
-- A settlement that arrives first counts: its attempt did end so. Attempt numbers and claims are
-  fences for whatever comes later.
+- All were creates and swaps. One that arrives after our write finds another version, and a body
+  is
+  never written twice; one that arrives before our read is what we read.
+- A settlement that arrives first counts: its attempt did end so. Attempt numbers and claims
+  fence
+  whatever comes later.
 - A claim or a renewal that arrives first names the same incarnation, and is as over as the rest:
-  what has ended is remembered for as long as we live.
+  ended incarnations are remembered for as long as this process lives.
 
-Of two who start at once both may know of the same death, and race for what it left as they race for
-anything: by compare-and-swap. A worker elsewhere knows nothing and waits for the leases. Releases
-that know no incarnations drop them when they write: then the lease decides.
+Two workers that start at once may both know of the same death; they compete for its leases by
+compare-and-swap. A worker on another machine waits for the leases. Releases that know no
+incarnations drop them when they write: then the lease decides.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from penstock.queue.ledger import Ledger
 _replace = msgspec.structs.replace
 
 
-class Lock(Protocol):
+class IncarnationLock(Protocol):
     """What a process holds until it ends."""
 
     @property
@@ -50,10 +53,10 @@ class Lock(Protocol):
         """Let go, if nothing is left to be taken over."""
 
 
-class Locks(Protocol):
+class IncarnationLocks(Protocol):
     """The locks of one machine. `penstock.kernel.process_locks.ProcessLocks` is one."""
 
-    def acquire(self) -> Lock | None:
+    def acquire(self) -> IncarnationLock | None:
         """A lock for this process; None if it would prove nothing."""
 
     def ended(self) -> frozenset[str]:

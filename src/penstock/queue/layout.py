@@ -1,4 +1,4 @@
-"""Where the objects of a queue are. With `penstock.queue.places`, all that makes or reads keys.
+"""The keys of a queue's objects. With `penstock.queue.ids`, all that builds or parses keys.
 
     queues/{queue}/tasks/{slot}/{name}                the pack
     queues/{queue}/tasks/{slot}/{name}.ledger         its ledger, in the same folder
@@ -19,6 +19,7 @@
     queues/{queue}/limits/{key}.json                  a limit, and who holds how much of it
     queues/{queue}/schedules/{name}.json              a schedule
     queues/{queue}/bell.json                          rings when a schedule or a batch is new
+    queues/{queue}/doorbell.json                      rings when tasks come that nobody expects
     queues/{queue}/batches/open/{batch}.json          a batch that has not ended
     queues/{queue}/batches/ended/{batch}.json         one that has, and how
     queues/{queue}/batches/marks/{batch}/{pack}~…     a pack of it that is settled, and how
@@ -27,12 +28,12 @@
     queues/{queue}/dead/{stamp}-{stamp}-{nonce}.jsonl.gz      those in which a task failed
     queues/{queue}/replayed/{task}.{submitted}        as which task a settled one was replayed
 
-A list of the whole queue from `ready/` on shows first what is urgent, then what is due, then
-`tasks/`, then `unhurried/`. A pointer's key is random and never used twice; its name is that of the
-pack, with the priority and the limit that the pack's own name has not. An entry of an inbox ends in
-the id of its pack's first task, and for a pack with a key in `@{priority}~{limit}`; what is urgent
-lies in the same minutes, long past, as in `ready/`. A batch of the archive is
-named after the last and the first submit in it.
+A list of the whole queue from `ready/` on returns urgent packs first, then due ones, then
+`tasks/`, then `unhurried/`. A pointer's key is random and never used twice; its name is that of
+the pack, with the priority and the limit that the pack's own name has not. An entry of an inbox
+ends in the id of its pack's first task, and for a pack with a key in `@{priority}~{limit}`; what
+is urgent lies in the same minutes, long past, as in `ready/`. A batch of the archive is named
+after the last and the first submit in it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from typing import Final, NamedTuple
 
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.places import (
+from penstock.queue.ids import (
     LEDGER,
     PackAt,
     check_limit,
@@ -216,6 +217,10 @@ class QueueLayout:
     @cached_property
     def bell(self) -> str:
         return f"{self.root}bell.json"
+
+    @cached_property
+    def doorbell(self) -> str:
+        return f"{self.root}doorbell.json"
 
     @cached_property
     def payloads(self) -> str:

@@ -1,23 +1,24 @@
 """Payloads: inputs and results that are too large for a pack or a ledger, as objects of their own.
 
-A pack or a ledger then holds a `Reference` in its place: where the payload is, how long it is, and
-its SHA-256. A payload is the plain JSON, so that anybody can read it.
+The pack or ledger then holds a `PayloadReference`: the key, the length and the SHA-256. A
+payload is plain JSON, so that any tool can read it.
 
-- **Put** by the submitter before the pack, by the worker before the settlement. A crash between
-  leaves a payload of nobody.
-- **Fetched** by who starts the task or asks for it; length and checksum are checked.
-- **Deleted** by `retention` and `purging`, when no pack, ledger or record refers to it. A crash
-  leaves the rest, for the next time.
+- **Written** by the submitter before the pack, by the worker before the settlement. A crash
+  between leaves an orphan.
+- **Fetched** by whoever starts the task or reads it; length and checksum are checked.
+- **Deleted** by `penstock.queue.retention`, when no pack, ledger or record refers to it. A crash
+  leaves the rest for the next run.
 
-What holds
-- A payload is written before anything refers to it, under a key that is never used twice, and never
-  changes. So a reference that can be read can be followed, as long as what holds it is there.
-- A payload has one owner: the task in its key, in the life that began in the day of its key (a key
-  can be used again). Whoever replays a task copies its payload. So the owner's pack, ledger and
-  record are all that has to be asked before it may be deleted.
-- A payload of nobody costs its room, and nothing else.
+Invariants
+- A payload is written before anything refers to it (QUEUE-19), under a key that is never used
+  twice, and never changes. So a reference can be followed as long as its holder exists.
+- A payload has one owner: the task in its key, in the life that began on the day of its key (a
+  key
+  can be used again). A replay copies the payload. So only the owner's pack, ledger and record
+  decide whether it may be deleted.
+- An orphan costs its storage, and nothing else.
 
-It costs one put to offload and one GET to fetch. Tasks that are small cost nothing.
+It costs one put to offload and one GET to fetch. Small tasks cost nothing.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ import msgspec
 
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import NotFound, PayloadLost, Unavailable
+from penstock.queue.ids import PackAt, TaskId, payload_at, payload_path
 from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger
-from penstock.queue.pack import RESEND_SECONDS, Reference
-from penstock.queue.places import PackAt, TaskId, payload_at, payload_path
+from penstock.queue.pack import RESEND_SECONDS, PayloadReference
 from penstock.store.base import REPLACE, ObjectStore
 from penstock.store.metered import labelled
 
@@ -58,20 +59,20 @@ class Payloads:
     layout: QueueLayout
     entropy: Entropy
 
-    async def put(self, task: TaskId, body: bytes, *, submitted_ms: int) -> Reference:
+    async def put(self, task: TaskId, body: bytes, *, submitted_ms: int) -> PayloadReference:
         """Store a payload of a task that was submitted then. May raise `StoreError`."""
         path = payload_path(task, submitted_ms=submitted_ms, entropy=self.entropy)
         with labelled("payload"):
             # The key is new: to write it again, after a lost answer, writes the same.
             await self.store.put(self.layout.payload(path), body, REPLACE)
-        return Reference(path, len(body), hashlib.sha256(body).hexdigest())
+        return PayloadReference(path, len(body), hashlib.sha256(body).hexdigest())
 
     async def offload(
         self, at: PackAt, inputs: Sequence[msgspec.Raw], *, submitted_ms: int
     ) -> tuple[tuple[msgspec.Raw, ...], tuple[int, ...]]:
         """Store the large ones of a pack's inputs; returns what the pack holds, and which are refs.
 
-        Raises `Unavailable` if that took so long that the pack would be void (R2).
+        Raises `Unavailable` if that took so long that the pack would be void (QUEUE-2).
         """
         refs = tuple(place for place, body in enumerate(inputs) if is_large(body))
         if not refs:
@@ -95,15 +96,15 @@ class Payloads:
             raise Unavailable(
                 f"The large inputs took longer than {_UPLOAD_SECONDS_MAX:.0f} s to send: nothing of"
                 " their pack was submitted.",
-                hint="Submit fewer of them at once, or where the way to the store is faster.",
+                hint="Submit fewer of them at once, or over a faster connection to the store.",
             )
         return tuple(stored.get(n, body) for n, body in enumerate(inputs)), refs
 
-    async def fetch(self, reference: Reference) -> msgspec.Raw:
+    async def fetch(self, reference: PayloadReference) -> msgspec.Raw:
         """A payload, checked. Raises `PayloadLost` if it is gone or damaged; may `StoreError`."""
         found = payload_at(reference.key)
         if found is None:
-            raise PayloadLost(f"{reference.key[:200]!r} is not where a payload can be.")
+            raise PayloadLost(f"{reference.key[:200]!r} is not the key of a payload.")
         task = found.at.task(found.place)
         try:
             with labelled("payload"):
@@ -124,26 +125,26 @@ def is_large(body: msgspec.Raw) -> bool:
     return memoryview(body).nbytes > INLINE_BYTES_MAX  # Without a copy of it.
 
 
-def raw(reference: Reference) -> msgspec.Raw:
+def raw(reference: PayloadReference) -> msgspec.Raw:
     """A reference as packs and ledgers hold it."""
     return msgspec.Raw(msgspec.json.encode(reference))
 
 
-def reference(body: bytes) -> Reference:
+def reference(body: bytes) -> PayloadReference:
     """Where a payload is, as packs and ledgers say it."""
-    return msgspec.json.decode(body, type=Reference)
+    return msgspec.json.decode(body, type=PayloadReference)
 
 
-def references(ledger: Ledger) -> list[Reference]:
+def references(ledger: Ledger) -> list[PayloadReference]:
     """The payloads that a settled pack refers to."""
     inputs = [ledger.inputs[place] for place in ledger.refs if place < len(ledger.inputs)]
     results = [task.result for task in ledger.tasks if task.is_ref]
     return [reference(bytes(each)) for each in (*inputs, *results)]
 
 
-def _lost(what: str, reference: Reference, task: TaskId) -> PayloadLost:
+def _lost(what: str, reference: PayloadReference, task: TaskId) -> PayloadLost:
     return PayloadLost(
         f"The payload {reference.key} {what}.",
         task=task,
-        hint="Was it deleted by hand, or by a lifecycle rule of the bucket? Submit the input anew.",
+        hint="Was it deleted by hand, or by a lifecycle rule? Submit the input again.",
     )

@@ -1,14 +1,14 @@
-"""Tombstones of names that are used once are removed when nobody can come back to them.
+"""Removing the tombstones of names that are used once, when no late request can come back to them.
 
-Only where deletes are by tombstone (`penstock.store.tombstoned`), and only for the registrations of
-workers, whose names end in a random id, and for batches, whose names are one: nobody creates them
-twice. What is not used again, and of which nothing counts that is written beside its delete, leaves
-no tombstone at all: see `penstock.queue.layout.is_used_once`. All other names are used again, and
-keep theirs: keys, limits, the inboxes of named workers, the election.
+Only where deletes are by tombstone (`penstock.store.tombstoned`), and only for registrations of
+workers, whose names end in a random id, and for batches, whose names are one: nobody creates
+them twice. Names that are not reused, and beside whose delete nothing is written that counts,
+leave no tombstone at all (`penstock.queue.layout.is_used_once`). All other names are reused,
+and keep theirs: keys, limits, the inboxes of named workers, the election.
 
 A tombstone stays for W, in which late requests come, and the longest lease that may be set: then
-whoever knew the object has learned that it is gone. To remove it is a plain delete; several who do
-it at once, and one who fails, do no harm.
+every process that knew the object has learned that it is gone. To remove it is a plain delete;
+several at once, or one that fails, do no harm.
 """
 
 from __future__ import annotations

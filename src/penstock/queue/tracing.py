@@ -1,12 +1,12 @@
-"""Spans of submits and attempts, for those who collect them with OpenTelemetry.
+"""Spans of submits and attempts for OpenTelemetry.
 
-A submit is a span `submit TYPE` in the producer, and its place is written into the pack, as in the
-header `traceparent`. Every attempt is a span `attempt TYPE` in its worker, the root of a trace of
-its own, with a link to the submit: an attempt can come days later, and there may be several. What a
-handler does is below it.
+A submit is a span `submit TYPE` in the producer, and its context is written into the pack, as
+in the header `traceparent`. Every attempt is a span `attempt TYPE` in its worker, the root of a
+trace of its own, with a link to the submit: an attempt can come days later, and there may be
+several. What a handler does is below it.
 
 Nothing here imports OpenTelemetry. A program that collects spans has imported it itself; in any
-other the functions do nothing, and cost a look into a dictionary. No requests are made.
+other the functions do nothing, and cost a dictionary lookup. No requests are made.
 """
 
 from __future__ import annotations
@@ -18,10 +18,29 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, ParamSpec, TypeVar
 
-from penstock.queue.endings import Ending, Failed, Retried
+from penstock.queue.attempt_outcomes import (
+    AttemptCancelled,
+    AttemptOutcome,
+    Expired,
+    Failed,
+    GivenBack,
+    Rescheduled,
+    Retried,
+    Succeeded,
+)
 
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _NAME: Final = "penstock"
+_OUTCOMES: Final[Mapping[type[AttemptOutcome], str]] = {
+    Succeeded: "succeeded",
+    Failed: "failed",
+    Retried: "retried",
+    Rescheduled: "rescheduled",
+    GivenBack: "givenback",
+    AttemptCancelled: "stopped",
+    Expired: "expired",
+}
+"""What spans say, whatever the classes are called."""
 
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
@@ -39,11 +58,11 @@ class AttemptSpan:
         """Where what the handler does belongs; empty if nobody collects spans."""
         return "" if self._span is None else _traceparent(self._span.get_span_context())
 
-    def end(self, ending: Ending | None) -> None:
+    def end(self, ending: AttemptOutcome | None) -> None:
         """Say how the attempt ended. None: the task was lost to another."""
         if self._span is None:
             return
-        outcome = "lost" if ending is None else type(ending).__name__.lower()
+        outcome = "lost" if ending is None else _OUTCOMES[type(ending)]
         self._span.set_attribute("penstock.outcome", outcome)
         if isinstance(ending, Failed | Retried):
             said = f"{ending.failure.error}: {ending.failure.message}"

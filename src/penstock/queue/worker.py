@@ -1,4 +1,4 @@
-"""The worker: what runs the tasks of a queue, as its user sees it.
+"""The worker as its user sees it: register handlers, run, stop.
 
     worker = Worker(queue, concurrency=8)
 
@@ -7,53 +7,170 @@
 
     await worker.run()
 
-`run` goes on until `stop` is called, or SIGTERM or SIGINT comes. Then it claims nothing more, lets
-what runs go on for `stop_seconds`, gives the rest back, and lets go of its leases. A second signal
-gives back at once. `kill -9` at any point loses nothing: what was claimed is free again when its
-lease ends, or as soon as a worker starts on the same machine (`penstock.queue.incarnation`). What
-happens in between is told in `penstock.queue.running.shift`.
+`run` goes on until `stop` is called, or SIGTERM or SIGINT comes. Then it claims nothing more,
+lets running tasks go on for `stop_seconds`, gives the rest back, and releases its leases. A
+second signal gives back at once. `kill -9` at any point loses nothing: claims are free again
+when their lease ends, or as soon as a worker starts on the same machine
+(`penstock.queue.incarnation`). The loop itself is `penstock.queue.execution.worker_loop`.
+
+Start-up functions (to load a model, say) are called one after the other when the queue is open
+and before anything is claimed, or the worker registered. `async def` ones run on the loop,
+plain ones in a thread. One that raises, or exceeds its time, ends the worker, which holds
+nothing then.
+
+`maintenance_tasks` lists the tasks that workers and the standalone monitor do for a whole queue:
+add a new one there.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import inspect
 import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from penstock.kernel.entropy import system_entropy
-from penstock.kernel.errors import InvalidInput
+from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.kernel.process_locks import ProcessLocks
-from penstock.kernel.signals import stopped_by_signals
-from penstock.queue.access import Access
-from penstock.queue.chores import chores_of
+from penstock.kernel.service import stopped_by_signals
+from penstock.queue.batch_progress import BatchMaintenance
 from penstock.queue.client import Queue
+from penstock.queue.context import QueueContext
 from penstock.queue.discovery.base import Discovery
 from penstock.queue.discovery.direct import DirectDiscovery
+from penstock.queue.discovery.elected import SampledDiscovery, SharedDiscovery
 from penstock.queue.discovery.leased import LeasedDiscovery
-from penstock.queue.discovery.sampled import SampledDiscovery
-from penstock.queue.discovery.shared import SharedDiscovery
+from penstock.queue.doorbell import ChangeSignal
+from penstock.queue.execution.attempt import HandlerThread
+from penstock.queue.execution.gates import BudgetGate, ControlGate, StartGate
+from penstock.queue.execution.handler_processes import HandlerProcessPool
+from penstock.queue.execution.handlers import (
+    Handler,
+    HandlerRegistry,
+    inline_function,
+    inline_handler,
+)
+from penstock.queue.execution.limit_gate import LimitGate
+from penstock.queue.execution.observer import AttemptObserver, Hooks
+from penstock.queue.execution.retry import SECONDS_MAX, Retry, is_number
+from penstock.queue.execution.worker_loop import WorkerLoop
 from penstock.queue.incarnation import Incarnation
-from penstock.queue.metrics import Metrics, meter_of
-from penstock.queue.running.budget import BudgetGate
-from penstock.queue.running.control_gate import ControlGate
-from penstock.queue.running.gates import Gate
-from penstock.queue.running.handlers import Handler, Handlers
-from penstock.queue.running.hooks import Hooks
-from penstock.queue.running.inline import inline_function, inline_handler
-from penstock.queue.running.isolated import Children
-from penstock.queue.running.limit_gate import LimitGate
-from penstock.queue.running.observing import Watch
-from penstock.queue.running.retry import Retry
-from penstock.queue.running.shift import Shift
-from penstock.queue.running.startup import STARTUP_SECONDS, StartUp
-from penstock.queue.settings import Mode, WorkerSettings, mode_from, settings_from
-from penstock.queue.settings_file import with_file
+from penstock.queue.maintenance import MaintenanceTask
+from penstock.queue.metrics import WorkerMetrics, meter_of
+from penstock.queue.retention import RetentionTask
+from penstock.queue.schedules import Scheduler
+from penstock.queue.settings import (
+    QUEUE_SCHEMA,
+    DiscoveryMode,
+    WorkerSettings,
+    mode_from,
+    settings_from,
+)
 from penstock.store.metered import Meter
+
+
+def maintenance_tasks(access: QueueContext) -> tuple[MaintenanceTask, ...]:
+    """New maintenance tasks for one worker, or one monitor."""
+    bell = ChangeSignal(access.store, access.layout.bell)
+    return (Scheduler(access, bell), BatchMaintenance(access, bell), RetentionTask(access))
+
+
+STARTUP_SECONDS: Final = 600.0
+
+
+class StartupRunner:
+    """What one worker has to do first."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[Callable[[], Any], float]] = []
+        self._is_inline = False
+
+    def add(self, function: Callable[[], Any], *, seconds: float) -> None:
+        """Have a function called; raises `InvalidInput` for one that cannot be."""
+        if not _takes_nothing(function):
+            raise InvalidInput(
+                f"The start-up function {_name(function)} must take no arguments.",
+                hint="Write it as def prepare(): ..., or async def prepare(): ...",
+            )
+        if not is_number(seconds) or not 0 < seconds <= SECONDS_MAX:
+            raise InvalidInput(f"{seconds!r} is not a timeout.", hint="Give seconds above 0.")
+        self._steps.append((function, float(seconds)))
+
+    def again(self, *, inline: bool) -> StartupRunner:
+        """The same for another worker; with `inline`, without threads."""
+        other = StartupRunner()
+        other._steps = list(self._steps)
+        other._is_inline = inline
+        return other
+
+    async def run(self) -> None:
+        """Do all of it. Raises `PenstockError` if one fails."""
+        for function, seconds in self._steps:
+            name = _name(function)
+            body = asyncio.get_running_loop().create_task(self._call(function))
+            try:
+                await asyncio.wait((body,), timeout=seconds)
+            finally:
+                is_late = body.cancel()
+            if is_late:
+                raise PenstockError(
+                    f"The start-up function {name} did not end within {seconds:g} s.",
+                    hint="Give it longer: @worker.startup(timeout=...).",
+                )
+            error = body.exception()
+            if error is not None:
+                raise PenstockError(
+                    f"The start-up function {name} failed: {type(error).__name__}: {error}",
+                    hint="The worker has not started, and nothing was claimed.",
+                ) from error
+
+    async def _call(self, function: Callable[[], Any]) -> None:
+        if self._is_inline or inspect.iscoroutinefunction(function):
+            made = function()
+        else:
+            thread = HandlerThread(lambda: _outcome(function), nothing=_Outcome())
+            outcome = await thread.run()
+            if outcome.error is not None:
+                raise outcome.error
+            made = outcome.made
+        if inspect.isawaitable(made):
+            await made
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    made: Any = None
+    error: Exception | None = None
+
+
+def _outcome(function: Callable[[], Any]) -> _Outcome:
+    try:
+        return _Outcome(made=function())
+    except Exception as error:  # noqa: BLE001 - it may raise anything, and is told
+        return _Outcome(error=error)
+    except BaseException as error:  # noqa: BLE001 - not through the loop
+        return _Outcome(error=PenstockError(repr(error)))
+
+
+def _takes_nothing(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return False
+    except ValueError:  # Some functions in C do not tell what they take.
+        return True
+    return True
+
+
+def _name(function: object) -> str:
+    return repr(getattr(function, "__qualname__", function))
+
 
 CONCURRENCY_MAX: Final = 1000
 
@@ -76,16 +193,16 @@ class Worker:
             raise InvalidInput(f"A worker runs 1 to {CONCURRENCY_MAX} tasks, not {concurrency}.")
         self.queue = queue
         self.concurrency = concurrency
-        environment = with_file(os.environ)
-        self.mode: Mode = mode_from(mode, environment)
-        self.settings = settings or settings_from(environment)
+        file = QUEUE_SCHEMA.file(os.environ, Path())
+        self.mode: DiscoveryMode = mode_from(mode, os.environ, file)
+        self.settings = settings or settings_from(os.environ, file)
         self.call(name)
-        self._handlers = Handlers()
+        self._handlers = HandlerRegistry()
         self._hooks = Hooks()
-        self._startup = StartUp()
-        self._metrics = Metrics()
+        self._startup = StartupRunner()
+        self._metrics = WorkerMetrics()
         self._meter: Meter | None = None
-        self._shift: Shift | None = None
+        self._shift: WorkerLoop | None = None
         self._stop_asked = 0
 
     def call(self, name: str) -> None:
@@ -163,7 +280,7 @@ class Worker:
 
         With `inline`, no handler or hook has a thread or a process: for tests in virtual time.
         """
-        handlers = Handlers()
+        handlers = HandlerRegistry()
         for each in map(self._handlers.get, self._handlers.types):
             assert each is not None
             handlers.add(inline_handler(each) if inline else each)
@@ -175,7 +292,7 @@ class Worker:
             _startup=self._startup.again(inline=inline),
             # Its id and its figures are its own.
             _is_named=False,
-            _metrics=Metrics(),
+            _metrics=WorkerMetrics(),
             _meter=None,
             _shift=None,
             _stop_asked=0,
@@ -203,23 +320,23 @@ class Worker:
                 hint='Register one: @worker.handler("TYPE") above def handle(task).',
             )
         if self._shift is not None:
-            raise InvalidInput("A worker runs once; make another.")
+            raise InvalidInput("A worker can run only once; create another.")
         self._handlers.check()
         with self._living() as (incarnation, inherited):
-            watch = Watch(hooks=self._hooks, metrics=self._metrics)
-            children = Children(inherited=inherited)
+            watch = AttemptObserver(hooks=self._hooks, metrics=self._metrics)
+            children = HandlerProcessPool(inherited=inherited)
             async with self.queue.opened(), watch.watching(self._name), children:
                 await self._startup.run()
                 access = replace(self.queue.access, incarnation=incarnation)
                 self._meter = meter_of(access.store)
-                self._shift = Shift(
+                self._shift = WorkerLoop(
                     access,
                     self._handlers,
                     self._discovery(access),
                     concurrency=self.concurrency,
                     settings=self.settings,
                     gates=self._gates(access, max_tasks),
-                    chores=chores_of(access),
+                    maintenance=maintenance_tasks(access),
                     watch=watch,
                     children=children,
                 )
@@ -255,8 +372,8 @@ class Worker:
         if self._shift is not None and self._shift.is_empty:
             lock.release()
 
-    def _gates(self, access: Access, max_tasks: int | None) -> list[Gate]:
-        gates: list[Gate] = [
+    def _gates(self, access: QueueContext, max_tasks: int | None) -> list[StartGate]:
+        gates: list[StartGate] = [
             ControlGate(access),
             LimitGate(access, name=self._name, concurrency=self.concurrency),
         ]
@@ -268,10 +385,10 @@ class Worker:
         if self._shift is not None:
             self._shift.finish()
 
-    def _discovery(self, queue: Access) -> Discovery:
+    def _discovery(self, queue: QueueContext) -> Discovery:
         """The mode's way to find work."""
         match self.mode:
-            case Mode.SHARED:
+            case DiscoveryMode.SHARED:
                 return SharedDiscovery(
                     queue.store,
                     queue.layout,
@@ -280,7 +397,7 @@ class Worker:
                     entropy=queue.entropy,
                     incarnation=queue.incarnation,
                 )
-            case Mode.SAMPLED:
+            case DiscoveryMode.SAMPLED:
                 return SampledDiscovery(
                     queue.store,
                     queue.layout,
@@ -290,7 +407,7 @@ class Worker:
                     entropy=queue.entropy,
                     incarnation=queue.incarnation,
                 )
-            case Mode.DIRECT:
+            case DiscoveryMode.DIRECT:
                 return DirectDiscovery(
                     queue.store,
                     queue.layout,
@@ -302,7 +419,7 @@ class Worker:
                     entropy=queue.entropy,
                     incarnation=queue.incarnation,
                 )
-            case Mode.LEASED:
+            case DiscoveryMode.LEASED:
                 return LeasedDiscovery(
                     queue.store,
                     queue.layout,

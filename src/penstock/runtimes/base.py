@@ -1,12 +1,12 @@
-"""What a runtime is: something that runs one attempt at a time of many, and says what came out.
+"""The contract of a runtime: it runs one attempt at a time of many, and returns what was produced.
 
-A runtime is given `Work`, runs it, and returns what was made. It knows no dispatcher, no leases and
-no retries: those are its caller's, the worker. The contract:
+A runtime is given `AttemptWork`, runs it, and returns a `WorkResult`. It knows no dispatcher, no
+leases and no retries: those are its caller's, the worker. The contract:
 
 - `run` may be called many times at once. It raises `WorkFailed` if the work failed, with a
   sentence that people read; any other error counts as a failure that is retried.
-- It raises `WorkReleased` for work that cannot be run here, but elsewhere, such as a function whose
-  module this worker does not have. That is no failure: the caller hands the task back.
+- It raises `WorkReleased` for work that cannot be run here, but elsewhere, such as a function
+  whose module this worker does not have. That is no failure: the caller releases the task.
 - Cancelling `run` stops the work: it is asked to end, has `work.grace_seconds` to do so, and is
   then ended by force. `run` returns or raises when nothing of it runs any more, and not before.
 - Time limits are the caller's, by cancelling.
@@ -16,33 +16,87 @@ no retries: those are its caller's, the worker. The contract:
 
 `penstock.testing.runtime_contract` holds every runtime to this. Called by the worker (`run`) and
 the dispatcher (`operators`, `faults`, `delivery`).
+
+`AttemptPaths` says where an attempt writes and where its log is: names only, nothing is made.
+
+    {root}/datasets/{dataset}/{generation}/{partition}/{attempt}
+    {root}/datasets/{dataset}/{generation}/~many/{attempt}   for an output with `partition_by`
+    {root}/scratch/{attempt}
+    {logs}/{task}-{attempt}.log
+
+The names are those of `penstock.datasets.layout`; an attempt's is made by its `attempt_name`.
 """
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 
-from penstock.datasets.manifest import (
-    LISTED_MAX,
-    File,
-    InputTotal,
-    Manifest,
-    ManifestInput,
-    digest,
-)
+from penstock.datasets.layout import attempt_prefix, many_prefix, scratch_prefix
+from penstock.datasets.manifest import LISTED_MAX, File, InputTotal, Manifest, ManifestInput, digest
 from penstock.datasets.schema import Column
+from penstock.kernel.errors import InvalidInput
 from penstock.kernel.service import Service
-from penstock.runtimes.handed import Handed, TaskCredentials
+from penstock.runtimes.secrets import AttemptFiles, TaskCredentials
 
 if TYPE_CHECKING:
-    # What it needs makes the start of a child longer, which has no use for it.
-    from penstock.runtimes.users import Users
+    from penstock.runtimes.uid_pool import UidPool
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptPaths:
+    """The roots below which an attempt writes: the dispatcher's, and its worker's for logs."""
+
+    root: str
+    """A URL: file:///FOLDER or s3://BUCKET/PREFIX."""
+    logs: Path | None = None
+
+    def __post_init__(self) -> None:
+        parsed = urlsplit(self.root)
+        is_file = parsed.scheme == "file" and parsed.path.startswith("/")
+        if not is_file and not (parsed.scheme == "s3" and parsed.netloc):
+            raise InvalidInput(
+                f"{self.root!r} is no place for outputs.",
+                hint="Write it as file:///FOLDER or s3://BUCKET/PREFIX.",
+            )
+        if parsed.query or parsed.fragment:
+            raise InvalidInput(
+                f"{self.root!r} has a query.", hint="Give the place for outputs without one."
+            )
+
+    def output(
+        self, dataset: str, *, generation: str, payload: Mapping[str, Any], attempt_id: str
+    ) -> str:
+        """Where an attempt may write this output."""
+        key = payload.get("partition_key")
+        prefix = attempt_prefix(
+            dataset,
+            generation=generation,
+            partition_key=key if isinstance(key, str) else None,
+            attempt=attempt_id,
+        )
+        return f"{self.root.rstrip('/')}/{prefix}"
+
+    def many(self, dataset: str, *, generation: str, attempt_id: str) -> str:
+        """Where an attempt may write the partitions of this output that it finds by itself."""
+        prefix = many_prefix(dataset, generation=generation, attempt=attempt_id)
+        return f"{self.root.rstrip('/')}/{prefix}"
+
+    def scratch(self, attempt_id: str) -> str:
+        """Where an attempt may write what is not to be published."""
+        return f"{self.root.rstrip('/')}/{scratch_prefix(attempt_id)}"
+
+    def log(self, *, task_id: int, attempt: int) -> str:
+        """The file for what an attempt prints; empty if nothing is kept."""
+        return "" if self.logs is None else str(self.logs / f"{task_id}-{attempt}.log")
 
 
 PROGRESS_BYTES_MAX: Final = 16 * 1024
@@ -76,7 +130,7 @@ def progress_fault(said: Mapping[str, Any]) -> str:
 
 
 MAINTAIN: Final = "maintain"
-"""The operator of work that writes what is published of its outputs (`Place.current`) anew, in
+"""The operator of work that writes what is published of its outputs (`WorkOutput.current`) anew, in
 other files. No job names it: dispatchers make such tasks by themselves."""
 
 
@@ -90,7 +144,7 @@ class Delivery(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RuntimeFault:
     """Something in a job that its runtime does not accept."""
 
     field: str
@@ -117,7 +171,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class WorkInput:
     """An input of a task: what is published of it for the task's partition, if anything is."""
 
     dataset: str
@@ -145,7 +199,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class WorkOutput:
     """An output of a task: which dataset it is, and where this attempt, and no other, may write."""
 
     dataset: str
@@ -169,9 +223,9 @@ class Merge:
 
     Of the rows with one key, the one with the higher version is there afterwards; without versions,
     and of equal ones, the one of the later task. What was made says what it was merged with
-    (`Made.base_revision`): if that is not published any more by then, the work is run again, with
-    `Place.current` as it is by then and in another place. What it has computed may be kept for that
-    (`Finished.staged`), and is only merged then.
+    (`ProducedOutput.base_revision`): if that is not published any more by then, the work is run
+    again, with `WorkOutput.current` as it is by then and in another place. What it has computed may
+    be kept for that (`WorkResult.staged`), and is only merged then.
     """
 
     key: tuple[str, ...]
@@ -197,7 +251,7 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class AttemptWork:
     """One attempt, as a runtime sees it."""
 
     task_id: int
@@ -210,9 +264,9 @@ class Work:
     payload: Mapping[str, Any] = field(default_factory=dict)
     """Why there is a task: `partition_key`, `start`, `end` or `cursor`, `payload` if something came
     with the event, and more; see routing."""
-    inputs: Mapping[str, Given] = field(default_factory=dict)
+    inputs: Mapping[str, WorkInput] = field(default_factory=dict)
     """By the names that the job gives them."""
-    outputs: Mapping[str, Place] = field(default_factory=dict)
+    outputs: Mapping[str, WorkOutput] = field(default_factory=dict)
     """By the names that the job gives them."""
     merge: Merge | None = None
     """How its outputs are merged with what is published; None if they are not."""
@@ -230,7 +284,7 @@ class Work:
     """The file that what the work prints is appended to; empty for none."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The values of secrets, by the job's names for them: see `penstock.runtimes.secrets`."""
-    handed: Handed | None = None
+    handed: AttemptFiles | None = None
     """Its token and credentials, for runtimes that hand them on."""
     is_untrusted: bool = False
     """Whether its code is kept from all that is not its own."""
@@ -269,7 +323,7 @@ def facts_of(manifest: Manifest, body: bytes, *, is_observed: bool = False) -> F
     )
 
 
-def manifest_inputs(inputs: Mapping[str, Given]) -> tuple[ManifestInput, ...]:
+def manifest_inputs(inputs: Mapping[str, WorkInput]) -> tuple[ManifestInput, ...]:
     """What a manifest lists of what was read: the first parts of each input."""
     return tuple(
         ManifestInput(
@@ -286,7 +340,7 @@ def manifest_inputs(inputs: Mapping[str, Given]) -> tuple[ManifestInput, ...]:
     )
 
 
-def manifest_totals(inputs: Mapping[str, Given]) -> tuple[InputTotal, ...] | msgspec.UnsetType:
+def manifest_totals(inputs: Mapping[str, WorkInput]) -> tuple[InputTotal, ...] | msgspec.UnsetType:
     """What a manifest says of inputs that have more parts than it lists."""
     found = tuple(
         InputTotal(
@@ -307,7 +361,7 @@ def _line(part: Part) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class ProducedOutput:
     """Something that was made. `output` is the job's name for it."""
 
     output: str
@@ -325,17 +379,17 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class WorkResult:
     """What work has made, and what it took: figures by name, kept with the attempt."""
 
-    made: tuple[Made, ...]
+    made: tuple[ProducedOutput, ...]
     metrics: Mapping[str, Any] = field(default_factory=dict)
     staged: Mapping[str, Staged] = field(default_factory=dict)
     """What the next run of this attempt is given, if it has to merge again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News:
+class WorkEvent:
     """An event that running work sends of one of its outputs."""
 
     output: str
@@ -348,11 +402,18 @@ class News:
     """What comes with it: a JSON object."""
 
 
-class Voice(Protocol):
+class WorkReporter(Protocol):
     """What running work may say. Its methods may be called from the event loop only."""
 
     def progress(self, said: Mapping[str, Any]) -> None:
         """How far it is; the last word before a heartbeat is passed on."""
+        ...
+
+    def begins(self) -> None:
+        """Its code is about to run: said before anything of it is so much as imported.
+
+        Until then an attempt whose worker is killed is not counted against its task.
+        """
         ...
 
     def timed(self, *, is_running: bool) -> None:
@@ -362,7 +423,7 @@ class Voice(Protocol):
         """
         ...
 
-    async def emit(self, news: Sequence[News]) -> str:
+    async def emit(self, news: Sequence[WorkEvent]) -> str:
         """Send events; returns why the source is to pause, or nothing. Repeats until heard."""
         ...
 
@@ -379,10 +440,10 @@ class Runtime(Service):
     joins_batches: bool = True
     """Whether work of one batch is run as one. Where it is not, nothing is claimed in batches."""
     hands_over: bool = False
-    """Whether work is given its token and credentials: see `penstock.runtimes.handed`."""
+    """Whether work is given its token and credentials: see `penstock.runtimes.secrets`."""
     merges: bool = False
     """Whether what a task makes can be merged with what is published: see `Merge`."""
-    users: Users | None = None
+    users: UidPool | None = None
     """The users that untrusted work may run as; None if it cannot be kept apart here."""
 
     @abstractmethod
@@ -392,11 +453,11 @@ class Runtime(Service):
     @abstractmethod
     def faults(
         self, operator: str, *, config: Mapping[str, Any], resources: Mapping[str, Any]
-    ) -> Iterable[Fault]:
+    ) -> Iterable[RuntimeFault]:
         """What is wrong with a job, as far as that can be told without running anything."""
 
     @abstractmethod
-    async def run(self, work: Work, voice: Voice) -> Finished:
+    async def run(self, work: AttemptWork, reporter: WorkReporter) -> WorkResult:
         """Run the work and return what it has made.
 
         Work of one batch is given to it at once, each by a call of its own, and may be run
@@ -425,3 +486,24 @@ class Runtime(Service):
     def expect(self) -> None:
         """There will be work: called, any number of times, when its operators are served."""
         return
+
+
+if not TYPE_CHECKING:
+    _RENAMED: Final = {
+        "Fault": "RuntimeFault",
+        "Finished": "WorkResult",
+        "Given": "WorkInput",
+        "Made": "ProducedOutput",
+        "News": "WorkEvent",
+        "Place": "WorkOutput",
+        "Voice": "WorkReporter",
+        "Work": "AttemptWork",
+    }
+
+    def __getattr__(name: str) -> object:
+        """The names that runtimes of third parties have imported."""
+        if name not in _RENAMED:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        message = f"{__name__}.{name} is called {_RENAMED[name]} now."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return globals()[_RENAMED[name]]

@@ -1,4 +1,4 @@
-"""The other end of an invocation: what wraps a handler that is deployed at Lambda.
+"""The Lambda side of an invocation: `task_handler`, which wraps a handler that is deployed at AWS.
 
     from penstock.runtimes.function import task_handler
 
@@ -11,20 +11,24 @@ thread heartbeats; what it returned or raised is reported as the end of the atte
 cannot be reported before the function's time is over is left to the reaper, as is a sandbox that
 is killed. A refused heartbeat or a cancellation raises `Stopped` in the handler.
 
-The invocation brings what allows the claim, `claim_token`: a token for this task, of a few minutes,
-so that the function has no secret of its own. The claim's answer has the capability token of the
-attempt, which every call brings, and a heartbeat the next one. A dispatcher may not know for a
-moment who has signed a token, as after a failover of its database: an end is told `_PROOFS_MAX`
-times, by turns with the latest token and with the first. `PENSTOCK_DISPATCHER` in the environment
-says where the dispatcher is, or else the invocation does.
+The invocation brings what allows the claim, `claim_token`: a token for this task, of a few
+minutes, so that the function has no secret of its own. The claim's answer has the capability
+token of the attempt, which every call brings, and a heartbeat the next one. A dispatcher may
+not know for a moment who has signed a token, as after a failover of its database: an end is
+reported `_PROOFS_MAX` times, by turns with the latest token and with the first.
+`PENSTOCK_DISPATCHER` in the environment says where the dispatcher is, or else the invocation
+does.
 
-This is a small package to deploy, and it lies below the dispatcher, so it uses the standard library
-alone and writes its requests by hand: a test compares them with `penstock.dispatcher.wire`. Only
-what describes outputs (`outputs`) takes more; where that is not deployed they have no manifest.
+Requests are sent by `penstock.protocol.client`, and written by hand, for a cold start has to be
+short: a test compares them with `penstock.protocol`. Each has a loop and a connection of its own,
+in a thread of its own: nothing of them is open while the sandbox is frozen, and whatever loop the
+user's handler has is left alone. `output_collector`, which describes outputs, takes more packages;
+where that is not deployed they have no manifest.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import functools
 import json
@@ -32,21 +36,34 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from itertools import cycle, islice
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, system_entropy
 from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, InvalidInput
-from penstock.runtimes.base import Facts, Given, Made, Part, Place, Work
-from penstock.runtimes.calling import told
-from penstock.runtimes.lambdas import event_of
-from penstock.runtimes.places import Places
-from penstock.runtimes.task import Stopped, Task, make_folders
+from penstock.protocol.base import TASK_HEADER
+from penstock.protocol.client import (
+    DispatcherCaller,
+    DispatcherReply,
+    NoReply,
+    check_url,
+    refusal,
+)
+from penstock.runtimes.base import (
+    AttemptPaths,
+    AttemptWork,
+    Facts,
+    Part,
+    ProducedOutput,
+    WorkInput,
+    WorkOutput,
+)
+from penstock.runtimes.task import FunctionTask, Stopped, make_folders
+from penstock.runtimes.user_code import event_of, told
 
 Handler = Callable[[Any, Any], Any]
 
@@ -58,20 +75,16 @@ _PART: Final = frozenset(Part.__slots__)
 _PAUSE_SECONDS_MAX: Final = 5.0
 _RESERVE_SECONDS: Final = 2.0
 """How much of the function's time is left for AWS."""
-_BODY_BYTES_MAX: Final = 64 * 2**20
-_NOT_NOW: Final = frozenset({408, 425, 429})
 _OVER: Final = frozenset({404, 409})
 _UNPROVED: Final = frozenset({401, 403})
 _PROOFS_MAX: Final = 6
-_TASK_HEADER: Final = "X-Trace-Task-Capability"
-_PROTOCOL: Final = {"X-Penstock-Protocol": "2"}
 _SCHEMA: Final = "schema"
 _OUTPUTS: Final = frozenset({"outputs", _SCHEMA})
 """The types of the problems that an attempt's outputs are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
+class FunctionDeployment:
     """Whom the function talks to."""
 
     dispatcher: str = ""
@@ -79,17 +92,17 @@ class Deployment:
     entropy: Entropy = field(default_factory=system_entropy)
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str]) -> Deployment:
+    def of_environment(cls, environment: Mapping[str, str]) -> FunctionDeployment:
         """What the environment says."""
         return cls(dispatcher=environment.get("PENSTOCK_DISPATCHER", ""))
 
 
-def task_handler(user_handler: Handler, deployment: Deployment | None = None) -> Handler:
+def task_handler(user_handler: Handler, deployment: FunctionDeployment | None = None) -> Handler:
     """A handler for Lambda that claims a task, has it handled, and reports its end."""
 
     @functools.wraps(user_handler)
     def handler(event: Any, context: Any) -> dict[str, Any]:
-        us = deployment or Deployment.of_environment(os.environ)
+        us = deployment or FunctionDeployment.of_environment(os.environ)
         said: Mapping[str, Any] = event if isinstance(event, Mapping) else {}
         task_id, token = said.get("task_id"), said.get("claim_token")
         url = us.dispatcher or said.get("dispatcher", "")
@@ -97,11 +110,11 @@ def task_handler(user_handler: Handler, deployment: Deployment | None = None) ->
             raise InvalidInput("An invocation names a `task_id` and a `dispatcher`.")
         if not isinstance(token, str) or not token:
             raise InvalidInput("An invocation brings a `claim_token`; have a dispatcher invoke it.")
-        calls = Calls(url, us, ends_at=_ends_at(context, us.clock))
+        calls = DispatcherCalls(url, us, ends_at=_ends_at(context, us.clock))
         try:
             assignment = calls.claim(task_id, token)
         except DispatcherRefused as error:
-            _log.info("task %s is not ours: %s", task_id, error.message)
+            _log.info("task %s was not claimed: %s", task_id, error.message)
             return {"task_id": task_id, "status": "refused", "reason": error.message}
         try:
             attempt = _Attempt(calls, assignment)
@@ -112,36 +125,33 @@ def task_handler(user_handler: Handler, deployment: Deployment | None = None) ->
     return handler
 
 
-def _handed_back(calls: Calls, assignment: Mapping[str, Any], error: Exception) -> dict[str, Any]:
+def _handed_back(
+    calls: DispatcherCalls, assignment: Mapping[str, Any], error: Exception
+) -> dict[str, Any]:
     """Have another function run a task that this one cannot read; it is not counted."""
     told = (
         f"This function cannot read the task: {type(error).__name__}: {error}. Deploy it with the"
         " release of the dispatcher."
     )
-    _log.warning("task %s is handed back: %s", assignment["task_id"], told)
+    _log.warning("task %s is released: %s", assignment["task_id"], told)
     held = {name: assignment[name] for name in ("task_id", "attempt", "lease_token")}
     release = {"reason": told, "is_delayed": True}
     status = calls.complete({**held, "release": release}, tokens=[assignment["token"]])
     return {"task_id": assignment["task_id"], "status": status}
 
 
-class Calls:
+class DispatcherCalls:
     """Requests to a dispatcher, repeated until they are answered or the function's time is over."""
 
-    def __init__(self, url: str, deployment: Deployment, *, ends_at: float) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidInput(f"{url!r} is not the address of a dispatcher.")
-        self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._address = (parts.hostname, parts.port)
-        self._prefix = parts.path.rstrip("/")
+    def __init__(self, url: str, deployment: FunctionDeployment, *, ends_at: float) -> None:
+        self._url = check_url(url)
         self._us = deployment
         self._ends_at = ends_at
         self._pausing = threading.Event()
 
     def claim(self, task_id: int, token: str) -> Mapping[str, Any]:
         """Begin an attempt; returns the assignment."""
-        proof = {_TASK_HEADER: token}
+        proof = {TASK_HEADER: token}
         until = min(self._us.clock.monotonic() + _CLAIM_SECONDS, self._ends_at)
         answer = self._repeated("/internal/task-claim", {"task_id": task_id}, proof, until)
         tasks = answer.get("tasks") or []
@@ -152,7 +162,7 @@ class Calls:
 
     def heartbeat(self, held: Mapping[str, Any]) -> Mapping[str, Any]:
         """Tell that the attempt lives, once; returns what is said of it."""
-        proof = {_TASK_HEADER: held["token"]}
+        proof = {TASK_HEADER: held["token"]}
         answer = self._once("/v1/task/heartbeat", {"tasks": [held]}, proof)
         result: Mapping[str, Any] = (answer.get("results") or [{}])[0]
         return result
@@ -166,7 +176,7 @@ class Calls:
             body = {"tasks": [{**ended, "token": token}]}
             try:
                 # In the header too: who shows there who it is is not behind those who do not.
-                proof = {_TASK_HEADER: token}
+                proof = {TASK_HEADER: token}
                 answer = self._repeated("/v1/task/complete", body, proof, self._ends_at)
             except DispatcherRefused as error:
                 left_seconds = self._ends_at - self._us.clock.monotonic()
@@ -194,30 +204,43 @@ class Calls:
     def _once(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> Mapping[str, Any]:
-        host, port = self._address
-        connection = self._kind(host, port, timeout=_REQUEST_SECONDS)
-        sent = {"Content-Type": "application/json", **_PROTOCOL, **headers}
+        with ThreadPoolExecutor(1, "penstock-call") as threads:
+            reply = threads.submit(self._sent, path, json.dumps(body).encode(), headers).result()
+        if reply.status >= 300:
+            raise refusal(reply, side="internal")
         try:
-            connection.request("POST", self._prefix + path, json.dumps(body).encode(), sent)
-            response = connection.getresponse()
-            status, text = response.status, response.read(_BODY_BYTES_MAX)
-            answer = json.loads(text) if text else {}
-        except (OSError, HTTPException, ValueError) as error:
+            answer = json.loads(reply.body)
+        except ValueError as error:
             raise DispatcherUnavailable(f"The dispatcher did not answer: {error!r}.") from error
-        finally:
-            connection.close()
-        if status >= 500 or status in _NOT_NOW or not isinstance(answer, dict):
-            raise DispatcherUnavailable(f"The dispatcher cannot serve now: {status}.")
-        if status >= 300:
-            message = str(answer.get("title") or f"The dispatcher answered {status}.")
-            raise DispatcherRefused(message, status=status, kind=str(answer.get("type", "")))
+        if not isinstance(answer, dict):
+            raise DispatcherUnavailable("The dispatcher did not answer with an object.")
         return answer
+
+    def _sent(self, path: str, body: bytes, headers: Mapping[str, str]) -> DispatcherReply:
+        async def send() -> DispatcherReply:
+            us = self._us
+            caller = DispatcherCaller(
+                [self._url], {}, clock=us.clock, entropy=us.entropy, lost_tries=1
+            )
+            try:
+                return await caller.send(
+                    "POST", path, body, seconds=_REQUEST_SECONDS, headers=headers
+                )
+            finally:
+                await caller.close()
+
+        try:
+            return asyncio.run(send())
+        except NoReply as error:
+            (miss,) = error.misses
+            said = miss.why or (f"it answered {miss.reply.status}" if miss.reply else "no answer")
+            raise DispatcherUnavailable(f"The dispatcher cannot be asked now: {said}.") from error
 
 
 class _Attempt:
     """One attempt in this sandbox."""
 
-    def __init__(self, calls: Calls, assignment: Mapping[str, Any]) -> None:
+    def __init__(self, calls: DispatcherCalls, assignment: Mapping[str, Any]) -> None:
         self._calls = calls
         names = ("task_id", "attempt", "lease_token", "token")
         self._held = {name: assignment[name] for name in names}
@@ -241,7 +264,7 @@ class _Attempt:
         try:
             status = self._tell(end)
         except DispatcherRefused as error:
-            _log.warning("the end of task %s was refused: %s", task_id, error.message)
+            _log.warning("the completion of task %s was refused: %s", task_id, error.message)
             return {"task_id": task_id, "status": "refused", "reason": error.message}
         return {"task_id": task_id, "status": status}
 
@@ -259,7 +282,7 @@ class _Attempt:
                 return self._tell({"outputs": [_without_columns(each) for each in end["outputs"]]})
             # The attempt is still ours, and would be run again only when its lease has run out.
             failure = {
-                "reason": f"What it made was refused: {error.message}",
+                "reason": f"Its outputs were refused: {error.message}",
                 "is_retried": error.kind != _SCHEMA,
             }
             return self._complete({"failure": failure})
@@ -279,7 +302,7 @@ class _Attempt:
                 with self._lock:
                     _raise_in(threading.get_ident(), None)
                     self._thread_id = None
-            made = _described(self._work, Task(self._work).made(returned))
+            made = _described(self._work, FunctionTask(self._work).made(returned))
             return {"outputs": outputs_of(self._work, made)}
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the end of the attempt
             _log.exception("task %s failed", self._work.task_id)
@@ -308,9 +331,9 @@ class _Attempt:
                 _raise_in(self._thread_id, Stopped)
 
 
-def work_of(assignment: Mapping[str, Any]) -> Work:
+def work_of(assignment: Mapping[str, Any]) -> AttemptWork:
     """An assignment, as JSON has it, as work. The dispatcher says where the attempt writes."""
-    places, attempt_id = Places(assignment["root"]), assignment["folder"]
+    places, attempt_id = AttemptPaths(assignment["root"]), assignment["folder"]
     definition = assignment["definition"]
     payload, generation = assignment["payload"], assignment["generation"]
     uuids = definition.get("datasets") or {}
@@ -320,8 +343,8 @@ def work_of(assignment: Mapping[str, Any]) -> Work:
         location = places.output(
             dataset, generation=generation, payload=payload, attempt_id=attempt_id
         )
-        outputs[each["name"]] = Place(dataset=dataset, uuid=uuids[dataset], location=location)
-    return Work(
+        outputs[each["name"]] = WorkOutput(dataset=dataset, uuid=uuids[dataset], location=location)
+    return AttemptWork(
         task_id=assignment["task_id"],
         attempt=assignment["attempt"],
         job=assignment["job"],
@@ -337,9 +360,9 @@ def work_of(assignment: Mapping[str, Any]) -> Work:
     )
 
 
-def _given(answer: Mapping[str, Any]) -> Given:
+def _given(answer: Mapping[str, Any]) -> WorkInput:
     # What a later dispatcher says of a part beyond what is known here is left out.
-    return Given(
+    return WorkInput(
         dataset=answer["dataset"],
         generation=answer["generation"],
         location=answer.get("location"),
@@ -352,7 +375,7 @@ def _given(answer: Mapping[str, Any]) -> Given:
     )
 
 
-def outputs_of(work: Work, made: tuple[Made, ...]) -> list[dict[str, Any]]:
+def outputs_of(work: AttemptWork, made: tuple[ProducedOutput, ...]) -> list[dict[str, Any]]:
     """What was made, as JSON of a completion."""
     said = [
         {
@@ -370,15 +393,15 @@ def outputs_of(work: Work, made: tuple[Made, ...]) -> list[dict[str, Any]]:
     return [{name: value for name, value in each.items() if value is not None} for each in said]
 
 
-def _described(work: Work, made: tuple[Made, ...]) -> tuple[Made, ...]:
+def _described(work: AttemptWork, made: tuple[ProducedOutput, ...]) -> tuple[ProducedOutput, ...]:
     """What was made, with what is found of it; as it is, where the package for that is missing."""
     try:
         from penstock.datasets.transfer import Transfer  # noqa: PLC0415 - most starts need none
-        from penstock.runtimes.outputs import Completing  # noqa: PLC0415
+        from penstock.runtimes.output_collector import ManifestBuilder  # noqa: PLC0415
     except ImportError as error:
-        _log.info("what task %s has made has no manifest: %s", work.task_id, error)
+        _log.info("the outputs of task %s have no manifest: %s", work.task_id, error)
         return made
-    return Completing(Transfer(""), work).run(made, {})
+    return ManifestBuilder(Transfer(""), work).run(made, {})
 
 
 def _facts(facts: Facts) -> dict[str, Any]:

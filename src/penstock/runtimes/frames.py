@@ -1,37 +1,34 @@
-"""What a runtime and its child process say to each other: JSON behind its length.
+"""The protocol between a runtime and its child process: frames of JSON with a length prefix.
 
-The runtime begins a task, says that it should stop, and answers events and requests for
-credentials. The child tells progress, sends events, asks, and ends the task with `Done` or
-`Failed`; `Stale` is its answer to a task that it has not begun, because the user's code has changed
-since it was imported. A frame is four bytes of length and as many bytes of JSON, which begins with
-its type. Whatever does not read so is a broken child; so is one that says much, unless it is what
-its work has made.
+The runtime begins a task, asks it to stop, and answers events and requests for credentials. The
+child sends progress, events and requests, and ends the task with `ChildDone` or `ChildFailed`;
+`StaleCode` is its answer to a task that it has not begun, because the user's code has changed
+since it was imported. What a fork server is sent, and what it answers, are frames too. A frame
+is JSON, which begins with its type (`penstock.kernel.frames`). Whatever does not decode is a broken
+child; so is one that sends too much, unless it is what its work has made.
 """
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 import msgspec
 
+from penstock.kernel import frames
 from penstock.kernel.errors import InvalidInput
-from penstock.runtimes.base import Made, News, Work
-from penstock.runtimes.handed import TaskCredentials
+from penstock.kernel.frames import framed
+from penstock.runtimes.base import AttemptWork, ProducedOutput, WorkEvent
+from penstock.runtimes.secrets import TaskCredentials
 
 FRAME_BYTES_MAX: Final = 16 * 2**20
 """How large what a child has made may be. Work that it is given has no bound but memory: a task may
 read very many partitions."""
 SMALL_BYTES_MAX: Final = 128 * 1024
 """How large all else is that a child says than what it has made: all wait while it is decoded."""
-_HEADER_BYTES: Final = 4
-_WORK_BYTES_MAX: Final = 2 ** (8 * _HEADER_BYTES) - 1
-_READ_BYTES: Final = 65_536
 
 
-class Style(StrEnum):
+class CallStyle(StrEnum):
     """How the user's code is called."""
 
     TASK = "task"
@@ -40,21 +37,21 @@ class Style(StrEnum):
     """`handler(event, context)`, as at Lambda, and with nothing in the environment."""
 
 
-class Begin(msgspec.Struct, tag="begin", kw_only=True):
+class BeginTask(msgspec.Struct, tag="begin", kw_only=True):
     """Run this. `entry` is `module:function`."""
 
-    style: Style
+    style: CallStyle
     entry: str
-    work: Work
+    work: AttemptWork
     has_log: bool = False
     """Whether what is printed goes to the log already: the process was started so."""
 
 
-class Stop(msgspec.Struct, tag="stop"):
+class StopTask(msgspec.Struct, tag="stop"):
     """The task should end."""
 
 
-class Heard(msgspec.Struct, tag="heard", kw_only=True):
+class EventsReply(msgspec.Struct, tag="heard", kw_only=True):
     """The answer to events: why to pause, or why they were not taken."""
 
     number: int
@@ -62,7 +59,7 @@ class Heard(msgspec.Struct, tag="heard", kw_only=True):
     error: str = ""
 
 
-class Minted(msgspec.Struct, tag="minted", kw_only=True):
+class CredentialsReply(msgspec.Struct, tag="minted", kw_only=True):
     """The answer to a request for credentials: what it asked for, or why there is nothing."""
 
     number: int
@@ -70,46 +67,85 @@ class Minted(msgspec.Struct, tag="minted", kw_only=True):
     error: str = ""
 
 
-class Progress(msgspec.Struct, tag="progress"):
+class ChildProgress(msgspec.Struct, tag="progress"):
     said: dict[str, Any]
 
 
-class Emit(msgspec.Struct, tag="emit", kw_only=True):
+class EmitEvents(msgspec.Struct, tag="emit", kw_only=True):
     """Events to be sent; `number` comes back in the answer."""
 
     number: int
-    news: list[News]
+    news: list[WorkEvent]
 
 
-class Mint(msgspec.Struct, tag="mint", kw_only=True):
+class CredentialsRequest(msgspec.Struct, tag="mint", kw_only=True):
     """Credentials are wanted for these folders; `number` comes back in the answer."""
 
     number: int
     locations: list[str]
 
 
-class Done(msgspec.Struct, tag="done", kw_only=True):
+class ChildDone(msgspec.Struct, tag="done", kw_only=True):
     """The task has succeeded. `is_clean` tells whether nothing of it runs on in the child."""
 
-    made: list[Made]
+    made: list[ProducedOutput]
     is_clean: bool
 
 
-class Failed(msgspec.Struct, tag="failed", kw_only=True):
+class ChildFailed(msgspec.Struct, tag="failed", kw_only=True):
     reason: str
     is_retried: bool
     is_clean: bool
     is_released: bool = False
-    """Whether it is handed back, and has not failed: see `WorkReleased`."""
+    """Whether it is released, and has not failed: see `WorkReleased`."""
     is_delayed: bool = False
 
 
-class Stale(msgspec.Struct, tag="stale"):
+class StaleCode(msgspec.Struct, tag="stale"):
     """Nothing was begun: the code on disk is not the code that is loaded."""
 
 
-ToChild = Begin | Stop | Heard | Minted
-FromChild = Progress | Emit | Mint | Done | Failed | Stale
+class LoadModule(msgspec.Struct, tag="load", kw_only=True):
+    """To a template: import this, for calls of this style."""
+
+    style: CallStyle
+    entry: str
+
+
+class ModuleLoaded(msgspec.Struct, tag="loaded"):
+    """Why no child can be forked from it; empty if any number can."""
+
+    unfit: str
+
+
+class ForkChild(msgspec.Struct, tag="fork"):
+    """To a template: fork a child that has the socket which comes with this."""
+
+
+class ChildForked(msgspec.Struct, tag="forked"):
+    pid: int
+
+
+class ReapChild(msgspec.Struct, tag="reap"):
+    """To a template: this child has ended, and its number may be free for others."""
+
+    pid: int
+
+
+class ChildReaped(msgspec.Struct, tag="reaped"):
+    """How it has ended: an exit code, or the number of a signal, negative."""
+
+    code: int
+
+
+class OpenTask(msgspec.Struct, tag="open"):
+    """To a host of threads: talk of one task over the socket that comes with this."""
+
+
+ToChild = BeginTask | StopTask | EventsReply | CredentialsReply
+FromChild = ChildProgress | EmitEvents | CredentialsRequest | ChildDone | ChildFailed | StaleCode
+ToTemplate = LoadModule | ForkChild | ReapChild
+FromTemplate = ModuleLoaded | ChildForked | ChildReaped
 
 Frame = TypeVar("Frame")
 _LARGE: Final = (b'{"type":"done",', b'{"type":"ended",')
@@ -119,58 +155,25 @@ _WORK: Final = (b'{"type":"begin",', b'{"type":"give",')
 _encoder: Final = msgspec.json.Encoder()
 to_child: Final = msgspec.json.Decoder(ToChild)
 from_child: Final = msgspec.json.Decoder(FromChild)
+to_template: Final = msgspec.json.Decoder(ToTemplate)
+from_template: Final = msgspec.json.Decoder(FromTemplate)
 
 
-def framed(frame: msgspec.Struct) -> bytes:
+def encode_frame(frame: msgspec.Struct) -> bytes:
     """The frame as it is sent."""
     body = _encoder.encode(frame)
-    bytes_max = SMALL_BYTES_MAX if isinstance(frame, Progress | Emit | Mint) else FRAME_BYTES_MAX
+    bytes_max = (
+        SMALL_BYTES_MAX
+        if isinstance(frame, ChildProgress | EmitEvents | CredentialsRequest)
+        else FRAME_BYTES_MAX
+    )
     if body.startswith(_WORK):
-        bytes_max = _WORK_BYTES_MAX
-    if len(body) > bytes_max:
-        raise InvalidInput(
-            f"{len(body):,} bytes are too many to say at once; {bytes_max:,} are allowed."
-            " Write them to a file, and say where it is."
-        )
-    return len(body).to_bytes(_HEADER_BYTES, "big") + body
+        bytes_max = frames.FRAME_BYTES_MAX
+    return framed(body, bytes_max=bytes_max)
 
 
-def heard(body: bytes, decoder: msgspec.json.Decoder[Frame]) -> Frame:
+def decode_frame(body: bytes, decoder: msgspec.json.Decoder[Frame]) -> Frame:
     """What a child has said. Raises `UNREADABLE`, or `InvalidInput` for what is too large."""
     if len(body) > SMALL_BYTES_MAX and not body.startswith(_LARGE):
         raise InvalidInput(f"{len(body):,} bytes at once, and {SMALL_BYTES_MAX:,} are allowed")
     return decoder.decode(body)
-
-
-def bodies(connection: socket.socket) -> Iterator[bytes]:
-    """The bodies of frames that come over a socket from the runtime, until it is closed."""
-    unframing = Unframing(bytes_max=_WORK_BYTES_MAX)
-    while more := connection.recv(_READ_BYTES):
-        unframing.feed(more)
-        while (body := unframing.body()) is not None:
-            yield body
-
-
-class Unframing:
-    """Bytes as they come, to bodies of frames."""
-
-    def __init__(self, *, bytes_max: int = FRAME_BYTES_MAX) -> None:
-        self._bytes = bytearray()
-        self._bytes_max = bytes_max
-
-    def feed(self, more: bytes) -> None:
-        self._bytes += more
-
-    def body(self) -> bytes | None:
-        """The next body that is complete; an `InvalidInput` if this cannot become one."""
-        if len(self._bytes) < _HEADER_BYTES:
-            return None
-        length = int.from_bytes(self._bytes[:_HEADER_BYTES], "big")
-        if length > self._bytes_max:
-            raise InvalidInput(f"A frame of {length:,} bytes is none of ours.")
-        end = _HEADER_BYTES + length
-        if len(self._bytes) < end:
-            return None
-        body = bytes(self._bytes[_HEADER_BYTES:end])
-        del self._bytes[:end]
-        return body

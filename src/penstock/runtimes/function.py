@@ -13,33 +13,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from penstock.kernel.errors import WorkReleased
+from penstock.kernel.settings_schema import read_table, setting
 from penstock.runtimes import deployed
-from penstock.runtimes.base import Delivery, Fault, Finished, Voice, Work
-from penstock.runtimes.child_settings import ChildSettings, read_settings
-from penstock.runtimes.children import ChildRuntime
-from penstock.runtimes.frames import Begin, Style
-from penstock.runtimes.references import Reference, handler_reference
-from penstock.runtimes.resources import resource_faults
+from penstock.runtimes.base import AttemptWork, Delivery, RuntimeFault, WorkReporter, WorkResult
+from penstock.runtimes.frames import BeginTask, CallStyle
+from penstock.runtimes.process import ChildRuntime, ChildSettings
+from penstock.runtimes.resource_limits import resource_faults
+from penstock.runtimes.user_code import FunctionReference, handler_reference
 
 task_handler = deployed.task_handler
 """What the deployed code is wrapped in; see `penstock.runtimes.deployed`."""
 
 
-class FunctionSettings(ChildSettings, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class FunctionSettings(ChildSettings):
     """The settings of the runtime `lambda`."""
 
-    is_invoked: bool = False
+    is_invoked: bool = setting(default=False)
     """Whether functions run at AWS, and workers run none."""
-    handlers: dict[str, str] = msgspec.field(default_factory=dict)
+    handlers: dict[str, str] = setting({})
     """The handlers of operators that are names of functions."""
 
 
-class Function(ChildRuntime):
+class LambdaRuntime(ChildRuntime):
     """Runs a handler for each task, or leaves that to AWS."""
 
     name = "lambda"
@@ -49,7 +49,7 @@ class Function(ChildRuntime):
         self.users = self._settings.users()
         self.delivery = Delivery.INVOKE if self._settings.is_invoked else Delivery.WAKE
         super().__init__(
-            self._settings.child_command(),
+            self._settings.interpreter(),
             # The child empties it before the handler is imported; it has to find us until then.
             environment=self._settings.search_path(os.environ.get("PYTHONPATH", "")),
             warmth=self._settings.warmth(),
@@ -57,7 +57,7 @@ class Function(ChildRuntime):
 
     def faults(
         self, operator: str, *, config: Mapping[str, Any], resources: Mapping[str, Any]
-    ) -> Iterator[Fault]:
+    ) -> Iterator[RuntimeFault]:
         del config  # the user's own
         if self._settings.is_invoked:
             return
@@ -66,7 +66,7 @@ class Function(ChildRuntime):
                 "Write your handler as module.function, or give this function one by `handlers`"
                 " in the settings of the runtime lambda."
             )
-            yield Fault("operator", message)
+            yield RuntimeFault("operator", message)
         yield from resource_faults(resources, runtime=self.name)
 
     def secrets_refused(self, operator: str) -> str:
@@ -78,7 +78,7 @@ class Function(ChildRuntime):
     def untrusted_refused(self) -> str:
         return ""
 
-    async def run(self, work: Work, voice: Voice) -> Finished:
+    async def run(self, work: AttemptWork, reporter: WorkReporter) -> WorkResult:
         if self._settings.is_invoked:
             raise WorkReleased(
                 "Functions run at AWS here, and not in workers; take lambda out of the runtimes"
@@ -88,13 +88,13 @@ class Function(ChildRuntime):
         if wanted is None:
             raise WorkReleased(f"This worker has no handler for {work.operator!r}.")
         complete = self._settings.completed(work)
-        begin = Begin(style=Style.EVENT, entry=str(wanted), work=complete)
-        return await self._children.run(begin, voice)
+        begin = BeginTask(style=CallStyle.EVENT, entry=str(wanted), work=complete)
+        return await self._children.run(begin, reporter)
 
-    def _handler(self, operator: str) -> Reference | None:
+    def _handler(self, operator: str) -> FunctionReference | None:
         return handler_reference(self._settings.handlers.get(operator, operator))
 
 
-def function(settings: Mapping[str, Any]) -> Function:
+def function(settings: Mapping[str, Any]) -> LambdaRuntime:
     """The runtime of these settings."""
-    return Function(read_settings(FunctionSettings, settings, runtime=Function.name))
+    return LambdaRuntime(read_table(FunctionSettings, settings, whose="the runtime lambda"))

@@ -1,19 +1,22 @@
-"""A small process that outlives a runtime by a moment, to end what the runtime has left behind.
+"""A small process that outlives a runtime by a moment, to kill what the runtime has left behind.
 
-A runtime that is killed with `kill -9` can end nothing. Its children notice, but what *they* have
-started would live on if the kernel is quicker to end a child than the child its own process group.
-So one guard a runtime, this file run as a script, is told the number of every process group over a
-pipe that nobody else holds. When the pipe closes, it kills them all, and ends.
+A runtime that is killed with `kill -9` can end nothing. Its children notice, but what *they*
+have started would live on if the kernel is quicker to end a child than the child its own
+process group. So one guard a runtime, this file run as a script, is told the number of every
+process group over a pipe that nobody else holds. When the pipe closes, it kills them all, and
+ends.
 
-A group is named before anything of the user runs in it, and taken back before its number is free
-for others. What is in the session of its leader, though it has a group of its own (the Python
-workers of Spark do), is ended too, where the kernel tells (`/proc`). With the group of untrusted
-work comes the number of the user that is its alone: then every process of that user is ended,
-wherever it has hidden itself (`kill_user`). A guard that is itself killed is replaced when the next
-group is named.
+A group is registered before anything of the user runs in it, and taken back before its number
+is free for others. What is in the session of its leader, though it has a group of its own (the
+Python workers of Spark do), is ended too, where the kernel tells (`/proc`). With the group of
+untrusted work comes the uid that is its alone: then every process of that user is ended,
+wherever it has hidden itself (`kill_user`). A guard that is itself killed is replaced when the
+next group is registered. The lock by which the end of this process is proved
+(`kernel.process_locks`) is given to it: so it is proved when nothing of the groups runs any
+more, and not before.
 
-With a number of a user as its argument the script does one thing: it becomes that user and kills
-all that the user has, at one instant.
+With a uid as its argument the script does one thing: it becomes that user and kills all that the
+user has, at one instant.
 """
 
 from __future__ import annotations
@@ -76,6 +79,9 @@ class Guard:
         return True
 
     def _replace(self) -> None:
+        # Here, so that the script imports nothing of ours.
+        from penstock.kernel.process_locks import held_descriptors  # noqa: PLC0415
+
         self._end()
         self._process = subprocess.Popen(  # noqa: S603 - our own
             [sys.executable, "-I", __file__],
@@ -85,6 +91,7 @@ class Guard:
             # A Ctrl-C in the terminal is for the runtime.
             start_new_session=True,
             env={},
+            pass_fds=held_descriptors(),
         )
         for group, user in self._groups.items():
             self._say(f"+{group} {user}\n")
@@ -182,7 +189,7 @@ def strike(number: int) -> None:
     except OSError:
         os.setresuid(number, number, number)
     if 0 in os.getresuid():
-        raise PermissionError("root would kill everybody")
+        raise PermissionError("refusing to kill every process as root")
     # There is none, or none but those of others.
     with suppress(ProcessLookupError, PermissionError):
         os.kill(-1, signal.SIGKILL)

@@ -1,8 +1,8 @@
 """Which runtimes there are, and what jobs get of them that say nothing else.
 
-Settings map the name of a runtime to what it should be. `process`, `lambda` and `spark` are always
-there; others come from installed packages, by the entry point group `penstock.runtimes`: an object
-that makes a `Runtime` of its settings.
+Settings map the name of a runtime to what it should be. `process`, `thread`, `lambda` and `spark`
+are always there; others come from installed packages, by the entry point group
+`penstock.runtimes`: an object that makes a `Runtime` of its settings.
 
     {
         "process": {"path": ["jobs"], "resources": {"memory": "2GiB"}},
@@ -16,7 +16,7 @@ a new name has a queue of that name unless it says another. A job overrides the 
 resource by its `resources`; images belong to runtimes.
 
 A runtime is made when it is first asked for, and once. Made by `app`, for the worker (`runtime`)
-and, through `penstock.dispatcher.registry`, for the dispatcher.
+and, through `penstock.dispatcher.runtime_registry`, for the dispatcher.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from typing import Any, Final
 import msgspec
 
 from penstock.kernel.errors import InvalidInput
-from penstock.kernel.shapes import wrong_shape
-from penstock.kernel.words import nearest
+from penstock.kernel.text import nearest
+from penstock.kernel.validation import wrong_shape
 from penstock.runtimes import DEFAULT_QUEUE
 from penstock.runtimes.base import Runtime
 from penstock.runtimes.function import function
 from penstock.runtimes.process import process
 from penstock.runtimes.spark.runtime import spark
+from penstock.runtimes.thread import thread
 
 Factory = Callable[[Mapping[str, Any]], Runtime]
 
@@ -49,6 +50,7 @@ _BUILT_IN: Final[Mapping[str, Factory]] = {
     "process": process,
     _FUNCTIONS: function,
     "spark": spark,
+    "thread": thread,
 }
 
 
@@ -70,7 +72,7 @@ class _Entry(msgspec.Struct, frozen=True):
     placement: Placement
 
 
-class Registry:
+class RuntimeRegistry:
     """The runtimes of this process."""
 
     def __init__(

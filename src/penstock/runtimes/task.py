@@ -1,4 +1,4 @@
-"""What a user's function is given: its task, what it reads, where it writes, and whom to tell.
+"""What a user's function is given: its task, what it reads, where it writes, and how it reports.
 
     def clean(task):
         for number, file in enumerate(task.inputs["raw"].path.glob("*.csv")):
@@ -11,15 +11,15 @@ says more than a dict can, and then nothing is taken for granted. Raising fails 
 `DoNotRetry` the task.
 
 `task.secrets` has the values of the job's secrets. `task.token` is the capability token of the
-attempt and `task.credentials` are credentials for its own prefixes, or None where none are minted;
-both are read anew each time, because they are renewed while the task runs. Of a task with many
-prefixes they hold what is written, say in `lacks` what is missing, and `task.credentials_for` gives
-credentials for some of those at a time.
+attempt and `task.credentials` are credentials for its own prefixes, or None where none are
+minted; both are read anew each time, because they are renewed while the task runs. Of a task
+with many prefixes they hold what is written, say in `lacks` what is missing, and
+`task.credentials_for` gives credentials for some of those at a time.
 
-When the task is to stop, a function that has looked at `stopping`, or waits by `wait`, is left to
-end by itself within the grace period. Any other is interrupted by an exception at once: `Stopped`,
-or `CancelledError` in an `async def`. All methods may be called from any thread; `emit` and `wait`
-block, so an `async def` calls them by `asyncio.to_thread`.
+When the task is to stop, a function that has looked at `stopping`, or waits by `wait`, is left
+to end by itself within the grace period. Any other is interrupted by an exception at once:
+`Stopped`, or `CancelledError` in an `async def`. All methods may be called from any thread;
+`emit` and `wait` block, so an `async def` calls them by `asyncio.to_thread`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,15 @@ from typing import Any, Protocol, TypeVar
 
 from penstock.datasets.layout import path_of
 from penstock.kernel.errors import InvalidInput
-from penstock.runtimes.base import Given, Made, News, Part, Place, Work
-from penstock.runtimes.handed import Handed, TaskCredentials
-from penstock.runtimes.secrets import Secrets
+from penstock.runtimes.base import (
+    AttemptWork,
+    Part,
+    ProducedOutput,
+    WorkEvent,
+    WorkInput,
+    WorkOutput,
+)
+from penstock.runtimes.secrets import AttemptFiles, Secrets, TaskCredentials
 
 Named = TypeVar("Named")
 
@@ -46,35 +52,35 @@ class Stopped(BaseException):
     """Raised inside a user's function that is to stop. Not an `Exception`, so it is not caught."""
 
 
-class Line(Protocol):
+class ReportChannel(Protocol):
     """Where a task's words go."""
 
     def progress(self, said: Mapping[str, Any]) -> None: ...
 
-    def emit(self, news: Sequence[News]) -> str: ...
+    def emit(self, news: Sequence[WorkEvent]) -> str: ...
 
     def credentials(self, locations: Sequence[str]) -> TaskCredentials: ...
 
 
-class Silence:
+class RecordingChannel:
     """A line to nobody, for trying a function out: what was said is kept."""
 
     def __init__(self) -> None:
         self.said: list[Mapping[str, Any]] = []
-        self.news: list[News] = []
+        self.news: list[WorkEvent] = []
 
     def progress(self, said: Mapping[str, Any]) -> None:
         self.said.append(said)
 
-    def emit(self, news: Sequence[News]) -> str:
+    def emit(self, news: Sequence[WorkEvent]) -> str:
         self.news.extend(news)
         return ""
 
     def credentials(self, locations: Sequence[str]) -> TaskCredentials:
-        raise InvalidInput(f"Nobody mints credentials for {', '.join(locations)} here.")
+        raise InvalidInput(f"No credentials are minted for {', '.join(locations)} here.")
 
 
-class Stopping:
+class StopFlag:
     """Whether a task is to stop, and whether its function looks at that."""
 
     def __init__(self) -> None:
@@ -99,7 +105,7 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class FunctionInput:
     """An input: what is published of it for the task's partition, if anything is."""
 
     name: str
@@ -109,7 +115,7 @@ class Input:
     revision: int | None
     parts: tuple[Part, ...] = ()
     """All that there is to read: several, if the task reads a range or all partitions, or if the
-    partition was appended to. See `penstock.runtimes.base.Given`."""
+    partition was appended to. See `penstock.runtimes.base.WorkInput`."""
     missed: int = 0
     """With `read: changes`, how many partitions were removed before their changes were read."""
 
@@ -140,7 +146,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class FunctionOutput:
     """An output: where this attempt, and no other, may write."""
 
     name: str
@@ -168,17 +174,21 @@ class _Known(dict[str, Named]):
         raise KeyError(f"The job has no {self._noun} {name!r}; {there}.")
 
 
-class Task:
+class FunctionTask:
     """One attempt, as a user's function sees it."""
 
     def __init__(
-        self, work: Work, *, line: Line | None = None, stopping: Stopping | None = None
+        self,
+        work: AttemptWork,
+        *,
+        line: ReportChannel | None = None,
+        stopping: StopFlag | None = None,
     ) -> None:
-        self._line = line if line is not None else Silence()
-        self._stopping = stopping if stopping is not None else Stopping()
+        self._line = line if line is not None else RecordingChannel()
+        self._stopping = stopping if stopping is not None else StopFlag()
         self._lock = threading.Lock()
         self._emitted = 0
-        self._published: list[Made] = []
+        self._published: list[ProducedOutput] = []
         self._handed = work.handed
         self.secrets: Mapping[str, str] = Secrets(work.secrets)
         """The values of the job's secrets, by name. No repr shows them."""
@@ -229,7 +239,7 @@ class Task:
         return self._line.credentials(locations)
 
     @property
-    def output(self) -> Output:
+    def output(self) -> FunctionOutput:
         """The output of a job that has one."""
         return self.outputs[self._named(None)]
 
@@ -269,7 +279,7 @@ class Task:
             self._emitted += 1
             own = f"task:{self.id}:{self.attempt}:{self._emitted}"
         known_by = event_id or (own if cursor is None else f"cursor:{cursor}")
-        news = News(
+        news = WorkEvent(
             output=name,
             event_id=known_by,
             partition_key=partition_key,
@@ -298,7 +308,7 @@ class Task:
         name = self._named(output)
         said = {"partition_key": partition_key, "start": start, "end": end, "cursor": cursor}
         slice_ = said if any(each is not None for each in said.values()) else self._slice()
-        made = Made(
+        made = ProducedOutput(
             output=name,
             location=location or self.outputs[name].location,
             append_key=append_key,
@@ -307,7 +317,7 @@ class Task:
         with self._lock:
             self._published.append(made)
 
-    def made(self, returned: object) -> tuple[Made, ...]:
+    def made(self, returned: object) -> tuple[ProducedOutput, ...]:
         """What was made, by what was published and what the function has returned."""
         if returned is None:
             if self._published:
@@ -322,7 +332,7 @@ class Task:
                 " the outputs that it has made to their locations."
             )
         said = [
-            Made(output=self._named(name), location=location, **self._slice())
+            ProducedOutput(output=self._named(name), location=location, **self._slice())
             for name, location in returned.items()
         ]
         return (*self._published, *said)
@@ -343,15 +353,15 @@ class Task:
         return output
 
 
-def make_folders(work: Work) -> None:
+def make_folders(work: AttemptWork) -> None:
     """Make the folders of the outputs that are on this machine."""
     for place in work.outputs.values():
         if place.location.startswith(f"{_FILE}/"):
             path_of(place.location).mkdir(parents=True, exist_ok=True)
 
 
-def _input(name: str, given: Given) -> Input:
-    return Input(
+def _input(name: str, given: WorkInput) -> FunctionInput:
+    return FunctionInput(
         name,
         given.dataset,
         given.generation,
@@ -362,9 +372,9 @@ def _input(name: str, given: Given) -> Input:
     )
 
 
-def _output(name: str, place: Place, handed: Handed | None) -> Output:
+def _output(name: str, place: WorkOutput, handed: AttemptFiles | None) -> FunctionOutput:
     folder = handed.outputs.get(name, "") if handed else ""
-    return Output(name, place.dataset, place.location, folder)
+    return FunctionOutput(name, place.dataset, place.location, folder)
 
 
 def _these(outputs: Mapping[str, Named]) -> str:

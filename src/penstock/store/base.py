@@ -28,14 +28,16 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Final, Literal, NewType
+from enum import Enum, StrEnum
+from functools import partial
+from typing import Final, Literal, NewType, TypeVar
 
 from penstock.kernel.errors import InvalidInput, NotFound
 from penstock.store.time import Interval, StoreClock, TimeSample
 
+Answer = TypeVar("Answer")
 Version = NewType("Version", str)
 Delimiter = Literal["", "/"]
 
@@ -193,8 +195,36 @@ class ObjectStore(ABC):
         return
 
 
+class StoreOperation(StrEnum):
+    """What is asked of a store; a put is told apart by its mode."""
+
+    GET = "get"
+    HEAD = "head"
+    CREATE = "create"
+    REPLACE = "replace"
+    SWAP = "swap"
+    TOUCH = "touch"
+    DELETE = "delete"
+    LIST = "list"
+    SAMPLE = "sample"
+
+    @property
+    def writes(self) -> bool:
+        """Whether it may change something."""
+        return self in _WRITING
+
+
+_PUTS: Final = {Put.CREATE: StoreOperation.CREATE, Put.REPLACE: StoreOperation.REPLACE}
+_WRITING: Final = frozenset(
+    {*_PUTS.values(), StoreOperation.SWAP, StoreOperation.TOUCH, StoreOperation.DELETE}
+)
+
+
 class Wrapper(ObjectStore):
-    """An `ObjectStore` around an `ObjectStore` that passes everything on."""
+    """An `ObjectStore` around an `ObjectStore` that passes everything on.
+
+    What is done about every request alike overrides `request`, through which all of them go.
+    """
 
     def __init__(self, inner: ObjectStore) -> None:
         self.inner = inner
@@ -203,11 +233,19 @@ class Wrapper(ObjectStore):
     def clock(self) -> StoreClock:
         return self.inner.clock
 
+    async def request(
+        self, operation: StoreOperation, key: str, ask: Callable[[], Awaitable[Answer]]
+    ) -> Answer:
+        """Make a request of the inner store; `key` is the prefix of a list."""
+        del operation, key
+        return await ask()
+
     async def get(self, key: str, *, unless: Version | None = None) -> Object | None:
-        return await self.inner.get(key, unless=unless)
+        ask = partial(self.inner.get, key, unless=unless)
+        return await self.request(StoreOperation.GET, key, ask)
 
     async def head(self, key: str) -> Head:
-        return await self.inner.head(key)
+        return await self.request(StoreOperation.HEAD, key, partial(self.inner.head, key))
 
     async def put(
         self,
@@ -217,15 +255,19 @@ class Wrapper(ObjectStore):
         *,
         metadata: Mapping[str, str] = NO_METADATA,
     ) -> Version:
-        return await self.inner.put(key, body, mode, metadata=metadata)
+        operation = StoreOperation.SWAP if isinstance(mode, Swap) else _PUTS[mode]
+        ask = partial(self.inner.put, key, body, mode, metadata=metadata)
+        return await self.request(operation, key, ask)
 
     async def touch(
         self, key: str, *, version: Version, metadata: Mapping[str, str] = NO_METADATA
     ) -> Version:
-        return await self.inner.touch(key, version=version, metadata=metadata)
+        ask = partial(self.inner.touch, key, version=version, metadata=metadata)
+        return await self.request(StoreOperation.TOUCH, key, ask)
 
     async def delete(self, key: str, *, version: Version | None = None) -> None:
-        await self.inner.delete(key, version=version)
+        ask = partial(self.inner.delete, key, version=version)
+        await self.request(StoreOperation.DELETE, key, ask)
 
     async def list(
         self,
@@ -236,12 +278,18 @@ class Wrapper(ObjectStore):
         limit: int = PAGE_KEYS_MAX,
         cursor: str | None = None,
     ) -> Page:
-        return await self.inner.list(
-            prefix, start_after=start_after, delimiter=delimiter, limit=limit, cursor=cursor
+        ask = partial(
+            self.inner.list,
+            prefix,
+            start_after=start_after,
+            delimiter=delimiter,
+            limit=limit,
+            cursor=cursor,
         )
+        return await self.request(StoreOperation.LIST, prefix, ask)
 
     async def sample(self) -> TimeSample:
-        return await self.inner.sample()
+        return await self.request(StoreOperation.SAMPLE, "", self.inner.sample)
 
     async def close(self) -> None:
         await self.inner.close()

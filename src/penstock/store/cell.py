@@ -37,6 +37,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from penstock.kernel.document_format import Stamped, decode, encode
 from penstock.kernel.entropy import Entropy, new_id, system_entropy
 from penstock.kernel.errors import (
     AlreadyExists,
@@ -45,7 +46,6 @@ from penstock.kernel.errors import (
     Superseded,
     VersionConflict,
 )
-from penstock.kernel.wire import Stamped, decode, encode
 from penstock.store.base import CREATE, NO_METADATA, ObjectStore, PutMode, Swap, Version
 
 TRIES_MAX: Final = 100
@@ -55,7 +55,7 @@ State = TypeVar("State", bound=Stamped)
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot(Generic[State]):
+class CellSnapshot(Generic[State]):
     """The document, None if there is no object, and the version it was read or written in."""
 
     state: State | None
@@ -106,11 +106,11 @@ class Cell(Generic[State]):
         self._kind = kind
         self._entropy = entropy
         self._writer = new_id(entropy, characters=12)
-        self._last: Snapshot[State] | None = None
+        self._last: CellSnapshot[State] | None = None
         self._busy = asyncio.Lock()
 
     @property
-    def last(self) -> Snapshot[State] | None:
+    def last(self) -> CellSnapshot[State] | None:
         """What was read or written last; others may have written since."""
         return self._last
 
@@ -121,7 +121,7 @@ class Cell(Generic[State]):
 
     def assume_absent(self) -> None:
         """Begin the next update as if there were no object: saves the read before a first write."""
-        self._last = Snapshot(None, None)
+        self._last = CellSnapshot(None, None)
 
     async def remove(self) -> None:
         """Delete the object in the version last read or written; raises `VersionConflict`."""
@@ -145,7 +145,7 @@ class Cell(Generic[State]):
             except (NotFound, VersionConflict):
                 await self._fetch()
                 return False
-            self._last = Snapshot(last.state, version)
+            self._last = CellSnapshot(last.state, version)
             return True
 
     async def update(self, change: Change[State]) -> State | None:
@@ -187,7 +187,9 @@ class Cell(Generic[State]):
             key=self.key,
         )
 
-    async def _first_decision(self, change: Change[State]) -> tuple[Snapshot[State], State | None]:
+    async def _first_decision(
+        self, change: Change[State]
+    ) -> tuple[CellSnapshot[State], State | None]:
         """What to start from and what to write: None leaves it."""
         if self._last is not None:
             # Not to write is a decision too, and must not rest on an old reading.
@@ -199,7 +201,7 @@ class Cell(Generic[State]):
         return present, _applied(change, present)
 
     async def _write(
-        self, present: Snapshot[State], following: State, sends: _Sends
+        self, present: CellSnapshot[State], following: State, sends: _Sends
     ) -> State | None:
         write = new_id(self._entropy, characters=16)
         sends.ids.add(write)
@@ -219,11 +221,11 @@ class Cell(Generic[State]):
         except OutcomeUnknown:
             sends.unsettled = True
             return None
-        self._last = Snapshot(state, version)
+        self._last = CellSnapshot(state, version)
         return state
 
     def _took_effect(
-        self, sends: _Sends, before: Snapshot[State], present: Snapshot[State]
+        self, sends: _Sends, before: CellSnapshot[State], present: CellSnapshot[State]
     ) -> bool:
         """Whether one of the puts is in the past of what was read after them."""
         if sends.superseded:
@@ -247,13 +249,13 @@ class Cell(Generic[State]):
             hint="Read the object and decide by what it holds.",
         )
 
-    async def _fetch(self) -> Snapshot[State]:
+    async def _fetch(self) -> CellSnapshot[State]:
         # Where the date counts, "unchanged" is no answer: a touch leaves the version as it is.
         known = None if self._dated else self._last
         try:
             found = await self._store.get(self.key, unless=known.version if known else None)
         except NotFound:
-            self._last = Snapshot(None, None)
+            self._last = CellSnapshot(None, None)
             return self._last
         if found is None:
             assert known is not None, "only what is known can be unchanged"
@@ -264,7 +266,7 @@ class Cell(Generic[State]):
                 self._check(state)
             if self._dated is not None:
                 state = self._dated(state, found.modified)
-            self._last = Snapshot(state, found.version, found.modified)
+            self._last = CellSnapshot(state, found.version, found.modified)
         return self._last
 
     async def _pause(self, tries: int) -> None:
@@ -272,7 +274,7 @@ class Cell(Generic[State]):
         await self._store.clock.machine.sleep(self._entropy.uniform(0, bound))
 
 
-def _applied(change: Change[State], present: Snapshot[State]) -> State | None:
+def _applied(change: Change[State], present: CellSnapshot[State]) -> State | None:
     """What the change makes of the present; None if it leaves it."""
     following = change(present.state)
     return None if following is present.state else following

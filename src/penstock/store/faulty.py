@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import (
@@ -34,22 +33,7 @@ from penstock.kernel.errors import (
     Unavailable,
     VersionConflict,
 )
-from penstock.store.base import (
-    NO_METADATA,
-    PAGE_KEYS_MAX,
-    REPLACE,
-    Delimiter,
-    Head,
-    Object,
-    ObjectStore,
-    Page,
-    PutMode,
-    Version,
-    Wrapper,
-)
-from penstock.store.time import TimeSample
-
-Answer = TypeVar("Answer")
+from penstock.store.base import Answer, ObjectStore, StoreOperation, Version, Wrapper
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +78,10 @@ class FaultyStore(Wrapper):
         self._late: set[asyncio.Task[None]] = set()
         self.injected: Counter[str] = Counter()
 
-    async def _meet(
-        self, request: Callable[[], Awaitable[Answer]], *, key: str = "", writes: bool = False
+    async def request(
+        self, operation: StoreOperation, key: str, ask: Callable[[], Awaitable[Answer]]
     ) -> Answer:
+        writes = operation.writes
         fate = self._fate(writes=writes)
         if fate.latency_seconds:
             await self.clock.machine.sleep(fate.latency_seconds)
@@ -105,11 +90,11 @@ class FaultyStore(Wrapper):
         if fate.fault == "throttled":
             raise Throttled("The store asked to slow down (injected).", key=key)
         if fate.fault == "late request":
-            self._deliver(request, after_seconds=fate.late_seconds)
+            self._deliver(ask, after_seconds=fate.late_seconds)
         if not fate.arrives:
             raise _lost(writes=writes, what="request", key=key)
         try:
-            answer = await self._carry_out(request, fate)
+            answer = await self._carry_out(ask, fate)
         except StoreError:
             # A refusal is an answer, and is lost like any other.
             if not fate.fault:
@@ -175,33 +160,6 @@ class FaultyStore(Wrapper):
         await asyncio.gather(*self._late, return_exceptions=True)
         await self.inner.close()
 
-    async def get(self, key: str, *, unless: Version | None = None) -> Object | None:
-        return await self._meet(lambda: self.inner.get(key, unless=unless), key=key)
-
-    async def head(self, key: str) -> Head:
-        return await self._meet(lambda: self.inner.head(key), key=key)
-
-    async def put(
-        self,
-        key: str,
-        body: bytes,
-        mode: PutMode = REPLACE,
-        *,
-        metadata: Mapping[str, str] = NO_METADATA,
-    ) -> Version:
-        return await self._meet(
-            lambda: self.inner.put(key, body, mode, metadata=metadata), key=key, writes=True
-        )
-
-    async def touch(
-        self, key: str, *, version: Version, metadata: Mapping[str, str] = NO_METADATA
-    ) -> Version:
-        return await self._meet(
-            lambda: self.inner.touch(key, version=version, metadata=metadata),
-            key=key,
-            writes=True,
-        )
-
     async def delete(self, key: str, *, version: Version | None = None) -> None:
         gap_seconds = self._up_to(self.plan.racy_delete_seconds_max) if version else 0.0
 
@@ -213,7 +171,7 @@ class FaultyStore(Wrapper):
             await self.clock.machine.sleep(gap_seconds)
             await self.inner.delete(key)
 
-        await self._meet(request, key=key, writes=True)
+        await self.request(StoreOperation.DELETE, key, request)
 
     async def _check(self, key: str, version: Version) -> None:
         try:
@@ -222,24 +180,6 @@ class FaultyStore(Wrapper):
             found = None
         if found is None or found.version != version:
             raise VersionConflict(f"The object {key!r} is not there in the version named.", key=key)
-
-    async def list(
-        self,
-        prefix: str = "",
-        *,
-        start_after: str = "",
-        delimiter: Delimiter = "",
-        limit: int = PAGE_KEYS_MAX,
-        cursor: str | None = None,
-    ) -> Page:
-        return await self._meet(
-            lambda: self.inner.list(
-                prefix, start_after=start_after, delimiter=delimiter, limit=limit, cursor=cursor
-            )
-        )
-
-    async def sample(self) -> TimeSample:
-        return await self._meet(self.inner.sample)
 
 
 def _lost(*, writes: bool, what: str, key: str) -> StoreError:

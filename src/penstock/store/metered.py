@@ -15,12 +15,12 @@ for it any more, are counted as unbilled. What is wrong before it is sent is not
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Final
 
 from penstock.kernel.errors import (
     InvalidInput,
@@ -29,22 +29,8 @@ from penstock.kernel.errors import (
     Throttled,
     Unavailable,
 )
-from penstock.store.base import (
-    NO_METADATA,
-    PAGE_KEYS_MAX,
-    REPLACE,
-    Delimiter,
-    Head,
-    Object,
-    ObjectStore,
-    Page,
-    PutMode,
-    Version,
-    Wrapper,
-)
-from penstock.store.time import TimeSample
+from penstock.store.base import Answer, ObjectStore, StoreOperation, Wrapper
 
-Answer = TypeVar("Answer")
 _UNBILLED = (Throttled, Unavailable, OutcomeUnknown)
 
 
@@ -130,6 +116,20 @@ class Meter:
         return sorted({label for counts in (self.billed, self.unbilled) for label, _ in counts})
 
 
+_KINDS: Final = {
+    StoreOperation.GET: Kind.GET,
+    StoreOperation.HEAD: Kind.HEAD,
+    StoreOperation.CREATE: Kind.PUT,
+    StoreOperation.REPLACE: Kind.PUT,
+    StoreOperation.SWAP: Kind.PUT,
+    StoreOperation.TOUCH: Kind.COPY,
+    StoreOperation.DELETE: Kind.DELETE,
+    StoreOperation.LIST: Kind.LIST,
+    StoreOperation.SAMPLE: Kind.HEAD,
+}
+"""As what each is billed."""
+
+
 class MeteredStore(Wrapper):
     """An `ObjectStore` whose requests are counted on a meter."""
 
@@ -137,10 +137,14 @@ class MeteredStore(Wrapper):
         super().__init__(inner)
         self.meter = meter
 
-    async def _count(self, kind: Kind, request: Awaitable[Answer], *, label: str = "") -> Answer:
-        slot = (label or _label.get(), kind)
+    async def request(
+        self, operation: StoreOperation, key: str, ask: Callable[[], Awaitable[Answer]]
+    ) -> Answer:
+        del key
+        label = "time" if operation is StoreOperation.SAMPLE else _label.get()
+        slot = (label, _KINDS[operation])
         try:
-            answer = await request
+            answer = await ask()
         except InvalidInput:
             raise
         except BaseException as error:
@@ -149,45 +153,3 @@ class MeteredStore(Wrapper):
             raise
         self.meter.billed[slot] += 1
         return answer
-
-    async def get(self, key: str, *, unless: Version | None = None) -> Object | None:
-        return await self._count(Kind.GET, self.inner.get(key, unless=unless))
-
-    async def head(self, key: str) -> Head:
-        return await self._count(Kind.HEAD, self.inner.head(key))
-
-    async def put(
-        self,
-        key: str,
-        body: bytes,
-        mode: PutMode = REPLACE,
-        *,
-        metadata: Mapping[str, str] = NO_METADATA,
-    ) -> Version:
-        return await self._count(Kind.PUT, self.inner.put(key, body, mode, metadata=metadata))
-
-    async def touch(
-        self, key: str, *, version: Version, metadata: Mapping[str, str] = NO_METADATA
-    ) -> Version:
-        request = self.inner.touch(key, version=version, metadata=metadata)
-        return await self._count(Kind.COPY, request)
-
-    async def delete(self, key: str, *, version: Version | None = None) -> None:
-        await self._count(Kind.DELETE, self.inner.delete(key, version=version))
-
-    async def list(
-        self,
-        prefix: str = "",
-        *,
-        start_after: str = "",
-        delimiter: Delimiter = "",
-        limit: int = PAGE_KEYS_MAX,
-        cursor: str | None = None,
-    ) -> Page:
-        request = self.inner.list(
-            prefix, start_after=start_after, delimiter=delimiter, limit=limit, cursor=cursor
-        )
-        return await self._count(Kind.LIST, request)
-
-    async def sample(self) -> TimeSample:
-        return await self._count(Kind.HEAD, self.inner.sample(), label="time")

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from penstock.kernel.document_format import Stamped, decode, encode
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import (
     AlreadyExists,
@@ -21,7 +22,6 @@ from penstock.kernel.errors import (
     Superseded,
     VersionConflict,
 )
-from penstock.kernel.wire import Stamped, decode, encode
 from penstock.store.base import CREATE, ObjectStore, PutMode, Swap, Version
 from penstock.store.cell import Cell
 
@@ -34,7 +34,7 @@ class Entrant(Stamped, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RaceOutcome:
     """How many believe that they won, and whether the object agrees with one of them."""
 
     winners: int
@@ -45,12 +45,12 @@ class Outcome:
         return self.winners == 1 and self.stands
 
 
-async def create_race(clients: Sequence[ObjectStore], key: str, *, entropy: Entropy) -> Outcome:
+async def create_race(clients: Sequence[ObjectStore], key: str, *, entropy: Entropy) -> RaceOutcome:
     """All create the same key at once; one may win."""
     return await _race(clients, key, CREATE, entropy)
 
 
-async def swap_race(clients: Sequence[ObjectStore], key: str, *, entropy: Entropy) -> Outcome:
+async def swap_race(clients: Sequence[ObjectStore], key: str, *, entropy: Entropy) -> RaceOutcome:
     """All swap from the same version at once; one may win."""
     version = await lay(clients[0], key, bodies_of(1, entropy)[0])
     return await _race(clients, key, Swap(version), entropy)
@@ -164,7 +164,7 @@ async def _succeeds(request: Awaitable[object]) -> bool:
 
 async def _race(
     clients: Sequence[ObjectStore], key: str, mode: PutMode, entropy: Entropy
-) -> Outcome:
+) -> RaceOutcome:
     bodies = bodies_of(len(clients), entropy)
     won = await winners_among(clients, key, mode, bodies)
     found = await clients[0].get(key)
@@ -172,4 +172,4 @@ async def _race(
         winner and found is not None and found.body == body
         for body, winner in zip(bodies, won, strict=True)
     )
-    return Outcome(winners=sum(won), stands=stands)
+    return RaceOutcome(winners=sum(won), stands=stands)

@@ -38,6 +38,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from penstock.kernel.document_format import took_effect
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import (
     AlreadyExists,
@@ -49,7 +50,6 @@ from penstock.kernel.errors import (
     Unavailable,
     VersionConflict,
 )
-from penstock.kernel.wire import took_effect
 from penstock.store.base import (
     NO_METADATA,
     PAGE_KEYS_MAX,

@@ -183,7 +183,9 @@ class StoreClock:
         try:
             await self._ask(sample)
         except StoreError as error:
-            _log.warning("no time sample; the store's time is known less precisely: %s", error)
+            _log.warning(
+                "failed to sample the store's time, which is known less precisely: %s", error
+            )
 
     def _is_due(self, known: Interval) -> bool:
         age = self._clock.monotonic() - max(self._asked_at, self._heard_at)

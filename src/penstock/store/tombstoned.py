@@ -47,7 +47,7 @@ names are not says so in one of two ways:
 
 Between `retrying`, which settles the answers that are lost, and `metered`, which counts: a delete
 is a put here, a `CREATE` over a tombstone two puts and a HEAD. All who use a bucket have to use it
-so: `penstock.store.s3.deletes` keeps a record of it in the bucket, and `open_store` goes by that.
+so: `penstock.store.s3.backend` keeps a record of it in the bucket, and `open_store` goes by that.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import ClassVar, Final
 
+from penstock.kernel.document_format import Document, encode
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import (
     AlreadyExists,
@@ -67,7 +68,6 @@ from penstock.kernel.errors import (
     Unsupported,
     VersionConflict,
 )
-from penstock.kernel.wire import Document, encode
 from penstock.store.base import (
     CREATE,
     NO_METADATA,
@@ -164,7 +164,7 @@ class TombstonedStore(Wrapper):
     ) -> Version:
         if is_tombstone(body):
             raise InvalidInput(
-                f"The body for {key!r} is a tombstone's, and would be taken for nothing.",
+                f"The body for {key!r} is that of a tombstone and would read as deleted.",
                 hint="Change it by a byte.",
             )
         if mode is not CREATE:

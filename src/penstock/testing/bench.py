@@ -41,16 +41,16 @@ from typing import Any, Final, TypeVar
 from penstock.kernel.errors import InvalidInput, StoreError
 from penstock.queue.client import Queue
 from penstock.queue.config import QueueConfig
+from penstock.queue.ids import PackAt
 from penstock.queue.layout import QueueLayout
-from penstock.queue.places import PackAt
-from penstock.queue.settings import Mode, WorkerSettings
+from penstock.queue.settings import DiscoveryMode, WorkerSettings
 from penstock.queue.worker import Worker
 from penstock.store.base import ObjectStore
 from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Meter, MeteredStore
 from penstock.store.retrying import RetryingStore
-from penstock.testing.queue_contract.bench import Access, Gate
+from penstock.testing.queue_contract.bench import GateAccess, GatedStore
 from penstock.testing.virtual import World, simulate
 
 Result = TypeVar("Result")
@@ -66,7 +66,7 @@ class QueueBench:
     """A queue, a worker for it, and the time, for one test. Made by `run_queue`."""
 
     def __init__(
-        self, world: World, group: asyncio.TaskGroup, *, faults: FaultPlan, mode: Mode
+        self, world: World, group: asyncio.TaskGroup, *, faults: FaultPlan, mode: DiscoveryMode
     ) -> None:
         self._world = world
         self._group = group
@@ -76,7 +76,7 @@ class QueueBench:
         self._clock = world.clock()
         self._networks: list[FaultyStore] = []
         self._runs: dict[Worker, asyncio.Task[None]] = {}
-        self._gates: dict[Worker, Gate] = {}
+        self._gates: dict[Worker, GatedStore] = {}
         self._connected: list[Queue] = []
         self.meter = Meter()
         """The requests of everybody on the bench: `meter.dollars()` prices them."""
@@ -143,7 +143,7 @@ class QueueBench:
 
     async def kill(self, worker: Worker) -> None:
         """End a worker as `kill -9` does: nothing that it does from now on reaches the store."""
-        self._gates[worker].access = Access.CLOSED
+        self._gates[worker].access = GateAccess.CLOSED
         run = self._runs[worker]
         run.cancel()
         await asyncio.wait((run,))
@@ -178,14 +178,14 @@ class QueueBench:
                 found.append(read[0])
         return found
 
-    def _client(self) -> tuple[ObjectStore, Gate]:
+    def _client(self) -> tuple[ObjectStore, GatedStore]:
         """One more client of the store, with a network of its own."""
         number = len(self._networks)
         entropy = self._world.entropy(f"client {number}")
         backend = MemoryStore(self._bucket, clock=self._world.clock())
         network = FaultyStore(backend, self._faults, entropy=entropy)
         self._networks.append(network)
-        gate = Gate(MeteredStore(network, self.meter))
+        gate = GatedStore(MeteredStore(network, self.meter))
         return RetryingStore(gate, entropy=entropy), gate
 
     async def _attach(self, queue: Queue, store: ObjectStore) -> None:
@@ -214,7 +214,7 @@ def run_queue(
     *,
     faults: FaultPlan | None = None,
     seed: int | str = 0,
-    mode: str = Mode.LEASED,
+    mode: str = DiscoveryMode.LEASED,
     name: str = "bench",
     config: QueueConfig | None = None,
 ) -> Result:
@@ -226,7 +226,7 @@ def run_queue(
     async def main(world: World) -> Result:
         outcome: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         async with asyncio.TaskGroup() as group:
-            bench = QueueBench(world, group, faults=faults or NO_FAULTS, mode=Mode(mode))
+            bench = QueueBench(world, group, faults=faults or NO_FAULTS, mode=DiscoveryMode(mode))
             await bench.open(name=name, config=config)
             try:
                 outcome.set_result(await test(bench))

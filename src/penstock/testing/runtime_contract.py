@@ -29,8 +29,15 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.base import Finished, Made, News, Place, Runtime, Work
-from penstock.runtimes.handed import TaskCredentials
+from penstock.runtimes.base import (
+    AttemptWork,
+    ProducedOutput,
+    Runtime,
+    WorkEvent,
+    WorkOutput,
+    WorkResult,
+)
+from penstock.runtimes.secrets import TaskCredentials
 
 BEGUN: Final = "begun\n"
 PRINTED: Final = "printed\n"
@@ -40,19 +47,19 @@ _SHORT_SECONDS: Final = 0.2
 _STARTER: Final = """
 import asyncio, importlib, sys
 import msgspec
-from penstock.runtimes.base import Work
-from penstock.testing.runtime_contract import Ear
+from penstock.runtimes.base import AttemptWork
+from penstock.testing.runtime_contract import RecordingReporter
 
 async def main(maker, work):
     module, _, name = maker.partition(":")
     async with getattr(importlib.import_module(module), name)() as runtime:
-        await runtime.run(msgspec.json.decode(work, type=Work), Ear())
+        await runtime.run(msgspec.json.decode(work, type=AttemptWork), RecordingReporter())
 
 asyncio.run(main(*sys.argv[1:]))
 """
 
 
-class Deed(StrEnum):
+class WorkKind(StrEnum):
     """What work may do. `HANGS`, and those like it, first write `BEGUN` to the pipe."""
 
     MAKES = "makes"
@@ -79,43 +86,48 @@ class Deed(StrEnum):
 
 
 @dataclass
-class Ear:
+class RecordingReporter:
     """A voice that remembers what it was told."""
 
     pause: str = ""
     said: list[Mapping[str, Any]] = field(default_factory=list)
-    news: list[News] = field(default_factory=list)
+    news: list[WorkEvent] = field(default_factory=list)
     is_timed: bool = True
+    has_begun: bool = False
+
+    def begins(self) -> None:
+        self.has_begun = True
 
     def progress(self, said: Mapping[str, Any]) -> None:
+        assert self.has_begun, "a runtime says that work begins before any of it runs"
         self.said.append(said)
 
     def timed(self, *, is_running: bool) -> None:
         self.is_timed = is_running
 
-    async def emit(self, news: Sequence[News]) -> str:
+    async def emit(self, news: Sequence[WorkEvent]) -> str:
         self.news.extend(news)
         return self.pause
 
     async def credentials(self, locations: Sequence[str]) -> TaskCredentials:
-        raise WorkFailed(f"Nobody mints credentials for {', '.join(locations)}.")
+        raise WorkFailed(f"No credentials are minted for {', '.join(locations)}.")
 
 
-class Bench(Protocol):
+class RuntimeBench(Protocol):
     """A runtime under trial."""
 
     runtime: Runtime
     """Started."""
-    deeds: frozenset[Deed]
+    deeds: frozenset[WorkKind]
     maker: str
     """Where a runtime of the same kind is made: `module:function`, without arguments."""
 
     @abstractmethod
-    def work(self, deed: Deed, *, pipe: Path, folder: Path) -> Work:
+    def work(self, deed: WorkKind, *, pipe: Path, folder: Path) -> AttemptWork:
         """Work that does this. Its one output, `out`, and its log are below the folder."""
 
 
-class Watch:
+class PipeWatch:
     """The reading end of a named pipe."""
 
     def __init__(self, folder: Path) -> None:
@@ -176,73 +188,78 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Trial:
+class RuntimeTrial:
     """One check on one bench."""
 
-    bench: Bench
+    bench: RuntimeBench
     folder: Path
-    watch: Watch
+    watch: PipeWatch
 
-    def work(self, deed: Deed, *, grace_seconds: float = _WAIT_SECONDS, name: str = "") -> Work:
+    def work(
+        self, deed: WorkKind, *, grace_seconds: float = _WAIT_SECONDS, name: str = ""
+    ) -> AttemptWork:
         folder = self.folder / (name or deed.value.replace(" ", "-"))
         made = self.bench.work(deed, pipe=self.watch.path, folder=folder)
         return replace(made, grace_seconds=grace_seconds)
 
-    async def run(self, deed: Deed, **more: Any) -> Finished:
-        return await self.bench.runtime.run(self.work(deed, **more), Ear())
+    async def run(self, deed: WorkKind, **more: Any) -> WorkResult:
+        return await self.bench.runtime.run(self.work(deed, **more), RecordingReporter())
 
 
-Check = Callable[[Trial], Awaitable[None]]
+Check = Callable[[RuntimeTrial], Awaitable[None]]
 
 
-async def what_was_made_comes_back(trial: Trial) -> None:
-    work = trial.work(Deed.MAKES)
+async def what_was_made_comes_back(trial: RuntimeTrial) -> None:
+    work = trial.work(WorkKind.MAKES)
     location = work.outputs["out"].location
     for attempt in (1, 2):
-        finished = await trial.bench.runtime.run(replace(work, attempt=attempt), Ear())
-        made = Made(output="out", location=location, partition_key="p", start=1, end=2)
+        finished = await trial.bench.runtime.run(
+            replace(work, attempt=attempt), RecordingReporter()
+        )
+        made = ProducedOutput(output="out", location=location, partition_key="p", start=1, end=2)
         # What a manifest says of it is the runtime's own.
         assert tuple(replace(each, facts=None) for each in finished.made) == (made,)
         assert msgspec.json.decode(msgspec.json.encode(finished.metrics)) == finished.metrics
     assert (trial.folder / "makes" / "out" / "made.txt").read_text() == "made"
 
 
-async def a_failure_says_why(trial: Trial) -> None:
-    failure = await _failure(trial, Deed.FAILS)
+async def a_failure_says_why(trial: RuntimeTrial) -> None:
+    failure = await _failure(trial, WorkKind.FAILS)
     assert failure.is_retried
     assert failure.message.startswith("ValueError: The number is wrong.")
 
 
-async def a_failure_for_good_is_not_retried(trial: Trial) -> None:
-    assert not (await _failure(trial, Deed.FAILS_FOR_GOOD)).is_retried
+async def a_failure_for_good_is_not_retried(trial: RuntimeTrial) -> None:
+    assert not (await _failure(trial, WorkKind.FAILS_FOR_GOOD)).is_retried
 
 
-async def a_crash_is_a_failure_and_costs_nobody_else_anything(trial: Trial) -> None:
-    failure = await _failure(trial, Deed.CRASHES)
+async def a_crash_is_a_failure_and_costs_nobody_else_anything(trial: RuntimeTrial) -> None:
+    failure = await _failure(trial, WorkKind.CRASHES)
     assert failure.is_retried
     assert "7" in failure.message
-    assert (await trial.run(Deed.MAKES)).made
+    assert (await trial.run(WorkKind.MAKES)).made
 
 
-async def what_is_printed_is_in_the_log_of_its_task(trial: Trial) -> None:
-    work = replace(trial.work(Deed.PRINTS), log=str(trial.folder / "log"))
+async def what_is_printed_is_in_the_log_of_its_task(trial: RuntimeTrial) -> None:
+    work = replace(trial.work(WorkKind.PRINTS), log=str(trial.folder / "log"))
     (trial.folder / "log").write_text("before\n")
-    await trial.bench.runtime.run(work, Ear())
-    await trial.bench.runtime.run(replace(work, log=""), Ear())
+    await trial.bench.runtime.run(work, RecordingReporter())
+    await trial.bench.runtime.run(replace(work, log=""), RecordingReporter())
     assert (trial.folder / "log").read_text() == f"before\n{PRINTED}{PRINTED}"
 
 
-async def work_is_heard_and_answered(trial: Trial) -> None:
-    ear = Ear(pause="Too much is waiting.")
-    await trial.bench.runtime.run(trial.work(Deed.TELLS), ear)
+async def work_is_heard_and_answered(trial: RuntimeTrial) -> None:
+    ear = RecordingReporter(pause="Too much is waiting.")
+    await trial.bench.runtime.run(trial.work(WorkKind.TELLS), ear)
     assert ear.said == [{"part": 1, "of": 2}, {"paused": "Too much is waiting."}]
     assert [(each.output, each.cursor) for each in ear.news] == [("out", 7)]
 
 
-async def several_run_at_once_and_cancelling_ends_each(trial: Trial) -> None:
+async def several_run_at_once_and_cancelling_ends_each(trial: RuntimeTrial) -> None:
     async with asyncio.TaskGroup() as group:
         running = [
-            group.create_task(trial.run(Deed.HANGS, name=str(number))) for number in range(_AT_ONCE)
+            group.create_task(trial.run(WorkKind.HANGS, name=str(number)))
+            for number in range(_AT_ONCE)
         ]
         await trial.watch.begun(_AT_ONCE)
         for each in running:
@@ -250,17 +267,17 @@ async def several_run_at_once_and_cancelling_ends_each(trial: Trial) -> None:
     assert all(each.cancelled() for each in running)
     # It is over when `run` is, and not a moment later.
     assert trial.watch.is_gone()
-    assert (await trial.run(Deed.MAKES)).made
+    assert (await trial.run(WorkKind.MAKES)).made
 
 
-async def what_will_not_stop_is_stopped(trial: Trial) -> None:
-    await _cancelled(trial, Deed.IS_STUBBORN, grace_seconds=_SHORT_SECONDS)
+async def what_will_not_stop_is_stopped(trial: RuntimeTrial) -> None:
+    await _cancelled(trial, WorkKind.IS_STUBBORN, grace_seconds=_SHORT_SECONDS)
     assert trial.watch.is_gone()
 
 
-async def a_second_cancel_does_not_leave_anything(trial: Trial) -> None:
+async def a_second_cancel_does_not_leave_anything(trial: RuntimeTrial) -> None:
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(trial.run(Deed.IS_STUBBORN))
+        running = group.create_task(trial.run(WorkKind.IS_STUBBORN))
         await trial.watch.begun()
         running.cancel()
         # The grace would be long; whoever is in a hurry says so.
@@ -270,43 +287,44 @@ async def a_second_cancel_does_not_leave_anything(trial: Trial) -> None:
     assert trial.watch.is_gone()
 
 
-async def what_work_has_started_is_stopped_with_it(trial: Trial) -> None:
-    await _cancelled(trial, Deed.SPAWNS)
+async def what_work_has_started_is_stopped_with_it(trial: RuntimeTrial) -> None:
+    await _cancelled(trial, WorkKind.SPAWNS)
     await trial.watch.gone()
 
 
-async def nothing_runs_on_after_work_has_returned(trial: Trial) -> None:
-    await trial.run(Deed.LEAVES_BEHIND)
+async def nothing_runs_on_after_work_has_returned(trial: RuntimeTrial) -> None:
+    await trial.run(WorkKind.LEAVES_BEHIND)
     await trial.watch.gone()
 
 
-async def a_source_is_heard_while_it_drains(trial: Trial) -> None:
-    ear = Ear()
+async def a_source_is_heard_while_it_drains(trial: RuntimeTrial) -> None:
+    ear = RecordingReporter()
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(trial.bench.runtime.run(trial.work(Deed.DRAINS), ear))
+        running = group.create_task(trial.bench.runtime.run(trial.work(WorkKind.DRAINS), ear))
         await trial.watch.begun()
+        assert ear.has_begun
         running.cancel()
     assert running.cancelled()
     assert [(each.event_id, each.cursor) for each in ear.news] == [("last words", 8)]
     assert trial.watch.is_gone()
 
 
-async def stopping_the_runtime_ends_what_runs(trial: Trial) -> None:
+async def stopping_the_runtime_ends_what_runs(trial: RuntimeTrial) -> None:
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(_failure(trial, Deed.IS_STUBBORN))
+        running = group.create_task(_failure(trial, WorkKind.IS_STUBBORN))
         await trial.watch.begun()
         await trial.bench.runtime.stop()
         await running
     assert trial.watch.is_gone()
 
 
-async def nothing_outlives_a_process_that_is_killed(trial: Trial) -> None:
-    for deed in (Deed.IS_STUBBORN, Deed.SPAWNS):
+async def nothing_outlives_a_process_that_is_killed(trial: RuntimeTrial) -> None:
+    for deed in (WorkKind.IS_STUBBORN, WorkKind.SPAWNS):
         if deed not in trial.bench.deeds:
             continue
         folder = trial.folder / f"killed-{deed.name}"
         folder.mkdir()
-        watch = Watch(folder)
+        watch = PipeWatch(folder)
         work = trial.bench.work(deed, pipe=watch.path, folder=folder)
         starting = (sys.executable, "-c", _STARTER, trial.bench.maker, msgspec.json.encode(work))
         process = await asyncio.create_subprocess_exec(*starting)
@@ -321,50 +339,50 @@ async def nothing_outlives_a_process_that_is_killed(trial: Trial) -> None:
             watch.close()
 
 
-async def many_small_ones_in_a_row(trial: Trial) -> None:
+async def many_small_ones_in_a_row(trial: RuntimeTrial) -> None:
     for number in range(200):
-        assert (await trial.run(Deed.MAKES, name=str(number % 10))).made
+        assert (await trial.run(WorkKind.MAKES, name=str(number % 10))).made
 
 
-NEEDS: Final[Mapping[Check, Deed]] = {
-    what_was_made_comes_back: Deed.MAKES,
-    a_failure_says_why: Deed.FAILS,
-    a_failure_for_good_is_not_retried: Deed.FAILS_FOR_GOOD,
-    a_crash_is_a_failure_and_costs_nobody_else_anything: Deed.CRASHES,
-    what_is_printed_is_in_the_log_of_its_task: Deed.PRINTS,
-    work_is_heard_and_answered: Deed.TELLS,
-    several_run_at_once_and_cancelling_ends_each: Deed.HANGS,
-    what_will_not_stop_is_stopped: Deed.IS_STUBBORN,
-    a_second_cancel_does_not_leave_anything: Deed.IS_STUBBORN,
-    what_work_has_started_is_stopped_with_it: Deed.SPAWNS,
-    nothing_runs_on_after_work_has_returned: Deed.LEAVES_BEHIND,
-    a_source_is_heard_while_it_drains: Deed.DRAINS,
-    stopping_the_runtime_ends_what_runs: Deed.IS_STUBBORN,
-    nothing_outlives_a_process_that_is_killed: Deed.HANGS,
-    many_small_ones_in_a_row: Deed.MAKES,
+NEEDS: Final[Mapping[Check, WorkKind]] = {
+    what_was_made_comes_back: WorkKind.MAKES,
+    a_failure_says_why: WorkKind.FAILS,
+    a_failure_for_good_is_not_retried: WorkKind.FAILS_FOR_GOOD,
+    a_crash_is_a_failure_and_costs_nobody_else_anything: WorkKind.CRASHES,
+    what_is_printed_is_in_the_log_of_its_task: WorkKind.PRINTS,
+    work_is_heard_and_answered: WorkKind.TELLS,
+    several_run_at_once_and_cancelling_ends_each: WorkKind.HANGS,
+    what_will_not_stop_is_stopped: WorkKind.IS_STUBBORN,
+    a_second_cancel_does_not_leave_anything: WorkKind.IS_STUBBORN,
+    what_work_has_started_is_stopped_with_it: WorkKind.SPAWNS,
+    nothing_runs_on_after_work_has_returned: WorkKind.LEAVES_BEHIND,
+    a_source_is_heard_while_it_drains: WorkKind.DRAINS,
+    stopping_the_runtime_ends_what_runs: WorkKind.IS_STUBBORN,
+    nothing_outlives_a_process_that_is_killed: WorkKind.HANGS,
+    many_small_ones_in_a_row: WorkKind.MAKES,
 }
 """The deed without which a check has nothing to say."""
 
 RUNTIME_CHECKS: Final[dict[str, Check]] = {getattr(check, "__name__", ""): check for check in NEEDS}
 
 
-async def run_check(name: str, make: Callable[[], Bench], folder: Path) -> None:
+async def run_check(name: str, make: Callable[[], RuntimeBench], folder: Path) -> None:
     """Run a check in an empty folder. One that needs a deed that is not there is passed."""
     bench = make()
     if NEEDS[RUNTIME_CHECKS[name]] not in bench.deeds:
         return
-    watch = Watch(folder)
+    watch = PipeWatch(folder)
     try:
         async with bench.runtime:
-            await RUNTIME_CHECKS[name](Trial(bench, folder, watch))
+            await RUNTIME_CHECKS[name](RuntimeTrial(bench, folder, watch))
     finally:
         watch.close()
 
 
-def plain_work(operator: str, deed: Deed, *, pipe: Path, folder: Path) -> Work:
+def plain_work(operator: str, deed: WorkKind, *, pipe: Path, folder: Path) -> AttemptWork:
     """Work for a runtime that tells its work the config, and lets it write to a folder."""
-    place = Place(dataset="out", uuid="0" * 8, location=(folder / "out").as_uri())
-    return Work(
+    place = WorkOutput(dataset="out", uuid="0" * 8, location=(folder / "out").as_uri())
+    return AttemptWork(
         task_id=1,
         attempt=1,
         job="trial",
@@ -377,7 +395,7 @@ def plain_work(operator: str, deed: Deed, *, pipe: Path, folder: Path) -> Work:
     )
 
 
-async def _failure(trial: Trial, deed: Deed) -> WorkFailed:
+async def _failure(trial: RuntimeTrial, deed: WorkKind) -> WorkFailed:
     try:
         await trial.run(deed)
     except WorkFailed as failure:
@@ -385,7 +403,7 @@ async def _failure(trial: Trial, deed: Deed) -> WorkFailed:
     raise AssertionError(f"work that {deed} must raise WorkFailed")
 
 
-async def _cancelled(trial: Trial, deed: Deed, **more: Any) -> None:
+async def _cancelled(trial: RuntimeTrial, deed: WorkKind, **more: Any) -> None:
     async with asyncio.TaskGroup() as group:
         running = group.create_task(trial.run(deed, **more))
         await trial.watch.begun()

@@ -1,7 +1,7 @@
 """What everything that signs tokens must do, as checks that run on any of them.
 
 A check is given a `SignerBench`, and raises `AssertionError` where a promise of
-`penstock.tokens.signing` does not hold. Signatures are verified by the library `cryptography` alone
+`penstock.tokens.signer` does not hold. Signatures are verified by the library `cryptography` alone
 wherever the question is whether others can verify them. No test framework is needed; with pytest:
 
     @pytest.mark.parametrize("name", SIGNER_CHECKS)
@@ -26,9 +26,16 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from penstock.kernel.errors import SignerUnavailable, TokenRefused
-from penstock.tokens.claims import TASK_AUDIENCE, Claims, Grants, WriteGrant
-from penstock.tokens.jws import decode, encode, public_key
-from penstock.tokens.signing import PublicKey, Signer
+from penstock.tokens.claims import (
+    TASK_AUDIENCE,
+    Claims,
+    Grants,
+    WriteGrant,
+    decode,
+    encode,
+    public_key,
+)
+from penstock.tokens.signer import PublicKey, Signer
 
 OpenSigner = Callable[[], AbstractAsyncContextManager[Signer]]
 

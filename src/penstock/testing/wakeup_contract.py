@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.wakeups.base import Channel, Heard, Listener, Sender
+from penstock.dispatcher.wakeups.base import Heard, WakeUpChannel, WakeUpListener, WakeUpSender
 from penstock.kernel.clock import Clock
 
 _STEP_SECONDS: Final = 0.02
@@ -29,11 +29,11 @@ _STEP_SECONDS: Final = 0.02
 class WakeUpBench:
     """One place that carries wake-ups, empty at first."""
 
-    make_sender: Callable[[], Sender]
+    make_sender: Callable[[], WakeUpSender]
     """A sender of its own, not started."""
-    make_listener: Callable[[Heard], Listener]
+    make_listener: Callable[[Heard], WakeUpListener]
     """A listener of its own, not started."""
-    kill: Callable[[Listener], Awaitable[None]]
+    kill: Callable[[WakeUpListener], Awaitable[None]]
     """End a listener as `kill -9` does: what it holds is not given back."""
     clock: Clock
     held_seconds: float
@@ -51,14 +51,14 @@ class WakeUpBench:
         raise AssertionError(f"{what}: not within {self.seconds_max:.0f} s")
 
     @asynccontextmanager
-    async def sender(self) -> AsyncIterator[Sender]:
+    async def sender(self) -> AsyncIterator[WakeUpSender]:
         async with self.make_sender() as sender:
             yield sender
 
     @asynccontextmanager
-    async def ear(self, *operators: str) -> AsyncIterator[Ear]:
+    async def ear(self, *operators: str) -> AsyncIterator[RecordingListener]:
         """A listener to these operators, and what it has heard."""
-        ear = Ear()
+        ear = RecordingListener()
         listener = self.make_listener(ear.hear)
         listener.listen_to(operators)
         async with listener:
@@ -68,19 +68,19 @@ class WakeUpBench:
 
 
 @dataclass(eq=False)
-class Ear:
+class RecordingListener:
     """What was heard. An answer takes until `go_on` is set, and fails as often as `failures`."""
 
-    heard: list[Channel] = field(default_factory=list)
-    answered: list[Channel] = field(default_factory=list)
+    heard: list[WakeUpChannel] = field(default_factory=list)
+    answered: list[WakeUpChannel] = field(default_factory=list)
     failures: int = 0
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
-    listener: Listener | None = None
+    listener: WakeUpListener | None = None
 
     def __post_init__(self) -> None:
         self.go_on.set()
 
-    async def hear(self, channel: Channel) -> None:
+    async def hear(self, channel: WakeUpChannel) -> None:
         self.heard.append(channel)
         await self.go_on.wait()
         if self.failures:
@@ -89,12 +89,12 @@ class Ear:
         self.answered.append(channel)
 
 
-NORMAL: Final = Channel("etl.clean:run", Priority.NORMAL)
-BULK: Final = Channel("etl.clean:run", Priority.BULK)
-OTHER: Final = Channel("etl.load:run", Priority.NORMAL)
+NORMAL: Final = WakeUpChannel("etl.clean:run", Priority.NORMAL)
+BULK: Final = WakeUpChannel("etl.clean:run", Priority.BULK)
+OTHER: Final = WakeUpChannel("etl.load:run", Priority.NORMAL)
 
 
-async def _sent(sender: Sender, *channels: Channel) -> None:
+async def _sent(sender: WakeUpSender, *channels: WakeUpChannel) -> None:
     failed = await sender.send(channels)
     assert not failed, f"not sent: {failed}"
 
@@ -170,7 +170,7 @@ async def a_word_without_an_answer_comes_again(bench: WakeUpBench) -> None:
 
 
 async def a_word_whose_listener_dies_is_heard_elsewhere(bench: WakeUpBench) -> None:
-    dead = Ear()
+    dead = RecordingListener()
     dead.go_on.clear()
     victim = bench.make_listener(dead.hear)
     victim.listen_to([NORMAL.operator])
@@ -198,7 +198,7 @@ async def a_long_answer_is_nobody_elses(bench: WakeUpBench) -> None:
 
 
 async def stopping_lets_an_answer_end(bench: WakeUpBench) -> None:
-    ear = Ear()
+    ear = RecordingListener()
     ear.go_on.clear()
     listener = bench.make_listener(ear.hear)
     listener.listen_to([NORMAL.operator])
@@ -217,7 +217,7 @@ async def stopping_lets_an_answer_end(bench: WakeUpBench) -> None:
 async def any_operator_has_a_channel_of_its_own(bench: WakeUpBench) -> None:
     stem = "a." * 95
     operators = ("a.b:c", "a-b:c", "a_b-c", "A.b:c", f"{stem}:first", f"{stem}:other", "_")
-    channels = [Channel(each, tier) for each in operators for tier in Priority]
+    channels = [WakeUpChannel(each, tier) for each in operators for tier in Priority]
     async with bench.sender() as sender:
         await _sent(sender, *channels)
         for operator in operators:
@@ -225,7 +225,7 @@ async def any_operator_has_a_channel_of_its_own(bench: WakeUpBench) -> None:
 
 
 async def _heard_alone(bench: WakeUpBench, operator: str) -> None:
-    wanted: Collection[Channel] = {Channel(operator, tier) for tier in Priority}
+    wanted: Collection[WakeUpChannel] = {WakeUpChannel(operator, tier) for tier in Priority}
     async with bench.ear(operator) as ear:
         await bench.until(lambda: len(ear.answered) >= 2, what=f"{operator} is heard")
         assert set(ear.heard) == wanted, ear.heard

@@ -6,13 +6,19 @@ A service that is shown tokens verifies them with the keys that a dispatcher pub
                         issuer="penstock/default", audience="penstock:task")
     claims = await verifier.verify(token)  # or TokenRefused
     allowed = [Scope.parse(each) for each in claims.grants.write_prefixes]
+
+Workers import `scopes` and verify nothing: what needs cryptography is imported when asked for.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from penstock.kernel.errors import TokenRefused
-from penstock.tokens.claims import Claims, Grants, ReadGrant, WriteGrant
-from penstock.tokens.jwks import HttpKeys
 from penstock.tokens.scopes import Scope
-from penstock.tokens.verifying import Verifier
+
+if TYPE_CHECKING:
+    from penstock.tokens.claims import Claims, Grants, ReadGrant, WriteGrant
+    from penstock.tokens.verifier import HttpKeys, Verifier
 
 __all__ = [
     "Claims",
@@ -24,3 +30,10 @@ __all__ = [
     "Verifier",
     "WriteGrant",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = "verifier" if name in {"HttpKeys", "Verifier"} else "claims"
+    return getattr(import_module(f"{__name__}.{found}"), name)

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key
 from penstock.kernel.aws import Aws, aws_client, error_code
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import InvalidInput, SignerUnavailable
-from penstock.tokens.signing import PublicKey, is_signed, jwk_of, raw_of_der
+from penstock.tokens.signer import PublicKey, is_signed, jwk_of, raw_of_der
 
 CALL_SECONDS_MAX: Final = 3.0
 QUIET_SECONDS: Final = 1.0
@@ -157,7 +157,7 @@ class _Calls:
         except InvalidInput:
             raise
         except TimeoutError:
-            raise self._failed(f"it did not answer within {self._seconds_max:g} s") from None
+            raise self._failed(f"timeout: no answer within {self._seconds_max:g} s") from None
         except Exception as error:
             code = error_code(error)
             if is_opening and code in _WRONG_KEY:

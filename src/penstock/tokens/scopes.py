@@ -24,6 +24,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Self
 from urllib.parse import quote, unquote_to_bytes
 
@@ -216,7 +217,7 @@ def _prefix_problem(scheme: str, prefix: str) -> str:
             return "its path does not begin with a slash"
         path = prefix[1:]
     if not path or path == "/":
-        return "it is not below anything: the name of a folder is missing"
+        return "the name of a folder is missing"
     if not path.endswith("/"):
         return "it does not end with a slash"
     if ".." in path:
@@ -231,6 +232,7 @@ def _prefix_problem(scheme: str, prefix: str) -> str:
     return ""
 
 
+@lru_cache(maxsize=4096)
 def _part_problem(scheme: str, part: str) -> str:
     if part in ("", "."):
         return "it has an empty part or '.' between slashes"
@@ -241,11 +243,11 @@ def _part_problem(scheme: str, part: str) -> str:
     if _WILD.search(part):
         return "it has a wildcard, a backslash or a '%'"
     if scheme == S3:
-        return "it has a character that is not plain"
+        return "it has a control or special character"
     if scheme == FILE and not all(map(_is_visible, part)):
-        return "it has a character that cannot be seen"
+        return "it has an invisible character"
     if scheme == FILE and _is_disguised(part):
-        return "it has a character that can be taken for another"
+        return "it has a character that looks like another"
     return ""
 
 

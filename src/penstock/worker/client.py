@@ -1,37 +1,36 @@
-"""The way to the dispatcher's internal side, for workers and sources.
+"""The client of the dispatcher's internal API, for workers and sources.
 
-There may be several dispatchers, all equal. A call goes to the one that answered last, and to the
-next when it does not answer or cannot serve now. Only when none does is it `DispatcherUnavailable`:
-then whether the call was carried out is not known, and it may be made again, for every call may.
-`DispatcherRefused` is an answer: no, and why. One that does not serve our release (426) is passed
-over like one that is away, since a fleet that is being upgraded has others; if all that answer say
-so, that is the refusal. Of a call about several tasks each has an answer of
-its own, so a refused task raises nothing: it is in the results.
-
-One pool of connections that are kept alive; every try has a bound of its own. Nothing is kept here
-but which dispatcher answered last, so a crash leaves nothing. Called by the worker and by sources.
+Every call may be repeated. `DispatcherUnavailable` is that no dispatcher answered, or none can
+serve now: whether the call was carried out is then unknown. `DispatcherRefused` is an answer: no,
+and why. A call about several tasks has a result for each, so a refused task raises nothing: it is
+in the results. How one that answers is found says `penstock.protocol.client`. `Backoff` is the
+pause before the next try: exponential, with jitter, up to a bound. Called by the worker and by
+sources.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-import httpx
 import msgspec
 
-from penstock.dispatcher.identity import Identity
-from penstock.dispatcher.wire.base import (
-    PROTOCOL,
-    PROTOCOL_HEADER,
-    TASK_HEADER,
-    WORKER_HEADER,
-    Ask,
+from penstock.kernel.clock import Clock
+from penstock.kernel.document_format import UNREADABLE
+from penstock.kernel.entropy import Entropy
+from penstock.kernel.errors import DispatcherUnavailable, InvalidInput
+from penstock.kernel.service import Service
+from penstock.protocol.base import TASK_HEADER, WORKER_HEADER, Ask
+from penstock.protocol.client import (
+    DispatcherCaller,
+    DispatcherMiss,
+    DispatcherReply,
+    DispatcherTransport,
+    MissKind,
+    NoReply,
+    refusal,
 )
-from penstock.dispatcher.wire.credentials import CredentialsAnswer, CredentialsAsk
-from penstock.dispatcher.wire.events import (
+from penstock.protocol.events import (
     EventsAnswer,
     EventsAsk,
     RefusalsAnswer,
@@ -39,11 +38,13 @@ from penstock.dispatcher.wire.events import (
     SourcesAnswer,
     TaskEventsAsk,
 )
-from penstock.dispatcher.wire.problem import Problem
-from penstock.dispatcher.wire.work import (
+from penstock.protocol.identity import Identity
+from penstock.protocol.work import (
     ClaimAnswer,
     ClaimAsk,
     CompleteAsk,
+    CredentialsAnswer,
+    CredentialsAsk,
     HeartbeatAsk,
     HelloAnswer,
     HelloAsk,
@@ -51,49 +52,38 @@ from penstock.dispatcher.wire.work import (
     WaitAnswer,
     WaitAsk,
 )
-from penstock.kernel.clock import Clock
-from penstock.kernel.entropy import Entropy
-from penstock.kernel.errors import (
-    DispatcherError,
-    DispatcherRefused,
-    DispatcherUnavailable,
-    InvalidInput,
-)
-from penstock.kernel.service import Service
-from penstock.kernel.wire import UNREADABLE
 
 CALL_SECONDS: Final = 25.0
 """How long one dispatcher has to answer: a little longer than it gives itself."""
 _WAITED_SECONDS_MORE: Final = 10.0
 """How much longer than it was asked to wait a dispatcher may take."""
-_CONNECT_SECONDS: Final = 3.0
-# Shorter than a dispatcher keeps idle connections, so that hardly a request meets a closed one.
-_IDLE_SECONDS: Final = 30.0
-_CONNECTIONS_MAX: Final = 16
-_AWAY_SECONDS: Final = 60.0
-UNSERVED: Final = 426
-"""The status of a dispatcher that does not serve callers of our release."""
-_NOT_NOW: Final = frozenset({408, 425, 429})
-_DROPPED: Final = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 
 AnswerType = TypeVar("AnswerType")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    method: str
-    path: str
-    body: bytes = field(repr=False)
-    call_seconds: float
-    token: str = field(repr=False)
-    """The capability token of an attempt, where the call is one of an attempt's."""
+class Backoff:
+    """Pauses that double up to a bound, each made shorter at random so that many spread out."""
 
+    def __init__(
+        self, entropy: Entropy, *, first_seconds: float = 0.25, most_seconds: float = 10.0
+    ) -> None:
+        self._entropy = entropy
+        self._first_seconds = first_seconds
+        self._most_seconds = most_seconds
+        self.failures = 0
 
-@dataclass(frozen=True, slots=True)
-class _Answered:
-    url: str
-    status: int
-    body: bytes = field(repr=False)
+    def next_seconds(self, *, most_seconds: float | None = None) -> float:
+        """The pause after one more failure."""
+        most = self._most_seconds if most_seconds is None else min(self._most_seconds, most_seconds)
+        pause = min(most, self._first_seconds * 2.0 ** min(self.failures, 20))
+        self.failures += 1
+        return self._entropy.uniform(pause / 2, pause)
+
+    def succeeded(self) -> bool:
+        """Begin anew; returns whether this ends a row of failures."""
+        had_failed = self.failures > 0
+        self.failures = 0
+        return had_failed
 
 
 class InternalClient(Service):
@@ -106,19 +96,14 @@ class InternalClient(Service):
         *,
         clock: Clock,
         entropy: Entropy,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: DispatcherTransport | None = None,
     ) -> None:
-        if not urls:
-            raise InvalidInput("There is no URL of a dispatcher.", hint="Give one or more.")
-        self._urls = [_checked(url) for url in urls]
         self._identity = identity
-        self._clock = clock
-        # Workers that start together do not all begin with the same dispatcher, and each goes
-        # back to its own after a while: a dispatcher that is back gets its share again.
-        self._home = self._preferred = entropy.randrange(len(self._urls))
-        self._left_at = clock.monotonic()
-        self._transport = transport
-        self._http: httpx.AsyncClient | None = None
+        headers = {WORKER_HEADER: identity.name, "Authorization": f"Bearer {identity.token}"}
+        self._caller = DispatcherCaller(
+            urls, headers, clock=clock, entropy=entropy, transport=transport
+        )
+        self._is_started = False
         self._encode = msgspec.json.Encoder().encode
 
     @property
@@ -127,27 +112,11 @@ class InternalClient(Service):
         return self._identity.name
 
     async def start(self) -> None:
-        self._http = httpx.AsyncClient(
-            headers={
-                WORKER_HEADER: self._identity.name,
-                PROTOCOL_HEADER: str(PROTOCOL),
-                "Authorization": f"Bearer {self._identity.token}",
-                "Content-Type": "application/json",
-            },
-            limits=httpx.Limits(
-                max_connections=_CONNECTIONS_MAX,
-                max_keepalive_connections=_CONNECTIONS_MAX,
-                keepalive_expiry=_IDLE_SECONDS,
-            ),
-            transport=self._transport,
-            # Dispatchers are named; a proxy for the internet has no part in this.
-            trust_env=False,
-        )
+        self._is_started = True
 
     async def stop(self) -> None:
-        if self._http is not None:
-            await self._http.aclose()
-            self._http = None
+        self._is_started = False
+        await self._caller.close()
 
     async def hello(self, ask: HelloAsk) -> HelloAnswer:
         """Say that a worker is there, and learn what it should serve."""
@@ -204,7 +173,7 @@ class InternalClient(Service):
     ) -> AnswerType:
         answered = await self._send(method, path, ask, call_seconds, token=token)
         if answered.status >= 400:
-            raise _refused(answered)
+            raise refusal(answered, side="internal")
         return _decoded(answered, answer)
 
     async def _results(self, path: str, ask: Ask, count: int, call_seconds: float) -> ResultsAnswer:
@@ -215,134 +184,56 @@ class InternalClient(Service):
             # A problem that has a result for each task is an answer to each.
             results = msgspec.json.decode(answered.body, type=ResultsAnswer)
         except UNREADABLE:
-            raise _refused(answered) from None
+            raise refusal(answered, side="internal") from None
         if len(results.results) != count:
-            raise _refused(answered)
+            raise refusal(answered, side="internal")
         return results
 
     async def _send(
         self, method: str, path: str, ask: Ask | None, call_seconds: float, *, token: str = ""
-    ) -> _Answered:
-        """The first answer of a dispatcher that can serve."""
-        body = b"" if ask is None else self._encode(ask)
-        asked = _Asked(method=method, path=path, body=body, call_seconds=call_seconds, token=token)
-        count = len(self._urls)
-        if self._clock.monotonic() - self._left_at >= _AWAY_SECONDS:
-            self._preferred = self._home
-        order = [(self._preferred + step) % count for step in range(count)]
-        failures: list[str] = []
-        unserved: _Answered | None = None
-        for number in order:
-            url = self._urls[number]
-            try:
-                answered = await self._try(url, asked)
-            except DispatcherUnavailable as error:
-                failures.append(error.message)
-                continue
-            if answered.status == UNSERVED:
-                unserved = answered
-                continue
-            self._prefer(number)
-            return answered
-        # Whoever did not answer now is not the one to begin with next time.
-        self._prefer(order[1 % count])
-        if unserved is not None:
-            raise _refused(unserved)
-        raise DispatcherUnavailable(
-            " ".join(failures), hint="Check that the dispatcher runs and that its URL is right."
-        )
-
-    def _prefer(self, number: int) -> None:
-        if number != self._preferred:
-            self._left_at = self._clock.monotonic()
-            self._preferred = number
-
-    async def _try(self, url: str, asked: _Asked) -> _Answered:
-        try:
-            try:
-                response = await self._request(url, asked)
-            except _DROPPED:
-                # Most likely a kept connection that the other side has just closed.
-                response = await self._request(url, asked)
-        except TimeoutError:
-            raise DispatcherUnavailable(
-                f"{url} did not answer within {asked.call_seconds:g} s."
-            ) from None
-        except httpx.HTTPError as error:
-            told = f": {error}" if str(error) else ""
-            raise DispatcherUnavailable(
-                f"{url} does not answer ({type(error).__name__}{told})."
-            ) from error
-        answered = _Answered(url, response.status_code, response.content)
-        if answered.status >= 500 or answered.status in _NOT_NOW:
-            raise DispatcherUnavailable(f"{url} cannot serve now: {_told(answered)}")
-        return answered
-
-    async def _request(self, url: str, asked: _Asked) -> httpx.Response:
-        if self._http is None:
+    ) -> DispatcherReply:
+        if not self._is_started:
             raise InvalidInput("The client is not started.", hint="Use it as `async with client:`.")
-        headers = {TASK_HEADER: asked.token} if asked.token else {}
-        async with asyncio.timeout(asked.call_seconds):
-            return await self._http.request(
-                asked.method,
-                url + asked.path,
-                content=asked.body,
-                headers=headers,
-                timeout=httpx.Timeout(asked.call_seconds, connect=_CONNECT_SECONDS),
+        body = b"" if ask is None else self._encode(ask)
+        headers = {TASK_HEADER: token} if token else None
+        try:
+            return await self._caller.send(
+                method, path, body, seconds=call_seconds, headers=headers
             )
+        except NoReply as error:
+            raise DispatcherUnavailable(
+                " ".join(_told(each, call_seconds) for each in error.misses),
+                hint="Check that the dispatcher runs and that its URL is right.",
+            ) from error
 
 
-def _checked(url: str) -> str:
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        parsed = httpx.URL("")
-    if parsed.scheme not in {"http", "https"} or not parsed.host:
-        raise InvalidInput(
-            f"{url!r} is not the URL of a dispatcher.", hint="Write it as http://HOST:PORT."
-        )
-    return url.rstrip("/")
+def _told(miss: DispatcherMiss, call_seconds: float) -> str:
+    match miss.kind:
+        case MissKind.SILENT:
+            return f"{miss.url} did not answer within {call_seconds:g} s."
+        case MissKind.NOBODY | MissKind.LOST:
+            return f"{miss.url} does not answer ({miss.why})."
+        case MissKind.NOT_NOW:
+            assert miss.reply is not None, "it was said"
+            problem = miss.reply.problem
+            why = problem.title if problem is not None else f"it answered {miss.reply.status}."
+            return f"{miss.url} cannot serve now: {why}"
 
 
-def _problem(answered: _Answered) -> Problem | None:
-    try:
-        return msgspec.json.decode(answered.body, type=Problem)
-    except UNREADABLE:
-        return None
-
-
-def _told(answered: _Answered) -> str:
-    problem = _problem(answered)
-    return problem.title if problem is not None else f"it answered {answered.status}."
-
-
-def _refused(answered: _Answered) -> DispatcherError:
-    problem = _problem(answered)
-    if problem is None:
-        # Not our dispatcher's words: a proxy, or something else on that port.
-        return DispatcherRefused(
-            f"{answered.url} answered {answered.status}, and not as a dispatcher does.",
-            status=answered.status,
-            hint="Check that this is the URL of a dispatcher's internal side.",
-        )
-    where = f" ({problem.field})" if problem.field else ""
-    return DispatcherRefused(
-        f"{problem.title}{where}", status=answered.status, kind=problem.type, hint=problem.detail
-    )
-
-
-def _decoded(answered: _Answered, answer: type[AnswerType]) -> AnswerType:
+def _decoded(answered: DispatcherReply, answer: type[AnswerType]) -> AnswerType:
     try:
         return msgspec.json.decode(answered.body, type=answer)
     except UNREADABLE as error:
         raise DispatcherUnavailable(
-            f"{answered.url} answered {answered.status} with what is not an answer: {error}."
+            f"{answered.url} answered {answered.status} with an invalid body: {error}."
         ) from error
 
 
-def _checked_results(results: ResultsAnswer, count: int, answered: _Answered) -> ResultsAnswer:
+def _checked_results(
+    results: ResultsAnswer, count: int, answered: DispatcherReply
+) -> ResultsAnswer:
     if len(results.results) != count:
         raise DispatcherUnavailable(
-            f"{answered.url} answered for {len(results.results)} tasks where {count} were asked."
+            f"{answered.url} answered for {len(results.results)} tasks instead of {count}."
         )
     return results

@@ -1,47 +1,48 @@
-"""How a worker behaves: how much at a time, how often it asks, how long it waits."""
+"""The settings of a pipeline worker: concurrency, intervals between claims, shutdown times.
+
+Those that an installation may set, `penstock.settings` takes from here, with defaults and bounds.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
 
-from penstock.kernel.errors import InvalidInput
-
-CONCURRENCY_MAX: Final = 1000
+from penstock.kernel.settings_schema import check, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
-    """The defaults are what production uses."""
+class PipelineWorkerSettings:
+    """The defaults are what production uses, with workers that wait at a dispatcher."""
 
-    concurrency: int = 8
-    """How many tasks run at a time."""
-    queues: tuple[str, ...] = ()
-    """The queues whose tasks it takes; empty for those of all."""
-    stop_seconds: float = 30.0
-    """How long tasks may go on when the worker is stopped; what is left is given back."""
-    grace_seconds: float = 10.0
+    concurrency: int = setting(4, least=1, most=1000)
+    """How many tasks a worker runs concurrently."""
+    queues: tuple[str, ...] = setting(())
+    """The queues whose tasks a worker claims, as in gpu,default; empty for all. A runtime under a
+    name of its own has a queue of that name; all others have the queue default."""
+    stop_seconds: float = setting(30.0, least=0, most=86_400)
+    """How long a worker that is stopping lets its tasks run."""
+    grace_seconds: float = setting(10.0, least=0, most=86_400)
     """How long work that is interrupted has to end by itself."""
-    flush_seconds: float = 15.0
+    flush_seconds: float = setting(15.0, least=0, most=86_400)
     """How long a worker that stops tries to tell how its tasks have ended."""
-    hello_seconds: float = 5.0
-    look_seconds: float = 30.0
-    """After how long an operator is asked for work although no wake-up came."""
-    answer_seconds: float = 10.0
+    hello_seconds: float = setting(30.0, least=0.001, most=86_400)
+    """How often a dispatcher is told that the worker is there, while no request of it waits."""
+    look_seconds: float = setting(300.0, least=0.001, most=86_400)
+    """After how long an operator is asked for work although no wake-up came. Dispatchers look for
+    those whose workers wait there."""
+    answer_seconds: float = setting(10.0, least=0.001, most=86_400)
     """How long a wake-up waits for a claim here before it goes elsewhere."""
-    full_seconds: float = 1.0
+    full_seconds: float = setting(1.0, least=0.001, most=86_400)
     """After how long without room a worker stops listening, so that others hear instead."""
-    gather_seconds: float = 0.01
+    gather_seconds: float = setting(0.01, least=0, most=86_400)
     """How long a busy worker waits for more to ask for, or to tell, in one call."""
+    ahead_seconds: float = setting(0.5, least=0, most=86_400)
+    """Short tasks are claimed ahead of free slots: as many as begin within this. 0 claims none."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.concurrency <= CONCURRENCY_MAX:
-            raise InvalidInput(
-                f"A worker runs 1 to {CONCURRENCY_MAX} tasks at a time, not {self.concurrency}."
-            )
-        for name in ("stop_seconds", "grace_seconds", "flush_seconds", "gather_seconds"):
-            if not 0 <= getattr(self, name) <= 86_400:
-                raise InvalidInput(f"{name} is from 0 to a day, not {getattr(self, name)}.")
-        for name in ("hello_seconds", "look_seconds", "answer_seconds", "full_seconds"):
-            if not 0 < getattr(self, name) <= 86_400:
-                raise InvalidInput(f"{name} is above 0 and up to a day, not {getattr(self, name)}.")
+        check(self)
+
+    def by_queue(self) -> PipelineWorkerSettings:
+        """The same for a worker that is woken by a bucket or by SQS: it has to ask by itself what
+        to serve, and for work that no wake-up was about."""
+        return replace(self, hello_seconds=5.0, look_seconds=30.0)

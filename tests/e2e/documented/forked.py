@@ -75,8 +75,8 @@ def _become(told: Mapping[str, Any]) -> None:
 
 
 def _serve() -> None:
-    for place in PLACES.values():
-        import_module(place.module)
+    for module in (*(place.module for place in PLACES.values()), "httpx", "penstock.queue"):
+        import_module(module)
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

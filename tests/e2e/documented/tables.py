@@ -29,6 +29,9 @@ TYPED: Final[Sequence[tuple[str, str, str]]] = (
     ("docs/getting-started.md", "Five minutes: a pipeline", "tests/e2e/test_getting_started.py"),
     ("docs/spark.md", "Ten minutes: a pipeline of two SQL files", "tests/e2e/test_spark_page.py"),
     ("docs/spark.md", "What is written", "tests/e2e/test_spark_page.py"),
+    ("docs/tables.md", "Snapshots", "tests/e2e/test_tables.py"),
+    ("docs/tables.md", "Erasing", "tests/e2e/test_tables.py"),
+    ("docs/tables.md", "Who may read", "tests/e2e/test_tables.py"),
     ("docs/pipeline.md", "Five minutes", "tests/e2e/documented/worlds.py"),
     (
         "docs/deployment.md",
@@ -62,6 +65,12 @@ REASONS: Final[Sequence[Reason]] = (
         "It is for what jobs on Spark have made.",
         "tests/e2e/test_maintain.py",
         '"dataset", "maintain"',
+    ),
+    Reason(
+        r"penstock dataset purge NAME",
+        "What it forgets others look at here.",
+        "tests/e2e/test_tables.py",
+        '"Erasing"',
     ),
     Reason(
         r"penstock demo queue",
@@ -111,7 +120,7 @@ REASONS: Final[Sequence[Reason]] = (
         "tests/e2e/spark_cluster.py",
         "SparkConnectServer",
     ),
-    Reason(r"make \w+", "It installs into .venv, and it runs these very tests."),
+    Reason(r"make [-\w]+( ARGS=.*)?", "It installs into .venv, and it runs these very tests."),
     Reason(r"\. \.venv/bin/activate", "The tests run in that environment already."),
     Reason(r"pip install .*", "It installs from a registry."),
     Reason(r"docker .*", "No container engine runs in tests, which only read the files."),
@@ -129,8 +138,12 @@ _ROLE: Final = "arn:aws:iam::123456789012:role/penstock-task"
 _VPC: Final = "vpce-1a2b3c4d"
 ENDINGS: Final[Sequence[tuple[str, str]]] = (
     (r"dag (check|show|diff|apply)( --json)?", "FILE"),
-    (r"dataset (show|files|preview|verify|refresh)", "NAME"),
+    (r"dataset (show|files|preview|verify|refresh|snapshots)", "NAME"),
+    (r"dataset purge", "NAME --yes"),
+    (r"token create", "dashboards"),
     (r"task (show|logs|cancel|replay)", "ID"),
+    (r"pause", "JOB"),
+    (r"query", "--log"),
     (r"task list --partition", "KEY"),
     (r"task (cancel|replay) --job .*", "--yes"),
     (r"trigger --payload", "@payload.json ingest"),
@@ -157,8 +170,15 @@ ENDINGS: Final[Sequence[tuple[str, str]]] = (
 )
 """What is to be said besides, where a page only names a verb, or asks where nobody can answer."""
 
+_BY_SHOP: Final = "select shop, sum(amount) as total from orders group by shop"
+_OF_A_DAY: Final = "select * from orders where partition_key = '2026-01-01'"
 FILLS: Final[Mapping[str, str]] = {
     "VERB": "status",
+    "query SELECT shop, sum(total) AS total FROM totals GROUP BY shop": _BY_SHOP,
+    "query SELECT day, sum(amount) AS total FROM sales GROUP BY day ORDER BY day": _BY_SHOP,
+    "query SELECT * FROM sales WHERE partition_key = '2026-01-01'": _OF_A_DAY,
+    "query SELECT count(*) FROM sales": "select count(*) from orders",
+    "query 2026-01-31T12:00:00Z": "2126-01-31T12:00:00Z",
     "task ID": "<completed>",
     "task cancel ID": "<waiting>",
     "task replay ID": "<dead>",
@@ -213,6 +233,7 @@ STAYS: Final[Mapping[str, str]] = {
     "queue tail": "Following 'images'",
     "queue monitor": "Z  ",
     "queue console": "The console is at http://",
+    "query-service": "Serving queries at http://",
 }
 """Verbs that go on until they are told to stop, and what they say when they are ready."""
 
@@ -262,7 +283,7 @@ SAYS: Final[Mapping[str, str]] = {
     "dag show": "shop:orders",
     "dag diff": "changed  totals",
     "dag list": "in force",
-    "dag apply next.yaml --dry-run": "Nothing was changed",
+    "dag apply next.yaml --dry-run": "Dry run: this would put",
     "dag apply": "in force",
     "dag rollback": "is in force",
     "dataset show": "current",
@@ -294,12 +315,12 @@ SAYS: Final[Mapping[str, str]] = {
     "queue schedule show": "nightly",
     "queue schedule run": ".report",
     "queue pause": "is paused",
-    "queue drain": "takes no more tasks",
-    "queue drain --wait": "Nothing is left",
+    "queue drain": "is drained",
+    "queue drain --wait": "The queue is empty",
     "queue archive retain --days 30 --dead-days 365": "for 30 days",
     "queue reshard": "128 shards",
     "queue config show": "keys are kept",
     "queue config set --key-seconds 7d": "7d",
-    "queue purge": "0 forgotten",
+    "queue purge": "0 deleted",
 }
 """What a command says, among other things: by all of its words, or by its verb or program."""

@@ -23,7 +23,7 @@ import httpx
 import psycopg
 
 from penstock import Polling, Queue, Retry, TaskContext, TaskFailed, Worker, WorkerSettings
-from penstock.dispatcher.database.local import LocalPostgres
+from penstock.dispatcher.database.local_server import LocalPostgres
 from penstock.kernel.ports import free_port
 from tests.architecture.source import ROOT
 from tests.e2e.command import PENSTOCK
@@ -206,7 +206,7 @@ def _run_the_program(reader: Reader) -> None:
 
 
 def _steered(reader: Reader) -> dict[str, str]:
-    """Have something dead, something that waits and something that could not be sent; the facts."""
+    """Have something dead, something that waits and something that failed; the facts."""
     reader.type("penstock dag apply shop.yaml\npenstock pause later")
     for day in ("2026-01-01", "2026-01-02"):
         reader.type(f"penstock trigger delivered --partition {day}")

@@ -17,14 +17,13 @@ from typing import Any
 
 import httpx
 
-from penstock.console.alerting import OpenAlerts
-from penstock.console.application import Console
-from penstock.console.live import Live
+from penstock.console.application import Console, OpenAlertCount
+from penstock.console.live import LivePages
 from penstock.console.pages.table import SITE
-from penstock.console.sessions import COOKIE, Sessions
-from penstock.dispatcher.api.parts import Parts
-from penstock.dispatcher.api.table import public_app
-from penstock.dispatcher.sessions import EndedSessions
+from penstock.console.sessions import COOKIE, ConsoleSessions
+from penstock.dispatcher.api.context import ApiContext
+from penstock.dispatcher.api.routes import public_app
+from penstock.dispatcher.ended_sessions import EndedSessions
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import seeded_entropy
 from tests.integration.dispatcher.api.stage import SECRET, Stage, staged
@@ -40,15 +39,15 @@ class Visitor:
 
     stage: Stage
     browser: httpx.AsyncClient
-    sessions: Sessions
-    live: Live
+    sessions: ConsoleSessions
+    live: LivePages
 
     @property
     def world(self) -> World:
         return self.stage.world
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> ApiContext:
         return self.stage.parts
 
     async def get(self, path: str) -> tuple[int, str]:
@@ -85,7 +84,7 @@ async def visiting(
 ) -> AsyncIterator[Visitor]:
     """A console over a world. `fields` are of the dispatcher's parts."""
     clock = SystemClock()
-    sessions = Sessions(
+    sessions = ConsoleSessions(
         SECRET,
         clock=clock,
         entropy=seeded_entropy(2),
@@ -93,7 +92,7 @@ async def visiting(
         api_token=api_token,
         viewer_token=viewer_token,
     )
-    async with staged(world, **fields) as stage, Live(clock=clock, over=sessions.over) as live:
+    async with staged(world, **fields) as stage, LivePages(clock=clock, over=sessions.over) as live:
         console = Console(
             public_app(stage.parts),
             stage.parts,
@@ -101,7 +100,7 @@ async def visiting(
             sessions=sessions,
             live=live,
             clock=clock,
-            alerts=OpenAlerts(stage.parts.database, clock=clock),
+            alerts=OpenAlertCount(stage.parts.database, clock=clock),
         )
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(console), base_url="http://127.0.0.1"

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from penstock.dispatcher.wire.work import Assignment
+from penstock.protocol.work import Assignment
 from tests.integration.console.looking import Visitor
 from tests.integration.dispatcher.api.stage import held, ok, output
 

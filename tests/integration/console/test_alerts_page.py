@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.dispatcher.views.alerts import AlertViews
+from penstock.dispatcher.views.status import AlertViews
 from tests.integration.console.looking import Look, Visitor, words
 from tests.integration.dispatcher.alerting import judge_of
 from tests.integration.dispatcher.test_alerts import HOOK, die
@@ -24,13 +24,13 @@ def test_without_alerts_it_says_so_and_what_is_looked_at(console: Look) -> None:
     async def story(visitor: Visitor) -> None:
         status, page = await visitor.get("/alerts")
         assert status == 200
-        assert "No dispatcher has looked yet." in words(page)
+        assert "The rules were not evaluated yet." in words(page)
         await judge_of(visitor.world).turn()
         _, page = await visitor.get("/alerts")
         said = words(page)
         assert "No alert is open." in said
         assert "A task of a job has died." in said
-        assert "Nobody: alerts are shown here, and sent nowhere." in said
+        assert "None: alerts are shown here only." in said
         assert '<span class="count" data-live="open-alerts"></span>' in page
 
     console(story)
@@ -45,7 +45,7 @@ def test_what_is_open_is_shown_with_a_link_and_who_was_told(console: Look) -> No
         assert EVIL not in page
         assert "&lt;script&gt;" in page
         assert 'href="/tasks?status=dead&amp;job=clean"' in page
-        assert "webhook: not yet" in words(page)
+        assert "webhook: pending" in words(page)
         assert '<span class="count" data-live="open-alerts">1</span>' in page
         # On every page.
         _, page = await visitor.get("/tasks")
@@ -56,10 +56,10 @@ def test_what_is_open_is_shown_with_a_link_and_who_was_told(console: Look) -> No
         await visitor.parts.tasks.replay(dead)
         await judge_of(visitor.world, HOOK).turn()
         _, page = await visitor.get("/alerts")
-        assert "It is not so any more since" in words(page)
+        assert "The condition cleared" in words(page)
         # It does not count where people look for what is the matter.
         assert await AlertViews(visitor.world.database).open_count() == 0
-        assert "Nobody was told by webhook of alert 1" in words(page)
+        assert "Failed to send alert 1 to webhook" in words(page)
         assert EVIL not in page
         visitor.world.later(60)
         await judge_of(visitor.world, HOOK).turn()
@@ -82,7 +82,7 @@ def test_many_are_cut_and_what_is_over_has_pages(console: Look) -> None:
             )
         _, page = await visitor.get("/alerts")
         assert page.count("<tr data-key") == 200 + 50
-        assert "There are more than these 200" in words(page)
+        assert "The first 200; penstock alerts lists all of them." in words(page)
         assert 'href="/alerts?before=371"' in page
         _, page = await visitor.get("/alerts?before=371")
         assert "alert 70" in words(page)

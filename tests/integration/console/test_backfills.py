@@ -28,10 +28,10 @@ def test_a_preview_says_what_will_be_created_and_creates_nothing(console: Look) 
         status, page = await visitor.get(f"{NEW}?preview=1&job=clean&by=days&{days}&concurrency=7")
         assert status == 200
         said = words(page)
-        assert "Tasks 31 one a partition" in said
-        assert "There already 1" in said
+        assert "Tasks 31 one per partition" in said
+        assert "Existing 1" in said
         assert "New 30" in said
-        assert "At a time 7" in said
+        assert "Concurrency 7" in said
         assert "First 2026-01-01, 2026-01-02, 2026-01-03, … Last 2026-01-31" in said
         assert "Start 31 tasks" in said
         assert await visitor.world.value("SELECT count(*) FROM backfill") == 0
@@ -90,7 +90,7 @@ def test_ranges_that_are_there_already_are_counted(console: Look) -> None:
         _, page = await visitor.get(f"{NEW}?preview=1&{fields}")
         said = words(page)
         assert "Tasks 4" in said
-        assert "There already 3" in said
+        assert "Existing 3" in said
         assert "First 0-10, 10-20, 20-30, … Last 30-35" in said
         _, page = await visitor.get(f"{NEW}?preview=1&job=clean&start=0&end=1000000000&step=1")
         assert "Tasks 1,000,000,000" in words(page)
@@ -102,12 +102,12 @@ def test_what_is_wrong_is_said_above_the_form(console: Look) -> None:
     async def story(visitor: Visitor) -> None:
         await visitor.stage.apply()
         for fields, sentence in (
-            ("job=clean&by=keys&keys=", "Name at least one partition, one a line."),
+            ("job=clean&by=keys&keys=", "Name at least one partition, one per line."),
             ("job=feed&by=keys&keys=a", "The job feed only emits events"),
             ("job=nobody&by=keys&keys=a", "The DAG in force has no job nobody."),
-            ("job=clean&by=ranges&start=5&end=1&step=1", "The start, 5, has to be lower"),
+            ("job=clean&by=ranges&start=5&end=1&step=1", "The start, 5, must be lower"),
             ("job=&by=keys&keys=a", "Choose the job"),
-            ("job=clean&by=keys&keys=a&concurrency=x", "How many at a time has to be"),
+            ("job=clean&by=keys&keys=a&concurrency=x", "Concurrency has to be"),
         ):
             status, page = await visitor.get(f"{NEW}?preview=1&{fields}")
             assert (status, sentence in words(page)) == (200, True), fields
@@ -132,7 +132,7 @@ def test_a_backfill_is_started_once_however_often_its_form_is_sent(console: Look
         assert status == 200
         said = words(page)
         assert "The backfill of 2 partitions has started." in said
-        assert "0 of 2 are over, 0 %." in said
+        assert "0 of 2 are settled, 0 %." in said
         assert visitor.stage.kicks
         await visitor.post("/operations/backfills/start", fields)
         assert await visitor.world.value("SELECT count(*) FROM backfill") == 1
@@ -159,14 +159,14 @@ def test_a_backfill_goes_on_and_its_dead_are_replayed(console: Look) -> None:
         _, page = await visitor.get("/backfills/1")
         assert SCRIPT not in page
         said = words(page)
-        assert "2 of 6 are over, 33 %: 1 is dead." in said
-        assert "Running 1 now Waiting 1 for a worker To be made 2" in said
+        assert "2 of 6 are settled, 33 %: 1 is dead." in said
+        assert "Running 1 now Waiting 1 for a worker Not created 2" in said
         assert f'href="/tasks/{dead.task_id}"' in page
         assert f"{dead.task_id} 10-20 {SCRIPT}" in said
         assert "First 0-10 Last 50-60" in said
         _, page = await visitor.post("/backfills/1/replay", {"to": "/backfills/1"})
-        assert "1 task is queued again." in words(page)
-        assert "No task of it is dead." in words(page)
+        assert "1 task is queued for replay." in words(page)
+        assert "No dead tasks." in words(page)
         _, page = await visitor.post("/backfills/1/replay")
         assert "nothing was replayed" in words(page)
 
@@ -189,10 +189,10 @@ def test_what_was_cancelled_of_a_backfill_was_not_computed(console: Look) -> Non
         await stage.parts.backfills.turn()
         _, page = await visitor.get("/backfills/1")
         said = words(page)
-        assert "It is over. Of 3 partitions 1 was computed, 1 was cancelled, 1 is dead." in said
+        assert "Completed. Of 3 partitions 1 was computed, 1 was cancelled, 1 is dead." in said
         assert '<span class="badge incomplete">incomplete</span>' in page
         assert "Computed 1 of 3" in said
-        assert "Cancelled 1 and not computed" in said
+        assert "Cancelled 1 not computed" in said
         _, page = await visitor.get("/operations/backfills")
         assert "1 clean incomplete 1 cancelled 3 of 3" in words(page)
         answer = (await stage.public.get("/v1/backfills/1")).json()
@@ -210,14 +210,14 @@ def test_a_backfill_is_paused_resumed_and_cancelled(console: Look) -> None:
         assert "The backfill is paused" in words(page)
         assert 'action="/backfills/1/resume"' in page
         _, page = await visitor.post("/backfills/1/resume", to)
-        assert "The backfill goes on." in words(page)
+        assert "The backfill is resumed." in words(page)
         ok(await stage.public.post("/v1/jobs/clean/pause", json={"reason": "Not now."}))
         _, page = await visitor.get("/backfills/1")
-        assert "Its job is paused, so nothing of it starts: Not now." in words(page)
+        assert "The job is paused, so no task starts: Not now." in words(page)
         _, page = await visitor.get(f"{NEW}?preview=1&job=clean&keys=a")
-        assert "The job is paused, so nothing runs until it is resumed: Not now." in words(page)
+        assert "The job is paused: no task runs until it is resumed. Not now." in words(page)
         _, page = await visitor.post("/backfills/1/cancel", to)
-        assert "The backfill is cancelled" in words(page)
+        assert "The backfill and its waiting tasks are cancelled" in words(page)
         assert 'action="/backfills/1/cancel"' not in page
         _, page = await visitor.post("/backfills/1/resume", to)
         assert "Backfill 1 is cancelled." in words(page)
@@ -254,6 +254,6 @@ def test_unknown_backfills_and_long_lists(console: Look) -> None:
         assert len(page) < 100_000
         assert "And 4,950 more: all dead tasks of clean" in words(page)
         _, page = await visitor.post("/backfills/1/replay")
-        assert "5,000 tasks are queued again." in words(page)
+        assert "5,000 tasks are queued for replay." in words(page)
 
     console(story)

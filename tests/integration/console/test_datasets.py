@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
-from penstock.console.pages import dataset, datasets, partition
-from penstock.console.pages.base import Asked, Missing
-from penstock.console.rendering import Rendering
-from penstock.console.sessions import Role
+from penstock.console.pages import dataset, partition
+from penstock.console.pages.base import PageNotFound, PageRequest
+from penstock.console.renderer import Renderer
+from penstock.console.sessions import ConsoleRole
 from tests.integration.console.looking import Look, Visitor, words
 from tests.integration.console.publishing import EVIL, cells, kill, publish
 from tests.integration.dispatcher.api.stage import held, ok, output
@@ -45,21 +45,37 @@ def test_the_list_shows_all_datasets_and_finds_by_name(console: Look) -> None:
     console(story)
 
 
+def test_a_dataset_shows_its_snapshots_and_what_each_has_changed(console: Look) -> None:
+    async def story(visitor: Visitor) -> None:
+        await visitor.stage.apply()
+        await publish(visitor, "p", "q")
+        assert "Snapshots" not in words((await visitor.get("/datasets/tidy"))[1])
+        made = ok(await visitor.stage.public.get("/v1/datasets/tidy/snapshots"))["snapshots"]
+        page = (await visitor.get("/datasets/tidy"))[1]
+        said = words(page)
+        assert f"{made[0]['id']} main" in said
+        assert "2 parts added" in said
+        first = made[0]["id"]
+        assert f'href="/datasets/tidy/snapshot?id={first}"' in page
+
+    console(story)
+
+
 def test_a_dataset_shows_how_its_files_are_maintained(console: Look) -> None:
     async def story(visitor: Visitor) -> None:
         rule = "outputs: [{name: tidy, maintain: {cluster: [n, m], compact: true}}]"
         ok(await visitor.stage.apply(chain().replace("outputs: [tidy]", rule)))
         said = words((await visitor.get("/datasets/tidy"))[1])
-        assert "Maintained from 16 files below 32MiB on, clustered by n, m; 10m after" in said
+        assert "Maintenance from 16 files below 32MiB on, clustered by n, m; 10m after" in said
         await publish(visitor, "p")
         made = ok(await visitor.stage.public.post("/v1/datasets/tidy/maintain"))
         # It stands in nobody's way, and can be looked at.
         missing = words((await visitor.get("/datasets/tidy/partitions"))[1])
-        assert "Nothing is missing" in missing
+        assert "No partition is missing" in missing
         status, page = await visitor.get(f"/tasks/{made['tasks'][0]}")
         assert status == 200
         assert "maintain" in words(page)
-        assert "Maintained" not in words((await visitor.get("/datasets/daily"))[1])
+        assert "Maintenance" not in words((await visitor.get("/datasets/daily"))[1])
 
     console(story)
 
@@ -75,7 +91,7 @@ def test_a_dataset_shows_sums_generations_columns_and_lineage(console: Look) -> 
         assert "Rows 6 in all of them" in said
         assert "600 B in 4 files" in said
         # What came at the same time has the last of it first.
-        recent = page[page.index("Published last") :]
+        recent = page[page.index("Latest publications") :]
         assert recent.index('data-key="p-q"') < recent.index('data-key="p-p"')
         assert "current" in said
         assert 'href="/datasets/raw"' in page
@@ -94,13 +110,13 @@ def test_what_a_source_tells_of_is_shown_by_its_events(console: Look) -> None:
         await visitor.stage.trigger("p", EVIL)
         status, page = await visitor.get("/datasets/raw")
         assert status == 200
-        assert "Events 2 told of it" in words(page)
+        assert "Events 2 ingested" in words(page)
         listed = (await visitor.get("/datasets/raw/partitions?cells=1"))[1]
         assert cells(listed)["keys"] == [EVIL, "p"]
         assert EVIL not in listed
         path = f"/datasets/raw/partitions/{quote(EVIL, safe='')}"
-        assert "publishes nothing itself" in words((await visitor.get(path))[1])
-        assert "Told of Partition Range Last event p" in words(listed)
+        assert "publishes no data" in words((await visitor.get(path))[1])
+        assert "Events Partition Range Last event p" in words(listed)
         assert "The last 2 partitions, by key." in words(listed)
 
     console(story)
@@ -129,11 +145,11 @@ def test_what_is_missing_is_told_with_its_reason(console: Look) -> None:
         assert EVIL not in page
         said = words(page)
         assert f"no disk {EVIL}" in said
-        assert "Its task waits for a worker." in said
-        assert "It has no task." in said
+        assert "The task waits for a worker." in said
+        assert "No task." in said
         assert f'href="/tasks/{dead}"' in page
         assert f"no disk {EVIL}" in words((await visitor.get("/datasets/tidy"))[1])
-        for key, why in (("b", "is dead"), ("c", "waits for a worker"), ("d", "It has no task")):
+        for key, why in (("b", "is dead"), ("c", "waits for a worker"), ("d", "No task")):
             shown = words((await visitor.get(f"/datasets/tidy/partitions/{key}"))[1])
             assert "Not published." in shown
             assert why in shown
@@ -151,7 +167,7 @@ def test_a_dead_task_that_a_later_one_has_made_good_is_not_shown(console: Look) 
         await publish(visitor)
         page = (await visitor.get("/datasets/tidy/partitions?cells=1"))[1]
         assert cells(page)["states"] == [0]
-        assert "Nothing is missing" in words(page)
+        assert "No partition is missing" in words(page)
 
     console(story)
 
@@ -169,9 +185,9 @@ def test_what_waits_for_another_input_is_told_which(console: Look) -> None:
         ok(await visitor.stage.apply(dag))
         await publish(visitor, "p")
         said = words((await visitor.get("/datasets/daily/partitions"))[1])
-        assert "report waits for other, which has nothing for it yet." in said
+        assert "report waits for other, which has not published it yet." in said
         shown = words((await visitor.get("/datasets/daily/partitions/p"))[1])
-        assert "It waits for other, which has nothing for it." in shown
+        assert "Waits for other, which has not published it." in shown
 
     console(story)
 
@@ -182,9 +198,9 @@ def test_what_a_filter_refuses_is_not_missing(console: Look) -> None:
         ok(await visitor.stage.apply(chain().replace("    inputs: [tidy]", where)))
         await publish(visitor, "p")
         said = words((await visitor.get("/datasets/daily/partitions"))[1])
-        assert "Nothing is missing" in said
+        assert "No partition is missing" in said
         shown = words((await visitor.get("/datasets/daily/partitions/p"))[1])
-        assert "The filter of tidy does not let it pass." in shown
+        assert "The filter of tidy excludes this partition." in shown
 
     console(story)
 
@@ -255,9 +271,9 @@ def test_what_is_being_built_can_be_cut_over(console: Look) -> None:
         refused = words((await visitor.post("/datasets/tidy/cut-over", here))[1])
         assert "does not have all that the current one has" in refused
         kept = await visitor.post("/datasets/tidy/cut-over", {**here, "keep": "yes"})
-        assert "is part of the new generation" in words(kept[1])
+        assert "are carried over" in words(kept[1])
         done = await visitor.post("/datasets/tidy/cut-over", {**here, "force": "yes"})
-        assert "now read the generation" in words(done[1])
+        assert "are switched to the new generation" in words(done[1])
         after = (await visitor.get("/datasets/tidy"))[1]
         assert "cut-over" not in after
         assert 'href="/operations/versions?version=before"' in after
@@ -276,17 +292,17 @@ def test_live_blocks_stand_alone(console: Look) -> None:
         await publish(visitor, "p")
         await visitor.stage.apply(chain(clean="2"))
         await kill(visitor, "q", "no disk")
-        rendering, session = Rendering(), visitor.sessions.begin(Role.OPERATOR)
+        rendering, session = Renderer(), visitor.sessions.begin(ConsoleRole.OPERATOR)
         whole = {"session": session, "form_token": "", "here": "/"}
         for page, path in (
-            (datasets.PAGE, {}),
+            (dataset.DATASETS_PAGE, {}),
             (dataset.PAGE, {"name": "tidy"}),
             (dataset.PAGE, {"name": "raw"}),
             (partition.PAGE, {"name": "tidy", "key": "p"}),
             (partition.PAGE, {"name": "tidy", "key": "q"}),
         ):
-            said = await page.load(visitor.parts, Asked(path, {}, session))
-            assert not isinstance(said, Missing)
+            said = await page.load(visitor.parts, PageRequest(path, {}, session))
+            assert not isinstance(said, PageNotFound)
             for name in page.live:
                 rendering.block(page.name, name, {**whole, **said})
 

@@ -32,7 +32,7 @@ def test_events_and_what_each_has_made(console: Look) -> None:
         await _tell(visitor, "p", SCRIPT)
         _, page = await visitor.get("/operations/events")
         assert SCRIPT not in page
-        assert "waiting not yet" in words(page)
+        assert "waiting not routed yet" in words(page)
         await stage.route()
         (task, _) = await stage.claim(limit=2)
         ok(await stage.complete(held(task, outputs=[output(task)])))
@@ -60,7 +60,7 @@ def test_who_told_is_a_source_and_a_way_and_ranges_are_times(console: Look) -> N
         for told in (
             "feed in the console console:1",
             "feed on the command line, or by a program trigger:1",
-            "feed by its clock cron:1",
+            "feed by its schedule cron:1",
             "feed own",
         ):
             assert told in said
@@ -70,7 +70,7 @@ def test_who_told_is_a_source_and_a_way_and_ranges_are_times(console: Look) -> N
         _, page = await visitor.get("/operations/sources/feed")
         assert "feed in the console console:1" in words(page)
         _, page = await visitor.get("/operations/events?id=none")
-        assert "Events are kept for the days that retention_days says." in words(page)
+        assert "Events are kept for retention_days" in words(page)
         assert "<code>retention_days</code>" in page
 
     console(story)
@@ -107,7 +107,7 @@ def test_events_are_searched(console: Look) -> None:
         assert await found("dataset=nobody") == []
         _, page = await visitor.get("/operations/events?id=%3Cscript%3Ealert(1)%3C/script%3E")
         assert SCRIPT not in page
-        assert "There is no such event." in words(page)
+        assert "No matching events." in words(page)
 
     console(story)
 
@@ -150,8 +150,8 @@ def test_a_dataset_is_looked_for_a_piece_at_a_time(
         )
         _, page = await visitor.get("/operations/events?dataset=raw")
         assert _rows(page) == []
-        assert "events that were looked at is one of these" in words(page)
-        further = re.search(r'href="([^"]*before=[^"]*)">Look further back', page)
+        assert "events searched matches" in words(page)
+        further = re.search(r'href="([^"]*before=[^"]*)">Search further back', page)
         assert further is not None
         _, page = await visitor.get(further[1].replace("&amp;", "&"))
         assert _rows(page) == ["1"]

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.console.pages import jobs as jobs_page
 from penstock.console.pages import pipeline as pipeline_page
-from penstock.dispatcher.wire.work import Assignment
+from penstock.protocol.work import Assignment
 from tests.integration.console.looking import Look, Visitor, words
 from tests.integration.dispatcher.api.stage import held, ok, output
 from tests.integration.dispatcher.test_deployment import chain
@@ -67,7 +67,7 @@ def test_what_is_read_and_how_it_is_divided_is_said(console: Look) -> None:
         await applied(visitor, extra=extra)
         said = words((await visitor.get("/jobs/late"))[1])
         assert "tidy and 3d before its partition" in said
-        assert "months divided by date_trunc('month', ts)" in said
+        assert "months partitioned by date_trunc('month', ts)" in said
 
     console(story)
 
@@ -79,7 +79,7 @@ def test_a_job_with_dead_tasks_says_why_and_leads_to_them(console: Look) -> None
         status, page = await visitor.get("/jobs/clean")
         assert status == 200
         said = words(page)
-        assert said.index("2 tasks have failed and will not be tried again") < said.index("Running")
+        assert said.index("2 tasks have failed and will not be retried") < said.index("Retrying")
         assert "ValueError: the amount of p1 is no number" in said
         assert "line 3" not in said
         assert f'href="/tasks/{number}"' in page
@@ -91,7 +91,7 @@ def test_a_job_with_dead_tasks_says_why_and_leads_to_them(console: Look) -> None
         assert f'href="/tasks/{latest}"' in page
         assert 'class="node dead" href="/jobs/clean"' in page
         _, page = await visitor.post("/tasks/replay", {"job": "clean", "to": "/jobs/clean"})
-        assert "2 tasks are queued again." in words(page)
+        assert "2 tasks are queued for replay." in words(page)
         assert "Dead tasks" not in words(page)
 
     console(story)
@@ -106,7 +106,7 @@ def test_reasons_that_differ_in_the_partition_alone_are_one(console: Look) -> No
         _, page = await visitor.get("/jobs/clean")
         said = words(page)
         assert re.findall(r'data-key="cause-', page) == ['data-key="cause-'] * 2
-        assert re.search(r"the amount of p\d is no number and others like it 7 7 ", said)
+        assert re.search(r"the amount of p\d is no number and similar ones 7 7 ", said)
         assert re.search(r"OSError: the disk is full 1 1 ", said)
         assert "8 attempts in the last hour" in said
 
@@ -123,15 +123,15 @@ def test_what_has_ended_is_drawn_and_told(console: Look) -> None:
         assert told[0].startswith(
             "Attempts that ended in the last hour, by 2 minutes: 3 completed, 1 failed"
         )
-        assert "Half of them took" in told[1]
+        assert "p50 " in told[1]
         assert page.count('<rect class="series completed"') == 2
         assert page.count('<rect class="series failed"') == 2
         # What others have done is not its own.
         _, page = await visitor.get("/jobs/report")
-        assert "No attempt has ended in the last hour." in words(page)
+        assert "No attempt ended in the last hour." in words(page)
         visitor.world.later(3700)
         _, page = await visitor.get("/jobs/clean")
-        assert "No attempt has ended in the last hour." in words(page)
+        assert "No attempt ended in the last hour." in words(page)
         # A task that is dead stays so.
         assert "1 task has failed" in words(page)
 
@@ -166,11 +166,11 @@ def test_a_job_says_what_it_is_and_whom_it_reads(console: Look) -> None:
         await completed(visitor, "p1")
         _, page = await visitor.get("/jobs/mail")
         said = words(page)
-        assert "It runs when there is something new of tidy." in said
-        assert "At a time one task" in said
-        assert "Queue limit 1 tasks that wait; beyond it, what feeds it is paused" in said
+        assert "Runs on new data of tidy." in said
+        assert "Concurrency one task" in said
+        assert "Queue limit 1 tasks that wait; beyond it, upstream jobs are paused" in said
         assert "password from env:MAIL_PASSWORD" in said
-        assert "1 task waits, and no worker that serves a:mail was heard of" in said
+        assert "1 task waits, and no worker that serves a:mail was seen" in said
         assert "max_queue_depth: 1" in said
         assert 'href="/operations/backfills/new?job=mail"' in page
         assert 'href="/datasets/tidy"' in page
@@ -178,11 +178,11 @@ def test_a_job_says_what_it_is_and_whom_it_reads(console: Look) -> None:
         # Whom clean feeds, and that feed only tells.
         _, page = await visitor.get("/jobs/clean")
         said = words(page)
-        assert "raw feed it tells only" in said
+        assert "raw feed events only" in said
         assert re.search(r"tidy 1 \S+ mail , report", said)
         _, page = await visitor.get("/jobs/feed")
         said = words(page)
-        assert "A source. It waits to be triggered." in said
+        assert "A source. Waits to be triggered." in said
         assert 'href="/operations/sources/feed#trigger"' in page
         assert "Backfill" not in said
         assert "Workers" not in said
@@ -198,14 +198,17 @@ def test_pressure_is_told_on_the_edges_and_in_words(console: Look) -> None:
         _, page = await visitor.get("/")
         said = words(page)
         assert 'class="edge pressed"' in page
-        assert "mail reads tidy of clean, and has too much to do: 2 tasks of mail wait" in said
-        assert "2 wait, 1 may" in said
-        assert "Until its queue is shorter, clean , feed start nothing new." in said
+        assert (
+            "mail reads tidy of clean, and its queue exceeds its limit: 2 tasks of mail are queued"
+            in said
+        )
+        assert "2 waiting, limit 1" in said
+        assert "Paused until its queue is shorter: clean , feed ." in said
         _, page = await visitor.get("/jobs/mail")
-        assert "Until it is shorter, clean and feed start nothing new." in words(page)
+        assert "Paused until it is shorter: clean and feed." in words(page)
         _, page = await visitor.get("/jobs/clean")
-        assert "It is held back until the queue of mail is shorter:" in words(page)
-        assert "Look at mail" in words(page)
+        assert "It is paused by backpressure until the queue of mail is shorter:" in words(page)
+        assert "Show mail" in words(page)
         _, page = await visitor.get("/jobs?state=pressed")
         assert re.findall(r'<tr data-key="([^"]+)"', page) == ["mail"]
 
@@ -262,7 +265,7 @@ def test_the_table_of_jobs_has_the_worst_first_and_filters(console: Look) -> Non
         _, page = await visitor.get("/jobs?name=REP")
         assert re.findall(r'<tr data-key="([^"]+)"', page) == ["report"]
         _, page = await visitor.get("/jobs?name=rep&state=dead")
-        assert "There is no such job." in words(page)
+        assert "No matching jobs." in words(page)
 
     console(story)
 
@@ -278,10 +281,10 @@ def test_a_dag_that_is_too_large_is_a_table_that_is_cut(
         _, page = await visitor.get("/")
         said = words(page)
         assert "This DAG is too large to be drawn." in said
-        assert "Look at the table of its 3 jobs" in said
+        assert "Show the table of its 3 jobs" in said
         assert 'class="node' not in page
         _, page = await visitor.get("/jobs")
-        assert "And 1 more: look for one by its name." in words(page)
+        assert "And 1 more: search by name." in words(page)
 
     console(story)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.dispatcher.wire.steering import EverythingAnswer
+from penstock.protocol.steering import EverythingAnswer
 from tests.integration.console.looking import Look, Visitor, words
 from tests.integration.dispatcher.api.stage import held, ok, read
 from tests.integration.dispatcher.test_deployment import chain
@@ -44,8 +44,8 @@ def test_an_empty_installation_says_what_to_do(console: Look) -> None:
         assert status == 200
         said = words(page)
         assert "penstock worker" in said
-        assert "Nothing is held back." in said
-        assert "Everything was carried out" in said
+        assert "No job is paused." in said
+        assert "No failed side effects." in said
         for path, hint in (
             ("/operations/sources", "has no sources"),
             ("/operations/backfills", "no job that computes partitions"),
@@ -53,7 +53,7 @@ def test_an_empty_installation_says_what_to_do(console: Look) -> None:
             ("/operations/events", "penstock trigger"),
             ("/operations/versions", "penstock dag apply"),
             ("/operations/versions?version=before", "No DAG is in force."),
-            ("/operations/keys", "Nobody was refused"),
+            ("/operations/keys", "No request was refused"),
         ):
             status, page = await visitor.get(path)
             assert (status, hint in words(page)) == (200, True), path
@@ -74,12 +74,12 @@ def test_everything_is_paused_and_resumed(console: Look) -> None:
         assert "data-sure" in page.partition("Pause everything")[0]
         _, page = await visitor.post("/operations/pause-everything", {"to": "/operations"})
         said = words(page)
-        assert "2 jobs are paused now. 1 job was paused already." in said
-        assert "Everything was paused in the console." in said
+        assert "2 jobs are paused now. 1 job was already paused." in said
+        assert "All jobs were paused in the console." in said
         assert SCRIPT in said  # What somebody has said before stays.
         assert await stage.claim() == []
         _, page = await visitor.post("/operations/pause-everything", {"to": "/operations"})
-        assert "3 jobs are paused already; nothing was changed." in words(page)
+        assert "3 jobs are already paused; nothing was changed." in words(page)
         stage.kicks.clear()
         await visitor.world.wakes()
         _, page = await visitor.post("/operations/resume-everything", {"to": "/operations"})
@@ -105,8 +105,8 @@ def test_pressure_stays_when_everything_is_resumed(console: Look) -> None:
         assert (len(paused.jobs), paused.paused_by_people, paused.paused_by_pressure) == (3, 3, 1)
         _, page = await visitor.post("/operations/resume-everything", {"to": "/operations"})
         said = words(page)
-        assert "3 jobs are resumed. 1 job is still held back by pressure." in said
-        assert "ends by itself" in said
+        assert "3 jobs are resumed. 1 job is still paused by backpressure." in said
+        assert "resumes automatically" in said
         answer = read(await visitor.stage.public.post("/v1/resume"), EverythingAnswer)
         assert (answer.jobs, answer.paused_by_pressure) == ([], 1)
 
@@ -160,7 +160,8 @@ def test_workers_and_limits_of_operators(console: Look) -> None:
         _, page = await visitor.get("/operations")
         assert "worker silent" in words(page)
         assert "<script>a" not in page
-        await _hello(visitor)
+        # What is new about it is written at once, all else twice a minute.
+        await _hello(visitor, note="back")
         assert ok(await visitor.stage.public.get("/v1/status"))["workers"] == 2
         await _hello(visitor, is_leaving=True)
         assert ok(await visitor.stage.public.get("/v1/status"))["workers"] == 1
@@ -171,7 +172,7 @@ def test_workers_and_limits_of_operators(console: Look) -> None:
         assert "worker stopped" not in words(page)
         visitor.world.later(2 * 86400)
         _, page = await visitor.get("/operations")
-        assert "No worker was heard of in the last day." in words(page)
+        assert "No worker was seen in the last day." in words(page)
 
         async def limit(value: str, name: str = "a:clean") -> str:
             fields = {"operator": name, "in_flight_max": value, "to": "/operations"}
@@ -200,7 +201,7 @@ def test_lists_are_cut(console: Look) -> None:
         assert status == 200
         assert len(page) < 200_000
         said = words(page)
-        assert "cut at 100" in said
+        assert "the first 100" in said
         assert "The oldest 50 of 5,000." in said
 
     console(story)
@@ -219,16 +220,16 @@ def test_what_is_parked_is_tried_again(console: Look) -> None:
         assert SCRIPT not in page
         assert SCRIPT in words(page)
         _, page = await visitor.post("/operations/outbox/retry", {"ids": "1"})
-        assert "One is tried again now." in words(page)
+        assert "One is being retried." in words(page)
         assert await visitor.world.value("SELECT count(*) FROM outbox WHERE parked_at IS NULL") == 1
         _, page = await visitor.post(
             "/operations/outbox/retry", {"ids": "1,2", "to": "/operations"}
         )
-        assert "One is tried again now." in words(page)
+        assert "One is being retried." in words(page)
         _, page = await visitor.post("/operations/outbox/retry", {"ids": "1"})
-        assert "It is not parked any more" in words(page)
+        assert "No longer parked" in words(page)
         _, page = await visitor.post("/operations/outbox/retry", {"ids": "x"})
-        assert "What to try again" in words(page)
+        assert "The messages to retry" in words(page)
 
     console(story)
 
@@ -250,7 +251,7 @@ def test_who_may_only_look_steers_nothing(console: Look) -> None:
             "/operations/versions/roll-back",
         ):
             status, page = await visitor.post(path)
-            assert (status, "You may look, and not steer." in words(page)) == (403, True), path
+            assert (status, "This session is read-only." in words(page)) == (403, True), path
         assert await visitor.world.value("SELECT count(*) FROM pause") == 0
 
     console(looking, api_token="a token to steer", viewer_token="a token to look")
@@ -262,7 +263,7 @@ def test_sources_and_how_they_are_doing(console: Look) -> None:
         ok(await stage.apply(chain(extra=CRON)))
         _, page = await visitor.get("/operations/sources")
         said = words(page)
-        assert "feed ready manual not lately" in said
+        assert "feed ready manual none recently" in said
         assert "tick ready cron 0 * * * *" in said
         assert "watch pending" in said
         await stage.trigger("p")
@@ -295,21 +296,21 @@ def test_a_source_is_triggered(console: Look) -> None:
         await visitor.stage.apply()
         status, page = await visitor.get("/operations/sources/feed")
         assert status == 200
-        assert "Nothing was heard of it lately." in words(page)
+        assert "No recent events." in words(page)
         here = "/operations/sources/feed"
         fields = {"job": "feed", "partition_key": "2026-01-31", "event_id": "mine", "to": here}
         payload = f'{{"said": "{SCRIPT}"}}'
         _, page = await visitor.post("/operations/trigger", {**fields, "payload": payload})
         said = words(page)
-        assert "The event mine was taken; its tasks are made now." in said
+        assert "The event mine was ingested; its tasks are being created." in said
         assert "2026-01-31" in said
-        assert "not yet" in said
+        assert "not routed yet" in said
         assert SCRIPT not in page
         await visitor.stage.route()
         _, page = await visitor.get(here)
         assert "clean 1 queued" in words(page)
         _, page = await visitor.post("/operations/trigger", fields)
-        assert "The event mine was known already" in words(page)
+        assert "The event mine was a duplicate" in words(page)
         _, page = await visitor.post("/operations/trigger", {**fields, "cursor": "7"})
         assert "leave one of them empty" in words(page)
         _, page = await visitor.post("/operations/trigger", {"job": "clean"})
@@ -328,7 +329,7 @@ def test_forms_by_the_kind_of_the_source(console: Look) -> None:
         assert 'name="until"' in page
         fields = {"job": "tick", "from": "2026-01-31T06:00", "until": "2026-01-31T07:00"}
         _, page = await visitor.post("/operations/trigger", {**fields, "to": "/events"})
-        assert "was taken" in words(page)
+        assert "was ingested" in words(page)
         day = "2026-01-31"
         assert f"{day}T06:00Z {day} 06:00 \N{EN DASH} {day} 07:00 UTC" in words(page)
         ok(await visitor.stage.apply(chain(extra=CRON)))
@@ -345,15 +346,13 @@ def test_keys_are_shown_and_rotated(console: Look) -> None:
         to = {"to": "/operations/keys"}
         _, page = await visitor.post("/operations/keys/rotate", to)
         said = words(page)
-        assert "Every dispatcher makes a new key now" in said
+        assert "Every dispatcher creates a new key" in said
         assert "1 rotation" in said
         _, page = await visitor.post("/operations/keys/rotate", to)
-        assert "A rotation was asked for a moment ago" in words(page)
+        assert "A rotation was already requested" in words(page)
         await visitor.parts.audit.turn()
         _, page = await visitor.get("/operations/keys")
-        assert "allowed Have every dispatcher sign with a new key POST /v1/keys/rotate" in words(
-            page
-        )
+        assert "allowed Rotate the signing key POST /v1/keys/rotate" in words(page)
         assert "the console" in words(page)
         (key, *_) = (await visitor.parts.keys.listed()).keys
         _, page = await visitor.post("/operations/keys/revoke", {**to, "kid": key.kid})
@@ -382,7 +381,7 @@ def test_the_audit_by_task_and_outcome(console: Look) -> None:
         assert "A heartbeat of an attempt POST /v1/task/heartbeat" in words(page)
         assert "Its attempt had ended (over)" in words(page)
         _, page = await visitor.get("/operations/keys?task=99")
-        assert "There is no such note." in words(page)
+        assert "No matching audit records." in words(page)
         status, page = await visitor.get("/operations/keys?task=%3Cscript%3E")
         assert status == 200
         assert "The number of the task has to be a whole number" in words(page)

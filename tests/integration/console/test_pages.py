@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from penstock.console.sessions import COOKIE, SESSION_SECONDS
-from penstock.dispatcher.sessions import EndedSessions
+from penstock.dispatcher.ended_sessions import EndedSessions
 from penstock.kernel.clock import SystemClock
 from tests.integration.console.looking import Look, Visitor, visiting, words
 
@@ -31,7 +31,7 @@ def test_an_unknown_page_is_a_page_with_a_sentence(console: Look) -> None:
 def test_who_has_no_token_is_asked_for_one(console: Look) -> None:
     async def story(visitor: Visitor) -> None:
         status, page = await visitor.get("/")
-        assert (status, "The token of the API" in page) == (401, True)
+        assert (status, "API token" in page) == (401, True)
         await visitor.sign_in("a token to steer")
         assert ">viewer<" not in (await visitor.get("/"))[1]
         await visitor.sign_in("a token to look")

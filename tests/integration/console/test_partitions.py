@@ -7,8 +7,8 @@ from urllib.parse import quote
 from penstock.datasets.layout import DATASETS
 from penstock.datasets.manifest import File, Manifest, ManifestInput, digest, encode
 from penstock.datasets.schema import Column
-from penstock.dispatcher.wire.work import Assignment
 from penstock.kernel.clock import SystemClock
+from penstock.protocol.work import Assignment
 from penstock.store.memory import MemoryBucket, MemoryStore
 from tests.integration.console.looking import Look, Visitor, words
 from tests.integration.console.publishing import EVIL, publish
@@ -29,7 +29,7 @@ def test_a_partition_tells_who_has_made_it_and_of_what(console: Look) -> None:
         assert key in said
         assert f"task {task.task_id} , attempt 1, on worker" in said
         assert "3 rows in 2 files, 300 B" in said
-        assert "an event, and no data" in said
+        assert "an event without data" in said
         assert f'href="/datasets/daily/partitions/{quote(key, safe="")}"' in page
         assert f'data-key="t-{task.task_id}"' in page
         assert path in (await visitor.get("/datasets/tidy"))[1]
@@ -97,22 +97,60 @@ def manifest_of(task: Assignment, body: bytes, name: str) -> bytes:
     )
 
 
+async def published(visitor: Visitor, store: MemoryStore, event: str, body: bytes) -> int:
+    """Have the partition `p` published, as a file with a manifest; its task."""
+    asked = {"job": "feed", "partition_key": "p", "event_id": event}
+    ok(await visitor.stage.public.post("/v1/trigger", json=asked))
+    await visitor.stage.route()
+    (task,) = await visitor.stage.claim()
+    folder = place(task).removeprefix(f"{ROOT}/")
+    assert folder.startswith(DATASETS)
+    manifest = manifest_of(task, body, "part-0.csv")
+    await store.put(f"{folder}/part-0.csv", body)
+    await store.put(f"{folder}/manifest.json", manifest)
+    facts = {"files": 1, "rows": 1, "bytes": len(body), "manifest": digest(manifest)}
+    facts["columns"] = [{"name": "a", "type": "string"}]
+    ok(await visitor.stage.complete(held(task, outputs=[output(task, facts=facts)])))
+    return task.task_id
+
+
+def test_a_snapshot_leads_to_what_it_changed_and_to_rows_as_they_were(console: Look) -> None:
+    store = MemoryStore(MemoryBucket(SystemClock()), clock=SystemClock())
+
+    async def story(visitor: Visitor) -> None:
+        await visitor.stage.apply()
+        tasks, snapshots = [], []
+        for event in ("old", "new"):
+            visitor.world.later(2)
+            tasks.append(await published(visitor, store, event, f"it is {event}\n".encode()))
+            made = ok(await visitor.stage.public.get("/v1/datasets/tidy/snapshots"))["snapshots"]
+            snapshots.append(made[0]["id"])
+        first, second = snapshots
+        page = (await visitor.get(f"/datasets/tidy/snapshot?id={second}"))[1]
+        changed, shown = words(page).split("Changes")[1].split("Contents")
+        assert f"added p {tasks[1]} 1 10 B removed p {tasks[0]} 1 10 B" in changed
+        assert f"p {tasks[1]} 1 10 B" in shown
+        assert f"p {tasks[0]} " not in shown
+        assert f'href="/datasets/tidy/snapshot?id={first}"' in page
+        for at, said in ((first, "it is old"), (second, "it is new")):
+            link = f"/datasets/tidy/contents?key=p&amp;at={at}"
+            assert link in page
+            then = words((await visitor.get(link.replace("&amp;", "&")))[1])
+            assert said in then
+            assert f"Snapshot {at}" in then
+        for path in ("snapshot?id=7", "snapshot?id=x", "contents?key=p&at=7", "contents?at=x"):
+            status, page = await visitor.get(f"/datasets/tidy/{path}")
+            assert (status, "no longer" in words(page)) == (404, True), path
+
+    console(story, store=store)
+
+
 def test_what_is_in_a_partition_is_shown_through_the_store(console: Look) -> None:
     store = MemoryStore(MemoryBucket(SystemClock()), clock=SystemClock())
 
     async def story(visitor: Visitor) -> None:
         await visitor.stage.apply()
-        await visitor.stage.trigger("p")
-        (task,) = await visitor.stage.claim()
-        folder = place(task).removeprefix(f"{ROOT}/")
-        assert folder.startswith(DATASETS)
-        body = f"a,b\n1,{EVIL}\n".encode()
-        manifest = manifest_of(task, body, "part-0.csv")
-        await store.put(f"{folder}/part-0.csv", body)
-        await store.put(f"{folder}/manifest.json", manifest)
-        facts = {"files": 1, "rows": 1, "bytes": len(body), "manifest": digest(manifest)}
-        facts["columns"] = [{"name": "a", "type": "string"}]
-        ok(await visitor.stage.complete(held(task, outputs=[output(task, facts=facts)])))
+        await published(visitor, store, "p", f"a,b\n1,{EVIL}\n".encode())
         page = (await visitor.get("/datasets/tidy/partitions/p"))[1]
         assert 'data-fetched="/datasets/tidy/contents?key=p"' in page
         status, shown = await visitor.get("/datasets/tidy/contents?key=p")
@@ -135,9 +173,9 @@ def test_what_was_appended_is_listed_by_its_keys(console: Look) -> None:
         ok(await visitor.stage.complete(held(task, outputs=[said])))
         page = (await visitor.get("/datasets/tidy/partitions/p"))[1]
         assert EVIL not in page
-        assert f"What was appended Key When Task Rows Size k {EVIL}" in words(page)
+        assert f"Appended parts Key When Task Rows Size k {EVIL}" in words(page)
         # No store is there to be read.
         shown = words((await visitor.get("/datasets/tidy/contents?key=p"))[1])
-        assert "This dispatcher has no store to read from." in shown
+        assert "This dispatcher has no store." in shown
 
     console(story)

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 from penstock.kernel.clock import SystemClock
+from penstock.kernel.document_format import encode
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import Unavailable
-from penstock.kernel.wire import encode
 from penstock.queue.client import Queue
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.retry import Retry
 from penstock.queue.layout import QueueLayout
-from penstock.queue.owning.registry import Registration, Role
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.polling import Polling
-from penstock.queue.running.retry import Retry
-from penstock.queue.settings import Mode, WorkerSettings
+from penstock.queue.settings import DiscoveryMode, Polling, WorkerSettings
+from penstock.queue.shards.registry import OwnerRole, Registration
 from penstock.queue.worker import Worker
 from penstock.store.base import ObjectStore, Page, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
@@ -31,7 +30,7 @@ NASTY = "<script>alert(1)</script>"
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has to wait for a first look."""
-    monkeypatch.setattr("penstock.dispatcher.queues.looks.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.dispatcher.bucket_queues.SNAPSHOT_FIRST_SECONDS", 0.0)
 
 
 def _store() -> ObjectStore:
@@ -49,7 +48,7 @@ async def _queue(visitor: Visitor, name: str = "images") -> Queue:
 async def _failing(queue: Queue) -> AsyncIterator[None]:
     """A worker beside that fails all tasks of the type `bad`."""
     settings = WorkerSettings(polling=Polling(min_seconds=0.02, max_seconds=0.1))
-    worker = Worker(queue, concurrency=8, name="ada", mode=Mode.SHARED, settings=settings)
+    worker = Worker(queue, concurrency=8, name="ada", mode=DiscoveryMode.SHARED, settings=settings)
 
     @worker.handler("bad", retry=Retry(attempts=1))
     async def bad(task: TaskContext) -> None:
@@ -70,7 +69,7 @@ async def _settled(queue: Queue, ids: list[str]) -> None:
 
 async def _register(queue: Queue, name: str, **fields: Any) -> None:
     now = (await queue.access.store.now()).latest
-    said = {"role": Role.OWNER, "expires_ms": int(now * 1000) + 60_000, "of": 64, **fields}
+    said = {"role": OwnerRole.OWNER, "expires_ms": int(now * 1000) + 60_000, "of": 64, **fields}
     document = Registration(**said).stamped(writer="w", write="1")
     await queue.access.store.put(queue.access.layout.worker(name), encode(document))
 
@@ -95,9 +94,9 @@ def test_a_dispatcher_without_a_store_says_so(console: Look) -> None:
     async def story(visitor: Visitor) -> None:
         status, page = await visitor.get("/queue")
         assert status == 200
-        assert "This dispatcher has no store to look at." in words(page)
+        assert "This dispatcher has no store." in words(page)
         _, page = await visitor.post("/queue/pause", {"name": "images", "to": "/queue"})
-        assert "This dispatcher has no store to look at." in words(page)
+        assert "This dispatcher has no store." in words(page)
 
     console(story)
 
@@ -111,11 +110,11 @@ def test_a_queue_is_shown_with_what_waits_and_what_a_look_costs(console: Look) -
         status, page = await visitor.get("/queue")
         assert status == 200
         said = words(page)
-        assert "Wake-ups Messages by which the dispatcher wakes workers up" in said
-        assert "The work itself is on Tasks" in said
-        assert "so there are fewer of them than tasks" in said
+        assert "Wake-ups Messages with which the dispatcher wakes up workers" in said
+        assert "The tasks themselves are on Tasks" in said
+        assert "so there are fewer wake-ups than tasks" in said
         assert "registered" not in said
-        assert "What it would cost on S3 The store of this installation is no bucket of S3" in said
+        assert "Estimated cost on S3 The store of this installation is not on S3" in said
         assert '<a href="/queue?name=images">images</a>' in page
         status, page = await visitor.get("/queue?name=images")
         said = words(page)
@@ -124,10 +123,10 @@ def test_a_queue_is_shown_with_what_waits_and_what_a_look_costs(console: Look) -
         assert "Delayed 1 due later" in said
         assert "resize 300 0 0 0" in said
         assert "&lt; 10 s: 300 waiting and 0 in progress" in page
-        assert "Nobody holds one of the 64 shards." in said
-        assert "The last look took" in said
-        assert "one look in 5 s at the most for all who watch" in said
-        assert "No task has failed for good." in said
+        assert "None of the 64 shards has an owner." in said
+        assert "The last refresh took" in said
+        assert "At most one refresh per 5 s, shared by all viewers" in said
+        assert "No dead letters." in said
         assert "style=" not in page
 
     console(story, store=_store())
@@ -142,13 +141,13 @@ def test_shards_are_shown_with_their_holders_and_workers_with_what_they_own(cons
         _, page = await visitor.get("/queue?name=images")
         said = words(page)
         assert page.count('data-key="shard-') == 64
-        assert 'aria-label="Shard 41, held by bob, 0 tasks not settled"' in page
+        assert 'aria-label="Shard 41, owned by bob, 0 tasks unsettled"' in page
         assert 'href="#worker-bob"' in page
         assert 'id="worker-bob"' in page
-        assert "64 shards, 2 holders, 4 shards without one." in page
+        assert "64 shards, 2 owners, 4 shards unowned." in page
         assert "A ada 40" in said
         assert "0\N{EN DASH}39 40 of 64" in said
-        assert "The 3 that hold shards cost" in said
+        assert "3 shard owners:" in said
         assert NASTY not in page
         assert said.count(NASTY) == 3
 
@@ -175,7 +174,7 @@ def test_dead_letters_tell_why_and_are_replayed_once(console: Look) -> None:
         assert "Dead letters 0 not replayed" in words(page)
         assert "bad 3 0 0 3" in words(page)
         _, page = await visitor.post("/queue/replay", {"name": "images", "to": to})
-        assert "There is no dead letter that was not replayed." in words(page)
+        assert "All dead letters were replayed already." in words(page)
         _, page = await visitor.post("/queue/replay", {"name": "images", "id": NASTY, "to": to})
         assert "is not the id of a task" in words(page)
         assert NASTY not in page
@@ -191,11 +190,11 @@ def test_a_queue_and_a_type_are_paused_drained_and_resumed(console: Look) -> Non
         whole = {"name": "images", "to": to}
         typed = {**whole, "type": "resize"}
         _, page = await visitor.post("/queue/pause", {**whole, "reason": f"the lens {NASTY}"})
-        assert "The queue images is paused: workers hear of it within 10 seconds." in words(page)
+        assert "The queue images is paused: workers notice within 10 seconds." in words(page)
         assert f"Reason: the lens {NASTY}" in words(page)
         assert NASTY not in page
         _, page = await visitor.post("/queue/drain", typed)
-        assert "The type resize of the queue images is drained" in words(page)
+        assert "The type resize of the queue images is draining" in words(page)
         held = {each.type: each for each in await queue.control.state()}
         assert held[None].paused_at
         assert held[None].reason == f"the lens {NASTY}"

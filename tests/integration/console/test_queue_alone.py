@@ -11,19 +11,18 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from penstock.console.alone import SITE, STORE_AWAY, QueueAlone, SignedOut, no_api
 from penstock.console.application import Console
-from penstock.console.live import Live
-from penstock.console.sessions import COOKIE, Sessions
-from penstock.dispatcher.queues.looks import Queues
+from penstock.console.live import LivePages
+from penstock.console.sessions import COOKIE, ConsoleSessions
+from penstock.dispatcher.bucket_queues import QueueInspector
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import seeded_entropy
 from penstock.queue.client import Queue
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.polling import Polling
-from penstock.queue.running.retry import Retry
-from penstock.queue.settings import Mode, WorkerSettings
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.retry import Retry
+from penstock.queue.settings import DiscoveryMode, Polling, WorkerSettings
 from penstock.queue.worker import Worker
+from penstock.queue_console import SITE, STORE_AWAY, InMemorySignOuts, QueueOnlyParts, no_api
 from penstock.store.memory import MemoryBucket, MemoryStore
 from tests.integration.console.looking import words
 
@@ -34,8 +33,8 @@ PAGES = ("/", "/queue/tasks", "/queue/limits", "/queue/schedules", "/queue/batch
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has to wait for a first look."""
-    monkeypatch.setattr("penstock.dispatcher.queues.looks.FIRST_SECONDS", 0.0)
-    monkeypatch.setattr("penstock.dispatcher.queues.reads.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.dispatcher.bucket_queues.SNAPSHOT_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.dispatcher.bucket_queues.READ_FIRST_SECONDS", 0.0)
 
 
 @dataclass
@@ -43,7 +42,7 @@ class Visitor:
     """Somebody with a browser, and the queue that is looked at."""
 
     browser: httpx.AsyncClient
-    sessions: Sessions
+    sessions: ConsoleSessions
     queue: Queue
 
     async def page(self, path: str, *, status: int = 200) -> str:
@@ -74,22 +73,22 @@ def _look(story: Story, *, api_token: str = "", is_read_only: bool = False) -> N
         clock, entropy = SystemClock(), seeded_entropy(4)
         store = MemoryStore(MemoryBucket(clock), clock=clock)
         queue = await Queue.on(store, name="images", entropy=entropy)
-        sessions = Sessions(
+        sessions = ConsoleSessions(
             "a secret",
             clock=clock,
             entropy=entropy,
-            ended=SignedOut(clock),
+            ended=InMemorySignOuts(clock),
             api_token=api_token,
             viewer_token="the viewer's token" if api_token else "",
             is_read_only=is_read_only,
         )
-        parts = QueueAlone(
-            queues=Queues(store, entropy=entropy),
+        parts = QueueOnlyParts(
+            queues=QueueInspector(store, entropy=entropy),
             store=store,
             root="memory://",
             first_queue="images",
         )
-        async with Live(clock=clock, over=sessions.over) as live:
+        async with LivePages(clock=clock, over=sessions.over) as live:
             console = Console(
                 no_api, parts, SITE, sessions=sessions, live=live, clock=clock, away=STORE_AWAY
             )
@@ -106,7 +105,7 @@ def _look(story: Story, *, api_token: str = "", is_read_only: bool = False) -> N
 async def _working(queue: Queue) -> AsyncIterator[None]:
     """A worker beside that fails what is `bad`, and returns what the others are given."""
     settings = WorkerSettings(polling=Polling(min_seconds=0.02, max_seconds=0.1))
-    worker = Worker(queue, concurrency=8, name="ada", mode=Mode.SHARED, settings=settings)
+    worker = Worker(queue, concurrency=8, name="ada", mode=DiscoveryMode.SHARED, settings=settings)
 
     @worker.handler("bad", retry=Retry(attempts=1))
     async def bad(task: TaskContext) -> None:
@@ -135,7 +134,7 @@ def test_pages_of_a_queue_that_is_empty_and_of_one_that_is_not_there() -> None:
             f"/queue/tasks?name=images&find={NASTY}&type=x&tag={NASTY}", status=404
         )
         assert NASTY not in page
-        assert "is not a filter by a tag" in words(page)
+        assert "is not a tag filter" in words(page)
         assert (await visitor.browser.get("/healthz")).text == "ok\n"
         assert (await visitor.browser.get("/v1/tasks")).status_code == 404
         assert (await visitor.browser.get("/tasks")).status_code == 404
@@ -157,7 +156,7 @@ def test_tasks_are_listed_filtered_and_found() -> None:
         assert NASTY not in page
         said = words(page)
         assert "3 tasks Task" in said
-        assert "on S3. While somebody watches it is read again every 10 s" in said
+        assert "on S3. Refreshed at most every 10 s" in said
         for query, ids in (
             ("status=failed", [bad.id]),
             ("status=delayed", [later.id]),
@@ -171,9 +170,7 @@ def test_tasks_are_listed_filtered_and_found() -> None:
         ):
             page = await visitor.page(f"/queue/tasks?name=images&{query}")
             assert re.findall(r'<tr data-key="([^"]+)"', page) == ids, query
-        assert "There is no such task." in await visitor.words(
-            "/queue/tasks?name=images&find=nowhere"
-        )
+        assert "No matching tasks." in await visitor.words("/queue/tasks?name=images&find=nowhere")
 
     _look(story)
 
@@ -191,17 +188,17 @@ def test_a_task_shows_its_input_its_end_and_its_history_and_is_replayed() -> Non
         assert NASTY not in page
         said = words(page)
         assert f'"file": "{NASTY}"' in said
-        assert "Why it failed ValueError: it was" in said
+        assert "Error ValueError: it was" in said
         assert "Traceback" in said
         assert "submitted" in said
         assert "claimed 1 ada" in said
         said = await visitor.words(f"/queue/task/{good.id}?name=images")
         assert 'Result { "made of": { "n": 1 } }' in said
         said = await visitor.send("/queue/task/replay", id=bad.id)
-        assert "Its input is submitted again, as this task." in said
+        assert "Replayed as this task." in said
         assert "ready" in said
         none = bad.id.replace(".bad", ".bat")
-        assert "Nothing is known of" in await visitor.words(
+        assert "There is no task" in await visitor.words(
             f"/queue/task/{none}?name=images", status=404
         )
         assert "is not the id of a task" in await visitor.words(
@@ -238,7 +235,7 @@ def test_limits_schedules_and_batches_are_shown_and_steered() -> None:
             "/queue/limits/set", key="api", concurrency="3", rate="10", to="/queue/limits"
         )
         assert "The limit api is set" in said
-        assert "api 3 10 in 1.0 s" in said
+        assert "api 3 10 per 1.0 s" in said
         wrong = await visitor.send("/queue/limits/set", key="api", concurrency="many")
         assert "The concurrency is a whole number, not 'many'." in wrong
         assert "The limit api is removed" in await visitor.send("/queue/limits/remove", key="api")
@@ -256,13 +253,13 @@ def test_limits_schedules_and_batches_are_shown_and_steered() -> None:
             assert told in said
         assert "nightly 0 6 * * *" in await visitor.words("/queue/schedules")
         assert "is removed" in await visitor.send("/queue/schedules/remove", schedule="nightly")
-        assert "There is no schedule." in await visitor.words("/queue/schedules")
+        assert "There are no schedules." in await visitor.words("/queue/schedules")
         assert "not 'burn'" in await visitor.send("/queue/schedules/burn", schedule="nightly")
 
         batch = await queue.batch("mail", [1, 2, 3], then="report")
         said = await visitor.words("/queue/batches")
         assert f"{batch.id} sealed 0 of 3" in said
-        assert "a task when all have ended" in said
+        assert "a task when all ended" in said
 
     _look(story)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.console.pages import tasks as tasks_page
-from penstock.dispatcher.wire.work import Assignment
+from penstock.protocol.work import Assignment
 from tests.integration.console.looking import Look, Visitor, words
 from tests.integration.dispatcher.api.stage import held, ok, output
 from tests.integration.dispatcher.test_deployment import chain
@@ -49,9 +49,9 @@ def test_a_dead_task_begins_with_why_and_what_was_tried_and_how_to_replay(consol
         status, page = await visitor.get(f"/tasks/{task.task_id}")
         assert status == 200
         said = words(page)
-        head = said.index("This task has failed and will not be tried again by itself.")
+        head = said.index("This task failed and will not be retried automatically.")
         reason = said.index("ValueError: could not convert 'twelve'")
-        tries = said.index("It was tried 3 times")
+        tries = said.index("Tried 3 times")
         assert head < reason < tries < said.index("Attempts No.")
         assert "failed for the same reason each time" in said
         assert "in clean" in said
@@ -79,7 +79,7 @@ def test_what_a_task_has_consumed_of_changes_is_said(console: Look) -> None:
         _, page = await visitor.get(f"/tasks/{reader.task_id}")
         assert "1 partition with changes, consumed" in words(page)
         _, page = await visitor.get("/jobs/report")
-        assert "what has changed is read" in words(page)
+        assert "reads changes" in words(page)
 
     console(story)
 
@@ -92,7 +92,7 @@ def test_a_replay_queues_it_again_and_says_so(console: Look) -> None:
         status, page = await visitor.post(f"{here}/replay", {"to": here})
         assert status == 200
         said = words(page)
-        assert f"Task {number} is queued again." in said
+        assert f"Task {number} is queued for replay." in said
         assert "This task was replayed, and waits for attempt 2." in said
         assert (
             await visitor.world.value("SELECT status FROM task WHERE id = %s", number) == "queued"
@@ -123,7 +123,7 @@ def test_what_a_dead_task_holds_up_is_named(console: Look) -> None:
         number = await dead(visitor)
         _, page = await visitor.get(f"/tasks/{number}")
         said = words(page)
-        assert "Until it is completed, report gets nothing new for this partition" in said
+        assert "Until this task completes, report gets nothing new for this partition" in said
         assert "nor does, after it, mail" in said
         assert "report reads tidy waits for this task" in said
 
@@ -163,7 +163,7 @@ def test_the_log_of_an_attempt_that_runs_is_shown_with_its_progress(
         here = f"/tasks/{task.task_id}"
         said = words((await visitor.get(here))[1])
         assert "Attempt 1 of at most 3 runs on worker worker." in said
-        assert "Nothing is on the machine of this dispatcher so far." in said
+        assert "No log on the dispatcher's machine yet." in said
         (tmp_path / f"{task.task_id}-1.log").write_text("row 1\nrow 2\n")
         beat = held(task, progress={"stages": 4, "stages_done": 1, "tasks": 200, "tasks_done": 50})
         ok(await visitor.stage.beat(beat))
@@ -185,16 +185,16 @@ def test_a_worker_of_this_machine_has_printed_nothing(console: Look, tmp_path: P
         ok(await visitor.stage.internal.post("/internal/hello", json=hello, headers=identity))
         (task,) = await visitor.stage.claim(limit=1)
         here = f"/tasks/{task.task_id}"
-        assert "It has printed nothing so far." in words((await visitor.get(here))[1])
+        assert "No output yet." in words((await visitor.get(here))[1])
         log = str(tmp_path / f"{task.task_id}-1.log")
         ok(await visitor.stage.complete(held(task, outputs=[output(task)], log=log)))
-        assert "It printed nothing." in words((await visitor.get(here))[1])
+        assert "No output." in words((await visitor.get(here))[1])
         # Of one that is not known any more, as long as all others are here.
         await visitor.world.rows("UPDATE worker SET name = 'another'")
-        assert "It printed nothing." in words((await visitor.get(here))[1])
+        assert "No output." in words((await visitor.get(here))[1])
         elsewhere = """UPDATE worker SET name = 'worker', about = '{"about": {"host": "other"}}'"""
         await visitor.world.rows(elsewhere)
-        assert "has it on its own machine" in words((await visitor.get(here))[1])
+        assert "or its log is on the machine of worker" in words((await visitor.get(here))[1])
 
     console(story, logs=tmp_path)
 
@@ -231,22 +231,22 @@ def test_a_task_that_waits_says_for_what(console: Look) -> None:
         await visitor.stage.trigger("p1")
         said = words((await visitor.get("/tasks/1"))[1])
         assert "This task waits for its first attempt." in said
-        assert "No worker that serves it was heard of in the last minute" in said
+        assert "No worker that serves it was seen in the last 90 seconds" in said
         pause = {"reason": "The disks are full."}
         ok(await visitor.stage.public.post("/v1/jobs/clean/pause", json=pause))
         said = words((await visitor.get("/tasks/1"))[1])
-        assert "Its job is paused: The disks are full." in said
+        assert "The job is paused: The disks are full." in said
         ok(await visitor.stage.public.post("/v1/jobs/clean/resume"))
         hello = {"runtimes": ["process"]}
         identity = visitor.stage.identity()
         ok(await visitor.stage.internal.post("/internal/hello", json=hello, headers=identity))
         said = words((await visitor.get("/tasks/1"))[1])
-        assert "A worker takes it as soon as one has room." in said
+        assert "The next worker with free capacity claims it." in said
         ok(await visitor.stage.public.put("/v1/operators/a:clean", json={"in_flight_max": 1}))
         await visitor.stage.trigger("p2")
         await visitor.stage.claim()
         said = words((await visitor.get("/tasks/2"))[1])
-        assert "Its operator runs as many tasks as it may, 1;" in said
+        assert "The operator is at its concurrency limit of 1;" in said
 
     console(story)
 
@@ -259,7 +259,7 @@ def test_a_task_that_is_tried_again_says_why_and_when(console: Look) -> None:
         failure = {"reason": TRACE}
         ok(await visitor.stage.complete(held(task, failure=failure)))
         said = words((await visitor.get("/tasks/1"))[1])
-        assert "Attempt 1 has failed; attempt 2 of at most 3 follows. It is due" in said
+        assert "Attempt 1 failed; attempt 2 of at most 3 follows. It is due" in said
         assert "could not convert" in said
 
     console(story)
@@ -301,7 +301,7 @@ def test_a_completed_task_names_what_it_published_and_who_reads_it(console: Look
         # The task that follows reads it.
         _, page = await visitor.get("/tasks/2")
         assert "published" in words(page)
-        assert "because of tidy , by task 1" in words(page)
+        assert "triggered by tidy , by task 1" in words(page)
 
     console(story)
 
@@ -317,7 +317,7 @@ def test_who_reads_other_partitions_than_the_tasks_own_is_not_said_to_have_no_ta
         ok(await visitor.stage.complete(held(task, outputs=[made])))
         await visitor.stage.route()
         _, page = await visitor.get("/tasks/1")
-        assert "report reads tidy has tasks of the partitions that this one has made" in words(page)
+        assert "report reads tidy has tasks for the partitions of this task" in words(page)
 
     console(story)
 
@@ -331,15 +331,15 @@ def test_cancel_of_what_waits_and_of_what_runs(console: Look) -> None:
         said = words(page)
         assert "Task 2 is cancelled." in said
         assert "This task was cancelled." in said
-        assert "It was cancelled in the console." in said
+        assert "Cancelled in the console." in said
         # Nothing of it is to come, and it is no error.
         assert 'class="reason"' not in page
-        assert "It was never tried." in said
-        assert "There is none: it was never tried." in said
-        assert "report reads tidy no task followed" in said
+        assert "No attempts." in said
+        assert "No log: the task had no attempts." in said
+        assert "report reads tidy no task created" in said
         _, page = await visitor.post("/tasks/1/cancel", {"to": "/tasks/1"})
-        assert "Task 1 was asked to stop; it ends as soon as" in words(page)
-        assert "This task was asked to stop" in words(page)
+        assert "Task 1 was asked to stop; its worker sees it" in words(page)
+        assert "Cancellation requested" in words(page)
         _, page = await visitor.post("/tasks/2/cancel", {"to": "/tasks/2"})
         assert "Task 2 is cancelled" in words(page)
 
@@ -378,7 +378,7 @@ def test_an_empty_list_says_what_to_do(console: Look) -> None:
         said = words((await visitor.get("/tasks"))[1])
         assert "There are no tasks yet." in said
         assert "penstock trigger" in said
-        assert "No task is dead." in words((await visitor.get("/tasks?status=dead"))[1])
+        assert "No dead tasks." in words((await visitor.get("/tasks?status=dead"))[1])
 
     console(story)
 
@@ -437,13 +437,13 @@ def test_all_dead_tasks_of_a_job_are_replayed_at_once(
         await applied(visitor)
         numbers = [await dead(visitor, key) for key in ("p1", "p2", "p3")]
         _, page = await visitor.get("/tasks?status=dead")
-        assert "Replay all of them" in page
+        assert "Replay all" in page
         _, page = await visitor.post("/tasks/replay", {"job": "report", "to": "/tasks"})
         assert "nothing was replayed" in words(page)
         _, page = await visitor.post("/tasks/replay", {"partition": "p2", "to": "/tasks"})
-        assert "1 task is queued again." in words(page)
+        assert "1 task is queued for replay." in words(page)
         _, page = await visitor.post("/tasks/replay", {"job": "clean", "to": "/tasks"})
-        assert "2 tasks are queued again." in words(page)
+        assert "2 tasks are queued for replay." in words(page)
         rows = await visitor.world.rows("SELECT id FROM task WHERE status = 'queued' ORDER BY id")
         assert [row["id"] for row in rows] == numbers
 
@@ -461,6 +461,6 @@ def test_very_many_attempts_are_cut_with_a_sentence(console: Look) -> None:
         said = words(page)
         assert "The latest 25 of 31 attempts." in said
         assert len(re.findall(r'data-key="attempt-', page)) == 25
-        assert "It was tried 31 times" in said
+        assert "Tried 31 times" in said
 
     console(story)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.dispatcher.wire.dags import DagAnswer
+from penstock.protocol.dags import DagAnswer
 from tests.integration.console.looking import Look, Visitor, words
 from tests.integration.dispatcher.api.stage import ok, read
 from tests.integration.dispatcher.test_deployment import chain
@@ -33,15 +33,15 @@ def test_the_version_before_is_put_in_force_again(console: Look) -> None:
         assert "data-sure" not in (await visitor.get(PATH))[1]
         _, page = await visitor.get(f"{PATH}?version=before")
         said = words(page)
-        assert f"Roll back to version {first} Nothing was changed yet." in said
-        assert "Jobs that go; what they have made stays extra" in said
-        assert "Jobs as they were before clean" in said
-        assert "Work of extra that nobody needs then 1 waiting: is cancelled" in said
+        assert f"Roll back to version {first} Preview, nothing was changed yet." in said
+        assert "Removed jobs; their data stays extra" in said
+        assert "Reverted jobs clean" in said
+        assert "Obsolete work of extra 1 waiting: will be cancelled" in said
         assert "data-sure" in page.partition(f"Put version {first} in force")[0]
         assert await _present(visitor) == second
         fields = {"version": str(first), "present": str(second)}
         _, page = await visitor.post(f"{PATH}/roll-back", fields)
-        assert f"Version {first} of the DAG is in force. Tasks that nobody needs" in words(page)
+        assert f"Version {first} of the DAG is in force. Obsolete tasks cancelled" in words(page)
         assert await _present(visitor) == first
         # The same form again does nothing: it does not go there and back.
         _, page = await visitor.post(f"{PATH}/roll-back", fields)
@@ -62,10 +62,10 @@ def test_what_somebody_else_has_changed_meanwhile_is_looked_at_again(console: Lo
         stale = {"version": str(first), "present": str(second)}
         _, page = await visitor.post(f"{PATH}/roll-back", stale)
         assert f"Version {third} is in force by now." in words(page)
-        assert f"Roll back to version {first} Nothing was changed yet." in words(page)
+        assert f"Roll back to version {first} Preview, nothing was changed yet." in words(page)
         assert await _present(visitor) == third
         for wrong, told in (
-            ({"version": ""}, "Say to which version."),
+            ({"version": ""}, "Choose a version."),
             ({"version": "<script>"}, "The version"),
             ({"version": "99", "present": str(third)}, "There is no version 99"),
         ):
@@ -73,7 +73,7 @@ def test_what_somebody_else_has_changed_meanwhile_is_looked_at_again(console: Lo
             assert told in words(page)
             assert "<script>" not in page.replace('<script src="', "").replace("<script type", "")
         for wanted, told in (
-            ("x", "That is not the number of a version."),
+            ("x", "Not a version number."),
             ("99", "There is no version 99 of the DAG."),
             (str(third), f"Version {third} is in force already."),
         ):

@@ -16,8 +16,8 @@ from email.message import EmailMessage
 from email.policy import default
 from typing import Any
 
-from penstock.dispatcher.alerts.judging import Judge
-from penstock.dispatcher.alerts.reading import read_alerts
+from penstock.dispatcher.alerts.evaluator import AlertEvaluator
+from penstock.dispatcher.alerts.rules import read_alerts
 from penstock.dispatcher.database.pool import Database
 from tests.integration.dispatcher.world import World
 
@@ -169,9 +169,12 @@ def judge_of(
     *,
     name: str = "first",
     database: Database | None = None,
+    days: float = 30,
     **fields: Any,
-) -> Judge:
-    return Judge(database or world.database, read_alerts(table or {}), name=name, **fields)
+) -> AlertEvaluator:
+    return AlertEvaluator(
+        database or world.database, read_alerts(table or {}), name=name, days=days, **fields
+    )
 
 
 async def alerts(world: World) -> list[tuple[str, str, bool]]:

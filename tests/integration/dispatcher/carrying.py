@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.dispatcher.outbox.relay import Limits, Relay
-from penstock.dispatcher.outbox.values import Carrier, Row
-from penstock.dispatcher.wakeups.base import Channel, Sender
+from penstock.dispatcher.outbox import OutboxCarrier, OutboxEntry, Relay, RelayLimits
+from penstock.dispatcher.wakeups.base import WakeUpChannel, WakeUpSender
 from tests.integration.dispatcher.world import World
 
-LIMITS = Limits(carry_seconds_max=20, tries_max=3, first_ms=1000, max_ms=8000, pace_seconds=0)
+LIMITS = RelayLimits(carry_seconds_max=20, tries_max=3, first_ms=1000, max_ms=8000, pace_seconds=0)
 
 
 @dataclass
@@ -34,14 +33,14 @@ class Still:
 class Script:
     """A carrier: what it carried, what it refuses, by target or body's `n`, and what hangs."""
 
-    carried: list[Row] = field(default_factory=list)
+    carried: list[OutboxEntry] = field(default_factory=list)
     calls: int = 0
     refused: dict[object, str] = field(default_factory=dict)
     raises: Exception | None = None
     hanging: set[str] = field(default_factory=set)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def carry(self, rows: Sequence[Row]) -> Mapping[int, str]:
+    async def carry(self, rows: Sequence[OutboxEntry]) -> Mapping[int, str]:
         self.calls += 1
         assert len({row.target for row in rows}) == 1
         if rows[0].target in self.hanging:
@@ -62,18 +61,18 @@ class Script:
         return sorted(f"{row.target} {row.body.get('n', '')}".strip() for row in self.carried)
 
 
-class Words(Sender):
+class Words(WakeUpSender):
     """A sender that remembers, and refuses some."""
 
-    def __init__(self, refused: Mapping[Channel, str] | None = None) -> None:
-        self.sent: list[Channel] = []
+    def __init__(self, refused: Mapping[WakeUpChannel, str] | None = None) -> None:
+        self.sent: list[WakeUpChannel] = []
         self.refused = dict(refused or {})
 
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
 
-    async def send(self, channels: Collection[Channel]) -> Mapping[Channel, str]:
+    async def send(self, channels: Collection[WakeUpChannel]) -> Mapping[WakeUpChannel, str]:
         self.sent += sorted(each for each in channels if each not in self.refused)
         return {each: self.refused[each] for each in channels if each in self.refused}
 
@@ -83,9 +82,9 @@ class Post:
     """A world's outbox and one relay of it."""
 
     world: World
-    carrier: Carrier
+    carrier: OutboxCarrier
     clock: Still = field(default_factory=Still)
-    limits: Limits = LIMITS
+    limits: RelayLimits = LIMITS
 
     def __post_init__(self) -> None:
         self.relay = self.another()

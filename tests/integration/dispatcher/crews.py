@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import HealthCheck, settings
 
-from penstock.dispatcher.tasks.values import Claimed
+from penstock.dispatcher.tasks.model import ClaimedTask
 from tests.integration.dispatcher.test_deployment import Pipeline
 from tests.integration.dispatcher.world import failed
 
@@ -24,8 +24,8 @@ class Crew:
 
     pipeline: Pipeline
     operator: str
-    finish: Callable[[Claimed], Awaitable[None]]
-    running: list[Claimed] = field(default_factory=list)
+    finish: Callable[[ClaimedTask], Awaitable[None]]
+    running: list[ClaimedTask] = field(default_factory=list)
 
     async def claim(self) -> bool:
         """Begin one more; whether there was one."""

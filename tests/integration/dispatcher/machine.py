@@ -23,7 +23,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from penstock.dispatcher.tasks.values import Fence, Status
+from penstock.dispatcher.tasks.model import Fence
+from penstock.protocol.base import TaskStatus
 from tests.integration.dispatcher.model import PAUSE_MAX, Model, ModelTask
 from tests.integration.dispatcher.world import Job, World, Worlds
 
@@ -97,7 +98,7 @@ class Machine(RuleBasedStateMachine):
         rows = self.runner.run(self.world.rows("SELECT id, due_at FROM task"))
         dues = {row["id"]: row["due_at"] for row in rows}
         for each in found.reaped:
-            if each.status is Status.RETRYING:
+            if each.status is TaskStatus.RETRYING:
                 self.retried(each.task_id, dues[each.task_id])
 
     def retried(self, task_id: int, due: datetime) -> None:
@@ -134,7 +135,7 @@ class Machine(RuleBasedStateMachine):
         for task_id, task in self.model.tasks.items():
             *columns, attempts, still_open = seen[task_id].values()
             assert tuple(columns) == task.seen
-            assert (attempts, still_open) == (task.attempt, int(task.status is Status.RUNNING))
+            assert (attempts, still_open) == (task.attempt, int(task.status is TaskStatus.RUNNING))
         published = self.runner.run(self.world.rows("SELECT task_id, revision FROM publication"))
         expected = [{"task_id": self.model.head, "revision": self.model.revision}]
         assert published == (expected if self.model.revision else [])

@@ -10,17 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from penstock.dispatcher.tasks.ending import RELEASES_MAX
-from penstock.dispatcher.tasks.values import Fence, Publishing, Status, Why
+from penstock.dispatcher.tasks.completion import RELEASES_MAX
+from penstock.dispatcher.tasks.model import Fence, PublishOutcome, TaskRefusalReason
+from penstock.protocol.base import TaskStatus
 
 ATTEMPTS = 2
 HEARTBEAT = timedelta(seconds=10)
 PAUSE_MIN, PAUSE_MAX = timedelta(seconds=3), timedelta(seconds=4)
 """A first pause of four seconds that is also the longest, and a quarter shorter by luck."""
-WAITING = (Status.QUEUED, Status.RETRYING)
+WAITING = (TaskStatus.QUEUED, TaskStatus.RETRYING)
 
 Saying = tuple[str, bool]
-Answer = Status | Why
+Answer = TaskStatus | TaskRefusalReason
 
 
 @dataclass
@@ -28,7 +29,7 @@ class ModelTask:
     """A task."""
 
     due: datetime
-    status: Status = Status.QUEUED
+    status: TaskStatus = TaskStatus.QUEUED
     attempt: int = 0
     limit: int = ATTEMPTS
     releases: int = 0
@@ -36,7 +37,7 @@ class ModelTask:
     worker: str | None = None
     expires: datetime | None = None
     cancel_asked: bool = False
-    said: dict[tuple[int, str], tuple[Saying, Status]] = field(default_factory=dict)
+    said: dict[tuple[int, str], tuple[Saying, TaskStatus]] = field(default_factory=dict)
 
     @property
     def seen(self) -> tuple[object, ...]:
@@ -63,36 +64,40 @@ class Model:
         found = [each for each in self.tasks if self.is_claimable(each)]
         return sorted(found, key=lambda each: (self.tasks[each].due, each))
 
-    def claim_refusal(self, task_id: int) -> Why:
+    def claim_refusal(self, task_id: int) -> TaskRefusalReason:
         match self.tasks[task_id].status:
-            case Status.RUNNING:
-                return Why.RUNNING
-            case Status.QUEUED | Status.RETRYING:
-                return Why.NOT_DUE
+            case TaskStatus.RUNNING:
+                return TaskRefusalReason.RUNNING
+            case TaskStatus.QUEUED | TaskStatus.RETRYING:
+                return TaskRefusalReason.NOT_DUE
             case _:
-                return Why.OVER
+                return TaskRefusalReason.OVER
 
     def claimed(self, task_id: int, token: str, worker: str) -> None:
         task = self.tasks[task_id]
-        task.status, task.token, task.worker = Status.RUNNING, token, worker
+        task.status, task.token, task.worker = TaskStatus.RUNNING, token, worker
         task.attempt += 1
         task.expires = self.now + HEARTBEAT
 
     def is_current(self, fence: Fence) -> bool:
         task = self.tasks[fence.task_id]
-        return task.status is Status.RUNNING and (task.attempt, task.token) == (
+        return task.status is TaskStatus.RUNNING and (task.attempt, task.token) == (
             fence.attempt,
             fence.lease_token,
         )
 
-    def refusal(self, task_id: int) -> Why:
-        return Why.STALE if self.tasks[task_id].status in (*WAITING, Status.RUNNING) else Why.OVER
+    def refusal(self, task_id: int) -> TaskRefusalReason:
+        return (
+            TaskRefusalReason.STALE
+            if self.tasks[task_id].status in (*WAITING, TaskStatus.RUNNING)
+            else TaskRefusalReason.OVER
+        )
 
     def heartbeat(self, fence: Fence) -> Answer:
         if not self.is_current(fence):
             return self.refusal(fence.task_id)
         self.tasks[fence.task_id].expires = self.now + HEARTBEAT
-        return Status.RUNNING
+        return TaskStatus.RUNNING
 
     def end(self, fence: Fence, saying: Saying) -> tuple[Answer, bool]:
         """What an end answers, and whether it is the first to say so."""
@@ -101,33 +106,33 @@ class Model:
             status = self._status_after(task, saying)
             task.said[fence.attempt, fence.lease_token] = saying, status
             self.leave(task, status)
-            if status is Status.QUEUED:
+            if status is TaskStatus.QUEUED:
                 task.limit, task.releases, task.due = task.limit + 1, task.releases + 1, self.now
             return status, True
         before = task.said.get((fence.attempt, fence.lease_token))
         if before is None:
             return self.refusal(fence.task_id), False
-        return (before[1] if before[0] == saying else Why.DIFFERENT), False
+        return (before[1] if before[0] == saying else TaskRefusalReason.DIFFERENT), False
 
-    def _status_after(self, task: ModelTask, saying: Saying) -> Status:
+    def _status_after(self, task: ModelTask, saying: Saying) -> TaskStatus:
         kind, is_retried = saying
         if task.cancel_asked:
-            return Status.CANCELLED
+            return TaskStatus.CANCELLED
         if kind == "released" and task.releases < RELEASES_MAX:
-            return Status.QUEUED
+            return TaskStatus.QUEUED
         if kind not in ("failed", "released"):
-            return Status.COMPLETED
-        return Status.RETRYING if is_retried and task.attempt < task.limit else Status.DEAD
+            return TaskStatus.COMPLETED
+        return TaskStatus.RETRYING if is_retried and task.attempt < task.limit else TaskStatus.DEAD
 
-    def leave(self, task: ModelTask, status: Status) -> None:
+    def leave(self, task: ModelTask, status: TaskStatus) -> None:
         task.status = status
         task.token = task.worker = task.expires = None
 
-    def publish(self, task_id: int) -> Publishing:
+    def publish(self, task_id: int) -> PublishOutcome:
         if task_id <= self.head:
-            return Publishing.SUPERSEDED
+            return PublishOutcome.SUPERSEDED
         self.head, self.revision = task_id, self.revision + 1
-        return Publishing.PUBLISHED
+        return PublishOutcome.PUBLISHED
 
     def retry(self, task_id: int, due: datetime) -> None:
         assert self.now + PAUSE_MIN <= due <= self.now + PAUSE_MAX
@@ -136,20 +141,24 @@ class Model:
     def cancel(self, task_id: int) -> Answer:
         task = self.tasks[task_id]
         if task.status in WAITING:
-            task.status = Status.CANCELLED
-        elif task.status is Status.RUNNING:
+            task.status = TaskStatus.CANCELLED
+        elif task.status is TaskStatus.RUNNING:
             task.cancel_asked = True
-        return task.status if task.status in (Status.RUNNING, Status.CANCELLED) else Why.OVER
+        return (
+            task.status
+            if task.status in (TaskStatus.RUNNING, TaskStatus.CANCELLED)
+            else TaskRefusalReason.OVER
+        )
 
     def replay(self, task_id: int) -> Answer:
         task = self.tasks[task_id]
-        if task.status is not Status.DEAD:
-            return Why.NOT_DEAD
-        task.status, task.due, task.limit = Status.QUEUED, self.now, task.attempt + ATTEMPTS
+        if task.status is not TaskStatus.DEAD:
+            return TaskRefusalReason.NOT_DEAD
+        task.status, task.due, task.limit = TaskStatus.QUEUED, self.now, task.attempt + ATTEMPTS
         task.releases = 0
-        return Status.QUEUED
+        return TaskStatus.QUEUED
 
-    def reap(self) -> dict[int, Status]:
+    def reap(self) -> dict[int, TaskStatus]:
         reaped = {}
         for task_id, task in self.tasks.items():
             if task.expires is not None and task.expires <= self.now:

@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 from penstock.datasets.layout import attempt_name, attempt_prefix
 from penstock.datasets.projection import CurrentPartition, read_dataset, read_partition
 from penstock.datasets.schema import Column
-from penstock.dispatcher.datasets.sweeping import Sweeping
-from penstock.dispatcher.outbox.projecting import ProjectCarrier
-from penstock.dispatcher.outbox.relay import Limits, Relay
-from penstock.dispatcher.tasks.values import Claimed, Ended, Output, Refusal
+from penstock.dispatcher.catalog.snapshots import Snapshots
+from penstock.dispatcher.datasets.projector import ProjectCarrier
+from penstock.dispatcher.datasets.sweeper import StoreSweeper
+from penstock.dispatcher.outbox import Relay, RelayLimits
+from penstock.dispatcher.tasks.model import AttemptEnd, ClaimedTask, Refusal, TaskOutput
 from penstock.runtimes.base import Facts
 from penstock.store.memory import MemoryBucket, MemoryStore
 from tests.integration.dispatcher.carrying import Still
 from tests.integration.dispatcher.world import Job, World, done
 
 ROOT = "s3://bucket/root"
-LIMITS = Limits(pace_seconds=0, first_ms=1000)
+LIMITS = RelayLimits(pace_seconds=0, first_ms=1000)
 
 
 def columns(*names: str, **types: str) -> tuple[Column, ...]:
@@ -26,8 +27,10 @@ def columns(*names: str, **types: str) -> tuple[Column, ...]:
     return tuple(Column(name, types.get(name, "bigint")) for name in names)
 
 
-def facts(*, rows: int = 1, manifest: str = "a", of: tuple[Column, ...] = ()) -> Facts:
-    return Facts(manifest=manifest * 64, files=1, rows=rows, bytes=rows * 10, columns=of)
+def facts(
+    *, rows: int = 1, files: int = 1, manifest: str = "a", of: tuple[Column, ...] = ()
+) -> Facts:
+    return Facts(manifest=manifest * 64, files=files, rows=rows, bytes=rows * 10, columns=of)
 
 
 @dataclass
@@ -56,10 +59,17 @@ class Library:
             self.world.database, carriers={"project": carrier}, limits=LIMITS, clock=self.clock
         )
 
-    def sweeping(self, *, grace_seconds: float = 100.0) -> Sweeping:
-        return Sweeping(
+    def sweeping(self, *, grace_seconds: float = 100.0) -> StoreSweeper:
+        return StoreSweeper(
             self.world.database, self.store, grace_seconds=grace_seconds, clock=self.clock
         )
+
+    async def forget(self) -> None:
+        """Have no history: what was replaced or removed is in no snapshot."""
+        keeper = Snapshots(self.world.database, pace_seconds=0, history_ms=0, grace_seconds=0)
+        for row in await self.world.rows("SELECT id::text FROM dataset"):
+            await keeper.make(row["id"])
+        await keeper.forget()
 
     def later(self, seconds: float) -> None:
         """Let time pass, for the database and the store."""
@@ -68,12 +78,16 @@ class Library:
 
     async def carry(self) -> None:
         """Have everything written that is to be."""
-        for _ in range(10):
+        left = 1
+        for _ in range(100):
             await self.relay.turn()
-        assert await self.world.value("SELECT count(*) FROM outbox WHERE kind = 'project'") == 0
+            left = await self.world.value("SELECT count(*) FROM outbox WHERE kind = 'project'")
+            if not left:
+                return
+        raise AssertionError(f"{left} projections are not written")
 
     async def written(
-        self, claimed: Claimed, *, dataset: str = "job", partition: str | None = "p"
+        self, claimed: ClaimedTask, *, dataset: str = "job", partition: str | None = "p"
     ) -> str:
         """A file in the folder of an attempt; returns where the folder is."""
         name = attempt_name(
@@ -87,16 +101,16 @@ class Library:
         return f"{ROOT}/{prefix}"
 
     async def publish(
-        self, job: Job, claimed: Claimed, *, partition: str | None = "p", **fields: object
+        self, job: Job, claimed: ClaimedTask, *, partition: str | None = "p", **fields: object
     ) -> str:
         """Write and complete; returns the location."""
         location = await self.written(claimed, partition=partition)
         output = job.output(partition, location, **fields)
         (found,) = await self.world.tasks.complete(done(claimed.fence, output))
-        assert isinstance(found, Ended)
+        assert isinstance(found, AttemptEnd)
         return location
 
-    async def publish_row(self, job: Job, claimed: Claimed) -> None:
+    async def publish_row(self, job: Job, claimed: ClaimedTask) -> None:
         """Complete with something that has no folder."""
         await self.world.tasks.complete(done(claimed.fence, job.output()))
 
@@ -124,6 +138,8 @@ class Library:
         return [bool(self.files(each)) for each in locations]
 
 
-async def completed(world: World, claimed: Claimed, *outputs: Output) -> Ended | Refusal:
+async def completed(
+    world: World, claimed: ClaimedTask, *outputs: TaskOutput
+) -> AttemptEnd | Refusal:
     (found,) = await world.tasks.complete(done(claimed.fence, *outputs))
     return found

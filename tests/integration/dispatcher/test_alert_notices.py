@@ -20,16 +20,24 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from penstock.dispatcher.alerts.judging import AWAY_SECONDS
-from penstock.dispatcher.alerts.mail import Mail
-from penstock.dispatcher.alerts.notices import Notice, as_json, signature
-from penstock.dispatcher.alerts.opening import destinations_of
-from penstock.dispatcher.alerts.reading import read_alerts
-from penstock.dispatcher.alerts.telling import NOTICES_MAX, Destination, Outcome, Teller, taken
-from penstock.dispatcher.alerts.webhook import Webhook
+from penstock.dispatcher.alerts.evaluator import AWAY_SECONDS
+from penstock.dispatcher.alerts.notifier import (
+    NOTICES_MAX,
+    AlertNotice,
+    DeliveryOutcome,
+    MailDestination,
+    NoticeDestination,
+    Notifier,
+    WebhookDestination,
+    as_json,
+    destinations_of,
+    signature,
+    taken,
+)
+from penstock.dispatcher.alerts.rules import read_alerts
 from penstock.dispatcher.database.pool import Answer, Connection, Database
-from penstock.dispatcher.views.alerts import AlertViews
-from penstock.dispatcher.wire.alerts import NoticeState
+from penstock.dispatcher.views.status import AlertViews
+from penstock.protocol.steering import NoticeState
 from tests.integration.dispatcher.alerting import (
     MailServer,
     alerts,
@@ -67,8 +75,8 @@ async def over(world: World, table: dict[str, Any], dead: list[int]) -> None:
     await judge_of(world, table).turn()
 
 
-def teller_of(world: World, *destinations: Destination, **fields: Any) -> Teller:
-    return Teller(fields.pop("database", world.database), destinations, **fields)
+def teller_of(world: World, *destinations: NoticeDestination, **fields: Any) -> Notifier:
+    return Notifier(fields.pop("database", world.database), destinations, **fields)
 
 
 def test_a_webhook_is_told_once_that_it_is_open_and_once_that_it_is_over(play: Play) -> None:
@@ -151,7 +159,7 @@ def test_what_a_webhook_refuses_is_sent_again_later_and_again(
     async def story(world: World) -> None:
         async with receiving(status=status, location="http://127.0.0.1:9/elsewhere") as receiver:
             table = {"webhook": receiver.url}
-            teller = teller_of(world, Webhook(receiver.url))
+            teller = teller_of(world, WebhookDestination(receiver.url))
             await opened(world, table)
             await teller.turn()
             await teller.turn()
@@ -186,7 +194,7 @@ def test_after_a_day_it_is_given_up_where_everybody_sees_it(
     async def story(world: World) -> None:
         async with receiving(status=503) as receiver:
             table = {"webhook": receiver.url}
-            teller = teller_of(world, Webhook(receiver.url))
+            teller = teller_of(world, WebhookDestination(receiver.url))
             dead = await opened(world, table)
             await over(world, table, dead)
             tries = 0
@@ -210,12 +218,12 @@ def test_after_a_day_it_is_given_up_where_everybody_sees_it(
             assert len(receiver.heard) == count
 
     play(story)
-    assert "webhook is not told of alert 1: The webhook answered 503." in caplog.text
+    assert "gave up on notifying webhook of alert 1: The webhook answered 503." in caplog.text
     assert "sesame" not in caplog.text
 
 
 def test_one_that_hangs_is_left_and_the_others_are_told(play: Play) -> None:
-    class Slow(Webhook):
+    class Slow(WebhookDestination):
         seconds_max = 0.05
 
     async def story(world: World) -> None:
@@ -304,7 +312,7 @@ def _certificate(folder: Path) -> tuple[ssl.SSLContext, Path]:
     return context, public
 
 
-def notice() -> Notice:
+def notice() -> AlertNotice:
     alert = {
         "id": 7,
         "rule": "dead_tasks",
@@ -315,14 +323,14 @@ def notice() -> Notice:
         "path": "/tasks",
         "opened_at": "2030-01-01T00:00:00+00:00",
     }
-    return Notice(id="1c0f6b1e-0000-4000-8000-000000000000", what="opened", alert=alert)
+    return AlertNotice(id="1c0f6b1e-0000-4000-8000-000000000000", what="opened", alert=alert)
 
 
-async def sent_by_mail(server: MailServer, *, password: str = "", **fields: Any) -> Outcome:
+async def sent_by_mail(server: MailServer, *, password: str = "", **fields: Any) -> DeliveryOutcome:
     table = {**MAIL, "host": "localhost", "port": server.port, **fields}
     settings = read_alerts({"mail": table}).mail
     assert settings is not None
-    return await Mail(settings, password=password).send(notice(), at=0)
+    return await MailDestination(settings, password=password).send(notice(), at=0)
 
 
 @pytest.mark.parametrize("security", ["starttls", "tls"])
@@ -469,9 +477,9 @@ class Mortal(Database):
 
 async def _live(world: World, database: Database, url: str, name: str, dead: list[int]) -> None:
     """All of a dispatcher's part in the life of one alert."""
-    table = {"webhook": url}
+    table = _only_of_deaths(url)
     judge = judge_of(world, table, name=name, database=database)
-    teller = teller_of(world, Webhook(url), database=database)
+    teller = teller_of(world, WebhookDestination(url), database=database)
     await judge.turn()
     await teller.turn()
     await Pipeline(world).tasks.replay(dead)
@@ -510,10 +518,15 @@ def test_a_dispatcher_killed_anywhere_loses_nothing_and_doubles_by_id_only(
     play(story)
 
 
+def _only_of_deaths(url: str) -> dict[str, Any]:
+    # Nobody works here, and the minutes pass.
+    return {"webhook": url, "rules": {"no_workers": {"enabled": False}}}
+
+
 async def _finish(world: World, url: str, *, name: str, dead: list[int]) -> None:
     await Pipeline(world).tasks.replay(dead)
-    judge = judge_of(world, {"webhook": url}, name=name)
-    teller = teller_of(world, Webhook(url))
+    judge = judge_of(world, _only_of_deaths(url), name=name)
+    teller = teller_of(world, WebhookDestination(url))
     for _ in range(12):
         world.later(60)
         await judge.turn()
@@ -529,7 +542,7 @@ def test_two_tellers_at_once_send_each_notice_once(play: Play) -> None:
                 " SELECT 'r', 'k', n::text, 'so', '/x' FROM generate_series(1, 30) AS n"
             )
             await judge_of(world, table).turn()
-            tellers = [teller_of(world, Webhook(receiver.url)) for _ in range(2)]
+            tellers = [teller_of(world, WebhookDestination(receiver.url)) for _ in range(2)]
             for _ in range(4):
                 await asyncio.gather(*(each.turn() for each in tellers))
             ids = [each.said["id"] for each in receiver.heard]

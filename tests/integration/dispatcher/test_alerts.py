@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from penstock.dispatcher.alerts.judging import AWAY_SECONDS, OUTAGE_SECONDS, QUIET_SECONDS
+from penstock.dispatcher.alerts.evaluator import AWAY_SECONDS, OUTAGE_SECONDS, QUIET_SECONDS
 from penstock.dispatcher.alerts.rules import DEFAULT_RULES
-from penstock.dispatcher.outbox.outbox import Outbox
-from penstock.dispatcher.pressure.pressures import Pressures
+from penstock.dispatcher.backpressure import Backpressure
+from penstock.dispatcher.outbox import Outbox
 from penstock.dispatcher.sources.monitor import SourceMonitor
-from penstock.dispatcher.tasks.values import Completion, Failure
-from penstock.dispatcher.views.alerts import AlertViews
-from penstock.dispatcher.wire.alerts import AlertState
+from penstock.dispatcher.tasks.model import Completion, Failure
+from penstock.dispatcher.views.status import AlertViews
+from penstock.protocol.steering import AlertState
 from tests.integration.dispatcher.alerting import alerts, judge_of, notices
 from tests.integration.dispatcher.test_deployment import Pipeline, chain
 from tests.integration.dispatcher.test_pressure import fill, line
@@ -150,7 +150,7 @@ def test_a_rule_that_is_not_set_any_more_ends_its_alerts(play: Play) -> None:
         await judge_of(world).turn()
         await judge_of(world, rule("dead_tasks", enabled=False)).turn()
         assert await alerts(world) == [("dead_tasks", "clean", False)]
-        assert await world.value("SELECT over_why FROM alert") == "The rule is not set any more."
+        assert await world.value("SELECT over_why FROM alert") == "The rule was removed."
 
     play(story)
 
@@ -185,7 +185,7 @@ def test_a_stale_dataset_is_an_alert_until_it_is_published(play: Play) -> None:
 
 def test_a_silent_source_is_an_alert_unless_it_is_paused(play: Play) -> None:
     async def story(world: World) -> None:
-        pipeline, pressures = Pipeline(world), Pressures(world.database)
+        pipeline, pressures = Pipeline(world), Backpressure(world.database)
         judge = judge_of(world, rule("quiet", when="silent_source", longer_than="30m"))
         await pipeline.apply(chain())
         await pipeline.routing.accept([await pipeline.event("a")])
@@ -197,7 +197,7 @@ def test_a_silent_source_is_an_alert_unless_it_is_paused(play: Play) -> None:
         await pressures.resume("feed")
         await judge.turn()
         assert await alerts(world) == [("quiet", "feed", True)]
-        assert "has told of nothing since 2030-01-01 00:00:00 UTC" in await summary(world)
+        assert "has sent no event since 2030-01-01 00:00:00 UTC" in await summary(world)
         # What cannot be said now leaves it as it is.
         await pressures.pause("feed", "by hand")
         world.later(120)
@@ -244,7 +244,7 @@ def test_a_dead_source_is_an_alert_until_it_runs_steadily(play: Play) -> None:
 
 def test_pressure_that_lasts_is_an_alert(play: Play) -> None:
     async def story(world: World) -> None:
-        pipeline, pressures = Pipeline(world), Pressures(world.database)
+        pipeline, pressures = Pipeline(world), Backpressure(world.database)
         judge = judge_of(world, rule("pressure", longer_than="10m"))
         await pipeline.apply(line())
         await fill(pipeline, "report", 5)
@@ -255,7 +255,7 @@ def test_pressure_that_lasts_is_an_alert(play: Play) -> None:
         world.later(1)
         await judge.turn()
         assert await alerts(world) == [("pressure", "report", True)]
-        assert "5 tasks of report wait, and 4 may." in await summary(world)
+        assert "5 tasks of report are queued; the limit is 4." in await summary(world)
 
     play(story)
 
@@ -336,7 +336,7 @@ def test_no_workers_is_an_alert_if_the_dag_needs_them(play: Play) -> None:
         await past_quiet(world, judge)
         assert await alerts(world) == [("no_workers", "workers", True)]
         assert await summary(world) == (
-            "No worker was heard of yet, and the DAG has jobs that need one."
+            "No worker was seen yet, and the DAG has jobs that need one."
         )
         await world.rows("INSERT INTO worker (name) VALUES ('w')")
         await judge.turn()
@@ -362,7 +362,7 @@ def test_workers_of_a_queue_are_missed_while_tasks_wait_for_them(play: Play) -> 
             await world.rows(heard, "other", ["another"])
             await judge.turn()
         assert await alerts(world) == [("no_workers", "workers", True)]
-        assert f"takes tasks of {operator} was heard of since" in await summary(world)
+        assert f"takes tasks of {operator} was seen since" in await summary(world)
         await world.rows(heard, "able", [operator])
         await judge.turn()
         world.later(60)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
-from penstock.dispatcher.building import Builder
-from penstock.dispatcher.dag.parsing import parse, parse_stored
-from penstock.dispatcher.deployment.values import CutOver, Kept, Loss, NotKept
-from penstock.dispatcher.retention import Retention
-from penstock.dispatcher.tasks.values import Claimed, Completion, Failure, Output, Refusal
-from penstock.dispatcher.wire.steering import BackfillAnswer, BackfillAsk
+from penstock.dispatcher.dag.parser import parse, parse_stored
+from penstock.dispatcher.database.pool import Connection
+from penstock.dispatcher.deployment import CutOverController
+from penstock.dispatcher.deployment_plan import (
+    CutOverOutcome,
+    PartsKept,
+    PartsNotKept,
+    UnrebuildableParts,
+)
+from penstock.dispatcher.retention import RowPruner
+from penstock.dispatcher.tasks.model import ClaimedTask, Completion, Failure, Refusal, TaskOutput
+from penstock.protocol.steering import BackfillAnswer, BackfillAsk
 from penstock.runtimes.base import Facts
 from tests.integration.dispatcher.test_deployment import Pipeline
 from tests.integration.dispatcher.world import Play, World
@@ -72,7 +79,7 @@ class Log(Pipeline):
                 return count
         pytest.fail("there is no end to tasks")
 
-    async def finish(self, task: Claimed) -> None:
+    async def finish(self, task: ClaimedTask) -> None:
         parts = [
             part["location"] for each in task.inputs.values() for part in each.get("parts") or []
         ]
@@ -85,7 +92,7 @@ class Log(Pipeline):
             base = task.current.get(output["name"], [{"revision": 0, "location": ""}])
             # What was merged is called by all that it was made of.
             made = "+".join(filter(None, [base[0]["location"].removeprefix("s3://b/"), made]))
-        made_of = Output(
+        made_of = TaskOutput(
             dataset=task.definition["datasets"][output["name"]],
             location=f"s3://b/{made}",
             partition_key=task.payload.get("partition_key"),
@@ -102,7 +109,7 @@ class Log(Pipeline):
             await self.route()
             await self.backfills.turn()
             await self.labour()
-            await Builder(self.world.database, self.deployment).turn()
+            await CutOverController(self.world.database, self.deployment).turn()
 
     async def read(self, dataset: str = "entries") -> list[str]:
         """What readers are served."""
@@ -122,7 +129,7 @@ class Log(Pipeline):
     async def retain(self) -> None:
         """Let a year pass, and remove what is old."""
         self.world.later(366 * 86_400)
-        retention = Retention(self.world.database, days=30)
+        retention = RowPruner(self.world.database, days=30)
         while await retention.turn() != 3600.0:
             pass
 
@@ -151,7 +158,7 @@ def test_every_publication_is_made_again(play: Play) -> None:
             await it.finish(each)
         await it.labour("a:sums")
         await it.backfills.turn()
-        await Builder(world.database, it.deployment).turn()
+        await CutOverController(world.database, it.deployment).turn()
         assert await it.states("entries") == ["building", "current"]
         await it.bring("p", 107)
         await it.build()
@@ -176,7 +183,7 @@ def test_what_is_merged_is_made_again_of_every_event(play: Play) -> None:
         for each in await it.tasks.claim_next("a:log", worker="w"):
             await it.finish(each)
         await it.labour("a:sums")
-        await Builder(world.database, it.deployment).turn()
+        await CutOverController(world.database, it.deployment).turn()
         # The partitions are not there with all that was merged into them.
         assert await it.states("entries") == ["building", "current"]
         await it.bring("p", 107)
@@ -219,7 +226,7 @@ def test_what_retention_has_removed_is_told_and_waits_for_somebody(play: Play) -
         before = await it.read()
         assert len(before) == 21
         await it.retain()
-        loss = Loss("entries", "log", publications=21, lost=18)
+        loss = UnrebuildableParts("entries", "log", publications=21, lost=18)
         seen = await it.deployment.foresee(parse(texts(log="2"), "dag"))
         assert seen.losses == (loss,)
         applied = await it.apply(texts(log="2"))
@@ -229,11 +236,11 @@ def test_what_retention_has_removed_is_told_and_waits_for_somebody(play: Play) -
         # What is computed of it waits too: it would be of three parts, and have all partitions.
         assert await it.states("totals") == ["building", "current"]
         entries, totals = await it.dataset("entries"), await it.dataset("totals")
-        assert await it.deployment.cut_over(totals) is CutOver.UPSTREAM
-        assert await it.deployment.cut_over(entries) is CutOver.UNCOVERED
+        assert await it.deployment.cut_over(totals) is CutOverOutcome.UPSTREAM
+        assert await it.deployment.cut_over(entries) is CutOverOutcome.UNCOVERED
         # Also after another year.
         await it.retain()
-        assert await it.deployment.cut_over(entries, force=True) is CutOver.DONE
+        assert await it.deployment.cut_over(entries, force=True) is CutOverOutcome.DONE
         await it.build()
         assert await it.read() == ["6", "6", "6"]
         assert await it.states("totals") == ["current", "retired"]
@@ -252,13 +259,13 @@ def test_what_cannot_be_built_is_kept(play: Play) -> None:
         await it.retain()
         await it.apply(texts(log="2"))
         entries, totals = await it.dataset("entries"), await it.dataset("totals")
-        assert await it.deployment.keep(entries) == NotKept(CutOver.BACKFILL)
+        assert await it.deployment.keep(entries) == PartsNotKept(CutOverOutcome.BACKFILL)
         await it.build()
-        assert await it.deployment.keep(totals) == NotKept(CutOver.UPSTREAM)
-        assert await it.deployment.keep(entries) == Kept(4)
-        assert await it.deployment.keep(entries) == Kept(0)
+        assert await it.deployment.keep(totals) == PartsNotKept(CutOverOutcome.UPSTREAM)
+        assert await it.deployment.keep(entries) == PartsKept(4)
+        assert await it.deployment.keep(entries) == PartsKept(0)
         # Nothing is cut over before what is downstream has seen what was kept.
-        await Builder(world.database, it.deployment).turn()
+        await CutOverController(world.database, it.deployment).turn()
         assert await it.states("totals") == ["building", "current"]
         await it.build()
         assert await it.states("entries") == ["current", "retired"]
@@ -273,9 +280,11 @@ def test_what_cannot_be_built_is_kept(play: Play) -> None:
         )
         assert [tuple(row.values()) for row in heads] == [(2, 3, 3), (2, 3, 3)]
         # What was kept cannot be built at the next time either.
-        assert (await it.apply(texts(log="3"))).losses == (Loss("entries", "log", 6, 4),)
+        assert (await it.apply(texts(log="3"))).losses == (
+            UnrebuildableParts("entries", "log", 6, 4),
+        )
         await it.build()
-        assert await it.deployment.keep(entries) == Kept(4)
+        assert await it.deployment.keep(entries) == PartsKept(4)
         await it.build()
         assert await it.read() == before
 
@@ -296,7 +305,7 @@ def test_what_is_kept_to_be_merged_with_is_not_lost_by_the_next_rebuild(play: Pl
             await it.tasks.fail([Failure(each.fence, "It was cancelled.")])
         entries = await it.dataset("entries")
         await it.build()
-        assert await it.deployment.keep(entries) == Kept(1)
+        assert await it.deployment.keep(entries) == PartsKept(1)
         await it.build()
         await it.bring("p", 1)
         await it.labour()
@@ -304,7 +313,7 @@ def test_what_is_kept_to_be_merged_with_is_not_lost_by_the_next_rebuild(play: Pl
         await it.retain()
         # Of the two that are merged, one cannot be made again: that is told, and waits.
         assert (await it.apply(texts(log="2", update="merge"))).losses == (
-            Loss("entries", "log", 2, 1),
+            UnrebuildableParts("entries", "log", 2, 1),
         )
         await it.build()
         assert await it.read() == ["0+1"]
@@ -328,7 +337,7 @@ def test_nothing_is_kept_for_who_finds_its_partitions_by_itself(play: Play) -> N
             await it.tasks.cancel([each.task_id])
             await it.tasks.fail([Failure(each.fence, "It was cancelled.")])
         await it.build()
-        assert await it.deployment.keep(await it.dataset("entries")) == Kept(0)
+        assert await it.deployment.keep(await it.dataset("entries")) == PartsKept(0)
 
     play(story)
 
@@ -351,10 +360,10 @@ def test_what_is_kept_upstream_of_changes_is_appended_once(play: Play) -> None:
         await it.apply(text("2"))
         entries, totals = await it.dataset("entries"), await it.dataset("totals")
         await it.build()
-        assert await it.deployment.keep(entries) == Kept(2)
+        assert await it.deployment.keep(entries) == PartsKept(2)
         await it.build()
-        assert await it.deployment.keep(totals) == NotKept(CutOver.CHANGES)
-        assert await it.deployment.cut_over(totals, force=True) is CutOver.DONE
+        assert await it.deployment.keep(totals) == PartsNotKept(CutOverOutcome.CHANGES)
+        assert await it.deployment.cut_over(totals, force=True) is CutOverOutcome.DONE
         await it.build()
         await it.bring("p", 9)
         await it.labour()
@@ -385,7 +394,7 @@ def test_what_only_looks_into_it_is_computed_again_with_what_is_kept(play: Play)
         await it.apply(texts(log="2") + look)
         await it.build()
         assert await it.read("seen") == ["1+2"]
-        assert await it.deployment.keep(await it.dataset("entries")) == Kept(1)
+        assert await it.deployment.keep(await it.dataset("entries")) == PartsKept(1)
         await it.build()
         assert (await it.job("look")).is_building is False
         assert await it.read("seen") == ["1+2"]
@@ -414,7 +423,7 @@ def test_other_columns_are_not_kept(play: Play) -> None:
                 state,
             )
         found = await it.deployment.keep(await it.dataset("entries"))
-        assert isinstance(found, NotKept)
+        assert isinstance(found, PartsNotKept)
         assert found.why is None
         assert "'n'" in found.detail
         assert await it.read() == ["1", "2"]
@@ -435,7 +444,7 @@ def test_a_dead_task_may_be_replayed_and_is_not_kept(play: Play) -> None:
         await it.finish(second)
         await it.build()
         assert await it.read() == ["1", "2"]
-        assert await it.deployment.keep(await it.dataset("entries")) == Kept(0)
+        assert await it.deployment.keep(await it.dataset("entries")) == PartsKept(0)
         await it.tasks.replay([first.task_id])
         await it.build()
         assert await it.states("entries") == ["current", "retired"]
@@ -469,14 +478,32 @@ def test_what_the_input_was_replaced_by_is_not_appended_again(play: Play) -> Non
         assert await it.read() == ["104", "105", "106"]
         # Whether the job itself is edited, or what it reads.
         for text in (chained("2"), chained("2", clean="2")):
-            assert (await it.apply(text)).losses == (Loss("entries", "log", 3, 2),)
+            assert (await it.apply(text)).losses == (UnrebuildableParts("entries", "log", 3, 2),)
             await it.build()
-            assert await it.deployment.keep(await it.dataset("entries")) == Kept(2)
+            assert await it.deployment.keep(await it.dataset("entries")) == PartsKept(2)
             await it.build()
             assert (await it.job("log")).is_building is False
             assert await it.read() == ["104", "105", "106"]
+        # Large tables are joined in other ways, in which nothing is asked for ever.
+        ways = [await world.database.transact(partial(_lost, joins=joins)) for joins in JOINS]
+        assert ways[0] == ways[1] != []
 
     play(story)
+
+
+JOINS = ("nestloop", "hashjoin")
+
+
+async def _lost(connection: Connection, *, joins: str) -> list[tuple[int, bool]]:
+    """Of all tasks, whether they are lost, by plans that join only so."""
+    await connection.execute("DISCARD PLANS")
+    for each in ("nestloop", "hashjoin", "mergejoin", "memoize"):
+        await connection.execute(f"SET LOCAL enable_{each} = {joins == each}".encode())
+    found = await connection.execute(
+        "SELECT id, penstock_is_lost(id, ARRAY(SELECT version FROM generation)) AS lost FROM task"
+        " ORDER BY id"
+    )
+    return [(row["id"], row["lost"]) for row in await found.fetchall()]
 
 
 COPY = """
@@ -497,15 +524,20 @@ def test_what_is_kept_upstream_is_kept_downstream_and_not_computed_twice(play: P
             await it.bring("p", n)
             await it.labour()
         await it.retain()
-        losses = (Loss("copies", "copy", 3, 2), Loss("entries", "log", 3, 2))
+        losses = (
+            UnrebuildableParts("copies", "copy", 3, 2),
+            UnrebuildableParts("entries", "log", 3, 2),
+        )
         assert (await it.apply(texts(log="2") + COPY)).losses == losses
         await it.build()
-        assert await it.deployment.keep(await it.dataset("copies")) == NotKept(CutOver.UPSTREAM)
-        assert await it.deployment.keep(await it.dataset("entries")) == Kept(2)
+        assert await it.deployment.keep(await it.dataset("copies")) == PartsNotKept(
+            CutOverOutcome.UPSTREAM
+        )
+        assert await it.deployment.keep(await it.dataset("entries")) == PartsKept(2)
         await it.build()
         assert await it.read("copies") == ["1", "1+2", "1+2+3"]
         assert await it.states("entries") == ["building", "current"]
-        assert await it.deployment.keep(await it.dataset("copies")) == Kept(2)
+        assert await it.deployment.keep(await it.dataset("copies")) == PartsKept(2)
         await it.build()
         assert await it.states("entries") == ["current", "retired"]
         assert await it.states("copies") == ["current", "retired"]
@@ -530,12 +562,12 @@ def test_what_is_kept_upstream_is_merged_downstream(play: Play, partition: str) 
         await it.apply(texts(log="2") + merging)
         await it.build()
         entries, copies = await it.dataset("entries"), await it.dataset("copies")
-        assert await it.deployment.keep(entries) == Kept(2)
+        assert await it.deployment.keep(entries) == PartsKept(2)
         await it.build()
         if not partition:
             # What was told without a partition, and is forgotten, has no name to know it by.
-            assert await it.deployment.cut_over(copies) is CutOver.UNCOVERED
-            assert await it.deployment.cut_over(copies, force=True) is CutOver.DONE
+            assert await it.deployment.cut_over(copies) is CutOverOutcome.UNCOVERED
+            assert await it.deployment.cut_over(copies, force=True) is CutOverOutcome.DONE
             await it.build()
         assert await it.states("entries") == ["current", "retired"]
         assert await it.states("copies") == ["current", "retired"]
@@ -564,7 +596,7 @@ def test_what_is_kept_of_a_rebuild_that_was_cancelled_is_not_made_after_all(play
         # One of them is a task that is cancelled, of the other there is none.
         await it.forget_rebuilds()
         entries = await it.dataset("entries")
-        assert await it.deployment.keep(entries) == Kept(2)
+        assert await it.deployment.keep(entries) == PartsKept(2)
         await it.apply(texts(), force=True)
         await it.apply(texts(log="2"), force=True)
         await it.build()
@@ -584,7 +616,7 @@ async def work_at_random(it: Log) -> None:
 async def turn_often(it: Log) -> None:
     for _ in range(25):
         await it.backfills.turn()
-        await Builder(it.world.database, it.deployment).turn()
+        await CutOverController(it.world.database, it.deployment).turn()
 
 
 async def read_often(it: Log) -> list[str]:
@@ -650,7 +682,7 @@ def test_an_edit_upstream_is_followed_part_by_part(play: Play) -> None:
             await it.finish(each)
         await it.labour("a:sums")
         await it.backfills.turn()
-        await Builder(world.database, it.deployment).turn()
+        await CutOverController(world.database, it.deployment).turn()
         assert await it.states("copies") == ["building", "current"]
         await it.build()
         assert await it.states("copies") == ["current", "retired"]
@@ -795,7 +827,7 @@ def test_what_the_earlier_text_lacks_for_good_waits_for_somebody(play: Play) -> 
         await it.bring("p", 2, 3)
         await it.labour()
         await it.retain()
-        loss = Loss("entries", "log", publications=3, lost=1)
+        loss = UnrebuildableParts("entries", "log", publications=3, lost=1)
         assert (await it.deployment.foresee(parse(texts(), "dag"))).losses == (loss,)
         # A rollback would give it up.
         rolled = await it.deployment.foresee_rollback()
@@ -805,7 +837,7 @@ def test_what_the_earlier_text_lacks_for_good_waits_for_somebody(play: Play) -> 
         await it.build()
         assert await it.read() == ["1", "2", "3"]
         # What the earlier generation has of it is not lacking.
-        assert await it.deployment.keep(await it.dataset("entries")) == Kept(1)
+        assert await it.deployment.keep(await it.dataset("entries")) == PartsKept(1)
         await it.build()
         assert await it.states("entries") == ["current", "retired"]
         assert await it.read() == ["1", "2", "3"]
@@ -823,8 +855,8 @@ def test_to_replace_what_was_appended_waits_for_somebody(play: Play) -> None:
         await it.build()
         assert await it.read() == ["1", "2"]
         entries = await it.dataset("entries")
-        assert await it.deployment.keep(entries) == Kept(0)
-        assert await it.deployment.cut_over(entries, force=True) is CutOver.DONE
+        assert await it.deployment.keep(entries) == PartsKept(0)
+        assert await it.deployment.cut_over(entries, force=True) is CutOverOutcome.DONE
         assert await it.read() == ["2"]
 
     play(story)
@@ -927,7 +959,7 @@ def test_a_part_that_is_published_at_the_cut_over_is_seen(play: Play, is_kept: b
         claimed = await it.tasks.claim_next("a:log", worker="w", limit=2)
         (first,) = [each for each in claimed if each.generation == old.generation]
         entries = old.outputs["entries"]
-        output = Output(dataset=entries, location="s3://b/2", partition_key="p")
+        output = TaskOutput(dataset=entries, location="s3://b/2", partition_key="p")
         async with asyncio.TaskGroup() as group, world.unfinished(is_kept=is_kept) as other:
             await other.complete([Completion(first.fence, (output,))])
             # Who looks without locks does not see it.
@@ -937,6 +969,6 @@ def test_a_part_that_is_published_at_the_cut_over_is_seen(play: Play, is_kept: b
                 it.deployment.cut_over(entries, version=version, judged_at=judged_at)
             )
             await world.until_waiting()
-        assert cutting.result() is (CutOver.UNCOVERED if is_kept else CutOver.DONE)
+        assert cutting.result() is (CutOverOutcome.UNCOVERED if is_kept else CutOverOutcome.DONE)
 
     play(story)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.capabilities.audit import MINUTE_MAX, NOTES_MAX, WRITTEN_MAX, Audit
+from penstock.dispatcher.capabilities.audit import MINUTE_MAX, NOTES_MAX, WRITTEN_MAX, AuditLog
 from penstock.dispatcher.database.pool import Answer, Connection, Database
 from penstock.dispatcher.retention import PASS_SECONDS
 from penstock.kernel.clock import SystemClock
@@ -56,7 +56,7 @@ async def rows(world: World) -> list[dict[str, Any]]:
 
 def test_the_same_within_a_minute_is_counted(play: Play) -> None:
     async def story(world: World) -> None:
-        one, two = Audit(world.database), Audit(world.database)
+        one, two = AuditLog(world.database), AuditLog(world.database)
         for _ in range(3):
             one.note(**REFUSED, detail={"read": ["s3://b/x/"]})
         assert await one.turn() is None
@@ -86,7 +86,7 @@ def test_the_same_within_a_minute_is_counted(play: Play) -> None:
 
 def test_two_that_write_the_same_at_once_lose_nothing(play: Play) -> None:
     async def story(world: World) -> None:
-        both = [Audit(world.database) for _ in range(2)]
+        both = [AuditLog(world.database) for _ in range(2)]
         for round_ in range(20):
             for audit in both:
                 for task in range(10) if round_ % 2 else reversed(range(10)):
@@ -100,7 +100,7 @@ def test_two_that_write_the_same_at_once_lose_nothing(play: Play) -> None:
 def test_a_database_that_is_away_costs_the_caller_nothing(play: Play) -> None:
     async def story(world: World) -> None:
         database = Away(world.database)
-        audit = Audit(database)
+        audit = AuditLog(database)
         audit.note(**REFUSED)
         assert database.asked == 0
         for _ in range(3):
@@ -119,7 +119,7 @@ def test_what_is_too_much_is_dropped_and_counted(play: Play) -> None:
     async def story(world: World) -> None:
         clock = Clock()
         database = Away(world.database)
-        audit = Audit(database, clock=clock)
+        audit = AuditLog(database, clock=clock)
         for number in range(MINUTE_MAX + 10):
             audit.note(**{**REFUSED, "task_id": number})
         # What is known is counted all the same.
@@ -156,7 +156,7 @@ def test_what_is_too_much_is_dropped_and_counted(play: Play) -> None:
 )
 def test_strange_words_cannot_stop_the_audit(play: Play, strange: dict[str, Any]) -> None:
     async def story(world: World) -> None:
-        audit = Audit(world.database)
+        audit = AuditLog(world.database)
         audit.note(**{**REFUSED, **strange})
         audit.note(**REFUSED)
         await audit.turn()
@@ -169,12 +169,12 @@ def test_strange_words_cannot_stop_the_audit(play: Play, strange: dict[str, Any]
 
 def test_stopping_writes_what_waits(play: Play) -> None:
     async def story(world: World) -> None:
-        async with Audit(world.database) as audit:
+        async with AuditLog(world.database) as audit:
             for number in range(WRITTEN_MAX + 1):
                 audit.note(**{**REFUSED, "task_id": number})
         assert len(await rows(world)) == WRITTEN_MAX + 1
         # And ends if it cannot.
-        async with Audit(Away(world.database)) as audit:
+        async with AuditLog(Away(world.database)) as audit:
             audit.note(**REFUSED)
 
     play(story)
@@ -182,7 +182,7 @@ def test_stopping_writes_what_waits(play: Play) -> None:
 
 def test_pages_of_the_audit(play: Play) -> None:
     async def story(world: World) -> None:
-        audit = Audit(world.database)
+        audit = AuditLog(world.database)
         for task in (1, 2, 1, 2, 1):
             world.later(60)
             audit.note(**{**REFUSED, "task_id": task})
@@ -202,7 +202,7 @@ def test_pages_of_the_audit(play: Play) -> None:
 
 def test_old_notes_are_removed(play: Play) -> None:
     async def story(world: World) -> None:
-        audit = Audit(world.database)
+        audit = AuditLog(world.database)
         for number in range(5):
             audit.note(**{**REFUSED, "task_id": number})
         await audit.turn()

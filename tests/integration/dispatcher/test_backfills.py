@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.backfills.advancing import advance
-from penstock.dispatcher.backfills.backfills import Backfills
-from penstock.dispatcher.backfills.plans import Refused, WhyRefused
+from penstock.dispatcher.backfills import BackfillRefusalReason, BackfillRefused, Backfills, advance
 from penstock.dispatcher.database.pool import Connection
-from penstock.dispatcher.deployment.values import Applied, NotApplied
-from penstock.dispatcher.routing.router import route_events
-from penstock.dispatcher.tasks.ending import end
-from penstock.dispatcher.tasks.values import Completion, Output
-from penstock.dispatcher.wire.steering import BackfillAnswer, BackfillAsk
+from penstock.dispatcher.deployment_plan import DagApplied, DagNotApplied
+from penstock.dispatcher.router import route_events
+from penstock.dispatcher.tasks.completion import end
+from penstock.dispatcher.tasks.model import Completion, TaskOutput
 from penstock.kernel.errors import InvalidInput
+from penstock.protocol.steering import BackfillAnswer, BackfillAsk
 from tests.integration.dispatcher.test_deployment import Pipeline, chain
 from tests.integration.dispatcher.world import Play, World
 
@@ -148,8 +146,8 @@ def test_keys_that_were_never_seen_have_the_range_that_they_imply(play: Play) ->
             await pipeline.backfills.create(ask),
             await pipeline.backfills.foresee(ask),
         ):
-            assert refused == Refused(
-                WhyRefused.INVALID,
+            assert refused == BackfillRefused(
+                BackfillRefusalReason.INVALID,
                 "No range of the partition 'other' is known, and the job 'days' downstream"
                 " (range_aggregate) works on ranges; give a start, an end and a step.",
             )
@@ -254,21 +252,21 @@ ALWAYS = """
 @pytest.mark.parametrize(
     ("job", "fields", "why", "said"),
     [
-        ("nobody", {"keys": ["a"]}, WhyRefused.UNKNOWN_JOB, "has no job nobody"),
-        ("feed", {"keys": ["a"]}, WhyRefused.NOT_RUN, "only emits events"),
-        ("tail", {"keys": ["a"]}, WhyRefused.NOT_RUN, "always on"),
-        ("cut", {"keys": ["a"]}, WhyRefused.INVALID, "works on ranges"),
-        ("clean", {}, WhyRefused.INVALID, "needs keys"),
+        ("nobody", {"keys": ["a"]}, BackfillRefusalReason.UNKNOWN_JOB, "has no job nobody"),
+        ("feed", {"keys": ["a"]}, BackfillRefusalReason.NOT_RUN, "only emits events"),
+        ("tail", {"keys": ["a"]}, BackfillRefusalReason.NOT_RUN, "always on"),
+        ("cut", {"keys": ["a"]}, BackfillRefusalReason.INVALID, "works on ranges"),
+        ("clean", {}, BackfillRefusalReason.INVALID, "needs keys"),
     ],
 )
 def test_what_cannot_be_filled(
-    play: Play, job: str, fields: dict[str, Any], why: WhyRefused, said: str
+    play: Play, job: str, fields: dict[str, Any], why: BackfillRefusalReason, said: str
 ) -> None:
     async def story(world: World) -> None:
         pipeline = Pipeline(world)
         await pipeline.apply(chain(extra=ALWAYS))
         found = await pipeline.backfills.create(BackfillAsk(job=job, **fields))
-        assert isinstance(found, Refused)
+        assert isinstance(found, BackfillRefused)
         assert (found.why, said in found.detail) == (why, True)
         assert await world.value("SELECT count(*) FROM backfill") == 0
 
@@ -301,8 +299,11 @@ def test_pause_resume_cancel(play: Play) -> None:
         assert await backfills.turn() is None
         assert await look(pipeline, made.id) == ("cancelled", 6, 2, 0)
         refused = await backfills.resume(made.id)
-        assert isinstance(refused, Refused)
-        assert (refused.why, refused.detail) == (WhyRefused.OVER, "Backfill 1 is cancelled.")
+        assert isinstance(refused, BackfillRefused)
+        assert (refused.why, refused.detail) == (
+            BackfillRefusalReason.OVER,
+            "Backfill 1 is cancelled.",
+        )
         # To cancel it again is nothing.
         assert isinstance(await backfills.cancel(made.id), BackfillAnswer)
 
@@ -400,7 +401,7 @@ def test_apply_during_an_advance(play: Play, extra: str) -> None:
             applying = group.create_task(pipeline.try_apply(text, force=True))
             await world.until_waiting()
         applied = applying.result()
-        assert isinstance(applied, Applied)
+        assert isinstance(applied, DagApplied)
         assert applied.cancelled == 10
         assert await look(pipeline, made.id) == ("cancelled", 10, 10, 0)
         assert await pipeline.backfills.turn() is None
@@ -417,7 +418,7 @@ def test_an_advance_waits_for_apply(play: Play) -> None:
         async with asyncio.TaskGroup() as group, world.unfinished() as other:
             moving = Pipeline(World(world.dsn, other._database, other))
             text = chain().replace("clean:", "tidy:", 1)
-            assert isinstance(await moving.try_apply(text), NotApplied)
+            assert isinstance(await moving.try_apply(text), DagNotApplied)
             await moving.apply(text, force=True)
             turning = group.create_task(pipeline.backfills.turn())
             creating = group.create_task(pipeline.backfills.create(ask))
@@ -425,8 +426,8 @@ def test_an_advance_waits_for_apply(play: Play) -> None:
         assert turning.result() is not None
         assert await look(pipeline, made.id) == ("cancelled", 10, 0, 0)
         found = creating.result()
-        assert isinstance(found, Refused)
-        assert found.why is WhyRefused.UNKNOWN_JOB
+        assert isinstance(found, BackfillRefused)
+        assert found.why is BackfillRefusalReason.UNKNOWN_JOB
 
     play(story)
 
@@ -514,8 +515,8 @@ def test_a_rebuild_is_windowed_and_nothing_is_made_twice(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Few events a turn, so that there are many turns.
-    monkeypatch.setattr("penstock.dispatcher.backfills.advancing.WALK_MAX", 3)
-    monkeypatch.setattr("penstock.dispatcher.backfills.advancing.COUNT_MAX", 4)
+    monkeypatch.setattr("penstock.dispatcher.backfills.WALK_MAX", 3)
+    monkeypatch.setattr("penstock.dispatcher.backfills.COUNT_MAX", 4)
 
     async def story(world: World) -> None:
         pipeline = Pipeline(world)
@@ -569,7 +570,7 @@ def test_a_rebuild_does_not_overtake_a_publication(play: Play) -> None:
         await pipeline.apply(chain(report="2"))
         generation = (await pipeline.generations())["report"]
         tidy = (await pipeline.job("clean")).outputs["tidy"]
-        output = Output(dataset=tidy, location="s3://b/new", partition_key="p")
+        output = TaskOutput(dataset=tidy, location="s3://b/new", partition_key="p")
         async with asyncio.TaskGroup() as group, world.database.transaction() as other:
             await end(other, [Completion(task.fence, (output,))], route=route_events)
             turning = group.create_task(pipeline.backfills.turn())

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.tasks import batches
-from penstock.dispatcher.tasks.values import Claimed, Ended, Release, Status
+from penstock.dispatcher.database.pool import query
+from penstock.dispatcher.tasks import lifecycle
+from penstock.dispatcher.tasks.model import AttemptEnd, ClaimedTask, Release
+from penstock.protocol.base import TaskStatus
 from tests.integration.dispatcher.world import Job, Play, World, done, failed
 
 
@@ -28,16 +29,16 @@ async def partitions(job: Job, *keys: str, **fields: Any) -> None:
     await job.world.wakes()
 
 
-async def claims(world: World, limit: int = 1, **more: Any) -> tuple[Claimed, ...]:
+async def claims(world: World, limit: int = 1, **more: Any) -> tuple[ClaimedTask, ...]:
     asked = {"limit": limit, "in_batches": True, **more}
     return await world.tasks.claim_next("operator", worker="w", **asked)
 
 
-def keys(found: Sequence[Claimed]) -> list[str]:
+def keys(found: Sequence[ClaimedTask]) -> list[str]:
     return sorted(str(each.payload["key"]) for each in found)
 
 
-def sizes(found: Sequence[Claimed]) -> list[int]:
+def sizes(found: Sequence[ClaimedTask]) -> list[int]:
     """How large the batches are, those that run by themselves as ones."""
     return sorted(Counter(each.batch or f"alone {each.task_id}" for each in found).values())
 
@@ -303,10 +304,14 @@ def test_each_ends_by_itself(play: Play) -> None:
             [*done(first.fence, job.output("a")), *failed(second.fence, "Its data is broken.")]
         )
         rows = await world.rows("SELECT status FROM task ORDER BY id")
-        assert [row["status"] for row in rows] == [Status.COMPLETED, Status.DEAD, Status.RUNNING]
+        assert [row["status"] for row in rows] == [
+            TaskStatus.COMPLETED,
+            TaskStatus.DEAD,
+            TaskStatus.RUNNING,
+        ]
         (ended,) = await world.tasks.complete(done(third.fence, job.output("c")))
-        assert isinstance(ended, Ended)
-        assert ended.status is Status.COMPLETED
+        assert isinstance(ended, AttemptEnd)
+        assert ended.status is TaskStatus.COMPLETED
 
     play(story)
 
@@ -317,10 +322,10 @@ def test_claims_of_other_jobs_take_no_second_look(
     asked: list[str] = []
 
     def counting(name: str) -> bytes:
-        asked.append(name)
+        asked.extend([name] if name == "pick_more" else [])
         return query(name)
 
-    monkeypatch.setattr(batches, "query", counting)
+    monkeypatch.setattr(lifecycle, "query", counting)
 
     async def story(world: World) -> None:
         await partitions(await world.job(), *"abc")

@@ -6,16 +6,16 @@ import asyncio
 
 import pytest
 
-from penstock.dispatcher.building import Builder
-from penstock.dispatcher.deployment.values import CutOver
-from penstock.dispatcher.tasks.values import Completion, Output
-from penstock.dispatcher.wire.steering import BackfillAnswer, BackfillAsk
+from penstock.dispatcher.deployment import CutOverController
+from penstock.dispatcher.deployment_plan import CutOverOutcome
+from penstock.dispatcher.tasks.model import Completion, TaskOutput
+from penstock.protocol.steering import BackfillAnswer, BackfillAsk
 from tests.integration.dispatcher.test_deployment import SINK, Pipeline, chain
 from tests.integration.dispatcher.world import Play, World
 
 
-def builder(pipeline: Pipeline) -> Builder:
-    return Builder(pipeline.world.database, pipeline.deployment)
+def builder(pipeline: Pipeline) -> CutOverController:
+    return CutOverController(pipeline.world.database, pipeline.deployment)
 
 
 async def work_all(pipeline: Pipeline, *names: str) -> None:
@@ -91,9 +91,9 @@ def test_nothing_is_cut_over_before_what_is_downstream(play: Play) -> None:
         await builder(pipeline).turn()
         assert await pipeline.state("tidy", old["clean"]) == "current"
         daily = (await pipeline.job("report")).outputs["daily"]
-        assert await pipeline.deployment.cut_over(daily) is CutOver.UNCOVERED
+        assert await pipeline.deployment.cut_over(daily) is CutOverOutcome.UNCOVERED
         # Somebody decides that it may be missing; the rest follows.
-        assert await pipeline.deployment.cut_over(daily, force=True) is CutOver.DONE
+        assert await pipeline.deployment.cut_over(daily, force=True) is CutOverOutcome.DONE
         assert await builder(pipeline).turn() is None
         assert await pipeline.state("tidy", old["clean"]) == "retired"
         assert await partitions(pipeline, "daily") == []
@@ -118,9 +118,9 @@ def test_nothing_is_cut_over_while_what_was_published_upstream_is_still_to_be_ro
         mark = "UPDATE event SET routed = %s WHERE seq = (SELECT max(seq) FROM event JOIN dataset"
         mark += " ON dataset.id = dataset_id WHERE dataset.name = 'tidy')"
         await world.rows(mark, "pending")
-        assert await pipeline.deployment.cut_over(daily) is CutOver.UPSTREAM
+        assert await pipeline.deployment.cut_over(daily) is CutOverOutcome.UPSTREAM
         await world.rows(mark, "routed")
-        assert await pipeline.deployment.cut_over(daily) is CutOver.DONE
+        assert await pipeline.deployment.cut_over(daily) is CutOverOutcome.DONE
 
     play(story)
 
@@ -132,7 +132,7 @@ def test_force_does_not_end_a_backfill(play: Play) -> None:
         await work_all(pipeline, "p")
         await pipeline.apply(chain(report="2"))
         daily = (await pipeline.job("report")).outputs["daily"]
-        assert await pipeline.deployment.cut_over(daily, force=True) is CutOver.BACKFILL
+        assert await pipeline.deployment.cut_over(daily, force=True) is CutOverOutcome.BACKFILL
 
     play(story)
 
@@ -146,9 +146,9 @@ def test_only_the_generation_that_was_looked_at_is_cut_over(play: Play) -> None:
         await pipeline.apply(chain(report="3"))
         cut_over = pipeline.deployment.cut_over
         daily = job.outputs["daily"]
-        assert await cut_over(daily, version=job.generation) is CutOver.NOTHING
+        assert await cut_over(daily, version=job.generation) is CutOverOutcome.NOTHING
         job = await pipeline.job("report")
-        assert await cut_over(daily, version=job.generation) is CutOver.DONE
+        assert await cut_over(daily, version=job.generation) is CutOverOutcome.DONE
 
     play(story)
 
@@ -164,7 +164,7 @@ def test_cut_over_while_the_last_task_of_a_rebuild_ends(play: Play, is_kept: boo
         await pipeline.backfills.turn()
         (last,) = await pipeline.tasks.claim_next("a:report", worker="w")
         daily = (await pipeline.job("report")).outputs["daily"]
-        output = Output(dataset=daily, location="s3://b/x", partition_key="p")
+        output = TaskOutput(dataset=daily, location="s3://b/x", partition_key="p")
         async with asyncio.TaskGroup() as group, world.unfinished(is_kept=is_kept) as other:
             await other.complete([Completion(last.fence, (output,))])
             # Those who look see a task that runs.
@@ -173,7 +173,7 @@ def test_cut_over_while_the_last_task_of_a_rebuild_ends(play: Play, is_kept: boo
             cutting = group.create_task(pipeline.deployment.cut_over(daily))
             await world.until_waiting()
         # The rebuild is not over before somebody has seen that its tasks are.
-        assert cutting.result() is CutOver.BACKFILL
+        assert cutting.result() is CutOverOutcome.BACKFILL
         await pipeline.backfills.turn()
         await builder(pipeline).turn()
         expected = "retired" if is_kept else "current"
@@ -267,7 +267,7 @@ def test_readers_get_what_was_made_of_the_first_of_many_updates(play: Play) -> N
                 (dataset,) = (
                     task.definition["datasets"][each["name"]] for each in task.definition["outputs"]
                 )
-                output = Output(dataset=dataset, location=f"s3://b/{task.payload['cursor']}")
+                output = TaskOutput(dataset=dataset, location=f"s3://b/{task.payload['cursor']}")
                 await pipeline.tasks.complete([Completion(task.fence, (output,))])
 
         await pipeline.apply(by_update("1"))
@@ -326,7 +326,7 @@ def test_what_a_rebuild_leads_to_two_jobs_on_is_waited_for(play: Play, limit: st
             for task in claimed:
                 (output,) = task.definition["outputs"]
                 dataset = task.definition["datasets"][output["name"]]
-                made = Output(dataset=dataset, location=f"s3://b/{task.payload['cursor']}")
+                made = TaskOutput(dataset=dataset, location=f"s3://b/{task.payload['cursor']}")
                 await pipeline.tasks.complete([Completion(task.fence, (made,))])
             world.later(1)
             return len(claimed)

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.capabilities.holding import PemFolder
-from penstock.dispatcher.capabilities.issuing import Issuer
-from penstock.dispatcher.capabilities.keys import (
+from penstock.dispatcher.capabilities.key_store import PemKeyStore
+from penstock.dispatcher.capabilities.signing_keys import (
     AWAY_SECONDS,
     CHOICE_SECONDS_MAX,
     JOIN_SECONDS,
@@ -23,10 +22,11 @@ from penstock.dispatcher.capabilities.keys import (
     LIVE_SECONDS,
     PUBLISH_SECONDS,
     SLACK_SECONDS,
-    Keys,
+    SigningKeys,
 )
+from penstock.dispatcher.capabilities.tokens import TokenIssuer
 from penstock.dispatcher.database.pool import Answer, Connection, Database
-from penstock.dispatcher.tasks.values import Claimed, Extended
+from penstock.dispatcher.tasks.model import ClaimedTask, ExtendedLease
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import (
     DatabaseUnavailable,
@@ -35,7 +35,7 @@ from penstock.kernel.errors import (
     TokenRefused,
 )
 from penstock.tokens.claims import INVOKE_AUDIENCE, TASK_AUDIENCE
-from penstock.tokens.pem import SUFFIX, PemSigner
+from penstock.tokens.signer import SUFFIX, PemSigner
 from tests.integration.dispatcher.world import Play, World, done
 
 
@@ -48,13 +48,13 @@ class Clock(SystemClock):
         return super().monotonic() + self.ahead_seconds
 
 
-def keys_in(world: World, folder: Path, *, clock: Clock | None = None) -> Keys:
-    return Keys(world.database, PemFolder(folder / "keys"), clock=clock)
+def keys_in(world: World, folder: Path, *, clock: Clock | None = None) -> SigningKeys:
+    return SigningKeys(world.database, PemKeyStore(folder / "keys"), clock=clock)
 
 
-def issuer_of(world: World, keys: Keys, **fields: Any) -> Issuer:
+def issuer_of(world: World, keys: SigningKeys, **fields: Any) -> TokenIssuer:
     said: dict[str, Any] = {"root": "file:///lake", "refresh_seconds_min": 0, **fields}
-    return Issuer(world.database, keys, **said)
+    return TokenIssuer(world.database, keys, **said)
 
 
 def files(folder: Path) -> set[str]:
@@ -62,11 +62,11 @@ def files(folder: Path) -> set[str]:
 
 
 async def states(world: World) -> dict[str, str]:
-    keys = await Keys(world.database, PemFolder(Path("/nowhere"))).listed()
+    keys = await SigningKeys(world.database, PemKeyStore(Path("/nowhere"))).listed()
     return {each.kid: each.state.value for each in keys.keys}
 
 
-async def signing(keys: Keys) -> str:
+async def signing(keys: SigningKeys) -> str:
     return (await keys.signer()).kid
 
 
@@ -113,8 +113,8 @@ def test_the_first_key_of_all_signs_at_once(play: Play, tmp_path: Path) -> None:
 
 def test_a_dispatcher_starts_while_postgres_is_away(play: Play, tmp_path: Path) -> None:
     async def story(world: World) -> None:
-        unopened = Database(world.dsn)
-        keys = Keys(unopened, PemFolder(tmp_path / "keys"))
+        unopened = Database(world.dsn, connections_max=10)
+        keys = SigningKeys(unopened, PemKeyStore(tmp_path / "keys"))
         await keys.start()
         with pytest.raises(DatabaseUnavailable):
             await keys.signer()
@@ -292,7 +292,7 @@ def test_a_dispatcher_that_dies_while_it_makes_a_key(
     play: Play, tmp_path: Path, before: int
 ) -> None:
     async def story(world: World) -> None:
-        dying = Keys(Dies(world.database, before=before), PemFolder(tmp_path / "keys"))
+        dying = SigningKeys(Dies(world.database, before=before), PemKeyStore(tmp_path / "keys"))
         with pytest.raises(Killed):
             await dying.turn()
         published = await states(world)
@@ -310,7 +310,7 @@ def test_a_dispatcher_that_dies_while_it_makes_a_key(
 
 def test_a_publication_whose_answer_is_lost_is_found(play: Play, tmp_path: Path) -> None:
     async def story(world: World) -> None:
-        dying = Keys(Dies(world.database, after=3), PemFolder(tmp_path / "keys"))
+        dying = SigningKeys(Dies(world.database, after=3), PemKeyStore(tmp_path / "keys"))
         with pytest.raises(Killed):
             await dying.turn()
         (kid,) = await states(world)
@@ -574,7 +574,7 @@ def test_nothing_is_made_in_the_transaction_of_a_claim(play: Play, tmp_path: Pat
         assert await world.value("SELECT count(*) FROM attempt") == 0
         await keys.turn()
         claimed = await world.tasks.claim(task, worker="w", issue=issuer.tokens_for)
-        assert isinstance(claimed, Claimed)
+        assert isinstance(claimed, ClaimedTask)
         assert claimed.attempt == 1
 
     play(story)
@@ -588,7 +588,7 @@ def test_tokens_live_by_the_clock_of_the_database(play: Play, tmp_path: Path) ->
         job = await world.job(heartbeat_ms=10_000)
         (task,) = await job.make("one")
         claimed = await world.tasks.claim(task, worker="w", issue=issuer.tokens_for)
-        assert isinstance(claimed, Claimed)
+        assert isinstance(claimed, ClaimedTask)
         assert "token" not in repr(claimed).replace("lease_token", "")
         now = 1_893_456_000
         claims = await issuer.verify(claimed.token, audience=TASK_AUDIENCE, is_expiry_judged=True)
@@ -596,7 +596,7 @@ def test_tokens_live_by_the_clock_of_the_database(play: Play, tmp_path: Path) ->
         assert (claims.iat, claims.nbf, claims.exp) == (now, now, now + 10)
         world.later(5)
         (extended,) = await world.tasks.heartbeat([claimed.fence])
-        assert isinstance(extended, Extended)
+        assert isinstance(extended, ExtendedLease)
         renewed = await issuer.renewed([(extended, claims)])
         later = await issuer.verify(renewed[task], audience=TASK_AUDIENCE, is_expiry_judged=True)
         assert (later.exp, later.grants, later.sub) == (now + 15, claims.grants, claims.sub)
@@ -640,10 +640,10 @@ def test_a_heartbeat_without_a_signer_has_no_next_token(
         job = await world.job()
         (task,) = await job.make("one")
         claimed = await world.tasks.claim(task, worker="w", issue=issuer.tokens_for)
-        assert isinstance(claimed, Claimed)
+        assert isinstance(claimed, ClaimedTask)
         claims = await issuer.verify(claimed.token, audience=TASK_AUDIENCE, is_expiry_judged=False)
         (extended,) = await world.tasks.heartbeat([claimed.fence])
-        assert isinstance(extended, Extended)
+        assert isinstance(extended, ExtendedLease)
 
         async def away(**_: Any) -> Away:
             return Away()

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.capabilities.holding import KmsKeys
-from penstock.dispatcher.capabilities.keys import (
+from penstock.dispatcher.capabilities.key_store import KmsKeyStore
+from penstock.dispatcher.capabilities.signing_keys import (
     KEPT_SECONDS,
     PUBLISH_SECONDS,
     SLACK_SECONDS,
-    Keys,
+    SigningKeys,
 )
-from penstock.dispatcher.tasks.values import Claimed, Extended
+from penstock.dispatcher.tasks.model import ClaimedTask, ExtendedLease
 from penstock.kernel.aws import aws_client
 from penstock.kernel.errors import InvalidInput, TokenRefused
 from penstock.tokens.claims import INVOKE_AUDIENCE, TASK_AUDIENCE
@@ -43,8 +43,8 @@ def _aliases(client: Any) -> set[str]:
     return {each["AliasName"] for each in client.list_aliases()["Aliases"]}
 
 
-def in_kms(world: World, server: AwsServer, name: str) -> Keys:
-    return Keys(world.database, KmsKeys(name, aws=server.aws))
+def in_kms(world: World, server: AwsServer, name: str) -> SigningKeys:
+    return SigningKeys(world.database, KmsKeyStore(name, aws=server.aws))
 
 
 async def arn_of(world: World, kid: str) -> Any:
@@ -193,21 +193,21 @@ def test_a_key_of_kms_that_is_revoked_leaves_nobody_without_a_token(
         job = await world.job(heartbeat_ms=3_600_000)
         (task,) = await job.make("one")
         claimed = await world.tasks.claim(task, worker="w", issue=issuer.tokens_for)
-        assert isinstance(claimed, Claimed)
+        assert isinstance(claimed, ClaimedTask)
         claims = await issuer.verify(claimed.token, audience=TASK_AUDIENCE, is_expiry_judged=True)
         await keys.rotate(kms_key=second)
         await keys.turn()
         world.later(PUBLISH_SECONDS)
         await keys.turn()
         await keys.revoke(stolen)
-        with pytest.raises(TokenRefused, match="was revoked"):
+        with pytest.raises(TokenRefused, match="by a revoked key"):
             await issuer.verify(claimed.token, audience=TASK_AUDIENCE, is_expiry_judged=True)
         # The next heartbeat brings one, however long the life of the old one would be.
         (extended,) = await world.tasks.heartbeat([claimed.fence])
-        assert isinstance(extended, Extended)
+        assert isinstance(extended, ExtendedLease)
         renewed = await issuer.renewed([(extended, claims)])
         await issuer.verify(renewed[task], audience=TASK_AUDIENCE, is_expiry_judged=True)
-        with pytest.raises(InvalidInput, match="was revoked, and signs no more"):
+        with pytest.raises(InvalidInput, match="was revoked and no longer signs"):
             await keys.rotate(kms_key=first)
         await keys.stop()
 

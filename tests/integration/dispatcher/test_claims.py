@@ -7,12 +7,13 @@ import asyncio
 import pytest
 
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.tasks.values import Claimed, Refusal, Status, Why
+from penstock.dispatcher.tasks.model import ClaimedTask, Refusal, TaskRefusalReason
 from penstock.kernel.errors import InvalidInput
+from penstock.protocol.base import TaskStatus
 from tests.integration.dispatcher.world import Play, World, done, failed
 
 
-def keys(claims: tuple[Claimed, ...]) -> list[str]:
+def keys(claims: tuple[ClaimedTask, ...]) -> list[str]:
     return [str(each.payload["key"]) for each in claims]
 
 
@@ -132,7 +133,7 @@ def test_a_claim_gives_all_that_a_worker_needs(play: Play) -> None:
         job = await world.job(body='{"config": 1}', heartbeat_ms=5_000, timeout_ms=7_000)
         (task_id,) = await job.make("a")
         claimed = await world.tasks.claim(task_id, worker="w1")
-        assert isinstance(claimed, Claimed)
+        assert isinstance(claimed, ClaimedTask)
         assert (claimed.task_id, claimed.attempt, claimed.job) == (task_id, 1, "job")
         assert (claimed.heartbeat_ms, claimed.timeout_ms) == (5_000, 7_000)
         assert (claimed.payload, claimed.definition) == ({"key": "a"}, {"config": 1})
@@ -151,36 +152,38 @@ def test_a_claim_gives_all_that_a_worker_needs(play: Play) -> None:
 def test_a_claim_that_is_refused_says_why(play: Play) -> None:
     async def story(world: World) -> None:
         job = await world.job(max_attempts=1)
-        assert await world.tasks.claim(404, worker="w") == Refusal(404, Why.UNKNOWN, None)
+        assert await world.tasks.claim(404, worker="w") == Refusal(
+            404, TaskRefusalReason.UNKNOWN, None
+        )
 
-        async def why(task_id: int) -> tuple[Why, Status | None, str | None]:
+        async def why(task_id: int) -> tuple[TaskRefusalReason, TaskStatus | None, str | None]:
             found = await world.tasks.claim(task_id, worker="w2")
             assert isinstance(found, Refusal)
             assert found.state is not None
             return found.why, found.state.status, found.state.worker
 
         running = await job.claimed("running", worker="w1")
-        assert await why(running.task_id) == (Why.RUNNING, Status.RUNNING, "w1")
+        assert await why(running.task_id) == (TaskRefusalReason.RUNNING, TaskStatus.RUNNING, "w1")
         completed = await job.claimed("completed")
         await world.tasks.complete(done(completed.fence))
-        assert await why(completed.task_id) == (Why.OVER, Status.COMPLETED, None)
+        assert await why(completed.task_id) == (TaskRefusalReason.OVER, TaskStatus.COMPLETED, None)
         dead = await job.claimed("dead")
         await world.tasks.fail(failed(dead.fence))
-        assert await why(dead.task_id) == (Why.OVER, Status.DEAD, None)
+        assert await why(dead.task_id) == (TaskRefusalReason.OVER, TaskStatus.DEAD, None)
         (cancelled,) = await job.make("cancelled")
         await world.tasks.cancel([cancelled])
-        assert await why(cancelled) == (Why.OVER, Status.CANCELLED, None)
+        assert await why(cancelled) == (TaskRefusalReason.OVER, TaskStatus.CANCELLED, None)
         (early,) = await world.tasks.create([job.new("early", delay_ms=1_000)])
         assert early is not None
-        assert await why(early) == (Why.NOT_DUE, Status.QUEUED, None)
+        assert await why(early) == (TaskRefusalReason.NOT_DUE, TaskStatus.QUEUED, None)
         world.later(2)
         await world.rows("INSERT INTO pause VALUES (%s, 'hand', 'all', 'tired')", job.id)
-        assert await why(early) == (Why.PAUSED, Status.QUEUED, None)
+        assert await why(early) == (TaskRefusalReason.PAUSED, TaskStatus.QUEUED, None)
         await world.rows("DELETE FROM pause")
         await world.rows("INSERT INTO operator VALUES ('operator', 1)")
-        assert await why(early) == (Why.FULL, Status.QUEUED, None)
+        assert await why(early) == (TaskRefusalReason.FULL, TaskStatus.QUEUED, None)
         await world.tasks.complete(done(running.fence))
-        assert isinstance(await world.tasks.claim(early, worker="w"), Claimed)
+        assert isinstance(await world.tasks.claim(early, worker="w"), ClaimedTask)
 
     play(story)
 
@@ -304,9 +307,9 @@ def test_sixteen_claimers_of_one_task_have_one_winner(play: Play) -> None:
             answers = await asyncio.gather(
                 *(world.tasks.claim(task_id, worker=f"w{n}") for n in range(16))
             )
-            (won,) = [each for each in answers if isinstance(each, Claimed)]
+            (won,) = [each for each in answers if isinstance(each, ClaimedTask)]
             lost = [each for each in answers if isinstance(each, Refusal)]
-            assert {each.why for each in lost} == {Why.RUNNING}
+            assert {each.why for each in lost} == {TaskRefusalReason.RUNNING}
             row = await world.value("SELECT worker FROM task WHERE id = %s", task_id)
             assert {each.state.worker for each in lost if each.state} == {row}
             assert won.attempt == 1
@@ -325,7 +328,7 @@ def test_sixteen_claimers_never_pass_a_limit(play: Play, limited: str) -> None:
             *(world.tasks.claim_next("operator", worker="w", limit=2) for _ in range(8)),
             *(world.tasks.claim(each, worker="w") for each in ids[-8:]),
         )
-        won = [each for each in answers if isinstance(each, Claimed)]
+        won = [each for each in answers if isinstance(each, ClaimedTask)]
         assert sum(len(each) for each in answers if isinstance(each, tuple)) + len(won) == 5
         assert await world.value("SELECT count(*) FROM task WHERE status = 'running'") == 5
 

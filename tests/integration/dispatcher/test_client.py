@@ -15,18 +15,19 @@ import httpx
 import pytest
 
 from penstock import Client, NotSettled
-from penstock.dispatcher.api.parts import Parts
-from penstock.dispatcher.api.table import public_app
-from penstock.dispatcher.backfills.backfills import Backfills
-from penstock.dispatcher.dag.errors import DagError
-from penstock.dispatcher.metrics.reading import Metrics
-from penstock.dispatcher.serving import Listener, Serving
-from penstock.dispatcher.tasks.values import Claimed, Completion, Failure, Output
+from penstock.dispatcher.api.context import ApiContext
+from penstock.dispatcher.api.routes import public_app
+from penstock.dispatcher.api.server import HttpListener, HttpServer
+from penstock.dispatcher.backfills import Backfills
+from penstock.dispatcher.metrics import MetricsReader
+from penstock.dispatcher.tasks.model import ClaimedTask, Completion, Failure, TaskOutput
 from penstock.kernel.errors import DispatcherRefused
+from penstock.protocol.problem import DagError
 from tests.e2e.command import PENSTOCK
 from tests.integration.dispatcher.api.stage import parts_of
 from tests.integration.dispatcher.test_deployment import chain
 from tests.integration.dispatcher.world import World, Worlds
+from tests.unit.worker.over_httpx import OverHttpx
 
 TOKEN = "a-token-of-the-tests"
 
@@ -36,7 +37,7 @@ class Site:
     """A dispatcher without its loops, which the test moves, and a client of it."""
 
     world: World
-    parts: Parts
+    parts: ApiContext
     backfills: Backfills
     client: Client
 
@@ -57,12 +58,12 @@ class Site:
         await self.parts.routing.route()
         return len(claimed)
 
-    async def _done(self, claimed: Claimed) -> Completion:
+    async def _done(self, claimed: ClaimedTask) -> Completion:
         (dataset,) = await self.world.rows(
             "SELECT dataset.id::text FROM dataset JOIN task USING (job_id) WHERE task.id = %s",
             claimed.fence.task_id,
         )
-        made = Output(
+        made = TaskOutput(
             dataset=dataset["id"],
             location=f"s3://b/{claimed.fence.task_id}",
             partition_key=claimed.payload.get("partition_key"),
@@ -71,11 +72,17 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def built(worlds: Worlds, **fields: Any) -> AsyncIterator[tuple[World, Parts, Backfills]]:
+async def built(
+    worlds: Worlds, **fields: Any
+) -> AsyncIterator[tuple[World, ApiContext, Backfills]]:
     async with worlds.world() as world:
         backfills = Backfills(world.database)
         parts = parts_of(
-            world, backfills=backfills, metrics=Metrics(world.database), api_token=TOKEN, **fields
+            world,
+            backfills=backfills,
+            metrics=MetricsReader(world.database),
+            api_token=TOKEN,
+            **fields,
         )
         yield world, parts, backfills
 
@@ -86,7 +93,7 @@ Story = Callable[[Site], Coroutine[Any, Any, None]]
 def tell(worlds: Worlds, story: Story) -> None:
     async def main() -> None:
         async with built(worlds) as (world, parts, backfills):
-            transport = httpx.ASGITransport(public_app(parts))
+            transport = OverHttpx(httpx.ASGITransport(public_app(parts)))
             async with Client("http://x", TOKEN, transport=transport) as client:
                 await story(Site(world, parts, backfills, client))
 
@@ -225,7 +232,7 @@ def test_a_backfill_is_waited_for_paused_and_cancelled(worlds: Worlds) -> None:
         with pytest.raises(DispatcherRefused, match="has no job nobody") as unknown:
             await client.backfill("nobody", keys=["x"])
         assert unknown.value.status == 404
-        with pytest.raises(DispatcherRefused, match="has to be lower") as wrong:
+        with pytest.raises(DispatcherRefused, match="must be lower") as wrong:
             await client.backfill("clean", start=1, end=1, step=1)
         assert wrong.value.status == 422
 
@@ -254,8 +261,8 @@ def test_jobs_operators_and_the_outbox_are_steered(worlds: Worlds) -> None:
 def test_a_wrong_token_is_one_sentence(worlds: Worlds) -> None:
     async def main() -> None:
         async with built(worlds) as (_, parts, _):
-            transport = httpx.ASGITransport(public_app(parts))
             for token in (None, "wrong"):
+                transport = OverHttpx(httpx.ASGITransport(public_app(parts)))
                 async with Client("http://x", token, transport=transport) as client:
                     with pytest.raises(DispatcherRefused) as caught:
                         await client.status()
@@ -270,7 +277,7 @@ def test_the_command_line_over_a_real_listener(worlds: Worlds, tmp_path: Path) -
 
     async def main() -> None:
         async with built(worlds) as (_, parts, _):
-            serving = Serving([Listener("public", public_app(parts), "127.0.0.1", 0)])
+            serving = HttpServer([HttpListener("public", public_app(parts), "127.0.0.1", 0)])
             await serving.start()
             try:
                 await _commands(serving.url("public"), tmp_path, parts)
@@ -280,7 +287,7 @@ def test_the_command_line_over_a_real_listener(worlds: Worlds, tmp_path: Path) -
     asyncio.run(main())
 
 
-async def _commands(url: str, folder: Path, parts: Parts) -> None:
+async def _commands(url: str, folder: Path, parts: ApiContext) -> None:
     async def said(line: str, *, code: int = 0) -> str:
         running = await asyncio.create_subprocess_exec(
             PENSTOCK,
@@ -296,7 +303,7 @@ async def _commands(url: str, folder: Path, parts: Parts) -> None:
 
     assert "is in force" in await said("dag apply mine.yaml")
     assert "Event 1 is new." in await said("trigger feed --partition p --event-id e")
-    assert "was known already" in await said("trigger feed --partition p --event-id e")
+    assert "is a duplicate and was ignored" in await said("trigger feed --partition p --event-id e")
     await parts.routing.route()
     (task,) = json.loads(await said("task list --json"))["tasks"]
     assert (task["job"], task["status"]) == ("clean", "queued")

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from penstock.dispatcher.cloudwatch import DATA_MAX, PERIOD_SECONDS, CloudWatch, metric_data
-from penstock.dispatcher.metrics.figures import Figures
-from penstock.dispatcher.metrics.reading import Metrics
-from penstock.dispatcher.wire.steering import OperatorLoad
+from penstock.dispatcher.metrics import MetricsReader, MetricsSnapshot
 from penstock.kernel.aws import aws_client
+from penstock.protocol.steering import OperatorLoad
 from tests.integration.aws_server import AwsServer
 from tests.integration.dispatcher.test_deployment import Pipeline, chain
 from tests.integration.dispatcher.test_pressure import fill
@@ -49,7 +48,7 @@ def test_the_figures_arrive(play: Play, aws_server: AwsServer) -> None:
         namespace = "Penstock/arrive"
         cloudwatch = CloudWatch(world.database, namespace=namespace, aws=aws_server.aws)
         assert await cloudwatch.turn() == PERIOD_SECONDS
-        now = (await Metrics(world.database).figures()).now
+        now = (await MetricsReader(world.database).figures()).now
         client = await asyncio.to_thread(aws_client, "cloudwatch", aws=aws_server.aws)
 
         def value(name: str, dimension: str, what: str) -> float:
@@ -103,20 +102,20 @@ def test_a_server_that_is_not_there_is_said_once(
             for _ in range(2):
                 assert await cloudwatch.turn() == PERIOD_SECONDS
                 world.later(PERIOD_SECONDS)
-            assert caplog.text.count("CloudWatch does not take the figures") == 1
+            assert caplog.text.count("failed to send metrics to CloudWatch") == 1
             cloudwatch._client = Recording()
             await cloudwatch.turn()
-            assert "CloudWatch takes the figures again" in caplog.text
+            assert "sending metrics to CloudWatch works again" in caplog.text
 
     play(story)
 
 
-def figures(*operators: str) -> Figures:
+def figures(*operators: str) -> MetricsSnapshot:
     loads = tuple(
         OperatorLoad(name=name, in_flight=1, in_flight_max=None, waiting=2, desired=3)
         for name in operators
     )
-    return Figures(
+    return MetricsSnapshot(
         now=NOW,
         operators=loads,
         jobs=(),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.tasks.values import Claimed
-from penstock.dispatcher.wire.steering import BackfillAsk
+from penstock.dispatcher.tasks.model import ClaimedTask
+from penstock.protocol.steering import BackfillAsk
 from tests.integration.dispatcher.test_deployment import Pipeline, chain
 from tests.integration.dispatcher.world import Play, World, failed
 
@@ -186,7 +186,7 @@ def test_a_claim_while_a_task_takes_more(play: Play, is_kept: bool) -> None:
             claiming = group.create_task(pipeline.tasks.claim(1, worker="w"))
             await world.until_waiting()
         claimed = claiming.result()
-        assert isinstance(claimed, Claimed)
+        assert isinstance(claimed, ClaimedTask)
         assert claimed.payload["event"] == (2 if is_kept else 1)
         await pipeline.route()
         assert len(await tasks(world)) == (1 if is_kept else 2)
@@ -206,7 +206,7 @@ def test_only_the_newest_task_takes_more(play: Play) -> None:
             await other.claim_next("a:clean", worker="w")
             await bring(pipeline, "2")
         newer = await pipeline.tasks.claim(2, worker="w")
-        assert isinstance(newer, Claimed)
+        assert isinstance(newer, ClaimedTask)
         await bring(pipeline, "3")
         assert await tasks(world) == [("queued", 1), ("running", 2), ("queued", 3)]
 

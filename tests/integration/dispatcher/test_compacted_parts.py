@@ -14,16 +14,16 @@ import pytest
 
 from penstock.dispatcher.datasets import maintainer
 from penstock.dispatcher.datasets.maintainer import Maintainer
-from penstock.dispatcher.deployment.values import CutOver, Kept, NotKept
-from penstock.dispatcher.tasks.values import (
-    Claimed,
+from penstock.dispatcher.deployment_plan import CutOverOutcome, PartsKept, PartsNotKept
+from penstock.dispatcher.tasks.model import (
+    AttemptEnd,
+    ClaimedTask,
     Completion,
-    Ended,
     Failure,
-    Output,
-    Publishing,
+    PublishOutcome,
     Refusal,
-    Why,
+    TaskOutput,
+    TaskRefusalReason,
 )
 from penstock.kernel.entropy import seeded_entropy
 from penstock.runtimes.base import Facts
@@ -48,12 +48,12 @@ class Parts(Site):
         for _ in range(count):
             completion = await self.completion(await self.begun(key), files=1)
             (answer,) = await self.tasks.complete([completion])
-            assert isinstance(answer, Ended)
+            assert isinstance(answer, AttemptEnd)
             location = completion.outputs[0].location
             self.parts[location] = [location]
         await self.work("a:report")
 
-    async def rewritten(self, claimed: Claimed) -> Ended | Refusal:
+    async def rewritten(self, claimed: ClaimedTask) -> AttemptEnd | Refusal:
         """The end of a task that has put its parts together."""
         given = _parts(claimed)
         rows = sum(each["rows"] for each in given)
@@ -71,10 +71,10 @@ class Parts(Site):
         await self.passed()
         found = await self.tasks.claim_next("a:clean", worker="w")
         for each in found:
-            assert outcome(await self.rewritten(each)) is Publishing.REWRITTEN
+            assert outcome(await self.rewritten(each)) is PublishOutcome.REWRITTEN
         return bool(found)
 
-    async def reading(self) -> Claimed:
+    async def reading(self) -> ClaimedTask:
         """A task of the job that reads changes, which has just begun."""
         tick = await self.job("tick")
         self.count += 1
@@ -83,11 +83,11 @@ class Parts(Site):
         await self.route()
         return await self.claim("a:tally")
 
-    async def read(self, claimed: Claimed) -> list[str]:
+    async def read(self, claimed: ClaimedTask) -> list[str]:
         """The parts that it was given, which are consumed."""
-        output = Output(dataset=claimed.definition["datasets"]["totals"], location="s3://b/t")
+        output = TaskOutput(dataset=claimed.definition["datasets"]["totals"], location="s3://b/t")
         (found,) = await self.tasks.complete([Completion(claimed.fence, (output,))])
-        assert isinstance(found, Ended)
+        assert isinstance(found, AttemptEnd)
         return self.resolved(claimed.inputs["tidy"]["parts"])
 
     async def there(self, key: str = "p") -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ class Parts(Site):
         return [(each["first_revision"], each["revision"]) for each in await self.there(key)]
 
 
-def _parts(claimed: Claimed) -> Sequence[Any]:
+def _parts(claimed: ClaimedTask) -> Sequence[Any]:
     assert claimed.current is not None
     return claimed.current["tidy"]
 
@@ -125,7 +125,7 @@ def test_parts_become_one_and_nobody_hears_of_it(play: Play) -> None:
         # What is appended meanwhile is not in it, and stays.
         await it.append()
         late, news = (await it.there())[-1], await it.news()
-        assert outcome(await it.rewritten(claimed)) is Publishing.REWRITTEN
+        assert outcome(await it.rewritten(claimed)) is PublishOutcome.REWRITTEN
         run, last = await it.there()
         assert (run["first_revision"], run["revision"], run["rows"]) == (1, 3, 3 * ROWS)
         assert last == late
@@ -143,6 +143,7 @@ def test_parts_become_one_and_nobody_hears_of_it(play: Play) -> None:
         # And so are readers of partitions, and those of the bucket, who let go of the old files.
         await it.library.carry()
         it.library.later(2000)
+        await it.library.forget()
         await it.library.sweeping(grace_seconds=100).sweep()
         here = await it.library.has([*everything, run["location"]])
         assert here == [False, False, False, True, True]
@@ -210,7 +211,7 @@ def test_a_run_is_chosen_when_no_claim_is_under_way(play: Play) -> None:
         place = {"dataset": tick.outputs["ticks"], "generation": tick.generation}
         await it.routing.accept([await it.event("t", cursor=1, **place)])
         await it.route()
-        found: list[Claimed] = []
+        found: list[ClaimedTask] = []
         async with asyncio.TaskGroup() as group, world.unfinished() as other:
             found += await other.claim_next("a:tally", worker="w")
             await it.append(2)
@@ -235,7 +236,7 @@ def test_a_consumer_that_is_between_parts_after_all_keeps_them_apart(play: Play)
         claimed = await it.rewriting()
         # As a dispatcher of an earlier release might have it, which waits for nobody.
         await world.rows("UPDATE consumed SET revision = 2")
-        assert outcome(await it.rewritten(claimed)) is Publishing.SUPERSEDED
+        assert outcome(await it.rewritten(claimed)) is PublishOutcome.SUPERSEDED
         assert await it.spans() == [(1, 1), (2, 2), (3, 3)]
 
     play(story)
@@ -260,7 +261,9 @@ def test_two_that_put_the_same_parts_together(play: Play, is_kept: bool) -> None
             it.tasks.complete([await it.completion(small, files=1, rows=3 * ROWS)]),
             is_kept=is_kept,
         )
-        assert outcome(answer) is (Publishing.SUPERSEDED if is_kept else Publishing.REWRITTEN)
+        assert outcome(answer) is (
+            PublishOutcome.SUPERSEDED if is_kept else PublishOutcome.REWRITTEN
+        )
         spans = [(1, 6)] if is_kept else [(1, 3), (4, 4), (5, 5), (6, 6)]
         assert await it.spans() == spans
         assert (await it.publication())["rows"] == 6 * ROWS
@@ -281,13 +284,14 @@ def test_who_dies_between_writing_and_publishing_has_done_nothing(play: Play) ->
             await it.tasks.reap()
         (answer,) = await it.tasks.complete([late])
         assert isinstance(answer, Refusal)
-        assert answer.why is Why.STALE
+        assert answer.why is TaskRefusalReason.STALE
         assert await it.there() == before
         again = await it.claim()
         assert (again.task_id, again.attempt) == (dead.task_id, 2)
-        assert outcome(await it.rewritten(again)) is Publishing.REWRITTEN
+        assert outcome(await it.rewritten(again)) is PublishOutcome.REWRITTEN
         await it.library.carry()
         it.library.later(2000)
+        await it.library.forget()
         await it.library.sweeping(grace_seconds=100).sweep()
         (run,) = await it.there()
         locations = [late.outputs[0].location, run["location"]]
@@ -305,7 +309,7 @@ def test_other_rows_are_refused_and_a_dead_run_is_tried_again_when_it_has_grown(
         claimed = await it.rewriting()
         answer = await it.end(claimed, files=1, rows=3 * ROWS - 1)
         assert isinstance(answer, Refusal)
-        assert answer.why is Why.OUTPUTS
+        assert answer.why is TaskRefusalReason.OUTPUTS
         await it.tasks.fail([Failure(claimed.fence, "It cannot be read.", is_retried=False)])
         assert not await it.compact()
         await it.append()
@@ -359,6 +363,7 @@ def test_what_is_removed_takes_all_along(play: Play) -> None:
         assert await it.there() == []
         await it.library.carry()
         it.library.later(2000)
+        await it.library.forget()
         await it.library.sweeping(grace_seconds=100).sweep()
         assert await it.library.has([run["location"]]) == [False]
 
@@ -373,8 +378,8 @@ def test_whatever_happens_each_part_is_consumed_once(play: Play, seed: int) -> N
         chance = seeded_entropy(seed)
         it = await parts(world)
         consumed: list[str] = []
-        reading: Claimed | None = None
-        rewriting: Claimed | None = None
+        reading: ClaimedTask | None = None
+        rewriting: ClaimedTask | None = None
         for _ in range(60):
             match chance.choice("aaarcccm"):
                 case "a":
@@ -393,7 +398,7 @@ def test_whatever_happens_each_part_is_consumed_once(play: Play, seed: int) -> N
                     await it.passed()
                     rewriting = next(iter(await it.tasks.claim_next("a:clean", worker="w")), None)
                 case "m" if rewriting is not None:
-                    assert outcome(await it.rewritten(rewriting)) is Publishing.REWRITTEN
+                    assert outcome(await it.rewritten(rewriting)) is PublishOutcome.REWRITTEN
                     rewriting = None
                 case _:
                     pass
@@ -423,7 +428,7 @@ def test_a_run_is_kept_whole_by_a_rebuild_or_not_at_all(play: Play) -> None:
         entries = await it.dataset("entries")
         await it.apply(text.replace("v: 1", "v: 2", 1))
         await it.build()
-        assert await it.deployment.keep(entries) == Kept(3)
+        assert await it.deployment.keep(entries) == PartsKept(3)
         await it.build()
         assert await it.states("entries") == ["current", "retired"]
         assert await _served(world) == ["3", "run"]
@@ -438,7 +443,7 @@ def test_a_run_is_kept_whole_by_a_rebuild_or_not_at_all(play: Play) -> None:
             " 's3://b/x' FROM appended AS old JOIN generation AS next USING (dataset_id)"
             " WHERE next.state = 'building' AND old.compacted_by > 0 LIMIT 1"
         )
-        assert await it.deployment.keep(entries) == NotKept(CutOver.COMPACTED)
+        assert await it.deployment.keep(entries) == PartsNotKept(CutOverOutcome.COMPACTED)
 
     play(story)
 
@@ -448,10 +453,10 @@ async def _put_together(it: Log) -> None:
     assert asked is not None
     (task_id,) = asked.tasks
     claimed = await it.tasks.claim(task_id, worker="w")
-    assert isinstance(claimed, Claimed)
+    assert isinstance(claimed, ClaimedTask)
     assert claimed.current is not None
     given = claimed.current["entries"]
-    output = Output(
+    output = TaskOutput(
         dataset=claimed.definition["datasets"]["entries"],
         location="s3://b/run",
         partition_key="p",
@@ -459,7 +464,7 @@ async def _put_together(it: Log) -> None:
         facts=Facts(files=1, rows=len(given), bytes=9, columns=(), manifest="1" * 64),
     )
     (answer,) = await it.tasks.complete([Completion(claimed.fence, (output,))])
-    assert outcome(answer) is Publishing.REWRITTEN
+    assert outcome(answer) is PublishOutcome.REWRITTEN
 
 
 async def _served(world: World) -> list[str]:

@@ -13,21 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dispatcher.tasks.consuming import OVERTAKEN
-from penstock.dispatcher.tasks.values import (
-    Claimed,
+from penstock.dispatcher.tasks.consumption import OVERTAKEN
+from penstock.dispatcher.tasks.model import (
+    AttemptEnd,
+    ClaimedTask,
     Completion,
-    Ended,
-    Output,
-    Publishing,
+    PublishOutcome,
     Refusal,
     Release,
-    Status,
-    Why,
+    TaskOutput,
+    TaskRefusalReason,
 )
-from penstock.dispatcher.views.tasks import TaskViews
-from penstock.dispatcher.views.views import Views
-from penstock.dispatcher.wire.steering import BackfillAsk
+from penstock.dispatcher.views.jobs import TaskViews
+from penstock.dispatcher.views.status import StatusViews
+from penstock.protocol.base import TaskStatus
+from penstock.protocol.steering import BackfillAsk
 from tests.integration.dispatcher.crews import Crew, drawn
 from tests.integration.dispatcher.readers import columns, facts
 from tests.integration.dispatcher.test_deployment import Pipeline
@@ -93,15 +93,15 @@ class Book(Pipeline):
         await self.routing.accept([event])
         await self.route()
 
-    async def claim(self, *, limit: int = 1) -> Claimed:
+    async def claim(self, *, limit: int = 1) -> ClaimedTask:
         (found,) = await self.tasks.claim_next("a:tally", worker="w", limit=limit)
         return found
 
-    async def take(self) -> Claimed:
+    async def take(self) -> ClaimedTask:
         await self.tick()
         return await self.claim()
 
-    async def end(self, claimed: Claimed) -> Ended | Refusal:
+    async def end(self, claimed: ClaimedTask) -> AttemptEnd | Refusal:
         key = claimed.payload.get("partition_key")
         output = self.output(claimed, "totals", key, "s3://b/totals")
         (found,) = await self.tasks.complete([Completion(claimed.fence, (output,))])
@@ -110,17 +110,17 @@ class Book(Pipeline):
     async def consumed(self) -> list[str]:
         """What the next task of all reads, and completes."""
         claimed = await self.take()
-        assert isinstance(await self.end(claimed), Ended)
+        assert isinstance(await self.end(claimed), AttemptEnd)
         return read(claimed)
 
     def output(
-        self, claimed: Claimed, name: str, key: str | None, place: str, **more: Any
-    ) -> Output:
+        self, claimed: ClaimedTask, name: str, key: str | None, place: str, **more: Any
+    ) -> TaskOutput:
         dataset = claimed.definition["datasets"][name]
-        return Output(dataset=dataset, location=place, partition_key=key, **more)
+        return TaskOutput(dataset=dataset, location=place, partition_key=key, **more)
 
 
-def read(claimed: Claimed) -> list[str]:
+def read(claimed: ClaimedTask) -> list[str]:
     """The parts that a task is given, as the partition and the number of the revision."""
     given = claimed.inputs["tidy"]
     return [f"{each['partition_key']}{each['revision']}" for each in given["parts"]]
@@ -195,7 +195,7 @@ def test_what_an_attempt_only_read_is_given_again_with_what_is_new(play: Play) -
         assert (again.task_id, read(again)) == (claimed.task_id, ["a1", "a2", "b1"])
         refused = await it.end(claimed)
         assert isinstance(refused, Refusal)
-        assert isinstance(await it.end(again), Ended)
+        assert isinstance(await it.end(again), AttemptEnd)
         assert await it.consumed() == []
 
     play(story)
@@ -243,10 +243,10 @@ def test_of_two_that_were_given_the_same_one_completes(play: Play) -> None:
         await world.rows("UPDATE job SET max_concurrency = NULL")
         first, second = await it.tasks.claim_next("a:tally", worker="w", limit=2)
         assert read(first) == read(second) == ["a1"]
-        assert isinstance(await it.end(second), Ended)
+        assert isinstance(await it.end(second), AttemptEnd)
         refused = await it.end(first)
         assert isinstance(refused, Refusal)
-        assert (refused.why, refused.detail) == (Why.STALE, OVERTAKEN)
+        assert (refused.why, refused.detail) == (TaskRefusalReason.STALE, OVERTAKEN)
         # Nothing was published, and its next attempt has what is left.
         assert await world.value("SELECT count(*) FROM appended WHERE location = %s", TOTALS) == 1
         await it.tasks.fail(failed(first.fence))
@@ -271,7 +271,7 @@ def test_two_that_were_given_the_same_in_one_call(play: Play) -> None:
         answers = await it.tasks.complete(
             [Completion(each.fence, out) for each, out in zip(both, outputs, strict=True)]
         )
-        assert [type(each) for each in answers] == [Ended, Refusal]
+        assert [type(each) for each in answers] == [AttemptEnd, Refusal]
 
     play(story)
 
@@ -294,8 +294,8 @@ def test_what_does_not_count_consumes_nothing(play: Play) -> None:
         again = await it.claim()
         assert (again.task_id, read(again)) == (early.task_id, ["a2"])
         ended = await it.end(again)
-        assert isinstance(ended, Ended)
-        assert [each.outcome for each in ended.published] == [Publishing.SUPERSEDED]
+        assert isinstance(ended, AttemptEnd)
+        assert [each.outcome for each in ended.published] == [PublishOutcome.SUPERSEDED]
         assert await it.consumed() == ["a2"]
 
     play(story)
@@ -358,7 +358,7 @@ def test_a_backfill_reads_everything_again(play: Play) -> None:
         claimed = await it.claim()
         assert read(claimed) == ["a1", "a2"]
         await it.publish("a")
-        assert isinstance(await it.end(claimed), Ended)
+        assert isinstance(await it.end(claimed), AttemptEnd)
         assert read(await it.claim()) == ["a3"]
 
     play(story)
@@ -376,7 +376,7 @@ def test_a_replay_reads_what_is_left(play: Play) -> None:
         await it.publish("c")
         (state,) = await it.tasks.replay([dead.task_id])
         assert not isinstance(state, Refusal)
-        assert state.status is Status.QUEUED
+        assert state.status is TaskStatus.QUEUED
         assert read(await it.claim()) == ["c1"]
 
     play(story)
@@ -394,7 +394,7 @@ def test_what_was_removed_before_it_was_read_is_said_once(play: Play) -> None:
         claimed = await it.take()
         assert (read(claimed), claimed.inputs["tidy"]["missed"]) == (["c1"], 1)
         await it.end(claimed)
-        answer = await Views(world.database).task(claimed.task_id)
+        answer = await StatusViews(world.database).task(claimed.task_id)
         assert answer is not None
         (said,) = answer.consumed
         assert (said.input, said.partitions, said.missed, said.is_consumed) == ("tidy", 1, 1, True)
@@ -496,11 +496,11 @@ def test_everything_is_consumed_and_nothing_twice(
             await world.rows("UPDATE job SET max_concurrency = NULL")
         counted: list[str] = []
 
-        async def finish(claimed: Claimed) -> None:
+        async def finish(claimed: ClaimedTask) -> None:
             ended = await it.end(claimed)
             if isinstance(ended, Refusal):
                 await it.tasks.fail(failed(claimed.fence))
-            elif ended.published[0].outcome is Publishing.PUBLISHED:
+            elif ended.published[0].outcome is PublishOutcome.PUBLISHED:
                 counted.extend(each["location"] for each in claimed.inputs["tidy"]["parts"])
 
         crew = Crew(it, "a:tally", finish)

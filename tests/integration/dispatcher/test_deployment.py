@@ -10,24 +10,24 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.backfills.backfills import Backfills
+from penstock.dispatcher.backfills import Backfills
 from penstock.dispatcher.dag.model import Dag
-from penstock.dispatcher.dag.parsing import parse
+from penstock.dispatcher.dag.parser import parse
 from penstock.dispatcher.database.pool import Connection
-from penstock.dispatcher.deployment.moves import Deployment
-from penstock.dispatcher.deployment.values import (
-    Applied,
-    Break,
-    CutOver,
+from penstock.dispatcher.deployment import Deployer
+from penstock.dispatcher.deployment_plan import (
+    CutOverOutcome,
+    DagApplied,
+    DagNotApplied,
+    DagPreview,
     DeployedJob,
-    Foreseen,
-    NotApplied,
+    ObsoletedWork,
     WhyNotApplied,
 )
-from penstock.dispatcher.routing.router import Routing, route_events
-from penstock.dispatcher.routing.values import Accepted, NewEvent
+from penstock.dispatcher.events import AcceptedEvent, NewEvent
+from penstock.dispatcher.router import Router, route_events
 from penstock.dispatcher.tasks.lifecycle import Tasks
-from penstock.dispatcher.tasks.values import Claimed, Completion, Failure, Output
+from penstock.dispatcher.tasks.model import ClaimedTask, Completion, Failure, TaskOutput
 from penstock.kernel.errors import InvalidInput
 from tests.integration.dispatcher.world import Play, World
 
@@ -71,23 +71,23 @@ class Pipeline:
     world: World
 
     @property
-    def deployment(self) -> Deployment:
-        return Deployment(self.world.database)
+    def deployment(self) -> Deployer:
+        return Deployer(self.world.database)
 
     @property
-    def routing(self) -> Routing:
-        return Routing(self.world.database)
+    def routing(self) -> Router:
+        return Router(self.world.database)
 
     @property
     def tasks(self) -> Tasks:
         return Tasks(self.world.database, route=route_events)
 
-    async def try_apply(self, text: str, *, force: bool = False) -> Applied | NotApplied:
+    async def try_apply(self, text: str, *, force: bool = False) -> DagApplied | DagNotApplied:
         return await self.deployment.apply(parse(text, "dag"), text, force=force)
 
-    async def apply(self, text: str, *, force: bool = False) -> Applied:
+    async def apply(self, text: str, *, force: bool = False) -> DagApplied:
         found = await self.try_apply(text, force=force)
-        assert isinstance(found, Applied)
+        assert isinstance(found, DagApplied)
         return found
 
     @property
@@ -141,7 +141,7 @@ class Pipeline:
     async def send(self, *names: str) -> None:
         """Bring events of the source and route all there are."""
         answers = await self.routing.accept([await self.event(name) for name in names])
-        assert all(isinstance(each, Accepted) for each in answers)
+        assert all(isinstance(each, AcceptedEvent) for each in answers)
         await self.route()
 
     async def route(self) -> int:
@@ -154,17 +154,17 @@ class Pipeline:
             made += found.tasks
         pytest.fail("there is no end to events")
 
-    async def work(self, operator: str, *, most: int = 1000) -> list[Claimed]:
+    async def work(self, operator: str, *, most: int = 1000) -> list[ClaimedTask]:
         """Do what waits for an operator, in the partition of its event."""
         claimed = await self.tasks.claim_next(operator, worker="w", limit=most)
         for each in claimed:
             await self.finish(each)
         return list(claimed)
 
-    async def finish(self, task: Claimed) -> None:
+    async def finish(self, task: ClaimedTask) -> None:
         datasets = task.definition["datasets"]
         outputs = tuple(
-            Output(
+            TaskOutput(
                 dataset=datasets[name if isinstance(name, str) else name["name"]],
                 location="s3://b/x",
                 partition_key=task.payload["partition_key"],
@@ -249,6 +249,45 @@ def test_timing_rebuilds_nothing(play: Play) -> None:
         assert await world.value(limit) == 3
         await pipeline.deployment.rollback(applied.version_id)
         assert await world.value(limit) is None
+
+    play(story)
+
+
+def queried(clean: str, report: str = "SELECT * FROM tidy") -> str:
+    """The chain, with queries for functions."""
+    text = chain(clean=clean, report=report).replace("runtime: process", "runtime: spark")
+    for name in ("clean", "report"):
+        text = text.replace(
+            f"operator: a:{name}\n    config: {{v: ", "operator: spark.sql\n    config: {sql: "
+        )
+    return text
+
+
+def test_comments_and_layout_of_a_query_rebuild_nothing(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(queried("SELECT a FROM raw"))
+        first = await pipeline.generations()
+        # Each is an edit of the one before; what runs is the text as it was applied last.
+        for text in (
+            '"SELECT a -- why\\nFROM raw"',
+            '"/* x */ SELECT a  FROM raw"',
+            "SELECT  a FROM raw",
+        ):
+            applied = await pipeline.apply(queried(text))
+            assert (applied.is_changed, applied.building) == (True, ())
+            assert await pipeline.generations() == first
+        await pipeline.send("p")
+        (task,) = await pipeline.work("spark.sql")
+        assert task.definition["config"]["sql"] == "SELECT  a FROM raw"
+        # An edit downstream is built of the same input, and what it takes back is there again.
+        await pipeline.apply(queried("SELECT a FROM  raw", "SELECT b FROM tidy"))
+        assert changed(first, await pipeline.generations()) == ["report"]
+        back = await pipeline.apply(queried("SELECT a   FROM raw", "SELECT *  FROM tidy"))
+        assert back.building == ()
+        assert await pipeline.generations() == first
+        await pipeline.apply(queried("SELECT a, b FROM raw"))
+        assert changed(first, await pipeline.generations()) == ["clean", "report"]
 
     play(story)
 
@@ -344,8 +383,8 @@ def test_work_that_would_be_broken_refuses_the_change(play: Play) -> None:
         (running,) = await pipeline.tasks.claim_next("a:report", worker="w")
         shorter = text[: text.index("  report:")]
         refused = await pipeline.try_apply(shorter)
-        assert refused == NotApplied(
-            WhyNotApplied.BREAKS, (Break("report", before["report"], 2, 1, 0),)
+        assert refused == DagNotApplied(
+            WhyNotApplied.BREAKS, (ObsoletedWork("report", before["report"], 2, 1, 0),)
         )
         assert await pipeline.generations() == before
         assert len(await pipeline.deployment.versions()) == 1
@@ -387,8 +426,8 @@ def test_an_edit_of_a_job_with_work_breaks_nothing(play: Play) -> None:
         await pipeline.send("q")
         building = (await pipeline.generations())["clean"]
         refused = await pipeline.try_apply(chain(clean="3"))
-        assert isinstance(refused, NotApplied)
-        assert refused.breaks == (Break("clean", building, 1, 0, 0),)
+        assert isinstance(refused, DagNotApplied)
+        assert refused.breaks == (ObsoletedWork("clean", building, 1, 0, 0),)
         assert (await pipeline.apply(chain(clean="3"), force=True)).cancelled == 1
         assert await pipeline.open_tasks() == [("clean", "p"), ("clean", "q")]
 
@@ -403,8 +442,8 @@ def test_a_backfill_is_work(play: Play) -> None:
         job = await pipeline.job("report")
         await plan_backfill(world, job)
         refused = await pipeline.try_apply(chain(report="3"))
-        assert isinstance(refused, NotApplied)
-        assert refused.breaks == (Break("report", job.generation, 0, 0, 1),)
+        assert isinstance(refused, DagNotApplied)
+        assert refused.breaks == (ObsoletedWork("report", job.generation, 0, 0, 1),)
         await pipeline.apply(chain(report="3"), force=True)
         assert await world.value("SELECT state FROM backfill") == "cancelled"
 
@@ -429,7 +468,7 @@ def test_a_dataset_that_gets_another_writer(play: Play) -> None:
         await pipeline.work("a:clean")
         renamed = text.replace("  report:", "  other:")
         refused = await pipeline.try_apply(renamed)
-        assert isinstance(refused, NotApplied)
+        assert isinstance(refused, DagNotApplied)
         assert [each.job for each in refused.breaks] == ["report"]
         assert (await pipeline.apply(renamed, force=True)).building == ("other",)
         assert await pipeline.states("daily") == ["building", "current"]
@@ -454,8 +493,8 @@ def test_a_job_that_loses_one_of_its_datasets(play: Play) -> None:
         other = SINK.replace("mail", "other") + "    outputs: [weekly]\n"
         parted = chain(extra=other)
         refused = await pipeline.try_apply(parted)
-        assert isinstance(refused, NotApplied)
-        assert refused.breaks == (Break("report", old["report"], 1, 0, 0),)
+        assert isinstance(refused, DagNotApplied)
+        assert refused.breaks == (ObsoletedWork("report", old["report"], 1, 0, 0),)
         forced = await pipeline.apply(parted, force=True)
         assert (forced.cancelled, forced.building) == (1, ("other", "report"))
         # What could not publish all of its outputs any more is not made.
@@ -502,13 +541,13 @@ def test_rollback_brings_the_retired_generation_back(play: Play) -> None:
         await pipeline.work("a:report")
         assert await pipeline.backfills.turn() is not None
         daily = (await pipeline.job("report")).outputs["daily"]
-        assert await pipeline.deployment.cut_over(daily) is CutOver.DONE
+        assert await pipeline.deployment.cut_over(daily) is CutOverOutcome.DONE
         assert await pipeline.state("daily", old["report"]) == "retired"
         await pipeline.send("after")
         await pipeline.work("a:clean")
         assert await pipeline.open_tasks() == [("report", "after")]
         back = await pipeline.deployment.rollback(first.version_id)
-        assert isinstance(back, Applied)
+        assert isinstance(back, DagApplied)
         assert (back.is_changed, back.building, back.cancelled) == (True, (), 1)
         assert await pipeline.generations() == old
         assert await pipeline.state("daily", old["report"]) == "current"
@@ -518,7 +557,7 @@ def test_rollback_brings_the_retired_generation_back(play: Play) -> None:
         assert await pipeline.route() == 1
         assert await pipeline.open_tasks() == [("report", "after")]
         again = await pipeline.deployment.rollback(first.version_id)
-        assert isinstance(again, Applied)
+        assert isinstance(again, DagApplied)
         assert not again.is_changed
         # Forward again: what was cancelled on the way is made again.
         forward = await pipeline.apply(chain(report="2"), force=True)
@@ -555,7 +594,7 @@ def test_rollback_from_a_generation_that_is_being_built(play: Play) -> None:
         await pipeline.send("p")
         assert await pipeline.open_tasks() == [("clean", "p"), ("clean", "p")]
         back = await pipeline.deployment.rollback(first.version_id)
-        assert isinstance(back, Applied)
+        assert isinstance(back, DagApplied)
         assert back.cancelled == 1
         assert await pipeline.generations() == old
         assert await pipeline.state("tidy", new["clean"]) == "abandoned"
@@ -598,7 +637,7 @@ def test_rollback_replays_what_was_audited(play: Play) -> None:
         await pipeline.apply(chain(clean="2"))
         await pipeline.forget_rebuilds()
         tidy = (await pipeline.job("clean")).outputs["tidy"]
-        assert await pipeline.deployment.cut_over(tidy) is CutOver.DONE
+        assert await pipeline.deployment.cut_over(tidy) is CutOverOutcome.DONE
         await pipeline.finish(late)
         events = await world.rows("SELECT routed, why_not FROM event ORDER BY seq")
         assert [row["routed"] for row in events] == ["routed", "audited"]
@@ -613,7 +652,7 @@ def test_rollback_replays_what_was_audited(play: Play) -> None:
 def test_a_version_that_is_not_there(play: Play) -> None:
     async def story(world: World) -> None:
         pipeline = Pipeline(world)
-        assert await pipeline.deployment.rollback(7) == NotApplied(WhyNotApplied.UNKNOWN)
+        assert await pipeline.deployment.rollback(7) == DagNotApplied(WhyNotApplied.UNKNOWN)
 
     play(story)
 
@@ -623,19 +662,19 @@ def test_going_back_is_to_what_was_in_force_before(play: Play) -> None:
         pipeline = Pipeline(world)
         deployment = pipeline.deployment
         assert await deployment.previous() is None
-        assert await deployment.rollback() == NotApplied(WhyNotApplied.NONE)
+        assert await deployment.rollback() == DagNotApplied(WhyNotApplied.NONE)
         for number in ("1", "2", "3"):
             await pipeline.apply(chain(report=number))
             # The same again is not another time in force.
             await pipeline.apply(chain(report=number))
             if number == "1":
-                assert await deployment.rollback() == NotApplied(WhyNotApplied.FIRST)
+                assert await deployment.rollback() == DagNotApplied(WhyNotApplied.FIRST)
         assert await deployment.previous() == 2
         world.later(60)
         await deployment.rollback(1)
         for expected in (3, 1, 3):
             moved = await deployment.rollback()
-            assert isinstance(moved, Applied)
+            assert isinstance(moved, DagApplied)
             assert moved.version_id == expected
         assert await deployment.previous() == 1
         latest, second, first = await deployment.versions()
@@ -675,14 +714,14 @@ def test_what_is_foreseen_happens_and_changes_nothing(play: Play) -> None:
         assert (same.version_id, same.is_changed) == (1, False)
         assert await dump() == before
         applied = await pipeline.apply(chain(clean="2"))
-        assert isinstance(applied, Applied)
+        assert isinstance(applied, DagApplied)
         # The number was not used up.
         assert (applied.version_id, applied.building, applied.before) == (2, edited.building, 1)
         before = await dump()
         back = await deployment.foresee_rollback()
-        assert isinstance(back, Foreseen)
+        assert isinstance(back, DagPreview)
         assert (back.version_id, back.building, back.before) == (1, (), 2)
-        assert await deployment.foresee_rollback(9) == NotApplied(WhyNotApplied.UNKNOWN)
+        assert await deployment.foresee_rollback(9) == DagNotApplied(WhyNotApplied.UNKNOWN)
         assert await dump() == before
 
     play(story)
@@ -711,20 +750,20 @@ def test_cut_over_waits_for_what_it_needs(play: Play) -> None:
         await pipeline.apply(chain())
         daily = (await pipeline.job("report")).outputs["daily"]
         cut_over = pipeline.deployment.cut_over
-        assert await cut_over(daily) is CutOver.NOTHING
-        assert await cut_over("00000000-0000-0000-0000-000000000000") is CutOver.UNKNOWN
+        assert await cut_over(daily) is CutOverOutcome.NOTHING
+        assert await cut_over("00000000-0000-0000-0000-000000000000") is CutOverOutcome.UNKNOWN
         await pipeline.send("p", "q")
         await pipeline.work("a:clean")
         await pipeline.work("a:report")
         await pipeline.apply(chain(report="2"))
-        assert await cut_over(daily) is CutOver.BACKFILL
+        assert await cut_over(daily) is CutOverOutcome.BACKFILL
         await pipeline.forget_rebuilds()
-        assert await cut_over(daily) is CutOver.UNCOVERED
+        assert await cut_over(daily) is CutOverOutcome.UNCOVERED
         await build(pipeline, "report", "p")
-        assert await cut_over(daily) is CutOver.UNCOVERED
+        assert await cut_over(daily) is CutOverOutcome.UNCOVERED
         await build(pipeline, "report", "q")
         await plan_backfill(world, await pipeline.job("report"))
-        assert await cut_over(daily) is CutOver.BACKFILL
+        assert await cut_over(daily) is CutOverOutcome.BACKFILL
         await world.rows("UPDATE backfill SET state = 'done', position = 1 WHERE plan = '{}'")
         await world.rows(
             "INSERT INTO task (job_id, definition_id, generation, dedupe_key, operator, priority,"
@@ -733,15 +772,15 @@ def test_cut_over_waits_for_what_it_needs(play: Play) -> None:
             " WHERE generation = %s",
             (await pipeline.job("report")).generation,
         )
-        assert await cut_over(daily) is CutOver.BACKFILL
+        assert await cut_over(daily) is CutOverOutcome.BACKFILL
         await world.rows(
             "UPDATE task SET status = 'cancelled', settled_at = penstock_now(), reason = 'x'"
             " WHERE backfill_id IS NOT NULL"
         )
-        assert await cut_over(daily) is CutOver.DONE
+        assert await cut_over(daily) is CutOverOutcome.DONE
         assert await pipeline.states("daily") == ["current", "retired"]
         assert not (await pipeline.job("report")).is_building
-        assert await cut_over(daily) is CutOver.NOTHING
+        assert await cut_over(daily) is CutOverOutcome.NOTHING
 
     play(story)
 
@@ -753,7 +792,7 @@ def test_all_outputs_of_a_job_are_cut_over_together(play: Play) -> None:
         await pipeline.apply(texts[0])
         await pipeline.apply(texts[1])
         outputs = (await pipeline.job("report")).outputs
-        assert await pipeline.deployment.cut_over(outputs["weekly"]) is CutOver.DONE
+        assert await pipeline.deployment.cut_over(outputs["weekly"]) is CutOverOutcome.DONE
         assert await pipeline.states("daily") == ["current", "retired"]
         assert await pipeline.states("weekly") == ["current", "retired"]
 
@@ -770,7 +809,7 @@ def test_cut_over_cancels_what_waits_for_the_old_generation(play: Play) -> None:
         await pipeline.send("q")
         assert len(await pipeline.open_tasks()) == 3
         tidy = (await pipeline.job("clean")).outputs["tidy"]
-        assert await pipeline.deployment.cut_over(tidy) is CutOver.DONE
+        assert await pipeline.deployment.cut_over(tidy) is CutOverOutcome.DONE
         assert await pipeline.open_tasks() == [("clean", "q")]
 
     play(story)
@@ -828,12 +867,12 @@ def test_what_arrives_during_a_move_sees_the_move(play: Play, is_cut_over: bool)
         tidy = (await pipeline.job("clean")).outputs["tidy"]
         event = await pipeline.event("p", dataset=tidy, generation=old["clean"])
         async with asyncio.TaskGroup() as group, world.unfinished(is_kept=is_cut_over) as other:
-            moving = Deployment(other._database)
-            assert await moving.cut_over(tidy) is CutOver.DONE
+            moving = Deployer(other._database)
+            assert await moving.cut_over(tidy) is CutOverOutcome.DONE
             accepting = group.create_task(pipeline.routing.accept([event]))
             await world.until_waiting()
         (answer,) = accepting.result()
-        assert isinstance(answer, Accepted)
+        assert isinstance(answer, AcceptedEvent)
         assert answer.outcome == ("audited" if is_cut_over else "new")
         assert await pipeline.route() == (0 if is_cut_over else 1)
 
@@ -850,11 +889,11 @@ def test_cut_over_sees_what_was_published_while_it_waited(play: Play) -> None:
         await pipeline.forget_rebuilds()
         tidy = (await pipeline.job("clean")).outputs["tidy"]
         async with asyncio.TaskGroup() as group, world.unfinished() as other:
-            output = Output(dataset=tidy, location="s3://b/x", partition_key="p")
+            output = TaskOutput(dataset=tidy, location="s3://b/x", partition_key="p")
             await other.complete([Completion(claimed.fence, (output,))])
             cutting = group.create_task(pipeline.deployment.cut_over(tidy))
             await world.until_waiting()
-        assert cutting.result() is CutOver.UNCOVERED
+        assert cutting.result() is CutOverOutcome.UNCOVERED
 
     play(story)
 
@@ -912,7 +951,7 @@ def test_a_rollback_computes_again_what_a_rebuild_had_passed_by(play: Play) -> N
                 await pipeline.backfills.turn()
                 await pipeline.work("a:clean")
                 await pipeline.work("a:report")
-            assert await pipeline.deployment.cut_over(tidy) is CutOver.DONE
+            assert await pipeline.deployment.cut_over(tidy) is CutOverOutcome.DONE
         # It was built of the latest, and has missed nothing since.
         await pipeline.deployment.rollback(2)
         assert await pipeline.route() == 0

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.dispatcher.ranges.operators import RangeOperators
-from penstock.dispatcher.sources.cron import CronSource
-from penstock.dispatcher.wire.events import EventsAnswer, EventsAsk, SourcesAnswer
+from penstock.dispatcher.range_operators import RangeOperators
+from penstock.dispatcher.sources.cron import CronEmitter
+from penstock.protocol.events import EventsAnswer, EventsAsk, SourcesAnswer
 from tests.integration.dispatcher.api.stage import Stage, held, ok, output, perform, read
 from tests.integration.dispatcher.world import Worlds
 
@@ -55,7 +55,7 @@ class Flights:
         answer = await self.stage.internal.post("/internal/events", json=said, headers=identity)
         return read(answer, EventsAnswer)
 
-    async def hours(self, count: int, source: CronSource) -> None:
+    async def hours(self, count: int, source: CronEmitter) -> None:
         """Let hours pass, and have all done that follows, but for the report."""
         self.stage.world.later(count * HOUR)
         await source.turn()
@@ -94,7 +94,7 @@ def test_a_report_is_due_when_all_hours_of_a_day_are_there(worlds: Worlds) -> No
     async def story(stage: Stage) -> None:
         ok(await stage.apply(example()))
         flights = Flights(stage)
-        source = CronSource(flights, StillClock())
+        source = CronEmitter(flights, StillClock())
         await flights.hours(0, source)
         await flights.hours(1, source)
         await flights.hours(22, source)
@@ -109,7 +109,7 @@ def test_a_report_is_due_when_all_hours_of_a_day_are_there(worlds: Worlds) -> No
         await flights.hours(1, source)
         assert await flights.days() == [(f"{BEGIN}-{BEGIN + DAY}", BEGIN, BEGIN + DAY)]
         # One that was away for a day goes on where the last one has left off.
-        await flights.hours(25, CronSource(flights, StillClock()))
+        await flights.hours(25, CronEmitter(flights, StillClock()))
         assert await flights.days() == [
             (f"{BEGIN + DAY}-{BEGIN + 2 * DAY}", BEGIN + DAY, BEGIN + 2 * DAY)
         ]

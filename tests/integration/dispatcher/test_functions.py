@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from penstock import functions
-from penstock.dispatcher.api.table import internal_app
-from penstock.dispatcher.identity import Identities
-from penstock.dispatcher.serving import Listener, Serving
+from penstock.dispatcher.api.routes import internal_app
+from penstock.dispatcher.api.server import HttpListener, HttpServer
 from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, InvalidInput
+from penstock.protocol.identity import Identities
 from tests.integration.dispatcher.api.stage import SECRET, Stage, ok, staged
 from tests.integration.dispatcher.world import Worlds
 
@@ -87,8 +87,8 @@ def deployed(
     async def dispatcher() -> AsyncIterator[Deployed]:
         async with worlds.world() as world, staged(world) as stage:
             ok(await stage.apply(SOURCES))
-            listener = Listener("internal", internal_app(stage.parts), "127.0.0.1", 0)
-            async with Serving([listener]) as serving:
+            listener = HttpListener("internal", internal_app(stage.parts), "127.0.0.1", 0)
+            async with HttpServer([listener]) as serving:
                 monkeypatch.chdir(tmp_path)
                 monkeypatch.setenv("PENSTOCK_DISPATCHERS", serving.url("internal"))
                 monkeypatch.setenv("PENSTOCK_WORKER_SECRET", SECRET)

@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import multiple, rule, run_state_machine_as_test
 
-from penstock.dispatcher.tasks.values import Fence, Status, Why
-from penstock.dispatcher.wire.work import (
+from penstock.dispatcher.tasks.model import Fence, TaskRefusalReason
+from penstock.protocol.base import TaskStatus
+from penstock.protocol.work import (
     Assignment,
     ClaimAnswer,
     ResultsAnswer,
@@ -113,7 +114,7 @@ class HttpLifecycle(Machine):
         for answer in answers:
             results = results_of(answer, len(asked))
             for each, wanted, result in zip(some, expected, results, strict=False):
-                if isinstance(wanted, Why):
+                if isinstance(wanted, TaskRefusalReason):
                     self.check_refused(each, wanted, result)
                     continue
                 task = self.model.tasks[each.task_id]
@@ -160,7 +161,11 @@ class HttpLifecycle(Machine):
         other = {"dataset": "0" * 8 + "-0000-0000-0000-" + "0" * 12, "location": "file:///x"}
         (answer,) = self.at_once(self.stage.complete(*self.proved(said(fence, outputs=[other]))))
         (result,) = results_of(answer, 1)
-        self.check_refused(fence, Why.DIFFERENT if fence in self.told else Why.OUTPUTS, result)
+        self.check_refused(
+            fence,
+            TaskRefusalReason.DIFFERENT if fence in self.told else TaskRefusalReason.OUTPUTS,
+            result,
+        )
 
     @rule(fence=Machine.fences)
     def misplace(self, fence: Fence) -> None:
@@ -168,7 +173,11 @@ class HttpLifecycle(Machine):
         elsewhere = ending(self.job, fence, PUBLISHED, location=f"{LOCATION}x")
         (answer,) = self.at_once(self.stage.complete(*self.proved(elsewhere)))
         (result,) = results_of(answer, 1)
-        self.check_refused(fence, Why.DIFFERENT if fence in self.told else Why.OUTPUTS, result)
+        self.check_refused(
+            fence,
+            TaskRefusalReason.DIFFERENT if fence in self.told else TaskRefusalReason.OUTPUTS,
+            result,
+        )
 
     @rule(fence=Machine.fences, other=Machine.fences, is_end=st.booleans())
     def borrow(self, fence: Fence, other: Fence, is_end: bool) -> None:
@@ -191,7 +200,7 @@ class HttpLifecycle(Machine):
         (result,) = results_of(answer, 1)
         move = self.model.cancel if verb == "cancel" else self.model.replay
         expected = move(task_id)
-        if isinstance(expected, Why):
+        if isinstance(expected, TaskRefusalReason):
             assert (result.status, result.why) == (409, expected)
         else:
             assert (result.status, result.task_status) == (200, expected)
@@ -227,7 +236,7 @@ class HttpLifecycle(Machine):
 
     def check_ended(self, fence: Fence, saying: Saying, result: TaskResult) -> None:
         expected, is_new = self.model.end(fence, saying)
-        if isinstance(expected, Why):
+        if isinstance(expected, TaskRefusalReason):
             self.check_refused(fence, expected, result)
             return
         assert (result.status, result.task_status) == (200, expected)
@@ -235,18 +244,18 @@ class HttpLifecycle(Machine):
             assert result == self.told[fence]
             return
         self.told[fence] = result
-        if saying == PUBLISHED and expected is Status.COMPLETED:
+        if saying == PUBLISHED and expected is TaskStatus.COMPLETED:
             (published,) = result.published
             assert published.outcome == self.model.publish(fence.task_id)
             is_published = published.outcome == "published"
             assert published.revision == (self.model.revision if is_published else None)
         else:
             assert result.published == []
-        if expected is Status.RETRYING:
+        if expected is TaskStatus.RETRYING:
             assert result.due_at is not None
             self.retried(fence.task_id, result.due_at)
 
-    def check_refused(self, fence: Fence, why: Why, result: TaskResult) -> None:
+    def check_refused(self, fence: Fence, why: TaskRefusalReason, result: TaskResult) -> None:
         assert (result.task_id, result.status, result.why) == (fence.task_id, 409, why)
         self.check_state(fence.task_id, result.state)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.dispatcher.tasks.values import Claimed
+from penstock.dispatcher.tasks.model import ClaimedTask
 from tests.integration.dispatcher.world import Job, Play, World
 
 DIGEST = "a" * 64
@@ -57,7 +57,7 @@ class Reading:
         (task_id,) = await self.world.tasks.create([new])
         assert task_id is not None
         claimed = await self.world.tasks.claim(task_id, worker="w")
-        assert isinstance(claimed, Claimed)
+        assert isinstance(claimed, ClaimedTask)
         return claimed.inputs["in"]
 
     async def locations(self, **payload: Any) -> list[str]:

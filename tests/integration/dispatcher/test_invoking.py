@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.capabilities.issuing import Issuer
-from penstock.dispatcher.invoking import EVENT_AGE_SECONDS_MAX, LambdaCarrier
-from penstock.dispatcher.outbox.carriers import WakeCarrier
-from penstock.dispatcher.outbox.relay import Relay
-from penstock.dispatcher.outbox.values import Row
-from penstock.dispatcher.tasks.values import Claimed
+from penstock.dispatcher.capabilities.tokens import TokenIssuer
+from penstock.dispatcher.carriers import EVENT_AGE_SECONDS_MAX, LambdaCarrier, WakeCarrier
+from penstock.dispatcher.outbox import OutboxEntry, Relay
+from penstock.dispatcher.tasks.model import ClaimedTask
 from penstock.kernel.aws import Aws, aws_client
 from penstock.kernel.entropy import new_id, system_entropy
 from penstock.kernel.errors import InvalidInput, SignerUnavailable
@@ -75,12 +73,12 @@ async def token_for(task_id: int, attempt: int) -> str:
     return f"token of {task_id}, {attempt}"
 
 
-def issuer_of(world: World) -> Issuer:
-    return Issuer(world.database, StageKeys(world.database), root="file:///lake")
+def issuer_of(world: World) -> TokenIssuer:
+    return TokenIssuer(world.database, StageKeys(world.database), root="file:///lake")
 
 
-def rows(operator: str, tasks: Sequence[int]) -> list[Row]:
-    return [Row(100 + task, "invoke", operator, {"task_id": task}, 0) for task in tasks]
+def rows(operator: str, tasks: Sequence[int]) -> list[OutboxEntry]:
+    return [OutboxEntry(100 + task, "invoke", operator, {"task_id": task}, 0) for task in tasks]
 
 
 def test_a_function_is_invoked_for_each_task(play: Play, aws_server: AwsServer) -> None:
@@ -162,7 +160,7 @@ class Recorded:
 
 def scripted(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[LambdaCarrier, Recorded]:
     recorded = Recorded()
-    monkeypatch.setattr("penstock.dispatcher.invoking.aws_client", lambda *_, **__: recorded)
+    monkeypatch.setattr("penstock.dispatcher.carriers.aws_client", lambda *_, **__: recorded)
     return LambdaCarrier(world.database, dispatcher_url="http://d", token_for=token_for), recorded
 
 
@@ -222,7 +220,7 @@ def test_without_a_signer_nothing_is_invoked_and_all_is_tried_again(
             raise SignerUnavailable("KMS cannot sign now.")
 
         recorded = Recorded()
-        monkeypatch.setattr("penstock.dispatcher.invoking.aws_client", lambda *_, **__: recorded)
+        monkeypatch.setattr("penstock.dispatcher.carriers.aws_client", lambda *_, **__: recorded)
         carrier = LambdaCarrier(world.database, dispatcher_url="http://d", token_for=away)
         job = await world.job(runtime="lambda")
         (task,) = await job.make("a")
@@ -270,17 +268,17 @@ def test_a_function_that_ends_while_others_are_invoked_leaves_the_next_waiting(
 
         monkeypatch.setattr(recorded, "invoke", slow)
         async with asyncio.TaskGroup() as group:
-            given = [Row(**row) for row in found]
+            given = [OutboxEntry(**row) for row in found]
             carrying = group.create_task(carrier.carry(given))
             await begun.wait()
             # The function has begun, and is done, before its invocation is answered.
             claimed = await world.tasks.claim(first, worker="w")
-            assert isinstance(claimed, Claimed)
+            assert isinstance(claimed, ClaimedTask)
             await world.tasks.complete(done(claimed.fence))
             assert await world.wakes() == ["operator/normal"]
             body = {"operator": "operator", "priority": "normal"}
             wake = WakeCarrier(Words(), invokes=world.database)
-            await wake.carry([Row(1, "wake", "operator/normal", body, 0)])
+            await wake.carry([OutboxEntry(1, "wake", "operator/normal", body, 0)])
             go_on.set()
         assert carrying.result() == {}
         assert recorded.invoked == [first]

@@ -6,8 +6,14 @@ import asyncio
 
 import pytest
 
-from penstock.dispatcher.datasets.keeping import PASS_SECONDS, Keeping
-from penstock.dispatcher.tasks.values import Completion, Ended, NewTask, Output, Publishing
+from penstock.dispatcher.retention import KEEP_PASS_SECONDS, PartitionExpirer
+from penstock.dispatcher.tasks.model import (
+    AttemptEnd,
+    Completion,
+    NewTask,
+    PublishOutcome,
+    TaskOutput,
+)
 from tests.integration.dispatcher.readers import Library
 from tests.integration.dispatcher.test_deployment import Pipeline, chain
 from tests.integration.dispatcher.world import Play, World
@@ -24,10 +30,10 @@ def kept(keep: str = "", *, clean: str = "1", report: str = "1") -> str:
 
 async def keep_all(world: World, *, rows_max: int = 1000, grace_seconds: float = 0) -> None:
     """A whole pass."""
-    world.later(PASS_SECONDS)
-    keeping = Keeping(world.database, rows_max=rows_max, grace_seconds=grace_seconds)
+    world.later(KEEP_PASS_SECONDS)
+    keeping = PartitionExpirer(world.database, rows_max=rows_max, grace_seconds=grace_seconds)
     for _ in range(1000):
-        if await keeping.turn() == PASS_SECONDS:
+        if await keeping.turn() == KEEP_PASS_SECONDS:
             return
     pytest.fail("a pass does not end")
 
@@ -208,12 +214,12 @@ def test_a_late_task_does_not_bring_back_what_was_dropped(play: Play) -> None:
         await send(pipeline, "b")
         await keep_all(world)
         assert await published(world) == ["b"]
-        output = Output(
+        output = TaskOutput(
             dataset=late.definition["datasets"]["tidy"], location="s3://x", partition_key="a"
         )
         (answer,) = await pipeline.tasks.complete([Completion(late.fence, (output,))])
-        assert isinstance(answer, Ended)
-        assert answer.published[0].outcome is Publishing.SUPERSEDED
+        assert isinstance(answer, AttemptEnd)
+        assert answer.published[0].outcome is PublishOutcome.SUPERSEDED
         assert await published(world) == ["b"]
 
     play(story)
@@ -231,8 +237,8 @@ def test_a_late_part_does_not_bring_back_what_was_dropped(play: Play) -> None:
         location = await library.written(late)
         said = [Completion(late.fence, (job.output("p", location),))]
         (answer,) = await world.tasks.complete(said)
-        assert isinstance(answer, Ended)
-        assert answer.published[0].outcome is Publishing.SUPERSEDED
+        assert isinstance(answer, AttemptEnd)
+        assert answer.published[0].outcome is PublishOutcome.SUPERSEDED
         assert answer.published[0].event_seq is None
         assert await world.tasks.complete(said) == (answer,)
         for table in ("publication", "appended"):
@@ -376,10 +382,10 @@ def test_one_dispatcher_makes_a_pass_and_without_a_rule_all_stays(play: Play) ->
         await pipeline.apply(kept())
         await send(pipeline, "a", "b", "c")
         world.later(1000 * DAY)
-        one, two = Keeping(world.database), Keeping(world.database)
+        one, two = (PartitionExpirer(world.database, grace_seconds=DAY) for _ in range(2))
         assert await one.turn() == 0.05
-        assert await two.turn() == PASS_SECONDS / 4
-        assert await one.turn() == PASS_SECONDS
+        assert await two.turn() == KEEP_PASS_SECONDS / 4
+        assert await one.turn() == KEEP_PASS_SECONDS
         assert await published(world) == ["a", "b", "c"]
 
     play(story)

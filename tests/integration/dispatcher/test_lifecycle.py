@@ -8,19 +8,19 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import multiple, rule, run_state_machine_as_test
 
-from penstock.dispatcher.tasks.values import (
-    Claimed,
+from penstock.dispatcher.tasks.model import (
+    AttemptEnd,
+    ClaimedTask,
     Completion,
-    Ended,
-    Extended,
+    ExtendedLease,
     Failure,
     Fence,
     Refusal,
     Release,
-    Status,
-    TaskState,
-    Why,
+    TaskRefusalReason,
+    TaskSnapshot,
 )
+from penstock.protocol.base import TaskStatus
 from tests.integration.dispatcher.machine import Machine
 from tests.integration.dispatcher.model import Answer
 from tests.integration.dispatcher.world import Worlds
@@ -30,9 +30,9 @@ def short(answer: object) -> Answer:
     match answer:
         case Refusal(why=why):
             return why
-        case Extended():
-            return Status.RUNNING
-        case Ended(status=status) | TaskState(status=status):
+        case ExtendedLease():
+            return TaskStatus.RUNNING
+        case AttemptEnd(status=status) | TaskSnapshot(status=status):
             return status
     raise AssertionError(answer)
 
@@ -47,7 +47,7 @@ class Lifecycle(Machine):
         if not can:
             assert short(found) is self.model.claim_refusal(task_id)
             return multiple()
-        assert isinstance(found, Claimed)
+        assert isinstance(found, ClaimedTask)
         self.model.claimed(task_id, found.lease_token, worker)
         return found.fence
 
@@ -66,7 +66,7 @@ class Lifecycle(Machine):
         answers = self.runner.run(self.world.tasks.heartbeat(some))
         assert [short(each) for each in answers] == expected
         for each in answers:
-            if isinstance(each, Extended):
+            if isinstance(each, ExtendedLease):
                 task = self.model.tasks[each.task_id]
                 assert (each.lease_expires_at, each.cancel_asked) == (
                     task.expires,
@@ -78,7 +78,7 @@ class Lifecycle(Machine):
         expected, is_new = self.model.end(fence, ("completed", publishes))
         outputs = (self.job.output("p"),) if publishes else ()
 
-        async def call() -> list[tuple[Ended | Refusal, ...]]:
+        async def call() -> list[tuple[AttemptEnd | Refusal, ...]]:
             completion = Completion(fence, outputs)
             return await asyncio.gather(
                 *(self.world.tasks.complete([completion]) for _ in range(times))
@@ -88,10 +88,15 @@ class Lifecycle(Machine):
         assert answers == [answers[0]] * times
         ((answer,), *_) = answers
         assert short(answer) is expected
-        if isinstance(answer, Ended) and is_new and publishes and expected is Status.COMPLETED:
+        if (
+            isinstance(answer, AttemptEnd)
+            and is_new
+            and publishes
+            and expected is TaskStatus.COMPLETED
+        ):
             outcome = self.model.publish(fence.task_id)
             assert [each.outcome for each in answer.published] == [outcome]
-        elif isinstance(answer, Ended) and is_new:
+        elif isinstance(answer, AttemptEnd) and is_new:
             assert answer.published == ()
 
     @rule(fence=Machine.fences, is_retried=st.booleans())
@@ -101,8 +106,8 @@ class Lifecycle(Machine):
             self.world.tasks.fail([Failure(fence, "broken", is_retried=is_retried)])
         )
         assert short(answer) is expected
-        if is_new and expected is Status.RETRYING:
-            assert isinstance(answer, Ended)
+        if is_new and expected is TaskStatus.RETRYING:
+            assert isinstance(answer, AttemptEnd)
             assert answer.due_at is not None
             self.retried(fence.task_id, answer.due_at)
 
@@ -126,7 +131,7 @@ class Lifecycle(Machine):
     def ask_for_what_is_not_there(self) -> None:
         unknown = Fence(10**6, 1, "x")
         answers = self.runner.run(self.world.tasks.complete([Completion(unknown)]))
-        assert [short(each) for each in answers] == [Why.UNKNOWN]
+        assert [short(each) for each in answers] == [TaskRefusalReason.UNKNOWN]
 
 
 def test_the_lifecycle_is_the_model(worlds: Worlds) -> None:

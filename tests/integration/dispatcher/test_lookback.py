@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dispatcher.routing.router import Routing, route_events
-from penstock.dispatcher.routing.values import Accepted, NotAccepted, WhyRefused
-from penstock.dispatcher.tasks.ending import end
-from penstock.dispatcher.tasks.values import Claimed, Completion, Output
-from penstock.dispatcher.wire.steering import BackfillAsk
+from penstock.dispatcher.events import AcceptedEvent, EventRefusalReason, RefusedEvent
+from penstock.dispatcher.router import Router, route_events
+from penstock.dispatcher.tasks.completion import end
+from penstock.dispatcher.tasks.model import ClaimedTask, Completion, TaskOutput
+from penstock.protocol.steering import BackfillAsk
 from tests.integration.dispatcher.crews import Crew, drawn
 from tests.integration.dispatcher.test_deployment import Pipeline
 from tests.integration.dispatcher.test_keeping import keep_all, published
@@ -61,7 +61,7 @@ class Days(Pipeline):
     async def tell(self, *numbers: int, turn: str = "a") -> None:
         """Days of the source are new; all in one call, then routed."""
         events = [await self.event(f"{turn}{n}", partition_key=day(n)) for n in numbers]
-        assert all(isinstance(each, Accepted) for each in await self.routing.accept(events))
+        assert all(isinstance(each, AcceptedEvent) for each in await self.routing.accept(events))
         await self.route()
 
     async def publish(self, *numbers: int, turn: str = "a") -> None:
@@ -77,18 +77,18 @@ class Days(Pipeline):
         )
         return [row["key"] for row in rows]
 
-    async def claim(self) -> Claimed:
+    async def claim(self) -> ClaimedTask:
         (found,) = await self.tasks.claim_next("a:moving", worker="w")
         return found
 
-    async def finish_all(self, claimed: Sequence[Claimed]) -> None:
+    async def finish_all(self, claimed: Sequence[ClaimedTask]) -> None:
         """In one call, as workers do."""
         await self.tasks.complete([completion(each) for each in claimed])
 
 
-def completion(claimed: Claimed) -> Completion:
+def completion(claimed: ClaimedTask) -> Completion:
     """What the job `clean` says of its day."""
-    output = Output(
+    output = TaskOutput(
         dataset=claimed.definition["datasets"]["tidy"],
         location="s3://b/x",
         partition_key=claimed.payload["partition_key"],
@@ -96,7 +96,7 @@ def completion(claimed: Claimed) -> Completion:
     return Completion(claimed.fence, (output,))
 
 
-def read(claimed: Claimed) -> list[str]:
+def read(claimed: ClaimedTask) -> list[str]:
     """The partitions that a task is given."""
     return [each["partition_key"] for each in claimed.inputs["tidy"]["parts"]]
 
@@ -166,12 +166,12 @@ def test_days_that_are_only_looked_back_at_have_ranges_too(play: Play) -> None:
         await it.apply(text.replace("lookback: 3d", "lookback: 3d, trigger: false"))
         await it.publish(1, 2)
         told = await it.event("n", **await dataset(it, "nights"), partition_key=day(2))
-        assert isinstance((await it.routing.accept([told]))[0], Accepted)
+        assert isinstance((await it.routing.accept([told]))[0], AcceptedEvent)
         await it.route()
         assert read(await it.claim()) == days([1, 2])
         # One that is no part of the calendar is taken, since nothing runs for it.
         other = await it.event("other")
-        assert isinstance((await it.routing.accept([other]))[0], Accepted)
+        assert isinstance((await it.routing.accept([other]))[0], AcceptedEvent)
 
     play(story)
 
@@ -398,9 +398,9 @@ def test_what_has_no_range_is_refused(play: Play, fields: dict[str, Any]) -> Non
         it = Days(world)
         await it.apply(dag().replace("runtime: process", "runtime: spark"))
         event = await it.event("e", **fields)
-        (answer,) = await Routing(world.database).accept([event])
-        assert isinstance(answer, NotAccepted)
-        assert answer.why is WhyRefused.NO_RANGE
+        (answer,) = await Router(world.database).accept([event])
+        assert isinstance(answer, RefusedEvent)
+        assert answer.why is EventRefusalReason.NO_RANGE
         assert "'moving' downstream (lookback) works on ranges" in answer.detail
 
     play(story)
@@ -437,7 +437,7 @@ def test_results_do_not_depend_on_what_comes_when(play: Play, deeds: Sequence[An
         await it.apply(dag(back="2d"))
         read_by: dict[int, list[tuple[str, int]]] = {}
 
-        async def finish(claimed: Claimed) -> None:
+        async def finish(claimed: ClaimedTask) -> None:
             parts = claimed.inputs["tidy"]["parts"]
             read_by[claimed.task_id] = [(each["partition_key"], each["revision"]) for each in parts]
             await it.finish(claimed)

@@ -14,19 +14,19 @@ import psycopg
 import pytest
 
 from penstock.datasets.layout import attempt_name, attempt_prefix
-from penstock.dispatcher.capabilities.grants import grants_of
+from penstock.dispatcher.backpressure import Backpressure
+from penstock.dispatcher.capabilities.tokens import grants_of
 from penstock.dispatcher.datasets.maintainer import PASS_SECONDS, Maintainer
-from penstock.dispatcher.pressure.pressures import Pressures
-from penstock.dispatcher.tasks.values import (
-    Claimed,
+from penstock.dispatcher.tasks.model import (
+    AttemptEnd,
+    ClaimedTask,
     Completion,
-    Ended,
-    Output,
-    Publishing,
+    PublishOutcome,
     Refusal,
-    Status,
-    Why,
+    TaskOutput,
+    TaskRefusalReason,
 )
+from penstock.protocol.base import TaskStatus
 from penstock.runtimes.base import Facts
 from penstock.tokens.scopes import Root
 from tests.integration.dispatcher.readers import ROOT, Library, columns
@@ -78,11 +78,11 @@ class Site(Pipeline):
     def __post_init__(self) -> None:
         self.library = Library(self.world)
 
-    async def claim(self, operator: str = "a:clean") -> Claimed:
+    async def claim(self, operator: str = "a:clean") -> ClaimedTask:
         (found,) = await self.tasks.claim_next(operator, worker="w")
         return found
 
-    async def begun(self, key: str = "p") -> Claimed:
+    async def begun(self, key: str = "p") -> ClaimedTask:
         """A task that makes a partition, and has just begun."""
         self.count += 1
         await self.routing.accept([await self.event(f"e{self.count}", partition_key=key)])
@@ -90,7 +90,7 @@ class Site(Pipeline):
         return await self.claim()
 
     async def completion(
-        self, claimed: Claimed, *, base: int | None = None, **about: Any
+        self, claimed: ClaimedTask, *, base: int | None = None, **about: Any
     ) -> Completion:
         key = claimed.payload["partition_key"]
         name = attempt_name(
@@ -103,7 +103,7 @@ class Site(Pipeline):
         if claimed.current is not None and base is None:
             parts = claimed.current.get("tidy", ())
             base = parts[0]["revision"] if parts else 0
-        output = Output(
+        output = TaskOutput(
             dataset=claimed.definition["datasets"]["tidy"],
             location=f"{ROOT}/{prefix}",
             partition_key=key,
@@ -112,13 +112,13 @@ class Site(Pipeline):
         )
         return Completion(claimed.fence, (output,))
 
-    async def end(self, claimed: Claimed, **about: Any) -> Ended | Refusal:
+    async def end(self, claimed: ClaimedTask, **about: Any) -> AttemptEnd | Refusal:
         (found,) = await self.tasks.complete([await self.completion(claimed, **about)])
         return found
 
     async def publish(self, *keys: str) -> None:
         for key in keys:
-            assert isinstance(await self.end(await self.begun(key)), Ended)
+            assert isinstance(await self.end(await self.begun(key)), AttemptEnd)
         for operator in ("a:report",):
             await self.work(operator)
 
@@ -128,7 +128,7 @@ class Site(Pipeline):
         await Maintainer(self.world.database).turn()
         self.library.later(PASS_SECONDS)
 
-    async def rewriting(self) -> Claimed:
+    async def rewriting(self) -> ClaimedTask:
         """A task that rewrites, and has just begun."""
         await self.passed()
         return await self.claim()
@@ -155,9 +155,9 @@ class Site(Pipeline):
         await self.routing.accept([await self.event(f"t{self.count}", cursor=self.count, **place)])
         await self.route()
         claimed = await self.claim("a:tally")
-        output = Output(dataset=claimed.definition["datasets"]["totals"], location="s3://b/t")
+        output = TaskOutput(dataset=claimed.definition["datasets"]["totals"], location="s3://b/t")
         (found,) = await self.tasks.complete([Completion(claimed.fence, (output,))])
-        assert isinstance(found, Ended)
+        assert isinstance(found, AttemptEnd)
         return [each["partition_key"] for each in claimed.inputs["tidy"]["parts"]]
 
 
@@ -167,9 +167,9 @@ async def site(world: World, text: str = "") -> Site:
     return found
 
 
-def outcome(answer: object) -> Publishing:
-    assert isinstance(answer, Ended)
-    assert answer.status is Status.COMPLETED
+def outcome(answer: object) -> PublishOutcome:
+    assert isinstance(answer, AttemptEnd)
+    assert answer.status is TaskStatus.COMPLETED
     (one,) = answer.published
     assert one.event_seq is None
     return one.outcome
@@ -198,7 +198,7 @@ def test_rows_stay_and_nobody_hears_of_it(play: Play) -> None:
         assert any(before["location"].startswith(each) for each in grants.read[0].prefixes)
         completion = await it.completion(claimed, files=1, manifest="b")
         (answer,) = await it.tasks.complete([completion])
-        assert outcome(answer) is Publishing.REWRITTEN
+        assert outcome(answer) is PublishOutcome.REWRITTEN
         assert f"{completion.outputs[0].location}/" == grants.write[0].prefix
         # The same words again, as after an answer that was lost, change nothing.
         assert (await it.tasks.complete([completion]))[0] == answer
@@ -221,12 +221,12 @@ def test_readers_of_the_bucket_follow_and_the_old_files_go_when_nobody_reads_the
     async def story(world: World) -> None:
         it = await site(world)
         library = it.library
-        assert isinstance(await it.end(await it.begun()), Ended)
+        assert isinstance(await it.end(await it.begun()), AttemptEnd)
         await library.carry()
         old = (await it.publication())["location"]
         reading = await it.claim("a:report")
         assert reading.inputs["tidy"]["location"] == old
-        assert outcome(await it.end(await it.rewriting(), files=1)) is Publishing.REWRITTEN
+        assert outcome(await it.end(await it.rewriting(), files=1)) is PublishOutcome.REWRITTEN
         new = (await it.publication())["location"]
         sweeping = library.sweeping(grace_seconds=100)
 
@@ -234,6 +234,7 @@ def test_readers_of_the_bucket_follow_and_the_old_files_go_when_nobody_reads_the
             return await library.has([old, new])
 
         library.later(1000)
+        await library.forget()
         await sweeping.sweep()
         # Readers of the bucket are still sent there.
         assert await there() == [True, True]
@@ -242,10 +243,12 @@ def test_readers_of_the_bucket_follow_and_the_old_files_go_when_nobody_reads_the
         assert new.encode() in library.bucket.objects[key].body
         assert (await it.publication())["projected"] == 2
         library.later(1000)
+        await library.forget()
         await sweeping.sweep()
         # A task runs that was given them.
         assert await there() == [True, True]
         await it.finish(reading)
+        await library.forget()
         await sweeping.sweep()
         assert await there() == [False, True]
 
@@ -258,7 +261,7 @@ def test_a_relay_that_is_late_does_not_free_the_old_files(play: Play) -> None:
     async def story(world: World) -> None:
         it = await site(world)
         await it.publish("p")
-        assert outcome(await it.end(await it.rewriting(), files=1)) is Publishing.REWRITTEN
+        assert outcome(await it.end(await it.rewriting(), files=1)) is PublishOutcome.REWRITTEN
         await world.rows(
             "UPDATE publication SET projected = 1 WHERE partition_key = 'p' AND rewrites = 1"
         )
@@ -283,7 +286,9 @@ def test_what_is_published_meanwhile_wins(play: Play, is_kept: bool) -> None:
             it.tasks.complete([await it.completion(rewriting, files=1)]),
             is_kept=is_kept,
         )
-        assert outcome(answer) is (Publishing.SUPERSEDED if is_kept else Publishing.REWRITTEN)
+        assert outcome(answer) is (
+            PublishOutcome.SUPERSEDED if is_kept else PublishOutcome.REWRITTEN
+        )
         if is_kept:
             row = await it.publication()
             assert (row["revision"], row["files"], row["rewrites"]) == (2, 50, 0)
@@ -291,6 +296,7 @@ def test_what_is_published_meanwhile_wins(play: Play, is_kept: bool) -> None:
             await it.work("a:report")
             await it.library.carry()
             it.library.later(2000)
+            await it.library.forget()
             swept = await it.library.sweeping(grace_seconds=100).sweep()
             assert swept.files == 2
 
@@ -308,9 +314,11 @@ def test_what_is_being_rewritten_is_not_swept(play: Play) -> None:
         await it.library.carry()
         it.library.later(2000)
         sweeping = it.library.sweeping(grace_seconds=100)
+        await it.library.forget()
         await sweeping.sweep()
         assert await it.library.has([old]) == [True]
-        assert outcome(await it.end(rewriting, files=1)) is Publishing.SUPERSEDED
+        assert outcome(await it.end(rewriting, files=1)) is PublishOutcome.SUPERSEDED
+        await it.library.forget()
         await sweeping.sweep()
         assert await it.library.has([old]) == [False]
 
@@ -328,8 +336,8 @@ def test_what_is_rewritten_first_is_replaced_by_what_comes(play: Play) -> None:
             lambda other: other.complete([said]),
             it.tasks.complete([await it.completion(newer)]),
         )
-        assert isinstance(answer, Ended)
-        assert [each.outcome for each in answer.published] == [Publishing.PUBLISHED]
+        assert isinstance(answer, AttemptEnd)
+        assert [each.outcome for each in answer.published] == [PublishOutcome.PUBLISHED]
         row = await it.publication()
         assert (row["revision"], row["files"], row["rewrites"], row["edition"]) == (2, 50, 1, 3)
         # Both folders that were left are told of by what readers have to know for it.
@@ -337,7 +345,7 @@ def test_what_is_rewritten_first_is_replaced_by_what_comes(play: Play) -> None:
         assert [each["revision"] for each in left] == [2, 3]
         # And it is due again.
         again = await it.rewriting()
-        assert outcome(await it.end(again, files=1)) is Publishing.REWRITTEN
+        assert outcome(await it.end(again, files=1)) is PublishOutcome.REWRITTEN
 
     play(story)
 
@@ -349,13 +357,13 @@ def test_merges_that_have_read_the_old_files_are_published(play: Play) -> None:
         it = await site(world, dag(clean=MERGE))
         await it.publish("p")
         merging = await it.begun()
-        assert outcome(await it.end(await it.rewriting(), files=1)) is Publishing.REWRITTEN
+        assert outcome(await it.end(await it.rewriting(), files=1)) is PublishOutcome.REWRITTEN
         answer = await it.end(merging, rows=120)
-        assert isinstance(answer, Ended)
+        assert isinstance(answer, AttemptEnd)
         assert [each.revision for each in answer.published] == [2]
         rewriting, merging = await it.rewriting(), await it.begun()
-        assert isinstance(await it.end(merging, rows=130), Ended)
-        assert outcome(await it.end(rewriting, rows=120, files=1)) is Publishing.SUPERSEDED
+        assert isinstance(await it.end(merging, rows=130), AttemptEnd)
+        assert outcome(await it.end(rewriting, rows=120, files=1)) is PublishOutcome.SUPERSEDED
         assert (await it.publication())["rows"] == 130
         # Tasks that merged are judged by what is named of them, of which there is no more.
         assert await world.value("SELECT count(*) FROM appended") == 3
@@ -370,18 +378,18 @@ def test_other_rows_are_refused(play: Play) -> None:
         claimed = await it.rewriting()
         answer = await it.end(claimed, rows=ROWS - 1)
         assert isinstance(answer, Refusal)
-        assert answer.why is Why.OUTPUTS
+        assert answer.why is TaskRefusalReason.OUTPUTS
         assert "have 99 rows, and what is published has 100" in answer.detail
         # Nor may it write what it was not asked for.
         said = await it.completion(claimed)
         (output,) = said.outputs
-        other = Output(dataset=output.dataset, location=output.location, partition_key="q")
+        other = TaskOutput(dataset=output.dataset, location=output.location, partition_key="q")
         for outputs in [(other,), (output, other)]:
             (answer,) = await it.tasks.complete([Completion(claimed.fence, outputs)])
             assert isinstance(answer, Refusal)
             assert "not what was made of it" in answer.detail
         assert (await it.publication())["rewrites"] == 0
-        assert outcome(await it.end(claimed, files=1)) is Publishing.REWRITTEN
+        assert outcome(await it.end(claimed, files=1)) is PublishOutcome.REWRITTEN
 
     play(story)
 
@@ -419,7 +427,7 @@ def test_one_at_a_time_and_each_edition_once(play: Play) -> None:
         assert await world.value("SELECT count(*) FROM task WHERE payload ? 'maintain'") == 1
         first = await it.claim()
         await one()
-        assert outcome(await it.end(first, files=1)) is Publishing.REWRITTEN
+        assert outcome(await it.end(first, files=1)) is PublishOutcome.REWRITTEN
         await one()
         second = await it.claim()
         assert {first.payload["partition_key"], second.payload["partition_key"]} == {"p", "q"}
@@ -451,7 +459,7 @@ def test_what_is_due_and_what_is_not(play: Play) -> None:
             "cluster_by": ["n"],
             "target_file_bytes": "64KiB",
         }
-        assert outcome(await it.end(claimed, files=4)) is Publishing.REWRITTEN
+        assert outcome(await it.end(claimed, files=4)) is PublishOutcome.REWRITTEN
         await it.passed()
         # It is clustered, also if it has several files.
         assert await it.tasks.claim_next("a:clean", worker="w") == ()
@@ -487,7 +495,7 @@ def test_people_may_ask_for_it(play: Play) -> None:
         assert again.tasks == ()
         claimed = await it.claim()
         assert claimed.payload == {"partition_key": "q"}
-        assert outcome(await it.end(claimed, files=2)) is Publishing.REWRITTEN
+        assert outcome(await it.end(claimed, files=2)) is PublishOutcome.REWRITTEN
         # And once more, though it has been rewritten; but not where there is one file.
         again = await ask("tidy", partition_key="q")
         assert again is not None
@@ -511,7 +519,7 @@ def test_not_while_another_generation_is_built(play: Play) -> None:
         await it.apply(dag(v=2))
         await it.send("p")
         for each in await it.tasks.claim_next("a:clean", worker="w", limit=10):
-            assert isinstance(await it.end(each), Ended)
+            assert isinstance(await it.end(each), AttemptEnd)
         assert await it.states("tidy") == ["building", "current"]
         assert await world.value("SELECT count(*) FROM publication WHERE files = 50") == 3
         await it.passed()
@@ -539,14 +547,14 @@ def test_what_was_published_or_removed_before_it_is_claimed_is_left_alone(play: 
         assert claimed.current == {"tidy": []}
         assert claimed.payload == {"partition_key": "p"}
         (answer,) = await it.tasks.complete([Completion(claimed.fence, ())])
-        assert isinstance(answer, Ended)
+        assert isinstance(answer, AttemptEnd)
         # Nothing was done, so it is due again; and is dropped while that runs.
         rewriting = await it.rewriting()
         assert rewriting.current != {"tidy": []}
         await it.publish("q")
         await it.library.carry()
         await keep_all(world)
-        assert outcome(await it.end(rewriting, files=1)) is Publishing.SUPERSEDED
+        assert outcome(await it.end(rewriting, files=1)) is PublishOutcome.SUPERSEDED
 
     play(story)
 
@@ -555,7 +563,7 @@ def test_what_comes_back_after_a_removal_is_later_than_what_readers_were_told(pl
     async def story(world: World) -> None:
         it = await site(world, dag(keep=", keep: {partitions: 1}"))
         await it.publish("p")
-        assert outcome(await it.end(await it.rewriting(), files=1)) is Publishing.REWRITTEN
+        assert outcome(await it.end(await it.rewriting(), files=1)) is PublishOutcome.REWRITTEN
         await it.library.carry()
         await it.publish("q")
         await keep_all(world)
@@ -577,7 +585,7 @@ def test_it_is_in_no_batch_and_presses_nobody(play: Play) -> None:
         await it.publish("p")
         await it.passed()
         await it.send("x")
-        await Pressures(world.database).turn()
+        await Backpressure(world.database).turn()
         assert await world.value("SELECT count(*) FROM pressure WHERE pressed") == 0
         await it.send("y")
         found = await it.tasks.claim_next("a:clean", worker="w", limit=5, in_batches=True)

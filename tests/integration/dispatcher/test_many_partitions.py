@@ -7,15 +7,15 @@ from collections.abc import Iterable
 import pytest
 
 from penstock.datasets.layout import attempt_name, many_prefix, part
-from penstock.dispatcher.routing.router import Routing, route_events
+from penstock.dispatcher.router import Router, route_events
 from penstock.dispatcher.tasks.lifecycle import Tasks
-from penstock.dispatcher.tasks.values import (
+from penstock.dispatcher.tasks.model import (
     PUBLISHED_MAX,
-    Claimed,
-    Ended,
-    Output,
-    Publishing,
+    AttemptEnd,
+    ClaimedTask,
+    PublishOutcome,
     Refusal,
+    TaskOutput,
 )
 from tests.integration.dispatcher.readers import ROOT, Library, facts
 from tests.integration.dispatcher.test_sweeping import GRACE, reader, sweep
@@ -24,14 +24,14 @@ from tests.integration.dispatcher.world import Job, Play, World, done, failed
 MANY = 10_000
 
 
-def folder(claimed: Claimed) -> str:
+def folder(claimed: ClaimedTask) -> str:
     name = attempt_name(
         task_id=claimed.task_id, attempt=claimed.attempt, lease_token=claimed.lease_token
     )
     return many_prefix("job", generation=claimed.generation, attempt=name)
 
 
-def made(job: Job, claimed: Claimed, keys: Iterable[str], *, run: str = "") -> list[Output]:
+def made(job: Job, claimed: ClaimedTask, keys: Iterable[str], *, run: str = "") -> list[TaskOutput]:
     """What the attempt has made: a folder for each partition, inside of its own."""
     base = f"{ROOT}/{folder(claimed)}{run}"
     return [job.output(key, f"{base}/{part(key)}", facts=facts()) for key in keys]
@@ -41,14 +41,14 @@ def keys(count: int) -> list[str]:
     return [f"k{number:05}" for number in range(count)]
 
 
-async def written(library: Library, claimed: Claimed, *names: str, run: str = "") -> None:
+async def written(library: Library, claimed: ClaimedTask, *names: str, run: str = "") -> None:
     for key in names:
         home = f"{folder(claimed)}{run}/{part(key)}"
         await library.store.put(f"{home}/part-00000.parquet", b"rows")
         await library.store.put(f"{home}/manifest.json", b"{}")
 
 
-def left(library: Library, claimed: Claimed) -> set[str]:
+def left(library: Library, claimed: ClaimedTask) -> set[str]:
     """The partitions of an attempt of which there are files."""
     prefix = f"{folder(claimed)}/"
     return {
@@ -69,7 +69,7 @@ def test_ten_thousand_partitions_are_published_at_once_and_each_is_a_task_of_who
         completion = done(claimed.fence, *made(job, claimed, keys(MANY)))
         tasks = Tasks(world.database, route=route_events)
         (found,) = await tasks.complete(completion)
-        assert isinstance(found, Ended)
+        assert isinstance(found, AttemptEnd)
         # What is told, and kept with the attempt, is bounded.
         assert (len(found.published), found.omitted) == (PUBLISHED_MAX, MANY - PUBLISHED_MAX)
         assert await world.value("SELECT count(*) FROM publication") == MANY
@@ -77,7 +77,7 @@ def test_ten_thousand_partitions_are_published_at_once_and_each_is_a_task_of_who
         # The transaction is kept short: routers make the tasks, in windows.
         assert await world.value("SELECT count(*) FROM event WHERE routed = 'pending'") == MANY
         for _ in range(10):
-            await Routing(world.database).route(limit=1_000)
+            await Router(world.database).route(limit=1_000)
         made_of = await world.value(
             "SELECT count(DISTINCT payload ->> 'partition_key') FROM task WHERE job_id = %s",
             reading.id,
@@ -96,11 +96,11 @@ def test_a_later_task_keeps_its_partition_and_the_earlier_one_says_which(play: P
         early, late = await job.claimed("early"), await job.claimed("late")
         await world.tasks.complete(done(late.fence, *made(job, late, ["k01500"])))
         (found,) = await world.tasks.complete(done(early.fence, *made(job, early, keys(2000))))
-        assert isinstance(found, Ended)
+        assert isinstance(found, AttemptEnd)
         assert found.status == "completed"
         first, *others = found.published
-        assert (first.partition_key, first.outcome) == ("k01500", Publishing.SUPERSEDED)
-        assert {each.outcome for each in others} == {Publishing.PUBLISHED}
+        assert (first.partition_key, first.outcome) == ("k01500", PublishOutcome.SUPERSEDED)
+        assert {each.outcome for each in others} == {PublishOutcome.PUBLISHED}
         assert found.omitted == 2000 - PUBLISHED_MAX
         rows = await world.rows("SELECT task_id FROM publication WHERE partition_key = 'k01500'")
         assert [row["task_id"] for row in rows] == [late.task_id]
@@ -117,7 +117,7 @@ def test_who_has_lost_the_fence_publishes_none_and_the_retry_may_make_others(pla
             await world.tasks.reap()
             world.later(20)
         second = await world.tasks.claim(first.task_id, worker="other")
-        assert isinstance(second, Claimed)
+        assert isinstance(second, ClaimedTask)
         (refused,) = await world.tasks.complete(done(first.fence, *made(job, first, "abc")))
         assert isinstance(refused, Refusal)
         assert await world.value("SELECT count(*) FROM publication") == 0

@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.tasks.merging import TRIES_MAX
-from penstock.dispatcher.tasks.values import Claimed, Completion, Ended, NewTask, Refusal
+from penstock.dispatcher.database.pool import query
+from penstock.dispatcher.tasks.completion import TRIES_MAX
+from penstock.dispatcher.tasks.model import AttemptEnd, ClaimedTask, Completion, NewTask, Refusal
 from penstock.kernel.entropy import Entropy, seeded_entropy
 from penstock.runtimes.base import NOT_READ
 from tests.integration.dispatcher.test_merging import Bucket, Rows, merged, moved
@@ -26,7 +26,7 @@ Result = Mapping[str, Mapping[str, tuple[int, str]]]
 class Many(Bucket):
     """What attempts have written that find their partitions when they have computed."""
 
-    async def begun(self, name: str) -> Claimed:
+    async def begun(self, name: str) -> ClaimedTask:
         new = NewTask(
             definition_id=self.job.definition_id,
             generation=self.job.generation,
@@ -36,10 +36,10 @@ class Many(Bucket):
         (task_id,) = await self.world.tasks.create([new])
         assert task_id is not None
         found = await self.world.tasks.claim(task_id, worker="w")
-        assert isinstance(found, Claimed)
+        assert isinstance(found, ClaimedTask)
         return found
 
-    def asked(self, task: Claimed, result: Result) -> Completion:
+    def asked(self, task: ClaimedTask, result: Result) -> Completion:
         """Which partitions it has rows of."""
         return Completion(
             task.fence,
@@ -49,7 +49,7 @@ class Many(Bucket):
             ),
         )
 
-    def merged(self, task: Claimed, result: Result, current: Any) -> Completion:
+    def merged(self, task: ClaimedTask, result: Result, current: Any) -> Completion:
         """Its rows, each partition merged with what is said to be published of it."""
         parts = {each["partition_key"]: each for each in current.get("job", ())}
         outputs = []
@@ -61,7 +61,7 @@ class Many(Bucket):
             outputs.append(self.job.output(key, location, base_revision=base.get("revision", 0)))
         return Completion(task.fence, tuple(outputs))
 
-    async def say(self, said: Completion) -> Ended | Refusal:
+    async def say(self, said: Completion) -> AttemptEnd | Refusal:
         (answer,) = await self.world.tasks.complete([said])
         return answer
 
@@ -69,7 +69,7 @@ class Many(Bucket):
         """A task that nobody is in the way of."""
         task = await self.begun(name)
         current = moved(await self.say(self.asked(task, result)))
-        assert isinstance(await self.say(self.merged(task, result, current)), Ended)
+        assert isinstance(await self.say(self.merged(task, result, current)), AttemptEnd)
 
     async def revisions(self) -> dict[str, int]:
         rows = await self.world.rows("SELECT partition_key, revision FROM publication ORDER BY 1")
@@ -98,12 +98,12 @@ def test_it_asks_what_is_published_and_publishes_all_at_once(play: Play) -> None
         assert await world.value("SELECT max(conflicts) FROM attempt") == 0
         assert await world.value("SELECT count(*) FROM merge_lease") == 0
         said = made.merged(task, of("q", "r", said="y"), current)
-        assert isinstance(await made.say(said), Ended)
+        assert isinstance(await made.say(said), AttemptEnd)
         assert await made.say(said) == await made.say(said)
         assert await made.revisions() == {"p": 1, "q": 2, "r": 1}
         assert await world.value("SELECT count(*) FROM event") == 4
         # Whoever has ended is not told anything but that.
-        assert not isinstance(await made.say(made.asked(task, of("q"))), Ended)
+        assert not isinstance(await made.say(made.asked(task, of("q"))), AttemptEnd)
 
     play(story)
 
@@ -118,7 +118,7 @@ def test_if_one_has_moved_none_is_published(play: Play) -> None:
         current = moved(await made.say(stale))
         assert [each["revision"] for each in current["job"]] == [1]
         assert await made.revisions() == {"q": 1}
-        assert isinstance(await made.say(made.merged(slow, of("p", "q", "r"), current)), Ended)
+        assert isinstance(await made.say(made.merged(slow, of("p", "q", "r"), current)), AttemptEnd)
         assert await made.revisions() == {"p": 1, "q": 2, "r": 1}
         assert (await made.published("q"))["k"][1] > slow.task_id
 
@@ -138,10 +138,10 @@ def test_the_turn_is_one_for_all_of_its_partitions(play: Play) -> None:
         other = await made.begun("other")
         assert moved(await made.say(made.asked(other, of("p", "r")))) is None
         await made.take("neighbour", of("r"))
-        assert isinstance(await made.say(made.merged(slow, of("p", "q"), current)), Ended)
+        assert isinstance(await made.say(made.merged(slow, of("p", "q"), current)), AttemptEnd)
         assert await world.value("SELECT count(*) FROM merge_lease") == 0
         current = moved(await made.say(made.asked(other, of("p", "r"))))
-        assert isinstance(await made.say(made.merged(other, of("p", "r"), current)), Ended)
+        assert isinstance(await made.say(made.merged(other, of("p", "r"), current)), AttemptEnd)
         assert await made.revisions() == {"p": 2, "q": TRIES_MAX + 1, "r": 2}
 
     play(story)
@@ -153,7 +153,7 @@ class Story:
 
     made: Many
     results: Mapping[str, Result]
-    tasks: dict[str, Claimed] = field(default_factory=dict)
+    tasks: dict[str, ClaimedTask] = field(default_factory=dict)
     known: dict[str, Any] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
 
@@ -174,7 +174,7 @@ class Story:
             if is_known
             else self.made.asked(task, result)
         )
-        if isinstance(answer, Ended):
+        if isinstance(answer, AttemptEnd):
             assert is_known
             self.ended.add(name)
         elif (current := moved(answer)) is not None:
@@ -188,7 +188,7 @@ class Story:
         await world.tasks.reap()
         await world.rows("UPDATE task SET due_at = penstock_now() RETURNING id")
         again = await world.tasks.claim(task_id, worker="w")
-        assert isinstance(again, Claimed)
+        assert isinstance(again, ClaimedTask)
         self.tasks[name] = again
         self.known.pop(name, None)
 

@@ -1,7 +1,7 @@
 """Merges into one partition, on a real Postgres: whatever the order, nothing is lost or doubled.
 
 What Spark does with rows is a dictionary here: each key has the version, the task and the value of
-the row that wins, as `penstock.runtimes.spark.merging` has it.
+the row that wins, as `penstock.runtimes.spark.merger` has it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from typing import Any
 import pytest
 
 from penstock.datasets.schema import Column
-from penstock.dispatcher.tasks.merging import TRIES_MAX
-from penstock.dispatcher.tasks.values import (
-    Claimed,
+from penstock.dispatcher.database.pool import query
+from penstock.dispatcher.tasks.completion import TRIES_MAX
+from penstock.dispatcher.tasks.model import (
+    AttemptEnd,
+    ClaimedTask,
     Completion,
-    Ended,
     NewTask,
-    Publishing,
+    PublishOutcome,
     Refusal,
-    Why,
+    TaskRefusalReason,
 )
 from penstock.kernel.entropy import Entropy, seeded_entropy
 from penstock.runtimes.base import Facts
 from tests.integration.dispatcher.test_races import second_after_first
-from tests.integration.dispatcher.world import Job, Play, World, done
+from tests.integration.dispatcher.world import Job, Play, World, done, failed
 
 Rows = dict[str, tuple[int, int, str]]
 """By key: the version, the task and the value."""
@@ -48,7 +49,7 @@ class Bucket:
     job: Job
     files: dict[str, Rows] = field(default_factory=dict)
 
-    async def claimed(self, name: str, partition: str = "p") -> Claimed:
+    async def claimed(self, name: str, partition: str = "p") -> ClaimedTask:
         new = NewTask(
             definition_id=self.job.definition_id,
             generation=self.job.generation,
@@ -58,11 +59,11 @@ class Bucket:
         (task_id,) = await self.world.tasks.create([new])
         assert task_id is not None
         found = await self.world.tasks.claim(task_id, worker="w")
-        assert isinstance(found, Claimed)
+        assert isinstance(found, ClaimedTask)
         return found
 
     def completion(
-        self, task: Claimed, rows: Mapping[str, tuple[int, str]], current: Any = None
+        self, task: ClaimedTask, rows: Mapping[str, tuple[int, str]], current: Any = None
     ) -> Completion:
         """The rows merged with what the claim, or a refusal, says is published."""
         current = task.current if current is None else current
@@ -89,14 +90,14 @@ async def bucket(world: World) -> Bucket:
 
 def moved(answer: object) -> Any:
     assert isinstance(answer, Refusal)
-    assert answer.why is Why.MOVED
+    assert answer.why is TaskRefusalReason.MOVED
     return answer.current
 
 
 def published(answer: object) -> int | None:
-    assert isinstance(answer, Ended)
+    assert isinstance(answer, AttemptEnd)
     (one,) = answer.published
-    assert one.outcome is Publishing.PUBLISHED
+    assert one.outcome is PublishOutcome.PUBLISHED
     return one.revision
 
 
@@ -122,6 +123,29 @@ def test_a_late_task_loses_nothing_and_takes_nothing(play: Play) -> None:
         assert await world.value("SELECT count(*) FROM event") == 2
         # What was merged with is left, and swept when nobody reads it.
         assert await world.value("SELECT revision FROM publication") == 2
+
+    play(story)
+
+
+def test_a_publication_names_an_attempt_of_the_task_that_it_names(play: Play) -> None:
+    """The later task had two attempts, and the earlier one merges last, in its first."""
+
+    async def story(world: World) -> None:
+        made = await bucket(world)
+        early, lost = [await made.claimed(name) for name in "ab"]
+        await world.tasks.fail(failed(lost.fence))
+        world.later(60)
+        late = await world.tasks.claim(lost.task_id, worker="late")
+        assert isinstance(late, ClaimedTask)
+        await world.tasks.complete([made.completion(late, {"k": (1, "late")})])
+        (answer,) = await world.tasks.complete([made.completion(early, {})])
+        (answer,) = await world.tasks.complete([made.completion(early, {}, moved(answer))])
+        assert published(answer) == 2
+        asked = {"dataset": made.job.dataset, "generation": made.job.generation, "key": "p"}
+        async with world.database.transaction() as connection:
+            found = await connection.execute(query("partition_one"), asked)
+            (shown,) = await found.fetchall()
+        assert (shown["task_id"], shown["attempt"], shown["worker"]) == (late.task_id, 2, "late")
 
     play(story)
 
@@ -259,7 +283,7 @@ def test_what_is_misplaced_costs_the_others_of_its_call_nothing(play: Play) -> N
         said = Completion(task.fence, (other.output(base_revision=0),))
         answers = await world.tasks.complete([said, *done(neighbour.fence, other.output())])
         assert isinstance(answers[0], Refusal)
-        assert answers[0].why is Why.OUTPUTS
+        assert answers[0].why is TaskRefusalReason.OUTPUTS
         assert published(answers[1]) == 1
 
     play(story)
@@ -287,7 +311,7 @@ def test_tasks_of_one_call_are_locked_in_order(play: Play, is_merging: bool) -> 
             await world.until_waiting()
             free = "SELECT id FROM task WHERE id = %s FOR NO KEY UPDATE SKIP LOCKED"
             assert await world.value(free, second.task_id) == second.task_id
-        assert all(isinstance(each, Ended) for each in ending.result())
+        assert all(isinstance(each, AttemptEnd) for each in ending.result())
 
     play(story)
 
@@ -300,7 +324,7 @@ def test_what_was_not_merged_is_refused(play: Play) -> None:
         task = await made.claimed("a")
         (answer,) = await world.tasks.complete(done(task.fence, made.job.output("p")))
         assert isinstance(answer, Refusal)
-        assert answer.why is Why.OUTPUTS
+        assert answer.why is TaskRefusalReason.OUTPUTS
         assert "merge" in answer.detail
         assert await world.value("SELECT count(*) FROM publication") == 0
 
@@ -314,7 +338,7 @@ class Story:
     made: Bucket
     chance: Entropy
     results: dict[str, dict[str, tuple[int, str]]]
-    tasks: dict[str, Claimed] = field(default_factory=dict)
+    tasks: dict[str, ClaimedTask] = field(default_factory=dict)
     bases: dict[str, Any] = field(default_factory=dict)
 
     def expected(self) -> dict[str, Rows]:
@@ -333,7 +357,7 @@ class Story:
         await world.tasks.reap()
         await world.rows("UPDATE task SET due_at = penstock_now() RETURNING id")
         again = await world.tasks.claim(task_id, worker="w")
-        assert isinstance(again, Claimed)
+        assert isinstance(again, ClaimedTask)
         self.tasks[name] = again
         self.bases.pop(name, None)
 
@@ -348,7 +372,7 @@ class Story:
             if isinstance(answer, Refusal) and (current := moved(answer)) is not None:
                 self.bases[name] = current
         ended = zip(names, answers, strict=True)
-        return {name for name, answer in ended if isinstance(answer, Ended)}
+        return {name for name, answer in ended if isinstance(answer, AttemptEnd)}
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from penstock.dispatcher.metrics.counters import Counters
-from penstock.dispatcher.metrics.exposition import exposition
-from penstock.dispatcher.metrics.reading import Metrics, take_turn
-from penstock.dispatcher.pressure.pressures import Pressures
+from penstock.dispatcher.backpressure import Backpressure
+from penstock.dispatcher.metrics import Counters, MetricsReader, exposition, take_turn
 from penstock.dispatcher.tasks.lifecycle import Tasks
-from penstock.dispatcher.tasks.values import Completion, Failure, Output
-from penstock.dispatcher.wire.steering import OperatorLoad
-from penstock.kernel.exposition import exposed
+from penstock.dispatcher.tasks.model import Completion, Failure, TaskOutput
+from penstock.kernel.prometheus import exposed
+from penstock.protocol.steering import OperatorLoad
 from penstock.runtimes.base import Facts
 from tests.integration.dispatcher.test_deployment import Pipeline, chain
 from tests.integration.dispatcher.test_pressure import fill
@@ -18,14 +16,14 @@ from tests.unit.dispatcher.metrics.test_counters import parse
 
 
 async def load(world: World, operator: str) -> OperatorLoad:
-    found = await Metrics(world.database).operators()
+    found = await MetricsReader(world.database).operators()
     (one,) = [each for each in found.operators if each.name == operator]
     return one
 
 
 def test_what_runs_waits_and_should_run(play: Play) -> None:
     async def story(world: World) -> None:
-        pipeline, metrics = Pipeline(world), Metrics(world.database)
+        pipeline, metrics = Pipeline(world), MetricsReader(world.database)
         assert (await metrics.operators()).operators == []
         await pipeline.apply(chain())
         await fill(pipeline, "clean", 5)
@@ -43,7 +41,7 @@ def test_what_runs_waits_and_should_run(play: Play) -> None:
         assert (clean.in_flight_max, clean.waiting, clean.desired) == (4, 3, 4)
         await world.rows("UPDATE job SET max_concurrency = 3 WHERE name = 'clean'")
         assert (await load(world, "a:clean")).desired == 3
-        await Pressures(world.database).pause("clean", "x")
+        await Backpressure(world.database).pause("clean", "x")
         clean = await load(world, "a:clean")
         assert (clean.waiting, clean.desired) == (0, 2)
 
@@ -52,7 +50,7 @@ def test_what_runs_waits_and_should_run(play: Play) -> None:
 
 def test_an_operator_that_has_left_is_shown_while_it_has_work(play: Play) -> None:
     async def story(world: World) -> None:
-        pipeline, metrics = Pipeline(world), Metrics(world.database)
+        pipeline, metrics = Pipeline(world), MetricsReader(world.database)
         await pipeline.apply(chain())
         await fill(pipeline, "report", 1)
         (claimed,) = await pipeline.tasks.claim_next("a:report", worker="w")
@@ -67,7 +65,7 @@ def test_an_operator_that_has_left_is_shown_while_it_has_work(play: Play) -> Non
 
 def test_a_limit_that_is_raised_tells_of_what_may_run(play: Play) -> None:
     async def story(world: World) -> None:
-        pipeline, metrics = Pipeline(world), Metrics(world.database)
+        pipeline, metrics = Pipeline(world), MetricsReader(world.database)
         await pipeline.apply(chain())
         await fill(pipeline, "clean", 3)
         assert not await metrics.limit_operator("a:other", 1)
@@ -88,7 +86,7 @@ def test_a_limit_that_is_raised_tells_of_what_may_run(play: Play) -> None:
 
 def test_the_text_of_a_scrape(play: Play) -> None:
     async def story(world: World) -> None:
-        pipeline, metrics = Pipeline(world), Metrics(world.database)
+        pipeline, metrics = Pipeline(world), MetricsReader(world.database)
         empty = await metrics.text()
         assert "penstock_events_pending 0\n" in empty
         await pipeline.apply(chain())
@@ -98,7 +96,7 @@ def test_the_text_of_a_scrape(play: Play) -> None:
         await pipeline.tasks.complete([Completion(one.fence)])
         await pipeline.tasks.fail([Failure(two.fence, "no", is_retried=False)])
         await pipeline.routing.accept([await pipeline.event("a"), await pipeline.event("b")])
-        await Pressures(world.database).pause("report", "x")
+        await Backpressure(world.database).pause("report", "x")
         await world.rows("DELETE FROM outbox")
         await world.rows("INSERT INTO outbox (kind, target) VALUES ('wake', 'x')")
         await world.rows(
@@ -141,7 +139,8 @@ def test_the_text_of_a_scrape(play: Play) -> None:
         world.later(31)
         later = await metrics.text()
         assert 'settled_last_minute{status="completed"} 0\n' in later
-        assert "penstock_workers 0\n" in later
+        world.later(30)
+        assert "penstock_workers 0\n" in await metrics.text()
 
     play(story)
 
@@ -150,9 +149,9 @@ def test_names_are_escaped(play: Play) -> None:
     async def story(world: World) -> None:
         await world.job("strange", operator='a"b\\c\nd')
         await world.rows("INSERT INTO operator VALUES (E'a\"b\\\\c\\nd', 3)")
-        text = await Metrics(world.database).text()
+        text = await MetricsReader(world.database).text()
         assert 'penstock_operator_in_flight_max{operator="a\\"b\\\\c\\nd"} 3\n' in text
-        figures = await Metrics(world.database).figures()
+        figures = await MetricsReader(world.database).figures()
         assert exposition(figures, Counters()) == text
         parse(text)
         kinds = [line.split(" ")[2] for line in text.splitlines() if line.startswith("# TYPE")]
@@ -173,7 +172,7 @@ def test_attempts_are_counted_when_they_have_ended_and_once(play: Play) -> None:
         world.later(20)
         dataset = await world.value("SELECT id::text FROM dataset WHERE name = 'tidy'")
         facts = Facts(manifest="0" * 64, files=1, rows=3, bytes=1000, columns=())
-        output = Output(dataset=dataset, location="x", partition_key="p", facts=facts)
+        output = TaskOutput(dataset=dataset, location="x", partition_key="p", facts=facts)
         ends: list[Completion | Failure] = [
             Completion(done.fence, (output,)),
             Failure(failed.fence, "no"),

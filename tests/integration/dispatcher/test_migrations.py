@@ -9,7 +9,7 @@ import pytest
 
 from penstock.dispatcher.database import migrations as module
 from penstock.dispatcher.database.migrations import Migration, migrate, migrations
-from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.database.pool import query
 from penstock.kernel.errors import DatabaseUnavailable, MigrationRefused
 from tests.integration.dispatcher.world import Worlds
 

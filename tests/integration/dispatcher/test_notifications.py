@@ -8,37 +8,37 @@ from collections.abc import Collection, Iterable
 import pytest
 
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.database.pool import Database
-from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.database.pool import Database, query
 from penstock.dispatcher.wakeups import notifications as module
-from penstock.dispatcher.wakeups.base import Channel
-from penstock.dispatcher.wakeups.notifications import Notifications
+from penstock.dispatcher.wakeups.base import WakeUpChannel
+from penstock.dispatcher.wakeups.notifications import ECHO_SECONDS, Notifications
 from penstock.kernel.clock import SystemClock
 from tests.integration.dispatcher.world import Play, World
 
-OPERATOR = Channel("operator", Priority.NORMAL)
-OTHER = Channel("other", Priority.BULK)
+OPERATOR = WakeUpChannel("operator", Priority.NORMAL)
+OTHER = WakeUpChannel("other", Priority.BULK)
+NOWHERE = "host=127.0.0.1 port=1 connect_timeout=1"
 
 
 class _Ear:
     """What one dispatcher hears."""
 
-    def __init__(self, world: World, *, echo_seconds: float = 20.0) -> None:
-        self.heard: list[Channel] = []
+    def __init__(self, world: World, *, dsn: str = "", echo_seconds: float = 20.0) -> None:
+        self.heard: list[WakeUpChannel] = []
         self.news = asyncio.Event()
         self.notifications = Notifications(
-            world.dsn,
+            dsn or world.dsn,
             world.database,
             heard=self._hear,
             has_waiters=lambda: True,
             echo_seconds=echo_seconds,
         )
 
-    def _hear(self, channels: Collection[Channel]) -> None:
+    def _hear(self, channels: Collection[WakeUpChannel]) -> None:
         self.heard += channels
         self.news.set()
 
-    async def until(self, channels: Iterable[Channel]) -> None:
+    async def until(self, channels: Iterable[WakeUpChannel]) -> None:
         """Return when all of these were heard, within a minute."""
         wanted = set(channels)
         async with asyncio.timeout(60):
@@ -58,7 +58,7 @@ def test_what_one_sends_all_others_hear_however_much_it_is(play: Play) -> None:
         async with one.notifications, two.notifications:
             await one.until_listening()
             await two.until_listening()
-            many = [Channel(f"operator-{n:04}", Priority.NORMAL) for n in range(2000)]
+            many = [WakeUpChannel(f"operator-{n:04}", Priority.NORMAL) for n in range(2000)]
             await one.notifications.publish([*many, OTHER])
             await two.until([*many, OTHER])
             await two.notifications.publish([OPERATOR])
@@ -85,6 +85,21 @@ def test_what_was_missed_while_a_connection_was_lost_is_looked_for(play: Play) -
     play(story)
 
 
+def test_what_a_notification_has_lost_is_looked_for_within_half_a_minute(play: Play) -> None:
+    assert ECHO_SECONDS <= 25.0
+
+    async def story(world: World) -> None:
+        job = await world.job()
+        ear = _Ear(world, echo_seconds=0.2)
+        async with ear.notifications:
+            await ear.until_listening()
+            await job.make("one")
+            await ear.until([OPERATOR])
+            assert ear.notifications.is_listening
+
+    play(story)
+
+
 def test_behind_a_pooler_work_is_looked_for_every_second_and_that_is_said(
     play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -99,7 +114,22 @@ def test_behind_a_pooler_work_is_looked_for_every_second_and_that_is_said(
             await ear.until_listening()
             await job.make("one")
             await ear.until([OPERATOR])
-        assert "do not arrive here" in caplog.text
+        assert "notifications do not arrive" in caplog.text
+
+    play(story)
+
+
+def test_work_is_looked_for_while_the_server_cannot_be_listened_to(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        ear = _Ear(world, dsn=NOWHERE)
+        async with ear.notifications:
+            await job.make("one")
+            await ear.until([OPERATOR])
+            # Not only once: whoever was told may have died.
+            ear.heard.clear()
+            await ear.until([OPERATOR])
+            assert not ear.notifications.is_listening
 
     play(story)
 
@@ -108,8 +138,8 @@ def test_a_database_that_is_away_is_waited_for(play: Play) -> None:
     async def story(world: World) -> None:
         ear = _Ear(world)
         nowhere = Notifications(
-            "host=127.0.0.1 port=1 connect_timeout=1",
-            Database(world.dsn),
+            NOWHERE,
+            Database(world.dsn, connections_max=10),
             heard=lambda _: None,
             has_waiters=lambda: False,
         )

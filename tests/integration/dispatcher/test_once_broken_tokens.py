@@ -13,22 +13,24 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from penstock.datasets.layout import place_of
-from penstock.dispatcher.api.table import public_app
+from penstock.dispatcher.api.routes import public_app
 from penstock.dispatcher.capabilities.audit import ADDRESS_MINUTE_MAX
-from penstock.dispatcher.capabilities.issuing import KMS_CLAIMS_MAX, Issuer
-from penstock.dispatcher.capabilities.keys import AWAY_SECONDS_MIN, JOIN_SECONDS, Keys
+from penstock.dispatcher.capabilities.signing_keys import (
+    AWAY_SECONDS_MIN,
+    JOIN_SECONDS,
+    SigningKeys,
+)
+from penstock.dispatcher.capabilities.tokens import KMS_CLAIMS_MAX, TokenIssuer
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.tasks.lifecycle import BATCH_MAX
-from penstock.dispatcher.tasks.values import Extended, Fence
-from penstock.dispatcher.wire.base import TASK_HEADER
-from penstock.dispatcher.wire.work import ClaimAnswer
+from penstock.dispatcher.tasks.model import ExtendedLease, Fence
 from penstock.kernel.errors import SignerUnavailable
+from penstock.protocol.base import TASK_HEADER
+from penstock.protocol.work import ClaimAnswer
 from penstock.testing.virtual import simulate
-from penstock.tokens.claims import TASK_AUDIENCE, Claims
-from penstock.tokens.jwks import KEYS_MAX
-from penstock.tokens.jws import decode, public_key
-from penstock.tokens.pem import PemSigner
-from penstock.tokens.signing import Signer
+from penstock.tokens.claims import TASK_AUDIENCE, Claims, decode, public_key
+from penstock.tokens.signer import PemSigner, Signer
+from penstock.tokens.verifier import KEYS_MAX
 from tests.integration.dispatcher.api.stage import (
     Stage,
     held,
@@ -274,18 +276,18 @@ class FewKeys:
         return self._signer
 
 
-def few(signer: Signer, **fields: Any) -> Issuer:
-    keys = cast("Keys", FewKeys(signer, **fields))
-    return Issuer(cast("Database", None), keys, root="s3://lake/x")
+def few(signer: Signer, **fields: Any) -> TokenIssuer:
+    keys = cast("SigningKeys", FewKeys(signer, **fields))
+    return TokenIssuer(cast("Database", None), keys, root="s3://lake/x")
 
 
-def extended(task_id: int, *, ends: int, exp: int = 160) -> tuple[Extended, Claims]:
+def extended(task_id: int, *, ends: int, exp: int = 160) -> tuple[ExtendedLease, Claims]:
     """A lease until `ends` of an attempt whose token is of 100 until `exp`."""
     claims = Claims(
         iss="i", aud="a", sub="s", iat=100, nbf=100, exp=exp, jti="", org="", task_id=task_id,
         attempt=1,
     )  # fmt: skip
-    return Extended(task_id, 1, datetime.fromtimestamp(ends, UTC), cancel_asked=False), claims
+    return ExtendedLease(task_id, 1, datetime.fromtimestamp(ends, UTC), cancel_asked=False), claims
 
 
 def test_one_signature_that_fails_costs_one_token() -> None:

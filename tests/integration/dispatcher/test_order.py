@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from penstock.dispatcher.database.pool import Connection
-from penstock.dispatcher.routing.router import accept_events, route_events
-from penstock.dispatcher.tasks.ending import end
-from penstock.dispatcher.tasks.values import Claimed, Completion, Output
-from penstock.dispatcher.wire.steering import BackfillAsk
+from penstock.dispatcher.router import accept_events, route_events
+from penstock.dispatcher.tasks.completion import end
+from penstock.dispatcher.tasks.model import ClaimedTask, Completion, TaskOutput
+from penstock.protocol.steering import BackfillAsk
 from tests.integration.dispatcher.test_deployment import Pipeline, chain
 from tests.integration.dispatcher.test_ranges import RANGES, Ranges
 from tests.integration.dispatcher.world import Play, World
@@ -24,10 +24,12 @@ jobs:
 """
 
 
-async def publish(connection: Connection, pipeline: Pipeline, task: Claimed, place: str) -> None:
+async def publish(
+    connection: Connection, pipeline: Pipeline, task: ClaimedTask, place: str
+) -> None:
     """Complete a task of `clean`, in a transaction that is still open."""
     tidy = (await pipeline.job("clean")).outputs["tidy"]
-    output = Output(dataset=tidy, location=place, partition_key="p")
+    output = TaskOutput(dataset=tidy, location=place, partition_key="p")
     await end(connection, [Completion(task.fence, (output,))], route=route_events)
 
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
+from penstock.dispatcher.carriers import LocalInvokeCarrier, WakeCarrier
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.outbox.carriers import InvokeAsWake, WakeCarrier
-from penstock.dispatcher.outbox.outbox import Outbox
-from penstock.dispatcher.outbox.reconciler import Reconciler
-from penstock.dispatcher.outbox.relay import Relay
-from penstock.dispatcher.outbox.values import Carrier, Row
-from penstock.dispatcher.tasks.values import Claimed
-from penstock.dispatcher.wakeups.base import Channel
+from penstock.dispatcher.outbox import Outbox, OutboxCarrier, OutboxEntry, Reconciler, Relay
+from penstock.dispatcher.tasks.model import ClaimedTask
+from penstock.dispatcher.wakeups.base import WakeUpChannel
 from tests.integration.dispatcher.carrying import LIMITS, Script, Still, Words
 from tests.integration.dispatcher.world import Play, World, done
 
-OPERATOR = Channel("operator", Priority.NORMAL)
+OPERATOR = WakeUpChannel("operator", Priority.NORMAL)
 
 
-def wake(number: int = 1, operator: str = "operator", priority: str = "normal") -> Row:
+def wake(number: int = 1, operator: str = "operator", priority: str = "normal") -> OutboxEntry:
     body = {"operator": operator, "priority": priority}
-    return Row(number, "wake", f"{operator}/{priority}", body, 0)
+    return OutboxEntry(number, "wake", f"{operator}/{priority}", body, 0)
 
 
 async def invocations(world: World) -> list[int]:
@@ -96,7 +93,7 @@ def test_what_could_not_be_claimed_is_not_announced(play: Play) -> None:
 def test_a_wake_up_is_sent_or_kicks(play: Play) -> None:
     async def story(world: World) -> None:
         kicks: list[str] = []
-        refused = Channel("broken", Priority.BULK)
+        refused = WakeUpChannel("broken", Priority.BULK)
         words = Words({refused: "away"})
         carrier = WakeCarrier(words, own={"range_split": lambda: kicks.append("split")})
         rows = [wake(1), wake(2), wake(3, "broken", "bulk"), wake(4, "range_split")]
@@ -109,11 +106,13 @@ def test_a_wake_up_is_sent_or_kicks(play: Play) -> None:
 def test_where_there_is_no_lambda_an_invocation_wakes(play: Play) -> None:
     async def story(world: World) -> None:
         words = Words()
-        rows = [Row(number, "invoke", "operator", {"task_id": number}, 0) for number in (1, 2)]
-        assert await InvokeAsWake(words).carry(rows) == {}
+        rows = [
+            OutboxEntry(number, "invoke", "operator", {"task_id": number}, 0) for number in (1, 2)
+        ]
+        assert await LocalInvokeCarrier(words).carry(rows) == {}
         assert words.sent == [OPERATOR]
         words = Words({OPERATOR: "away"})
-        assert await InvokeAsWake(words).carry(rows) == {1: "away", 2: "away"}
+        assert await LocalInvokeCarrier(words).carry(rows) == {1: "away", 2: "away"}
 
     play(story)
 
@@ -128,7 +127,7 @@ def test_a_wake_up_invokes_functions(play: Play) -> None:
         running = [await world.tasks.claim(task, worker="w") for task in tasks[:2]]
         await carrier.carry([wake()])
         assert (await invocations(world), kicks) == ([], [])
-        assert isinstance(running[0], Claimed)
+        assert isinstance(running[0], ClaimedTask)
         await world.tasks.complete(done(running[0].fence))
         assert await world.wakes() == ["operator/normal"]
         await carrier.carry([wake()])
@@ -149,8 +148,8 @@ def test_an_operator_of_workers_and_functions(play: Play) -> None:
         carrier = WakeCarrier(words, invokes=world.database)
         await carrier.carry([wake(), wake(2, priority="bulk"), wake(3, "nobody")])
         assert await invocations(world) == tasks
-        nobody = Channel("nobody", Priority.NORMAL)
-        assert words.sent == [nobody, Channel("operator", Priority.BULK), OPERATOR]
+        nobody = WakeUpChannel("nobody", Priority.NORMAL)
+        assert words.sent == [nobody, WakeUpChannel("operator", Priority.BULK), OPERATOR]
 
     play(story)
 
@@ -162,7 +161,7 @@ def test_a_function_that_never_claimed_is_invoked_again(play: Play) -> None:
         await world.rows("DELETE FROM outbox WHERE kind = 'project'")
         script, clock = Script(), Still()
         waking = WakeCarrier(Words(), invokes=world.database)
-        carriers: dict[str, Carrier] = {"wake": waking, "invoke": script}
+        carriers: dict[str, OutboxCarrier] = {"wake": waking, "invoke": script}
         relay = Relay(world.database, carriers=carriers, limits=LIMITS, clock=clock)
         reconciler = Reconciler(world.database)
         world.later(31)

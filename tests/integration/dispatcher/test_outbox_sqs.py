@@ -9,15 +9,15 @@ import socket
 import pytest
 
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.wakeups.base import Channel
+from penstock.dispatcher.wakeups.base import WakeUpChannel
 from penstock.dispatcher.wakeups.sqs import SqsListener, SqsSender, SqsSettings
 from penstock.kernel.aws import aws_client
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import new_id, system_entropy
 from tests.integration.aws_server import AwsServer
 
-NORMAL = Channel("etl:run", Priority.NORMAL)
-BULK = Channel("etl:run", Priority.BULK)
+NORMAL = WakeUpChannel("etl:run", Priority.NORMAL)
+BULK = WakeUpChannel("etl:run", Priority.BULK)
 
 
 def settings() -> SqsSettings:
@@ -52,7 +52,7 @@ def test_a_queue_that_was_deleted_is_made_again(aws_server: AwsServer) -> None:
             client.delete_queue(QueueUrl=url)
 
     async def main() -> None:
-        heard: asyncio.Queue[Channel] = asyncio.Queue()
+        heard: asyncio.Queue[WakeUpChannel] = asyncio.Queue()
         listener = SqsListener(heard.put, aws=aws_server.aws, settings=here, clock=SystemClock())
         async with SqsSender(aws_server.aws, settings=here) as sender:
             assert await sender.send([NORMAL]) == {}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import resource
 
 import psycopg
 import pytest
 
 from penstock.dispatcher.database.pool import Connection, Database
-from penstock.dispatcher.tasks.values import Fence
+from penstock.dispatcher.tasks.model import Fence
 from penstock.kernel.errors import DatabaseUnavailable, InvalidInput
 from tests.integration.dispatcher.world import Play, World, Worlds
 
@@ -53,7 +56,7 @@ def test_values_that_cannot_be_stored_are_the_callers(play: Play) -> None:
 
 def test_a_connection_that_broke_is_replaced(worlds: Worlds) -> None:
     async def check() -> None:
-        async with Database(await worlds.empty()) as database:
+        async with Database(await worlds.empty(), connections_max=10) as database:
 
             async def pid(connection: psycopg.AsyncConnection[dict[str, object]]) -> object:
                 row = await (await connection.execute(b"SELECT pg_backend_pid() AS n")).fetchone()
@@ -68,3 +71,22 @@ def test_a_connection_that_broke_is_replaced(worlds: Worlds) -> None:
             assert await database.transact(pid) != first
 
     asyncio.run(check())
+
+
+def test_connections_are_used_however_many_files_are_open(worlds: Worlds) -> None:
+    async def check() -> None:
+        with contextlib.ExitStack() as stack:
+            for _ in range(1_100):
+                stack.callback(os.close, os.dup(0))
+            async with (
+                Database(await worlds.empty(), connections_max=10) as database,
+                asyncio.timeout(60),
+            ):
+                await database.transact(lambda connection: connection.execute(b"SELECT 1"))
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4_096)), hard))
+    try:
+        asyncio.run(check())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

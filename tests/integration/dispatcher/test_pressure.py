@@ -7,11 +7,18 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.database.pool import Connection
-from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.pressure.pressures import Pressures
-from penstock.dispatcher.routing.values import Accepted, Routed
-from penstock.dispatcher.tasks.values import Claimed, Completion, NewTask, Output, Refusal, Why
+from penstock.dispatcher.backpressure import Backpressure
+from penstock.dispatcher.database.pool import Connection, query
+from penstock.dispatcher.deployment_plan import CutOverOutcome
+from penstock.dispatcher.events import AcceptedEvent, RoutingResult
+from penstock.dispatcher.tasks.model import (
+    ClaimedTask,
+    Completion,
+    NewTask,
+    Refusal,
+    TaskOutput,
+    TaskRefusalReason,
+)
 from tests.integration.dispatcher.test_deployment import Pipeline
 from tests.integration.dispatcher.world import Play, World
 
@@ -91,7 +98,7 @@ async def pauses(world: World) -> dict[str, str]:
 
 def test_a_full_queue_pauses_its_upstream_until_it_has_drained(play: Play) -> None:
     async def story(world: World) -> None:
-        pipeline, pressures = Pipeline(world), Pressures(world.database)
+        pipeline, pressures = Pipeline(world), Backpressure(world.database)
         assert await pressures.turn() is None
         await pipeline.apply(line())
         await fill(pipeline, "clean", 1)
@@ -101,9 +108,9 @@ def test_a_full_queue_pauses_its_upstream_until_it_has_drained(play: Play) -> No
         assert await pauses(world) == {"feed": "all", "clean": "all", "side": "all"}
         refused = await pipeline.tasks.claim(paused_task, worker="w")
         assert isinstance(refused, Refusal)
-        assert refused.why is Why.PAUSED
+        assert refused.why is TaskRefusalReason.PAUSED
         (answer,) = await pipeline.routing.accept([await pipeline.event("a")])
-        assert getattr(answer, "paused", None) == "5 tasks of report wait, and 4 may."
+        assert getattr(answer, "paused", None) == "5 tasks of report are queued; the limit is 4."
         await drain(pipeline, "a:report", 3)
         await pressures.turn()
         assert len(await pauses(world)) == 3
@@ -113,14 +120,14 @@ def test_a_full_queue_pauses_its_upstream_until_it_has_drained(play: Play) -> No
         assert await pauses(world) == {}
         # Only what can be claimed now is told of.
         assert await world.wakes() == ["a:clean/normal"]
-        assert isinstance(await pipeline.tasks.claim(paused_task, worker="w"), Claimed)
+        assert isinstance(await pipeline.tasks.claim(paused_task, worker="w"), ClaimedTask)
 
     play(story)
 
 
 def test_bulk_is_shed_first_and_backfills_do_not_count(play: Play) -> None:
     async def story(world: World) -> None:
-        pipeline, pressures = Pipeline(world), Pressures(world.database)
+        pipeline, pressures = Pipeline(world), Backpressure(world.database)
         await pipeline.apply(line(side="bulk"))
         planned = await backfill(pipeline, "report")
         await fill(pipeline, "report", 9, backfill_id=planned)
@@ -144,7 +151,7 @@ def test_bulk_is_shed_first_and_backfills_do_not_count(play: Play) -> None:
 
 def test_an_old_queue_is_pressure_and_one_that_is_not_due_is_not(play: Play) -> None:
     async def story(world: World) -> None:
-        pipeline, pressures = Pipeline(world), Pressures(world.database)
+        pipeline, pressures = Pipeline(world), Backpressure(world.database)
         await pipeline.apply(line())
         await fill(pipeline, "report", 1)
         await fill(pipeline, "report", 1, delay_ms=3_600_000)
@@ -159,7 +166,7 @@ def test_an_old_queue_is_pressure_and_one_that_is_not_due_is_not(play: Play) -> 
         assert (report.job, report.pressed, report.depth) == ("report", True, 2)
         assert report.oldest_seconds == 601
         assert (report.max_queue_depth, report.max_queue_age_seconds) == (4, 600)
-        assert report.reason == "A task of report has waited for 10m1s, and 10m is the limit."
+        assert report.reason == "The oldest task of report has waited for 10m1s; the limit is 10m."
         assert report.pauses == ["clean", "feed", "side"]
         assert [(each.job, each.cause) for each in answer.pauses] == [
             ("clean", "pressure:report"),
@@ -178,7 +185,7 @@ def test_an_old_queue_is_pressure_and_one_that_is_not_due_is_not(play: Play) -> 
 
 def test_a_new_dag_takes_its_pressure_with_it(play: Play) -> None:
     async def story(world: World) -> None:
-        pipeline, pressures = Pipeline(world), Pressures(world.database)
+        pipeline, pressures = Pipeline(world), Backpressure(world.database)
         await pipeline.apply(line())
         await fill(pipeline, "clean", 1)
         await fill(pipeline, "report", 5)
@@ -199,9 +206,30 @@ def test_a_new_dag_takes_its_pressure_with_it(play: Play) -> None:
     play(story)
 
 
+def test_a_cut_over_that_empties_a_queue_wakes_what_was_paused_for_it(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline, pressures = Pipeline(world), Backpressure(world.database)
+        report = "inputs: [tidy, aside]\n    outputs: [said]"
+        await pipeline.apply(line().replace("inputs: [tidy, aside]", report))
+        await fill(pipeline, "clean", 1)
+        await fill(pipeline, "report", 5)
+        await pressures.turn()
+        assert len(await pauses(world)) == 3
+        edited = f"{report}\n    config: {{v: 2}}"
+        await pipeline.apply(line().replace("inputs: [tidy, aside]", edited))
+        await pipeline.forget_rebuilds()
+        said = (await pipeline.job("report")).outputs["said"]
+        assert await pipeline.deployment.cut_over(said) is CutOverOutcome.DONE
+        await pressures.turn()
+        assert await pauses(world) == {}
+        assert await world.wakes() == ["a:clean/normal"]
+
+    play(story)
+
+
 def test_people_pause_and_resume_beside_pressure(play: Play) -> None:
     async def story(world: World) -> None:
-        pipeline, pressures = Pipeline(world), Pressures(world.database)
+        pipeline, pressures = Pipeline(world), Backpressure(world.database)
         await pipeline.apply(line())
         await fill(pipeline, "clean", 1)
         assert not await pressures.pause("nothing", "x")
@@ -230,7 +258,7 @@ def test_people_pause_and_resume_beside_pressure(play: Play) -> None:
 
 def test_functions_are_invoked_again_when_their_job_goes_on(play: Play) -> None:
     async def story(world: World) -> None:
-        pipeline, pressures = Pipeline(world), Pressures(world.database)
+        pipeline, pressures = Pipeline(world), Backpressure(world.database)
         await pipeline.apply(line(runtime="lambda"))
         (task,) = await fill(pipeline, "side", 1)
         await world.rows("DELETE FROM outbox")
@@ -249,9 +277,9 @@ def test_while_one_measures_the_others_pass_by(play: Play) -> None:
         await fill(pipeline, "report", 5)
         async with world.database.transaction() as other:
             await other.execute(b"SELECT pg_advisory_xact_lock(8102650226125664869)")
-            assert await Pressures(world.database).turn() is None
+            assert await Backpressure(world.database).turn() is None
             assert await pauses(world) == {}
-        several = [Pressures(world.database) for _ in range(6)]
+        several = [Backpressure(world.database) for _ in range(6)]
         await asyncio.gather(*[each.turn() for each in several])
         assert len(await pauses(world)) == 3
 
@@ -262,9 +290,9 @@ def test_a_dag_that_changes_during_a_turn_is_read_again(play: Play) -> None:
     async def story(world: World) -> None:
         pipeline = Pipeline(world)
         await pipeline.apply(line())
-        known = await Pressures(world.database)._in_force()
+        known = await Backpressure(world.database)._in_force()
 
-        class Late(Pressures):
+        class Late(Backpressure):
             """Has read the DAG before it was changed."""
 
             async def _in_force(self) -> Any:
@@ -322,7 +350,7 @@ async def depth(pipeline: Pipeline, job: str = "mail") -> int:
 
 async def post(pipeline: Pipeline, *names: str) -> None:
     answers = await pipeline.routing.accept([await pipeline.event(name) for name in names])
-    assert all(isinstance(each, Accepted) for each in answers)
+    assert all(isinstance(each, AcceptedEvent) for each in answers)
 
 
 async def run_some(pipeline: Pipeline, job: str, count: int) -> int:
@@ -333,7 +361,7 @@ async def run_some(pipeline: Pipeline, job: str, count: int) -> int:
 
 def test_a_queue_with_a_limit_is_filled_in_windows(play: Play) -> None:
     async def story(world: World) -> None:
-        pipeline, pressures = Pipeline(world), Pressures(world.database)
+        pipeline, pressures = Pipeline(world), Backpressure(world.database)
         await pipeline.apply(windows(feeds="raw"))
         deepest = 0
 
@@ -378,7 +406,7 @@ def test_what_one_task_publishes_is_routed_in_windows(play: Play) -> None:
         (claimed,) = await pipeline.tasks.claim_next("a:clean", worker="w", limit=9)
         tidy = (await pipeline.job("clean")).outputs["tidy"]
         outputs = tuple(
-            Output(dataset=tidy, location=f"x{number}", partition_key=f"{number:02}")
+            TaskOutput(dataset=tidy, location=f"x{number}", partition_key=f"{number:02}")
             for number in range(40)
         )
         await pipeline.tasks.complete([Completion(claimed.fence, outputs)])
@@ -391,7 +419,7 @@ def test_what_one_task_publishes_is_routed_in_windows(play: Play) -> None:
         assert await depth(pipeline) == 10
         # One of them was made of the source's event, and none twice.
         assert await depth(pipeline, "copy") == 41
-        assert (await pipeline.routing.route()) == Routed(0, 0, 0)
+        assert (await pipeline.routing.route()) == RoutingResult(0, 0, 0)
 
     play(story)
 
@@ -420,7 +448,7 @@ def test_what_makes_no_task_takes_no_room(play: Play) -> None:
 
 def test_a_new_dag_decides_anew_of_what_is_held(play: Play) -> None:
     async def story(world: World) -> None:
-        pipeline, pressures = Pipeline(world), Pressures(world.database)
+        pipeline, pressures = Pipeline(world), Backpressure(world.database)
         await pipeline.apply(windows(feeds="raw", limit=""))
         await pressures.pause("feed", "x")
         await post(pipeline, *[f"{number:02}" for number in range(40)])
@@ -462,7 +490,7 @@ def test_what_is_held_waits_for_its_predecessors_and_to_be_counted(play: Play) -
         await pipeline.routing.route()
         tidy = (await pipeline.job("clean")).outputs["tidy"]
         for each in await pipeline.tasks.claim_next("a:clean", worker="w", limit=9):
-            output = Output(dataset=tidy, location=f"x{each.task_id}", partition_key="p")
+            output = TaskOutput(dataset=tidy, location=f"x{each.task_id}", partition_key="p")
             await pipeline.tasks.complete([Completion(each.fence, (output,))])
         held = "SELECT seq FROM event WHERE routed = 'held' ORDER BY seq"
         first, second = [row["seq"] for row in await world.rows(held)]
@@ -477,7 +505,7 @@ def test_what_is_held_waits_for_its_predecessors_and_to_be_counted(play: Play) -
         await world.rows("UPDATE event SET routed = 'pending' WHERE seq = %s", first)
         async with world.database.transaction() as other:
             await other.execute(b"SELECT FROM event WHERE seq = %s FOR UPDATE", [first])
-            assert await pipeline.routing.route() == Routed(0, 0, 0)
+            assert await pipeline.routing.route() == RoutingResult(0, 0, 0)
         await pipeline.routing.route()
         rows = await world.rows(
             "SELECT event_seq FROM task WHERE operator = 'a:mail' ORDER BY task.id"

@@ -14,19 +14,19 @@ from penstock.datasets.projection import (
     project,
 )
 from penstock.datasets.schema import Column
-from penstock.dispatcher.datasets.refreshing import Refreshed, Refreshing
-from penstock.dispatcher.outbox import projecting
-from penstock.dispatcher.outbox.reconciler import PARKED_SECONDS, Reconciler
-from penstock.dispatcher.tasks.values import (
-    Claimed,
+from penstock.dispatcher.datasets import projector
+from penstock.dispatcher.datasets.projector import ProjectionRefresher, RefreshResult
+from penstock.dispatcher.outbox import PARKED_SECONDS, Reconciler
+from penstock.dispatcher.tasks.model import (
+    AttemptEnd,
+    ClaimedTask,
     Completion,
-    Ended,
-    Publishing,
+    PublishOutcome,
     Refusal,
-    Status,
-    Why,
+    TaskRefusalReason,
 )
 from penstock.kernel.errors import Unavailable
+from penstock.protocol.base import TaskStatus
 from penstock.store.base import PutMode
 from tests.integration.dispatcher.readers import ROOT, Library, columns, completed, facts
 from tests.integration.dispatcher.world import Job, Play, World, done
@@ -46,14 +46,14 @@ async def publication(world: World, *, partition: str = "p") -> dict[str, Any]:
     return row
 
 
-def outcome(answer: Ended | Refusal) -> Publishing:
-    assert isinstance(answer, Ended)
+def outcome(answer: AttemptEnd | Refusal) -> PublishOutcome:
+    assert isinstance(answer, AttemptEnd)
     return answer.published[0].outcome
 
 
-def refused(answer: Ended | Refusal) -> str:
+def refused(answer: AttemptEnd | Refusal) -> str:
     assert isinstance(answer, Refusal)
-    assert answer.why is Why.SCHEMA
+    assert answer.why is TaskRefusalReason.SCHEMA
     return answer.detail
 
 
@@ -97,16 +97,16 @@ def test_one_task_replaces_a_partition_once(play: Play, update_mode: str) -> Non
         outputs = [job.output("p", f"s3://b/{key}", append_key=key) for key in "ab"]
         said = [*done(one.fence, *outputs), *done(neighbour.fence, job.output("q"))]
         answer, other = await world.tasks.complete(said)
-        assert isinstance(other, Ended)
+        assert isinstance(other, AttemptEnd)
         if update_mode == "append":
-            assert isinstance(answer, Ended)
+            assert isinstance(answer, AttemptEnd)
             assert await world.value("SELECT count(*) FROM appended WHERE partition_key = 'p'") == 2
             return
         assert isinstance(answer, Refusal)
-        assert answer.why is Why.OUTPUTS
+        assert answer.why is TaskRefusalReason.OUTPUTS
         assert "the same partition twice" in answer.detail
         assert answer.state is not None
-        assert answer.state.status is Status.RUNNING
+        assert answer.state.status is TaskStatus.RUNNING
         assert await world.value("SELECT count(*) FROM publication") == 1
 
     play(story)
@@ -116,14 +116,14 @@ def test_a_schema_grows_and_refuses_one_task_alone(play: Play) -> None:
     async def story(world: World) -> None:
         job = await world.job()
 
-        def said(claimed: Claimed, *of: Column) -> Completion:
+        def said(claimed: ClaimedTask, *of: Column) -> Completion:
             return Completion(
                 claimed.fence, (job.output(str(claimed.task_id), facts=facts(of=of)),)
             )
 
         first, second, third, fourth = [await job.claimed(key) for key in "abcd"]
         (begun,) = await world.tasks.complete([said(first, *columns("a", "b"))])
-        assert outcome(begun) is Publishing.PUBLISHED
+        assert outcome(begun) is PublishOutcome.PUBLISHED
         answers = await world.tasks.complete(
             [
                 said(second, *columns("a", "c")),
@@ -131,10 +131,10 @@ def test_a_schema_grows_and_refuses_one_task_alone(play: Play) -> None:
                 said(fourth, *columns("b", "a")),
             ]
         )
-        assert outcome(answers[0]) is Publishing.PUBLISHED
+        assert outcome(answers[0]) is PublishOutcome.PUBLISHED
         assert "'b'" in refused(answers[1])
         assert "string" in refused(answers[1])
-        assert outcome(answers[2]) is Publishing.PUBLISHED
+        assert outcome(answers[2]) is PublishOutcome.PUBLISHED
         assert await schema(world) == ["a", "b", "c"]
         assert await world.value("SELECT count(*) FROM publication") == 3
         # It may end otherwise, and the same words again are refused again.
@@ -142,9 +142,9 @@ def test_a_schema_grows_and_refuses_one_task_alone(play: Play) -> None:
         assert refused(again)
         assert isinstance(answers[1], Refusal)
         assert answers[1].state is not None
-        assert answers[1].state.status is Status.RUNNING
+        assert answers[1].state.status is TaskStatus.RUNNING
         (good,) = await world.tasks.complete([said(third, *columns("a", "b"))])
-        assert outcome(good) is Publishing.PUBLISHED
+        assert outcome(good) is PublishOutcome.PUBLISHED
 
     play(story)
 
@@ -159,19 +159,19 @@ def test_who_is_refused_or_late_grows_no_schema(play: Play) -> None:
         stray = job.output("q", facts=facts(of=columns("a", "z")))
         (replayed,) = await world.tasks.complete(done(first.fence, stray))
         assert isinstance(replayed, Refusal)
-        assert replayed.why is Why.DIFFERENT
+        assert replayed.why is TaskRefusalReason.DIFFERENT
         second = await job.claimed("b")
         guessed = type(second.fence)(second.task_id, second.attempt, "guessed")
         (stale,) = await world.tasks.complete(done(guessed, stray))
         assert isinstance(stale, Refusal)
-        assert stale.why is Why.STALE
+        assert stale.why is TaskRefusalReason.STALE
         misplaced = await completed(world, second, stray, other.output("x"))
         assert isinstance(misplaced, Refusal)
-        assert misplaced.why is Why.OUTPUTS
+        assert misplaced.why is TaskRefusalReason.OUTPUTS
         await world.tasks.cancel([second.task_id])
         cancelled = await completed(world, second, stray)
-        assert isinstance(cancelled, Ended)
-        assert cancelled.status is Status.CANCELLED
+        assert isinstance(cancelled, AttemptEnd)
+        assert cancelled.status is TaskStatus.CANCELLED
         # Of two outputs of one task neither counts if one does not fit.
         wide = await world.job("wide")
         extra = await world.value(
@@ -242,7 +242,7 @@ def test_one_word_for_a_generation_however_much_moves(play: Play) -> None:
         late, later = [await job.claimed(key) for key in "xy"]
         await completed(world, later, job.output("z"))
         await library.carry()
-        assert outcome(await completed(world, late, job.output("z"))) is Publishing.SUPERSEDED
+        assert outcome(await completed(world, late, job.output("z"))) is PublishOutcome.SUPERSEDED
         assert await world.value("SELECT count(*) FROM outbox WHERE kind = 'project'") == 0
 
     play(story)
@@ -420,8 +420,8 @@ def test_a_publication_may_only_be_noted_as_written(play: Play) -> None:
 def test_what_is_too_much_for_one_delivery_comes_with_the_next(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(projecting, "PAGE", 2)
-    monkeypatch.setattr(projecting, "PAGES_MAX", 1)
+    monkeypatch.setattr(projector, "PAGE", 2)
+    monkeypatch.setattr(projector, "PAGES_MAX", 1)
 
     async def story(world: World) -> None:
         library, job = Library(world), await world.job()
@@ -489,14 +489,14 @@ def test_a_database_that_has_gone_back_tells_readers_what_it_knows(play: Play) -
         assert seen.revision == 5
         # What is not is told when somebody asks for it, and once.
         (dataset,) = await world.rows("SELECT id::text AS uuid FROM dataset WHERE name = 'job'")
-        refreshing = Refreshing(world.database, library.store, clock=library.clock)
+        refreshing = ProjectionRefresher(world.database, library.store, clock=library.clock)
         assert await library.locations(job) == forgotten
         done = await refreshing.refresh("job", uuid=dataset["uuid"])
-        assert done == Refreshed(looked=2, written=2, at=None)
+        assert done == RefreshResult(looked=2, written=2, at=None)
         assert await library.locations(job) == [first]
         assert await library.current() == (generation, 9)
         done = await refreshing.refresh("job", uuid=dataset["uuid"])
-        assert done == Refreshed(looked=2, written=0, at=None)
+        assert done == RefreshResult(looked=2, written=0, at=None)
         # And from now on publications of it are told as ever.
         third = await library.publish(job, await job.claimed("third"))
         await library.carry()

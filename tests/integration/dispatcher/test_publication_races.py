@@ -13,29 +13,28 @@ from typing import Any
 import pytest
 
 from penstock.datasets.projection import read_dataset
-from penstock.dispatcher.database.pool import Connection
-from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.deployment.values import CutOver
-from penstock.dispatcher.tasks.ending import end, held_outputs, no_route
-from penstock.dispatcher.tasks.schemas import refuse_misfits, written
-from penstock.dispatcher.tasks.values import (
+from penstock.dispatcher.database.pool import Connection, query
+from penstock.dispatcher.deployment_plan import CutOverOutcome
+from penstock.dispatcher.tasks.completion import end, held_outputs, no_route
+from penstock.dispatcher.tasks.model import (
+    AttemptEnd,
     Completion,
-    Ended,
     Fence,
-    Output,
-    Publishing,
+    PublishOutcome,
     Refusal,
-    Status,
-    Why,
+    TaskOutput,
+    TaskRefusalReason,
 )
+from penstock.dispatcher.tasks.schemas import refuse_misfits, written
+from penstock.protocol.base import TaskStatus
 from tests.integration.dispatcher.readers import Library, columns, facts
 from tests.integration.dispatcher.test_deployment import Pipeline, chain
 from tests.integration.dispatcher.test_races import second_after_first
 from tests.integration.dispatcher.world import Play, World, done
 
 
-def became(answer: object) -> Publishing:
-    assert isinstance(answer, Ended)
+def became(answer: object) -> PublishOutcome:
+    assert isinstance(answer, AttemptEnd)
     (one,) = answer.published
     return one.outcome
 
@@ -55,7 +54,7 @@ def test_two_replace_one_partition(play: Play, is_in_order: bool, is_kept: bool)
             is_kept=is_kept,
         )
         wins = second if is_in_order or not is_kept else first
-        expected = Publishing.PUBLISHED if wins is second else Publishing.SUPERSEDED
+        expected = PublishOutcome.PUBLISHED if wins is second else PublishOutcome.SUPERSEDED
         assert became(answer) is expected
         row = await world.rows("SELECT task_id, location, revision FROM publication")
         revision = 2 if is_in_order and is_kept else 1
@@ -80,7 +79,7 @@ def test_two_append_to_one_partition(play: Play, is_same_key: bool, is_kept: boo
         library, job = Library(world), await world.job(update_mode="append")
         early, late = [await job.claimed(key) for key in "ab"]
 
-        def output(number: int) -> Output:
+        def output(number: int) -> TaskOutput:
             key = "same" if is_same_key else None
             return job.output("p", f"s3://b/{number}", append_key=key, facts=facts(rows=5))
 
@@ -91,7 +90,9 @@ def test_two_append_to_one_partition(play: Play, is_same_key: bool, is_kept: boo
             is_kept=is_kept,
         )
         is_double = is_same_key and is_kept
-        assert became(answer) is (Publishing.DUPLICATE if is_double else Publishing.PUBLISHED)
+        assert became(answer) is (
+            PublishOutcome.DUPLICATE if is_double else PublishOutcome.PUBLISHED
+        )
         parts = 1 if is_double or not is_kept else 2
         (row,) = await world.rows("SELECT revision, rows FROM publication")
         assert (row["revision"], row["rows"]) == (parts, parts * 5)
@@ -146,17 +147,17 @@ def test_two_grow_one_schema(play: Play, is_kept: bool) -> None:
             await other.complete(done(one.fence, with_number))
             # Who needs nothing new does not wait.
             (free,) = await world.tasks.complete(done(three.fence, as_ever))
-            assert became(free) is Publishing.PUBLISHED
+            assert became(free) is PublishOutcome.PUBLISHED
             waiting = group.create_task(world.tasks.complete(done(two.fence, with_text)))
             await world.until_waiting()
         (answer,) = waiting.result()
         if is_kept:
             assert isinstance(answer, Refusal)
-            assert answer.why is Why.SCHEMA
+            assert answer.why is TaskRefusalReason.SCHEMA
             assert answer.state is not None
-            assert answer.state.status is Status.RUNNING
+            assert answer.state.status is TaskStatus.RUNNING
         else:
-            assert became(answer) is Publishing.PUBLISHED
+            assert became(answer) is PublishOutcome.PUBLISHED
         found = await world.value("SELECT columns FROM generation_schema")
         assert [(each["name"], each["type"]) for each in found] == [
             ("a", "bigint"),
@@ -190,8 +191,8 @@ def test_one_that_was_asked_to_stop_is_not_let_go_on_between_schema_and_end(play
             resumed = group.create_task(world.database.transact(go_on))
             await world.until_waiting()
             (answer,), _ = await end(connection, said, route=no_route)
-        assert isinstance(answer, Ended)
-        assert (answer.status, answer.published) == (Status.CANCELLED, ())
+        assert isinstance(answer, AttemptEnd)
+        assert (answer.status, answer.published) == (TaskStatus.CANCELLED, ())
         assert resumed.result() == 0
 
     play(story)
@@ -208,19 +209,19 @@ def test_two_publish_the_first_of_a_generation(play: Play) -> None:
             ),
             world.tasks.complete(done(two.fence, job.output("q", facts=facts(of=columns("b"))))),
         )
-        assert became(answer) is Publishing.PUBLISHED
+        assert became(answer) is PublishOutcome.PUBLISHED
         found = await world.value("SELECT columns FROM generation_schema")
         assert [each["name"] for each in found] == ["a", "b"]
 
     play(story)
 
 
-def output_of(pipeline_task: Any, location: str) -> Output:
+def output_of(pipeline_task: Any, location: str) -> TaskOutput:
     (name,) = [
         each if isinstance(each, str) else each["name"]
         for each in pipeline_task.definition["outputs"]
     ]
-    return Output(
+    return TaskOutput(
         dataset=pipeline_task.definition["datasets"][name],
         location=location,
         partition_key=pipeline_task.payload["partition_key"],
@@ -251,17 +252,17 @@ def test_a_cut_over_while_one_publishes(play: Play, is_new: bool) -> None:
             (answer,) = await other.complete(
                 [Completion(late.fence, (output_of(late, "s3://b/new"),))]
             )
-            assert isinstance(answer, Ended)
+            assert isinstance(answer, AttemptEnd)
             moving = group.create_task(pipeline.deployment.cut_over(daily, force=True))
             await world.until_waiting()
         found = moving.result()
         if is_new:
-            assert found is CutOver.DONE
+            assert found is CutOverOutcome.DONE
         else:
             # The task of the rebuild has not ended.
-            assert found is CutOver.BACKFILL
+            assert found is CutOverOutcome.BACKFILL
             await world.tasks.complete([Completion(new.fence, (output_of(new, "s3://b/2"),))])
-            assert await pipeline.deployment.cut_over(daily, force=True) is CutOver.DONE
+            assert await pipeline.deployment.cut_over(daily, force=True) is CutOverOutcome.DONE
         await library.carry()
         seen = await read_dataset(library.store, "daily")
         assert seen is not None
@@ -288,7 +289,7 @@ def test_one_who_publishes_after_the_cut_over_reaches_its_own_generation(play: P
         await pipeline.apply(chain(report="2"), force=True)
         await pipeline.forget_rebuilds()
         daily = await world.value("SELECT id::text FROM dataset WHERE name = 'daily'")
-        assert await pipeline.deployment.cut_over(daily, force=True) is CutOver.DONE
+        assert await pipeline.deployment.cut_over(daily, force=True) is CutOverOutcome.DONE
         await library.carry()
         await world.tasks.complete([Completion(old.fence, (output_of(old, "s3://b/old"),))])
         await library.carry()

@@ -13,19 +13,19 @@ from typing import Any, TypeVar
 import pytest
 
 from penstock.dispatcher.tasks.lifecycle import Tasks
-from penstock.dispatcher.tasks.values import (
-    Claimed,
+from penstock.dispatcher.tasks.model import (
+    AttemptEnd,
+    ClaimedTask,
     Completion,
-    Ended,
-    Extended,
+    ExtendedLease,
     Failure,
     Fence,
-    Publishing,
+    PublishOutcome,
     Refusal,
-    Status,
-    TaskState,
-    Why,
+    TaskRefusalReason,
+    TaskSnapshot,
 )
+from penstock.protocol.base import TaskStatus
 from tests.integration.dispatcher.world import Play, World, done, failed
 
 Answer = TypeVar("Answer")
@@ -46,13 +46,13 @@ async def second_after_first(
     return waiting.result()
 
 
-def why(answer: object) -> Why:
+def why(answer: object) -> TaskRefusalReason:
     assert isinstance(answer, Refusal)
     return answer.why
 
 
-def status(answer: object) -> Status:
-    assert isinstance(answer, Ended | TaskState)
+def status(answer: object) -> TaskStatus:
+    assert isinstance(answer, AttemptEnd | TaskSnapshot)
     return answer.status
 
 
@@ -63,7 +63,7 @@ def test_a_heartbeat_that_is_under_way_is_not_reaped(play: Play) -> None:
         claimed = await job.claimed()
         world.later(11)
         async with world.unfinished() as other:
-            assert isinstance((await other.heartbeat([claimed.fence]))[0], Extended)
+            assert isinstance((await other.heartbeat([claimed.fence]))[0], ExtendedLease)
             assert (await world.tasks.reap()).reaped == ()
         assert (await world.tasks.reap()).reaped == ()
 
@@ -87,10 +87,10 @@ def test_whoever_comes_after_the_reaper_is_refused(play: Play, is_kept: bool) ->
                 world, lambda other: other.reap(), call(claimed.fence), is_kept=is_kept
             )
             if is_kept:
-                assert why(answer) is Why.STALE
+                assert why(answer) is TaskRefusalReason.STALE
                 assert await world.value("SELECT count(*) FROM event") == 0
             else:
-                assert isinstance(answer, Extended | Ended)
+                assert isinstance(answer, ExtendedLease | AttemptEnd)
             # What is left must not meet the next reaper.
             await world.tasks.cancel([claimed.task_id])
             await world.tasks.complete(done(claimed.fence))
@@ -105,8 +105,8 @@ def test_an_attempt_that_is_ending_is_not_reaped(play: Play) -> None:
         first, second = await job.claimed("a"), await job.claimed("b")
         world.later(11)
         async with world.unfinished() as other:
-            assert status((await other.complete(done(first.fence)))[0]) is Status.COMPLETED
-            assert status((await other.fail(failed(second.fence)))[0]) is Status.RETRYING
+            assert status((await other.complete(done(first.fence)))[0]) is TaskStatus.COMPLETED
+            assert status((await other.fail(failed(second.fence)))[0]) is TaskStatus.RETRYING
             assert (await world.tasks.reap()).reaped == ()
         assert (await world.tasks.reap()).reaped == ()
         assert await world.value("SELECT count(*) FROM attempt WHERE outcome = 'expired'") == 0
@@ -140,13 +140,13 @@ def test_cancel_and_complete(play: Play) -> None:
             lambda other: other.cancel([first.task_id]),
             world.tasks.complete(done(first.fence, job.output())),
         )
-        assert status(answer) is Status.CANCELLED
+        assert status(answer) is TaskStatus.CANCELLED
         (refused,) = await second_after_first(
             world,
             lambda other: other.complete(done(second.fence)),
             world.tasks.cancel([second.task_id]),
         )
-        assert why(refused) is Why.OVER
+        assert why(refused) is TaskRefusalReason.OVER
         assert await world.value("SELECT count(*) FROM event") == 0
 
     play(story)
@@ -159,12 +159,12 @@ def test_cancel_and_claim(play: Play) -> None:
         answer = await second_after_first(
             world, lambda other: other.cancel([first]), world.tasks.claim(first, worker="w")
         )
-        assert why(answer) is Why.OVER
+        assert why(answer) is TaskRefusalReason.OVER
         (asked,) = await second_after_first(
             world, lambda other: other.claim(second, worker="w"), world.tasks.cancel([second])
         )
-        assert isinstance(asked, TaskState)
-        assert (asked.status, asked.cancel_asked) == (Status.RUNNING, True)
+        assert isinstance(asked, TaskSnapshot)
+        assert (asked.status, asked.cancel_asked) == (TaskStatus.RUNNING, True)
         async with world.unfinished() as other:
             await other.cancel([third])
             assert await world.tasks.claim_next("operator", worker="w") == ()
@@ -175,11 +175,14 @@ def test_cancel_and_claim(play: Play) -> None:
 def test_two_completions_of_one_attempt(play: Play) -> None:
     async def story(world: World) -> None:
         job = await world.job()
-        for key, outputs, expected in (("a", (), None), ("b", (job.output(),), Why.DIFFERENT)):
+        for key, outputs, expected in (
+            ("a", (), None),
+            ("b", (job.output(),), TaskRefusalReason.DIFFERENT),
+        ):
             claimed = await job.claimed(key)
             told: list[object] = []
 
-            async def first(other: Tasks, claimed: Claimed = claimed) -> None:
+            async def first(other: Tasks, claimed: ClaimedTask = claimed) -> None:
                 told.extend(await other.complete(done(claimed.fence)))  # noqa: B023 - awaited here
 
             (answer,) = await second_after_first(
@@ -190,7 +193,7 @@ def test_two_completions_of_one_attempt(play: Play) -> None:
             else:
                 assert why(answer) is expected
             (other_end,) = await world.tasks.fail([Failure(claimed.fence, "late")])
-            assert why(other_end) is Why.DIFFERENT
+            assert why(other_end) is TaskRefusalReason.DIFFERENT
 
     play(story)
 
@@ -209,9 +212,9 @@ def test_two_claims_of_one_task(play: Play, is_kept: bool) -> None:
         if is_kept:
             assert isinstance(answer, Refusal)
             assert answer.state is not None
-            assert (answer.why, answer.state.worker) == (Why.RUNNING, "first")
+            assert (answer.why, answer.state.worker) == (TaskRefusalReason.RUNNING, "first")
         else:
-            assert isinstance(answer, Claimed)
+            assert isinstance(answer, ClaimedTask)
             assert answer.attempt == 1
 
     play(story)
@@ -229,7 +232,7 @@ def test_claims_under_a_limit_come_one_after_the_other(
         first, second = await job.make("a", "b")
 
         async def claim_first(other: Tasks) -> None:
-            assert isinstance(await other.claim(first, worker="first"), Claimed)
+            assert isinstance(await other.claim(first, worker="first"), ClaimedTask)
 
         some = await second_after_first(
             world, claim_first, world.tasks.claim_next("operator", worker="w")
@@ -242,9 +245,9 @@ def test_claims_under_a_limit_come_one_after_the_other(
             world, claim_first, world.tasks.claim(second, worker="second"), is_kept=is_kept
         )
         if is_kept:
-            assert why(answer) is Why.FULL
+            assert why(answer) is TaskRefusalReason.FULL
         else:
-            assert isinstance(answer, Claimed)
+            assert isinstance(answer, ClaimedTask)
 
     play(story)
 
@@ -276,7 +279,7 @@ def test_two_replays_are_one(play: Play) -> None:
             lambda other: other.replay([claimed.task_id]),
             world.tasks.replay([claimed.task_id]),
         )
-        assert why(answer) is Why.NOT_DEAD
+        assert why(answer) is TaskRefusalReason.NOT_DEAD
         assert await world.wakes() == ["operator/normal"]
 
     play(story)
@@ -304,22 +307,24 @@ def test_two_tasks_publish_one_partition(play: Play, mode: str) -> None:
     async def story(world: World) -> None:
         job = await world.job(update_mode=mode)
 
-        async def race(first: Claimed, second: Claimed) -> tuple[Publishing, int | None]:
+        async def race(
+            first: ClaimedTask, second: ClaimedTask
+        ) -> tuple[PublishOutcome, int | None]:
             output = job.output("p", append_key="same" if mode == "append" else None)
             (answer,) = await second_after_first(
                 world,
                 lambda other: other.complete(done(first.fence, output)),
                 world.tasks.complete(done(second.fence, output)),
             )
-            assert isinstance(answer, Ended)
+            assert isinstance(answer, AttemptEnd)
             return answer.published[0].outcome, answer.published[0].revision
 
         early, late = await job.claimed("a"), await job.claimed("b")
-        refused = Publishing.SUPERSEDED if mode == "replace" else Publishing.DUPLICATE
+        refused = PublishOutcome.SUPERSEDED if mode == "replace" else PublishOutcome.DUPLICATE
         assert await race(late, early) == (refused, None)
         if mode == "replace":
             older, younger = await job.claimed("c"), await job.claimed("d")
-            assert await race(older, younger) == (Publishing.PUBLISHED, 3)
+            assert await race(older, younger) == (PublishOutcome.PUBLISHED, 3)
             assert await world.value("SELECT task_id FROM publication") == younger.task_id
 
     play(story)
@@ -335,7 +340,7 @@ def test_many_end_many_in_any_order(play: Play) -> None:
         answers = await asyncio.gather(*(world.tasks.complete(order) for order in orders))
         by_task = [{each.task_id: each for each in some} for some in answers]
         assert by_task[0] == by_task[1] == by_task[2]
-        assert all(isinstance(each, Ended) for each in by_task[0].values())
+        assert all(isinstance(each, AttemptEnd) for each in by_task[0].values())
         top = await world.rows("SELECT partition_key, task_id FROM publication ORDER BY 1")
         assert [row["task_id"] for row in top] == [each.task_id for each in claims[9:]]
 

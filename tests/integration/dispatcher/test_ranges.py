@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.database.pool import Connection
-from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.ranges.operators import RangeOperators, run
-from penstock.dispatcher.routing.router import route_events
-from penstock.dispatcher.routing.values import NewEvent
+from penstock.dispatcher.database.pool import Connection, query
+from penstock.dispatcher.events import NewEvent
+from penstock.dispatcher.range_operators import RangeOperators, run
+from penstock.dispatcher.router import route_events
 from penstock.dispatcher.tasks.lifecycle import Tasks
-from penstock.dispatcher.tasks.values import Extended, Fence, Refusal
-from penstock.dispatcher.wire.steering import BackfillAsk
+from penstock.dispatcher.tasks.model import ExtendedLease, Fence, Refusal
+from penstock.protocol.steering import BackfillAsk
 from tests.integration.dispatcher.test_deployment import Pipeline
 from tests.integration.dispatcher.world import Play, World
 
@@ -347,11 +346,11 @@ def test_a_task_of_many_ranges_takes_the_leases_of_others_with_it(play: Play) ->
                 fences: Sequence[Fence],
                 *,
                 progress: Mapping[int, Mapping[str, Any]] | None = None,
-            ) -> tuple[Extended | Refusal, ...]:
+            ) -> tuple[ExtendedLease | Refusal, ...]:
                 spans.append(len(fences))
                 world.later(40)
                 told = await super().heartbeat(fences, progress=progress)
-                assert all(isinstance(each, Extended) for each in told)
+                assert all(isinstance(each, ExtendedLease) for each in told)
                 return told
 
         # Reapers have been there before, so that nobody holds still.

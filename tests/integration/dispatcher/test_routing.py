@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from penstock.dispatcher.dag.filters import accepts, parse_where
-from penstock.dispatcher.deployment.values import CutOver
-from penstock.dispatcher.routing.router import BATCH_MAX, Routing, route_events
-from penstock.dispatcher.routing.values import (
+from penstock.dispatcher.deployment_plan import CutOverOutcome
+from penstock.dispatcher.events import (
     Acceptance,
-    Accepted,
+    AcceptedEvent,
+    EventRefusalReason,
     NewEvent,
-    NotAccepted,
-    Routed,
-    WhyRefused,
+    RefusedEvent,
+    RoutingResult,
 )
+from penstock.dispatcher.router import BATCH_MAX, Router, route_events
 from penstock.dispatcher.tasks.lifecycle import Tasks
-from penstock.dispatcher.tasks.values import Completion, Ended, Output
+from penstock.dispatcher.tasks.model import AttemptEnd, Completion, TaskOutput
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput
 from tests.integration.dispatcher.test_deployment import SINK, Pipeline, chain
@@ -46,7 +46,7 @@ def reader(name: str, *, where: str = "", **fields: str) -> str:
 
 async def outcome(pipeline: Pipeline, *events: NewEvent) -> list[str]:
     answers = await pipeline.routing.accept(events)
-    return [each.outcome if isinstance(each, Accepted) else each.why for each in answers]
+    return [each.outcome if isinstance(each, AcceptedEvent) else each.why for each in answers]
 
 
 def test_events_come_twice_and_in_any_order(play: Play) -> None:
@@ -127,17 +127,19 @@ def test_datasets_and_generations_that_are_not_there(play: Play) -> None:
         await pipeline.apply(chain())
         lost = await pipeline.event("a", dataset=NOWHERE)
         (answer,) = await pipeline.routing.accept([lost])
-        assert answer == NotAccepted(WhyRefused.UNKNOWN_DATASET, f"There is no dataset {NOWHERE}.")
+        assert answer == RefusedEvent(
+            EventRefusalReason.UNKNOWN_DATASET, f"There is no dataset {NOWHERE}."
+        )
         strange = await pipeline.event("a", generation=NOWHERE)
         (kept,) = await pipeline.routing.accept([strange])
-        assert isinstance(kept, Accepted)
+        assert isinstance(kept, AcceptedEvent)
         assert (kept.outcome, kept.why_not) == (
             Acceptance.AUDITED,
             "This generation is not known.",
         )
         assert await outcome(pipeline, strange) == ["duplicate"]
         assert await world.value("SELECT routed FROM event") == "audited"
-        assert await pipeline.routing.route() == Routed(0, 0, 0)
+        assert await pipeline.routing.route() == RoutingResult(0, 0, 0)
 
     play(story)
 
@@ -153,9 +155,9 @@ def test_what_has_left_is_audited(play: Play) -> None:
         early = await pipeline.event("early", dataset=tidy, generation=old.generation)
         assert await outcome(pipeline, early) == ["new"]
         await pipeline.apply(chain(clean="2"))
-        assert await pipeline.deployment.cut_over(tidy) is CutOver.DONE
+        assert await pipeline.deployment.cut_over(tidy) is CutOverOutcome.DONE
         # Accepted before it left, and routed after.
-        assert await pipeline.routing.route() == Routed(0, 1, 0)
+        assert await pipeline.routing.route() == RoutingResult(0, 1, 0)
         late = dataclasses.replace(early, event_id="late")
         assert await outcome(pipeline, late) == ["audited"]
         shorter = chain(clean="2")
@@ -185,7 +187,7 @@ def test_a_paused_source_is_told(play: Play) -> None:
             " WHERE name = 'feed'"
         )
         (answer,) = await pipeline.routing.accept([event])
-        assert isinstance(answer, Accepted)
+        assert isinstance(answer, AcceptedEvent)
         assert (answer.outcome, answer.paused) == (
             Acceptance.NEW,
             "The queue of clean is full.",
@@ -193,7 +195,7 @@ def test_a_paused_source_is_told(play: Play) -> None:
         # What only bulk work has to give way to does not concern it.
         await world.rows("UPDATE pause SET scope = 'bulk'")
         (answer,) = await pipeline.routing.accept([event])
-        assert isinstance(answer, Accepted)
+        assert isinstance(answer, AcceptedEvent)
         assert (answer.outcome, answer.paused) == (Acceptance.DUPLICATE, None)
 
     play(story)
@@ -208,10 +210,10 @@ def test_one_event_is_one_task_a_reader(play: Play) -> None:
         feed = await pipeline.job("feed")
         event = await pipeline.event("p", start=3, end=9)
         await pipeline.routing.accept([event, await pipeline.event("q")])
-        assert await pipeline.routing.route() == Routed(2, 0, 6)
+        assert await pipeline.routing.route() == RoutingResult(2, 0, 6)
         assert await pipeline.open_tasks() == [(j, p) for j in "xyz" for p in "pq"]
         assert await world.wakes() == ["a:x/normal", "a:y/bulk"]
-        assert await pipeline.routing.route() == Routed(0, 0, 0)
+        assert await pipeline.routing.route() == RoutingResult(0, 0, 0)
         assert await world.wakes() == []
         (task,) = await pipeline.tasks.claim_next("a:y", worker="w")
         assert task.payload == {
@@ -387,7 +389,7 @@ def test_what_is_being_built_and_what_it_replaces_are_both_served(play: Play) ->
         daily = (await pipeline.job("report")).outputs["daily"]
         # The downstream one first: it is fed by both until the end.
         for dataset in (daily, tidy):
-            assert await pipeline.deployment.cut_over(dataset) is CutOver.DONE
+            assert await pipeline.deployment.cut_over(dataset) is CutOverOutcome.DONE
         await pipeline.send("q")
         assert [each.generation for each in await pipeline.work("a:clean")] == [new["clean"]]
         assert [each.generation for each in await pipeline.work("a:report")] == [new["report"]]
@@ -418,11 +420,11 @@ def test_a_completion_routes_in_its_transaction(play: Play, is_kept: bool) -> No
         (claimed,) = await pipeline.tasks.claim_next("a:clean", worker="w")
         await world.wakes()
         tidy = claimed.definition["datasets"]["tidy"]
-        output = Output(dataset=tidy, location="s3://b/x", partition_key="p")
+        output = TaskOutput(dataset=tidy, location="s3://b/x", partition_key="p")
         async with world.unfinished(is_kept=is_kept) as other:
             tasks = Tasks(other._database, route=route_events)
             (ended,) = await tasks.complete([Completion(claimed.fence, (output,))])
-            assert isinstance(ended, Ended)
+            assert isinstance(ended, AttemptEnd)
         assert await pipeline.select("job.name = 'report'") == [("report", "p")] * is_kept
         assert await world.wakes() == ["a:report/normal"] * is_kept
         assert await world.value("SELECT count(*) FROM event WHERE routed = 'pending'") == 0
@@ -441,9 +443,11 @@ def test_a_router_passes_by_what_another_has_in_hand(play: Play, is_kept: bool) 
         names = ["a", "b", "c"]
         await pipeline.routing.accept([await pipeline.event(name) for name in names])
         async with world.unfinished(is_kept=is_kept) as other:
-            assert await Routing(other._database).route(limit=2) == Routed(2, 0, 2)
-            assert await pipeline.routing.route() == Routed(1, 0, 1)
-        assert await pipeline.routing.route() == (Routed(0, 0, 0) if is_kept else Routed(2, 0, 2))
+            assert await Router(other._database).route(limit=2) == RoutingResult(2, 0, 2)
+            assert await pipeline.routing.route() == RoutingResult(1, 0, 1)
+        assert await pipeline.routing.route() == (
+            RoutingResult(0, 0, 0) if is_kept else RoutingResult(2, 0, 2)
+        )
         assert await pipeline.open_tasks() == [("clean", name) for name in names]
 
     play(story)
@@ -456,11 +460,11 @@ def test_two_bring_one_event(play: Play, is_kept: bool) -> None:
         await pipeline.apply(chain())
         event = await pipeline.event("a")
         async with asyncio.TaskGroup() as group, world.unfinished(is_kept=is_kept) as other:
-            await Routing(other._database).accept([event])
+            await Router(other._database).accept([event])
             second = group.create_task(pipeline.routing.accept([event]))
             await world.until_waiting()
         (answer,) = second.result()
-        assert isinstance(answer, Accepted)
+        assert isinstance(answer, AcceptedEvent)
         assert answer.outcome == ("duplicate" if is_kept else "new")
         assert await world.value("SELECT count(*) FROM event") == 1
 
@@ -489,7 +493,7 @@ def test_of_two_tasks_for_a_partition_the_later_one_sees_what_led_to_the_earlier
         (left,) = await pipeline.tasks.claim_next("a:left", worker="w")
         (right,) = await pipeline.tasks.claim_next("a:right", worker="w")
         async with asyncio.TaskGroup() as group, world.unfinished() as other:
-            output = Output(
+            output = TaskOutput(
                 dataset=left.definition["datasets"]["l"], location="s3://b/l", partition_key="p"
             )
             # It has made a task for `both`, and nobody can see what it has published yet.
@@ -556,7 +560,7 @@ def test_ten_routers_and_events_that_come_twice(play: Play) -> None:
 
         async def bring(some: list[list[NewEvent]]) -> int:
             answers = [each for part in some for each in await pipeline.routing.accept(part)]
-            found = [each for each in answers if isinstance(each, Accepted)]
+            found = [each for each in answers if isinstance(each, AcceptedEvent)]
             assert len(found) == len(answers)
             return sum(each.outcome is Acceptance.NEW for each in found)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from penstock.dispatcher.deployment.values import CutOver
+from penstock.dispatcher.deployment_plan import CutOverOutcome
 from penstock.dispatcher.sources.monitor import DOUBLED, SourceMonitor, SourceState
 from penstock.dispatcher.tasks.lifecycle import Tasks
-from penstock.dispatcher.tasks.values import (
-    Claimed,
+from penstock.dispatcher.tasks.model import (
+    ClaimedTask,
     Completion,
-    Extended,
+    ExtendedLease,
     Failure,
     NewTask,
     Release,
@@ -62,7 +62,7 @@ async def open_count(world: World) -> int:
     return found
 
 
-async def claim(world: World) -> Claimed:
+async def claim(world: World) -> ClaimedTask:
     (claimed,) = await world.tasks.claim_next("a:feed", worker="w", limit=5)
     return claimed
 
@@ -224,7 +224,7 @@ def test_while_it_is_rebuilt_the_earlier_one_goes_on(play: Play) -> None:
         new = await claim(world)
         assert (old.definition["config"], new.definition["config"]) == ({"topic": 1}, {"topic": 2})
         feed = await pipeline.job("feed")
-        assert await pipeline.deployment.cut_over(feed.outputs["raw"]) is CutOver.DONE
+        assert await pipeline.deployment.cut_over(feed.outputs["raw"]) is CutOverOutcome.DONE
         await settle(world)
         assert await states(world) == [("draining", 0), ("running", 0)]
         await world.tasks.fail([Failure(old.fence, "stopped")])
@@ -243,7 +243,7 @@ def test_a_source_of_another_kind_goes_on_until_it_is_replaced(play: Play) -> No
         await settle(world)
         assert await states(world) == [("pending", 0)]
         feed = await pipeline.job("feed")
-        assert await pipeline.deployment.cut_over(feed.outputs["raw"]) is CutOver.DONE
+        assert await pipeline.deployment.cut_over(feed.outputs["raw"]) is CutOverOutcome.DONE
         await settle(world)
         assert (await states(world), await open_count(world)) == ([], 0)
 
@@ -283,11 +283,11 @@ def test_a_dead_source_that_is_replayed_runs_twice(play: Play) -> None:
         world.later(3600)
         await world.tasks.replay([first.task_id])
         again = await world.tasks.claim(first.task_id, worker="w")
-        assert isinstance(again, Claimed)
+        assert isinstance(again, ClaimedTask)
         assert await open_count(world) == 2
         await settle(world)
         (told,) = await world.tasks.heartbeat([again.fence])
-        assert isinstance(told, Extended)
+        assert isinstance(told, ExtendedLease)
         assert told.cancel_asked
         await world.tasks.fail(failed(again.fence))
         await settle(world)

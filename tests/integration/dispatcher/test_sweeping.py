@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.datasets.sweeping import Verdict
-from penstock.dispatcher.datasets.book import PostgresBook
-from penstock.dispatcher.datasets.sweeping import ROUND_SECONDS
-from penstock.dispatcher.tasks.values import Claimed, Ended
+from penstock.datasets.sweeper import Verdict
+from penstock.dispatcher.datasets.sweeper import ROUND_SECONDS, PostgresFolderLedger
+from penstock.dispatcher.tasks.model import AttemptEnd, ClaimedTask
 from tests.integration.dispatcher.readers import ROOT, Library, completed
 from tests.integration.dispatcher.world import Job, Play, World, done, failed
 
@@ -18,7 +17,8 @@ GRACE = 100.0
 
 
 async def sweep(library: Library, *, dataset: str | None = None) -> int:
-    """How many files a whole round removes."""
+    """How many files a whole round removes; history is not what these tests are about."""
+    await library.forget()
     swept = await library.sweeping(grace_seconds=GRACE).sweep(dataset)
     assert swept.is_round_over
     return swept.files
@@ -107,7 +107,7 @@ def test_what_is_published_stays_however_its_place_is_spelt(play: Play, update_m
             location = await library.written(claimed, partition=f"day={number}/")
             written = location.replace("=", equals).replace("~", tilde)
             output = job.output(f"day={number}/", f"{written}/part-0.parquet")
-            assert isinstance(await completed(world, claimed, output), Ended)
+            assert isinstance(await completed(world, claimed, output), AttemptEnd)
             locations.append(location)
         await library.carry()
         library.later(GRACE * 3)
@@ -228,9 +228,9 @@ def test_tasks_that_are_forgotten_and_such_that_never_were(play: Play) -> None:
     play(story)
 
 
-def _of_another_life(claimed: Claimed) -> Claimed:
+def _of_another_life(claimed: ClaimedTask) -> ClaimedTask:
     values: dict[str, Any] = {name: getattr(claimed, name) for name in claimed.__dataclass_fields__}
-    return Claimed(**{**values, "task_id": claimed.task_id + 1000})
+    return ClaimedTask(**{**values, "task_id": claimed.task_id + 1000})
 
 
 def test_a_partition_that_is_removed_is_swept_after_readers_are_told(play: Play) -> None:
@@ -306,11 +306,11 @@ def test_an_attempt_that_completes_while_the_book_is_asked(play: Play) -> None:
         claimed = await job.claimed("a")
         location = await library.written(claimed)
         library.later(GRACE * 10)
-        book = PostgresBook(world.database, grace_seconds=0)
+        book = PostgresFolderLedger(world.database, grace_seconds=0)
         place = location.removeprefix(f"{ROOT}/datasets/")
         async with world.unfinished() as other:
             (ended,) = await other.complete(done(claimed.fence, job.output("p", location)))
-            assert isinstance(ended, Ended)
+            assert isinstance(ended, AttemptEnd)
             assert await book.verdicts([place]) == {place: Verdict.KEEP}
         assert await book.verdicts([place, "strange"]) == {
             place: Verdict.KEEP,

@@ -15,17 +15,16 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.dispatcher.backfills.backfills import Backfills
-from penstock.dispatcher.building import Builder
+from penstock.dispatcher.backfills import Backfills
+from penstock.dispatcher.backpressure import Backpressure
+from penstock.dispatcher.carriers import WakeCarrier
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.outbox.carriers import WakeCarrier
-from penstock.dispatcher.outbox.reconciler import Reconciler
-from penstock.dispatcher.outbox.relay import Relay
-from penstock.dispatcher.pressure.pressures import Pressures
-from penstock.dispatcher.ranges.operators import RangeOperators
-from penstock.dispatcher.wakeups.base import Channel
-from penstock.dispatcher.wire.base import WORKER_HEADER
-from penstock.dispatcher.wire.work import Assignment
+from penstock.dispatcher.deployment import CutOverController
+from penstock.dispatcher.outbox import Reconciler, Relay
+from penstock.dispatcher.range_operators import RangeOperators
+from penstock.dispatcher.wakeups.base import WakeUpChannel
+from penstock.protocol.base import WORKER_HEADER
+from penstock.protocol.work import Assignment
 from tests.integration.dispatcher.api.stage import (
     Stage,
     held,
@@ -39,8 +38,8 @@ from tests.integration.dispatcher.carrying import LIMITS, Still, Words
 from tests.integration.dispatcher.test_deployment import chain
 from tests.integration.dispatcher.world import Worlds
 
-CLEAN = Channel("a:clean", Priority.NORMAL)
-SIDE = Channel("a:side", Priority.NORMAL)
+CLEAN = WakeUpChannel("a:clean", Priority.NORMAL)
+SIDE = WakeUpChannel("a:side", Priority.NORMAL)
 ATTEMPTS = """
 jobs:
   feed: {activation: source, source: {kind: manual}, outputs: [raw]}
@@ -452,7 +451,7 @@ def test_there_are_deployment_and_rollback(worlds: Worlds) -> None:
     """Trace: both exist on paper only. Here an edit is built beside what is served."""
 
     async def story(stage: Stage) -> None:
-        builder = Builder(stage.world.database, stage.parts.deployment)
+        builder = CutOverController(stage.world.database, stage.parts.deployment)
         await stage.apply()
         await stage.trigger("p")
         (old,) = await work(stage)
@@ -485,7 +484,7 @@ def test_there_is_backpressure(worlds: Worlds) -> None:
     """Trace: backpressure exists on paper only. Here a full queue stops what fills it."""
 
     async def story(stage: Stage) -> None:
-        pressures = Pressures(stage.world.database)
+        pressures = Backpressure(stage.world.database)
         await stage.apply(PRESSED)
         await stage.trigger("a", "b", "c", "d")
         done = await stage.claim(limit=3)

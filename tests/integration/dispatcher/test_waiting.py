@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.backfills.backfills import Backfills
-from penstock.dispatcher.routing.router import Routing, route_events
-from penstock.dispatcher.routing.values import NewEvent
+from penstock.dispatcher.backfills import Backfills
+from penstock.dispatcher.events import NewEvent
+from penstock.dispatcher.router import Router, route_events
 from penstock.dispatcher.tasks.lifecycle import Tasks
-from penstock.dispatcher.tasks.values import Claimed, Completion, Output
+from penstock.dispatcher.tasks.model import ClaimedTask, Completion, TaskOutput
 from tests.integration.dispatcher.test_deployment import Pipeline
 from tests.integration.dispatcher.world import Play, World
 
@@ -244,9 +244,9 @@ jobs:
 """
 
 
-def published(task: Claimed, name: str, key: str | None) -> list[Completion]:
+def published(task: ClaimedTask, name: str, key: str | None) -> list[Completion]:
     dataset = task.definition["datasets"][name]
-    output = Output(dataset=dataset, location=f"s3://b/{name}", partition_key=key)
+    output = TaskOutput(dataset=dataset, location=f"s3://b/{name}", partition_key=key)
     return [Completion(task.fence, (output,))]
 
 
@@ -283,7 +283,7 @@ def test_two_routers_have_an_input_each(play: Play, keys: tuple[str | None, str 
         await waiting.apply(dag(inputs="[raw, more]"))
         await waiting.routing.accept([await waiting.new("feed", keys[0])])
         async with asyncio.TaskGroup() as group, world.unfinished() as other:
-            assert (await Routing(other._database).route()).tasks == 0
+            assert (await Router(other._database).route()).tasks == 0
             await waiting.routing.accept([await waiting.new("second", keys[1])])
             second = group.create_task(waiting.routing.route())
             await world.until_waiting()
@@ -300,7 +300,7 @@ def test_other_partitions_do_not_wait_for_each_other(play: Play) -> None:
         await waiting.bring(("second", "a"), ("second", "b"))
         await waiting.routing.accept([await waiting.new("feed", "a")])
         async with world.unfinished() as other:
-            assert (await Routing(other._database).route()).tasks == 1
+            assert (await Router(other._database).route()).tasks == 1
             await waiting.routing.accept([await waiting.new("feed", "b")])
             assert (await waiting.routing.route()).tasks == 1
 

@@ -14,15 +14,22 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from penstock.datasets.manifest import Manifest, decode
 from penstock.datasets.snapshot import read
 from penstock.datasets.transfer import Transfer
-from penstock.runtimes.base import Finished, Given, Made, Part, Place, Work
-from penstock.runtimes.spark.access.remote import Remote
+from penstock.runtimes.base import (
+    AttemptWork,
+    Part,
+    ProducedOutput,
+    WorkInput,
+    WorkOutput,
+    WorkResult,
+)
+from penstock.runtimes.spark.access.remote import RemoteAccess
 from penstock.runtimes.spark.columns import columns_of
-from penstock.runtimes.spark.configs import JobConfig
 from penstock.runtimes.spark.engine import Engine
-from penstock.runtimes.spark.operators.plans import Member
+from penstock.runtimes.spark.engine_protocol import WorkFailure, WorkOutcome
+from penstock.runtimes.spark.job_config import JobConfig
+from penstock.runtimes.spark.operators import PlannedTask
+from penstock.runtimes.spark.output_writer import OutputShape, OutputWriter
 from penstock.runtimes.spark.settings import SparkSettings
-from penstock.runtimes.spark.telling import Ended, Failed
-from penstock.runtimes.spark.writing import Shape, Writer
 
 
 def settings_of(folder: Path, **more: Any) -> SparkSettings:
@@ -36,7 +43,7 @@ class Told:
         self.dropped = set(dropped)
         self.begun: list[list[int]] = []
         self.phases: list[str] = []
-        self.ended: dict[int, Ended] = {}
+        self.ended: dict[int, WorkOutcome] = {}
 
     def is_dropped(self, task_id: int) -> bool:
         return task_id in self.dropped
@@ -47,7 +54,7 @@ class Told:
     def phase(self, name: str) -> None:
         self.phases.append(name)
 
-    def end(self, task_id: int, ended: Ended) -> None:
+    def end(self, task_id: int, ended: WorkOutcome) -> None:
         assert task_id not in self.ended, "told twice"
         self.ended[task_id] = ended
 
@@ -75,10 +82,10 @@ class Bench:
         outputs: Sequence[str] = ("out",),
         key: str | None = "2013-01-01",
         **more: Any,
-    ) -> Work:
+    ) -> AttemptWork:
         self.number += 1
         folder = f"{self.number}-1-{self.number:024}"
-        return Work(
+        return AttemptWork(
             task_id=self.number,
             attempt=1,
             job="job",
@@ -87,11 +94,11 @@ class Bench:
             config=config,
             payload={"partition_key": key} if key else {"cursor": 7},
             inputs={
-                name: Given(dataset=name, generation="g1", parts=tuple(parts))
+                name: WorkInput(dataset=name, generation="g1", parts=tuple(parts))
                 for name, parts in (inputs or {}).items()
             },
             outputs={
-                name: Place(
+                name: WorkOutput(
                     dataset=name,
                     uuid=name,
                     location=f"{self.root}/datasets/{name}/g1/{key or '~all'}/{folder}",
@@ -102,7 +109,7 @@ class Bench:
             **more,
         )
 
-    def ended(self, *works: Work) -> Mapping[int, Ended]:
+    def ended(self, *works: AttemptWork) -> Mapping[int, WorkOutcome]:
         for work in works:
             # The same work may be run again.
             self.told.ended.pop(work.task_id, None)
@@ -113,18 +120,18 @@ class Bench:
             if work.task_id in self.told.ended
         }
 
-    def finished(self, work: Work) -> Finished:
+    def finished(self, work: AttemptWork) -> WorkResult:
         ended = self.ended(work)[work.task_id]
-        assert isinstance(ended, Finished), ended
+        assert isinstance(ended, WorkResult), ended
         return ended
 
-    def made(self, work: Work) -> Made:
+    def made(self, work: AttemptWork) -> ProducedOutput:
         (made,) = self.finished(work).made
         return made
 
-    def failure(self, work: Work) -> Failed:
+    def failure(self, work: AttemptWork) -> WorkFailure:
         ended = self.ended(work)[work.task_id]
-        assert isinstance(ended, Failed), ended
+        assert isinstance(ended, WorkFailure), ended
         return ended
 
     def publish(
@@ -139,18 +146,18 @@ class Bench:
         work = self.work("compact", {}, key=key)
         table = pa.table(dict(rows))
         columns = columns_of(from_arrow_schema(table.schema))
-        shape = Shape(columns=columns, is_for_arrow=True, arrow=table.schema, order=())
-        writer = Writer(self.transfer, target_file_bytes=2**27)
+        shape = OutputShape(columns=columns, is_for_arrow=True, arrow=table.schema, order=())
+        writer = OutputWriter(self.transfer, target_file_bytes=2**27)
         location = work.outputs["out"].location
-        files = writer.table(table, shape, location, Remote(self.transfer), file_bytes=2**27)
-        member = Member(work=work, config=JobConfig(operator="compact"))
+        files = writer.table(table, shape, location, RemoteAccess(self.transfer), file_bytes=2**27)
+        member = PlannedTask(work=work, config=JobConfig(operator="compact"))
         return part(writer.manifest(member, "out", columns, files), start=start, end=end)
 
-    def manifest(self, made: Made) -> Manifest:
+    def manifest(self, made: ProducedOutput) -> Manifest:
         assert made.facts is not None
         return decode(self.transfer.read_bytes(f"{made.location}/manifest.json"))
 
-    def rows(self, made: Made) -> list[dict[str, Any]]:
+    def rows(self, made: ProducedOutput) -> list[dict[str, Any]]:
         """What a reader of the manifest sees."""
         found: list[dict[str, Any]] = []
         for contents in read([part(made)], self.transfer):
@@ -160,7 +167,7 @@ class Bench:
         return found
 
 
-def part(made: Made, **more: Any) -> Part:
+def part(made: ProducedOutput, **more: Any) -> Part:
     """What was made, as it is given to the next job."""
     assert made.facts is not None
     found = Part(

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.runtimes.base import Finished, Made, Work
+from penstock.runtimes.base import AttemptWork, ProducedOutput, WorkResult
+from penstock.runtimes.spark.engine_protocol import RunReporter, WorkFailure, WorkOutcome
 from penstock.runtimes.spark.settings import SparkSettings
-from penstock.runtimes.spark.telling import Ended, Failed, Telling
 
 _LONG = "SELECT sum(a.id % 7) FROM range(1000000000) a CROSS JOIN range(1000000) b"
 _never = threading.Event()
@@ -25,19 +25,23 @@ class Engine:
     def __init__(self, settings: SparkSettings, session: Any) -> None:
         self.settings = settings
 
-    def run(self, session: Any, works: Sequence[Work], tell: Telling) -> None:
+    def run(self, session: Any, works: Sequence[AttemptWork], tell: RunReporter) -> None:
         for task_id, ended in _DOES[works[0].config["do"]](session, works, tell).items():
             tell.end(task_id, ended)
 
 
-def _done(work: Work, **metrics: Any) -> Finished:
-    made = tuple(Made(output=name, location=at.location) for name, at in work.outputs.items())
-    return Finished(made=made, metrics=metrics)
+def _done(work: AttemptWork, **metrics: Any) -> WorkResult:
+    made = tuple(
+        ProducedOutput(output=name, location=at.location) for name, at in work.outputs.items()
+    )
+    return WorkResult(made=made, metrics=metrics)
 
 
-def _count(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
+def _count(
+    session: Any, works: Sequence[AttemptWork], tell: RunReporter
+) -> Mapping[int, WorkOutcome]:
     tell.phase("running")
-    ended: dict[int, Ended] = {}
+    ended: dict[int, WorkOutcome] = {}
     for work in works:
         rows = session.sql(
             f"SELECT id % 3, count(*) FROM range({work.config['rows']}) GROUP BY 1"
@@ -47,14 +51,18 @@ def _count(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, E
     return ended
 
 
-def _long(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
+def _long(
+    session: Any, works: Sequence[AttemptWork], tell: RunReporter
+) -> Mapping[int, WorkOutcome]:
     """A Spark job without end."""
     _say(works[0], "begun")
     session.sql(_LONG).collect()
     raise AssertionError("it has no end")
 
 
-def _active(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
+def _active(
+    session: Any, works: Sequence[AttemptWork], tell: RunReporter
+) -> Mapping[int, WorkOutcome]:
     """How many Spark jobs still run, after some time to end."""
     tracker, jobs = session.sparkContext.statusTracker(), 0
     for _ in range(100):
@@ -65,7 +73,9 @@ def _active(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, 
     return {works[0].task_id: _done(works[0], active=jobs)}
 
 
-def _stubborn(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
+def _stubborn(
+    session: Any, works: Sequence[AttemptWork], tell: RunReporter
+) -> Mapping[int, WorkOutcome]:
     """Python that does not let go."""
     _say(works[0], "begun")
     while True:
@@ -75,7 +85,9 @@ def _stubborn(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int
             continue
 
 
-def _looping(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
+def _looping(
+    session: Any, works: Sequence[AttemptWork], tell: RunReporter
+) -> Mapping[int, WorkOutcome]:
     """Python that runs for ever and catches what it can, but can be interrupted."""
     _say(works[0], "begun")
     try:
@@ -88,7 +100,9 @@ def _looping(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int,
         _say(works[0], "interrupted")
 
 
-def _print(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
+def _print(
+    session: Any, works: Sequence[AttemptWork], tell: RunReporter
+) -> Mapping[int, WorkOutcome]:
     """Prints, in turns with others: waits for a file before each line."""
     work = works[0]
     _say(work, "begun")
@@ -100,7 +114,9 @@ def _print(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, E
     return {work.task_id: _done(work)}
 
 
-def _batch(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
+def _batch(
+    session: Any, works: Sequence[AttemptWork], tell: RunReporter
+) -> Mapping[int, WorkOutcome]:
     """One job for all; it waits until it may go on, then says who was still wanted."""
     _say(works[0], "begun")
     _wait_for(Path(works[0].config["folder"]) / "go")
@@ -109,9 +125,11 @@ def _batch(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, E
     return {work.task_id: _done(work, batch=len(works)) for work in wanted}
 
 
-def _singly(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
+def _singly(
+    session: Any, works: Sequence[AttemptWork], tell: RunReporter
+) -> Mapping[int, WorkOutcome]:
     """Each member by itself; the first has no end, and is cancelled alone."""
-    ended: dict[int, Ended] = {}
+    ended: dict[int, WorkOutcome] = {}
     for number, work in enumerate(works):
         tell.begin([work.task_id])
         try:
@@ -121,11 +139,13 @@ def _singly(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, 
             session.sql("SELECT 1").collect()
             ended[work.task_id] = _done(work)
         except Exception as error:  # noqa: BLE001 - one member's failure is its own
-            ended[work.task_id] = Failed(reason=str(error))
+            ended[work.task_id] = WorkFailure(reason=str(error))
     return ended
 
 
-def _udf(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
+def _udf(
+    session: Any, works: Sequence[AttemptWork], tell: RunReporter
+) -> Mapping[int, WorkOutcome]:
     """A Python worker of Spark that holds a pipe, and hangs."""
     pipe = works[0].config["pipe"]
 
@@ -141,33 +161,43 @@ def _udf(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, End
     raise AssertionError("it has no end")
 
 
-def _stop_session(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
+def _stop_session(
+    session: Any, works: Sequence[AttemptWork], tell: RunReporter
+) -> Mapping[int, WorkOutcome]:
     session.sparkContext._jsc.stop()
     session.sql("SELECT 1").collect()
     return {}
 
 
-def _exhaust(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
+def _exhaust(
+    session: Any, works: Sequence[AttemptWork], tell: RunReporter
+) -> Mapping[int, WorkOutcome]:
     """Wants more memory than the JVM has."""
     context = session.sparkContext
     hold = [context._gateway.new_array(context._jvm.long, 2**24) for _ in range(64)]
     raise AssertionError(f"it had room for {len(hold)}")
 
 
-def _fail(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
+def _fail(
+    session: Any, works: Sequence[AttemptWork], tell: RunReporter
+) -> Mapping[int, WorkOutcome]:
     raise ValueError("The number is wrong.")
 
 
-def _bad_udf(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
+def _bad_udf(
+    session: Any, works: Sequence[AttemptWork], tell: RunReporter
+) -> Mapping[int, WorkOutcome]:
     """Fails in an executor, which logs it."""
     try:
         session.sql("SELECT raise_error('bad luck') FROM range(1)").collect()
     except Exception:  # noqa: BLE001 - that it is logged is the point
-        return {work.task_id: Failed(reason="bad luck", is_retried=False) for work in works}
+        return {work.task_id: WorkFailure(reason="bad luck", is_retried=False) for work in works}
     raise AssertionError("it must fail")
 
 
-def _leave_view(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[int, Ended]:
+def _leave_view(
+    session: Any, works: Sequence[AttemptWork], tell: RunReporter
+) -> Mapping[int, WorkOutcome]:
     """Says what an earlier task has left in the session, and leaves something itself."""
     seen = len(session.catalog.listTables())
     zone = session.conf.get("spark.sql.session.timeZone")
@@ -176,7 +206,9 @@ def _leave_view(session: Any, works: Sequence[Work], tell: Telling) -> Mapping[i
     return {works[0].task_id: _done(works[0], seen=seen, zone=zone)}
 
 
-_DOES: Mapping[str, Callable[[Any, Sequence[Work], Telling], Mapping[int, Ended]]] = {
+_DOES: Mapping[
+    str, Callable[[Any, Sequence[AttemptWork], RunReporter], Mapping[int, WorkOutcome]]
+] = {
     "count": _count,
     "long": _long,
     "active": _active,
@@ -194,7 +226,7 @@ _DOES: Mapping[str, Callable[[Any, Sequence[Work], Telling], Mapping[int, Ended]
 }
 
 
-def _say(work: Work, word: str) -> None:
+def _say(work: AttemptWork, word: str) -> None:
     """Make a file, for a test that waits for it."""
     Path(work.config["folder"], f"{word}-{work.task_id}").touch()
 

@@ -24,13 +24,16 @@ from penstock.datasets.snapshot import DataFile
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.entropy import new_id, system_entropy
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.spark.access import fetched
-from penstock.runtimes.spark.access.base import PathReader, Slice, Target
-from penstock.runtimes.spark.access.choosing import Accesses
-from penstock.runtimes.spark.access.commits import registry_of
-from penstock.runtimes.spark.access.direct import Direct, Keys, S3a
-from penstock.runtimes.spark.access.remote import Remote
-from penstock.runtimes.spark.access.source import FileReader, TaggedFile
+from penstock.runtimes.spark.access import object_store
+from penstock.runtimes.spark.access.base import FileSlice, PathReader, WriteTarget
+from penstock.runtimes.spark.access.choosing import AccessSelector
+from penstock.runtimes.spark.access.object_store import (
+    BucketAccess,
+    BucketCredentials,
+    S3aAccess,
+    registry_of,
+)
+from penstock.runtimes.spark.access.remote import FileReader, RemoteAccess, TaggedFile
 from penstock.store.s3.local import LocalS3
 from tests.integration.spark.bench import Bench, part, settings_of
 from tests.integration.spark.test_batches import COUNT, WISE, days, made_of, works
@@ -120,7 +123,7 @@ def test_much_is_read_in_parts_and_not_fetched(
 ) -> None:
     bench = bench_at(spark, bucket, tmp_path)
     parts = days(bench, [3, 5])
-    monkeypatch.setattr(fetched, "FETCHED_BYTES_MAX", 0)
+    monkeypatch.setattr(object_store, "WHOLE_BYTES_MAX", 0)
     wise = works(bench, "spark.sql", WISE, parts)
     assert [sum(row["n"] for row in bench.rows(each)) for each in made_of(bench, wise)] == [3, 5]
     assert not list((tmp_path / "spark").glob("cache/files-*/*.parquet"))
@@ -184,7 +187,7 @@ def test_spark_writes_objects_in_parts_by_partition_with_their_sums(
     spark: Any, bucket: str, tmp_path: Path
 ) -> None:
     transfer = Transfer("s3://penstock")
-    access = Direct(transfer, spark)
+    access = BucketAccess(transfer, spark)
     before = spark.conf.get("spark.sql.sources.commitProtocolClass")
     rows = 700_000
     frame = spark.range(0, rows, 1, 2).selectExpr(
@@ -210,7 +213,7 @@ def test_spark_writes_objects_in_parts_by_partition_with_their_sums(
         for each in files
     ]
     with ExitStack() as held:
-        read = access.frame(spark, [Slice(files=wanted)], None, held)
+        read = access.frame(spark, [FileSlice(files=wanted)], None, held)
         assert read.selectExpr("count(text)", "sum(id)").collect() == [
             (rows, rows * (rows - 1) // 2)
         ]
@@ -236,15 +239,16 @@ KEYS = [
 """Keys that somebody on the way could take for something else."""
 
 
-@pytest.mark.parametrize("way", ["Fetched", "Direct", "Remote"])
+@pytest.mark.parametrize("way", ["CachedBucketAccess", "BucketAccess", "RemoteAccess"])
 def test_keys_divide_alike_on_every_way_to_a_bucket(
     spark: Any, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    bench = bench_at(spark, bucket, tmp_path, master="local[2]" if way == "Fetched" else CLUSTER)
+    master = "local[2]" if way == "CachedBucketAccess" else CLUSTER
+    bench = bench_at(spark, bucket, tmp_path, master=master)
     raw = bench.publish({"key": KEYS * 2, "n": list(range(2 * len(KEYS)))}, key=None)
-    if way == "Remote":
-        monkeypatch.setattr(bench.engine._accesses, "to", lambda _: Remote(bench.transfer))
-    elif way == "Direct":
+    if way == "RemoteAccess":
+        monkeypatch.setattr(bench.engine._accesses, "to", lambda _: RemoteAccess(bench.transfer))
+    elif way == "BucketAccess":
         # Nothing of ours is in the Python of executors, where there is any.
         monkeypatch.setattr(DataFrame, "mapInArrow", Mock(side_effect=AssertionError))
     assert type(bench.engine._accesses.to(bucket)).__name__ == way
@@ -273,16 +277,18 @@ def test_a_write_that_fails_leaves_no_file_and_commits_none(
     spark: Any, bucket: str, tmp_path: Path
 ) -> None:
     transfer = Transfer("s3://penstock")
-    access = Direct(transfer, spark)
+    access = BucketAccess(transfer, spark)
     frame = spark.range(0, 1000, 1, 2).selectExpr(
         "if(id < 900, id, raise_error('enough')) AS id", "1 AS one"
     )
     location = f"{bucket}/failed"
     with pytest.raises(Exception, match="enough"):
-        access.write(frame, Target(location=location, staging=location, file_bytes=2**27))
+        access.write(frame, WriteTarget(location=location, staging=location, file_bytes=2**27))
     # The half that did not fail may have been written, and was told to nobody.
     assert [each for each in transfer.list(location) if "part-00001" in each.name] == []
-    empty = access.write(frame.limit(0), Target(location=location, staging="", file_bytes=2**27))
+    empty = access.write(
+        frame.limit(0), WriteTarget(location=location, staging="", file_bytes=2**27)
+    )
     assert empty == ()
 
 
@@ -294,9 +300,9 @@ def test_keys_are_in_no_plan_and_no_setting(
     file = f"{raw.location}/part-00000.parquet"
     sent = bench.transfer.sum(file)
     with ExitStack() as held:
-        access = Direct(bench.transfer, spark)
+        access = BucketAccess(bench.transfer, spark)
         files = [DataFile(location=file, bytes=sent.bytes, sha256=sent.sha256)]
-        frame = access.frame(spark, [Slice(files=files)], None, held)
+        frame = access.frame(spark, [FileSlice(files=files)], None, held)
         plan = frame._jdf.queryExecution().toString()
         assert frame.count() == 1
     assert "penstock://" in plan
@@ -349,7 +355,7 @@ def test_keys_that_are_renewed_are_told_again(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(buckets, "Provider", lambda given: provider)
     transfer = Transfer("s3://bucket", environment={"AWS_REGION": "us-east-1"})
-    Keys(transfer, SimpleNamespace(reach=reach), again_seconds=0.01).tell("bucket")
+    BucketCredentials(transfer, SimpleNamespace(reach=reach), again_seconds=0.01).tell("bucket")
     assert over.wait(30)
     assert told == ["first", "second", "last"]
 
@@ -388,26 +394,29 @@ def test_the_way_is_chosen_by_what_is_there_and_said(
     transfer = Transfer("file:///")
     without = SimpleNamespace()
 
-    def with_jars(has: str) -> Any:
+    def with_jars(*has: str) -> Any:
         session = Mock()
         loader = session._jvm.java.lang.Thread.currentThread().getContextClassLoader()
-        loader.getResource = lambda name: "jar" if has in name else None
+        loader.getResource = lambda name: "jar" if any(each in name for each in has) else None
         return session
 
-    chosen = [
-        type(Accesses(settings_of(tmp_path, master=master), transfer, session).to(where)).__name__
-        for master, session, where in [
-            ("local[2]", with_jars("s3a"), "s3://b/x"),
-            ("spark://h:7077", with_jars("s3a"), "s3://b/x"),
-            ("spark://h:7077", with_jars("penstock"), "s3://b/x"),
-            ("spark://h:7077", with_jars("other"), "s3://b/x"),
-            ("spark://h:7077", without, "s3://b/x"),
-            ("sc://h", without, "s3://b/x"),
-            ("sc://h", without, "file:///x"),
-        ]
-    ]
-    assert chosen == ["Fetched", "S3a", "Direct", "Remote", "Remote", "Remote", "Native"]
+    def chosen(master: str, session: Any, where: str, *, s3a: bool = False) -> str:
+        settings = settings_of(tmp_path, master=master, s3a=s3a)
+        return type(AccessSelector(settings, transfer, session).to(where)).__name__
+
+    both = with_jars("s3a", "penstock")
+    assert chosen("local[2]", both, "s3://b/x") == "CachedBucketAccess"
+    assert chosen("spark://h:7077", both, "s3://b/x") == "BucketAccess"
+    assert "data at s3:// is reached through penstock://" in caplog.text
+    assert chosen("spark://h:7077", both, "s3://b/x", s3a=True) == "S3aAccess"
     assert "data at s3:// is reached through s3a:// for reading" in caplog.text
+    assert chosen("spark://h:7077", with_jars("s3a"), "s3://b/x") == "RemoteAccess"
+    assert chosen("spark://h:7077", without, "s3://b/x") == "RemoteAccess"
+    assert chosen("sc://h", without, "s3://b/x") == "RemoteAccess"
+    assert chosen("sc://h", without, "file:///x") == "FolderAccess"
+    for master, session in [("spark://h:7077", with_jars("penstock")), ("sc://h", without)]:
+        with pytest.raises(WorkFailed, match="ask for s3a, and its driver has no"):
+            chosen(master, session, "s3://b/x", s3a=True)
 
 
 def test_s3a_reads_the_same_objects_by_their_other_name(tmp_path: Path) -> None:
@@ -423,7 +432,9 @@ def test_s3a_reads_the_same_objects_by_their_other_name(tmp_path: Path) -> None:
     reader.options = options
     session = Mock(read=reader)
     files = [DataFile(location="s3://bucket/a/part-0.parquet", bytes=1)]
-    S3a(Transfer("s3://bucket"), session).frame(session, [Slice(files=files)], (), ExitStack())
+    S3aAccess(Transfer("s3://bucket"), session).frame(
+        session, [FileSlice(files=files)], (), ExitStack()
+    )
     assert asked == ["s3a://bucket/a/part-0.parquet"]
     assert said == {"parquet.page.verify-checksum.enabled": "true"}
 

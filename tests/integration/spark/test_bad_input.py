@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
 
 from penstock.datasets.layout import path_of
-from penstock.runtimes.base import Part
-from penstock.runtimes.spark.telling import Failed
+from penstock.runtimes.base import AttemptWork, Part
+from penstock.runtimes.spark.access import folder
+from penstock.runtimes.spark.engine_protocol import WorkFailure
 from tests.integration.spark.bench import Bench
 
 
@@ -22,7 +24,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("theirs", None)
 
 
-def failure_of(bench: Bench, sql: str, **config: object) -> Failed:
+def failure_of(bench: Bench, sql: str, **config: object) -> WorkFailure:
     raw = bench.publish({"distance": [1, 2], "carrier": ["UA", "AA"]})
     said = {"sql": sql, "sql_file": "clean.sql", **config}
     return bench.failure(bench.work("spark.sql", said, inputs={"raw": [raw]}))
@@ -168,6 +170,31 @@ def test_damaged_files_are_found_before_they_are_read(bench: Bench) -> None:
     assert not failure.is_retried
     path.unlink()
     assert "is not there" in bench.failure(work).reason
+
+
+def test_what_is_large_is_compared_page_by_page_as_it_is_read(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "WHOLE_BYTES_MAX", 0)
+    raw = bench.publish({"a": list(range(1000)), "b": [hex(each) for each in range(1000)]})
+    path = path_of(raw.location) / "part-00000.parquet"
+    body = bytearray(path.read_bytes())
+    body[parquet.read_metadata(path).row_group(0).column(1).data_page_offset + 99] ^= 1
+    path.write_bytes(body)
+
+    def sums(column: str) -> AttemptWork:
+        query = {"sql": f"SELECT sum(hash({column})) AS s FROM raw"}
+        return bench.work("spark.sql", query, inputs={"raw": [raw]})
+
+    # A pass over the whole file would have found it, and would have read what nobody asks for.
+    assert bench.rows(bench.made(sums("a")))
+    failure = bench.failure(sums("b"))
+    assert f"{path.name} is damaged: a page of it" in failure.reason
+    assert not failure.is_retried
+    path.write_bytes(body[:-1])
+    assert "has another size" in bench.failure(sums("a")).reason
+    path.unlink()
+    assert "is not there" in bench.failure(sums("a")).reason
 
 
 def test_a_manifest_that_was_not_published_is_not_read(bench: Bench) -> None:

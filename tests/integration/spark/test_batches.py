@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.runtimes.base import Finished, Made, Part, Work
-from penstock.runtimes.spark.telling import Failed
+from penstock.runtimes.base import AttemptWork, Part, ProducedOutput, WorkResult
+from penstock.runtimes.spark.engine_protocol import WorkFailure
 from tests.integration.spark.bench import Bench
 
 COUNT = {"sql": "SELECT count(*) AS n, :partition_key AS day FROM raw"}
@@ -37,19 +37,19 @@ def days(bench: Bench, counts: Sequence[int]) -> list[Part]:
 
 def works(
     bench: Bench, operator: str, config: Mapping[str, Any], parts: Sequence[Part], **more: Any
-) -> list[Work]:
+) -> list[AttemptWork]:
     return [
         bench.work(operator, config, inputs={"raw": [part]}, key=part.partition_key, **more)
         for part in parts
     ]
 
 
-def made_of(bench: Bench, batch: Sequence[Work]) -> list[Made]:
+def made_of(bench: Bench, batch: Sequence[AttemptWork]) -> list[ProducedOutput]:
     ended = bench.ended(*batch)
     found = []
     for work in batch:
         each = ended[work.task_id]
-        assert isinstance(each, Finished), each
+        assert isinstance(each, WorkResult), each
         (made,) = each.made
         assert made.partition_key == work.payload["partition_key"]
         found.append(made)
@@ -145,9 +145,9 @@ def test_one_bad_partition_costs_its_neighbours_nothing(bench: Bench) -> None:
     batch = works(bench, "spark.sql", config, parts)
     ended = bench.ended(*batch)
     first, bad, last = (ended[each.task_id] for each in batch)
-    assert isinstance(first, Finished)
-    assert isinstance(last, Finished)
-    assert isinstance(bad, Failed)
+    assert isinstance(first, WorkResult)
+    assert isinstance(last, WorkResult)
+    assert isinstance(bad, WorkFailure)
     assert "Division by zero" in bad.reason
     assert not bad.is_retried
     ids = [each.task_id for each in batch]
@@ -159,9 +159,9 @@ def test_what_is_not_as_expected_fails_alone_and_nothing_runs_again(bench: Bench
     batch = works(bench, "spark.sql", config, days(bench, [3, 4]))
     ended = bench.ended(*batch)
     few, enough = (ended[each.task_id] for each in batch)
-    assert isinstance(few, Failed)
+    assert isinstance(few, WorkFailure)
     assert "'enough' fails for 1 of 1 rows" in few.reason
-    assert isinstance(enough, Finished)
+    assert isinstance(enough, WorkResult)
     assert len(bench.told.begun) == 1
 
 
@@ -170,9 +170,9 @@ def test_a_missing_input_fails_alone(bench: Bench) -> None:
     there = bench.work("spark.sql", COUNT, inputs={"raw": [part]}, key=part.partition_key)
     missing = bench.work("spark.sql", COUNT, inputs={"raw": []}, key="never")
     ended = bench.ended(there, missing)
-    assert isinstance(ended[there.task_id], Finished)
+    assert isinstance(ended[there.task_id], WorkResult)
     failed = ended[missing.task_id]
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, WorkFailure)
     assert "Nothing is published of the input raw (dataset raw) for the partition" in failed.reason
 
 
@@ -188,6 +188,20 @@ def test_a_dropped_member_is_not_written(bench: Bench) -> None:
     ended = bench.ended(*batch)
     assert sorted(ended) == [batch[0].task_id, batch[2].task_id]
     assert not list(bench.transfer.list(dropped.outputs["out"].location))
+
+
+def test_members_of_which_nobody_wants_any_do_not_end_those_after_them(bench: Bench) -> None:
+    parts = [
+        bench.publish({name: [1] for name in columns}, key=columns)
+        for columns in ("a", "ab", "abc")
+    ]
+    batch = works(bench, "spark.sql", {"sql": "SELECT * FROM raw"}, parts)
+    bench.told.dropped.add(batch[1].task_id)
+    ended = bench.ended(*batch)
+    assert {task_id: type(each) for task_id, each in ended.items()} == {
+        batch[0].task_id: WorkResult,
+        batch[2].task_id: WorkResult,
+    }
 
 
 def test_members_that_are_too_much_together_run_in_turn(spark: Any, tmp_path: Path) -> None:
@@ -239,9 +253,9 @@ def test_a_function_that_exits_ends_its_own_task_alone(
     batch = works(bench, "spark.python", {"transform": "exiting:clean"}, days(bench, [1, 2, 3]))
     ended = bench.ended(*batch)
     first, bad, last = (ended[each.task_id] for each in batch)
-    assert isinstance(first, Finished)
-    assert isinstance(last, Finished)
-    assert isinstance(bad, Failed)
+    assert isinstance(first, WorkResult)
+    assert isinstance(last, WorkResult)
+    assert isinstance(bad, WorkFailure)
     assert bad.reason == "exiting:clean ended by SystemExit: 'no'."
 
 
@@ -252,7 +266,7 @@ def test_rows_of_a_partition_that_nobody_asked_for_are_refused(bench: Bench) -> 
     }
     batch = works(bench, "spark.sql", config, days(bench, [1, 1]))
     for each in bench.ended(*batch).values():
-        assert isinstance(each, Failed)
+        assert isinstance(each, WorkFailure)
         assert "whose _partition is 'day/" in each.reason
         assert not each.is_retried
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from penstock.runtimes.base import Finished
-from penstock.runtimes.spark.bounding import bounded, is_beyond
+from penstock.runtimes.base import WorkResult
+from penstock.runtimes.spark.result_size import bounded, is_beyond
 from tests.integration.spark.bench import Bench
 
 EXPLODED = "SELECT explode(sequence(1, 20000)) AS number, id FROM raw"
@@ -63,5 +63,5 @@ def test_tasks_of_a_batch_with_a_large_result_run_one_by_one(spark: Any, tmp_pat
 
     ended = bench.ended(*works)
 
-    assert all(isinstance(each, Finished) for each in ended.values()), ended
+    assert all(isinstance(each, WorkResult) for each in ended.values()), ended
     assert [len(each) for each in bench.told.begun] == [3, 1, 1, 1]

@@ -9,32 +9,29 @@ columns over rows in memory, which nobody can skip anything by, is the truth.
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as some
 
-from penstock.runtimes.base import Made, Part, Work
-from penstock.runtimes.spark.access.remote import Remote
-from penstock.runtimes.spark.runtime import SparkRuntime
-from penstock.testing.runtime_contract import Ear
+from penstock.runtimes.base import AttemptWork, Part, ProducedOutput
+from penstock.runtimes.spark.access.remote import RemoteAccess
 from tests.integration.spark.bench import Bench, part
 from tests.integration.spark.test_access import CLUSTER, bench_at, bucket
-from tests.integration.spark.test_host_connect import Server, server
+from tests.integration.spark.test_connect import Run, by_connect
+from tests.integration.spark.test_host_connect import server
 from tests.integration.spark.test_semantics import KINDS, NESTED, ROWS, SCHEMA
-from tests.integration.spark.trial import spark_settings
+from tests.sizes import SEED, SIZES
 
-__all__ = ["bucket", "server"]
+__all__ = ["bucket", "by_connect", "server"]
 
 COLLATED = "`c`"
 """The column that does not leave through Arrow."""
-EXAMPLES = 1
 COMPOSED, FEW = 12, 3
 DISTINCT_MIN = 22
 TRAPS = ("`d` > 0.5D", "`d` = 0D", "o.`d` >= 0.5D", "`f` = float('nan')", "`c` = 'A'")
@@ -103,7 +100,7 @@ class Way(NamedTuple):
     has_collation: bool = True
     is_slow: bool = False
     """Whether each scan of an input starts a process."""
-    run: Callable[[Work], Made] | None = None
+    run: Callable[[AttemptWork], ProducedOutput] | None = None
     """Where work runs, if not on the bench."""
 
 
@@ -125,15 +122,13 @@ def by_spark(bench: Bench) -> list[Part]:
     return [part(each) for each in bench.finished(replace(work, outputs={"out": place})).made]
 
 
-def ways_of(
-    session: Any, memory: Any, folder: Path, bucket: str, by_connect: Callable[[Work], Made]
-) -> list[Way]:
+def ways_of(session: Any, memory: Any, folder: Path, bucket: str, by_connect: Run) -> list[Way]:
     """The same rows in every way."""
     near = Bench(session, folder / "near", folder)
     fetching = bench_at(session, f"{bucket}/{folder.name}/fetched", folder)
     direct = bench_at(session, f"{bucket}/{folder.name}/direct", folder, master=CLUSTER)
     source = Bench(session, folder / "source", folder)
-    source.engine._accesses._made["file"] = Remote(source.transfer)
+    source.engine._accesses._made["file"] = RemoteAccess(source.transfer)
     by_executors, by_jar = by_spark(source), by_spark(direct)
     return [
         Way("a folder, by Arrow", near, by_arrow(near, memory), has_collation=False),
@@ -142,7 +137,7 @@ def ways_of(
         Way("the jar", direct, by_jar),
         Way("a folder, by executors", near, by_executors),
         Way("the data source", source, by_executors, is_slow=True),
-        Way("Connect", direct, by_jar, is_slow=True, run=by_connect),
+        Way("Connect", direct, by_jar, is_slow=True, run=lambda work: by_connect(work)[0].made[0]),
     ]
 
 
@@ -160,33 +155,17 @@ def found_by(way: Way, wanted: Mapping[int, str]) -> Mapping[int, list[int]]:
     return {place: sorted(found[place]) for place in wanted}
 
 
-@pytest.fixture
-def by_connect(server: Server, bucket: str, tmp_path: Path) -> Iterator[Callable[[Work], Made]]:
-    """What runs work as a client of a Connect server, which has no files of ours."""
-    runtime = SparkRuntime(spark_settings(tmp_path, master=server.url, store_url="s3://penstock"))
-
-    async def run(work: Work) -> Made:
-        (made,) = (await runtime.run(work, Ear())).made
-        return made
-
-    with asyncio.Runner() as runner:
-        runner.run(runtime.start())
-        try:
-            yield lambda work: runner.run(run(work))
-        finally:
-            runner.run(runtime.stop())
-
-
-@pytest.mark.timeout(900)
+@pytest.mark.proof
+@pytest.mark.timeout(900 * SIZES.tables_to_read)
 def test_a_job_finds_the_same_rows_on_every_way(
     spark: Any,
     bucket: str,
-    by_connect: Callable[[Work], Made],
+    by_connect: Run,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
+    @seed(SEED)
     @settings(
-        max_examples=EXAMPLES,
-        derandomize=True,
+        max_examples=SIZES.tables_to_read,
         phases=[Phase.generate],
         deadline=None,
         database=None,

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from penstock.datasets.layout import path_of
-from penstock.runtimes.spark.access import native
-from penstock.runtimes.spark.access.commits import Commits, Committed
+from penstock.runtimes.spark.access import folder
+from penstock.runtimes.spark.access.folder import FolderAccess
+from penstock.runtimes.spark.access.object_store import CommittedFile, CommitTracker
 from tests.integration.spark.bench import Bench
 
 MAPPED = {"transform": "outside:mapped", "sort_by": ["n"]}
@@ -72,6 +73,8 @@ def test_rows_that_executors_wrote_elsewhere_are_missed(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(spark, tmp_path / "root", tmp_path, master="spark://far:7077", arrow_bytes_max=0)
+    # As where a Connect server has no jar of ours.
+    bench.engine._accesses._made["file"] = FolderAccess(bench.transfer, is_counted=True)
     raw = bench.publish({"n": [1, 2, 3]})
     config = {"sql": "SELECT n FROM raw WHERE n > :least", "parameters": {"least": 1}}
     assert bench.finished(bench.work("spark.sql", config, inputs={"raw": [raw]})).made
@@ -82,27 +85,51 @@ def test_rows_that_executors_wrote_elsewhere_are_missed(
         assert folder.is_dir()
         return iter(())
 
-    monkeypatch.setattr(native, "left_by_spark", nothing)
+    monkeypatch.setattr(folder, "left_by_spark", nothing)
     failure = bench.failure(bench.work("spark.sql", config, inputs={"raw": [raw]}))
     assert failure.reason.startswith("Executors have written 2 rows, and 0 of them are in ")
     assert not failure.is_retried
 
 
-def test_partitions_that_executors_wrote_elsewhere_are_missed(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("by", ["", "n"])
+def test_files_that_executors_wrote_elsewhere_are_missed(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    bench = Bench(spark, tmp_path / "root", tmp_path, master="spark://far:7077")
+    bench = Bench(spark, tmp_path / "root", tmp_path, master="spark://far:7077", arrow_bytes_max=0)
     raw = bench.publish({"n": [1, 2]})
     work = bench.work("spark.sql", {"sql": "SELECT n FROM raw"}, inputs={"raw": [raw]})
-    place = replace(work.outputs["out"], partition_by="n")
-    write = Commits.write
+    place = replace(work.outputs["out"], partition_by=by)
+    write = CommitTracker.write
 
-    def elsewhere(self: Commits, session: Any, writer: Any, path: str) -> list[Committed]:
+    def elsewhere(self: CommitTracker, session: Any, writer: Any, path: str) -> list[CommittedFile]:
         made = write(self, session, writer, path)
         path_of(f"{place.location}/{made[0].name}").unlink()
         return made
 
-    monkeypatch.setattr(Commits, "write", elsewhere)
+    monkeypatch.setattr(CommitTracker, "write", elsewhere)
     failure = bench.failure(replace(work, outputs={"out": place}))
     assert "do not share this disk" in failure.reason
     assert not failure.is_retried
+
+
+@pytest.mark.parametrize("by", ["", "n"])
+def test_what_a_lost_executor_has_left_is_no_data_to_who_reads_the_folder(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    bench = Bench(spark, tmp_path / "root", tmp_path, master="spark://far:7077", arrow_bytes_max=0)
+    raw = bench.publish({"n": [1, 1]})
+    work = bench.work("spark.sql", {"sql": "SELECT n FROM raw"}, inputs={"raw": [raw]})
+    place = replace(work.outputs["out"], partition_by=by)
+    write = CommitTracker.write
+
+    def leave(self: CommitTracker, session: Any, writer: Any, path: str) -> list[CommittedFile]:
+        made = write(self, session, writer, path)
+        kept = path_of(f"{place.location}/{made[0].name}")
+        (kept.parent / "part-00000-999-00000.parquet").write_bytes(kept.read_bytes())
+        return made
+
+    monkeypatch.setattr(CommitTracker, "write", leave)
+    made = bench.made(replace(work, outputs={"out": place}))
+    named = {each.name for each in bench.manifest(made).files}
+    assert {each.name for each in bench.transfer.list(made.location)} == {"manifest.json", *named}
+    assert [row["n"] for row in bench.rows(made)] == [1, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,13 +16,18 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, datasource
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from penstock.datasets.iceberg.schemas import ids_of
 from penstock.datasets.layout import path_of
 from penstock.datasets.manifest import File, sums
-from penstock.runtimes.spark.access.native import Native
-from penstock.runtimes.spark.configs import read_config
-from penstock.runtimes.spark.cutting import UNKNOWN_BYTES
-from penstock.runtimes.spark.operators.plans import Member
-from penstock.runtimes.spark.writing import Writer, shape_of
+from penstock.datasets.parquet_child import field_ids
+from penstock.runtimes.spark.access.base import DataAccess, WriteTarget
+from penstock.runtimes.spark.access.folder import FolderAccess, JarFolderAccess
+from penstock.runtimes.spark.access.remote import RemoteAccess
+from penstock.runtimes.spark.columns import columns_of
+from penstock.runtimes.spark.job_config import read_config
+from penstock.runtimes.spark.operators import PlannedTask
+from penstock.runtimes.spark.output_writer import OutputWriter, shape_of
+from penstock.runtimes.spark.result_size import UNKNOWN_BYTES
 from tests.integration.spark.bench import Bench
 
 LARGE = 2**27
@@ -39,9 +45,9 @@ def written(
     """The files that a frame becomes, and what is in each; nothing else is there."""
     config = {"sql": "SELECT 1", **way}
     work = bench.work("spark.sql", config)
-    member = Member(work=work, config=read_config("spark.sql", config))
-    writer = Writer(bench.transfer, target_file_bytes=LARGE)
-    access = Native(bench.transfer)
+    member = PlannedTask(work=work, config=read_config("spark.sql", config))
+    writer = OutputWriter(bench.transfer, target_file_bytes=LARGE)
+    access = FolderAccess(bench.transfer)
     shape = shape_of(frame, member.config)
     files = writer.frame(frame, shape, member, "out", access, size=size)
     folder = path_of(work.outputs["out"].location)
@@ -111,7 +117,7 @@ def test_what_is_large_enough_stays_as_tasks_wrote_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Otherwise files would have to be of hundreds of megabytes.
-    monkeypatch.setattr("penstock.runtimes.spark.writing._READ_BYTES", 0)
+    monkeypatch.setattr("penstock.runtimes.spark.output_writer._READ_BYTES", 0)
     large = bench.session.range(0, 120_000, 1, 4).selectExpr("xxhash64(id) AS k")
     frame = large.unionAll(bench.session.range(0, 40, 1, 20).selectExpr("id AS k"))
     files, tables = written(bench, frame, {"target_file_bytes": "256KiB"})
@@ -136,6 +142,23 @@ def test_sorted_files_are_equal_whoever_cuts_them_and_however_frequent_a_value_i
     assert len(sizes) > 4
     assert max(sizes) < 2 * min(sizes)
     assert all(table.column("k").to_pylist() == sorted(table["k"].to_pylist()) for table in tables)
+
+
+def test_nested_values_are_sorted_as_spark_does_and_equal_keys_have_one_order(bench: Bench) -> None:
+    rows = (
+        "SELECT array(id % 12) AS a, IF(id % 2 = 0, -0.0D, 0.0D) AS f, map('k', id) AS m,"
+        " IF(id % 3 = 0, 'x', 'X') COLLATE UTF8_LCASE AS c FROM range(0, 60, 1, 3) DISTRIBUTE BY "
+    )
+    made = [
+        bench.made(bench.work("spark.sql", {"sql": f"{rows}{by}", "sort_by": ["a", "c"]}))
+        for by in ("xxhash64(id)", "hash(id % 7) SORT BY id DESC")
+    ]
+    one, other = ([each.sha256 for each in bench.manifest(some).files] for some in made)
+    assert one == other
+    # By their values and not by their texts, in which 10 comes before 2.
+    assert [row["a"][0] for row in bench.rows(made[0])] == sorted(5 * list(range(12)))
+    failure = bench.failure(bench.work("spark.sql", {"sql": f"{rows}id", "sort_by": ["m"]}))
+    assert "config.sort_by: nothing can be sorted by the column 'm'" in failure.reason
 
 
 def test_clustered_files_hold_ranges_that_do_not_overlap(bench: Bench) -> None:
@@ -205,3 +228,49 @@ def test_a_column_that_must_be_unique_may_be_called_count(spark: Any, tmp_path: 
     sql = "SELECT * FROM VALUES (1, 'a'), (2, 'b') AS t(count, v)"
     config = {"sql": sql, "expect": [{"unique": ["count"]}]}
     assert len(bench.rows(bench.made(bench.work("spark.sql", config)))) == 2
+
+
+FLAT = "SELECT a AS b, b AS a, named_struct('x', c) AS s, c AS `c d`, '1' AS key FROM read"
+DEEP = (
+    "SELECT a AS b, array(named_struct('x', c)) AS l, map(c, array(b)) AS m, '1' AS key FROM read"
+)
+
+
+@pytest.mark.parametrize(("sql", "by_jar"), [(FLAT, True), (DEEP, False)], ids=["flat", "deep"])
+def test_columns_have_their_ids_whoever_writes_them(
+    bench: Bench, tmp_path: Path, sql: str, *, by_jar: bool
+) -> None:
+    """Also those that were renamed since they were read. Spark has none inside of lists and maps;
+    where its files come by here they are added, and elsewhere there are none at all."""
+    session = bench.session
+    part = bench.publish({"a": [1], "b": ["x"], "c": [2.5]})
+    (source,) = path_of(part.location).glob("*.parquet")
+    shutil.copy(source, tmp_path / "read.parquet")
+    session.read.parquet(f"file://{tmp_path}/read.parquet").createOrReplaceTempView("read")
+    frame = session.sql(sql)
+    wanted = list(ids_of(columns_of(frame.drop("key").schema)))
+    ways: list[DataAccess] = [
+        FolderAccess(bench.transfer),
+        RemoteAccess(bench.transfer),
+        JarFolderAccess(bench.transfer, session),
+    ]
+    for number, access in enumerate(ways):
+        folder = f"{bench.root}/{number}"
+        plain = access.write(
+            frame.drop("key"),
+            WriteTarget(location=f"{folder}/a", staging=f"{folder}/b", file_bytes=LARGE),
+        )
+        keyed = access.write_keys(
+            frame,
+            "key",
+            WriteTarget(location=f"{folder}/c", staging=f"{folder}/d", file_bytes=LARGE),
+        )
+        names = [f"a/{each.name}" for each in plain] + [f"c/1/{each.name}" for each in keyed["1"]]
+        assert len(names) == 2
+        for name in names:
+            file = path_of(f"{folder}/{name}")
+            found = field_ids(parquet.read_schema(file))
+            has_ids = by_jar or not isinstance(access, JarFolderAccess)
+            assert found == (wanted if has_ids else [None] * len(wanted)), access.name
+            rows = parquet.read_table(file, partitioning=None).to_pylist()
+            assert rows == frame.drop("key").toArrow().to_pylist()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.datasets.snapshot import files, read
-from penstock.runtimes.spark.access.base import Slice
-from penstock.runtimes.spark.access.native import Native
+from penstock.runtimes.spark.access.base import FileSlice
+from penstock.runtimes.spark.access.folder import FolderAccess
 from tests.integration.spark.bench import Bench
 
 
@@ -22,7 +22,7 @@ def test_no_row_is_skipped_by_what_a_footer_says_of_fractions(bench: Bench, spar
     ]:
         contents = read([bench.publish({"k": [1, 2], "f": values})], bench.transfer)
         with ExitStack() as held:
-            slices = [Slice(files=files(contents))]
-            frame = Native(bench.transfer).frame(spark, slices, contents[0].columns, held)
+            slices = [FileSlice(files=files(contents))]
+            frame = FolderAccess(bench.transfer).frame(spark, slices, contents[0].columns, held)
             for one, found in asked.items():
                 assert [row.k for row in frame.where(one).collect()] == found, one

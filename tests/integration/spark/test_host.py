@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.runtimes.spark.runtime import SparkRuntime
-from penstock.testing.runtime_contract import Ear
+from penstock.testing.runtime_contract import RecordingReporter
 from tests.integration.spark.trial import (
     SECONDS,
     Trial,
@@ -203,7 +203,7 @@ async def _begun(runtime: SparkRuntime) -> None:
     runtime.expect()
 
 
-async def _ear(trial: Trial, task_id: int) -> Ear:
+async def _ear(trial: Trial, task_id: int) -> RecordingReporter:
     while task_id not in trial.ears:
         await a_moment()
     return trial.ears[task_id]

@@ -35,10 +35,12 @@ class Server:
     address: str
 
     def running_jobs(self) -> int:
-        with urllib.request.urlopen(f"{self.address}/api/v1/applications", timeout=30) as answer:
+        with urllib.request.urlopen(
+            f"{self.address}/api/v1/applications", timeout=SECONDS
+        ) as answer:
             [application] = json.load(answer)
         jobs = f"{self.address}/api/v1/applications/{application['id']}/jobs?status=running"
-        with urllib.request.urlopen(jobs, timeout=30) as answer:
+        with urllib.request.urlopen(jobs, timeout=SECONDS) as answer:
             return len(json.load(answer))
 
     async def until_running(self, jobs: int) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from penstock.kernel.errors import WorkReleased
-from penstock.testing.runtime_contract import Watch
+from penstock.testing.runtime_contract import PipeWatch
 from tests.integration.spark.trial import (
     ENGINE,
     Trial,
@@ -29,14 +29,14 @@ from tests.integration.spark.trial import (
 _WORKER = """
 import asyncio, sys
 import msgspec
-from penstock.runtimes.base import Work
+from penstock.runtimes.base import AttemptWork
 from penstock.runtimes.spark.runtime import SparkRuntime
 from penstock.runtimes.spark.settings import SparkSettings
-from penstock.testing.runtime_contract import Ear
+from penstock.testing.runtime_contract import RecordingReporter
 
 async def main(settings, engine, work):
     async with SparkRuntime(msgspec.json.decode(settings, type=SparkSettings), engine=engine) as it:
-        await it.run(msgspec.json.decode(work, type=Work), Ear())
+        await it.run(msgspec.json.decode(work, type=AttemptWork), RecordingReporter())
 
 asyncio.run(main(*sys.argv[1:]))
 """
@@ -94,7 +94,7 @@ def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:
     """Neither the host nor the JVM, nor a worker of Spark that runs a user's Python."""
 
     async def test() -> None:
-        watch = Watch(tmp_path)
+        watch = PipeWatch(tmp_path)
         settings = msgspec.json.encode(spark_settings(tmp_path))
         work = msgspec.json.encode(a_work(1, "udf", tmp_path, pipe=str(watch.path)))
         process = await asyncio.create_subprocess_exec(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pyspark
 import pytest
-from pyspark.sql import types
+from pyspark.sql import SparkSession, types
+from pyspark.sql.catalog import Catalog
 from pyspark.sql.pandas import types as arrow_types
 
 from penstock.kernel.errors import WorkFailed
@@ -32,10 +34,26 @@ def test_what_a_release_lacks_is_named_with_it(spark: Any, monkeypatch: pytest.M
     assert not caught.value.is_retried
 
 
+def test_what_keeps_jobs_apart_is_tried(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(self: Any, kind: str, name: str) -> None:
+        del kind, name
+        self._catalog.dropByAnotherName()
+
+    monkeypatch.setattr(internals.SharedState, "drop", gone)
+    monkeypatch.delattr(Catalog, "__init__")
+    with pytest.raises(
+        WorkFailed, match=r"lacks sharedState\.externalCatalog\.drop, Catalog\._spa"
+    ):
+        internals.check_driver(spark)
+
+
 def test_what_a_client_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class Session:
         class client:  # noqa: N801 - PySpark calls it so
             set_retry_policies = interrupt_tag = None
+
+        builder = SparkSession.builder
+        catalog = SimpleNamespace(_sparkSession=None)
 
     internals.check_client(Session)
     monkeypatch.delattr(Session.client, "interrupt_tag")

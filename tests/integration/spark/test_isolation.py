@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.spark.sessions import Group
+from penstock.runtimes.spark.engine_protocol import JobGroup
 
-GROUP = Group(name="group", title="a run", tasks="task 1")
+GROUP = JobGroup(name="group", title="a run", tasks="task 1")
 
 
 @contextmanager
@@ -158,6 +158,7 @@ def test_a_job_finds_nothing_and_leaves_nothing(jvm: Any, has_neighbour: bool) -
         lambda session: session.sql("ADD JAR '/x.jar'"),
         lambda session: session.sparkContext.addPyFile("/x.py"),
         lambda session: session.sparkContext.setCheckpointDir("/x"),
+        lambda session: session.sparkContext.setLogLevel("OFF"),
         lambda session: session.stop(),
     ],
 )

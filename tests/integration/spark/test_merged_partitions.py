@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from penstock.datasets.snapshot import preview, read
-from penstock.runtimes.base import NOT_READ, Finished, Made, Merge, Part, Work
+from penstock.runtimes.base import NOT_READ, AttemptWork, Merge, Part, ProducedOutput, WorkResult
 from tests.integration.spark.bench import Bench, part
 
 BY_VERSION = Merge(key=("id",), version_by="at", delete_when="op = 'd'")
@@ -24,7 +24,7 @@ class Months:
     bench: Bench
     heads: dict[str, Part] = field(default_factory=dict)
 
-    def begin(self, number: int, *rows: tuple[int, str, int, str], **config: Any) -> Work:
+    def begin(self, number: int, *rows: tuple[int, str, int, str], **config: Any) -> AttemptWork:
         """What computes rows and says which partitions they are of."""
         said = ", ".join(str(row) for row in rows)
         sql = f"SELECT * FROM VALUES {said} AS t(id, month, at, op)"
@@ -34,14 +34,16 @@ class Months:
         place = replace(out, partition_by="to_date(month)", location=location)
         return replace(work, task_id=number, outputs={"out": place})
 
-    def computed(self, work: Work) -> Finished:
+    def computed(self, work: AttemptWork) -> WorkResult:
         """What the first run has said and kept, as it comes back from the host."""
         body = msgspec.json.encode(self.bench.finished(work))
-        found = msgspec.json.decode(body, type=Finished)
+        found = msgspec.json.decode(body, type=WorkResult)
         assert {each.base_revision for each in found.made} == {NOT_READ}
         return found
 
-    def merged(self, work: Work, kept: Finished, *, run: int = 1) -> tuple[Made, ...]:
+    def merged(
+        self, work: AttemptWork, kept: WorkResult, *, run: int = 1
+    ) -> tuple[ProducedOutput, ...]:
         """Merge what was kept with what is published of its partitions now."""
         place = work.outputs["out"]
         told = [each.partition_key or "" for each in kept.made]
@@ -59,7 +61,7 @@ class Months:
         assert [each.partition_key for each in made] == sorted(told)
         return made
 
-    def publish(self, made: Sequence[Made]) -> bool:
+    def publish(self, made: Sequence[ProducedOutput]) -> bool:
         """Whether all were merged with what is published, and so are."""
         there = {key: each.revision for key, each in self.heads.items()}
         if any(each.base_revision != there.get(each.partition_key or "", 0) for each in made):

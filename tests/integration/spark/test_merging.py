@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.datasets.snapshot import preview, read
-from penstock.runtimes.base import Made, Merge, Part, Work
-from penstock.runtimes.spark.telling import Failed
+from penstock.runtimes.base import AttemptWork, Merge, Part, ProducedOutput
+from penstock.runtimes.spark.engine_protocol import WorkFailure
 from tests.integration.spark.bench import Bench, part
 
 BY_ID = Merge(key=("id",))
@@ -36,10 +36,10 @@ class Table:
 
     bench: Bench
     merge: Merge = BY_VERSION
-    current: Made | None = None
+    current: ProducedOutput | None = None
     revision: int = 0
 
-    def work(self, task: Task, **config: Any) -> Work:
+    def work(self, task: Task, **config: Any) -> AttemptWork:
         said = self.bench.work("spark.sql", {"sql": task.sql, **config}, merge=self.merge)
         place = said.outputs["out"]
         parts: tuple[Part, ...] = ()
@@ -53,7 +53,7 @@ class Table:
         assert made.base_revision == self.revision
         self.current, self.revision = made, self.revision + 1
 
-    def failure(self, sql: str, **config: Any) -> Failed:
+    def failure(self, sql: str, **config: Any) -> WorkFailure:
         return self.bench.failure(self.work(Task(9, sql), **config))
 
     @property

@@ -19,7 +19,7 @@ from pyarrow import parquet
 from penstock.datasets.layout import path_of
 from penstock.datasets.parquet import footers
 from penstock.datasets.schema import Column
-from penstock.runtimes.base import Finished, Given, Part
+from penstock.runtimes.base import Part, WorkInput, WorkResult
 from penstock.runtimes.spark.columns import columns_of
 from tests.integration.spark.bench import Bench, part
 
@@ -86,7 +86,7 @@ def test_parts_with_other_columns_are_read_together(bench: Bench) -> None:
 
 
 def test_an_input_of_which_nothing_has_changed_has_columns_and_no_rows(bench: Bench) -> None:
-    carrier = Given(dataset="carriers", generation="g", columns=(Column("carrier", "string"),))
+    carrier = WorkInput(dataset="carriers", generation="g", columns=(Column("carrier", "string"),))
     sql = "SELECT upper(carrier) AS carrier, count(*) AS n FROM new GROUP BY carrier"
     work = replace(bench.work("spark.sql", {"sql": sql}), inputs={"new": carrier})
     made = bench.made(work)
@@ -331,7 +331,7 @@ def test_what_a_query_reads_by_itself_is_not_taken_for_small(
     query = {"sql": f"SELECT id FROM parquet.`{folder}`"}
     works = [bench.work("spark.sql", query, key=f"k{each}") for each in range(1 + is_batch)]
     for ended in bench.ended(*works).values():
-        assert isinstance(ended, Finished), ended
+        assert isinstance(ended, WorkResult), ended
         (made,) = ended.made
         (file,) = bench.manifest(made).files
         assert file.rows == 20_000

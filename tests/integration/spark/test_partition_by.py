@@ -5,19 +5,20 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
-import msgspec
 import pyarrow as pa
 import pytest
+from pyspark.errors import AnalysisException
 
 from penstock.datasets.bounds import Bound
 from penstock.datasets.layout import path_of
-from penstock.runtimes.base import Made, Part, Work
-from penstock.runtimes.spark.access.base import Access
-from penstock.runtimes.spark.access.native import Native
-from penstock.runtimes.spark.access.remote import Remote
+from penstock.runtimes.base import AttemptWork, Part, ProducedOutput
+from penstock.runtimes.spark.access.base import DataAccess
+from penstock.runtimes.spark.access.folder import FolderAccess
+from penstock.runtimes.spark.access.remote import RemoteAccess
 from penstock.runtimes.spark.engine import Engine
-from penstock.runtimes.spark.keys import KEY, keyed
+from penstock.runtimes.spark.partition_keys import KEY, keyed
 from tests.integration.spark.bench import Bench, part
 
 UTC = dt.UTC
@@ -40,14 +41,14 @@ def trips(bench: Bench) -> Part:
 
 def work_of(
     bench: Bench, trips: Part, by: str, sql: str = "SELECT * FROM trips", **config: Any
-) -> Work:
+) -> AttemptWork:
     work = bench.work("spark.sql", {"sql": sql, **config}, inputs={"trips": [trips]}, key=None)
     out = work.outputs["out"]
     place = replace(out, partition_by=by, location=out.location.replace("/~all/", "/~many/"))
     return replace(work, outputs={"out": place})
 
 
-def keys(made: tuple[Made, ...]) -> list[str | None]:
+def keys(made: tuple[ProducedOutput, ...]) -> list[str | None]:
     return [each.partition_key for each in made]
 
 
@@ -142,7 +143,7 @@ def test_what_is_no_key_is_refused_and_the_row_is_named(
 
 
 def test_too_many_partitions_publish_none(bench: Bench, trips: Part) -> None:
-    settings = msgspec.structs.replace(bench.settings, partitions_max=3)
+    settings = replace(bench.settings, partitions_max=3)
     bench.engine = Engine(settings, bench.session)
     failure = bench.failure(work_of(bench, trips, "n"))
     assert "4 partitions" in failure.reason
@@ -158,6 +159,27 @@ def test_what_is_expected_is_of_all_rows_before_there_is_a_manifest(
     assert not list(home.rglob("manifest.json"))
 
 
+@pytest.mark.parametrize("is_counted", [True, False], ids=["counted", "not counted"])
+def test_checks_are_counted_while_partitions_are_written_and_else_in_the_files(
+    bench: Bench, trips: Part, monkeypatch: pytest.MonkeyPatch, is_counted: bool
+) -> None:
+    plain = bench.finished(work_of(bench, trips, "n % 2", sort_by=["zone"])).made
+    if not is_counted:
+        refusal = Mock(side_effect=AnalysisException("no such metric"))
+        monkeypatch.setattr("penstock.runtimes.spark.expectations.observed", refusal)
+    right: list[Any] = [{"check": "n > 1", "at_most": 1}, {"rows": {"min": 4, "max": 4}}]
+    made = bench.finished(work_of(bench, trips, "n % 2", sort_by=["zone"], expect=right)).made
+    assert ("checking" in bench.told.phases) is not is_counted
+    sums = [[[f.sha256 for f in bench.manifest(m).files] for m in some] for some in (plain, made)]
+    assert sums[0] == sums[1], "who watches changes the order of rows"
+    failure = bench.failure(work_of(bench, trips, "n", expect=[{"check": "n > 2"}]))
+    assert "'n > 2' fails for 2 of 4 rows, and none may" in failure.reason
+    failure = bench.failure(work_of(bench, trips, "n", expect=[{"unique": ["n % 2"]}]))
+    assert "names the column 'n % 2'" in failure.reason
+    failure = bench.failure(work_of(bench, trips, "n", expect=[{"rows": {"max": 3}}]))
+    assert "there are 4" in failure.reason
+
+
 def test_no_rows_are_no_partitions(bench: Bench, trips: Part) -> None:
     work = work_of(bench, trips, "n", "SELECT * FROM trips WHERE n > 9")
     assert bench.finished(work).made == ()
@@ -167,9 +189,9 @@ def test_every_way_divides_alike(
     bench: Bench, trips: Part, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accesses, usual = bench.engine._accesses, bench.engine._accesses.to
-    for way in (Remote(bench.transfer), Native(bench.transfer)):
+    for way in (RemoteAccess(bench.transfer), FolderAccess(bench.transfer)):
 
-        def to(location: str, way: Access = way) -> Access:
+        def to(location: str, way: DataAccess = way) -> DataAccess:
             return way if "/~many/" in location else usual(location)
 
         monkeypatch.setattr(accesses, "to", to)

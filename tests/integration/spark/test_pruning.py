@@ -20,11 +20,10 @@ from penstock.datasets.layout import path_of
 from penstock.datasets.schema import Column
 from penstock.datasets.snapshot import read
 from penstock.runtimes.base import Part
-from penstock.runtimes.spark.access.base import PathReader, Slice
-from penstock.runtimes.spark.access.remote import Remote
-from penstock.runtimes.spark.operators import plans
-from penstock.runtimes.spark.pruning import filters_of, pruned
-from penstock.runtimes.spark.reading import Input, Reader
+from penstock.runtimes.spark import operators
+from penstock.runtimes.spark.access.base import FileSlice, PathReader
+from penstock.runtimes.spark.access.remote import RemoteAccess
+from penstock.runtimes.spark.input_reader import InputFiles, InputReader, filters_of, pruned
 from tests.integration.spark.bench import Bench
 
 MONTHS = [f"2020-{month:02}" for month in range(1, 9)]
@@ -134,7 +133,7 @@ PREDICATES = some.recursive(
 
 
 @pytest.fixture(scope="module")
-def piles(jvm: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Input, Any]:
+def piles(jvm: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, InputFiles, Any]:
     """A session, an input of several files, and their rows with the number of the file."""
     folder = tmp_path_factory.mktemp("piles")
     session = jvm.fresh()
@@ -147,7 +146,7 @@ def piles(jvm: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Inpu
         for place in range(5)
     ]
     work = bench.work("spark.sql", {}, inputs={"in": parts})
-    found = Reader(bench.transfer).inputs(work)["in"]
+    found = InputReader(bench.transfer).inputs(work)["in"]
     without = {"b", "f"}
     """Files of Arrow say nothing of floats, since it would leave `NaN` out."""
     assert all(each.bounds.keys() == TYPES.keys() - without for each in found.files)
@@ -164,7 +163,7 @@ def piles(jvm: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Inpu
 )
 @given(some.lists(PREDICATES, min_size=30, max_size=30))
 def test_no_file_with_a_wanted_row_is_left_out(
-    piles: tuple[Any, Input, Any], wanted: list[str]
+    piles: tuple[Any, InputFiles, Any], wanted: list[str]
 ) -> None:
     """Many filters in one plan, each over an input of its own; Spark says what they find."""
     session, found, rows = piles
@@ -254,7 +253,7 @@ def test_a_query_has_the_same_answer_and_fewer_files(
         return rows, finished.metrics["rows_in"] // 3
 
     with monkeypatch.context() as patched:
-        patched.setattr(plans, "FILES_MIN", 1_000)
+        patched.setattr(operators, "FILES_MIN", 1_000)
         expected, whole = answer()
     assert whole == len(MONTHS)
     assert answer() == (expected, files)
@@ -279,7 +278,7 @@ def test_spark_reads_the_files_of_a_partition_and_no_others(
 ) -> None:
     """In whatever expression: that is also how transforms in Python are served."""
     work = bench.work("spark.sql", {}, inputs={"sales": months})
-    found = Reader(bench.transfer).inputs(work)["sales"]
+    found = InputReader(bench.transfer).inputs(work)["sales"]
     paths = [(f"file://{path_of(each.location)}", each.partition_key) for each in found.files]
     frame = PathReader().frame(bench.session, paths, found.columns)
     quarter = F.date_trunc("quarter", F.concat("_partition", F.lit("-01")))
@@ -304,6 +303,6 @@ def test_a_filter_that_leaves_no_file_to_executors_finds_nothing(bench: Bench) -
     """Spark has its executors read something all the same."""
     (contents,) = read([bench.publish({"n": [1, 2]}, key=None)], bench.transfer)
     with ExitStack() as held:
-        slices = [Slice(files=contents.files)]
-        frame = Remote(bench.transfer).frame(bench.session, slices, contents.columns, held)
+        slices = [FileSlice(files=contents.files)]
+        frame = RemoteAccess(bench.transfer).frame(bench.session, slices, contents.columns, held)
         assert frame.where("n > 5").collect() == []

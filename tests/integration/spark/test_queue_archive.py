@@ -9,12 +9,19 @@ from typing import Any
 import msgspec
 
 from penstock import Queue
+from penstock.kernel.document_format import encode
 from penstock.kernel.entropy import seeded_entropy
-from penstock.kernel.wire import encode
 from penstock.queue import archive
-from penstock.queue.archive_rows import SCHEMA, Batch
-from penstock.queue.ledger import Failure, Happening, Ledger, LogLine, Status, TaskState
-from penstock.queue.places import PackAt, new_pack
+from penstock.queue.archive_rows import SCHEMA, LegacyArchiveBatch
+from penstock.queue.ids import PackAt, new_pack
+from penstock.queue.ledger import (
+    Ledger,
+    LedgerEvent,
+    LedgerFailure,
+    LedgerLogLine,
+    QueueTaskState,
+    QueueTaskStatus,
+)
 
 MS = 1_900_000_000_123
 COUNT = 20
@@ -23,8 +30,12 @@ COUNT = 20
 def _record(number: int) -> tuple[PackAt, Ledger]:
     at = new_pack(type="resize", count=2, submitted_ms=MS + number, entropy=seeded_entropy(number))
     fails = number % 5 == 0
-    last = TaskState(Status.FAILED, 3, at_ms=MS + 90, failure=Failure("OSError", "away", "Trace"))
-    done = TaskState(Status.SUCCEEDED, 1, at_ms=MS + 50, result=msgspec.Raw(b'{"ok":true}'))
+    last = QueueTaskState(
+        QueueTaskStatus.FAILED, 3, at_ms=MS + 90, failure=LedgerFailure("OSError", "away", "Trace")
+    )
+    done = QueueTaskState(
+        QueueTaskStatus.SUCCEEDED, 1, at_ms=MS + 50, result=msgspec.Raw(b'{"ok":true}')
+    )
     ledger = Ledger(
         pack_version="v",
         born="b",
@@ -32,7 +43,7 @@ def _record(number: int) -> tuple[PackAt, Ledger]:
         inputs=(msgspec.Raw(f'{{"n":{number}}}'.encode()), msgspec.Raw(b'"17"')),
         submitted_ms=MS + number,
         tags={"customer": f"c{number % 3}"} if number % 2 else {},
-        log=(LogLine(MS + 1, Happening.CLAIMED, (0, 1), 1, "w"),),
+        log=(LedgerLogLine(MS + 1, LedgerEvent.CLAIMED, (0, 1), 1, "w"),),
     )
     return at, ledger
 
@@ -44,7 +55,8 @@ async def _archived(folder: Path) -> None:
         await archive.keep(access.store, access.layout, members, entropy=access.entropy)
         # One of an earlier release lies beside them, and is passed over by its name.
         await access.store.put(
-            f"{access.layout.archive}{'0' * 9}-{'0' * 9}-abc", encode(Batch(records=()))
+            f"{access.layout.archive}{'0' * 9}-{'0' * 9}-abc",
+            encode(LegacyArchiveBatch(records=())),
         )
 
 

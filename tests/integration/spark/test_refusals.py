@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from penstock.datasets.schema import Column
-from penstock.runtimes.base import Finished, Merge, Work
-from penstock.runtimes.spark.telling import Failed
+from penstock.runtimes.base import AttemptWork, Merge, WorkResult
+from penstock.runtimes.spark.engine_protocol import WorkFailure
 from tests.integration.spark.bench import Bench
+from tests.queries import SAME_TOKENS
 
 HELD = (Column("n", "int"), Column("name", "string"))
 TWO = """
@@ -21,18 +23,20 @@ def both(inputs, context):
 """
 
 
-def work_of(bench: Bench, sql: str, *, merge: Merge | None = None, **said: Any) -> Work:
+def work_of(bench: Bench, sql: str, *, merge: Merge | None = None, **said: Any) -> AttemptWork:
     place = {name: said.pop(name) for name in ("columns", "partition_by") if name in said}
     work = bench.work("spark.sql", {"sql": sql, **said}, merge=merge)
     return replace(work, outputs={"out": replace(work.outputs["out"], **place)})
 
 
-def refused(bench: Bench, *works: Work) -> list[str]:
+def refused(bench: Bench, *works: AttemptWork) -> list[str]:
     """Why each of these was refused, for good and before Spark was to compute anything."""
     bench.told.phases.clear()
     ended = bench.ended(*works)
     assert set(bench.told.phases) == {"reading"}
-    found = [each for each in ended.values() if isinstance(each, Failed) and not each.is_retried]
+    found = [
+        each for each in ended.values() if isinstance(each, WorkFailure) and not each.is_retried
+    ]
     assert len(found) == len(works), ended
     return [each.reason for each in found]
 
@@ -71,7 +75,7 @@ def test_what_the_generation_can_take_is_computed(bench: Bench) -> None:
     held = (*HELD, Column("there", "int", is_nullable=False))
     for sql in ("SELECT 1L AS n", "SELECT 1 AS n, 'a' AS name, date'2026-01-01' AS day"):
         work = work_of(bench, sql, columns=held)
-        assert isinstance(bench.ended(work)[work.task_id], Finished)
+        assert isinstance(bench.ended(work)[work.task_id], WorkResult)
 
 
 def test_every_task_of_a_batch_is_refused_by_itself(bench: Bench) -> None:
@@ -91,3 +95,11 @@ def test_all_outputs_are_looked_at_before_the_first_is_computed(
     outputs = {name: replace(place, columns=HELD) for name, place in work.outputs.items()}
     (reason,) = refused(bench, replace(work, outputs=outputs))
     assert reason.startswith("The column 'name' is boolean here, and string in what is published")
+
+
+@pytest.mark.parametrize(("sql", "other"), SAME_TOKENS)
+def test_queries_of_the_same_tokens_are_the_same_plan(spark: Any, sql: str, other: str) -> None:
+    """What defines a job is known without Spark; here Spark's own parser is asked."""
+    parser = spark._jsparkSession.sessionState().sqlParser()
+    one, two = (re.sub(r"#\d+", "", parser.parsePlan(each).toString()) for each in (sql, other))
+    assert one == two

@@ -16,12 +16,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.datasets.manifest import File
 from penstock.datasets.snapshot import read
-from penstock.runtimes.base import MAINTAIN, Made, Part, Work
-from penstock.runtimes.spark.access.statistics import file_bounds
+from penstock.runtimes.base import MAINTAIN, AttemptWork, Part, ProducedOutput
+from penstock.runtimes.spark.access.parquet import file_bounds
 from penstock.runtimes.spark.columns import columns_of
-from penstock.runtimes.spark.configs import JobConfig
-from penstock.runtimes.spark.operators.plans import Member
-from penstock.runtimes.spark.writing import Writer
+from penstock.runtimes.spark.job_config import JobConfig
+from penstock.runtimes.spark.operators import PlannedTask
+from penstock.runtimes.spark.output_writer import OutputWriter
 from tests.integration.spark.bench import Bench, part
 from tests.integration.spark.test_merging import BY_VERSION, Table, Task, ids, values
 
@@ -33,7 +33,7 @@ KINDS: dict[str, list[Any]] = {
 }
 
 
-def splintered(bench: Bench) -> Made:
+def splintered(bench: Bench) -> ProducedOutput:
     """A publication of fifty small files, each of which has values of the whole range."""
     raw = bench.publish({"a": [1]})
     work = bench.work("compact", {}, inputs={"raw": [raw]})
@@ -54,19 +54,21 @@ def splintered(bench: Bench) -> Made:
                 bounds=file_bounds(sink),
             )
         )
-    writer = Writer(bench.transfer, target_file_bytes=2**27)
-    member = Member(work=work, config=JobConfig(operator="compact"))
+    writer = OutputWriter(bench.transfer, target_file_bytes=2**27)
+    member = PlannedTask(work=work, config=JobConfig(operator="compact"))
     columns = columns_of(from_arrow_schema(table.schema))
     return writer.manifest(member, "out", columns, files)
 
 
-def anew(bench: Bench, current: Made | None, *, revision: int = 7, **config: Any) -> Work:
+def anew(
+    bench: Bench, current: ProducedOutput | None, *, revision: int = 7, **config: Any
+) -> AttemptWork:
     said = bench.work(MAINTAIN, config)
     parts: tuple[Part, ...] = () if current is None else (part(current, revision=revision),)
     return replace(said, outputs={"out": replace(said.outputs["out"], current=parts)})
 
 
-def rows(bench: Bench, made: Made) -> list[str]:
+def rows(bench: Bench, made: ProducedOutput) -> list[str]:
     return sorted(map(repr, bench.rows(made)))
 
 

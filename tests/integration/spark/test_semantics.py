@@ -17,11 +17,11 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.datasets.snapshot import DataFile
 from penstock.datasets.transfer import Transfer
-from penstock.runtimes.spark.access.base import Access, Target
-from penstock.runtimes.spark.access.native import Native
-from penstock.runtimes.spark.access.source import FileReader, TaggedFile
-from penstock.runtimes.spark.configs import JobConfig
-from penstock.runtimes.spark.writing import Writer, shape_of
+from penstock.runtimes.spark.access.base import DataAccess, WriteTarget
+from penstock.runtimes.spark.access.folder import FolderAccess
+from penstock.runtimes.spark.access.remote import FileReader, TaggedFile
+from penstock.runtimes.spark.job_config import JobConfig
+from penstock.runtimes.spark.output_writer import OutputWriter, shape_of
 
 NAN, INF = float("nan"), float("inf")
 UTC = dt.UTC
@@ -90,14 +90,14 @@ class Ways:
         self.folder = folder
         self.memory = session.createDataFrame(rows, SCHEMA).coalesce(1)
         self.transfer = Transfer("file:///?fsync=off")
-        self.native = Native(self.transfer)
+        self.native = FolderAccess(self.transfer)
 
     def by_arrow(self) -> list[DataFile]:
         # What has a collation does not leave through Arrow.
         frame = self.memory.drop("c")
         shape = shape_of(frame, JobConfig(operator="compact"))
         table = frame.toArrow()
-        writer = Writer(self.transfer, target_file_bytes=2**27)
+        writer = OutputWriter(self.transfer, target_file_bytes=2**27)
         found = []
         for start in range(0, ROWS, ROWS_A_FILE):
             location = f"{self.folder.as_uri()}/arrow-{start}"
@@ -106,9 +106,9 @@ class Ways:
             found += [_file(location, each) for each in files]
         return found
 
-    def by_spark(self, access: Access, name: str) -> list[DataFile]:
+    def by_spark(self, access: DataAccess, name: str) -> list[DataFile]:
         location = f"{self.folder.as_uri()}/{name}"
-        target = Target(location=location, staging=f"{location}-staging", file_bytes=1)
+        target = WriteTarget(location=location, staging=f"{location}-staging", file_bytes=1)
         # Neighbours by their number are in one file.
         place = (F.col("k") / ROWS_A_FILE).cast("int")
         parted = self.memory.repartitionByRange(ROWS // ROWS_A_FILE, place)

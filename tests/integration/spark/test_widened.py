@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from penstock.datasets.snapshot import files, read
-from penstock.runtimes.base import Given
-from penstock.runtimes.spark.access.base import Access, Slice
-from penstock.runtimes.spark.access.native import Native
-from penstock.runtimes.spark.access.remote import Remote
-from penstock.runtimes.spark.reading import _columns
+from penstock.runtimes.base import WorkInput
+from penstock.runtimes.spark.access.base import DataAccess, FileSlice
+from penstock.runtimes.spark.access.folder import FolderAccess
+from penstock.runtimes.spark.access.remote import RemoteAccess
+from penstock.runtimes.spark.input_reader import _columns
 from tests.integration.spark.bench import Bench
 
 NARROW = {
@@ -59,7 +59,7 @@ TYPES = [
 def test_wider_columns_are_read_with_narrower_ones(bench: Bench, spark: Any) -> None:
     parts = (bench.publish(NARROW, key="x"), bench.publish(WIDE, key="y"))
     contents = read(parts, bench.transfer)
-    given = Given(dataset="raw", generation="g", parts=parts)
+    given = WorkInput(dataset="raw", generation="g", parts=parts)
     for order in (contents, contents[::-1]):
         columns = _columns("raw", given, order)
         assert columns is not None
@@ -67,15 +67,15 @@ def test_wider_columns_are_read_with_narrower_ones(bench: Bench, spark: Any) -> 
         spelt = (f"coalesce(string({each.name}), 'null')" for each in columns)
         line = f"concat_ws('|', {', '.join(spelt)}) AS line"
         # Spark has two readers: by columns and, for what these do not know, by rows.
-        ways: list[tuple[Access, str]] = [
-            (Native(bench.transfer), "true"),
-            (Native(bench.transfer), "false"),
-            (Remote(bench.transfer), "true"),
+        ways: list[tuple[DataAccess, str]] = [
+            (FolderAccess(bench.transfer), "true"),
+            (FolderAccess(bench.transfer), "false"),
+            (RemoteAccess(bench.transfer), "true"),
         ]
         for access, by_columns in ways:
             spark.conf.set("spark.sql.parquet.enableVectorizedReader", by_columns)
             with ExitStack() as held:
-                frame = access.frame(spark, [Slice(files=files(order))], columns, held)
+                frame = access.frame(spark, [FileSlice(files=files(order))], columns, held)
                 found = [row.line for row in frame.orderBy("k").selectExpr(line).collect()]
                 assert found == FOUND, (access.name, by_columns)
                 few = frame.where("whole > 0 AND inner.x IS NOT NULL").selectExpr("k").collect()

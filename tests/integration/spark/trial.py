@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.base import Finished, Place, Work
+from penstock.runtimes.base import AttemptWork, WorkOutput, WorkResult
 from penstock.runtimes.spark.runtime import SparkRuntime
 from penstock.runtimes.spark.settings import SparkSettings
-from penstock.testing.runtime_contract import Ear
+from penstock.testing.runtime_contract import RecordingReporter
 
 ENGINE = "tests.integration.spark.standin:Engine"
 SECONDS = 90.0
@@ -31,25 +31,25 @@ class Trial:
     runner: asyncio.Runner
     runtime: SparkRuntime
     number: int = 0
-    ears: dict[int, Ear] = field(default_factory=dict)
+    ears: dict[int, RecordingReporter] = field(default_factory=dict)
 
-    def work(self, do: str, **more: Any) -> Work:
+    def work(self, do: str, **more: Any) -> AttemptWork:
         self.number += 1
         return a_work(self.number, do, self.folder, **more)
 
-    def log(self, work: Work) -> str:
+    def log(self, work: AttemptWork) -> str:
         return Path(work.log).read_text()
 
-    async def run(self, work: Work) -> Finished:
-        ear = self.ears.setdefault(work.task_id, Ear())
+    async def run(self, work: AttemptWork) -> WorkResult:
+        ear = self.ears.setdefault(work.task_id, RecordingReporter())
         return await self.runtime.run(work, ear)
 
-    async def failure(self, work: Work) -> WorkFailed:
+    async def failure(self, work: AttemptWork) -> WorkFailed:
         with pytest.raises(WorkFailed) as caught:
             await self.run(work)
         return caught.value
 
-    async def said(self, word: str, work: Work) -> None:
+    async def said(self, word: str, work: AttemptWork) -> None:
         """Until work has said this."""
         await until(self.folder / f"{word}-{work.task_id}")
 
@@ -63,18 +63,18 @@ class Trial:
 
 def a_work(
     task_id: int, do: str, folder: Path, *, grace_seconds: float = 60.0, **more: Any
-) -> Work:
+) -> AttemptWork:
     """Work for the stand-in."""
     batch = {name: more.pop(name) for name in ("batch", "batch_size") if name in more}
     at = (folder / f"out-{task_id}").as_uri()
-    return Work(
+    return AttemptWork(
         task_id=task_id,
         attempt=1,
         job="trial",
         operator="spark.sql",
         generation="first",
         config={"do": do, "folder": str(folder), **more},
-        outputs={"out": Place(dataset="out", uuid="0", location=at)},
+        outputs={"out": WorkOutput(dataset="out", uuid="0", location=at)},
         grace_seconds=grace_seconds,
         log=str(folder / f"{task_id}.log"),
         **batch,

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from penstock.dispatcher.database.local import LocalPostgres
+from penstock.dispatcher.database.local_server import LocalPostgres
 from penstock.dispatcher.database.migrations import migrate
 
 _numbers = itertools.count(1)

@@ -11,24 +11,24 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.api.table import internal_app
+from penstock.dispatcher.api.routes import internal_app
+from penstock.dispatcher.api.server import HttpListener, HttpServer
+from penstock.dispatcher.carriers import WakeCarrier
 from penstock.dispatcher.database.pool import Database
-from penstock.dispatcher.looping import Loop
-from penstock.dispatcher.outbox.carriers import WakeCarrier
-from penstock.dispatcher.outbox.relay import Relay
-from penstock.dispatcher.routing.router import route_events
-from penstock.dispatcher.serving import Listener, Serving
+from penstock.dispatcher.loop import Loop
+from penstock.dispatcher.outbox import Relay
+from penstock.dispatcher.router import route_events
 from penstock.dispatcher.tasks.lifecycle import Tasks
-from penstock.dispatcher.wakeups.base import Channel, Heard
-from penstock.dispatcher.wakeups.broker import Broker
-from penstock.dispatcher.wakeups.long_poll import LongPollListener, LongPollSender
+from penstock.dispatcher.wakeups.base import WakeUpChannel
+from penstock.dispatcher.wakeups.long_poll import Broker, LongPollListener, LongPollSender
 from penstock.dispatcher.wakeups.notifications import Notifications
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import system_entropy
 from penstock.runtimes.base import Runtime
+from penstock.worker.claim_scheduler import ClaimScheduler
 from penstock.worker.client import InternalClient
-from penstock.worker.secrets import Resolver
-from penstock.worker.settings import WorkerSettings
+from penstock.worker.secrets import SecretResolver
+from penstock.worker.settings import PipelineWorkerSettings
 from penstock.worker.worker import PipelineWorker
 from tests.integration.dispatcher.api.stage import parts_of
 from tests.integration.dispatcher.test_deployment import Pipeline
@@ -44,8 +44,8 @@ class Site:
     world: World
     pipeline: Pipeline
     folder: Path
-    serve: Callable[[int, Broker], Serving]
-    serving: list[Serving] = field(default_factory=list)
+    serve: Callable[[int, Broker], HttpServer]
+    serving: list[HttpServer] = field(default_factory=list)
     broker: Broker = field(default_factory=Broker)
     port: int = 0
 
@@ -86,14 +86,16 @@ class Site:
         runtime: Runtime,
         *,
         name: str = "worker-1",
-        secrets: Resolver | None = None,
+        secrets: SecretResolver | None = None,
         store_url: str = "",
         **settings: Any,
     ) -> AsyncIterator[PipelineWorker]:
         """A worker, as long as the block lasts."""
 
-        def listening(answer: Heard) -> LongPollListener:
-            return LongPollListener(client.wait, answer)
+        def listening(claiming: ClaimScheduler) -> LongPollListener:
+            return LongPollListener(
+                client.wait, claiming.heard, hello=claiming.hello, served=claiming.serve
+            )
 
         parts = parts_of(self.world)
         client = InternalClient(
@@ -108,7 +110,7 @@ class Site:
             listening,
             logs=self.folder / "logs",
             handed=self.folder / "handed",
-            settings=WorkerSettings(**settings),
+            settings=PipelineWorkerSettings(**{"concurrency": 8, "look_seconds": 30.0} | settings),
             secrets=secrets,
             store_url=store_url,
         )
@@ -124,7 +126,7 @@ class Site:
 Story = Callable[[Site], Awaitable[None]]
 
 
-def _nobody(_: Collection[Channel]) -> None:
+def _nobody(_: Collection[WakeUpChannel]) -> None:
     """Nobody waits there."""
 
 
@@ -138,10 +140,10 @@ def play(dsn: str, folder: Path, dag: str, story: Story, **parts: Any) -> None:
             pipeline = Pipeline(world)
             await pipeline.apply(dag)
 
-            def serve(port: int, broker: Broker) -> Serving:
+            def serve(port: int, broker: Broker) -> HttpServer:
                 fields = {"root": (folder / "store").as_uri(), **parts}
                 app = internal_app(parts_of(world, kick=relaying.kick, broker=broker, **fields))
-                return Serving([Listener("internal", app, "127.0.0.1", port)])
+                return HttpServer([HttpListener("internal", app, "127.0.0.1", port)])
 
             site = Site(world, pipeline, folder, serve)
             # The relay is that of another dispatcher: what it sends comes by notifications.

@@ -15,7 +15,7 @@ from penstock.datasets.snapshot import preview, read, verify
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import PenstockError
 from penstock.runtimes.base import Part
-from penstock.runtimes.process import Process, process
+from penstock.runtimes.process import ProcessRuntime, process
 from penstock.store.s3.local import LocalS3
 from tests.conftest import Background
 from tests.integration.minting_place import Place, seaweedfs_place
@@ -156,7 +156,14 @@ def ran(dsn: str, folder: Path, place: Place, *, is_minted: bool) -> dict[str, A
 
 
 def told(
-    dsn: str, folder: Path, place: Place, runtime: Process, dag: str, *, key: str, is_minted: bool
+    dsn: str,
+    folder: Path,
+    place: Place,
+    runtime: ProcessRuntime,
+    dag: str,
+    *,
+    key: str,
+    is_minted: bool,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """What is published after one task has ended, and why it failed."""
     found: list[dict[str, Any]] = []

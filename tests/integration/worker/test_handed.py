@@ -27,10 +27,11 @@ def run(task):
 
 def forge(task):
     # Have the child report what it did not make.
-    from penstock.runtimes.base import Facts, Made
+    from penstock.runtimes.base import Facts, ProducedOutput
     place = task.outputs["tidy"].location
     facts = Facts(manifest="f" * 64, files=666, rows=666, bytes=666)
-    made = Made(output="tidy", location=place, partition_key=task.partition_key, facts=facts)
+    key = task.partition_key
+    made = ProducedOutput(output="tidy", location=place, partition_key=key, facts=facts)
     type(task).made = lambda *_: (made,)
 """
 DAG = """

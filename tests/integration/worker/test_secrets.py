@@ -9,8 +9,7 @@ import pytest
 
 from penstock.kernel.aws import aws_client
 from penstock.runtimes.process import process
-from penstock.worker.secrets import Resolver
-from penstock.worker.vault import AwsVault
+from penstock.worker.secrets import AwsSecretStore, SecretResolver
 from tests.integration.aws_server import AwsServer
 from tests.integration.worker.site import Site, play
 
@@ -62,11 +61,11 @@ def test_a_function_has_its_secrets_and_nobody_else_does(
     client.create_secret(
         Name="penstock/end-to-end", SecretString=f'{{"password": "{VALUES["aws"]}"}}'
     )
-    resolver = Resolver(
+    resolver = SecretResolver(
         environment={"SHOP_KEY": VALUES["env"]},
         folder=tmp_path / "secrets",
         prefix="penstock/",
-        vault=AwsVault(aws_server.aws),
+        vault=AwsSecretStore(aws_server.aws),
     )
 
     async def story(site: Site) -> None:

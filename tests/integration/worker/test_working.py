@@ -8,8 +8,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from penstock.dispatcher.tasks.values import Fence
-from penstock.runtimes.base import Fault, Finished, Made, Runtime, Voice, Work
+from penstock.dispatcher.tasks.model import Fence
+from penstock.runtimes.base import (
+    AttemptWork,
+    ProducedOutput,
+    Runtime,
+    RuntimeFault,
+    WorkReporter,
+    WorkResult,
+)
 from penstock.runtimes.process import process
 from tests.integration.dispatcher.world import failed
 from tests.integration.worker.site import Site, play
@@ -59,7 +66,7 @@ class Waiting(Runtime):
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
-        self.running: list[Work] = []
+        self.running: list[AttemptWork] = []
         self.cancelled: list[int] = []
 
     async def start(self) -> None:
@@ -73,12 +80,12 @@ class Waiting(Runtime):
 
     def faults(
         self, operator: str, *, config: Mapping[str, Any], resources: Mapping[str, Any]
-    ) -> Iterable[Fault]:
+    ) -> Iterable[RuntimeFault]:
         return ()
 
-    async def run(self, work: Work, voice: Voice) -> Finished:
+    async def run(self, work: AttemptWork, reporter: WorkReporter) -> WorkResult:
         self.running.append(work)
-        voice.progress({"step": 1})
+        reporter.progress({"step": 1})
         try:
             await self.go_on.wait()
         except asyncio.CancelledError:
@@ -88,10 +95,10 @@ class Waiting(Runtime):
             self.running.remove(work)
         key = work.payload.get("partition_key")
         made = tuple(
-            Made(output=name, location=place.location, partition_key=key)
+            ProducedOutput(output=name, location=place.location, partition_key=key)
             for name, place in work.outputs.items()
         )
-        return Finished(made=made)
+        return WorkResult(made=made)
 
 
 def file_of(location: str) -> Path:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 from penstock import Client
-from penstock.cli import calling, run
+from penstock.cli import dispatcher_call, run
 from penstock.kernel.clock import Clock
 from tests.unit.dispatcher.client.scripted import NOW, Scripted
 
@@ -85,7 +85,7 @@ def typed(
 
     with (
         mock.patch.dict(os.environ, {**kept, "COLUMNS": str(COLUMNS)}, clear=True),
-        mock.patch.object(calling, "connected", connected),
+        mock.patch.object(dispatcher_call, "connected", connected),
         redirect_stdout(out),
         redirect_stderr(errors),
     ):

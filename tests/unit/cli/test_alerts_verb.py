@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from penstock.dispatcher.wire.alerts import (
+from penstock.protocol.steering import (
     AlertAnswer,
     AlertsAnswer,
     AlertState,

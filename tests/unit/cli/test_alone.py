@@ -11,9 +11,8 @@ from unittest import mock
 
 import pytest
 
-from penstock.cli import alone, run
-from penstock.cli.addresses import Address, address, likely_address
-from penstock.cli.glancing import Glance
+from penstock.cli import run, start_page
+from penstock.cli.start_page import DispatcherAddress, Glance, address, likely_address
 from penstock.kernel.errors import InvalidInput
 
 OURS = "a token of our own"
@@ -36,7 +35,7 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def said(capsys: pytest.CaptureFixture[str], seen: Glance | None) -> str:
-    with mock.patch.object(alone, "glance", return_value=seen) as asked:
+    with mock.patch.object(start_page, "glance", return_value=seen) as asked:
         assert run([]) == 0
     assert asked.call_args.kwargs["seconds"] <= 0.3
     return capsys.readouterr().out
@@ -51,7 +50,7 @@ def test_where_nothing_runs_it_proposes_to_try_it(capsys: pytest.CaptureFixture[
     assert "There is no penstock.toml in this folder" in text
     assert "No dispatcher answers at http://127.0.0.1:7070; 'penstock up' starts one." in text
     assert first_group(text) == "Try it"
-    assert all(f"\n{title}\n" in text for title in alone.EXAMPLES)
+    assert all(f"\n{title}\n" in text for title in start_page.EXAMPLES)
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -107,8 +106,8 @@ def test_wrong_settings_are_told_and_nothing_else_is_lost(
 
 
 def test_it_imports_nothing_that_takes_its_time() -> None:
-    # Of the dispatcher there are the rules of alerts, which settings are made of, and nothing else.
-    ours = ("penstock.queue", "penstock.dispatcher.wire", "penstock.store")
+    # Settings are made of the rules of alerts and the settings of queues; of nothing else.
+    ours = ("penstock.queue.pack", "penstock.protocol", "penstock.store")
     heavy = (*ours, "penstock.dispatcher.database", "httpx", "msgspec", "psycopg", "yaml")
     code = (
         "import sys; from penstock.cli import run; run(['--help']);"
@@ -123,16 +122,16 @@ def test_it_imports_nothing_that_takes_its_time() -> None:
 def test_the_dispatcher_is_that_of_the_settings_unless_another_is_named(
     somewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert address() == Address("http://127.0.0.1:7070", None)
+    assert address() == DispatcherAddress("http://127.0.0.1:7070", None)
     (somewhere / "penstock.toml").write_text(f"port = 8080\nhost = '0.0.0.0'\napi_token = '{OURS}'")
-    assert address() == Address("http://127.0.0.1:8080", OURS)
+    assert address() == DispatcherAddress("http://127.0.0.1:8080", OURS)
     # Our token is for our dispatcher, and goes to nobody else.
-    assert address("http://elsewhere") == Address("http://elsewhere", None)
+    assert address("http://elsewhere") == DispatcherAddress("http://elsewhere", None)
     monkeypatch.setenv("PENSTOCK_URL", "http://there")
-    assert address() == Address("http://there", None)
+    assert address() == DispatcherAddress("http://there", None)
     monkeypatch.setenv("PENSTOCK_API_TOKEN", "theirs")
-    assert address() == Address("http://there", "theirs")
-    assert address("http://elsewhere", "mine") == Address("http://elsewhere", "mine")
+    assert address() == DispatcherAddress("http://there", "theirs")
+    assert address("http://elsewhere", "mine") == DispatcherAddress("http://elsewhere", "mine")
 
 
 @pytest.mark.parametrize(
@@ -152,4 +151,4 @@ def test_who_has_nobody_to_tell_goes_on_with_wrong_settings(somewhere: Path) -> 
     (somewhere / "penstock.toml").write_text("port = 'x'")
     with pytest.raises(InvalidInput):
         address()
-    assert likely_address() == Address("http://127.0.0.1:7070", None)
+    assert likely_address() == DispatcherAddress("http://127.0.0.1:7070", None)

@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 from click.shell_completion import ShellComplete
 
-from penstock.cli import cli, completing, run
-from penstock.cli.glancing import Glance
+from penstock.cli import cli, completion, run
+from penstock.cli.start_page import Glance
 
 ANSWERS: dict[str, dict[str, Any]] = {
     "/v1/status": {"jobs": [{"name": "clean", "operator": "m:clean"}, {"name": "totals"}]},
@@ -44,7 +44,7 @@ class Dispatcher:
 
 def completed(line: str, dispatcher: Any) -> list[tuple[str, str | None]]:
     *words, typed = line.split(" ")
-    with mock.patch.object(completing, "glance", dispatcher):
+    with mock.patch.object(completion, "glance", dispatcher):
         made = ShellComplete(cli, {}, "penstock", "_PENSTOCK_COMPLETE")
         return [(each.value, each.help) for each in made.get_completions(words, typed)]
 

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.datasets import manifest as manifests
 from penstock.datasets.schema import Column
-from penstock.dispatcher.wire.datasets import (
+from penstock.protocol.datasets import (
     ColumnAnswer,
     CompactAnswer,
     DatasetDetail,
@@ -198,12 +198,12 @@ def test_files_are_rewritten_when_asked_for(user: User) -> None:
     path = "POST /v1/datasets/sales/maintain"
     user.on(path, MaintainAnswer(tasks=[7, 8], is_all=False))
     said = user.said("dataset maintain sales")
-    assert said == "Made 2 tasks: tasks 7 to 8; there is more, ask again when they are over.\n"
+    assert said == "Made 2 tasks: tasks 7 to 8; there is more, run it again when they have ended.\n"
     user.on(path, MaintainAnswer(tasks=[9], is_all=True))
     assert user.said("dataset maintain sales --partition p") == "Made 1 task: task 9.\n"
     assert user.bodies == [{}, {"partition_key": "p"}]
     user.on(path, MaintainAnswer(tasks=[], is_all=True))
-    assert "nothing to rewrite" in user.said("dataset maintain sales")
+    assert "Nothing to rewrite" in user.said("dataset maintain sales")
 
 
 def test_refreshing_goes_on_until_it_is_over(user: User) -> None:
@@ -215,7 +215,7 @@ def test_refreshing_goes_on_until_it_is_over(user: User) -> None:
     assert user.bodies == [{}, {"after": "g/p"}]
     user.on("POST /v1/datasets/sales/refresh", RefreshAnswer(looked=1, written=0, after=None))
     said = user.said("dataset refresh sales")
-    assert said == "1 partition compared: all of them say what is published.\n"
+    assert said == "1 partition compared: all up to date.\n"
 
 
 def test_a_partition_that_is_not_there(user: User) -> None:
@@ -289,7 +289,7 @@ def test_sweeping_goes_on_until_it_is_over(user: User) -> None:
     assert ran.stderr == "1 file could not be removed now.\n"
     assert user.bodies == [{"grace_seconds": 60.0}] * 2
     user.on("POST /v1/sweep", nothing)
-    assert user.said("dataset sweep") == "There was nothing to remove.\n"
+    assert user.said("dataset sweep") == "Nothing to remove.\n"
     user.on("POST /v1/sweep", last)
     said = user.said("dataset sweep --dry-run")
     assert said == "This would remove 3 files of 2 attempts, 1.0 KiB.\n"

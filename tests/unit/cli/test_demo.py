@@ -11,12 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.demo.chaos import Chaos, Death
-from penstock.cli.demo.display import Display, Stage
-from penstock.cli.demo.finding import finding
-from penstock.cli.demo.flights import pipeline_folder
-from penstock.cli.demo.result import Dataset, Published, checksums, differences
-from penstock.cli.demo.running import stages_of, whole_months
+from penstock.cli.demo import finding, pipeline_folder
+from penstock.cli.demo.run import (
+    Chaos,
+    Dataset,
+    Death,
+    Display,
+    PublishedPartition,
+    Stage,
+    checksums,
+    differences,
+    stages_of,
+    whole_months,
+)
 from penstock.datasets.manifest import File
 from penstock.kernel.errors import PenstockError
 
@@ -122,7 +129,7 @@ def _dataset(folder: Path, key: str, body: bytes, *, sha256: str) -> dict[str, D
     (folder / key).mkdir(parents=True)
     (folder / key / "part-0.parquet").write_bytes(body)
     file = File(name="part-0.parquet", rows=1, bytes=len(body), sha256=sha256)
-    made = Published(key, folder / key, (file,), 1, AT)
+    made = PublishedPartition(key, folder / key, (file,), 1, AT)
     return {"flights": Dataset("flights", (made,))}
 
 

@@ -9,11 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.cli.demo.flights import pipeline_folder
-from penstock.cli.demo.staying import MONTH, REMARKS, Keys, Stay
+from penstock.cli.demo import MONTH, REMARKS, KeyPresses, Stay, pipeline_folder
 from penstock.dispatcher.client import Client
-from penstock.dispatcher.wire.steering import TaskAnswer, TasksAnswer
 from penstock.kernel.errors import DispatcherUnavailable, PenstockError
+from penstock.protocol.steering import TaskAnswer, TasksAnswer
 from penstock.testing.virtual import World, simulate
 from tests.unit.dispatcher.client import scripted
 
@@ -63,12 +62,12 @@ class Desk:
             raise DispatcherUnavailable("It does not answer.")
 
 
-def stayed(folder: Path, desk: Desk, *deeds: Callable[[Keys], None]) -> list[str]:
+def stayed(folder: Path, desk: Desk, *deeds: Callable[[KeyPresses], None]) -> list[str]:
     """What is said while somebody does these deeds, one after the other, with time in between."""
     said: list[str] = []
 
     async def main(world: World) -> None:
-        keys, clock = Keys(), world.clock()
+        keys, clock = KeyPresses(), world.clock()
         stay = Stay(cast(Client, desk), url=URL, folder=folder, clock=clock, say=said.append)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(stay.run(keys))
@@ -126,7 +125,7 @@ def test_a_dispatcher_that_is_away_is_asked_again(tmp_path: Path) -> None:
 
 def test_who_ends_it_at_once_is_not_kept(tmp_path: Path) -> None:
     async def main(world: World) -> None:
-        keys = Keys()
+        keys = KeyPresses()
         keys.end.set()
         desk = cast(Client, Desk(fails=False))
         await Stay(desk, url=URL, folder=tmp_path, clock=world.clock()).run(keys)
@@ -137,7 +136,7 @@ def test_who_ends_it_at_once_is_not_kept(tmp_path: Path) -> None:
 def test_a_task_that_does_not_fail_is_told(tmp_path: Path) -> None:
     async def main(world: World) -> None:
         desk = cast(Client, Desk(fails=False))
-        await Stay(desk, url=URL, folder=tmp_path, clock=world.clock()).run(Keys())
+        await Stay(desk, url=URL, folder=tmp_path, clock=world.clock()).run(KeyPresses())
 
     with pytest.raises(PenstockError, match="The task that was to fail has not"):
         simulate(main, seed=1)

@@ -19,7 +19,7 @@ from botocore.validate import ParamValidator
 
 from penstock.cli import run
 from penstock.dispatcher.cloudwatch import NAMESPACE, metric_data
-from penstock.dispatcher.wire.steering import OperatorsAnswer
+from penstock.protocol.steering import OperatorsAnswer
 from tests.integration.dispatcher.test_cloudwatch import figures
 
 SETTINGS = """

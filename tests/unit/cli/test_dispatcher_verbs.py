@@ -20,9 +20,9 @@ import msgspec
 import pytest
 
 from penstock import Client
-from penstock.cli import calling, run
-from penstock.dispatcher.wire.base import Answer
-from penstock.dispatcher.wire.dags import (
+from penstock.cli import dispatcher_call, run
+from penstock.protocol.base import Answer
+from penstock.protocol.dags import (
     AppliedAnswer,
     BreakAnswer,
     CutOverAnswer,
@@ -31,8 +31,8 @@ from penstock.dispatcher.wire.dags import (
     VersionAnswer,
     VersionsAnswer,
 )
-from penstock.dispatcher.wire.events import EventResult
-from penstock.dispatcher.wire.steering import (
+from penstock.protocol.events import EventResult
+from penstock.protocol.steering import (
     AttemptAnswer,
     BackfillsAnswer,
     ConsumedAnswer,
@@ -57,12 +57,7 @@ from penstock.dispatcher.wire.steering import (
     TriggerAnswer,
     TriggersAnswer,
 )
-from penstock.dispatcher.wire.work import (
-    PublishedAnswer,
-    ResultsAnswer,
-    TaskResult,
-    TaskStateAnswer,
-)
+from penstock.protocol.work import PublishedAnswer, ResultsAnswer, TaskResult, TaskStateAnswer
 from tests.unit.cli.terminal import Hurried
 from tests.unit.dispatcher.client.scripted import (
     NOW,
@@ -150,7 +145,7 @@ class User:
         try:
             with (
                 mock.patch.dict(os.environ, {**kept, **(environment or {})}, clear=True),
-                mock.patch.object(calling, "connected", connected),
+                mock.patch.object(dispatcher_call, "connected", connected),
                 mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()))),
                 redirect_stdout(out),
                 redirect_stderr(errors),
@@ -257,7 +252,7 @@ def test_a_token_that_is_missing_is_a_failure_with_the_next_step(user: User) -> 
     user.on("GET /v1/status", problem(401, title="This needs a token."))
     ran = user.types("status")
     assert ran.returncode == 1
-    assert "penstock: This needs a token.\n  Give the token of the API: --token" in ran.stderr
+    assert "penstock: This needs a token.\n  Give the API token: --token" in ran.stderr
 
 
 @pytest.mark.parametrize(
@@ -318,9 +313,19 @@ def test_what_the_dispatcher_finds_wrong_with_the_words_is_the_users(
 @pytest.mark.parametrize(
     ("words", "path", "title", "hint"),
     [
-        ("trigger ingset", "trigger", "The DAG has no job 'ingset'.", "Is 'ingest' meant? 'penst"),
-        ("pause ingset", "jobs/ingset/pause", "There is no job 'ingset'.", "Is 'ingest' meant? "),
-        ("pause xyz", "jobs/xyz/pause", "There is no job 'xyz'.", "'penstock status' shows those"),
+        (
+            "trigger ingset",
+            "trigger",
+            "The DAG has no job 'ingset'.",
+            "Did you mean 'ingest'? 'penst",
+        ),
+        (
+            "pause ingset",
+            "jobs/ingset/pause",
+            "There is no job 'ingset'.",
+            "Did you mean 'ingest'? ",
+        ),
+        ("pause xyz", "jobs/xyz/pause", "There is no job 'xyz'.", "'penstock status' lists them"),
     ],
 )
 def test_a_job_that_is_not_there_may_be_one_that_is(
@@ -333,7 +338,7 @@ def test_a_job_that_is_not_there_may_be_one_that_is(
     assert ran.stderr.startswith(f"penstock: {title}\n  {hint}")
     # Who cannot be asked says nothing more.
     user.on("GET /v1/status", problem(503, title="Later."))
-    assert user.types(words).stderr.startswith(f"penstock: {title}\n  'penstock status' shows")
+    assert user.types(words).stderr.startswith(f"penstock: {title}\n  'penstock status' lists")
 
 
 # The DAG ----------------------------------------------------------------------------------------
@@ -350,8 +355,8 @@ def test_apply_says_what_becomes_of_it(user: User, tmp_path: Path) -> None:
     user.on("POST /v1/dag", _applied(building=["totals", "report"], cancelled=1), _applied())
     assert user.said("dag apply", str(file)) == (
         "Version 3 is in force (aaaaaaaaaaaa).\n"
-        "Built anew, and served as before until then: totals, report.\n"
-        "Cancelled: 1 task that nobody needs any more.\n"
+        "Rebuilt, and readers see the current data until then: totals, report.\n"
+        "Cancelled: 1 task that became obsolete.\n"
     )
     assert user.json("dag apply", str(file), "--force")["version"] == 3
     assert user.bodies == [
@@ -359,7 +364,7 @@ def test_apply_says_what_becomes_of_it(user: User, tmp_path: Path) -> None:
         {"source": "jobs: {}", "where": str(file), "force": True},
     ]
     user.on("POST /v1/dag", _applied(is_changed=False))
-    assert "says the same and is in force already" in user.said("dag apply", str(file))
+    assert "is identical and already in force" in user.said("dag apply", str(file))
 
 
 def test_a_dag_with_problems_is_told_as_the_other_verbs_tell_it(user: User, tmp_path: Path) -> None:
@@ -382,7 +387,7 @@ def test_a_dag_that_breaks_work_is_a_failure_with_the_list(user: User, tmp_path:
     assert ran.stderr == (
         "penstock: It breaks work:\n"
         "  clean: 2 waiting, 1 running, 0 backfills\n"
-        "  Wait for it to end, or cancel it with --force.\n"
+        "  Wait for them to end, or cancel them with --force.\n"
     )
 
 
@@ -426,9 +431,9 @@ def test_apply_says_what_cannot_be_built_and_what_comes_back(user: User, tmp_pat
     back = {"building": ["log", "sums"], "resumed": ["log"], "returned": ["report"]}
     user.on("POST /v1/dag", _applied(losses=losses, is_dry_run=True, **back))
     said = user.said("dag apply --dry-run", str(file))
-    assert "Built anew, and served as before until then: sums.\n" in said
-    assert "Back at once to what they had made earlier: report.\n" in said
-    assert "once that is brought up to date: log.\n" in said
+    assert "Rebuilt, and readers see the current data until then: sums.\n" in said
+    assert "Restored from their earlier output: report.\n" in said
+    assert "once it is up to date: log.\n" in said
     assert "Cannot be built anew: 18 of 21 publications of entries" in said
     assert "'penstock dataset cut-over entries --keep'" in said
 
@@ -441,10 +446,10 @@ def test_apply_and_rollback_say_what_becomes_of_each_job(user: User, tmp_path: P
     said = (
         "Version 3 is in force (aaaaaaaaaaaa).\n"
         "Added: extra.\n"
-        "Changed: clean (config, inputs; built anew), sink (config), tick (timeout; keeps its data)"
+        "Changed: clean (config, inputs; rebuilt), sink (config), tick (timeout; keeps its data)"
         ".\n"
-        "Removed: mail, old; what they have made stays.\n"
-        "Built anew, and served as before until then: clean, totals.\n"
+        "Removed: mail, old; their data stays.\n"
+        "Rebuilt, and readers see the current data until then: clean, totals.\n"
     )
     assert user.said("dag apply", str(file)) == said
     assert user.said("dag rollback") == said
@@ -460,8 +465,8 @@ def test_a_dry_run_says_what_would_happen_and_what_it_would_break(
     answer = _applied(version=None, is_dry_run=True, breaks=[broken])
     user.on("POST /v1/dag", answer)
     assert user.said("dag apply --dry-run", str(file), code=1) == (
-        "Nothing was changed. This would put a new version in force (aaaaaaaaaaaa).\n"
-        "It would make work useless that waits or runs, and needs --force:\n"
+        "Dry run: this would put a new version in force (aaaaaaaaaaaa).\n"
+        "It would make waiting or running work obsolete, and needs --force:\n"
         "  clean: 2 waiting, 0 running, 1 backfill\n"
     )
     assert user.bodies == [{"source": "jobs: {}", "where": str(file), "dry_run": True}]
@@ -469,7 +474,7 @@ def test_a_dry_run_says_what_would_happen_and_what_it_would_break(
     harmless = _applied(version=2, is_dry_run=True)
     user.dispatcher = Scripted()
     user.on("POST /v1/dag", harmless)
-    assert "This would put version 2 in force" in user.said("dag apply --dry-run", str(file))
+    assert "this would put version 2 in force" in user.said("dag apply --dry-run", str(file))
 
 
 def test_one_file_is_compared_with_what_is_in_force(user: User, tmp_path: Path) -> None:
@@ -487,12 +492,12 @@ def test_one_file_is_compared_with_what_is_in_force(user: User, tmp_path: Path) 
         problem(404, title="No DAG is in force."),
         Reply(b"", 500),
     )
-    assert user.said("dag diff", str(file)).endswith("The file says what is in force.\n")
+    assert user.said("dag diff", str(file)).endswith("The file is identical to the DAG in force.\n")
     assert user.json("dag diff", str(file), code=1)["removed"] == ["tock"]
     assert user.json("dag diff", str(file), code=1)["added"] == ["tick"]
     assert user.types("dag diff", str(file)).returncode == 2
     assert len(user.bodies) == 4
-    assert "Both files say the same." in user.said("dag diff", str(file), str(file))
+    assert "The files are identical." in user.said("dag diff", str(file), str(file))
     assert len(user.bodies) == 4
     three = user.types("dag diff", str(file), str(file), str(file))
     assert (three.returncode, "not 3" in three.stderr) == (2, True)
@@ -505,8 +510,8 @@ def test_one_file_is_compared_with_what_is_in_force(user: User, tmp_path: Path) 
     ("result", "code", "out", "errors"),
     [
         (EventResult(outcome="new", seq=17), 0, "Event 17 is new.\n", ""),
-        (EventResult(outcome="duplicate", seq=17), 0, "was known already", ""),
-        (EventResult(outcome="audited", seq=17, why="Old."), 0, "makes no tasks: Old.", ""),
+        (EventResult(outcome="duplicate", seq=17), 0, "is a duplicate", ""),
+        (EventResult(outcome="audited", seq=17, why="Old."), 0, "creates no tasks: Old.", ""),
         (
             EventResult(outcome="refused", why="No."),
             1,
@@ -559,7 +564,7 @@ def test_trigger_takes_many_events_of_a_file(user: User, tmp_path: Path) -> None
     ran = user.types("trigger ingest --event-id e --from -", stdin="\n".join(lines) + "\n")
     assert ran.stdout.splitlines() == [
         "1,000 events are new.",
-        "2 events are known already; nothing is done twice.",
+        "2 events are duplicate; ignored.",
     ]
     bodies = user.bodies
     assert [len(each["events"]) for each in bodies] == [1000, 2]
@@ -610,7 +615,7 @@ def test_status_is_one_page(user: User) -> None:
         "backfill  status   job     kind           ended       open  dead  started",
         "       7  running  totals  ranges  480 of 1,000  48%    20     0  0 s ago",
     ]
-    assert "'penstock worker' starts one" in ran.stderr
+    assert "start one with 'penstock worker'" in ran.stderr
     assert "'penstock task list --status dead'" in ran.stderr
     assert "'penstock outbox list'" in ran.stderr
     assert user.json("status")["now"] == "2030-01-01T00:00:00Z"
@@ -636,7 +641,7 @@ def test_status_says_why_tasks_wait_that_nobody_runs(user: User) -> None:
 
 def test_status_without_a_dag_says_how_to_get_one(user: User) -> None:
     user.on("GET /v1/status", status(dag_version=None))
-    assert user.said("status").startswith("No DAG is in force; 'penstock dag apply FILE'")
+    assert user.said("status").startswith("No DAG is in force; run 'penstock dag apply FILE'")
 
 
 def test_status_waits_until_nothing_is_left(user: User) -> None:
@@ -682,7 +687,7 @@ def test_a_job_is_paused_and_resumed(user: User) -> None:
     user.on("POST /v1/jobs/clean/pause", JobPausesAnswer(job="clean", pauses=[mine]))
     user.on("POST /v1/jobs/clean/resume", JobPausesAnswer(job="clean", pauses=[]))
     assert user.said("pause clean", "--reason", "Moving.") == "clean is paused: Moving.\n"
-    assert user.said("resume clean") == "clean goes on: nothing pauses it.\n"
+    assert user.said("resume clean") == "clean is resumed: nothing pauses it.\n"
     assert user.bodies == [{"reason": "Moving."}, None]
     assert user.json("pause clean")["pauses"][0]["cause"] == "operator"
 
@@ -694,9 +699,9 @@ def test_everything_is_paused_and_resumed(user: User) -> None:
     user.on("POST /v1/resume", EverythingAnswer([], paused_by_people=0, paused_by_pressure=0))
     assert user.said("pause --all", "--reason", "Moving.") == (
         "12 jobs paused: job-0, job-1, job-2, job-3, job-4, job-5, job-6, job-7, job-8, job-9,"
-        " and 2 more.\nPaused by people now: 13. By pressure: 1.\n"
+        " and 2 more.\nPaused manually: 13. By backpressure: 1.\n"
     )
-    assert user.said("resume --all") == "0 jobs resumed.\nPaused by people now: 0.\n"
+    assert user.said("resume --all") == "0 jobs resumed.\nPaused manually: 0.\n"
     assert user.bodies == [{"reason": "Moving."}, None]
     assert user.json("pause --all") == msgspec.to_builtins(paused)
 
@@ -794,7 +799,7 @@ def test_tasks_are_listed_by_age_with_what_is_worth_knowing(user: User) -> None:
         "43  retrying  clean  p           1 of 3  0 s ago             due in 30 s, after: Boom.",
         "42  running   clean  p           1 of 3  65 min ago  w1",
     ]
-    assert ran.stderr == "note: there are more; go on with --before 42.\n"
+    assert ran.stderr == "note: there are more; continue with --before 42.\n"
     assert user.dispatcher.heard[0].query == "job=clean&status=running&limit=2&before=50"
     user.on("GET /v1/tasks", TasksAnswer(tasks=[], before=None))
     assert user.types("task list").stderr == "No tasks.\n"
@@ -848,7 +853,7 @@ def test_a_task_is_shown_with_its_attempts_and_outputs(user: User) -> None:
     assert 'progress    {"rows": 5}\n' in said
     assert "      1  failed   w1      65 min ago  3 s   /logs/1  Boom.\n" in said
     assert "      2  running  w2      0 s ago     0 s\n" in said
-    assert "sales      p          new                       4\n" in said
+    assert "sales      p          new         4\n" in said
     assert "orders               3      7       1  no, read by attempt 2\n" in said
     assert "attempt 1      took\nrows_in       1,234\nread_bytes  2.0 KiB\n" in said
     assert user.json("task show 42")["task"]["settled_at"] == "2030-01-01T00:00:00Z"
@@ -971,11 +976,11 @@ def test_the_log_of_an_attempt_is_printed_if_it_is_here(user: User, tmp_path: Pa
     assert (found["attempt"], found["log"], found["text"]) == (2, str(second), "zweiter ö\n")
     ran = user.types("task logs 42 --attempt 3")
     assert (ran.returncode, "it has 1, 2" in ran.stderr) == (1, True)
-    # On this machine, and without a file: it has printed nothing.
+    # On this machine, and without a file: it has no output.
     second.unlink()
     ran = user.types("task logs 42")
     assert (ran.returncode, ran.stdout) == (0, "")
-    assert "attempt 2 of task 42 has printed nothing." in ran.stderr
+    assert "attempt 2 of task 42 has no output." in ran.stderr
     found = user.json("task logs 42")
     assert (found["log"], found["text"]) == (None, "")
     elsewhere = tmp_path / "elsewhere" / "42-2.log"
@@ -995,7 +1000,7 @@ def test_a_log_that_is_none_of_the_attempt_is_not_read(user: User, tmp_path: Pat
         user.on("GET /v1/tasks/42", _had(_attempt(1, log=str(said))))
         ran = user.types("task logs 42")
         assert (ran.returncode, ran.stdout) == (1, "")
-        assert "which is no log of it, so it is not read." in ran.stderr
+        assert "which is not its log, so it is not read." in ran.stderr
     user.on("GET /v1/tasks/42", _had(_attempt(1, log=str(link))))
     assert "of another" not in user.types("task logs 42").stdout
 
@@ -1033,7 +1038,7 @@ def test_a_log_is_followed_until_its_attempt_has_ended(user: User, tmp_path: Pat
                 opened.write(b"\xb6" if not self._slept else b" end\n")
             await super().sleep(seconds)
 
-    with mock.patch("penstock.cli.task.logs.SystemClock", Writing):
+    with mock.patch("penstock.cli.task.SystemClock", Writing):
         said = user.said("task logs 42 --follow", "--data", str(tmp_path / "data"))
     assert said == "eins ö end\n"
 
@@ -1072,7 +1077,7 @@ def test_datasets_and_partitions_are_listed(user: User) -> None:
     ran = user.types("dataset partitions sales --limit 1 --after a --generation g1")
     row = "(whole)    0 s ago           2  2,000  3.0 KiB      1    42  s3://b/x\n"
     assert row in ran.stdout
-    assert ran.stderr == "note: there are more; go on with --after 'k'.\n"
+    assert ran.stderr == "note: there are more; continue with --after 'k'.\n"
     assert user.dispatcher.heard[-1].query == "generation=g1&after=a&limit=1"
 
 
@@ -1092,10 +1097,10 @@ def test_messages_that_could_not_be_sent_are_listed_and_tried_again(user: User) 
     assert user.types("outbox list").stdout == ""
     user.on("POST /v1/outbox/retry", OutboxRetryAnswer(retried=1))
     ran = user.types("outbox retry 17 18 17")
-    assert (ran.returncode, ran.stdout) == (1, "1 message of 2 will be tried again.\n")
+    assert (ran.returncode, ran.stdout) == (1, "1 message of 2 will be retried.\n")
     assert "One message is not there, or still tried." in ran.stderr
     assert user.bodies[-1] == {"ids": [17, 18]}
-    assert user.said("outbox retry 17") == "1 message of 1 will be tried again.\n"
+    assert user.said("outbox retry 17") == "1 message of 1 will be retried.\n"
 
 
 _WITHOUT_HTTPX = """
@@ -1109,13 +1114,13 @@ sys.exit(run(sys.argv[1:]))
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("status",), 2, "pip install 'penstock[dispatcher]'"),
-        (("dag", "list"), 2, "pip install 'penstock[dispatcher]'"),
+        (("status", "--url", "http://127.0.0.1:1"), 1, "No dispatcher answers at"),
+        (("dag", "list", "--url", "http://127.0.0.1:1"), 1, "No dispatcher answers at"),
         (("--help",), 0, ""),
         (("backfill", "start", "--help"), 0, ""),
     ],
 )
-def test_without_httpx_these_verbs_say_what_to_install(
+def test_these_verbs_need_no_package_besides_those_of_penstock_itself(
     words: tuple[str, ...], code: int, said: str
 ) -> None:
     ran = subprocess.run(
@@ -1139,7 +1144,7 @@ def test_a_cut_over_by_hand(user: User) -> None:
     answer = CutOverAnswer(dataset="sales", generation="g-1", kept=18, is_waiting=True)
     user.on("POST /v1/datasets/sales/cut-over", answer)
     assert user.said("dataset cut-over sales --keep") == (
-        "Taken over as they are: 18 publications.\n"
+        "Carried over: 18 publications.\n"
         "Readers of sales read g-1 until all is built that is computed of it.\n"
     )
     assert user.bodies[-1] == {"keep": True}

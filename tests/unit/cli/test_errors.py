@@ -11,8 +11,8 @@ from unittest import mock
 import click
 import pytest
 
-from penstock.cli import alone, cli, main, run
-from penstock.cli.groups import Verbs
+from penstock.cli import cli, main, run, start_page
+from penstock.cli.verbs import Verbs
 from penstock.kernel.errors import InvalidInput, PenstockError
 
 
@@ -40,9 +40,9 @@ def failing(error: BaseException) -> Iterator[None]:
         (
             KeyError("x\ny"),
             1,
-            "penstock: This is a fault of Penstock's: KeyError: 'x\\ny'.\n  The same with --debug",
+            "penstock: Internal error: KeyError: 'x\\ny'.\n  Run again with --debug",
         ),
-        (RuntimeError(), 1, "penstock: This is a fault of Penstock's: RuntimeError.\n"),
+        (RuntimeError(), 1, "penstock: Internal error: RuntimeError.\n"),
         (KeyboardInterrupt(), 130, "\npenstock: Interrupted.\n"),
         (click.UsageError("No."), 2, "penstock: No.\n"),
     ],
@@ -127,9 +127,9 @@ def test_what_is_added_to_a_group_is_a_verb_of_it() -> None:
 
 
 def test_no_verb_is_imported_for_the_completion_of_its_name() -> None:
-    with mock.patch("penstock.cli.groups.import_module", side_effect=AssertionError):
+    with mock.patch("penstock.cli.verbs.import_module", side_effect=AssertionError):
         found = cli.shell_complete(click.Context(cli), "st")
-        with mock.patch.object(alone, "glance", return_value=None):
+        with mock.patch.object(start_page, "glance", return_value=None):
             assert run(["--help"]) == 0
     assert [(each.value, each.help) for each in found] == [
         ("status", "Show jobs, queues, workers and backfills.")

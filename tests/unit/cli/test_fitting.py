@@ -17,9 +17,9 @@ from msgspec import inspect
 
 from penstock import Queue
 from penstock.cli import cli
-from penstock.cli.tables import table
+from penstock.cli.output import table
 from penstock.dispatcher.api.endpoints import pattern_of
-from penstock.dispatcher.api.table import PUBLIC
+from penstock.dispatcher.api.routes import PUBLIC
 from tests.unit.cli.terminal import COLUMNS, Hurried, Screen, Typed, typed
 from tests.unit.dispatcher.client.scripted import NOW, Scripted
 
@@ -33,6 +33,7 @@ _AT_A_DISPATCHER = (
     "pressure",
     "operator list",
     "outbox list",
+    "token list",
     "keys list",
     "alerts --all",
     "audit",

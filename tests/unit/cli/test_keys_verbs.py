@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from penstock.dispatcher.wire.keys import (
+from penstock.protocol.keys import (
     AuditAnswer,
     AuditNote,
     KeyAnswer,
@@ -49,7 +49,7 @@ def test_keys_are_listed(user: User) -> None:
     )
     user.on("GET /v1/keys", listed)
     lines = user.said("keys list").splitlines()
-    assert lines[0].split() == ["key", "state", "signer", "holder", "made", "heard", "of"]
+    assert lines[0].split() == ["key", "state", "signer", "holder", "made", "seen"]
     assert "published" in lines[1]
     assert "signs in 1 min" in lines[1]
     assert "signing, to be rotated" in lines[2]
@@ -77,7 +77,7 @@ def test_keys_are_rotated(user: User, is_new: bool) -> None:
     )
     user.on("POST /v1/keys/rotate", answer)
     said = user.said("keys rotate --kms-key alias/next")
-    assert ("this is the same" in said) is not is_new
+    assert ("no new one was started" in said) is not is_new
     assert "New keys sign in 30" in said
     assert user.bodies == [{"kms_key": "alias/next"}]
     assert user.json("keys rotate")["is_new"] is is_new
@@ -118,14 +118,14 @@ def test_the_audit_is_shown(user: User) -> None:
     assert heard.query == "task=7&outcome=refused&limit=1&before=20"
     assert user.json("audit")["notes"][0]["reason"] == "expired\x1b[31m"
     user.on("GET /v1/audit", AuditAnswer(notes=[]))
-    assert user.types("audit").stderr == "Nothing was noted.\n"
+    assert user.types("audit").stderr == "No audit records.\n"
 
 
 def test_a_key_is_revoked_by_who_says_so(user: User) -> None:
     user.on("POST /v1/keys/revoke", RevokeAnswer(kid="old", revoked_at=NOW, is_new=True))
     ran = user.types("keys revoke old")
     assert (ran.returncode, user.bodies) == (2, [])
-    assert "say --yes" in ran.stderr
+    assert "confirm with --yes" in ran.stderr
     assert "old is revoked" in user.said("keys revoke old --yes")
     assert user.json("keys revoke old --yes")["is_new"] is True
     user.on("POST /v1/keys/revoke", RevokeAnswer(kid="old", revoked_at=NOW, is_new=False))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import run
-from penstock.cli.log_lines import LogFile, LogLine, in_order, log_of, parsed
+from penstock.cli.logs import LogFile, ProcessLogLine, in_order, log_of, parsed
 
 NOON = 1893499200.0
 
@@ -18,36 +18,42 @@ NOON = 1893499200.0
     [
         (
             '{"at": "2030-01-01T12:00:00.500Z", "level": "warning", "message": "m", "task": 7}',
-            LogLine("p", NOON + 0.5, "m", "warning", {"task": 7}),
+            ProcessLogLine("p", NOON + 0.5, "m", "warning", {"task": 7}),
         ),
-        ("2030-01-01T12:00:00Z INFO penstock: m", LogLine("p", NOON, "penstock: m", "info")),
-        ("2030-01-01 12:00:00.250 UTC [7] LOG:  m", LogLine("p", NOON + 0.25, "[7] LOG:  m")),
-        ("2030-01-01 14:00:00.250 +02 [7] LOG:  m", LogLine("p", NOON + 0.25, "[7] LOG:  m")),
+        ("2030-01-01T12:00:00Z INFO penstock: m", ProcessLogLine("p", NOON, "penstock: m", "info")),
+        (
+            "2030-01-01 12:00:00.250 UTC [7] LOG:  m",
+            ProcessLogLine("p", NOON + 0.25, "[7] LOG:  m"),
+        ),
+        (
+            "2030-01-01 14:00:00.250 +02 [7] LOG:  m",
+            ProcessLogLine("p", NOON + 0.25, "[7] LOG:  m"),
+        ),
         (
             "Traceback (most recent call last):",
-            LogLine("p", None, "Traceback (most recent call last):"),
+            ProcessLogLine("p", None, "Traceback (most recent call last):"),
         ),
-        ("  File 'x'", LogLine("p", None, "  File 'x'")),
-        ('{"at": 7}', LogLine("p", None, '{"at": 7}')),
-        ("{broken", LogLine("p", None, "{broken")),
-        ('{"at": "?", "message": "m"}', LogLine("p", None, "m")),
-        ("[" * 100_000, LogLine("p", None, "[" * 100_000)),
-        ("2030-99-01T12:00:00Z x", LogLine("p", None, "x")),
+        ("  File 'x'", ProcessLogLine("p", None, "  File 'x'")),
+        ('{"at": 7}', ProcessLogLine("p", None, '{"at": 7}')),
+        ("{broken", ProcessLogLine("p", None, "{broken")),
+        ('{"at": "?", "message": "m"}', ProcessLogLine("p", None, "m")),
+        ("[" * 100_000, ProcessLogLine("p", None, "[" * 100_000)),
+        ("2030-99-01T12:00:00Z x", ProcessLogLine("p", None, "x")),
     ],
 )
-def test_a_line_is_read_in_each_of_its_forms(text: str, line: LogLine) -> None:
+def test_a_line_is_read_in_each_of_its_forms(text: str, line: ProcessLogLine) -> None:
     assert parsed("p", text) == line
 
 
 def test_lines_are_by_time_and_those_without_one_stay_where_they_were() -> None:
     lines = [
-        LogLine("a", 1.0, "a1"),
-        LogLine("a", None, "a2"),
-        LogLine("a", 5.0, "a3"),
-        LogLine("a", 4.0, "a4"),  # A clock that was set back.
-        LogLine("b", None, "b1"),
-        LogLine("b", 3.0, "b2"),
-        LogLine("b", 4.5, "b3"),
+        ProcessLogLine("a", 1.0, "a1"),
+        ProcessLogLine("a", None, "a2"),
+        ProcessLogLine("a", 5.0, "a3"),
+        ProcessLogLine("a", 4.0, "a4"),  # A clock that was set back.
+        ProcessLogLine("b", None, "b1"),
+        ProcessLogLine("b", 3.0, "b2"),
+        ProcessLogLine("b", 4.5, "b3"),
     ]
     told = [each.message for each in in_order(lines)]
     assert told == ["b1", "a1", "a2", "b2", "b3", "a3", "a4"]
@@ -136,8 +142,8 @@ def test_the_logs_of_all_are_shown_by_time(data: Path, capsys: pytest.CaptureFix
 def test_where_there_is_no_log_it_says_so(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["logs", "cron", "--data", str(data)]) == 1
-    assert f"There is no log of the process cron in {data}." in capsys.readouterr().err
+    assert run(["logs", "webhook", "--data", str(data)]) == 1
+    assert f"There is no log of the process webhook in {data}." in capsys.readouterr().err
     assert run(["logs", "--data", str(tmp_path / "nowhere")]) == 1
     assert "There is no log of any process in" in capsys.readouterr().err
     assert run(["logs", "nosuch"]) == 2

@@ -46,4 +46,4 @@ def test_check_says_what_is_wrong_with_the_settings_here(
 
 def test_a_worker_is_told_of_queues_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["worker", "--queue", "A b"]) == 2
-    assert "queues has 'A b', which is no name of a queue" in capsys.readouterr().err
+    assert "queues has 'A b', which is not the name of a queue" in capsys.readouterr().err

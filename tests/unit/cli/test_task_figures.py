@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.task.figures import figures, progress_line, size
+from penstock.cli.task import figures, progress_line, size
 
 
 @pytest.mark.parametrize(

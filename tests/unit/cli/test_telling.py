@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from penstock.cli.backfill.showing import Progress, percent
+from penstock.cli.backfill import BackfillProgress, percent
+from penstock.cli.dispatcher_call import ago, cut, fitted, gist, line, lines
 from penstock.cli.options import absolute_option
-from penstock.cli.progress import bar
-from penstock.cli.telling import ago, cut, fitted, gist, line, lines
+from penstock.cli.output import bar
 from tests.unit.dispatcher.client.scripted import NOW, backfill
 
 
@@ -188,7 +188,7 @@ def test_elsewhere_nothing_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_on_a_terminal_progress_is_one_line() -> None:
     def show() -> None:
-        progress = Progress()
+        progress = BackfillProgress()
         progress(backfill(planned=10, open=5))
         progress(backfill(planned=1000, state="done"))
         progress.end()
@@ -202,7 +202,7 @@ def test_on_a_terminal_progress_is_one_line() -> None:
 
 
 def test_elsewhere_there_is_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress()
+    progress = BackfillProgress()
     progress(backfill(planned=10, open=5))
     progress.end()
     assert capsys.readouterr() == ("", "")

@@ -18,13 +18,12 @@ import pytest
 from msgspec import inspect
 
 from penstock import Client
-from penstock.cli import calling, cli, main, run
-from penstock.cli.progress import Bar
-from penstock.cli.terminal import Guarded, harmless
-from penstock.dispatcher.api.table import PUBLIC
-from penstock.dispatcher.wire.steering import AttemptAnswer, TaskAnswer
+from penstock.cli import cli, dispatcher_call, main, run
+from penstock.cli.output import Guarded, ProgressBar, harmless
+from penstock.dispatcher.api.routes import PUBLIC
 from penstock.kernel.errors import TaskFailed
-from penstock.queue.running.retry import Retry
+from penstock.protocol.steering import AttemptAnswer, TaskAnswer
+from penstock.queue.execution.retry import Retry
 from penstock.sync import Queue, Worker
 from tests.unit.cli.terminal import Hurried, Screen, Typed, typed
 from tests.unit.cli.test_dispatcher_verbs import ARGUMENTS, DATE, VERBS
@@ -96,7 +95,7 @@ def test_no_verb_shows_what_would_be_obeyed(verb: str, *, is_terminal: bool) -> 
     words = [*verb.split(), *ARGUMENTS.get(verb, "").split()]
     ran = typed(*words, dispatcher=_hostile(), is_terminal=is_terminal, clock=Hurried())
     _check(ran)
-    assert "a fault of Penstock's" not in ran.errors, ran.errors
+    assert "Internal error" not in ran.errors, ran.errors
     ran = typed(*words, "--json", dispatcher=_hostile(), is_terminal=is_terminal, clock=Hurried())
     _check(ran)
 
@@ -146,7 +145,10 @@ def test_logs_of_tasks_are_shown_without_what_would_be_obeyed_or_as_they_are(
         assert _COLOURS.search(ran.out) is None
         assert ran.out.startswith("hidden\n10%\n20%\n\\u001b]0;owned\\u0007")
     screen = io.TextIOWrapper(io.BytesIO(), "utf-8")
-    with redirect_stdout(screen), mock.patch.object(calling, "connected", _connected(dispatcher)):
+    with (
+        redirect_stdout(screen),
+        mock.patch.object(dispatcher_call, "connected", _connected(dispatcher)),
+    ):
         assert run(["task", "logs", "42", "--raw"]) == 0
     assert screen.buffer.getvalue() == log.read_bytes()
 
@@ -226,7 +228,7 @@ def test_what_is_shown_is_the_same_text_to_a_reader_of_json() -> None:
 
 def test_a_bar_draws_over_itself_and_lets_its_text_do_nothing() -> None:
     out = Screen()
-    with redirect_stderr(Guarded(out)), Bar() as bar:
+    with redirect_stderr(Guarded(out)), ProgressBar() as bar:
         bar.show(f"{NASTY} is computed", done=1, of=2)
     _check(Typed(0, "", out.getvalue()))
     assert out.getvalue().startswith("\r\x1b[K")

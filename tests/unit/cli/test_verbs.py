@@ -12,8 +12,8 @@ import click
 import pytest
 
 from penstock.cli import cli
-from penstock.cli.alone import EXAMPLES
-from penstock.cli.groups import Verbs
+from penstock.cli.start_page import EXAMPLES
+from penstock.cli.verbs import Verbs
 
 WITHOUT_JSON: Mapping[str, str] = {
     "penstock up": "runs until it is stopped, and logs",
@@ -21,6 +21,7 @@ WITHOUT_JSON: Mapping[str, str] = {
     "penstock worker": "runs until it is stopped, and logs",
     "penstock source cron": "runs until it is stopped, and logs",
     "penstock source webhook": "runs until it is stopped, and logs",
+    "penstock query-service": "runs until it is stopped, and logs",
     "penstock source token": "prints one word, for a variable",
     "penstock demo": "a story for people",
     "penstock demo queue": "a story for people",

@@ -12,13 +12,20 @@ from urllib.parse import urlencode
 
 import pytest
 
-from penstock.console.answering import is_ours, send_events, tell, told
 from penstock.console.application import Console, _Visit
-from penstock.console.live import Live
-from penstock.console.pages.base import Action, Asked, Done, Missing, Page, Site
+from penstock.console.http import is_ours, read_message, send_events, set_message
+from penstock.console.live import LivePages
+from penstock.console.pages.base import (
+    ActionResult,
+    ConsolePage,
+    ConsoleSite,
+    FormAction,
+    PageNotFound,
+    PageRequest,
+)
 from penstock.console.pages.table import SITE
-from penstock.console.sessions import COOKIE, SESSION_SECONDS, Role, Sessions
-from penstock.dispatcher.api.parts import Parts
+from penstock.console.sessions import COOKIE, SESSION_SECONDS, ConsoleRole, ConsoleSessions
+from penstock.dispatcher.api.context import ApiContext
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import DatabaseUnavailable, InvalidInput
@@ -27,9 +34,9 @@ _HOST = "127.0.0.1:7070"
 _SCRIPT = "<script>alert(1)</script>"
 
 
-async def _page(_: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
+async def _page(_: ApiContext, asked: PageRequest) -> Mapping[str, Any] | PageNotFound:
     if asked.path["name"] == "none":
-        return Missing(f"There is no {_SCRIPT}.", hint="Look elsewhere.")
+        return PageNotFound(f"There is no {_SCRIPT}.", hint="Look elsewhere.")
     if asked.path["name"] == "away":
         raise DatabaseUnavailable("away")
     if asked.path["name"] == "broken":
@@ -37,10 +44,10 @@ async def _page(_: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
     return {"what": asked.path["name"], "hint": "", "status": asked.query.get("q", "")}
 
 
-async def _act(_: Parts, asked: Asked, to: str) -> Done:
+async def _act(_: ApiContext, asked: PageRequest, to: str) -> ActionResult:
     if asked.query.get("field") == "wrong":
         raise InvalidInput("The field is wrong.", hint="Write another.")
-    return Done(f"Done: {sorted(asked.query.items())}", to)
+    return ActionResult(f"Done: {sorted(asked.query.items())}", to)
 
 
 async def _api(scope: MutableMapping[str, Any], _receive: Any, send: Any) -> None:
@@ -92,7 +99,7 @@ class _Browser:
         hosts: Collection[str] | None = None,
     ) -> None:
         self.ended = _Ended()
-        self.sessions = Sessions(
+        self.sessions = ConsoleSessions(
             "a secret of some length",
             clock=SystemClock(),
             entropy=seeded_entropy(1),
@@ -100,18 +107,18 @@ class _Browser:
             api_token=api_token,
             viewer_token=viewer_token,
         )
-        site = Site(
+        site = ConsoleSite(
             pages=(
-                Page("/see/{name:path}", "problem", _page, query=("q",)),
-                Page("/watch/{name}", "problem", _page, live=("content",)),
+                ConsolePage("/see/{name:path}", "problem", _page, query=("q",)),
+                ConsolePage("/watch/{name}", "problem", _page, live=("content",)),
             ),
-            actions=(Action("/do/{name}", _act, fields=("field",)),),
+            actions=(FormAction("/do/{name}", _act, fields=("field",)),),
             sections={"see": "/see/it"},
         )
-        self.live = Live(clock=SystemClock(), over=self.sessions.over)
+        self.live = LivePages(clock=SystemClock(), over=self.sessions.over)
         self.app = Console(
             _api,
-            cast("Parts", SimpleNamespace(audit=SimpleNamespace(note=self._note))),
+            cast("ApiContext", SimpleNamespace(audit=SimpleNamespace(note=self._note))),
             site,
             sessions=self.sessions,
             live=self.live,
@@ -233,7 +240,7 @@ def test_a_form_has_to_be_from_a_page_of_this_session() -> None:
     other.sessions = browser.sessions
     assert browser.post("/do/it", {"field": "1"}).status == 403
     assert browser.post("/do/it", {"field": "1", "form_token": "x"}).status == 403
-    foreign = browser.sessions.form_token(browser.sessions.begin(Role.OPERATOR))
+    foreign = browser.sessions.form_token(browser.sessions.begin(ConsoleRole.OPERATOR))
     assert browser.post("/do/it", {"form_token": foreign}).status == 403
     done = browser.post(
         "/do/it", {"field": "1", "x": "2", "form_token": browser.token, "to": "/see/it"}
@@ -255,7 +262,7 @@ def test_a_script_that_sends_a_form_is_told_where_to_go_and_goes_there_itself() 
     # What became of it waits for the page that it goes to.
     assert "Done: [(&#39;field&#39;, &#39;1&#39;)]" in browser.ask("/see/it").body
     refused = browser.post("/do/it", {"form_token": "x"}, {"accept": "application/json"})
-    assert (refused.status, "This form is too old." in refused.body) == (403, True)
+    assert (refused.status, "This form has expired." in refused.body) == (403, True)
     assert "data-hint" in refused.body
 
 
@@ -391,26 +398,28 @@ def test_cookies_of_other_programs_of_this_host_hide_nothing(other: str) -> None
 
 
 def test_a_page_knows_where_it_is_whatever_its_name_has_in_it() -> None:
-    visit = _Visit("/see/a?b %41", b"q=1", [], _Browser().sessions.begin(Role.VIEWER), is_new=True)
+    visit = _Visit(
+        "/see/a?b %41", b"q=1", [], _Browser().sessions.begin(ConsoleRole.VIEWER), is_new=True
+    )
     assert visit.here == "/see/a%3Fb%20%2541?q=1"
 
 
 def test_what_became_of_an_action_fits_into_a_cookie_and_strange_ones_are_none() -> None:
     sessions = _Browser().sessions
-    mine, other = sessions.begin(Role.OPERATOR), sessions.begin(Role.OPERATOR)
-    name, value = tell(Done("\u6f22" * 5000, "/"), mine, sessions, is_secure=False)
+    mine, other = sessions.begin(ConsoleRole.OPERATOR), sessions.begin(ConsoleRole.OPERATOR)
+    name, value = set_message(ActionResult("\u6f22" * 5000, "/"), mine, sessions, is_secure=False)
     assert name == b"set-cookie"
     assert len(value) < 4096
     for strange in ("W1tb" * 3000, "x", "e30", "bnVsbA"):
         signed = f"{strange}.{sessions.signed(mine, strange)}"
         for each in (strange, f"{strange}.", signed):
             cookie = f"penstock_told={each}".encode()
-            assert told([(b"cookie", cookie)], mine, sessions) is None
+            assert read_message([(b"cookie", cookie)], mine, sessions) is None
     cookie = value.partition(b";")[0]
     # What another program of this host, or another session, was told is not ours to show.
-    assert told([(b"cookie", cookie)], other, sessions) is None
-    assert told([(b"cookie", cookie.rpartition(b".")[0])], mine, sessions) is None
-    said = told([(b"cookie", cookie)], mine, sessions)
+    assert read_message([(b"cookie", cookie)], other, sessions) is None
+    assert read_message([(b"cookie", cookie.rpartition(b".")[0])], mine, sessions) is None
+    said = read_message([(b"cookie", cookie)], mine, sessions)
     assert said is not None
     assert set(said.told) == {"\u6f22"}
 
@@ -425,7 +434,7 @@ def test_a_stream_is_not_asked_for_its_head() -> None:
 
 
 def test_who_does_not_read_a_stream_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.console.answering._UNREAD_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("penstock.console.http._UNREAD_SECONDS_MAX", 0.05)
 
     async def events() -> AsyncIterator[bytes]:
         while True:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from penstock.console.pages.audited import call_of, reason_of
-from penstock.dispatcher.api.table import INTERNAL, PUBLIC
-from penstock.dispatcher.tasks.values import Why
+from penstock.console.pages.keys import describe_call, describe_reason
+from penstock.dispatcher.api.routes import INTERNAL, PUBLIC
+from penstock.dispatcher.tasks.model import TaskRefusalReason
 
 
 def test_every_call_has_words() -> None:
     for each in (*INTERNAL, *PUBLIC):
-        assert call_of(f"{each.method} {each.path}")
-    assert call_of("POST /v1/task/heartbeat") == "A heartbeat of an attempt"
-    assert call_of("GET /made/up") == ""
+        assert describe_call(f"{each.method} {each.path}")
+    assert describe_call("POST /v1/task/heartbeat") == "A heartbeat of an attempt"
+    assert describe_call("GET /made/up") == ""
 
 
 def test_what_tokens_and_attempts_are_refused_for_has_words() -> None:
-    assert reason_of("over") == "Its attempt had ended"
-    for each in (Why.OVER, Why.STALE, Why.DIFFERENT, Why.OUTPUTS, Why.SCHEMA):
-        assert reason_of(each.value)
-    assert reason_of("something new") == ""
+    assert describe_reason("over") == "Its attempt had ended"
+    for each in (
+        TaskRefusalReason.OVER,
+        TaskRefusalReason.STALE,
+        TaskRefusalReason.DIFFERENT,
+        TaskRefusalReason.OUTPUTS,
+        TaskRefusalReason.SCHEMA,
+    ):
+        assert describe_reason(each.value)
+    assert describe_reason("something new") == ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from penstock.console.pages.failing import together
-from penstock.dispatcher.wire.steering import TaskSummary
+from penstock.console.pages.pipeline import group_failures
+from penstock.protocol.steering import TaskSummary
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -30,7 +30,7 @@ def dead(task_id: int, reason: str | None, *, job: str = "clean", key: str = "")
 
 
 def test_those_of_one_cause_are_one_with_the_latest() -> None:
-    found = together(
+    found = group_failures(
         [
             dead(9, "E: no file x.csv\n at 1", key="x"),
             dead(8, "E: no file y.csv\n at 7", key="y"),
@@ -52,5 +52,5 @@ def test_those_of_one_cause_are_one_with_the_latest() -> None:
 
 
 def test_what_is_the_same_to_the_letter_is_not_only_alike() -> None:
-    (found,) = together([dead(each, "E: x") for each in (4, 3, 2, 1)])
+    (found,) = group_failures([dead(each, "E: x") for each in (4, 3, 2, 1)])
     assert (found.count, found.is_alike) == (4, False)

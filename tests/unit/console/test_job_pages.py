@@ -9,19 +9,26 @@ from typing import Any
 import pytest
 
 from penstock.console.pages import pipeline
-from penstock.console.pages.defined import defined
-from penstock.console.pages.job_state import STATES, remarks, state_of, waits_for, word_of
-from penstock.dispatcher.views.jobs import AboutJob, Counts, JobInput
-from penstock.dispatcher.views.pipeline import RECENT_MINUTES, Endings, Reading
-from penstock.dispatcher.wire.steering import (
-    JobAnswer,
-    PauseAnswer,
-    PressureAnswer,
-    PressuresAnswer,
+from penstock.console.pages.jobs import (
+    STATES,
+    job_definition,
+    remarks,
+    state_of,
+    waits_for,
+    word_of,
 )
+from penstock.dispatcher.views.jobs import (
+    RECENT_MINUTES,
+    AboutJob,
+    DagEdge,
+    JobInput,
+    RecentOutcomes,
+    TaskCounts,
+)
+from penstock.protocol.steering import JobAnswer, PauseAnswer, PressureAnswer, PressuresAnswer
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-NOTHING = Counts(queued=0, retrying=0, running=0, dead=0, oldest_seconds=0.0, next_due_at=None)
+NOTHING = TaskCounts(queued=0, retrying=0, running=0, dead=0, oldest_seconds=0.0, next_due_at=None)
 ABOUT = AboutJob(
     job_id=1,
     name="clean",
@@ -75,7 +82,7 @@ def pressure(job: str = "clean", *pauses: str, pressed: bool = True) -> Pressure
         oldest_seconds=80.0,
         max_queue_depth=10,
         max_queue_age_seconds=None,
-        reason=f"12 tasks of {job} wait, and 10 may." if pressed else None,
+        reason=f"12 tasks of {job} are queued; the limit is 10." if pressed else None,
         since=NOW,
         pauses=list(pauses),
     )
@@ -89,26 +96,25 @@ def test_a_job_that_does_what_it_should_has_no_remark() -> None:
 
 def test_what_waits_says_what_for() -> None:
     assert told(waiting(1)) == "1 task waits for 1 min 30 s."
-    assert "2 tasks wait, and no worker that serves a:clean was heard of" in told(
-        waiting(2, workers=0)
-    )
+    assert "2 tasks wait, and no worker that serves a:clean was seen" in told(waiting(2, workers=0))
     # What runs in the dispatcher, or is invoked, needs none.
     assert "worker" not in told(waiting(2, workers=0, runtime="dispatcher"))
     assert told(waiting(2, is_job_full=True, max_concurrency=4)) == (
-        "It runs as many tasks as it may, 4; the others wait."
+        "The job is at its concurrency limit of 4; other tasks wait."
     )
-    assert "a:clean runs as many tasks as it may, 8, of all jobs together" in told(
+    assert "a:clean is at its concurrency limit of 8 over all jobs" in told(
         waiting(2, is_operator_full=True, operator_max=8)
     )
     retrying = replace(ABOUT, counts=replace(NOTHING, retrying=3, next_due_at=NOW))
-    assert told(retrying) == "3 tasks wait for the next attempt after a failure."
+    assert told(retrying) == "3 tasks wait for a retry."
 
 
 def test_pauses_say_who_and_why() -> None:
     assert told(ABOUT, pause("operator")) == "It is paused: The disk is full."
     (held,) = remarks(ABOUT, [pause("pressure:report", "12 of report wait.", "bulk")], None)
     assert held.told == (
-        "Its bulk tasks are held back until the queue of report is shorter: 12 of report wait."
+        "Its bulk tasks are paused by backpressure until the queue of report is shorter:"
+        " 12 of report wait."
     )
     assert (held.job, held.since) == ("report", NOW)
 
@@ -116,8 +122,8 @@ def test_pauses_say_who_and_why() -> None:
 def test_pressure_says_who_is_held_back() -> None:
     said = told(ABOUT, pressure=pressure("clean", "feed", "raw"))
     assert said == (
-        "Its queue is over its limit: 12 tasks of clean wait, and 10 may."
-        " Until it is shorter, feed and raw start nothing new."
+        "The queue exceeds its limit: 12 tasks of clean are queued; the limit is 10."
+        " Paused until it is shorter: feed and raw."
     )
 
 
@@ -125,7 +131,7 @@ def test_the_worst_comes_first() -> None:
     about = replace(ABOUT, counts=replace(NOTHING, queued=3, dead=1, oldest_seconds=2.0))
     found = remarks(about, [pause("operator")], pressure())
     assert [each.tone for each in found] == ["bad", "paused", "warn"]
-    assert found[0].told == "1 task has failed and will not be tried again without somebody."
+    assert found[0].told == "1 task has failed and will not be retried automatically."
     assert word_of(about, [], None, is_pressed=True) == "dead"
     assert word_of(replace(about, is_in_force=False), [], None, is_pressed=True) == "retired"
     assert "The DAG in force has no such job." in told(replace(about, is_in_force=False))
@@ -133,7 +139,7 @@ def test_the_worst_comes_first() -> None:
 
 def test_the_word_is_the_worst_that_is_true() -> None:
     assert word_of(ABOUT, [], None, is_pressed=False) == "idle"
-    ended = Endings(job="clean", completed=1, failed=0, last_at=NOW)
+    ended = RecentOutcomes(job="clean", completed=1, failed=0, last_at=NOW)
     assert word_of(ABOUT, [], ended, is_pressed=False) == "ok"
     assert word_of(waiting(1), [], ended, is_pressed=False) == "waiting"
     assert word_of(waiting(1), [pause("operator")], None, is_pressed=False) == "paused"
@@ -161,12 +167,12 @@ def an_input(dataset: str, *, is_trigger: bool = True) -> JobInput:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({}, "It runs when there is something new of sales or prices."),
+        ({}, "Runs on new data of sales or prices."),
         (
             {"when": "all"},
-            "It runs when there is something new of sales and prices for a partition.",
+            "Runs on new data of sales and prices for a partition.",
         ),
-        ({"activation": "source", "source": {"kind": "manual"}}, "It waits to be triggered."),
+        ({"activation": "source", "source": {"kind": "manual"}}, "Waits to be triggered."),
     ],
 )
 def test_an_idle_job_says_what_makes_it_run(body: dict[str, Any], said: str) -> None:
@@ -176,13 +182,13 @@ def test_an_idle_job_says_what_makes_it_run(body: dict[str, Any], said: str) -> 
 
 
 def test_a_definition_says_also_what_has_its_default() -> None:
-    pairs = dict(defined(ABOUT).pairs)
+    pairs = dict(job_definition(ABOUT).pairs)
     assert pairs["Attempts"] == (
         "3, the second 10 s after the first has failed; each pause is 2 times the last,"
         " 10 min at most"
     )
-    assert pairs["At a time"] == "as many tasks as workers take"
-    assert pairs["Timeout"] == "1 h an attempt"
+    assert pairs["Concurrency"] == "unlimited"
+    assert pairs["Timeout"] == "1 h per attempt"
     assert "Secrets" not in pairs
     body = {
         "secrets": {"password": "env:SHOP"},
@@ -191,26 +197,28 @@ def test_a_definition_says_also_what_has_its_default() -> None:
         "unique_key": ["day"],
     }
     about = replace(ABOUT, body=body, update_mode="append", max_attempts=1, max_concurrency=1)
-    pairs = dict(defined(about).pairs)
+    pairs = dict(job_definition(about).pairs)
     assert pairs["Secrets"] == "password from env:SHOP"
-    assert pairs["At a time"] == "one task, up to 20 of them run as one"
-    assert pairs["What is new"] == "is appended, once for each task"
+    assert pairs["Concurrency"] == "one task, up to 20 of them run as one"
+    assert pairs["New events"] == "is appended, once per task"
     merging = {"unique_key": ["day", "shop"], "version_by": "at", "delete_when": "op = 'd'"}
-    pairs = dict(defined(replace(about, body=merging, update_mode="merge")).pairs)
-    assert pairs["What is new"] == (
+    pairs = dict(job_definition(replace(about, body=merging, update_mode="merge")).pairs)
+    assert pairs["New events"] == (
         "is merged: one row for each day, shop, the highest at; deleted when op = 'd'"
     )
-    pairs = dict(defined(replace(about, body={"unique_key": ["a"]}, update_mode="merge")).pairs)
-    assert pairs["What is new"] == "is merged: one row for each a, that of the latest task"
-    pairs = dict(defined(about).pairs)
-    assert pairs["Queue limit"] == "10,000 tasks that wait; beyond it, what feeds it is paused"
+    pairs = dict(
+        job_definition(replace(about, body={"unique_key": ["a"]}, update_mode="merge")).pairs
+    )
+    assert pairs["New events"] == "is merged: one row for each a, that of the latest task"
+    pairs = dict(job_definition(about).pairs)
+    assert pairs["Queue limit"] == "10,000 tasks that wait; beyond it, upstream jobs are paused"
     assert pairs["Attempts"] == "one"
 
 
 def test_a_query_stands_by_itself_and_the_rest_is_yaml() -> None:
     config = {"sql": "SELECT 1\nFROM a\n", "sql_file": "a.sql", "sort_by": ["shop"]}
     body = {"outputs": [{"name": "b"}], "runtime": "spark", "config": config}
-    found = defined(replace(ABOUT, body=body))
+    found = job_definition(replace(ABOUT, body=body))
     assert (found.sql, found.sql_file) == ("SELECT 1\nFROM a", "a.sql")
     assert found.config == "sort_by:\n- shop\n"
     assert found.whole.splitlines()[:2] == ["clean:", "  runtime: spark"]
@@ -235,8 +243,8 @@ def a_job(name: str, **fields: Any) -> JobAnswer:
     return JobAnswer(name=name, **{**said, **fields})
 
 
-def reading(writer: str, reader: str, *, is_trigger: bool = True) -> Reading:
-    return Reading(
+def reading(writer: str, reader: str, *, is_trigger: bool = True) -> DagEdge:
+    return DagEdge(
         reader=reader,
         input=writer,
         dataset=f"{writer}s",
@@ -258,28 +266,28 @@ def test_edges_say_where_the_pressure_is_and_who_is_held_back() -> None:
     found = {each.told.partition(" reads ")[2].partition(" of ")[0]: each for each in edges}
     assert found["cleans"].state == "pressed"
     assert found["cleans"].told == (
-        "report reads cleans of clean, and has too much to do: 12 tasks of report wait, and 10 may."
-        " clean is held back until that is less."
+        "report reads cleans of clean, and its queue exceeds its limit:"
+        " 12 tasks of report are queued; the limit is 10. clean is paused until it is shorter."
     )
     assert found["feeds"].state == "held"
-    assert found["feeds"].told.endswith("; feed is held back for the queue of report")
+    assert found["feeds"].told.endswith("; feed is paused for the queue of report")
     # What is only read fills no queue.
     assert found["shopss"].state == "read"
-    assert {each.name: each.pressure for each in nodes}["report"] == "12 wait, 10 may"
+    assert {each.name: each.pressure for each in nodes}["report"] == "12 waiting, limit 10"
     assert {each.name: each.state for each in nodes}["report"] == "pressed"
 
 
 def test_what_presses_a_job_stands_above_it_until_it_is_over() -> None:
     found = pressure()
-    assert pipeline._pressure(found) == "12 wait, 10 may"
+    assert pipeline._pressure(found) == "12 waiting, limit 10"
     found.depth = 7
-    assert pipeline._pressure(found) == "7 wait, not over yet"
+    assert pipeline._pressure(found) == "7 waiting, draining"
     found.max_queue_age_seconds = 60.0
-    assert pipeline._pressure(found) == "waits for 1 min, 1 min is the limit"
+    assert pipeline._pressure(found) == "waiting for 1 min, limit 1 min"
 
 
 def test_a_node_is_drawn_in_its_worst_state() -> None:
-    ended = Endings(job="a", completed=3, failed=0, last_at=NOW)
+    ended = RecentOutcomes(job="a", completed=3, failed=0, last_at=NOW)
     assert state_of(a_job("a"), ended, is_pressed=False) == "ok"
     assert state_of(a_job("a"), None, is_pressed=False) == "idle"
     assert state_of(a_job("a", queued=1), ended, is_pressed=False) == "waiting"

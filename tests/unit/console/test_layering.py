@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.console.drawing.layering import Sizes, curve, drawn
+from penstock.console.dag_layout import LayoutSizes, curve, layout_dag
 
 
 @st.composite
@@ -22,8 +22,8 @@ def test_nodes_do_not_overlap_and_edges_go_to_the_right(
     dag: tuple[list[str], list[tuple[str, str]]],
 ) -> None:
     nodes, edges = dag
-    sizes = Sizes()
-    drawing = drawn(nodes, edges, sizes)
+    sizes = LayoutSizes()
+    drawing = layout_dag(nodes, edges, sizes)
     assert set(drawing.nodes) == set(nodes)
     places = list(drawing.nodes.values())
     for at, one in enumerate(places):
@@ -44,27 +44,27 @@ def test_the_order_of_what_is_given_makes_no_difference(
     dag: tuple[list[str], list[tuple[str, str]]],
 ) -> None:
     nodes, edges = dag
-    assert drawn(nodes, edges) == drawn(nodes[::-1], edges[::-1])
+    assert layout_dag(nodes, edges) == layout_dag(nodes[::-1], edges[::-1])
 
 
 def test_a_chain_is_straight_and_an_edge_that_passes_layers_bends_around() -> None:
-    drawing = drawn(["a", "b", "c"], [("a", "b"), ("b", "c")])
+    drawing = layout_dag(["a", "b", "c"], [("a", "b"), ("b", "c")])
     assert len({each.y for each in drawing.nodes.values()}) == 1
-    past = drawn(["a", "b", "c"], [("a", "b"), ("b", "c"), ("a", "c")])
+    past = layout_dag(["a", "b", "c"], [("a", "b"), ("b", "c"), ("a", "c")])
     bend = past.edges["a", "c"][1]
     box = past.nodes["b"]
-    assert not box.y <= bend.y <= box.y + Sizes().height
+    assert not box.y <= bend.y <= box.y + LayoutSizes().height
 
 
 def test_what_should_not_be_there_is_drawn_all_the_same() -> None:
-    drawing = drawn(["a", "b"], [("a", "b"), ("b", "a"), ("a", "a"), ("x", "a")])
+    drawing = layout_dag(["a", "b"], [("a", "b"), ("b", "a"), ("a", "a"), ("x", "a")])
     assert set(drawing.nodes) == {"a", "b"}
-    assert drawn([], []).nodes == {}
+    assert layout_dag([], []).nodes == {}
 
 
 def test_edges_cross_as_little_as_they_have_to() -> None:
     # As they are named, these cross; as they are drawn, they do not.
-    drawing = drawn(["a", "b", "x", "y"], [("a", "y"), ("b", "x")])
+    drawing = layout_dag(["a", "b", "x", "y"], [("a", "y"), ("b", "x")])
     starts = drawing.nodes["a"].y < drawing.nodes["b"].y
     ends = drawing.nodes["y"].y < drawing.nodes["x"].y
     assert starts == ends

@@ -10,21 +10,21 @@ from contextlib import aclosing
 import pytest
 
 from penstock.console import live
-from penstock.console.live import BEAT, Full, Live, Stream, event
-from penstock.console.sessions import Role, Session
+from penstock.console.live import BEAT, EventStream, LivePages, TooManyWatchers, event
+from penstock.console.sessions import ConsoleRole, ConsoleSession
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import DatabaseUnavailable
 from penstock.testing.virtual import World, simulate
 
-_SESSION = Session(Role.VIEWER, 0, "one")
+_SESSION = ConsoleSession(ConsoleRole.VIEWER, 0, "one")
 
 
-async def _none(_: Collection[Session]) -> Collection[Session]:
+async def _none(_: Collection[ConsoleSession]) -> Collection[ConsoleSession]:
     return ()
 
 
-def _hub(clock: Clock, over: live.Over = _none) -> Live:
-    return Live(clock=clock, over=over)
+def _hub(clock: Clock, over: live.SessionsOver = _none) -> LivePages:
+    return LivePages(clock=clock, over=over)
 
 
 class _Page:
@@ -42,8 +42,13 @@ class _Page:
         return {"block": self.said, "same": "always"}
 
     def stream(
-        self, hub: Live, key: str = "page", *, session: Session = _SESSION, counted_as: str = ""
-    ) -> Stream:
+        self,
+        hub: LivePages,
+        key: str = "page",
+        *,
+        session: ConsoleSession = _SESSION,
+        counted_as: str = "",
+    ) -> EventStream:
         return hub.stream(key, self.blocks, session=session, counted_as=counted_as)
 
 
@@ -151,7 +156,7 @@ def test_a_quiet_stream_is_heard_of_and_stopping_ends_it() -> None:
         # Every ten seconds, by an event: a browser hands no comments to scripts.
         assert heard.count(event(BEAT, "")) == 3
         assert all(each.startswith(b"event: ") for each in heard)
-        with pytest.raises(Full):
+        with pytest.raises(TooManyWatchers):
             page.stream(hub)
 
     simulate(main, seed=1)
@@ -165,7 +170,7 @@ def test_no_more_look_than_may_whether_or_not_they_read(monkeypatch: pytest.Monk
         hub = _hub(world.clock())
         streams = [page.stream(hub) for _ in range(2)]
         await _next(streams[0])
-        with pytest.raises(Full):
+        with pytest.raises(TooManyWatchers):
             page.stream(hub, "other")
         # One was read and one was not: both give their place back.
         for each in streams:
@@ -184,7 +189,7 @@ def test_nobody_takes_the_places_of_all(monkeypatch: pytest.MonkeyPatch) -> None
         page = _Page()
         hub = _hub(world.clock())
         streams = [page.stream(hub, f"page {number}", counted_as="one") for number in range(2)]
-        with pytest.raises(Full):
+        with pytest.raises(TooManyWatchers):
             page.stream(hub, counted_as="one")
         streams.append(page.stream(hub, counted_as="other"))
         for each in streams:
@@ -197,10 +202,10 @@ def test_nobody_takes_the_places_of_all(monkeypatch: pytest.MonkeyPatch) -> None
 def test_whose_session_is_over_is_let_go_and_others_go_on() -> None:
     async def main(world: World) -> None:
         page = _Page()
-        gone = Session(Role.VIEWER, 0, "gone")
-        over: set[Session] = set()
+        gone = ConsoleSession(ConsoleRole.VIEWER, 0, "gone")
+        over: set[ConsoleSession] = set()
 
-        async def judge(sessions: Collection[Session]) -> Collection[Session]:
+        async def judge(sessions: Collection[ConsoleSession]) -> Collection[ConsoleSession]:
             return over.intersection(sessions)
 
         hub = _hub(world.clock(), judge)
@@ -225,7 +230,7 @@ def test_while_nobody_knows_whose_session_is_over_nothing_is_sent() -> None:
         page = _Page()
         is_away = True
 
-        async def judge(_: Collection[Session]) -> Collection[Session]:
+        async def judge(_: Collection[ConsoleSession]) -> Collection[ConsoleSession]:
             if is_away:
                 raise DatabaseUnavailable("away")
             return ()

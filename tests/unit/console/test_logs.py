@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.console.logs import TAIL_BYTES_MAX, Tail, as_text, tail_of
+from penstock.console.pages.tasks import TAIL_BYTES_MAX, LogTail, as_text, tail_of
 
 
 @pytest.fixture
@@ -17,14 +17,14 @@ def logs(tmp_path: Path) -> Path:
     return folder
 
 
-def tail(logs: Path | None, said: str | None = None) -> Tail | None:
+def tail(logs: Path | None, said: str | None = None) -> LogTail | None:
     return tail_of(logs, task_id=7, attempt=2, said=said)
 
 
 def test_what_an_attempt_that_runs_has_printed_so_far(logs: Path) -> None:
     (logs / "7-2.log").write_text("one\ntwo\n")
     (logs / "7-1.log").write_text("another\n")
-    assert tail(logs) == Tail("one\ntwo\n", 8, is_cut=False)
+    assert tail(logs) == LogTail("one\ntwo\n", 8, is_cut=False)
 
 
 def test_what_a_worker_says_is_taken_if_it_is_that_file(logs: Path, tmp_path: Path) -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.console.pages.measured import Count, Group, as_json, figures, groups, progress
+from penstock.console.pages.tasks import (
+    MetricGroup,
+    ProgressCount,
+    as_json,
+    attempt_progress,
+    figures,
+    metric_groups,
+)
 
 
 def test_figures_have_their_units() -> None:
@@ -27,29 +34,29 @@ def test_figures_within_others_follow_them() -> None:
 def test_what_a_batch_took_is_told_apart_from_what_the_task_read() -> None:
     said: dict[str, float] = {"rows_in": 933, "bytes_in": 2048, "files_out": 1, "batched": 31}
     said |= {"input_rows": 27004, "jobs": 2, "running_seconds": 1.5, "shared_by": 31, "mine": 7}
-    own, batch = groups(said, runtime="spark")
+    own, batch = metric_groups(said, runtime="spark")
     assert own.title == "This task"
     assert dict(own.figures)["Rows read"] == "933"
     # What somebody's own code has measured is of the task.
     assert dict(own.figures)["mine"] == "7"
     assert batch.title == "The batch of 31 tasks"
-    assert "of all of them" in batch.note
+    assert "for the whole batch" in batch.note
     assert dict(batch.figures) == {
-        "Time for computing": "1.5 s",
+        "Compute time": "1.5 s",
         "Spark jobs": "2",
-        "Rows that Spark read": "27,004",
+        "Spark rows read": "27,004",
     }
 
 
 def test_what_spark_did_for_one_task_alone_is_no_batch() -> None:
-    (alone,) = groups({"executor_run_ms": 1500, "shared_by": "many"}, runtime="spark")
+    (alone,) = metric_groups({"executor_run_ms": 1500, "shared_by": "many"}, runtime="spark")
     assert (alone.title, alone.note) == ("Spark", "")
-    assert alone.figures == [("Time of executors, added up", "1.5 s")]
+    assert alone.figures == [("Executor time, total", "1.5 s")]
 
 
 def test_figures_of_others_are_one_group_as_they_are() -> None:
     said = {"jobs": 2, "rows_in": 3}
-    assert groups(said, runtime="process") == [Group(title="", figures=figures(said))]
+    assert metric_groups(said, runtime="process") == [MetricGroup(title="", figures=figures(said))]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +67,9 @@ def test_whatever_is_said_is_shown_within_bounds(value: object) -> None:
     for name in ("it", "it_ms", "it_bytes", "it_seconds"):
         ((_, shown),) = figures({name: value})
         assert len(shown) <= 200
-    progress({"done": value, "of": value, "tasks": value, "tasks_done": value, "phase": value})
+    attempt_progress(
+        {"done": value, "of": value, "tasks": value, "tasks_done": value, "phase": value}
+    )
 
 
 def test_very_many_figures_are_cut() -> None:
@@ -69,20 +78,20 @@ def test_very_many_figures_are_cut() -> None:
 
 def test_progress_of_spark() -> None:
     said = {"phase": "writing", "stages": 3, "stages_done": 1, "tasks": 200, "tasks_done": 50}
-    found = progress(said)
+    found = attempt_progress(said)
     assert found.phase == "writing"
-    assert found.counts == [Count("stages", 1, 3), Count("tasks", 50, 200)]
+    assert found.counts == [ProgressCount("stages", 1, 3), ProgressCount("tasks", 50, 200)]
     assert found.others == []
 
 
 def test_progress_of_a_function() -> None:
-    found = progress({"done": 3, "of": 10, "file": "a.csv"})
-    assert found.counts == [Count("", 3, 10)]
+    found = attempt_progress({"done": 3, "of": 10, "file": "a.csv"})
+    assert found.counts == [ProgressCount("", 3, 10)]
     assert found.others == [("file", "a.csv")]
 
 
 def test_progress_that_cannot_be_a_share_is_shown_as_it_is() -> None:
-    found = progress({"done": "much", "of": 10, "phase": 3})
+    found = attempt_progress({"done": "much", "of": 10, "phase": 3})
     assert found.counts == []
     assert dict(found.others) == {"done": "much", "of": "10", "phase": "3"}
 

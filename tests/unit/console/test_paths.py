@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.console.pages.paths import generation_of, partition_path
+from penstock.console.pages.dataset import generation_of, partition_path
 
 GENERATION = "01234567-89ab-cdef-0123-456789abcdef"
 

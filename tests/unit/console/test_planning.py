@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.console.pages.planning import backfill_ask, keys_of, way_of
-from penstock.dispatcher.backfills.plans import Plan, plan_of
-from penstock.dispatcher.wire.steering import BackfillAsk
+from penstock.console.pages.backfill import backfill_ask, keys_of, way_of
+from penstock.dispatcher.backfills import BackfillPlan, plan_of
 from penstock.kernel.errors import InvalidInput
+from penstock.protocol.steering import BackfillAsk
 
 
 def test_a_list_of_keys() -> None:
@@ -35,16 +35,16 @@ def test_ranges() -> None:
         ({"job": "j", "keys": "k\n" * 10_001}, "20,000 characters at most"),
         ({"job": "j", "by": "ranges", "start": "1", "end": "2"}, "Ranges need a step"),
         ({"job": "j", "by": "ranges", "start": "x", "end": "2", "step": "1"}, "The start has to"),
-        ({"job": "j", "by": "days", "first_day": "soon"}, "The first day has to be a day"),
+        ({"job": "j", "by": "days", "first_day": "soon"}, "The first day must be a date"),
         (
             {"job": "j", "by": "days", "first_day": "2026-01-02", "last_day": "2026-01-01"},
             "The first day has to be before the last",
         ),
         (
             {"job": "j", "by": "days", "first_day": "0001-01-01", "last_day": "9999-12-31"},
-            "3,652,059 days, and 100,000 are the most",
+            "3,652,059 days; the maximum is 100,000",
         ),
-        ({"job": "j", "keys": "a", "concurrency": "0"}, "How many at a time has to be 1 or more"),
+        ({"job": "j", "keys": "a", "concurrency": "0"}, "Concurrency has to be 1 or more"),
     ],
 )
 def test_what_makes_no_sense_is_a_sentence(fields: dict[str, str], words: str) -> None:
@@ -59,9 +59,9 @@ def test_how_partitions_are_named_is_guessed_of_links() -> None:
     assert way_of({"by": "keys", "start": "1"}) == "keys"
 
 
-def _plan(**fields: object) -> Plan:
+def _plan(**fields: object) -> BackfillPlan:
     plan = plan_of(BackfillAsk(job="j", **fields))  # type: ignore[arg-type] # of many types
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, BackfillPlan)
     return plan
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.console.drawing.plots import HEIGHT, WIDTH, ceiling, stacked
+from penstock.console.charts import PLOT_HEIGHT, PLOT_WIDTH, ceiling, stacked_bars
 
 _VALUES = st.floats(0, 1e9, allow_nan=False).map(lambda value: round(value, 3))
 
@@ -17,15 +17,15 @@ _VALUES = st.floats(0, 1e9, allow_nan=False).map(lambda value: round(value, 3))
 def test_bars_stay_in_their_box_and_stand_on_each_other(
     places: list[tuple[str, dict[str, float]]],
 ) -> None:
-    plot = stacked(places, told="It says.", series=("a", "b"))
+    plot = stacked_bars(places, told="It says.", series=("a", "b"))
     for bar in plot.bars:
         assert bar.x >= plot.left
-        assert bar.x + bar.width <= WIDTH + 0.01
+        assert bar.x + bar.width <= PLOT_WIDTH + 0.01
         assert bar.y >= -0.01
         assert bar.y + bar.height <= plot.base + 0.01
         assert bar.height > 0
     assert len(plot.marks) <= 6 or not places
-    assert all(0 <= line.at <= HEIGHT for line in plot.lines)
+    assert all(0 <= line.at <= PLOT_HEIGHT for line in plot.lines)
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_an_axis_is_not_lower_than_what_it_shows(highest: float) -> None:
 
 
 def test_a_bar_is_told_in_words() -> None:
-    plot = stacked(
+    plot = stacked_bars(
         [("10:00", {"completed": 12, "failed": 0})], told="", series=("completed", "failed")
     )
     assert [each.told for each in plot.bars] == ["10:00: 12 completed"]
 
 
 def test_what_is_counted_has_whole_figures_at_its_side() -> None:
-    plot = stacked([("a", {"failed": 2})], told="", series=("failed",), is_whole=True)
+    plot = stacked_bars([("a", {"failed": 2})], told="", series=("failed",), is_whole=True)
     assert [each.text for each in plot.lines] == ["0", "1", "2"]

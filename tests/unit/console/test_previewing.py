@@ -8,8 +8,13 @@ import subprocess
 
 import pytest
 
-from penstock.console import previewing
-from penstock.console.previewing import FILE_BYTES_MAX, ROWS_MAX, Contents, contents
+from penstock.console.pages import partition
+from penstock.console.pages.partition import (
+    FILE_BYTES_MAX,
+    ROWS_MAX,
+    PartitionPreview,
+    preview_partition,
+)
 from penstock.datasets.manifest import File, Manifest, digest, encode
 from penstock.kernel.clock import SystemClock
 from penstock.store.memory import MemoryBucket, MemoryStore
@@ -22,14 +27,14 @@ LOCATION = f"{ROOT}/{FOLDER}"
 
 def shown(
     files: dict[str, bytes], *, location: str = LOCATION, manifest: str | None = None
-) -> Contents:
+) -> PartitionPreview:
     """What is told of a folder with these files."""
 
-    async def main() -> Contents:
+    async def main() -> PartitionPreview:
         store = MemoryStore(MemoryBucket(SystemClock()), clock=SystemClock())
         for name, body in files.items():
             await store.put(f"{FOLDER}/{name}", body)
-        return await contents(store, root=ROOT, location=location, manifest=manifest)
+        return await preview_partition(store, root=ROOT, location=location, manifest=manifest)
 
     return asyncio.run(main())
 
@@ -131,17 +136,17 @@ def test_what_is_no_parquet_is_told() -> None:
 
 
 def test_a_process_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(previewing, "READER_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(partition, "READER_SECONDS_MAX", 0.0)
     assert "within" in shown({"x.parquet": b"junk"}).why_not
 
 
 def test_only_a_few_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(previewing, "READERS_MAX", 0)
-    assert "load the page again" in shown({"x.parquet": b"junk"}).why_not
+    monkeypatch.setattr(partition, "READERS_MAX", 0)
+    assert "reload the page" in shown({"x.parquet": b"junk"}).why_not
 
 
 def test_without_pyarrow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(previewing, "find_spec", lambda name: None)
+    monkeypatch.setattr(partition, "find_spec", lambda name: None)
     assert "pip install" in shown({"x.parquet": b"junk"}).why_not
 
 
@@ -150,7 +155,7 @@ def test_a_machine_without_room_for_a_process_is_told(monkeypatch: pytest.Monkey
         raise OSError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    assert "No process" in shown({"x.parquet": b"junk"}).why_not
+    assert "Failed to start a process" in shown({"x.parquet": b"junk"}).why_not
 
 
 def test_texts_are_shown_by_their_first_lines() -> None:
@@ -166,7 +171,7 @@ def test_the_first_file_that_fits_is_shown() -> None:
     assert "larger than" in shown({"a.csv": large}).why_not
     assert shown({"a.csv": large, "b.csv": b"b"}).file == "b.csv"
     assert shown({"_x.csv": b"hidden", "b.csv": b"b"}).file == "b.csv"
-    assert "can be shown" in shown({"a.bin": b"x"}).why_not
+    assert "can be previewed" in shown({"a.bin": b"x"}).why_not
     assert "no files" in shown({}).why_not
 
 
@@ -204,13 +209,13 @@ def test_a_file_that_has_grown_is_not_read() -> None:
 )
 def test_only_folders_of_attempts_below_the_root_are_read(location: str) -> None:
     found = shown({"a.csv": b"secret"}, location=location)
-    assert "does not lie" in found.why_not
+    assert "is not the folder of an attempt" in found.why_not
     assert not found.lines
 
 
 def test_ranges_and_no_store_are_told() -> None:
     assert "range" in shown({}, location="range:1-2").why_not
-    told = asyncio.run(contents(None, root=ROOT, location=LOCATION, manifest=None))
+    told = asyncio.run(preview_partition(None, root=ROOT, location=LOCATION, manifest=None))
     assert "no store" in told.why_not
 
 
@@ -219,7 +224,7 @@ def test_a_store_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -
         async def list(self, *_: object, **__: object) -> None:  # type: ignore[override]
             await asyncio.Event().wait()
 
-    monkeypatch.setattr(previewing, "STORE_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(partition, "STORE_SECONDS_MAX", 0.0)
     silent = Silent(MemoryBucket(SystemClock()), clock=SystemClock())
-    told = asyncio.run(contents(silent, root=ROOT, location=LOCATION, manifest=None))
-    assert "not answered" in told.why_not
+    told = asyncio.run(preview_partition(silent, root=ROOT, location=LOCATION, manifest=None))
+    assert "timed out" in told.why_not

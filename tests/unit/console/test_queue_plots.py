@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from penstock.console.pages.queue import ages_plot, ended_plot, starts_plot
 from penstock.console.pages.queue_base import money
-from penstock.console.pages.queue_plots import ages_plot, ended_plot, starts_plot
-from penstock.queue.inspection.ended import Ended, by_minute
-from penstock.queue.inspection.figures import AgeStats
+from penstock.queue.inspection.activity import SettledPack, by_minute
+from penstock.queue.inspection.stats import AgeStats
 
 
 def test_tasks_by_age_have_a_name_for_each_age() -> None:
@@ -18,18 +18,18 @@ def test_tasks_by_age_have_a_name_for_each_age() -> None:
         ("waiting", "< 10 s: 3 waiting"),
         ("running", "< 1 min: 2 running"),
     ]
-    assert "Nothing waits" in ages_plot([AgeStats(None)] * 2).told
+    assert "No tasks are waiting" in ages_plot([AgeStats(None)] * 2).told
 
 
 def test_what_ended_is_drawn_by_outcome_and_what_started_by_how_long_it_waited() -> None:
-    pack = Ended(((160, "succeeded", 2), (159, "failed", 1)), ((160, 0.5, 9), (160, 4.0, 1)))
+    pack = SettledPack(((160, "succeeded", 2), (159, "failed", 1)), ((160, 0.5, 9), (160, 4.0, 1)))
     minutes = by_minute([pack], now=160 * 60)
     drawn = ended_plot(minutes)
-    assert drawn.told == "Ended in the last hour: 2 succeeded, 1 failed."
+    assert drawn.told == "Settled in the last hour: 2 succeeded, 1 failed."
     assert [each.told for each in drawn.bars] == ["1 min ago: 1 failed", "now: 2 succeeded"]
-    assert "Nothing has ended" in ended_plot(by_minute([], now=0)).told
+    assert "No task was settled" in ended_plot(by_minute([], now=0)).told
     waited = starts_plot(minutes, told="All of it.")
-    told = "now: 10 started, half within 500 ms, 19 of 20 within 4.0 s"
+    told = "now: 10 started, p50 500 ms, p95 4.0 s"
     assert [(each.series, each.told) for each in waited.bars] == [("half", told), ("most", told)]
     # The median, and what is beyond it.
     assert waited.bars[1].height > 6 * waited.bars[0].height

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from penstock.console.rendering import (
-    Rendering,
+from penstock.console.renderer import (
+    Renderer,
     ago,
     counted,
     cursor,
@@ -131,13 +131,13 @@ def test_what_a_script_is_given_cannot_end_its_element() -> None:
 
 def test_templates_escape_whatever_they_are_given() -> None:
     said = {"to": _SCRIPT, "wrong": False, "version": _SCRIPT}
-    page = Rendering().page("sign_in", said)
+    page = Renderer().page("sign_in", said)
     assert _SCRIPT not in page
     assert "&lt;script&gt;" in page
 
 
 def test_files_are_named_by_what_they_hold() -> None:
-    rendering = Rendering()
+    rendering = Renderer()
     file = rendering.files["console.js"]
     assert rendering.address("console.js") == f"/static/console.js?v={file.digest[:12]}"
     assert file.kind.startswith("text/javascript")

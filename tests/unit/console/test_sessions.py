@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.console.sessions import SESSION_SECONDS, Role, Session, Sessions
+from penstock.console.sessions import SESSION_SECONDS, ConsoleRole, ConsoleSession, ConsoleSessions
 from penstock.kernel.entropy import seeded_entropy
 
 
@@ -48,9 +48,9 @@ def _sessions(
     viewer_token: str = "viewers",
     clock: _Clock | None = None,
     ended: _Ended | None = None,
-) -> Sessions:
+) -> ConsoleSessions:
     clock = clock or _Clock()
-    return Sessions(
+    return ConsoleSessions(
         secret,
         clock=clock,
         entropy=seeded_entropy(1),
@@ -63,8 +63,8 @@ def _sessions(
 @pytest.mark.parametrize(
     ("token", "role"),
     [
-        ("operators", Role.OPERATOR),
-        ("viewers", Role.VIEWER),
+        ("operators", ConsoleRole.OPERATOR),
+        ("viewers", ConsoleRole.VIEWER),
         ("", None),
         ("operator", None),
         ("operators ", None),
@@ -72,7 +72,7 @@ def _sessions(
         ("\ud800", None),
     ],
 )
-def test_a_token_lets_in_whom_it_is_for(token: str, role: Role | None) -> None:
+def test_a_token_lets_in_whom_it_is_for(token: str, role: ConsoleRole | None) -> None:
     assert _sessions().role_of(token) is role
 
 
@@ -84,14 +84,14 @@ def test_without_tokens_nobody_signs_in_and_nobody_has_to() -> None:
 
 
 def test_a_session_is_read_as_it_was_written_by_every_dispatcher_of_the_installation() -> None:
-    session = _sessions().begin(Role.VIEWER)
+    session = _sessions().begin(ConsoleRole.VIEWER)
     cookie = _sessions().written(session)
     assert _sessions().read(cookie) == session
     assert not session.may_steer
 
 
 def test_a_session_of_another_installation_or_token_is_none() -> None:
-    cookie = _sessions().written(_sessions().begin(Role.OPERATOR))
+    cookie = _sessions().written(_sessions().begin(ConsoleRole.OPERATOR))
     assert _sessions("another secret, as long").read(cookie) is None
     assert _sessions(api_token="new").read(cookie) is None
     assert _sessions(viewer_token="new").read(cookie) is None
@@ -100,7 +100,7 @@ def test_a_session_of_another_installation_or_token_is_none() -> None:
 def test_a_session_ends() -> None:
     clock = _Clock()
     sessions = _sessions(clock=clock)
-    cookie = sessions.written(sessions.begin(Role.OPERATOR))
+    cookie = sessions.written(sessions.begin(ConsoleRole.OPERATOR))
     clock.now += SESSION_SECONDS - 1
     assert sessions.read(cookie) is not None
     clock.now += 2
@@ -113,7 +113,7 @@ def test_who_signs_out_is_out_for_as_long_as_the_cookie_would_be_good_anywhere()
     clock, late = _Clock(), _Clock()
     ended = _Ended(clock)
     here, there = _sessions(clock=clock, ended=ended), _sessions(clock=late, ended=ended)
-    one, other = here.begin(Role.OPERATOR), here.begin(Role.OPERATOR)
+    one, other = here.begin(ConsoleRole.OPERATOR), here.begin(ConsoleRole.OPERATOR)
     assert asyncio.run(there.over([one, other])) == []
     asyncio.run(here.end(one))
     for hours in range(20):
@@ -128,7 +128,7 @@ def test_who_signs_out_is_out_for_as_long_as_the_cookie_would_be_good_anywhere()
 def test_where_nobody_signs_in_nobody_is_asked_about() -> None:
     clock = _Clock()
     sessions = _sessions(api_token="", viewer_token="", clock=clock)
-    session = sessions.begin(Role.OPERATOR)
+    session = sessions.begin(ConsoleRole.OPERATOR)
     asyncio.run(sessions.end(session))
     assert asyncio.run(sessions.over([session])) == ()
 
@@ -141,7 +141,7 @@ def test_no_text_is_a_session(text: str) -> None:
 @given(st.integers(0, 200), st.characters())
 def test_a_changed_cookie_is_no_session(place: int, character: str) -> None:
     sessions = _sessions()
-    cookie = sessions.written(sessions.begin(Role.VIEWER))
+    cookie = sessions.written(sessions.begin(ConsoleRole.VIEWER))
     place %= len(cookie)
     changed = cookie[:place] + character + cookie[place + 1 :]
     assert sessions.read(changed) is None or changed == cookie
@@ -149,11 +149,11 @@ def test_a_changed_cookie_is_no_session(place: int, character: str) -> None:
 
 def test_the_token_of_a_form_is_no_session_and_of_its_session_alone() -> None:
     sessions = _sessions()
-    one, other = sessions.begin(Role.OPERATOR), sessions.begin(Role.OPERATOR)
+    one, other = sessions.begin(ConsoleRole.OPERATOR), sessions.begin(ConsoleRole.OPERATOR)
     token = sessions.form_token(one)
     assert sessions.is_from_here(one, token)
     assert not sessions.is_from_here(other, token)
     assert not sessions.is_from_here(one, "")
     assert sessions.read(f"{one.number}.{token}") is None
-    viewer = Session(Role.VIEWER, one.began_at, one.number)
+    viewer = ConsoleSession(ConsoleRole.VIEWER, one.began_at, one.number)
     assert sessions.written(viewer) != sessions.written(one)

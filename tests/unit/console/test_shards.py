@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.console.drawing.shards import CELLS_MAX, letter_of, runs_of, shard_map
+from penstock.console.charts import SHARD_CELLS_MAX, letter_of, runs_of, shard_map
 
 
 def test_every_shard_has_a_cell_with_its_holder_and_its_tasks() -> None:
@@ -14,11 +14,11 @@ def test_every_shard_has_a_cell_with_its_holder_and_its_tasks() -> None:
     holders = [each.holder.letter if each.holder else "" for each in drawn.cells]
     assert holders == ["A", "", "B", "B"]
     assert [each.told for each in drawn.cells][:3] == [
-        "Shard 0, held by ada, 5 tasks not settled",
-        "Shard 1, held by nobody, 0 tasks not settled",
-        "Shard 2, held by bob, 1 task not settled",
+        "Shard 0, owned by ada, 5 tasks unsettled",
+        "Shard 1, unowned, 0 tasks unsettled",
+        "Shard 2, owned by bob, 1 task unsettled",
     ]
-    assert drawn.told == "4 shards, 2 holders, 1 shards without one"
+    assert drawn.told == "4 shards, 2 owners, 1 shards unowned"
 
 
 def test_of_a_shard_that_moves_one_holder_is_shown() -> None:
@@ -28,9 +28,9 @@ def test_of_a_shard_that_moves_one_holder_is_shown() -> None:
 
 def test_many_shards_share_cells_and_say_so() -> None:
     drawn = shard_map({"ada": range(8), "bob": range(24, 40)}, [1] * 4096)
-    assert len(drawn.cells) == CELLS_MAX
+    assert len(drawn.cells) == SHARD_CELLS_MAX
     assert drawn.shards_a_cell == 16
-    assert drawn.cells[0].told == ("Shards 0\N{EN DASH}15, held by several, 16 tasks not settled")
+    assert drawn.cells[0].told == ("Shards 0\N{EN DASH}15, owned by several, 16 tasks unsettled")
     assert drawn.cells[2].holder_told == "several"
     assert drawn.cells[3].holder_told == "nobody"
     assert sum(each.tasks for each in drawn.cells) == 4096

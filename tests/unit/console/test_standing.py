@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from penstock.console.pages.standing import standing, tried
-from penstock.dispatcher.views.tasks import About
-from penstock.dispatcher.wire.steering import AttemptAnswer, TaskAnswer, TaskSummary
+from penstock.console.pages.tasks import explain_attempts, explain_task
+from penstock.dispatcher.views.jobs import AboutTask
+from penstock.protocol.steering import AttemptAnswer, TaskAnswer, TaskSummary
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-ABOUT = About(
+ABOUT = AboutTask(
     runtime="process",
     max_attempts=3,
     timeout_seconds=3600.0,
@@ -74,79 +74,83 @@ def task(status: str, *attempts: AttemptAnswer, limit: int = 3) -> TaskAnswer:
 
 def test_a_task_that_runs_alone_says_why() -> None:
     answer = task("running", failed(1, "The JVM died."))
-    assert "Nothing else runs" not in standing(answer, ABOUT).head
+    assert "It runs alone in a process" not in explain_task(answer, ABOUT).head
     answer.task.runs_alone = True
-    assert "Nothing else runs in its process" in standing(answer, ABOUT).head
+    assert "It runs alone in a process" in explain_task(answer, ABOUT).head
     assert answer.task.attempts == "1 of 3, runs alone"
 
 
 def test_attempts_that_failed_alike_and_those_that_did_not() -> None:
     # The first line is the cause; where in the code it was may differ.
     alike = task("dead", failed(1, "E: x\n at 1"), failed(2, "E: x\n at 2"), failed(3, "E: x"))
-    assert tried(alike) == [
-        "It was tried 3 times within 2 min 2 s, and failed for the same reason each time."
+    assert explain_attempts(alike) == [
+        "Tried 3 times within 2 min 2 s, and failed for the same reason each time."
     ]
     differ = task("dead", failed(1, "E: x"), failed(2, "E: y"), limit=2)
-    assert "the reasons differ" in tried(differ)[0]
-    assert tried(task("queued")) == []
+    assert "the reasons differ" in explain_attempts(differ)[0]
+    assert explain_attempts(task("queued")) == []
 
 
 def test_a_failure_that_no_attempt_would_change() -> None:
-    said = tried(task("dead", failed(1, "DoNotRetry: x")))
-    assert said[0] == "It was tried once, on worker w, for 2.0 s."
-    assert "would not change" in said[1]
-    assert len(tried(task("dead", failed(1, "x"), limit=1))) == 1
+    said = explain_attempts(task("dead", failed(1, "DoNotRetry: x")))
+    assert said[0] == "Tried once, on worker w, for 2.0 s."
+    assert "not retryable" in said[1]
+    assert len(explain_attempts(task("dead", failed(1, "x"), limit=1))) == 1
 
 
 def test_what_was_handed_back_has_not_failed() -> None:
     stopped = failed(1, "The worker was stopped.", "released")
-    found = standing(task("queued", stopped), ABOUT)
-    assert found.head.startswith("Attempt 1 was handed back, which is not counted")
+    found = explain_task(task("queued", stopped), ABOUT)
+    assert found.head.startswith("Attempt 1 was released by its worker")
     assert found.reason == "The worker was stopped."
-    said = tried(task("dead", stopped, failed(2, "E: x"), failed(3, "E: x"), limit=3))
+    said = explain_attempts(task("dead", stopped, failed(2, "E: x"), failed(3, "E: x"), limit=3))
     assert said == [
-        "It was handed back once, which is not counted.",
-        "It was tried 2 times within 1 min 2 s, and failed for the same reason each time.",
+        "Released once by workers, which does not count as an attempt.",
+        "Tried 2 times within 1 min 2 s, and failed for the same reason each time.",
     ]
 
 
 def test_what_to_know_before_a_replay() -> None:
     answer = task("dead", failed(1, "x"), limit=1)
-    assert standing(answer, ABOUT).can_replay
-    assert standing(answer, ABOUT).further[-1].startswith("When the cause is gone, replay it")
+    assert explain_task(answer, ABOUT).can_replay
+    assert (
+        explain_task(answer, ABOUT)
+        .further[-1]
+        .startswith("After fixing the cause, replay the task")
+    )
     for about, sentence in (
-        (replace(ABOUT, generation_state="retired"), "nobody reads what it would make"),
-        (replace(ABOUT, is_in_dag=False, is_in_force=False), "has no such job any more"),
-        (replace(ABOUT, is_in_force=False), "runs the task as it was made"),
+        (replace(ABOUT, generation_state="retired"), "its outputs would not be read"),
+        (replace(ABOUT, is_in_dag=False, is_in_force=False), "no longer has this job"),
+        (replace(ABOUT, is_in_force=False), "runs the task as it was created"),
     ):
-        assert not any(sentence in each for each in standing(answer, ABOUT).further)
-        assert any(sentence in each for each in standing(answer, about).further)
+        assert not any(sentence in each for each in explain_task(answer, ABOUT).further)
+        assert any(sentence in each for each in explain_task(answer, about).further)
 
 
 @pytest.mark.parametrize(("runtime", "is_missed"), [("process", True), ("lambda", False)])
 def test_a_worker_is_missed_only_where_one_is_needed(runtime: str, *, is_missed: bool) -> None:
     about = replace(ABOUT, workers=0, runtime=runtime)
-    found = standing(task("queued"), about)
+    found = explain_task(task("queued"), about)
     assert any("No worker" in each for each in found.further) == is_missed
     assert found.can_cancel
 
 
 def test_what_was_asked_to_stop_is_not_cancelled_again() -> None:
-    found = standing(task("running", failed(1, "x")), replace(ABOUT, cancel_asked=True))
-    assert "asked to stop" in found.head
+    found = explain_task(task("running", failed(1, "x")), replace(ABOUT, cancel_asked=True))
+    assert "Cancellation requested" in found.head
     assert not found.can_cancel
 
 
 def test_what_was_cancelled_has_not_failed() -> None:
     answer = task("cancelled")
-    answer.task.reason = "It was cancelled in the console."
-    found = standing(answer, ABOUT)
+    answer.task.reason = "Cancelled in the console."
+    found = explain_task(answer, ABOUT)
     # A reason is set in the type of an error; this is a sentence.
     assert (found.reason, found.tone) == ("", "")
-    assert found.further == ["It was cancelled in the console."]
+    assert found.further == ["Cancelled in the console."]
 
 
 @pytest.mark.parametrize("status", ["completed", "cancelled"])
 def test_what_is_over_offers_nothing(status: str) -> None:
-    found = standing(task(status, failed(1, "x", "completed")), ABOUT)
+    found = explain_task(task(status, failed(1, "x", "completed")), ABOUT)
     assert (found.can_cancel, found.can_replay) == (False, False)

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.console.drawing.timeline import WIDTH, Span, Timeline, timeline
+from penstock.console.charts import TIMELINE_WIDTH, Timeline, TimelineSpan, timeline
 
 lengths = st.floats(min_value=0, max_value=10**7, allow_nan=False)
 
 
 def drawn(*pairs: tuple[float, float], begins_at: float = 0.0, ends_at: float) -> Timeline:
-    spans = [Span(started_at=start, ended_at=end) for start, end in pairs]
+    spans = [TimelineSpan(started_at=start, ended_at=end) for start, end in pairs]
     return timeline(spans, begins_at=begins_at, ends_at=ends_at)
 
 
@@ -39,8 +39,8 @@ def test_a_replay_after_days_leaves_the_attempts_to_be_seen() -> None:
     line = drawn((0, 10), (days, days + 10), ends_at=days + 10)
     (gap,) = line.breaks
     assert gap.seconds == days - 10
-    assert gap.width == pytest.approx(WIDTH * 40 / 60)
-    assert [lane.bar.width for lane in line.lanes] == [pytest.approx(WIDTH * 10 / 60)] * 2
+    assert gap.width == pytest.approx(TIMELINE_WIDTH * 40 / 60)
+    assert [lane.bar.width for lane in line.lanes] == [pytest.approx(TIMELINE_WIDTH * 10 / 60)] * 2
     assert line.seconds == days + 10
 
 
@@ -48,7 +48,7 @@ def test_an_attempt_that_took_no_time_is_seen_and_does_not_stick_out() -> None:
     line = drawn((1, 1), ends_at=1)
     (lane,) = line.lanes
     assert lane.bar.width > 1
-    assert lane.bar.x + lane.bar.width <= WIDTH
+    assert lane.bar.x + lane.bar.width <= TIMELINE_WIDTH
 
 
 def test_nothing_was_tried_and_no_time_has_passed() -> None:
@@ -67,17 +67,17 @@ def test_everything_is_within_the_scale_and_in_order(
 ) -> None:
     at, spans = 0.0, []
     for pause, work in pairs:
-        spans.append(Span(started_at=at + pause, ended_at=at + pause + work))
+        spans.append(TimelineSpan(started_at=at + pause, ended_at=at + pause + work))
         at += pause + work
     line = timeline(spans, begins_at=0.0, ends_at=at + rest)
     assert len(line.lanes) == len(spans)
-    slack = 1e-6 * WIDTH
+    slack = 1e-6 * TIMELINE_WIDTH
     places = [lane.wait.x + lane.wait.width for lane in line.lanes]
     assert places == sorted(places)
     for lane in line.lanes:
         assert -slack <= lane.wait.x
         assert -slack <= lane.bar.x
-        assert lane.bar.x + lane.bar.width <= WIDTH + slack
+        assert lane.bar.x + lane.bar.width <= TIMELINE_WIDTH + slack
         assert lane.bar.width > 1
     for gap in line.breaks:
-        assert gap.x + gap.width <= WIDTH + slack
+        assert gap.x + gap.width <= TIMELINE_WIDTH + slack

@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from penstock.console.pages.triggering import kind_of, trigger_ask, triggered
-from penstock.dispatcher.sources.schedule import events_at
-from penstock.dispatcher.wire.events import EventResult, SourceAnswer
-from penstock.dispatcher.wire.steering import TriggerAnswer, TriggerAsk
+from penstock.console.pages.sources import kind_of, trigger_ask, triggered
+from penstock.dispatcher.sources.cron import events_at
 from penstock.kernel.errors import InvalidInput
+from penstock.protocol.events import EventResult, SourceAnswer
+from penstock.protocol.steering import TriggerAnswer, TriggerAsk
 
 
 def test_an_empty_form_is_now() -> None:
@@ -52,12 +52,12 @@ def test_a_time_is_a_cursor_as_cron_sources_send_it() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"partition_key": "p", "cursor": "1"}, "a partition or a number; leave one"),
-        ({"start": "1", "end": "2"}, "belong to a partition; name it"),
+        ({"partition_key": "p", "cursor": "1"}, "a partition or a cursor; leave one"),
+        ({"start": "1", "end": "2"}, "need a partition; set it"),
         ({"cursor": "x"}, "The number has to be a whole number"),
-        ({"payload": "[]"}, "The payload has to be a JSON object"),
-        ({"time": "noon"}, "The time has to be a time"),
-        ({"from": "2026-01-31T06:00"}, "needs both its times"),
+        ({"payload": "[]"}, "The payload must be a JSON object"),
+        ({"time": "noon"}, "The time must be a time"),
+        ({"from": "2026-01-31T06:00"}, "needs both times"),
         ({"from": "2026-01-31T06:00", "until": "2026-01-31T06:00"}, "begins before it ends"),
     ],
 )
@@ -69,9 +69,9 @@ def test_what_makes_no_sense_is_a_sentence(fields: dict[str, str], words: str) -
 @pytest.mark.parametrize(
     ("results", "words"),
     [
-        ([], "nothing to tell"),
-        ([EventResult(outcome="duplicate"), EventResult(outcome="new")], "was taken"),
-        ([EventResult(outcome="duplicate")], "was known already"),
+        ([], "no event was ingested"),
+        ([EventResult(outcome="duplicate"), EventResult(outcome="new")], "was ingested"),
+        ([EventResult(outcome="duplicate")], "was a duplicate"),
         ([EventResult(outcome="audited", why="No job writes it.")], "No job writes it."),
         ([EventResult(outcome="new", paused="Too much.")], "is paused, though: Too much."),
     ],

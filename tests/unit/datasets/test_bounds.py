@@ -16,14 +16,14 @@ from penstock.datasets.bounds import (
     CHARACTERS_MAX,
     COLUMNS_MAX,
     Bound,
+    ColumnKind,
     Compared,
-    Every,
+    Conjunction,
+    Disjunction,
     Filter,
-    Kind,
     Nullness,
     Prefixed,
     Sign,
-    Some,
     Unknown,
     bound_of,
     kind_of,
@@ -48,10 +48,10 @@ TEXTS = some.text(
     some.text(max_size=2),
 )
 VALUES = {
-    Kind.NUMBER: some.integers(-3, 3),
-    Kind.TEXT: TEXTS,
-    Kind.DECIMAL: some.decimals(-2, 2, places=1),
-    Kind.DOUBLE: some.sampled_from([-1.5, -0.0, 0.0, 1.0, 2.5]),
+    ColumnKind.NUMBER: some.integers(-3, 3),
+    ColumnKind.TEXT: TEXTS,
+    ColumnKind.DECIMAL: some.decimals(-2, 2, places=1),
+    ColumnKind.DOUBLE: some.sampled_from([-1.5, -0.0, 0.0, 1.0, 2.5]),
 }
 
 
@@ -72,11 +72,11 @@ def test_a_filter_that_a_row_passes_may_hold(data: some.DataObject) -> None:
     assert holds(Compared("a", sign, value)) or not is_there
     assert holds(Nullness("a", True)) == (nulls > 0)
     assert holds(Nullness("a", False))
-    assert holds(Every((Compared("a", sign, value), Unknown()))) == holds(
+    assert holds(Conjunction((Compared("a", sign, value), Unknown()))) == holds(
         Compared("a", sign, value)
     )
-    assert holds(Some((Compared("a", sign, value), Unknown())))
-    if kind is Kind.TEXT:
+    assert holds(Disjunction((Compared("a", sign, value), Unknown())))
+    if kind is ColumnKind.TEXT:
         prefix = data.draw(some.text(some.sampled_from("ab\U0010ffff\ud7ff"), max_size=3))
         assert holds(Prefixed("a", prefix)) or not any(
             str(each).startswith(prefix) for each in values
@@ -101,7 +101,7 @@ def test_a_filter_that_a_row_passes_may_hold(data: some.DataObject) -> None:
         (Nullness("all null", False), False),
         (Compared("unknown", Sign.EQUAL, 1), True),
         (Compared("odd", Sign.EQUAL, 1), True),
-        (Some(()), False),
+        (Disjunction(()), False),
     ],
 )
 def test_what_is_certain_is_used_and_nothing_else(wanted: Filter, expected: bool) -> None:
@@ -113,11 +113,11 @@ def test_what_is_certain_is_used_and_nothing_else(wanted: Filter, expected: bool
         "odd": Bound(5, 6, 0),
     }
     kinds = {
-        "n": Kind.NUMBER,
-        "f": Kind.DOUBLE,
-        "t": Kind.TEXT,
-        "all null": Kind.NUMBER,
-        "odd": Kind.TEXT,
+        "n": ColumnKind.NUMBER,
+        "f": ColumnKind.DOUBLE,
+        "t": ColumnKind.TEXT,
+        "all null": ColumnKind.NUMBER,
+        "odd": ColumnKind.TEXT,
     }
     assert may_hold(wanted, bounds, kinds, rows=3) is expected
 
@@ -129,7 +129,7 @@ def test_infinity_and_nan_are_in_no_bound() -> None:
 
 
 def test_texts_of_other_orders_have_no_kind() -> None:
-    assert kind_of("string") is Kind.TEXT
+    assert kind_of("string") is ColumnKind.TEXT
     for each in ("string collate UTF8_LCASE", "varchar(3)", "char(3)", "float", "binary"):
         assert kind_of(each) is None
 

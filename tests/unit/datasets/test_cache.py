@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.datasets.cache import Cache, Wanted
+from penstock.datasets.cache import Cache, WantedFile
 from penstock.datasets.transfer import Sent, Transfer
 from penstock.kernel.errors import Damaged, NotFound
 
@@ -36,16 +36,16 @@ class Bench:
     def cache(self, *, bytes_max: int = 1000) -> Cache:
         return Cache(self.folder, self._transfer, bytes_max=bytes_max)
 
-    def wanted(self, name: str, *, size: int = 100) -> Wanted:
+    def wanted(self, name: str, *, size: int = 100) -> WantedFile:
         location = f"{self.source.as_uri()}/{name}"
         sent = self._transfer.write_bytes(location, (name * size).encode()[:size])
-        return Wanted(location=location, bytes=size, sha256=sent.sha256)
+        return WantedFile(location=location, bytes=size, sha256=sent.sha256)
 
     def names(self) -> set[str]:
         """What is there, by the first letter in it."""
         return {path.read_text()[0] for path in self.folder.glob("files-*/*.parquet")}
 
-    def used(self, cache: Cache, wanted: Wanted) -> None:
+    def used(self, cache: Cache, wanted: WantedFile) -> None:
         """Use a file, later than all that were used so."""
         with cache.holding([wanted]) as (path,):
             pass
@@ -75,7 +75,7 @@ def test_a_file_is_fetched_once(bench: Bench) -> None:
 
 def test_equal_files_are_one_wherever_they_lie(bench: Bench) -> None:
     one = bench.wanted("a")
-    other = Wanted(location="file:///nowhere", bytes=one.bytes, sha256=one.sha256)
+    other = WantedFile(location="file:///nowhere", bytes=one.bytes, sha256=one.sha256)
     with bench.cache().holding([one]) as first, bench.cache().holding([other]) as second:
         assert first == second
 
@@ -116,11 +116,11 @@ def test_the_pin_of_a_process_that_died_holds_nothing(bench: Bench) -> None:
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from penstock.datasets.cache import Cache, Wanted\n"
+        "from penstock.datasets.cache import Cache, WantedFile\n"
         "from penstock.datasets.transfer import Transfer\n"
         "folder, location, sha256 = sys.argv[1:]\n"
         "cache = Cache(Path(folder), Transfer('file:///x'), bytes_max=100)\n"
-        "with cache.holding([Wanted(location=location, bytes=100, sha256=sha256)]):\n"
+        "with cache.holding([WantedFile(location=location, bytes=100, sha256=sha256)]):\n"
         "    print('held', flush=True)\n"
         "    sys.stdin.read()\n"
     )
@@ -162,8 +162,8 @@ def test_what_another_boot_fetched_is_not_used(bench: Bench) -> None:
 
 def test_what_cannot_be_had_leaves_no_pin(bench: Bench) -> None:
     one = bench.wanted("a")
-    wrong = Wanted(location=one.location, bytes=100, sha256="0" * 64)
-    gone = Wanted(location=f"{bench.source.as_uri()}/none", bytes=1)
+    wrong = WantedFile(location=one.location, bytes=100, sha256="0" * 64)
+    gone = WantedFile(location=f"{bench.source.as_uri()}/none", bytes=1)
     for wanted, problem in ((wrong, Damaged), (gone, NotFound)):
         with pytest.raises(problem), bench.cache().holding([one, wanted]):
             raise AssertionError("never held")
@@ -174,7 +174,7 @@ def test_what_cannot_be_had_leaves_no_pin(bench: Bench) -> None:
 def test_what_has_no_sum_is_fetched_by_each_who_holds_it(bench: Bench) -> None:
     """Somebody may have written another file there, of the same size."""
     one = bench.wanted("a")
-    loose = Wanted(location=one.location, bytes=100)
+    loose = WantedFile(location=one.location, bytes=100)
     with bench.cache().holding([one, loose, loose]) as paths:
         assert len(set(paths)) == 2
         Path(one.location.removeprefix("file://")).write_text("b" * 100)

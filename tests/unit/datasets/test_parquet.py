@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +15,8 @@ import pytest
 from pyarrow import parquet as writer
 
 from penstock.datasets import parquet_child
+from penstock.datasets.bounds import Bound
+from penstock.datasets.manifest import Unfit
 from penstock.datasets.parquet import Footer, first_rows, footers
 from penstock.datasets.schema import Column
 from penstock.kernel.errors import PenstockError
@@ -143,17 +146,35 @@ def test_footers_tell_rows_and_columns_and_one_that_is_none_spoils_no_other() ->
         {
             "i": pa.array([1], pa.int32()),
             "t": pa.array([0], pa.timestamp("us", tz="UTC")),
-            "d": pa.array([None], pa.decimal128(10, 2)),
+            "d": pa.array([Decimal("1.50")], pa.decimal128(10, 2)),
+            "f": pa.array([float("nan")]),
+            "x": pa.array(["x" * 50]),
             "s": pa.array([[{"a b": "x"}]], pa.list_(pa.struct({"a b": pa.string()}))),
         }
     )
     nameless = pa.table({"t": pa.array([0], pa.time64("ns"))})
     files = [io.BytesIO(b"junk"), file_of(table), io.BytesIO(b""), file_of(nameless)]
-    words = [("i", "int"), ("t", "timestamp"), ("d", "decimal(10,2)")]
-    words.append(("s", "array<struct<`a b`:string>>"))
+    words = [("i", "int"), ("t", "timestamp"), ("d", "decimal(10,2)"), ("f", "double")]
+    words += [("x", "string"), ("s", "array<struct<`a b`:string>>")]
+    # Not every writer tells whether there is a NaN: of fractions nothing is told.
+    bounds = {"i": Bound(1, 1, 0), "t": Bound(0, 0, 0), "d": Bound("1.50", "1.50", 0)}
+    bounds["x"] = Bound("x" * 32, "x" * 31 + "y", 0)
     assert footers(files, seconds_max=60) == [
         None,
-        Footer(rows=1, columns=tuple(Column(*each) for each in words)),
+        Footer(rows=1, columns=tuple(Column(*each) for each in words), bounds=bounds),
         None,
         Footer(rows=1, columns=()),
     ]
+
+
+@pytest.mark.parametrize("is_trusted", [False, True])
+def test_what_engines_would_misread_is_told(is_trusted: bool) -> None:
+    copied = pa.field("n", pa.int64(), metadata={"PARQUET:field_id": "7"})
+    schemas = {
+        None: pa.schema([("n", pa.uint16()), ("m", pa.map_(pa.string(), pa.int64()))]),
+        Unfit.FIELD_IDS: pa.schema([("l", pa.list_(pa.struct([copied])))]),
+        Unfit.UNSIGNED: pa.schema([("m", pa.map_(pa.string(), pa.uint64()))]),
+    }
+    files = [file_of(each.empty_table()) for each in schemas.values()]
+    found = footers(files, seconds_max=60, is_trusted=is_trusted)
+    assert [each and each.unfit for each in found] == list(schemas)

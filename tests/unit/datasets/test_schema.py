@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.datasets.schema import Column, digest, evolve, refuse_for_good
-from penstock.datasets.widening import widened
+from penstock.datasets.schema import Column, digest, evolve, refuse_for_good, widened
 from penstock.kernel.errors import SchemaRefused
 
 ID = Column("id", "bigint", is_nullable=False)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.datasets.widening import widened
+from penstock.datasets.schema import widened
 
 
 @pytest.mark.parametrize(

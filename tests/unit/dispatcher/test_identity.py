@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dispatcher.identity import Identified, Identities, secret_of
 from penstock.kernel.entropy import seeded_entropy, system_entropy
 from penstock.kernel.errors import InvalidInput
+from penstock.protocol.identity import Identified, Identities, secret_of
 
 SECRET = "a secret of enough characters"
 NAMES = st.text(

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from penstock.dispatcher.looping import Loop
+from penstock.dispatcher.loop import Loop
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import DatabaseUnavailable
 from penstock.testing.virtual import World, simulate
@@ -83,7 +83,7 @@ def test_failures_are_logged_once_and_pauses_grow(caplog: pytest.LogCaptureFixtu
     assert failing
     assert turns < 60
     told = [record.message for record in caplog.records]
-    assert told == ["router failed: Postgres does not answer.", "router works again"]
+    assert told == ["router failed: Postgres does not answer.", "router recovered"]
 
 
 def test_stop_lets_a_turn_end_and_interrupts_one_that_hangs() -> None:

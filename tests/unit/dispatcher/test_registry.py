@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.dag.errors import DagError
 from penstock.dispatcher.dag.model import Dag
-from penstock.dispatcher.dag.parsing import parse
-from penstock.dispatcher.registry import RegisteredRuntimes
-from penstock.runtimes.registry import Registry
+from penstock.dispatcher.dag.parser import parse
+from penstock.dispatcher.runtime_registry import RegisteredRuntimes
+from penstock.protocol.problem import DagError
+from penstock.runtimes.registry import RuntimeRegistry
 
 DAG = """
 jobs:
@@ -27,7 +27,7 @@ jobs:
 
 
 def _runtimes(**settings: Mapping[str, Any]) -> RegisteredRuntimes:
-    return RegisteredRuntimes(Registry(settings, installed=[]))
+    return RegisteredRuntimes(RuntimeRegistry(settings, installed=[]))
 
 
 def _parse(text: str, runtimes: RegisteredRuntimes) -> Dag:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.dispatcher.wire.work import HeldAsk, TaskResult
+from penstock.protocol.work import HeldAsk, TaskResult
 
 
 def test_no_repr_has_a_proof_in_it() -> None:

@@ -16,6 +16,7 @@ from penstock.kernel.cron import (
     parse_cron,
     previous_before,
 )
+from tests.sizes import some
 
 
 def test_fields_are_lists_of_ranges_with_steps() -> None:
@@ -172,7 +173,7 @@ def test_the_calendar_ends() -> None:
     st.sampled_from(["UTC", "Europe/Zurich", "America/New_York", "Australia/Lord_Howe"]),
     st.datetimes(datetime(2000, 1, 1), datetime(2035, 1, 1)),  # noqa: DTZ001 - hypothesis wants naive ones
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=some(100))
 def test_nothing_is_passed_over(expression: str, zone: str, naive: datetime) -> None:
     cron = parse_cron(expression)
     after = naive.replace(tzinfo=UTC)

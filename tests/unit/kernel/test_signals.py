@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from penstock import cli
-from penstock.kernel.signals import forget, note, stopped_by_signals
+from penstock.kernel.service import forget, note, stopped_by_signals
 
 
 def test_a_signal_stops_what_listens() -> None:

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from penstock.kernel.handler_errors import DoNotRetry, Reschedule
-from penstock.queue.running.handlers import TaskContext
+from penstock.kernel.errors import DoNotRetry, Reschedule
+from penstock.queue.execution.handlers import TaskContext
 
 
 class Odd(OSError):

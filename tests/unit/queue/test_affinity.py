@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.options import AFFINITY_CHARACTERS_MAX, Options
-from penstock.queue.places import SLOTS, slot_of_affinity, task_at
+from penstock.queue.ids import SLOTS, slot_of_affinity, task_at
+from penstock.queue.submit_options import AFFINITY_CHARACTERS_MAX, SubmitOptions
 from penstock.testing import QueueBench, run_queue
 
 
@@ -36,4 +36,4 @@ def test_affinities_and_types_are_spread_over_all_slots() -> None:
 @pytest.mark.parametrize("wrong", ["x" * (AFFINITY_CHARACTERS_MAX + 1), "\ud800", 7])
 def test_what_is_no_affinity_is_refused(wrong: object) -> None:
     with pytest.raises(InvalidInput, match="affinity"):
-        Options(affinity=wrong)  # type: ignore[arg-type]  # what somebody may give
+        SubmitOptions(affinity=wrong)  # type: ignore[arg-type]  # what somebody may give

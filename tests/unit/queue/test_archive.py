@@ -8,20 +8,20 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
+from penstock.kernel.document_format import encode
 from penstock.kernel.errors import NotOurs
-from penstock.kernel.wire import encode
 from penstock.queue import archive
+from penstock.queue.ids import PackAt, keyed_pack, new_pack
 from penstock.queue.layout import QueueLayout
-from penstock.queue.ledger import Failure, Ledger, Status, TaskState
-from penstock.queue.places import PackAt, keyed_pack, new_pack
+from penstock.queue.ledger import Ledger, LedgerFailure, QueueTaskState, QueueTaskStatus
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
 from penstock.testing.virtual import EPOCH, World, simulate
 
 LAYOUT = QueueLayout("q")
 MS = int(EPOCH * 1000)
-FAILED = TaskState(Status.FAILED, 1, failure=Failure("E", "m"))
-SUCCEEDED = TaskState(Status.SUCCEEDED, 1, result=msgspec.Raw(b"7"))
+FAILED = QueueTaskState(QueueTaskStatus.FAILED, 1, failure=LedgerFailure("E", "m"))
+SUCCEEDED = QueueTaskState(QueueTaskStatus.SUCCEEDED, 1, result=msgspec.Raw(b"7"))
 
 
 class Bench:
@@ -34,7 +34,7 @@ class Bench:
         self.store = MeteredStore(MemoryStore(self.bucket, clock=world.clock()), self.meter)
 
     def record(
-        self, after_ms: int, *states: TaskState, input_bytes: int = 1
+        self, after_ms: int, *states: QueueTaskState, input_bytes: int = 1
     ) -> tuple[PackAt, Ledger]:
         states = states or (SUCCEEDED,)
         at = new_pack(type="t", count=len(states), submitted_ms=MS + after_ms, entropy=self.entropy)
@@ -100,7 +100,7 @@ def test_nothing_is_no_object() -> None:
 
 def test_packs_with_a_failed_task_are_dead_letters() -> None:
     async def check(bench: Bench) -> None:
-        cancelled = TaskState(Status.CANCELLED)
+        cancelled = QueueTaskState(QueueTaskStatus.CANCELLED)
         fine, dead = bench.record(0, SUCCEEDED, cancelled), bench.record(1, SUCCEEDED, FAILED)
         await bench.keep(fine, dead)
         assert len(bench.keys(LAYOUT.archive)) == len(bench.keys(LAYOUT.dead)) == 1
@@ -134,7 +134,7 @@ def test_a_task_with_a_key_is_looked_for_in_every_batch() -> None:
 
 @pytest.mark.parametrize("states", [(FAILED, SUCCEEDED), (SUCCEEDED, FAILED), (FAILED, FAILED)])
 def test_of_a_key_that_was_used_twice_the_last_record_is_found(
-    states: tuple[TaskState, TaskState],
+    states: tuple[QueueTaskState, QueueTaskState],
 ) -> None:
     async def check(bench: Bench) -> None:
         at = keyed_pack(type="t", key="k")

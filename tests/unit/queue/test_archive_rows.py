@@ -14,36 +14,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.kernel.document_format import encode
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import NewerFormat, NotOurs
-from penstock.kernel.wire import encode
 from penstock.queue import archive_rows
 from penstock.queue.archive_rows import (
     LOG_LINES_SHOWN,
-    Batch,
-    Record,
+    LegacyArchiveBatch,
+    LegacyArchiveRecord,
     ledger_of,
     packed,
     rows_of,
     unpacked,
 )
+from penstock.queue.ids import PackAt, keyed_pack, new_pack
 from penstock.queue.ledger import (
     NULL,
-    Failure,
-    Happening,
     Ledger,
-    LogLine,
-    Progress,
-    Status,
-    TaskState,
+    LedgerEvent,
+    LedgerFailure,
+    LedgerLogLine,
+    LedgerProgress,
+    QueueTaskState,
+    QueueTaskStatus,
 )
-from penstock.queue.pack import Reference
+from penstock.queue.pack import PayloadReference
 from penstock.queue.payloads import raw
-from penstock.queue.places import PackAt, keyed_pack, new_pack
 
 MS = 1_900_000_000_123
 NAME = "queues/q/archive/x.jsonl.gz"
-REF = Reference("payloads/2030-03-17/t/n", 100_000, "ab" * 32)
+REF = PayloadReference("payloads/2030-03-17/t/n", 100_000, "ab" * 32)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 values = st.recursive(
@@ -55,23 +55,30 @@ raws = values.map(lambda value: msgspec.Raw(msgspec.json.encode(value)))
 
 
 @st.composite
-def states(draw: st.DrawFn) -> TaskState:
+def states(draw: st.DrawFn) -> QueueTaskState:
     status = draw(
-        st.sampled_from([Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.EXPIRED])
+        st.sampled_from(
+            [
+                QueueTaskStatus.SUCCEEDED,
+                QueueTaskStatus.FAILED,
+                QueueTaskStatus.CANCELLED,
+                QueueTaskStatus.EXPIRED,
+            ]
+        )
     )
-    is_ref = status is Status.SUCCEEDED and draw(st.booleans())
-    result = raw(REF) if is_ref else draw(raws) if status is Status.SUCCEEDED else NULL
-    failure = st.builds(Failure, texts, texts, texts)
-    return TaskState(
+    is_ref = status is QueueTaskStatus.SUCCEEDED and draw(st.booleans())
+    result = raw(REF) if is_ref else draw(raws) if status is QueueTaskStatus.SUCCEEDED else NULL
+    failure = st.builds(LedgerFailure, texts, texts, texts)
+    return QueueTaskState(
         status,
         draw(st.integers(0, 9)),
         given_back=draw(st.integers(0, 3)),
         claim=draw(texts),
         at_ms=draw(st.integers(0, 2**42)),
         result=result,
-        failure=draw(failure) if status is Status.FAILED else draw(st.none() | failure),
+        failure=draw(failure) if status is QueueTaskStatus.FAILED else draw(st.none() | failure),
         is_ref=is_ref,
-        progress=draw(st.none() | st.just(Progress(MS, 0.5, 2.0, "half"))),
+        progress=draw(st.none() | st.just(LedgerProgress(MS, 0.5, 2.0, "half"))),
     )
 
 
@@ -82,8 +89,8 @@ def records(draw: st.DrawFn) -> tuple[PackAt, Ledger]:
     inputs = tuple(raw(REF) if n in refs else draw(raws) for n in range(len(tasks)))
     has_inputs = draw(st.booleans())
     lines = st.builds(
-        lambda what, attempt, who: LogLine(MS, what, (0, len(tasks) - 1), attempt, who),
-        st.sampled_from(Happening),
+        lambda what, attempt, who: LedgerLogLine(MS, what, (0, len(tasks) - 1), attempt, who),
+        st.sampled_from(LedgerEvent),
         st.integers(0, 9),
         texts,
     )
@@ -124,8 +131,10 @@ def test_ledgers_come_out_as_they_went_in(members: list[tuple[PackAt, Ledger]]) 
     assert body == b"".join(packed(members))
 
 
-def _record(*tasks: TaskState, **named: Any) -> tuple[PackAt, Ledger]:
-    tasks = tasks or (TaskState(Status.SUCCEEDED, 1, at_ms=MS + 5, result=msgspec.Raw(b"[17]")),)
+def _record(*tasks: QueueTaskState, **named: Any) -> tuple[PackAt, Ledger]:
+    tasks = tasks or (
+        QueueTaskState(QueueTaskStatus.SUCCEEDED, 1, at_ms=MS + 5, result=msgspec.Raw(b"[17]")),
+    )
     at = new_pack(type="resize", count=len(tasks), submitted_ms=MS, entropy=seeded_entropy(1))
     given: dict[str, Any] = {"inputs": (msgspec.Raw(b'{"n":17}'),) * len(tasks), "submitted_ms": MS}
     given |= named
@@ -134,14 +143,21 @@ def _record(*tasks: TaskState, **named: Any) -> tuple[PackAt, Ledger]:
 
 def test_pandas_reads_a_file_as_it_is(tmp_path: Path) -> None:
     log = (
-        LogLine(MS + 1, Happening.CLAIMED, (0, 2), 1, "w"),
-        LogLine(MS + 2, Happening.FAILED, (1, 1), 1, "w", "IOError"),
+        LedgerLogLine(MS + 1, LedgerEvent.CLAIMED, (0, 2), 1, "w"),
+        LedgerLogLine(MS + 2, LedgerEvent.FAILED, (1, 1), 1, "w", "IOError"),
     )
     members = [
         _record(
-            TaskState(Status.SUCCEEDED, 1, at_ms=MS + 5, result=msgspec.Raw(b"[17]")),
-            TaskState(Status.FAILED, 2, at_ms=MS + 6, failure=Failure("IOError", "no", "Tr…")),
-            TaskState(Status.SUCCEEDED, 1, at_ms=MS + 7, result=raw(REF), is_ref=True),
+            QueueTaskState(QueueTaskStatus.SUCCEEDED, 1, at_ms=MS + 5, result=msgspec.Raw(b"[17]")),
+            QueueTaskState(
+                QueueTaskStatus.FAILED,
+                2,
+                at_ms=MS + 6,
+                failure=LedgerFailure("IOError", "no", "Tr…"),
+            ),
+            QueueTaskState(
+                QueueTaskStatus.SUCCEEDED, 1, at_ms=MS + 7, result=raw(REF), is_ref=True
+            ),
             log=log,
             tags={"customer": "x"},
             priority=3,
@@ -184,7 +200,9 @@ def test_the_schema_names_the_columns_for_people() -> None:
 
 def test_a_batch_of_an_earlier_release_is_read() -> None:
     members = [_record(), _record(priority=1)]
-    batch = Batch(records=tuple(Record(at.path, msgspec.Raw(encode(it))) for at, it in members))
+    batch = LegacyArchiveBatch(
+        records=tuple(LegacyArchiveRecord(at.path, msgspec.Raw(encode(it))) for at, it in members)
+    )
     key = NAME.removesuffix(archive_rows.ENDING)
     found = list(unpacked(encode(batch), where=key))
     assert [(at, encode(it)) for at, it in found] == [(at, encode(it)) for at, it in members]
@@ -201,9 +219,10 @@ def test_words_of_others_do_not_pass_for_the_name_of_a_pack() -> None:
 
 def test_a_long_log_is_shown_in_part_and_kept_whole() -> None:
     lines = tuple(
-        LogLine(MS + n, Happening.LEASE_EXPIRED, (0, 1), n, "w") for n in range(LOG_LINES_SHOWN * 2)
+        LedgerLogLine(MS + n, LedgerEvent.LEASE_EXPIRED, (0, 1), n, "w")
+        for n in range(LOG_LINES_SHOWN * 2)
     )
-    at, ledger = _record(*(TaskState(Status.FAILED, 1),) * 2, log=lines)
+    at, ledger = _record(*(QueueTaskState(QueueTaskStatus.FAILED, 1),) * 2, log=lines)
     rows = list(rows_of(at, ledger))
     assert [entry.attempt for entry in rows[1].log] == list(
         range(LOG_LINES_SHOWN, LOG_LINES_SHOWN * 2)
@@ -219,7 +238,9 @@ def test_a_file_that_breaks_off_is_damaged(cut: int) -> None:
 
 
 def test_what_is_no_file_of_ours_is_told() -> None:
-    lines = gzip.decompress(b"".join(packed([_record(*(TaskState(Status.FAILED, 1),) * 2)])))
+    lines = gzip.decompress(
+        b"".join(packed([_record(*(QueueTaskState(QueueTaskStatus.FAILED, 1),) * 2)]))
+    )
     first, second = lines.splitlines()
     for body, error in (
         (b"plain text", NotOurs),

@@ -20,20 +20,22 @@ from penstock.kernel.errors import (
     TaskNotFound,
     Unavailable,
 )
-from penstock.queue.batches.documents import KEPT_SECONDS, BatchView
-from penstock.queue.batches.ending import Ender
-from penstock.queue.batches.minding import ENDED_SECONDS, OPEN_SECONDS, BatchChore
-from penstock.queue.bell import Bell
-from penstock.queue.chores import chores_of
+from penstock.queue.batch_marks import KEPT_SECONDS, BatchView
+from penstock.queue.batch_progress import (
+    ENDED_SECONDS,
+    OPEN_SECONDS,
+    BatchFinisher,
+    BatchMaintenance,
+)
 from penstock.queue.client import Queue
 from penstock.queue.config import QueueConfig
+from penstock.queue.doorbell import ChangeSignal
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.retry import Retry
 from penstock.queue.inspection import run_monitor
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.polling import Polling
-from penstock.queue.running.retry import Retry
-from penstock.queue.settings import Mode, WorkerSettings
-from penstock.queue.submission import NotAllSubmitted
-from penstock.queue.worker import Worker
+from penstock.queue.settings import DiscoveryMode, Polling, WorkerSettings
+from penstock.queue.submitter import NotAllSubmitted
+from penstock.queue.worker import Worker, maintenance_tasks
 from penstock.store.base import (
     NO_METADATA,
     REPLACE,
@@ -148,9 +150,9 @@ class Bench:
         entropy = self.world.entropy("q")
         return await Queue.on(store or self.store(), name="q", entropy=entropy, config=config)
 
-    async def chore(self, store: ObjectStore | None = None) -> BatchChore:
+    async def chore(self, store: ObjectStore | None = None) -> BatchMaintenance:
         access = (await self.queue(store)).access
-        return BatchChore(access, Bell(access))
+        return BatchMaintenance(access, ChangeSignal(access.store, access.layout.bell))
 
     async def mind(self, seconds: float) -> None:
         """Somebody minds the batches for so long."""
@@ -160,7 +162,7 @@ class Bench:
                 while True:
                     await self.clock.sleep(await chore.turn())
 
-    def worker(self, queue: Queue, mode: Mode = Mode.SHARED) -> Worker:
+    def worker(self, queue: Queue, mode: DiscoveryMode = DiscoveryMode.SHARED) -> Worker:
         self.workers += 1
         worker = Worker(queue, mode=mode, name=f"w{self.workers}", settings=QUICK)
 
@@ -184,14 +186,14 @@ class Bench:
         self,
         *,
         store: ObjectStore | None = None,
-        mode: Mode = Mode.SHARED,
-        chores: bool = False,
+        mode: DiscoveryMode = DiscoveryMode.SHARED,
+        maintenance: bool = False,
     ) -> AsyncIterator[Worker]:
         """A worker, which leaves the chores to others unless told."""
         worker = self.worker(await self.queue(store), mode)
         with pytest.MonkeyPatch.context() as patch:
-            if not chores:
-                patch.setattr("penstock.queue.worker.chores_of", lambda _: ())
+            if not maintenance:
+                patch.setattr("penstock.queue.worker.maintenance_tasks", lambda _: ())
             async with asyncio.TaskGroup() as group:
                 group.create_task(worker.run(signals=False))
                 yield worker
@@ -216,11 +218,11 @@ def ends(view: BatchView) -> tuple[int, int, int, int]:
     return view.total, view.succeeded, view.failed, view.cancelled
 
 
-@pytest.mark.parametrize("mode", Mode)
-def test_a_small_batch_ends_quickly_and_then_comes_what_was_asked_for(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", DiscoveryMode)
+def test_a_small_batch_ends_quickly_and_then_comes_what_was_asked_for(mode: DiscoveryMode) -> None:
     async def act(bench: Bench) -> None:
         queue = await bench.queue()
-        async with bench.working(mode=mode, chores=True):
+        async with bench.working(mode=mode, maintenance=True):
             await bench.clock.sleep(10)
             began = bench.world.now()
             batch = await queue.batch("work", [1, "bad", 3], then=("zip", {"to": "x"}))
@@ -264,7 +266,7 @@ def test_an_open_batch_takes_tasks_until_its_block_ends() -> None:
         assert (await queue.get(first[0])).tags == {"a": "b"}
         with pytest.raises(InvalidInput, match="takes no more tasks: it is sealed"):
             await batch.submit("work", 4)
-        with pytest.raises(InvalidInput, match="begun once"):
+        with pytest.raises(InvalidInput, match="started once"):
             async with batch:
                 pass
 
@@ -304,7 +306,7 @@ def test_a_batch_of_many_packs_ends_when_the_last_is_settled() -> None:
         async with queue.new_batch(then="zip") as batch:
             for number in range(60):
                 await batch.submit("work", number)
-        async with bench.working(chores=True), bench.working(chores=True):
+        async with bench.working(maintenance=True), bench.working(maintenance=True):
             view = await batch.wait(timeout=300)
             await bench.clock.sleep(30)
         assert ends(view) == (60, 60, 0, 0)
@@ -366,9 +368,9 @@ def test_whoever_dies_at_any_request_of_the_end_leaves_one_task_that_comes_then(
                     await bench.clock.sleep(20)
                     # Sealed by somebody who cannot try to end it.
                     with pytest.MonkeyPatch.context() as patch:
-                        patch.setattr(Ender, "try_to_end", _nothing)
+                        patch.setattr(BatchFinisher, "try_to_end", _nothing)
                         await batch.seal()
-                    dying = Ender((await bench.queue(mortal)).access)
+                    dying = BatchFinisher((await bench.queue(mortal)).access)
                     mortal.requests, mortal.dies_at, mortal.after = 0, dies_at, after
                     try:
                         await dying.try_to_end(batch.id, dying.cell(batch.id))
@@ -442,7 +444,7 @@ def test_a_mark_is_found_in_the_archive_if_need_be_and_what_has_no_record_is_los
             await bench.clock.sleep(30)
         await bench.clock.sleep(700)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("penstock.queue.monitor.mark_before_archiving", _nothing)
+            patch.setattr("penstock.queue.maintenance.mark_before_archiving", _nothing)
             await bench.monitored()
         assert not bench.keys("tasks/")
         (gone,) = bench.keys("ready/")
@@ -476,7 +478,7 @@ def test_who_was_stalled_cannot_submit_what_comes_then_again(at: str) -> None:
         async with bench.working(store=mortal):
             await bench.clock.sleep(30)
         chore = await bench.chore()
-        ender = Ender((await bench.queue(stalled)).access)
+        ender = BatchFinisher((await bench.queue(stalled)).access)
         (minded,) = await _missing(ender, batch.id)
         assert minded
         mark = await chore._missing_mark(batch.id, minded)
@@ -492,18 +494,18 @@ def test_who_was_stalled_cannot_submit_what_comes_then_again(at: str) -> None:
             assert len(bench.thens) == 1
             stalled.go_on.set()
             await late
-        async with bench.working(chores=True):
+        async with bench.working(maintenance=True):
             await bench.clock.sleep(1200)
         assert len(bench.thens) == 1
 
     play(act)
 
 
-async def _missing(ender: Ender, batch: str) -> list[Any]:
+async def _missing(ender: BatchFinisher, batch: str) -> list[Any]:
     return list((await ender.try_to_end(batch, ender.cell(batch))).missing)
 
 
-async def _quietly(ender: Ender, batch: str) -> None:
+async def _quietly(ender: BatchFinisher, batch: str) -> None:
     with suppress(StoreError):
         await ender.try_to_end(batch, ender.cell(batch))
 
@@ -618,7 +620,7 @@ def test_a_batch_that_has_ended_is_forgotten_after_a_week() -> None:
         assert (await batch.progress()).is_ended
         await bench.clock.sleep(3600)
         await bench.mind(1200)
-        with pytest.raises(BatchNotFound, match=f"Nothing is known of the batch '{batch.id}'"):
+        with pytest.raises(BatchNotFound, match=f"There is no batch '{batch.id}'"):
             await batch.wait(timeout=60)
         assert not bench.keys("batches/")
 
@@ -668,7 +670,7 @@ def test_a_batch_asks_a_drained_queue_like_any_producer() -> None:
         (lambda queue: queue.new_batch(then=("zip", {1})), "that comes then is not JSON"),
         (lambda queue: queue.new_batch(then=("zip", "x" * 70_000)), "70,002 bytes"),
         (lambda queue: queue.batches.get("what"), "'what' is not the id of a batch"),
-        (lambda queue: queue.new_batch().id, "has not begun"),
+        (lambda queue: queue.new_batch().id, "is not open"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Callable[[Queue], object], sentence: str) -> None:
@@ -725,7 +727,7 @@ def test_chores_share_the_bell() -> None:
                     queue.access,
                     tell=lambda _: None,
                     stopping=stopping,
-                    chores=chores_of(queue.access),
+                    maintenance=maintenance_tasks(queue.access),
                 )
             )
             await bench.clock.sleep(3600)

@@ -7,13 +7,11 @@ import threading
 
 import pytest
 
-from penstock.kernel.errors import InvalidInput, PenstockError
-from penstock.kernel.handler_errors import Reschedule
+from penstock.kernel.errors import InvalidInput, PenstockError, Reschedule
 from penstock.queue.client import Queue
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.retry import Retry
-from penstock.queue.running.startup import StartUp
-from penstock.queue.worker import Worker
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.retry import Retry
+from penstock.queue.worker import StartupRunner, Worker
 from penstock.testing import QueueBench, run_queue
 
 MODES = ["leased", "shared", "sampled", "direct"]
@@ -188,7 +186,7 @@ def test_a_worker_whose_start_up_fails_does_not_start(is_late: bool) -> None:
 
 def test_plain_start_up_functions_run_in_a_thread() -> None:
     threads: list[threading.Thread] = []
-    startup = StartUp()
+    startup = StartupRunner()
     startup.add(lambda: threads.append(threading.current_thread()), seconds=10)
 
     def fail() -> None:
@@ -202,6 +200,6 @@ def test_plain_start_up_functions_run_in_a_thread() -> None:
 
 def test_a_start_up_function_that_could_not_be_called_is_refused() -> None:
     with pytest.raises(InvalidInput, match="no arguments"):
-        StartUp().add(lambda worker: worker, seconds=1)  # type: ignore[misc,arg-type]
+        StartupRunner().add(lambda worker: worker, seconds=1)  # type: ignore[misc,arg-type]
     with pytest.raises(InvalidInput, match="not a timeout"):
-        StartUp().add(print, seconds=0)
+        StartupRunner().add(print, seconds=0)

@@ -9,6 +9,7 @@ import pytest
 from msgspec import Raw
 
 from penstock.kernel.clock import SystemClock
+from penstock.kernel.document_format import decode, encode
 from penstock.kernel.errors import (
     InvalidInput,
     NotOurs,
@@ -18,18 +19,16 @@ from penstock.kernel.errors import (
     TaskFailed,
     TaskNotFound,
 )
-from penstock.kernel.wire import decode, encode
 from penstock.queue import archive
-from penstock.queue.claims import PackInHand
+from penstock.queue.attempt_outcomes import AttemptOutcome, Failed, Retried, Succeeded
 from penstock.queue.client import Queue, Task
 from penstock.queue.config import QueueConfig
-from penstock.queue.endings import Ending, Failed, Retried, Succeeded
+from penstock.queue.ids import keyed_pack, task_at
 from penstock.queue.layout import QueueLayout
-from penstock.queue.ledger import Failure, Ledger
-from penstock.queue.outcomes import Seen
+from penstock.queue.ledger import Ledger, LedgerFailure
 from penstock.queue.pack import Pack
-from penstock.queue.places import keyed_pack, task_at
-from penstock.queue.transitions import Claim
+from penstock.queue.pack_session import ListedPack, PackSession
+from penstock.queue.transitions import LedgerClaim
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Meter, MeteredStore
 from penstock.store.opening import Opening
@@ -54,22 +53,22 @@ class Bench:
         """Seconds since the beginning."""
         return self.world.now() - self.world.epoch
 
-    async def claim(self, task: Task, *, lease_ms: int = 30_000) -> PackInHand:
+    async def claim(self, task: Task, *, lease_ms: int = 30_000) -> PackSession:
         at, _ = task_at(task.id)
         access = self.queue.access
-        hand = PackInHand(access.store, LAYOUT, at, entropy=access.entropy)
+        session = PackSession(access.store, LAYOUT, at, entropy=access.entropy)
         seen = None
         if at.place != "key":
             stored = self.bucket.objects[LAYOUT.pack(at)]
-            seen = Seen(stored.version, stored.modified, has_ledger=True)
-        assert await hand.claim(Claim("c", "w", lease_ms, at.count, 3), seen) is not None
-        return hand
+            seen = ListedPack(stored.version, stored.modified, has_ledger=True)
+        assert await session.claim(LedgerClaim("c", "w", lease_ms, at.count, 3), seen) is not None
+        return session
 
-    async def end(self, task: Task, ending: Ending | None = None) -> None:
+    async def end(self, task: Task, ending: AttemptOutcome | None = None) -> None:
         """Claim the pack of a task, and settle all of it."""
         at, _ = task_at(task.id)
-        hand = await self.claim(task)
-        await hand.settle({n: ("c", ending or Succeeded()) for n in range(at.count)})
+        session = await self.claim(task)
+        await session.settle({n: ("c", ending or Succeeded()) for n in range(at.count)})
 
     def pack(self, task: Task) -> Pack:
         body = self.bucket.objects[LAYOUT.pack(task_at(task.id)[0])].body
@@ -109,11 +108,11 @@ def test_a_task_is_shown_from_submit_to_end() -> None:
         view = await task.view()
         assert (view.id, view.status, view.input) == (task.id, "ready", {"n": 1})
         assert (view.attempt, view.key, view.submitted_at) == (0, None, bench.world.epoch)
-        hand = await bench.claim(task)
+        session = await bench.claim(task)
         view = await task.view()
         assert (view.status, view.attempt, view.input) == ("running", 1, {"n": 1})
-        retried = Retried(Failure("OSError", "m"), int(bench.world.now() * 1000) + 5000)
-        await hand.settle({0: ("c", retried)})
+        retried = Retried(LedgerFailure("OSError", "m"), int(bench.world.now() * 1000) + 5000)
+        await session.settle({0: ("c", retried)})
         view = await task.view()
         assert (view.status, view.error) == ("retrying", "OSError")
         assert view.due_at == pytest.approx(bench.world.epoch + 5, abs=0.01)
@@ -139,8 +138,8 @@ def test_a_delayed_task_is_delayed_until_it_is_due() -> None:
 def test_tasks_of_one_pack_are_told_apart() -> None:
     async def check(bench: Bench) -> None:
         tasks = await bench.queue.submit_many("t", ["a", "b", "c"])
-        hand = await bench.claim(tasks[0])
-        await hand.settle({1: ("c", Failed(Failure("E", "m")))})
+        session = await bench.claim(tasks[0])
+        await session.settle({1: ("c", Failed(LedgerFailure("E", "m")))})
         views = [await task.view() for task in tasks]
         assert [view.input for view in views] == ["a", "b", "c"]
         assert [view.status for view in views] == ["running", "failed", "running"]
@@ -208,10 +207,10 @@ def test_a_pack_that_is_damaged_is_told() -> None:
 def test_the_history_tells_what_happened_in_order() -> None:
     async def check(bench: Bench) -> None:
         task = await bench.queue.submit("t", key="k")
-        hand = await bench.claim(task)
+        session = await bench.claim(task)
         await bench.clock.sleep(1)
-        retried = Retried(Failure("OSError", "m"), int(bench.world.now() * 1000))
-        await hand.settle({0: ("c", retried)})
+        retried = Retried(LedgerFailure("OSError", "m"), int(bench.world.now() * 1000))
+        await session.settle({0: ("c", retried)})
         await bench.clock.sleep(1)
         await task.cancel()
         events = await bench.queue.history(task.id)
@@ -273,7 +272,7 @@ def test_a_wait_ends_in_time() -> None:
 def test_a_task_that_failed_raises_its_error() -> None:
     async def check(bench: Bench) -> None:
         task = await bench.queue.submit("t")
-        await bench.end(task, Failed(Failure("ValueError", "too large")))
+        await bench.end(task, Failed(LedgerFailure("ValueError", "too large")))
         with pytest.raises(TaskFailed, match="failed: ValueError: too large") as caught:
             await task.result(timeout=1)
         assert (caught.value.error, caught.value.task) == ("ValueError", task.id)
@@ -316,10 +315,10 @@ def test_one_task_of_a_pack_is_cancelled_and_no_other() -> None:
 def test_what_runs_is_asked_to_stop() -> None:
     async def check(bench: Bench) -> None:
         task = await bench.queue.submit("t")
-        hand = await bench.claim(task)
+        session = await bench.claim(task)
         view = await task.cancel()
         assert (view.status, view.cancel_asked) == ("running", True)
-        assert (await hand.extend(["c"], lease_ms=30_000)).asked_to_stop == {0}
+        assert (await session.extend(["c"], lease_ms=30_000)).asked_to_stop == {0}
 
     _run(check)
 
@@ -338,7 +337,7 @@ def test_a_replay_is_a_new_task_with_the_same_input_once() -> None:
         tasks = await bench.queue.submit_many("t", [{"n": 0}, {"n": 1}])
         with pytest.raises(InvalidInput, match="is ready: only what has ended"):
             await bench.queue.replay(tasks[1].id)
-        await bench.end(tasks[1], Failed(Failure("E", "m")))
+        await bench.end(tasks[1], Failed(LedgerFailure("E", "m")))
         again = await bench.queue.replay(tasks[1].id)
         view = await again.view()
         assert (view.type, view.input, view.status) == ("t", {"n": 1}, "ready")
@@ -352,7 +351,7 @@ def test_a_replay_is_a_new_task_with_the_same_input_once() -> None:
 def test_a_replay_of_what_was_replayed_long_ago_runs_nothing() -> None:
     async def check(bench: Bench) -> None:
         task = await bench.queue.submit("t", 1)
-        await bench.end(task, Failed(Failure("E", "m")))
+        await bench.end(task, Failed(LedgerFailure("E", "m")))
         again = await bench.queue.replay(task.id)
         await bench.end(again)
         await bench.clock.sleep(KEY_SECONDS + 400)
@@ -399,13 +398,13 @@ def test_a_key_stays_taken_after_its_task_has_ended() -> None:
         assert second.id == first.id
         assert await second.result(timeout=1) == 11
         # Whoever follows the pointer takes the duplicate away and runs nothing.
-        hand = PackInHand(
+        session = PackSession(
             bench.queue.access.store,
             LAYOUT,
             task_at(first.id)[0],
             entropy=bench.queue.access.entropy,
         )
-        assert await hand.claim(Claim("d", "w", 30_000, 1, 3), None) is None
+        assert await session.claim(LedgerClaim("d", "w", 30_000, 1, 3), None) is None
         assert not bench.has_pack(first)
         assert await first.result(timeout=1) == 11
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from penstock.kernel.document_format import encode
 from penstock.kernel.errors import InvalidInput, NewerFormat, NotOurs
-from penstock.kernel.wire import encode
 from penstock.queue.client import Queue
 from penstock.queue.config import (
     QueueConfig,
@@ -17,9 +17,9 @@ from penstock.queue.config import (
     no_such_queue,
     read_config,
 )
+from penstock.queue.execution.handlers import TaskContext
 from penstock.queue.inspection import stats
 from penstock.queue.layout import QueueLayout
-from penstock.queue.running.handlers import TaskContext
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.testing import QueueBench, run_queue
 from penstock.testing.virtual import World, simulate
@@ -116,7 +116,7 @@ def test_the_error_names_the_queues_that_are_there() -> None:
     async def check(store: MemoryStore) -> None:
         error = await no_such_queue(store, LAYOUT)
         assert str(error) == "There is no queue 'q' in this store."
-        assert error.hint.startswith("There is none here yet.")
+        assert error.hint.startswith("There are no queues here yet.")
         for name in ("images", "mail"):
             await make_queue(store, QueueLayout(name), QueueConfig())
         assert (await no_such_queue(store, LAYOUT)).hint.startswith("There are: images, mail.")

@@ -12,12 +12,11 @@ import pytest
 from penstock.kernel.errors import InvalidInput, QueueDrained, StoreError, UnreadableObject
 from penstock.queue.client import Queue
 from penstock.queue.control import PRODUCER_SECONDS, TRUST_SECONDS, WORKER_SECONDS
-from penstock.queue.draining import Left, left, wait_until_empty
+from penstock.queue.execution.handlers import TaskContext
 from penstock.queue.inspection import stats
 from penstock.queue.layout import QueueLayout
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.polling import Polling
-from penstock.queue.settings import Mode, WorkerSettings
+from penstock.queue.settings import DiscoveryMode, Polling, WorkerSettings
+from penstock.queue.survey import RemainingTasks, left, wait_until_empty
 from penstock.queue.worker import Worker
 from penstock.store.base import Object, Version, Wrapper
 from penstock.store.faulty import FaultPlan, FaultyStore
@@ -58,7 +57,9 @@ class Scene:
 
     async def worker(self, name: str = "w", *, concurrency: int = 4) -> Worker:
         queue = await self.queue(name)
-        worker = Worker(queue, concurrency=concurrency, mode=Mode.SHARED, name=name, settings=QUICK)
+        worker = Worker(
+            queue, concurrency=concurrency, mode=DiscoveryMode.SHARED, name=name, settings=QUICK
+        )
         for kind in ("a", "b"):
             worker.handler(kind)(self._handle)
         return worker
@@ -186,7 +187,7 @@ def test_what_cannot_be_read_holds_everything_back(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING):
         _run(check)
     said = [each.message for each in caplog.records]
-    assert sum("what is paused cannot be read" in each for each in said) == 1
+    assert sum("failed to read what is paused" in each for each in said) == 1
 
 
 def test_nothing_starts_on_an_old_reading() -> None:
@@ -261,7 +262,7 @@ def test_nothing_is_called_empty_before_every_producer_has_heard() -> None:
         await producer.submit("a", 1, delay=5)  # It has read the object now.
         async with Running(await scene.worker()):
             await queue.drain()
-            seen: list[Left] = []
+            seen: list[RemainingTasks] = []
             async with asyncio.TaskGroup() as group:
                 waiting = group.create_task(
                     wait_until_empty(queue.access, seconds=300, tell=seen.append)

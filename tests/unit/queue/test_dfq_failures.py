@@ -16,22 +16,21 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from penstock.kernel.wire import encode
-from penstock.queue.claims import PackInHand
+from penstock.kernel.document_format import encode
+from penstock.queue.attempt_outcomes import Succeeded
 from penstock.queue.client import Queue, Task
-from penstock.queue.endings import Succeeded
-from penstock.queue.heartbeats import TOUCH_SLACK_MS
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.retry import Retry
+from penstock.queue.ids import LEDGER, new_pack, task_at
 from penstock.queue.layout import QueueLayout
-from penstock.queue.outcomes import Seen
+from penstock.queue.ledger import TOUCH_SLACK_MS
 from penstock.queue.pack import Pack
-from penstock.queue.places import LEDGER, new_pack, task_at
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.retry import Retry
-from penstock.queue.settings import Heartbeat, Mode
-from penstock.queue.transitions import Claim
+from penstock.queue.pack_session import ListedPack, PackSession
+from penstock.queue.settings import DiscoveryMode, HeartbeatMode
+from penstock.queue.transitions import LedgerClaim
 from penstock.queue.worker import Worker
 from penstock.store.base import CREATE
-from penstock.testing.queue_contract.bench import QUICK, Access, gate_of
+from penstock.testing.queue_contract.bench import QUICK, GateAccess, gate_of
 from penstock.testing.virtual import World, simulate
 from tests.unit.queue.test_peers_failures import TAKEOVER_SECONDS, Place
 
@@ -40,13 +39,13 @@ FREE_SECONDS = LEASE_SECONDS + TOUCH_SLACK_MS / 1000 + 5
 """Within this a dead worker's task is taken by one that looks at it."""
 RIVALS = 6
 
-every_mode = pytest.mark.parametrize("mode", Mode)
-both_heartbeats = pytest.mark.parametrize("heartbeat", Heartbeat)
+every_mode = pytest.mark.parametrize("mode", DiscoveryMode)
+both_heartbeats = pytest.mark.parametrize("heartbeat", HeartbeatMode)
 
 Check = Callable[[Place], Awaitable[None]]
 
 
-def _try(check: Check, mode: Mode, *, seeds: int = 2) -> None:
+def _try(check: Check, mode: DiscoveryMode, *, seeds: int = 2) -> None:
     async def main(world: World) -> None:
         await check(Place(world, mode))
 
@@ -54,22 +53,24 @@ def _try(check: Check, mode: Mode, *, seeds: int = 2) -> None:
         simulate(main, seed=seed)
 
 
-async def _worker(place: Place, name: str, heartbeat: Heartbeat, *, concurrency: int = 8) -> Worker:
+async def _worker(
+    place: Place, name: str, heartbeat: HeartbeatMode, *, concurrency: int = 8
+) -> Worker:
     settings = replace(QUICK, heartbeat=heartbeat)
     queue = await place.bench.queue()
     return place.bench.worker(queue, name=name, settings=settings, concurrency=concurrency)
 
 
-async def _held(queue: Queue, task: Task, *, seconds: float, touches: bool = False) -> PackInHand:
+async def _held(queue: Queue, task: Task, *, seconds: float, touches: bool = False) -> PackSession:
     """The pack of a single task, claimed by somebody who is then not heard of."""
     at, _ = task_at(task.id)
     access = queue.access
-    hand = PackInHand(access.store, access.layout, at, entropy=access.entropy)
+    session = PackSession(access.store, access.layout, at, entropy=access.entropy)
     head = await access.store.head(access.layout.pack(at))
     touch_ms = int(seconds * 1000) + TOUCH_SLACK_MS if touches else 0
-    claim = Claim("dead", "dead", int(seconds * 1000), 1, 3, touch_ms=touch_ms)
-    assert await hand.claim(claim, Seen(head.version, head.modified, has_ledger=False))
-    return hand
+    claim = LedgerClaim("dead", "dead", int(seconds * 1000), 1, 3, touch_ms=touch_ms)
+    assert await session.claim(claim, ListedPack(head.version, head.modified, has_ledger=False))
+    return session
 
 
 def _returns_attempt(worker: Worker, ran: Counter[str] | None = None) -> Worker:
@@ -99,7 +100,9 @@ class Witness:
 
 @both_heartbeats
 @every_mode
-def test_two_workers_both_win_what_is_reclaimed(mode: Mode, heartbeat: Heartbeat) -> None:
+def test_two_workers_both_win_what_is_reclaimed(
+    mode: DiscoveryMode, heartbeat: HeartbeatMode
+) -> None:
     """A reclaim is a swap: nothing is deleted on the way, and of many one wins."""
 
     async def check(place: Place) -> None:
@@ -107,7 +110,7 @@ def test_two_workers_both_win_what_is_reclaimed(mode: Mode, heartbeat: Heartbeat
         queue = await place.bench.queue()
         tasks = [await queue.submit("work") for _ in range(5)]
         for task in tasks:
-            touches = heartbeat is Heartbeat.TOUCH
+            touches = heartbeat is HeartbeatMode.TOUCH
             await _held(queue, task, seconds=LEASE_SECONDS, touches=touches)
         ran: Counter[str] = Counter()
         rivals = [
@@ -123,7 +126,9 @@ def test_two_workers_both_win_what_is_reclaimed(mode: Mode, heartbeat: Heartbeat
 
 @both_heartbeats
 @every_mode
-def test_stale_leased_tasks_are_never_found_by_others(mode: Mode, heartbeat: Heartbeat) -> None:
+def test_stale_leased_tasks_are_never_found_by_others(
+    mode: DiscoveryMode, heartbeat: HeartbeatMode
+) -> None:
     """A worker dies at work, whatever its heartbeat; one that has looked on takes over."""
 
     async def check(place: Place) -> None:
@@ -146,25 +151,25 @@ def test_stale_leased_tasks_are_never_found_by_others(mode: Mode, heartbeat: Hea
             await crew.kill(victim)
             for task in tasks:
                 # In `leased`, the heir has to own the shard first.
-                owning = TAKEOVER_SECONDS if mode is Mode.LEASED else 0.0
+                owning = TAKEOVER_SECONDS if mode is DiscoveryMode.LEASED else 0.0
                 assert await task.result(timeout=owning + FREE_SECONDS) == 2
 
     _try(check, mode)
 
 
 @both_heartbeats
-def test_a_zombies_heartbeat_takes_the_lease_over(heartbeat: Heartbeat) -> None:
+def test_a_zombies_heartbeat_takes_the_lease_over(heartbeat: HeartbeatMode) -> None:
     async def check(place: Place) -> None:
         queue, other = await place.bench.queue(), await place.bench.queue()
         task = await queue.submit("work")
-        touches = heartbeat is Heartbeat.TOUCH
+        touches = heartbeat is HeartbeatMode.TOUCH
         zombie = await _held(queue, task, seconds=3, touches=touches)
         await place.clock.sleep(8)
         access = other.access
-        live = PackInHand(access.store, access.layout, zombie.at, entropy=access.entropy)
+        live = PackSession(access.store, access.layout, zombie.at, entropy=access.entropy)
         head = await access.store.head(access.layout.pack(zombie.at))
-        seen = Seen(head.version, head.modified, has_ledger=True)
-        assert await live.claim(Claim("live", "live", 30_000, 1, 3), seen)
+        seen = ListedPack(head.version, head.modified, has_ledger=True)
+        assert await live.claim(LedgerClaim("live", "live", 30_000, 1, 3), seen)
         ledger = place.bucket.objects[access.layout.ledger(zombie.at)]
 
         assert await zombie.touch(frozenset({"dead"}), lease_ms=3_000) is None
@@ -173,21 +178,21 @@ def test_a_zombies_heartbeat_takes_the_lease_over(heartbeat: Heartbeat) -> None:
         assert (after.body, after.metadata) == (ledger.body, ledger.metadata)
         assert after.metadata["holder"] == "live"
 
-    _try(check, Mode.SHARED, seeds=5)
+    _try(check, DiscoveryMode.SHARED, seeds=5)
 
 
 @both_heartbeats
-def test_a_zombies_ack_deletes_the_live_holders_task(heartbeat: Heartbeat) -> None:
+def test_a_zombies_ack_deletes_the_live_holders_task(heartbeat: HeartbeatMode) -> None:
     async def check(place: Place) -> None:
         queue, other = await place.bench.queue(), await place.bench.queue()
         task = await queue.submit("work")
-        zombie = await _held(queue, task, seconds=3, touches=heartbeat is Heartbeat.TOUCH)
+        zombie = await _held(queue, task, seconds=3, touches=heartbeat is HeartbeatMode.TOUCH)
         await place.clock.sleep(8)
         access = other.access
-        live = PackInHand(access.store, access.layout, zombie.at, entropy=access.entropy)
+        live = PackSession(access.store, access.layout, zombie.at, entropy=access.entropy)
         head = await access.store.head(access.layout.pack(zombie.at))
-        seen = Seen(head.version, head.modified, has_ledger=True)
-        assert await live.claim(Claim("live", "live", 30_000, 1, 3), seen)
+        seen = ListedPack(head.version, head.modified, has_ledger=True)
+        assert await live.claim(LedgerClaim("live", "live", 30_000, 1, 3), seen)
 
         assert await zombie.settle({0: ("dead", Succeeded(msgspec.Raw(b'"dead"')))}) == {0}
         assert access.layout.pack(zombie.at) in place.bucket.objects, "the task is there"
@@ -195,11 +200,13 @@ def test_a_zombies_ack_deletes_the_live_holders_task(heartbeat: Heartbeat) -> No
         assert await live.settle({0: ("live", Succeeded(msgspec.Raw(b'"live"')))}) == frozenset()
         assert await task.result(timeout=1) == "live"
 
-    _try(check, Mode.SHARED, seeds=5)
+    _try(check, DiscoveryMode.SHARED, seeds=5)
 
 
 @every_mode
-def test_a_poll_of_10_finds_none_of_50_free_tasks_behind_250_leased_ones(mode: Mode) -> None:
+def test_a_poll_of_10_finds_none_of_50_free_tasks_behind_250_leased_ones(
+    mode: DiscoveryMode,
+) -> None:
     """The leased ones are listed first: 500 objects before the first that is free."""
 
     async def check(place: Place) -> None:
@@ -220,7 +227,7 @@ def test_a_poll_of_10_finds_none_of_50_free_tasks_behind_250_leased_ones(mode: M
 
         await asyncio.gather(*(held() for _ in range(250)))
         free = await asyncio.gather(*(submit(slot=17) for _ in range(50)))
-        worker = _returns_attempt(await _worker(place, "w", Heartbeat.SWAP, concurrency=10))
+        worker = _returns_attempt(await _worker(place, "w", HeartbeatMode.SWAP, concurrency=10))
         began = place.world.now()
         async with place.bench.crew(worker):
             for task in free:
@@ -231,11 +238,11 @@ def test_a_poll_of_10_finds_none_of_50_free_tasks_behind_250_leased_ones(mode: M
 
 
 @every_mode
-def test_there_are_no_attempts_no_backoff_and_no_dead_letters(mode: Mode) -> None:
+def test_there_are_no_attempts_no_backoff_and_no_dead_letters(mode: DiscoveryMode) -> None:
     async def check(place: Place) -> None:
         bench = place.bench
         queue = await bench.queue()
-        worker = await _worker(place, "w", Heartbeat.SWAP)
+        worker = await _worker(place, "w", HeartbeatMode.SWAP)
         began: list[float] = []
 
         @worker.handler("work", retry=Retry(attempts=4, first_seconds=2, backoff=3, jitter=0))
@@ -259,7 +266,9 @@ def test_there_are_no_attempts_no_backoff_and_no_dead_letters(mode: Mode) -> Non
 
 @both_heartbeats
 @every_mode
-def test_staleness_trusts_the_clocks_of_workers(mode: Mode, heartbeat: Heartbeat) -> None:
+def test_staleness_trusts_the_clocks_of_workers(
+    mode: DiscoveryMode, heartbeat: HeartbeatMode
+) -> None:
     """Every machine's clock is wrong by up to a day: nobody steals, and what is over is taken."""
 
     async def check(place: Place) -> None:
@@ -290,7 +299,9 @@ def test_staleness_trusts_the_clocks_of_workers(mode: Mode, heartbeat: Heartbeat
 
 @both_heartbeats
 @every_mode
-def test_both_nodes_win_when_the_store_is_away(mode: Mode, heartbeat: Heartbeat) -> None:
+def test_both_nodes_win_when_the_store_is_away(
+    mode: DiscoveryMode, heartbeat: HeartbeatMode
+) -> None:
     """There is no lease but the store's: without it nothing starts, and nothing is renewed."""
 
     async def check(place: Place) -> None:
@@ -310,13 +321,13 @@ def test_both_nodes_win_when_the_store_is_away(mode: Mode, heartbeat: Heartbeat)
             long = await queue.submit("work", 20)
             await bench.until(lambda: ran[long.id], what="it runs")
             for worker in workers:
-                gate_of(worker.queue).access = Access.CLOSED
+                gate_of(worker.queue).access = GateAccess.CLOSED
             new = await queue.submit("work", 0)
             await bench.clock.sleep(60)
             assert ran == {long.id: 1}, "nobody runs what it could not claim"
             assert not (await long.view()).is_settled, "nor settles what it cannot write"
             for worker in workers:
-                gate_of(worker.queue).access = Access.OPEN
+                gate_of(worker.queue).access = GateAccess.OPEN
             assert await new.result(timeout=60) == 1
             # Its lease is long over: it still counts if nobody has taken it over meanwhile.
             assert await long.result(timeout=60) in (1, 2)
@@ -326,26 +337,26 @@ def test_both_nodes_win_when_the_store_is_away(mode: Mode, heartbeat: Heartbeat)
 
 
 @every_mode
-def test_a_crash_between_settling_and_deleting_runs_the_task_again(mode: Mode) -> None:
+def test_a_crash_between_settling_and_deleting_runs_the_task_again(mode: DiscoveryMode) -> None:
     """It leaves a settled ledger beside its pack: whoever sees both deletes the pack."""
 
     async def check(place: Place) -> None:
         bench = place.bench
         queue, doomed = await bench.queue(), await bench.queue()
         task = await queue.submit("work")
-        hand = await _held(doomed, task, seconds=30)
+        session = await _held(doomed, task, seconds=30)
         layout: QueueLayout = queue.access.layout
-        keep = place.bucket.objects[layout.pack(hand.at)]
-        assert await hand.settle({0: ("dead", Succeeded(msgspec.Raw(b'"done"')))}) == frozenset()
-        assert layout.pack(hand.at) not in place.bucket.objects, "as a rule it goes at once"
-        place.bucket.write(layout.pack(hand.at), keep.body, keep.metadata)
-        place.bucket.objects[layout.pack(hand.at)] = keep
+        keep = place.bucket.objects[layout.pack(session.at)]
+        assert await session.settle({0: ("dead", Succeeded(msgspec.Raw(b'"done"')))}) == frozenset()
+        assert layout.pack(session.at) not in place.bucket.objects, "as a rule it goes at once"
+        place.bucket.write(layout.pack(session.at), keep.body, keep.metadata)
+        place.bucket.objects[layout.pack(session.at)] = keep
         assert (await task.view()).status == "succeeded"
         ran: Counter[str] = Counter()
-        worker = _returns_attempt(await _worker(place, "w", Heartbeat.SWAP), ran)
+        worker = _returns_attempt(await _worker(place, "w", HeartbeatMode.SWAP), ran)
         async with bench.crew(worker):
             await bench.until(
-                lambda: layout.pack(hand.at) not in place.bucket.objects, what="it is deleted"
+                lambda: layout.pack(session.at) not in place.bucket.objects, what="it is deleted"
             )
             assert await task.result(timeout=1) == "done"
         assert ran == {}

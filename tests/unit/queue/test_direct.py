@@ -12,19 +12,18 @@ import pytest
 from penstock.kernel.errors import WorkerIdConflict, WorkerLeaseLost
 from penstock.queue.client import Queue
 from penstock.queue.config import QueueConfig
-from penstock.queue.direct.leases import IDLE_STRETCH
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.retry import Retry
+from penstock.queue.ids import new_pack
+from penstock.queue.inbox import IDLE_STRETCH
 from penstock.queue.layout import QueueLayout
-from penstock.queue.places import new_pack
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.polling import Polling
-from penstock.queue.running.retry import Retry
-from penstock.queue.settings import Mode, WorkerSettings
+from penstock.queue.settings import DiscoveryMode, Polling, WorkerSettings
 from penstock.queue.worker import Worker
 from penstock.store.base import ObjectStore
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
 from penstock.store.retrying import RetryingStore
-from penstock.testing.queue_contract.bench import Access, Gate
+from penstock.testing.queue_contract.bench import GateAccess, GatedStore
 from penstock.testing.virtual import World, simulate
 
 LAYOUT = QueueLayout("q")
@@ -46,7 +45,7 @@ class Yard:
     def __post_init__(self) -> None:
         self.clock = self.world.clock()
         self.bucket = MemoryBucket(self.world.clock(), date_resolution_seconds=1.0)
-        self.gates: dict[str, Gate] = {}
+        self.gates: dict[str, GatedStore] = {}
 
     def _store(self, name: str) -> ObjectStore:
         clock = self.world.clock()
@@ -56,7 +55,7 @@ class Yard:
             await clock.sleep(entropy.uniform(0.005, 0.02))
 
         inner = MemoryStore(self.bucket, clock=clock, delay=delay)
-        gate = Gate(MeteredStore(inner, self.meter))
+        gate = GatedStore(MeteredStore(inner, self.meter))
         self.gates[name] = gate
         return RetryingStore(gate, entropy=self.world.entropy("retries"))
 
@@ -70,7 +69,7 @@ class Yard:
         name: str,
         *,
         types: tuple[str, ...] = ("t",),
-        mode: Mode = Mode.DIRECT,
+        mode: DiscoveryMode = DiscoveryMode.DIRECT,
         concurrency: int = 2,
         settings: WorkerSettings = SETTINGS,
         seconds: float = 0.0,
@@ -105,7 +104,7 @@ class Yard:
 
     async def kill(self, name: str, run: asyncio.Task[None]) -> None:
         """End a worker as `kill -9` does: nothing of it reaches the store any more."""
-        self.gates[name].access = Access.CLOSED
+        self.gates[name].access = GateAccess.CLOSED
         run.cancel()
         await asyncio.wait((run,))
 
@@ -221,7 +220,7 @@ def test_who_has_lost_its_lease_stops_at_once_and_gives_back() -> None:
         task = await queue.submit("t", "hold")
         await yard.until(lambda: yard.ran, seconds=10)
         yard.bucket.remove(LAYOUT.inbox_lease("a"))
-        with pytest.raises(WorkerLeaseLost, match="has lost its name"):
+        with pytest.raises(WorkerLeaseLost, match="has lost its lease"):
             await run
         view = await task.view()
         assert view.status == "ready"
@@ -239,9 +238,9 @@ def test_a_worker_that_was_cut_off_and_that_nobody_missed_goes_on() -> None:
         queue = await yard.queue()
         async with yard.at_work(await yard.worker("a")):
             await (await queue.submit("t", 1)).result(timeout=10)
-            yard.gates["a"].access = Access.CLOSED
+            yard.gates["a"].access = GateAccess.CLOSED
             await yard.clock.sleep(10 * SETTINGS.lease_duration_secs)
-            yard.gates["a"].access = Access.OPEN
+            yard.gates["a"].access = GateAccess.OPEN
             await yard.clock.sleep(30)
             assert await (await queue.submit("t", 2)).result(timeout=30) == 2
 
@@ -399,7 +398,7 @@ def test_types_that_are_not_direct_are_found_at_once_beside_those_that_are() -> 
         queue = await yard.queue()
         workers = (
             await yard.worker("a", types=("t", "u")),
-            await yard.worker("b", types=("t", "u"), mode=Mode.LEASED),
+            await yard.worker("b", types=("t", "u"), mode=DiscoveryMode.LEASED),
         )
         async with yard.at_work(*workers):
             for number in range(20):
@@ -413,7 +412,7 @@ def test_types_that_are_not_direct_are_found_at_once_beside_those_that_are() -> 
 def test_workers_of_other_modes_run_direct_types_too() -> None:
     async def check(yard: Yard) -> None:
         queue = await yard.queue()
-        for mode in (Mode.LEASED, Mode.SHARED, Mode.SAMPLED):
+        for mode in (DiscoveryMode.LEASED, DiscoveryMode.SHARED, DiscoveryMode.SAMPLED):
             async with yard.at_work(await yard.worker(f"w-{mode}", mode=mode)):
                 await yard.clock.sleep(5)
                 assert await (await queue.submit("t", mode)).result(timeout=30) == mode

@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from penstock.kernel.wire import decode, encode
-from penstock.queue.election import RENEW_SECONDS, TERM_SECONDS, Elected, Election
+from penstock.kernel.document_format import decode, encode
+from penstock.queue.discovery.elected import (
+    RENEW_SECONDS,
+    TERM_SECONDS,
+    MonitorElection,
+    MonitorTerm,
+)
 from penstock.queue.layout import QueueLayout
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
@@ -24,14 +29,16 @@ class Bench:
         self.bucket = MemoryBucket(world.clock(), date_resolution_seconds=1.0)
         self.meter = Meter()
 
-    def worker(self, name: str, *, skew_seconds: float = 0.0, drift: float = 0.0) -> Election:
+    def worker(
+        self, name: str, *, skew_seconds: float = 0.0, drift: float = 0.0
+    ) -> MonitorElection:
         clock = self.world.clock(skew_seconds=skew_seconds, drift=drift)
         store = MeteredStore(MemoryStore(self.bucket, clock=clock), self.meter)
-        return Election(store, LAYOUT, holder=name, entropy=self.world.entropy(name))
+        return MonitorElection(store, LAYOUT, holder=name, entropy=self.world.entropy(name))
 
     @property
-    def elected(self) -> Elected:
-        return decode(Elected, self.bucket.objects[LAYOUT.monitor].body, where="monitor")
+    def elected(self) -> MonitorTerm:
+        return decode(MonitorTerm, self.bucket.objects[LAYOUT.monitor].body, where="monitor")
 
 
 def _run(check: Callable[[Bench], Awaitable[None]], *, seed: int = 1) -> None:
@@ -157,7 +164,7 @@ def test_to_resign_does_not_end_the_term_of_another() -> None:
         assert bench.elected.expires_ms == ends
         assert one.is_elected
         # One that believes in its term, although another has been elected by hand.
-        body = encode(Elected(holder="two", expires_ms=ends))
+        body = encode(MonitorTerm(holder="two", expires_ms=ends))
         bench.bucket.write(LAYOUT.monitor, body, {})
         await one.resign()
         assert (bench.elected.holder, bench.elected.expires_ms) == ("two", ends)
@@ -170,7 +177,9 @@ def test_who_believes_wrongly_learns_it_at_its_next_turn() -> None:
         one = bench.worker("one")
         await one.turn()
         later_ms = bench.elected.expires_ms + 60_000
-        bench.bucket.write(LAYOUT.monitor, encode(Elected(holder="two", expires_ms=later_ms)), {})
+        bench.bucket.write(
+            LAYOUT.monitor, encode(MonitorTerm(holder="two", expires_ms=later_ms)), {}
+        )
         believes = [one.is_elected]
         await one.turn()
         believes.append(one.is_elected)

@@ -8,22 +8,22 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from penstock.kernel.document_format import encode
 from penstock.kernel.entropy import seeded_entropy
-from penstock.kernel.wire import encode
-from penstock.queue.discovery.scan import Sight
-from penstock.queue.layout import QueueLayout
-from penstock.queue.ledger import TaskState, fresh
-from penstock.queue.outcomes import Seen
-from penstock.queue.places import new_pack, task_at
-from penstock.queue.running.exclusive import (
+from penstock.queue.discovery.scanner import PackCandidate
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.retry import Retry
+from penstock.queue.execution.worker_loop import (
     PATIENCE_SECONDS,
     PATIENCE_SECONDS_MAX,
     PHASE_SECONDS,
-    Exclusive,
+    ExclusiveMode,
 )
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.retry import Retry
-from penstock.queue.settings import Mode
+from penstock.queue.ids import new_pack, task_at
+from penstock.queue.layout import QueueLayout
+from penstock.queue.ledger import QueueTaskState, fresh
+from penstock.queue.pack_session import ListedPack
+from penstock.queue.settings import DiscoveryMode
 from penstock.store.base import CREATE, Version
 from penstock.testing.virtual import World, simulate
 from tests.unit.queue.test_peers_failures import Place
@@ -32,9 +32,9 @@ LAYOUT = QueueLayout("q")
 ENTROPY = seeded_entropy("sights")
 
 
-def _sight(version: str = "v1") -> Sight:
+def _sight(version: str = "v1") -> PackCandidate:
     at = new_pack(type="t", count=1, submitted_ms=1, entropy=ENTROPY)
-    return Sight(at, Seen(Version("p"), 1.0, has_ledger=True), Version(version))
+    return PackCandidate(at, ListedPack(Version("p"), 1.0, has_ledger=True), Version(version))
 
 
 class Watched:
@@ -42,7 +42,7 @@ class Watched:
 
     def __init__(self, *, delay: float = 0.0) -> None:
         self.instant = 1000.0
-        self.exclusive = Exclusive(self, delay=lambda: delay)  # type: ignore[arg-type]  # enough
+        self.exclusive = ExclusiveMode(self, delay=lambda: delay)  # type: ignore[arg-type]  # enough
 
     def monotonic(self) -> float:
         return self.instant
@@ -50,7 +50,7 @@ class Watched:
     def is_reserved(self) -> bool:
         return self.exclusive.is_reserved
 
-    def next(self, *, is_empty: bool = False, is_idle: bool = False) -> Sight | None:
+    def next(self, *, is_empty: bool = False, is_idle: bool = False) -> PackCandidate | None:
         return self.exclusive.next(is_empty=is_empty, is_idle=is_idle)
 
 
@@ -119,7 +119,7 @@ def test_others_who_see_the_same_are_left_a_while_and_heeded() -> None:
     assert watched.next(is_empty=True) is None
 
 
-def _try(check: Callable[[Place], Awaitable[None]], mode: Mode) -> None:
+def _try(check: Callable[[Place], Awaitable[None]], mode: DiscoveryMode) -> None:
     async def main(world: World) -> None:
         await check(Place(world, mode))
 
@@ -127,8 +127,8 @@ def _try(check: Callable[[Place], Awaitable[None]], mode: Mode) -> None:
         simulate(main, seed=seed)
 
 
-@pytest.mark.parametrize("mode", Mode)
-def test_it_runs_alone_behind_a_backlog_that_never_ends(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", DiscoveryMode)
+def test_it_runs_alone_behind_a_backlog_that_never_ends(mode: DiscoveryMode) -> None:
     async def check(place: Place) -> None:
         bench = place.bench
         queue = await bench.queue()
@@ -151,7 +151,7 @@ def test_it_runs_alone_behind_a_backlog_that_never_ends(mode: Mode) -> None:
             head = await access.store.head(access.layout.pack(at))
             lost = fresh(pack_version=head.version, born=at.pack[:12], count=1)
             stored = msgspec.structs.replace(
-                lost, tasks=(TaskState(attempt=2, window_max=1),)
+                lost, tasks=(QueueTaskState(attempt=2, window_max=1),)
             ).stamped(writer="x", write="y")
             await access.store.put(access.layout.ledger(at), encode(stored), CREATE)
         backlog = [await queue.submit("work") for _ in range(30)]

@@ -11,18 +11,15 @@ import pytest
 
 from penstock.kernel.errors import InvalidInput, TaskFailed
 from penstock.queue import transitions
-from penstock.queue.claims import PackInHand
+from penstock.queue.attempt_outcomes import Expired, GivenBack, Retried, Succeeded
 from penstock.queue.client import Queue
-from penstock.queue.endings import Expired, GivenBack, Retried, Succeeded
-from penstock.queue.ledger import Failure, Ledger, Progress, Status, fresh
-from penstock.queue.outcomes import Seen
-from penstock.queue.places import task_at
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.polling import Polling
-from penstock.queue.running.progress import PROGRESS_SECONDS, Voice
-from penstock.queue.running.retry import Retry
-from penstock.queue.settings import WorkerSettings
-from penstock.queue.transitions import Claim
+from penstock.queue.execution.handlers import PROGRESS_SECONDS, ProgressReporter, TaskContext
+from penstock.queue.execution.retry import Retry
+from penstock.queue.ids import task_at
+from penstock.queue.ledger import Ledger, LedgerFailure, LedgerProgress, QueueTaskStatus, fresh
+from penstock.queue.pack_session import ListedPack, PackSession
+from penstock.queue.settings import Polling, WorkerSettings
+from penstock.queue.transitions import LedgerClaim
 from penstock.queue.worker import Worker
 from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.memory import MemoryBucket, MemoryStore
@@ -90,7 +87,7 @@ async def _nothing(_: TaskContext) -> None:
 
 def _claimed(*, tasks_max: int = 4) -> Ledger:
     ledger = fresh(pack_version="v", born="b", count=4)
-    return transitions.claim(ledger, Claim("c", "w", 30_000, tasks_max, 3), NOW)[0]
+    return transitions.claim(ledger, LedgerClaim("c", "w", 30_000, tasks_max, 3), NOW)[0]
 
 
 def _at(seconds: float) -> Interval:
@@ -105,7 +102,12 @@ def test_an_expired_attempt_does_not_count_and_takes_its_neighbours_along() -> N
     assert not refused
     statuses = [task.status for task in after.tasks]
     # The second is held: whoever has begun it in time may end it.
-    assert statuses == [Status.EXPIRED, Status.CLAIMED, Status.EXPIRED, Status.EXPIRED]
+    assert statuses == [
+        QueueTaskStatus.EXPIRED,
+        QueueTaskStatus.CLAIMED,
+        QueueTaskStatus.EXPIRED,
+        QueueTaskStatus.EXPIRED,
+    ]
     assert after.tasks[0].attempt - after.tasks[0].given_back == 0
     assert after.tasks[2].attempt == 0
 
@@ -115,17 +117,20 @@ def test_nothing_expires_before_its_time_is_surely_over() -> None:
     after, _ = transitions.settle(
         ledger, {0: ("c", Succeeded())}, now=_at(1009.9), inputs=INPUTS, expires_ms=1_010_000
     )
-    assert [task.status for task in after.tasks[1:]] == [Status.READY] * 3
+    assert [task.status for task in after.tasks[1:]] == [QueueTaskStatus.READY] * 3
 
 
 @pytest.mark.parametrize(
-    ("due_ms", "status"), [(1_009_999, Status.RETRYING), (1_010_000, Status.EXPIRED)]
+    ("due_ms", "status"),
+    [(1_009_999, QueueTaskStatus.RETRYING), (1_010_000, QueueTaskStatus.EXPIRED)],
 )
-def test_a_retry_that_would_come_too_late_is_settled_at_once(due_ms: int, status: Status) -> None:
-    endings = {0: ("c", Retried(Failure("OSError", "m"), due_ms))}
+def test_a_retry_that_would_come_too_late_is_settled_at_once(
+    due_ms: int, status: QueueTaskStatus
+) -> None:
+    endings = {0: ("c", Retried(LedgerFailure("OSError", "m"), due_ms))}
     after, _ = transitions.settle(_claimed(), endings, now=NOW, inputs=INPUTS, expires_ms=1_010_000)
     assert after.tasks[0].status is status
-    assert after.tasks[0].failure == Failure("OSError", "m")
+    assert after.tasks[0].failure == LedgerFailure("OSError", "m")
     assert after.tasks[0].given_back == 0
 
 
@@ -134,7 +139,7 @@ def test_what_is_to_be_cancelled_is_cancelled_and_not_expired() -> None:
     after, _ = transitions.settle(
         asked, {0: ("c", Expired())}, now=_at(1010), inputs=INPUTS, expires_ms=1_010_000
     )
-    assert after.tasks[0].status is Status.CANCELLED
+    assert after.tasks[0].status is QueueTaskStatus.CANCELLED
 
 
 def test_a_task_that_nobody_took_in_time_never_runs() -> None:
@@ -199,10 +204,10 @@ def test_what_a_dead_worker_held_is_not_started_again_after_the_time() -> None:
     async def check(bench: Bench) -> None:
         (task, _) = await bench.queue.submit_many("t", [1, 2], expires=40)
         access, (at, _) = bench.queue.access, task_at(task.id)
-        hand = PackInHand(access.store, access.layout, at, entropy=access.entropy)
+        session = PackSession(access.store, access.layout, at, entropy=access.entropy)
         stored = bench.bucket.objects[access.layout.pack(at)]
-        seen = Seen(stored.version, stored.modified, has_ledger=False)
-        assert await hand.claim(Claim("dead", "w", 30_000, 1, 3), seen)
+        seen = ListedPack(stored.version, stored.modified, has_ledger=False)
+        assert await session.claim(LedgerClaim("dead", "w", 30_000, 1, 3), seen)
         await bench.clock.sleep(41)
         async with bench.worker(_nothing):
             with pytest.raises(TaskFailed):
@@ -303,14 +308,14 @@ def test_a_new_attempt_begins_with_nothing_said() -> None:
 
 
 def test_only_who_holds_a_task_may_speak_for_it() -> None:
-    said = Progress(1, 0.5)
+    said = LedgerProgress(1, 0.5)
     ledger = _claimed(tasks_max=2)
     told = transitions.tell(ledger, {0: ("c", said), 1: ("other", said), 2: ("c", said)})
     assert [task.progress for task in told.tasks] == [said, None, None, None]
     assert transitions.tell(ledger, {}) is ledger
     given, _ = transitions.settle(told, {0: ("c", GivenBack())}, now=NOW, inputs=INPUTS)
     assert given.tasks[0].progress == said
-    again, _ = transitions.claim(given, Claim("d", "w", 30_000, 1, 3), NOW)
+    again, _ = transitions.claim(given, LedgerClaim("d", "w", 30_000, 1, 3), NOW)
     assert again.tasks[0].progress is None
 
 
@@ -320,24 +325,24 @@ def test_only_who_holds_a_task_may_speak_for_it() -> None:
 )
 def test_a_report_that_nobody_could_read_is_refused(done: float, total: float) -> None:
     with pytest.raises(InvalidInput):
-        Voice().say(done, total, "")
+        ProgressReporter().say(done, total, "")
 
 
 def test_a_voice_is_heard_once_until_its_word_is_written() -> None:
     heard: list[int] = []
-    voice = Voice(lambda: heard.append(1))
-    voice.say(1, 3, "")
-    first = voice.unsent
-    voice.say(2, 3, "\ud800" + "x" * 1000)
+    reporter = ProgressReporter(lambda: heard.append(1))
+    reporter.say(1, 3, "")
+    first = reporter.unsent
+    reporter.say(2, 3, "\ud800" + "x" * 1000)
     assert len(heard) == 1
     assert first is not None
-    voice.sent(first)
-    last = voice.unsent
+    reporter.sent(first)
+    last = reporter.unsent
     assert last is not None
     assert last.done == 2
     last.message.encode()
     assert len(last.message) <= 200
-    voice.sent(last)
-    assert voice.unsent is None
-    voice.say(3, 3, "")
+    reporter.sent(last)
+    assert reporter.unsent is None
+    reporter.say(3, 3, "")
     assert len(heard) == 2

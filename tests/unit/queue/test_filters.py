@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import pytest
 
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.cancelling import cancel_tasks
+from penstock.queue.canceller import cancel_tasks
 from penstock.queue.client import Queue
 from penstock.queue.inspection import list_tasks
-from penstock.queue.inspection.filters import TagFilter, tag_filters, unknown_tags
+from penstock.queue.inspection.task_search import TagFilter, tag_filters, unknown_tags
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
 from penstock.testing.virtual import World, simulate

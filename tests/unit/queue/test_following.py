@@ -6,9 +6,9 @@ import asyncio
 from collections import Counter
 
 from penstock.queue.client import Queue
-from penstock.queue.inspection import Follower, Happened
-from penstock.queue.inspection.filters import tag_filters
-from penstock.queue.running.retry import Retry
+from penstock.queue.execution.retry import Retry
+from penstock.queue.inspection import QueueFollower, TaskHappening
+from penstock.queue.inspection.task_search import tag_filters
 from penstock.queue.worker import Worker
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.testing.virtual import World, simulate
@@ -20,8 +20,8 @@ async def _queue(world: World) -> Queue:
     return await Queue.on(store, name="q", entropy=world.entropy("q"))
 
 
-async def _follow(follower: Follower, world: World, seconds: float) -> list[Happened]:
-    told: list[Happened] = []
+async def _follow(follower: QueueFollower, world: World, seconds: float) -> list[TaskHappening]:
+    told: list[TaskHappening] = []
     clock = world.clock()
     until = clock.monotonic() + seconds
     while clock.monotonic() < until:
@@ -34,7 +34,7 @@ def test_all_that_happens_is_told_once() -> None:
     async def main(world: World) -> None:
         queue = await _queue(world)
         before = await queue.submit("ok", 0)
-        follower = Follower(queue.access)
+        follower = QueueFollower(queue.access)
         assert (await follower.look()).events == ()
         worker = Worker(queue, concurrency=8)
 
@@ -64,7 +64,7 @@ def test_all_that_happens_is_told_once() -> None:
 def test_only_what_has_the_type_and_the_tags_is_told() -> None:
     async def main(world: World) -> None:
         queue = await _queue(world)
-        follower = Follower(queue.access, type="ok", tags=tag_filters(["env=prod"]))
+        follower = QueueFollower(queue.access, type="ok", tags=tag_filters(["env=prod"]))
         await follower.look()
         wanted = await queue.submit("ok", tags={"env": "prod"})
         other = await queue.submit("ok", tags={"env": "test"})
@@ -86,7 +86,7 @@ def test_what_cannot_be_read_is_named_once_and_stops_nobody() -> None:
         bucket = MemoryBucket(world.clock())
         store = MemoryStore(bucket, clock=world.clock())
         queue = await Queue.on(store, name="q", entropy=world.entropy("q"))
-        follower = Follower(queue.access)
+        follower = QueueFollower(queue.access)
         await follower.look()
         await store.put(queue.access.layout.tasks + "notes.txt", b"by hand")
         task = await queue.submit("ok")

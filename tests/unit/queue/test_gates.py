@@ -8,20 +8,47 @@ from contextlib import suppress
 
 from penstock.kernel.errors import Unavailable
 from penstock.queue.client import Queue
-from penstock.queue.discovery.base import Discovery, Wanted
-from penstock.queue.discovery.scan import ALL, Run, Scanner, Sight, View
+from penstock.queue.discovery.base import Discovery, DiscoveryRequest
+from penstock.queue.discovery.scanner import ALL, PackCandidate, Run, Scanner, ScanResult
+from penstock.queue.execution.gates import CombinedAdmission, admit
+from penstock.queue.execution.handlers import Handler, HandlerRegistry, TaskContext
+from penstock.queue.execution.worker_loop import WorkerLoop
 from penstock.queue.layout import QueueLayout
-from penstock.queue.owning.load import Load
-from penstock.queue.running.gates import Pass, admit
-from penstock.queue.running.handlers import Handler, Handlers, TaskContext
-from penstock.queue.running.limit_gate import FreeAdmission
-from penstock.queue.running.polling import Polling
-from penstock.queue.running.shift import Shift
-from penstock.queue.settings import WorkerSettings
+from penstock.queue.settings import Polling, WorkerSettings
+from penstock.queue.shards.allocation import WorkerLoad
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.testing.virtual import World, simulate
 
 RARELY = Polling(min_seconds=3600, max_seconds=3600, jitter=0)
+
+
+class UnlimitedAdmission:
+    """Leave that nothing bounds; it counts."""
+
+    def __init__(self, tasks: int) -> None:
+        self.tasks = tasks
+
+    def more(self, tasks: int) -> int:
+        self.tasks += tasks
+        return tasks
+
+    def give(self, tasks: int) -> None:
+        self.tasks -= tasks
+
+    def may_start(self) -> bool:
+        return True
+
+    def begin(self) -> None:
+        pass
+
+    def may_run(self) -> bool:
+        return True
+
+    def has_more(self) -> bool:
+        return True
+
+    def watch(self, *, over: Callable[[], None], freed: Callable[[], None]) -> None:
+        pass
 
 
 class Barrier:
@@ -34,22 +61,25 @@ class Barrier:
         self.seconds = 5.0
         self.asked: list[str] = []
         self.fails = False
-        self.given: list[FreeAdmission] = []
+        self.given: list[UnlimitedAdmission] = []
 
-    def is_shut(self, sight: Sight) -> bool:
+    def concerns(self, _: PackCandidate) -> bool:
+        return True
+
+    def is_shut(self, sight: PackCandidate) -> bool:
         return sight.at.type in self.known & self.refused
 
     def seconds_to_open(self) -> float | None:
         return self.seconds if self.known & self.refused else None
 
-    async def admit(self, sight: Sight, tasks: int) -> FreeAdmission | None:
+    async def admit(self, sight: PackCandidate, tasks: int) -> UnlimitedAdmission | None:
         self.asked.append(sight.at.type)
         if self.fails:
             raise Unavailable("away")
         if sight.at.type in self.refused:
             self.known.add(sight.at.type)
             return None
-        self.given.append(FreeAdmission(tasks))
+        self.given.append(UnlimitedAdmission(tasks))
         return self.given[-1]
 
     async def keep(self) -> None:
@@ -74,10 +104,10 @@ class Everything(Discovery):
         self.worths: dict[str, int] = {}
         self.is_blind = False
 
-    async def look(self, wanted: Wanted) -> View:
+    async def look(self, wanted: DiscoveryRequest) -> ScanResult:
         self.looks += 1
         if self.is_blind:
-            return View()
+            return ScanResult()
         minute = int((await self._store.now()).earliest // 60)
         view = await self._scanner.look(ALL, minute=minute, worth=wanted.worth, wanted=wanted.tasks)
         self.worths = {sight.at.type: wanted.worth(sight) for sight in view.sights}
@@ -86,7 +116,7 @@ class Everything(Discovery):
     def guarded(self) -> Sequence[Run]:
         return ()
 
-    async def keep(self, load: Callable[[], Load]) -> None:
+    async def keep(self, load: Callable[[], WorkerLoad]) -> None:
         await asyncio.Event().wait()
 
     async def release(self) -> None:
@@ -106,10 +136,10 @@ class Bench:
         self.queue = await Queue.on(store, name="q", entropy=self.world.entropy("q"))
         self.gate = Barrier(*refused)
         self.discovery = Everything(self.queue)
-        handlers = Handlers()
+        handlers = HandlerRegistry()
         for kind in ("a", "b"):
             handlers.add(Handler(type=kind, function=self._handle))
-        self.shift = Shift(
+        self.shift = WorkerLoop(
             self.queue.access,
             handlers,
             self.discovery,
@@ -228,7 +258,7 @@ def test_a_gate_that_fails_costs_a_try_and_no_room() -> None:
 
 def test_the_strictest_of_several_gates_counts() -> None:
     class Narrow(Barrier):
-        async def admit(self, sight: Sight, tasks: int) -> FreeAdmission | None:
+        async def admit(self, sight: PackCandidate, tasks: int) -> UnlimitedAdmission | None:
             return await super().admit(sight, min(tasks, 3))
 
     async def check(bench: Bench) -> None:
@@ -239,7 +269,7 @@ def test_the_strictest_of_several_gates_counts() -> None:
         (sight,) = view.sights
         wide, narrow, shut = Barrier(), Narrow(), Barrier("a")
         leave = await admit((wide, narrow), sight, 8)
-        assert isinstance(leave, Pass)
+        assert isinstance(leave, CombinedAdmission)
         assert leave.tasks == wide.given[0].tasks == narrow.given[0].tasks == 3
         leave.give(3)
         assert await admit((wide, shut), sight, 8) is None

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.kernel.errors import InvalidInput, Unavailable
 from penstock.queue.client import Queue, Task
-from penstock.queue.places import task_at
+from penstock.queue.ids import task_at
 from penstock.store.base import NO_METADATA, REPLACE, ObjectStore, PutMode, Version, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.testing.virtual import World, simulate

@@ -24,21 +24,20 @@ import pytest
 
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.endings import (
+from penstock.queue.attempt_outcomes import (
     RESULT_BYTES_MAX,
-    Ending,
+    AttemptCancelled,
+    AttemptOutcome,
     Failed,
     GivenBack,
     Retried,
-    Stopped,
     Succeeded,
 )
-from penstock.queue.places import TaskId
-from penstock.queue.running import attempts as module
-from penstock.queue.running.attempts import Attempt, Ended
-from penstock.queue.running.handlers import Cancelled, Handler, Handlers, TaskContext
-from penstock.queue.running.retry import Retry
-from penstock.queue.running.threads import HandlerThread
+from penstock.queue.execution import attempt as module
+from penstock.queue.execution.attempt import AttemptResult, HandlerAttempt, HandlerThread
+from penstock.queue.execution.handlers import Cancelled, Handler, HandlerRegistry, TaskContext
+from penstock.queue.execution.retry import Retry
+from penstock.queue.ids import TaskId
 from penstock.testing.virtual import World, simulate
 
 Result = TypeVar("Result")
@@ -62,8 +61,8 @@ def _attempt(
     retry: Retry = FLAT,
     counted: int = 1,
     task: TaskContext | None = None,
-) -> Attempt:
-    return Attempt(
+) -> HandlerAttempt:
+    return HandlerAttempt(
         Handler(type="t", function=function, timeout_seconds=timeout_seconds, retry=retry),
         task or _task(),
         counted=counted,
@@ -72,17 +71,17 @@ def _attempt(
     )
 
 
-def _result(ended: Ended) -> object:
+def _result(ended: AttemptResult) -> object:
     assert isinstance(ended.ending, Succeeded)
     return json.loads(bytes(ended.ending.result))
 
 
-def _failed(ending: Ending | None) -> Failed:
+def _failed(ending: AttemptOutcome | None) -> Failed:
     assert isinstance(ending, Failed)
     return ending
 
 
-def _retried(ending: Ending | None) -> Retried:
+def _retried(ending: AttemptOutcome | None) -> Retried:
     assert isinstance(ending, Retried)
     return ending
 
@@ -138,7 +137,7 @@ def _spin(began: Signal) -> None:
 
 
 def test_a_type_has_one_handler() -> None:
-    handlers = Handlers()
+    handlers = HandlerRegistry()
     first = Handler(type="resize", function=print)
     handlers.add(first)
     handlers.add(Handler(type="crop", function=print))
@@ -225,7 +224,7 @@ def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
 def test_every_kind_of_async_function_runs_on_the_loop(
     function: Callable[..., Any], result: str
 ) -> None:
-    async def main(world: World) -> Ended:
+    async def main(world: World) -> AttemptResult:
         # A thread would fail here: virtual time has none.
         return await _attempt(function, task=_task(5)).run()
 
@@ -368,7 +367,7 @@ def test_a_failure_tells_what_and_where_without_our_own_frames(
     assert ending.failure.error == "ZeroDivisionError"
     assert ending.failure.message == "division by zero"
     assert "return 1 / 0" in ending.failure.trace
-    assert "attempts.py" not in ending.failure.trace
+    assert "attempt.py" not in ending.failure.trace
 
 
 def test_attempts_that_were_given_back_do_not_count_towards_the_last() -> None:
@@ -395,7 +394,7 @@ def test_a_handler_that_raises_an_exit_does_not_end_the_worker(
     async def handler_async(task: TaskContext) -> None:
         handler(task)
 
-    async def main() -> Ended:
+    async def main() -> AttemptResult:
         return await _attempt(handler_async if is_async else handler).run()
 
     ending = _run(main()).ending
@@ -438,7 +437,7 @@ def test_an_enforced_timeout_is_retried_by_its_class() -> None:
     async def handler(task: TaskContext) -> None:
         await asyncio.Event().wait()
 
-    async def main(world: World, retry: Retry, counted: int) -> Ending | None:
+    async def main(world: World, retry: Retry, counted: int) -> AttemptOutcome | None:
         attempt = _attempt(handler, timeout_seconds=1, retry=retry, counted=counted)
         return (await attempt.run()).ending
 
@@ -523,12 +522,12 @@ def test_a_handler_within_its_timeout_is_left_alone() -> None:
 
 # Interrupting async handlers
 
-Interrupt = Callable[[Attempt], None]
+Interrupt = Callable[[HandlerAttempt], None]
 
 
 async def _interrupted(
     world: World, function: Callable[[TaskContext], Any], *interrupts: Interrupt, **rules: Any
-) -> Ended:
+) -> AttemptResult:
     """Run an attempt that is interrupted after 10 s, and each second after that."""
     attempt = _attempt(function, **rules)
     async with asyncio.TaskGroup() as group:
@@ -562,21 +561,21 @@ async def _clumsy(task: TaskContext) -> None:
 @pytest.mark.parametrize(
     ("interrupt", "ending"),
     [
-        (Attempt.ask_to_stop, Stopped()),
-        (Attempt.give_back, GivenBack()),
-        (Attempt.lose, None),
+        (HandlerAttempt.ask_to_stop, AttemptCancelled()),
+        (HandlerAttempt.give_back, GivenBack()),
+        (HandlerAttempt.lose, None),
     ],
 )
 def test_a_cooperatively_cancelled_task_does_not_end_as_completed(
-    function: Callable[[TaskContext], Any], interrupt: Interrupt, ending: Ending | None
+    function: Callable[[TaskContext], Any], interrupt: Interrupt, ending: AttemptOutcome | None
 ) -> None:
-    async def main(world: World) -> Ended:
+    async def main(world: World) -> AttemptResult:
         ended = await _interrupted(world, function, interrupt, timeout_seconds=60)
         assert world.loop.time() == 10.0
         return ended
 
     for seed in SEEDS:
-        assert simulate(main, seed=seed) == Ended(ending)
+        assert simulate(main, seed=seed) == AttemptResult(ending)
 
 
 def _stubborn(world: World) -> Callable[[TaskContext], Any]:
@@ -591,16 +590,16 @@ def _stubborn(world: World) -> Callable[[TaskContext], Any]:
 @pytest.mark.parametrize(
     ("interrupts", "ending"),
     [
-        ([Attempt.ask_to_stop], Stopped()),
-        ([Attempt.give_back, Attempt.ask_to_stop], Stopped()),
-        ([Attempt.ask_to_stop, Attempt.give_back], Stopped()),
-        ([Attempt.ask_to_stop, Attempt.lose], None),
-        ([Attempt.lose, Attempt.ask_to_stop], None),
-        ([Attempt.lose, Attempt.give_back], None),
+        ([HandlerAttempt.ask_to_stop], AttemptCancelled()),
+        ([HandlerAttempt.give_back, HandlerAttempt.ask_to_stop], AttemptCancelled()),
+        ([HandlerAttempt.ask_to_stop, HandlerAttempt.give_back], AttemptCancelled()),
+        ([HandlerAttempt.ask_to_stop, HandlerAttempt.lose], None),
+        ([HandlerAttempt.lose, HandlerAttempt.ask_to_stop], None),
+        ([HandlerAttempt.lose, HandlerAttempt.give_back], None),
     ],
 )
 def test_of_several_interruptions_the_weightiest_counts(
-    interrupts: list[Interrupt], ending: Ending | None
+    interrupts: list[Interrupt], ending: AttemptOutcome | None
 ) -> None:
     async def main(world: World) -> None:
         ended = await _interrupted(world, _stubborn(world), *interrupts)
@@ -613,18 +612,20 @@ def test_of_several_interruptions_the_weightiest_counts(
 
 
 def test_a_task_cancelled_after_its_timeout_and_before_its_end_is_cancelled() -> None:
-    async def main(world: World) -> Ending | None:
+    async def main(world: World) -> AttemptOutcome | None:
         ended = await _interrupted(
-            world, _stubborn(world), Attempt.ask_to_stop, timeout_seconds=9.5
+            world, _stubborn(world), HandlerAttempt.ask_to_stop, timeout_seconds=9.5
         )
         return ended.ending
 
-    assert simulate(main, seed=1) == Stopped()
+    assert simulate(main, seed=1) == AttemptCancelled()
 
 
 def test_a_worker_that_stops_does_not_excuse_a_timeout() -> None:
-    async def main(world: World) -> Ending | None:
-        ended = await _interrupted(world, _stubborn(world), Attempt.give_back, timeout_seconds=9.5)
+    async def main(world: World) -> AttemptOutcome | None:
+        ended = await _interrupted(
+            world, _stubborn(world), HandlerAttempt.give_back, timeout_seconds=9.5
+        )
         return ended.ending
 
     assert _retried(simulate(main, seed=1)).failure.error == "TimeoutError"
@@ -632,7 +633,7 @@ def test_a_worker_that_stops_does_not_excuse_a_timeout() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_handler_that_has_ended_keeps_its_result_when_asked_to_stop(seed: int) -> None:
-    async def main(world: World) -> Ended:
+    async def main(world: World) -> AttemptResult:
         async def handler(task: TaskContext) -> str:
             # They come when the handler is over and before anybody has taken its result.
             world.loop.call_soon(attempt.ask_to_stop)
@@ -648,25 +649,25 @@ def test_a_handler_that_has_ended_keeps_its_result_when_asked_to_stop(seed: int)
 @pytest.mark.parametrize(
     ("interrupt", "ending"),
     [
-        (Attempt.ask_to_stop, Stopped()),
-        (Attempt.give_back, GivenBack()),
-        (Attempt.lose, None),
+        (HandlerAttempt.ask_to_stop, AttemptCancelled()),
+        (HandlerAttempt.give_back, GivenBack()),
+        (HandlerAttempt.lose, None),
     ],
 )
 def test_what_is_interrupted_before_it_starts_does_not_start(
-    interrupt: Interrupt, ending: Ending | None
+    interrupt: Interrupt, ending: AttemptOutcome | None
 ) -> None:
     calls = []
 
     async def handler(task: TaskContext) -> None:
         calls.append(task)
 
-    async def before() -> Ended:
+    async def before() -> AttemptResult:
         attempt = _attempt(handler)
         interrupt(attempt)
         return await attempt.run()
 
-    async def first_step(world: World) -> Ended:
+    async def first_step(world: World) -> AttemptResult:
         attempt = _attempt(handler)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(attempt.run())
@@ -676,7 +677,7 @@ def test_what_is_interrupted_before_it_starts_does_not_start(
             interrupt(attempt)
         return running.result()
 
-    assert simulate(before(), seed=1) == Ended(ending)
+    assert simulate(before(), seed=1) == AttemptResult(ending)
     assert calls == []
     endings = []
     for seed in SEEDS:
@@ -685,7 +686,7 @@ def test_what_is_interrupted_before_it_starts_does_not_start(
         if not calls:
             endings.append(ended)
     assert endings
-    assert all(ended == Ended(ending) for ended in endings)
+    assert all(ended == AttemptResult(ending) for ended in endings)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -751,7 +752,7 @@ def test_a_thread_that_times_out_ends_at_once_and_its_late_result_is_dropped() -
         assert ending.failure.error == "TimeoutError"
         assert ending.failure.message == "The handler did not end within 3600 s."
         assert "_spin(began)" in ending.failure.trace
-        assert "attempts.py" not in ending.failure.trace
+        assert "attempt.py" not in ending.failure.trace
         assert ended.released is not None
         assert not ended.released.done()
 
@@ -770,9 +771,9 @@ def test_a_thread_that_times_out_ends_at_once_and_its_late_result_is_dropped() -
     ("interrupt", "raised", "ending"),
     [
         (None, TimeoutError, Retried),
-        (Attempt.ask_to_stop, Cancelled, Stopped),
-        (Attempt.give_back, Cancelled, GivenBack),
-        (Attempt.lose, Cancelled, type(None)),
+        (HandlerAttempt.ask_to_stop, Cancelled, AttemptCancelled),
+        (HandlerAttempt.give_back, Cancelled, GivenBack),
+        (HandlerAttempt.lose, Cancelled, type(None)),
     ],
 )
 def test_an_interruption_is_raised_inside_a_thread(
@@ -811,7 +812,7 @@ def test_cancelled_is_not_swallowed_by_except_exception() -> None:
 
 
 def test_a_thread_that_looks_whether_to_stop_does_not_end_as_completed() -> None:
-    async def main() -> Ended:
+    async def main() -> AttemptResult:
         began = Signal()
 
         def handler(task: TaskContext) -> str:
@@ -826,7 +827,7 @@ def test_a_thread_that_looks_whether_to_stop_does_not_end_as_completed() -> None
             attempt.ask_to_stop()
         return running.result()
 
-    assert _run(main()) == Ended(Stopped())
+    assert _run(main()) == AttemptResult(AttemptCancelled())
 
 
 def test_a_thread_that_does_not_stop_is_abandoned_after_its_grace() -> None:
@@ -848,7 +849,7 @@ def test_a_thread_that_does_not_stop_is_abandoned_after_its_grace() -> None:
             assert not running.done()
             _skip(attempt.grace_seconds)
         ended = running.result()
-        assert ended.ending == Stopped()
+        assert ended.ending == AttemptCancelled()
         assert ended.released is not None
         go_on.set()
         await asyncio.wait([ended.released], timeout=60)
@@ -859,7 +860,7 @@ def test_a_thread_that_does_not_stop_is_abandoned_after_its_grace() -> None:
 
 async def _run_interrupted_late(
     function: Callable[[TaskContext], Any], interrupt: Interrupt
-) -> Ended:
+) -> AttemptResult:
     """Interrupt an attempt whose thread has ended and whose outcome is on its way to the loop."""
     loop = asyncio.get_running_loop()
     attempt = _attempt(function, timeout_seconds=3600)
@@ -880,17 +881,19 @@ async def _run_interrupted_late(
     return await attempt.run()
 
 
-def _time_out(_: Attempt) -> None:
+def _time_out(_: HandlerAttempt) -> None:
     _skip(3600)
 
 
-@pytest.mark.parametrize("interrupt", [Attempt.ask_to_stop, Attempt.give_back, _time_out])
+@pytest.mark.parametrize(
+    "interrupt", [HandlerAttempt.ask_to_stop, HandlerAttempt.give_back, _time_out]
+)
 def test_a_result_that_is_on_its_way_survives_an_interruption(interrupt: Interrupt) -> None:
-    assert _run(_run_interrupted_late(lambda _: None, interrupt)) == Ended(Succeeded())
+    assert _run(_run_interrupted_late(lambda _: None, interrupt)) == AttemptResult(Succeeded())
 
 
 def test_a_result_that_is_on_its_way_is_of_no_use_when_the_claim_is_lost() -> None:
-    assert _run(_run_interrupted_late(lambda _: None, Attempt.lose)) == Ended(None)
+    assert _run(_run_interrupted_late(lambda _: None, HandlerAttempt.lose)) == AttemptResult(None)
 
 
 def test_a_coroutine_that_is_on_its_way_does_not_start_when_asked_to_stop() -> None:
@@ -902,7 +905,9 @@ def test_a_coroutine_that_is_on_its_way_does_not_start_when_asked_to_stop() -> N
     def decorated(task: TaskContext) -> Coroutine[Any, Any, None]:
         return handler(task)
 
-    assert _run(_run_interrupted_late(decorated, Attempt.ask_to_stop)) == Ended(Stopped())
+    assert _run(_run_interrupted_late(decorated, HandlerAttempt.ask_to_stop)) == AttemptResult(
+        AttemptCancelled()
+    )
     assert calls == []
 
 
@@ -912,7 +917,7 @@ def test_a_coroutine_from_a_thread_does_not_start_when_asked_to_stop_before() ->
     async def handler(task: TaskContext) -> None:
         calls.append(task)
 
-    async def main() -> Ended:
+    async def main() -> AttemptResult:
         began = Signal()
 
         def decorated(task: TaskContext) -> Coroutine[Any, Any, None]:
@@ -928,7 +933,7 @@ def test_a_coroutine_from_a_thread_does_not_start_when_asked_to_stop_before() ->
             attempt.ask_to_stop()
         return running.result()
 
-    assert _run(main()) == Ended(Stopped())
+    assert _run(main()) == AttemptResult(AttemptCancelled())
     assert calls == []
 
 
@@ -937,7 +942,7 @@ def test_a_coroutine_from_a_thread_is_timed_out_and_cancelled_like_any_other() -
         began.set()
         await asyncio.Event().wait()
 
-    async def main(interrupt: Interrupt) -> Ended:
+    async def main(interrupt: Interrupt) -> AttemptResult:
         began = Signal()
         attempt = _attempt(lambda task: handler(began, task), timeout_seconds=3600)
         async with asyncio.TaskGroup() as group:
@@ -946,7 +951,7 @@ def test_a_coroutine_from_a_thread_is_timed_out_and_cancelled_like_any_other() -
             interrupt(attempt)
         return running.result()
 
-    assert _run(main(Attempt.ask_to_stop)) == Ended(Stopped())
+    assert _run(main(HandlerAttempt.ask_to_stop)) == AttemptResult(AttemptCancelled())
     ended = _run(main(_time_out))
     assert _retried(ended.ending).failure.error == "TimeoutError"
     assert ended.released is None
@@ -1023,8 +1028,8 @@ def test_a_thread_that_outlives_the_loop_ends_quietly() -> None:
 STUCK = """
 import asyncio, threading, msgspec
 from penstock.kernel.entropy import seeded_entropy
-from penstock.queue.running.attempts import Attempt
-from penstock.queue.running.handlers import Handler, TaskContext
+from penstock.queue.execution.attempt import HandlerAttempt
+from penstock.queue.execution.handlers import Handler, TaskContext
 
 def stuck(task):
     print("stuck", flush=True)
@@ -1036,7 +1041,7 @@ async def main():
     loop = asyncio.get_running_loop()
     handler = Handler(type="t", function=stuck)
     task = TaskContext(id="x", type="t", attempt=1, raw_input=msgspec.Raw(b"1"))
-    attempt = Attempt(
+    attempt = HandlerAttempt(
         handler, task, counted=1, now_ms=int, entropy=seeded_entropy(1), grace_seconds=0
     )
     print(await attempt.run())
@@ -1050,4 +1055,4 @@ def test_a_stuck_thread_does_not_keep_the_process_from_ending() -> None:
         [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("stuck\nEnded(ending=Stopped(), released=")
+    assert done.stdout.startswith("stuck\nAttemptResult(ending=AttemptCancelled(), released=")

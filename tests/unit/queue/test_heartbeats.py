@@ -15,21 +15,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.kernel.document_format import decode, encode
 from penstock.kernel.errors import OutcomeUnknown, Unavailable
-from penstock.kernel.wire import decode, encode
-from penstock.queue.claims import PackInHand
-from penstock.queue.endings import GivenBack, Succeeded
-from penstock.queue.heartbeats import TOUCH_SLACK_MS, as_of, may_touch, metadata_of
+from penstock.queue.attempt_outcomes import GivenBack, Succeeded
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.pack_runner import PackRunner
+from penstock.queue.ids import new_pack
 from penstock.queue.layout import QueueLayout
-from penstock.queue.ledger import Lease, Ledger, fresh
-from penstock.queue.monitor import Monitor
-from penstock.queue.outcomes import Seen, Swapped
+from penstock.queue.ledger import (
+    TOUCH_SLACK_MS,
+    ClaimLease,
+    Ledger,
+    as_of,
+    fresh,
+    may_touch,
+    metadata_of,
+)
+from penstock.queue.maintenance import Monitor
 from penstock.queue.pack import Pack
-from penstock.queue.places import new_pack
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.work import PackAtWork
-from penstock.queue.settings import Heartbeat, Mode
-from penstock.queue.transitions import Claim
+from penstock.queue.pack_session import ListedPack, PackSession, SwapResult
+from penstock.queue.settings import DiscoveryMode, HeartbeatMode
+from penstock.queue.transitions import LedgerClaim
 from penstock.store.base import CREATE, Entry, check_metadata
 from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.memory import MemoryBucket, MemoryStore
@@ -42,11 +48,11 @@ from penstock.testing.virtual import World, simulate
 LAYOUT = QueueLayout("q")
 LEASE_MS = 30_000
 TOUCH_MS = LEASE_MS + TOUCH_SLACK_MS
-TOUCHING = replace(QUICK, heartbeat=Heartbeat.TOUCH)
+TOUCHING = replace(QUICK, heartbeat=HeartbeatMode.TOUCH)
 THIRD_SECONDS = 10.0
 
 
-def _ledger(**leases: Lease) -> Ledger:
+def _ledger(**leases: ClaimLease) -> Ledger:
     return msgspec.structs.replace(fresh(pack_version="v", born="b", count=1), leases=leases)
 
 
@@ -54,10 +60,13 @@ def _ledger(**leases: Lease) -> Ledger:
 
 
 def test_a_reading_makes_plain_leases_of_touched_ones() -> None:
-    ledger = _ledger(a=Lease("A", 40_000, TOUCH_MS), b=Lease("B", 50_000))
-    assert as_of(ledger, 1.0).leases == {"a": Lease("A", 40_000), "b": Lease("B", 50_000)}
-    assert as_of(ledger, 20.0).leases == {"a": Lease("A", 52_000), "b": Lease("B", 50_000)}
-    plain = _ledger(b=Lease("B", 50_000))
+    ledger = _ledger(a=ClaimLease("A", 40_000, TOUCH_MS), b=ClaimLease("B", 50_000))
+    assert as_of(ledger, 1.0).leases == {"a": ClaimLease("A", 40_000), "b": ClaimLease("B", 50_000)}
+    assert as_of(ledger, 20.0).leases == {
+        "a": ClaimLease("A", 52_000),
+        "b": ClaimLease("B", 50_000),
+    }
+    plain = _ledger(b=ClaimLease("B", 50_000))
     assert as_of(plain, 99.0) is plain
 
 
@@ -73,12 +82,12 @@ def test_a_holder_never_trusts_a_touch_longer_than_others_do(
     """Whatever the store makes of the date of a touch, as long as it is within a second."""
     modified = ((sent + late) // cut) * cut - error
     trusted_ms = int(sent * 1000) + LEASE_MS
-    (lease,) = as_of(_ledger(a=Lease("A", 0, TOUCH_MS)), modified).leases.values()
+    (lease,) = as_of(_ledger(a=ClaimLease("A", 0, TOUCH_MS)), modified).leases.values()
     assert lease.expires_ms >= trusted_ms
 
 
 def test_only_who_is_alone_may_touch_and_only_what_it_wrote_so() -> None:
-    mine, yours = Lease("A", 1, TOUCH_MS), Lease("B", 1)
+    mine, yours = ClaimLease("A", 1, TOUCH_MS), ClaimLease("B", 1)
     assert may_touch(_ledger(a=mine), frozenset({"a"}))
     assert may_touch(_ledger(a=mine, b=mine), frozenset({"a", "b"}))
     assert not may_touch(_ledger(a=mine, b=yours), frozenset({"a"}))
@@ -88,7 +97,7 @@ def test_only_who_is_alone_may_touch_and_only_what_it_wrote_so() -> None:
 
 
 def test_metadata_names_the_lease_that_ends_first() -> None:
-    ledger = _ledger(a=Lease("late", 9_000), b=Lease("soon", 5_000))
+    ledger = _ledger(a=ClaimLease("late", 9_000), b=ClaimLease("soon", 5_000))
     assert metadata_of(ledger) == {"holder": "soon", "expires": "1970-01-01T00:00:05.000+00:00"}
     assert metadata_of(_ledger()) == {}
 
@@ -96,7 +105,7 @@ def test_metadata_names_the_lease_that_ends_first() -> None:
 @given(st.text(max_size=300))
 def test_any_holder_fits_into_metadata(holder: str) -> None:
     usable = holder.encode(errors="replace").decode()
-    check_metadata(metadata_of(_ledger(a=Lease(usable, 5_000))))
+    check_metadata(metadata_of(_ledger(a=ClaimLease(usable, 5_000))))
 
 
 # One pack in two hands
@@ -111,38 +120,38 @@ class Bench:
         self.bucket = MemoryBucket(world.clock(), date_resolution_seconds=1.0)
         self.meter = Meter()
         self.faults: list[FaultyStore] = []
-        self.seen: Seen
+        self.seen: ListedPack
         now_ms = int(world.now() * 1000)
         self.at = new_pack(type="t", count=count, submitted_ms=now_ms, entropy=world.entropy("at"))
 
-    def hand(self, *, plan: FaultPlan | None = None) -> PackInHand:
+    def session(self, *, plan: FaultPlan | None = None) -> PackSession:
         inner = MeteredStore(MemoryStore(self.bucket, clock=self.clock), self.meter)
         faulty = FaultyStore(inner, plan or FaultPlan(), entropy=self.world.entropy("faults"))
         self.faults.append(faulty)
         store = RetryingStore(faulty, entropy=self.world.entropy("retries"))
-        return PackInHand(store, LAYOUT, self.at, entropy=self.world.entropy("hand"))
+        return PackSession(store, LAYOUT, self.at, entropy=self.world.entropy("hand"))
 
-    async def submit(self) -> Seen:
+    async def submit(self) -> ListedPack:
         store = MemoryStore(self.bucket, clock=self.clock)
         inputs = tuple(msgspec.Raw(b"1") for _ in range(self.at.count))
         stamp = self.at.submitted_ms or 0
         pack = Pack(type="t", nonce="n", submitted_ms=stamp, inputs=inputs)
         version = await store.put(LAYOUT.pack(self.at), encode(pack), CREATE)
-        return Seen(version, stamp / 1000, has_ledger=True)
+        return ListedPack(version, stamp / 1000, has_ledger=True)
 
-    async def held(self, name: str, *, tasks: int = 1, touch_ms: int = TOUCH_MS) -> PackInHand:
+    async def held(self, name: str, *, tasks: int = 1, touch_ms: int = TOUCH_MS) -> PackSession:
         """Some tasks, claimed by a hand that renews by touching."""
-        hand = self.hand()
-        assert await hand.claim(self.claim(name, tasks=tasks, touch_ms=touch_ms), self.seen)
-        return hand
+        session = self.session()
+        assert await session.claim(self.claim(name, tasks=tasks, touch_ms=touch_ms), self.seen)
+        return session
 
-    def claim(self, name: str, *, tasks: int = 1, touch_ms: int = TOUCH_MS) -> Claim:
-        return Claim(name, name, LEASE_MS, tasks, 3, touch_ms=touch_ms)
+    def claim(self, name: str, *, tasks: int = 1, touch_ms: int = TOUCH_MS) -> LedgerClaim:
+        return LedgerClaim(name, name, LEASE_MS, tasks, 3, touch_ms=touch_ms)
 
-    async def renew(self, hand: PackInHand, *claims: str) -> Swapped:
+    async def renew(self, session: PackSession, *claims: str) -> SwapResult:
         """As a worker does."""
-        touched = await hand.touch(frozenset(claims), lease_ms=LEASE_MS)
-        return touched or await hand.extend(claims, lease_ms=LEASE_MS)
+        touched = await session.touch(frozenset(claims), lease_ms=LEASE_MS)
+        return touched or await session.extend(claims, lease_ms=LEASE_MS)
 
     @property
     def kinds(self) -> Counter[Kind]:
@@ -175,17 +184,17 @@ def _run(check: Callable[[Bench], Awaitable[None]], *, count: int = 1) -> None:
 
 def test_a_head_shows_the_holder_and_the_end_at_every_write() -> None:
     async def check(bench: Bench) -> None:
-        hand = await bench.held("A", touch_ms=0)
+        session = await bench.held("A", touch_ms=0)
         claimed_ms = bench.now_ms
         expires = datetime.fromtimestamp((claimed_ms + LEASE_MS) / 1000, UTC)
         told = datetime.fromisoformat(bench.metadata["expires"])
         assert bench.metadata["holder"] == "A"
         assert abs((told - expires).total_seconds()) <= 1
         await bench.clock.sleep(THIRD_SECONDS)
-        await bench.renew(hand, "A")
+        await bench.renew(session, "A")
         later = datetime.fromisoformat(bench.metadata["expires"])
         assert (later - told).total_seconds() == pytest.approx(THIRD_SECONDS, abs=0.1)
-        await hand.settle({0: ("A", Succeeded())})
+        await session.settle({0: ("A", Succeeded())})
         assert bench.metadata == {}
 
     _run(check)
@@ -193,20 +202,20 @@ def test_a_head_shows_the_holder_and_the_end_at_every_write() -> None:
 
 def test_a_touch_renews_without_sending_the_ledger() -> None:
     async def check(bench: Bench) -> None:
-        hand = await bench.held("A")
+        session = await bench.held("A")
         body = bench.bucket.objects[LAYOUT.ledger(bench.at)].body
         before = bench.kinds
-        renewed = await bench.renew(hand, "A")
+        renewed = await bench.renew(session, "A")
         for _ in range(12):
             await bench.clock.sleep(THIRD_SECONDS)
-            renewed = await bench.renew(hand, "A")
+            renewed = await bench.renew(session, "A")
             assert renewed.expires_ms["A"] > bench.now_ms + LEASE_MS - 1_100
             assert bench.metadata["holder"] == "A"
             assert datetime.fromisoformat(bench.metadata["expires"]).timestamp() > bench.world.now()
         spent = bench.kinds - before
         assert spent == {Kind.COPY: 13}
         assert bench.bucket.objects[LAYOUT.ledger(bench.at)].body == body
-        rival = bench.hand()
+        rival = bench.session()
         assert await rival.claim(bench.claim("B"), bench.seen) is None
         assert rival.next_due_ms >= renewed.expires_ms["A"]
 
@@ -215,13 +224,13 @@ def test_a_touch_renews_without_sending_the_ledger() -> None:
 
 def test_a_lease_that_is_not_touched_any_more_ends() -> None:
     async def check(bench: Bench) -> None:
-        hand = await bench.held("A")
+        session = await bench.held("A")
         await bench.clock.sleep(THIRD_SECONDS)
-        await bench.renew(hand, "A")
+        await bench.renew(session, "A")
         await bench.clock.sleep(TOUCH_MS / 1000 - 2)
-        assert await bench.hand().claim(bench.claim("B"), bench.seen) is None
+        assert await bench.session().claim(bench.claim("B"), bench.seen) is None
         await bench.clock.sleep(3)
-        taken = await bench.hand().claim(bench.claim("B"), bench.seen)
+        taken = await bench.session().claim(bench.claim("B"), bench.seen)
         assert taken is not None
         assert taken.attempts == {0: 2}
 
@@ -250,7 +259,7 @@ def test_a_touch_that_conflicts_is_read_and_swapped() -> None:
 
 
 def test_the_writes_of_one_never_prolong_the_touch_lease_of_another() -> None:
-    """R10: A dies; B goes on and on, by whatever means; A's task is free when A's lease ends."""
+    """QUEUE-11: A dies; B goes on, by whatever means; A's task is free when A's lease ends."""
 
     async def check(bench: Bench) -> None:
         await bench.held("A")
@@ -283,31 +292,31 @@ def test_a_challenger_that_read_before_the_touch_wins_and_costs_an_attempt_only(
     """What is weaker than a swap: the ending of the first is refused, the second settles."""
 
     async def check(bench: Bench) -> None:
-        hand = await bench.held("A")
-        rival = bench.hand()
+        session = await bench.held("A")
+        rival = bench.session()
         assert await rival.claim(bench.claim("B"), bench.seen) is None
         await bench.clock.sleep(LEASE_MS / 1000 - 1)
-        await bench.renew(hand, "A")
+        await bench.renew(session, "A")
         # Between its reading and its write the rival is frozen.
         await bench.clock.sleep(4)
         ledger = await rival._take(bench.claim("B"), bench.seen.version)
         assert ledger is not None
         assert ledger.tasks[0].attempt == 2
-        renewed = await bench.renew(hand, "A")
+        renewed = await bench.renew(session, "A")
         assert renewed.expires_ms == {}, "it hears of it with its next renewal"
-        assert await hand.settle({0: ("A", Succeeded())}) == {0}
+        assert await session.settle({0: ("A", Succeeded())}) == {0}
 
     _run(check)
 
 
 def test_a_cancel_is_heard_by_one_who_touches() -> None:
     async def check(bench: Bench) -> None:
-        hand = await bench.held("A")
-        await bench.renew(hand, "A")
-        other = bench.hand()
+        session = await bench.held("A")
+        await bench.renew(session, "A")
+        other = bench.session()
         await other._ledger.read()
         await other._ledger.update(_asked_to_stop)
-        assert (await bench.renew(hand, "A")).asked_to_stop == {0}
+        assert (await bench.renew(session, "A")).asked_to_stop == {0}
 
     _run(check)
 
@@ -322,12 +331,12 @@ def test_a_settlement_after_touches_asks_for_the_pack() -> None:
     """A touch proves nothing of the pack: the ledger may be the ghost of an archived one."""
 
     async def check(bench: Bench) -> None:
-        hand = await bench.held("A")
+        session = await bench.held("A")
         for _ in range(4):
             await bench.clock.sleep(THIRD_SECONDS)
-            await bench.renew(hand, "A")
+            await bench.renew(session, "A")
         bench.bucket.remove(LAYOUT.pack(bench.at))
-        assert await hand.settle({0: ("A", Succeeded())}) == {0}
+        assert await session.settle({0: ("A", Succeeded())}) == {0}
 
     _run(check)
 
@@ -342,18 +351,18 @@ def test_a_settlement_after_touches_asks_for_the_pack() -> None:
 )
 def test_a_touch_whose_answer_is_lost_is_not_trusted(plan: FaultPlan, arrives: bool | None) -> None:
     async def check(bench: Bench) -> None:
-        hand = await bench.held("A")
+        session = await bench.held("A")
         dated = bench.bucket.objects[LAYOUT.ledger(bench.at)].modified
         bench.faults[0].plan = plan
         await bench.clock.sleep(THIRD_SECONDS)
         with pytest.raises((OutcomeUnknown, Unavailable)):
-            await bench.renew(hand, "A")
+            await bench.renew(session, "A")
         if arrives is not None:
             moved = bench.bucket.objects[LAYOUT.ledger(bench.at)].modified > dated
             assert moved is arrives
         bench.faults[0].plan = FaultPlan()
-        assert (await bench.renew(hand, "A")).expires_ms["A"] > bench.now_ms
-        assert await hand.settle({0: ("A", Succeeded())}) == frozenset()
+        assert (await bench.renew(session, "A")).expires_ms["A"] > bench.now_ms
+        assert await session.settle({0: ("A", Succeeded())}) == frozenset()
 
     _run(check)
 
@@ -373,12 +382,12 @@ def test_a_late_touch_of_one_who_was_overtaken_is_refused() -> None:
 
 def test_what_is_given_back_has_no_lease_and_no_metadata() -> None:
     async def check(bench: Bench) -> None:
-        hand = await bench.held("A")
-        await bench.renew(hand, "A")
-        await hand.settle({0: ("A", GivenBack())})
+        session = await bench.held("A")
+        await bench.renew(session, "A")
+        await session.settle({0: ("A", GivenBack())})
         assert bench.stored.leases == {}
         assert bench.metadata == {}
-        assert await bench.hand().claim(bench.claim("B"), bench.seen) is not None
+        assert await bench.session().claim(bench.claim("B"), bench.seen) is not None
 
     _run(check)
 
@@ -387,7 +396,7 @@ def test_the_monitor_takes_a_touched_ledger_for_live() -> None:
     """Without its pack it is void, but not while a lease in it may last."""
 
     async def check(bench: Bench) -> None:
-        hand = await bench.held("A")
+        session = await bench.held("A")
         bench.bucket.remove(LAYOUT.pack(bench.at))
         store = MemoryStore(bench.bucket, clock=bench.clock)
         monitor = Monitor(store, LAYOUT, key_seconds=60, entropy=bench.world.entropy("monitor"))
@@ -400,7 +409,7 @@ def test_the_monitor_takes_a_touched_ledger_for_live() -> None:
             return await monitor.clear(at_once=True)
 
         await bench.clock.sleep(350)
-        await bench.renew(hand, "A")
+        await bench.renew(session, "A")
         assert await cleared() == 0
         await bench.clock.sleep(TOUCH_MS / 1000 + 2)
         assert await cleared() == 1
@@ -417,7 +426,7 @@ def _worker_bench(world: World) -> tuple[Workers, MemoryBucket, Meter]:
     async def open_client() -> MeteredStore:
         return MeteredStore(MemoryStore(bucket, clock=clock), meter)
 
-    return Workers(open_client, Mode.SHARED, world.entropy("bench"), clock), bucket, meter
+    return Workers(open_client, DiscoveryMode.SHARED, world.entropy("bench"), clock), bucket, meter
 
 
 def _try(check: Callable[[Workers, MemoryBucket, Meter], Coroutine[Any, Any, None]]) -> None:
@@ -450,20 +459,20 @@ def test_a_worker_renews_by_touching_while_a_task_runs_long() -> None:
 def test_a_worker_whose_tasks_wait_to_start_swaps(*, waits: bool) -> None:
     """Nothing starts on a touched lease."""
     sent: list[str] = []
-    done = Swapped(frozenset(), {"A": 1}, frozenset(), None)
+    done = SwapResult(frozenset(), {"A": 1}, frozenset(), None)
 
     class Hand:
-        async def touch(self, claims: frozenset[str], *, lease_ms: int) -> Swapped:
+        async def touch(self, claims: frozenset[str], *, lease_ms: int) -> SwapResult:
             sent.append("touch")
             return done
 
-        async def swap(self, endings: object, **more: object) -> Swapped:
+        async def swap(self, endings: object, **more: object) -> SwapResult:
             sent.append("swap")
             return done
 
-    work: Any = object.__new__(PackAtWork)
-    work.hand = Hand()
-    work._hands = SimpleNamespace(lease_ms=LEASE_MS, now_ms=lambda: 0)
+    work: Any = object.__new__(PackRunner)
+    work.session = Hand()
+    work._context = SimpleNamespace(lease_ms=LEASE_MS, now_ms=lambda: 0)
     work._held = {0: SimpleNamespace(begun=True), 1: SimpleNamespace(begun=not waits)}
     asyncio.run(work._send({}, {"A"}, None, {}))
     assert sent == ["swap" if waits else "touch"]

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.queue.direct.leases import WorkerLease
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.inbox import WorkerLease
 from penstock.queue.incarnation import Incarnation
-from penstock.queue.ledger import Lease, Ledger, fresh
-from penstock.queue.limits.definition import Definition
-from penstock.queue.limits.state import Ask, LimitState, asked
-from penstock.queue.owning.registry import Registration
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.settings import Mode, WorkerSettings
+from penstock.queue.ledger import ClaimLease, Ledger, fresh
+from penstock.queue.limits import LimitDefinition, LimitRequest, LimitState, apply_request
+from penstock.queue.settings import DiscoveryMode, WorkerSettings
+from penstock.queue.shards.registry import Registration
 from penstock.queue.worker import Worker, lock_files
 from penstock.store.time import Interval
 from penstock.testing.virtual import World, simulate
@@ -85,7 +84,7 @@ class Restart:
         return worker
 
 
-def _try(check: Callable[[Restart], Awaitable[None]], mode: Mode) -> None:
+def _try(check: Callable[[Restart], Awaitable[None]], mode: DiscoveryMode) -> None:
     async def main(world: World) -> None:
         await check(Restart(Place(world, mode)))
 
@@ -93,8 +92,8 @@ def _try(check: Callable[[Restart], Awaitable[None]], mode: Mode) -> None:
         simulate(main, seed=seed)
 
 
-@pytest.mark.parametrize("mode", Mode)
-def test_the_successor_of_one_that_was_killed_takes_all_it_held(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", DiscoveryMode)
+def test_the_successor_of_one_that_was_killed_takes_all_it_held(mode: DiscoveryMode) -> None:
     """Shards, inbox, claims, and the only permit of a limit; with leases of an hour."""
 
     async def check(restart: Restart) -> None:
@@ -116,9 +115,9 @@ def test_the_successor_of_one_that_was_killed_takes_all_it_held(mode: Mode) -> N
     _try(check, mode)
 
 
-@pytest.mark.parametrize("mode", [Mode.LEASED, Mode.SHARED])
+@pytest.mark.parametrize("mode", [DiscoveryMode.LEASED, DiscoveryMode.SHARED])
 @pytest.mark.parametrize("elsewhere", [True, False], ids=["another machine", "a child lives"])
-def test_without_the_proof_the_lease_decides(mode: Mode, elsewhere: bool) -> None:
+def test_without_the_proof_the_lease_decides(mode: DiscoveryMode, elsewhere: bool) -> None:
     async def check(restart: Restart) -> None:
         bench = restart.bench
         queue = await bench.queue()
@@ -145,9 +144,9 @@ def test_a_ledger_shows_the_leases_of_those_that_have_ended_as_over() -> None:
     assert gone.refresh()
     assert not gone.refresh(), "nothing more"
     leases = {
-        "a": Lease("w", 9000, incarnation="gone"),
-        "b": Lease("w", 9000, incarnation="me"),
-        "c": Lease("w", 9000),
+        "a": ClaimLease("w", 9000, incarnation="gone"),
+        "b": ClaimLease("w", 9000, incarnation="me"),
+        "c": ClaimLease("w", 9000),
     }
     ledger = Ledger(pack_version="v", born="b", tasks=(), leases=leases)
     ends = {name: lease.expires_ms for name, lease in gone.seen(ledger).leases.items()}
@@ -158,17 +157,19 @@ def test_a_ledger_shows_the_leases_of_those_that_have_ended_as_over() -> None:
 
 def test_tokens_of_one_that_has_ended_count_as_used_by_now_and_no_later() -> None:
     """A rate of one a second and a burst of two, of which the dead one had taken both."""
-    state = LimitState(definition=Definition(rate=1, burst=2))
-    state = asked(state, Ask(worker="dead", wants=2, incarnation=Incarnation("x")), _at(1000))
+    state = LimitState(definition=LimitDefinition(rate=1, burst=2))
+    state = apply_request(
+        state, LimitRequest(worker="dead", wants=2, incarnation=Incarnation("x")), _at(1000)
+    )
     assert state.shares["dead"].tokens == 2
     mine = Incarnation("y", lambda: frozenset({"x"}))
-    ask = Ask(worker="new", wants=2, incarnation=mine)
-    assert asked(state, ask, _at(1005)).shares.keys() == {"dead"}
+    ask = LimitRequest(worker="new", wants=2, incarnation=mine)
+    assert apply_request(state, ask, _at(1005)).shares.keys() == {"dead"}
     mine.refresh()
-    after = asked(state, ask, _at(1005))
+    after = apply_request(state, ask, _at(1005))
     assert not after.shares, "they may have been used just now"
     assert after.full_ms == 1_007_000
-    assert asked(after, ask, _at(1007)).shares["new"].tokens == 2
+    assert apply_request(after, ask, _at(1007)).shares["new"].tokens == 2
 
 
 def _at(second: float) -> Interval:
@@ -179,7 +180,7 @@ def test_documents_of_an_earlier_release_name_no_incarnation() -> None:
     known = Incarnation("me", lambda: frozenset({""}))
     known.refresh()
     lease = WorkerLease(holder="h", expires_ms=1, seconds=1.0, since_ms=0)
-    for document in (lease, Lease("w", 1), Registration.__struct_defaults__[-1]):
+    for document in (lease, ClaimLease("w", 1), Registration.__struct_defaults__[-1]):
         named = document if isinstance(document, str) else document.incarnation
         assert not known.is_ended(named)
 
@@ -200,3 +201,46 @@ def test_lock_files_are_for_queues_that_others_can_open(
     is_there: bool,
 ) -> None:
     assert (lock_files(url, folder) is not None) is is_there
+
+
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+@pytest.mark.parametrize("mode", DiscoveryMode)
+def test_without_a_lock_the_next_start_is_within_three_minutes(
+    mode: DiscoveryMode, is_busy: bool
+) -> None:
+    """A lone worker of an hour is killed and started again, with the settings that workers have."""
+
+    async def main(world: World) -> None:
+        bench = Place(world, mode).bench
+        begun: list[int] = []
+
+        async def worker() -> Worker:
+            queue = await bench.queue()
+            queue.locks = None
+            made = bench.worker(queue, settings=WorkerSettings())
+
+            @made.handler("work")
+            async def work(task: TaskContext) -> None:
+                begun.append(task.input)
+                await bench.clock.sleep(10 * HOUR if task.attempt == 1 and task.input == 1 else 0)
+
+            return made
+
+        first, queue = await worker(), await bench.queue()
+        async with bench.crew(first) as crew:
+            await bench.clock.sleep(HOUR)
+            expected = [2]
+            if is_busy:
+                await queue.submit("work", 1)
+                await bench.until(lambda: begun, what="it runs")
+                expected = [1, 2]
+            await crew.kill(first)
+            killed, begun[:] = world.now(), []
+            await queue.submit("work", 2)
+            crew.start(await worker())
+            while sorted(begun) != expected and world.now() < killed + 600:
+                await bench.clock.sleep(0.5)
+            assert world.now() - killed <= 180
+
+    for seed in range(3):
+        simulate(main, seed=seed)

@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
+from penstock.kernel.document_format import decode
 from penstock.kernel.errors import Unavailable
-from penstock.kernel.wire import decode
 from penstock.queue.archive import keep
 from penstock.queue.client import Queue, Task
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.retry import Retry
+from penstock.queue.ids import TaskId, task_at
 from penstock.queue.inspection import (
-    Listing,
     MonitorPass,
+    TaskListing,
     dead_letters,
     list_tasks,
     run_monitor,
     stats,
 )
-from penstock.queue.inspection.figures import TypeStats
+from penstock.queue.inspection.stats import TypeStats
 from penstock.queue.ledger import Ledger
-from penstock.queue.places import TaskId, task_at
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.retry import Retry
 from penstock.queue.worker import Worker
 from penstock.store.base import Delimiter, Page, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
@@ -98,11 +98,11 @@ def _play(act: Callable[[Scene], Awaitable[None]]) -> None:
     simulate(main, seed=1)
 
 
-def _shown(listing: Listing) -> list[tuple[str, str, int]]:
+def _shown(listing: TaskListing) -> list[tuple[str, str, int]]:
     return [(view.status, view.type, view.attempt) for view in listing.tasks]
 
 
-def _ids(listing: Listing) -> set[TaskId]:
+def _ids(listing: TaskListing) -> set[TaskId]:
     return {view.id for view in listing.tasks}
 
 
@@ -174,7 +174,7 @@ def test_a_limit_is_kept_and_told() -> None:
 
 
 def test_no_list_reads_more_packs_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.queue.inspection.tasks.READS_MAX", 32)
+    monkeypatch.setattr("penstock.queue.inspection.task_search.READS_MAX", 32)
 
     async def act(scene: Scene) -> None:
         for number in range(40):
@@ -189,14 +189,14 @@ def test_no_list_reads_more_packs_than_it_may(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_survey_that_breaks_off_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.queue.inspection.survey.PAGES_MAX", 1)
+    monkeypatch.setattr("penstock.queue.survey.PAGES_MAX", 1)
 
     async def act(scene: Scene) -> None:
         for number in range(1001):
             await scene.queue.submit("ok", number)
         listing = await list_tasks(scene.queue.access, type="other")
         assert not listing.is_whole
-        assert listing.notes == ("queues/q/tasks/ has more objects than were looked at (1 pages).",)
+        assert listing.notes == ("queues/q/tasks/ has more objects than were read (1 pages).",)
         assert (await stats(scene.queue.access)).types[0].ready == 1000
 
     _play(act)
@@ -222,7 +222,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_listed() -> None:
             assert f"queues/{key} is not an object of this queue" in notes
         assert "has format 9 of 'pack'" in notes
         assert f"{scene.key(damaged, ledger=True)} was not written by Penstock." in notes
-        assert "does not hold what its name says" in notes
+        assert "does not match its name" in notes
         assert len(listing.notes) == 6
 
         seen = await stats(queue.access)

@@ -22,25 +22,22 @@ import pytest
 
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.client import Queue
-from penstock.queue.endings import (
-    Ending,
+from penstock.queue.attempt_outcomes import (
+    AttemptCancelled,
+    AttemptOutcome,
     Failed,
     GivenBack,
     Rescheduled,
     Retried,
-    Stopped,
     Succeeded,
 )
-from penstock.queue.places import TaskId
-from penstock.queue.running.addresses import Address
-from penstock.queue.running.attempts import Attempt, Ended
-from penstock.queue.running.handlers import Handler, TaskContext
-from penstock.queue.running.isolated import Child, Children
-from penstock.queue.running.polling import Polling
-from penstock.queue.running.progress import Voice
-from penstock.queue.running.retry import Retry
-from penstock.queue.settings import WorkerSettings
+from penstock.queue.client import Queue
+from penstock.queue.execution.attempt import AttemptResult, HandlerAttempt
+from penstock.queue.execution.handler_processes import HandlerProcess, HandlerProcessPool
+from penstock.queue.execution.handlers import Handler, HandlerAddress, ProgressReporter, TaskContext
+from penstock.queue.execution.retry import Retry
+from penstock.queue.ids import TaskId
+from penstock.queue.settings import Polling, WorkerSettings
 from penstock.queue.worker import Worker
 from tests.unit.queue import apart
 
@@ -50,18 +47,18 @@ ROOT = Path(__file__).parents[3]
 class Bench:
     """Runs attempts, one after the other, in processes that are kept between them."""
 
-    def __init__(self, children: Children) -> None:
+    def __init__(self, children: HandlerProcessPool) -> None:
         self.children = children
         self.spoken = asyncio.Event()
 
     def attempt(
         self, function: Callable[[TaskContext], Any], input: object = None, **rules: Any
-    ) -> Attempt:
+    ) -> HandlerAttempt:
         handler = Handler(type="t", function=function, isolate=True, **rules)
         raw = msgspec.Raw(json.dumps(input).encode())
-        voice = Voice(self.spoken.set)
-        task = TaskContext(id=TaskId("x"), type="t", attempt=2, raw_input=raw, voice=voice)
-        return Attempt(
+        reporter = ProgressReporter(self.spoken.set)
+        task = TaskContext(id=TaskId("x"), type="t", attempt=2, raw_input=raw, reporter=reporter)
+        return HandlerAttempt(
             handler,
             task,
             counted=1,
@@ -73,7 +70,7 @@ class Bench:
 
     async def run(
         self, function: Callable[[TaskContext], Any], input: object = None, **rules: Any
-    ) -> Ending | None:
+    ) -> AttemptOutcome | None:
         ended = await self.attempt(function, input, **rules).run()
         assert ended.released is None
         return ended.ending
@@ -87,7 +84,7 @@ class Bench:
 
 def _run(check: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        async with Children() as children:
+        async with HandlerProcessPool() as children:
             await check(Bench(children))
 
     asyncio.run(main())
@@ -123,7 +120,7 @@ def test_a_handler_gets_its_task_and_gives_its_result(caplog: pytest.LogCaptureF
         result = json.loads(bytes(ended.ending.result))
         assert result["pid"] != os.getpid()
         assert {**result, "pid": 0} == {"pid": 0, "input": {"n": "ü"}, "attempt": 2, "id": "x"}
-        said = attempt.task.voice.unsent
+        said = attempt.task.reporter.unsent
         assert said is not None
         assert (said.done, said.total, said.message) == (1, 4, "begun")
         # The process is kept, and used again for whatever comes.
@@ -152,7 +149,7 @@ def test_what_is_retried_is_told_by_class_as_in_the_worker(
             assert isinstance(ending, Retried if is_retried else Failed)
             assert ending.failure.error == error
             assert "apart.py" in ending.failure.trace
-            assert "attempts.py" not in ending.failure.trace
+            assert "attempt.py" not in ending.failure.trace
 
     _run(check)
 
@@ -237,7 +234,7 @@ def _open_files() -> set[Path]:
 
 
 @pytest.mark.parametrize("error", [OSError, asyncio.CancelledError])
-@pytest.mark.parametrize("step", ["connect_read_pipe", "subprocess_exec"])
+@pytest.mark.parametrize("step", ["connect_read_pipe", "create_unix_connection"])
 def test_a_process_that_cannot_be_started_leaves_nothing_open(
     error: type[BaseException], step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,7 +245,7 @@ def test_a_process_that_cannot_be_started_leaves_nothing_open(
         monkeypatch.setattr(asyncio.get_running_loop(), step, fail)
         before = _open_files()
         with pytest.raises(error):
-            await Child.start()
+            await HandlerProcess.start()
         assert _open_files() == before
 
     asyncio.run(main())
@@ -279,8 +276,8 @@ async def _interrupted(
     bench: Bench,
     function: Callable[[TaskContext], Any],
     path: str,
-    how: Callable[[Attempt], None],
-) -> Ended:
+    how: Callable[[HandlerAttempt], None],
+) -> AttemptResult:
     attempt = bench.attempt(function, path)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(attempt.run())
@@ -293,8 +290,8 @@ def test_one_that_heeds_a_cancel_is_kept() -> None:
     async def check(bench: Bench) -> None:
         before = await bench.pid()
         bench.spoken.clear()
-        ended = await _interrupted(bench, apart.heed, os.devnull, Attempt.ask_to_stop)
-        assert ended == Ended(Stopped())
+        ended = await _interrupted(bench, apart.heed, os.devnull, HandlerAttempt.ask_to_stop)
+        assert ended == AttemptResult(AttemptCancelled())
         assert await bench.pid() == before
 
     _run(check)
@@ -303,19 +300,19 @@ def test_one_that_heeds_a_cancel_is_kept() -> None:
 @pytest.mark.parametrize(
     ("function", "how", "ending"),
     [
-        (apart.heed_not, Attempt.ask_to_stop, Stopped()),
-        (apart.heed_not, Attempt.give_back, GivenBack()),
-        (apart.heed_not, Attempt.lose, None),
+        (apart.heed_not, HandlerAttempt.ask_to_stop, AttemptCancelled()),
+        (apart.heed_not, HandlerAttempt.give_back, GivenBack()),
+        (apart.heed_not, HandlerAttempt.lose, None),
     ],
 )
 def test_one_that_does_not_is_killed(
     pipe: Pipe,
     function: Callable[[TaskContext], Any],
-    how: Callable[[Attempt], None],
-    ending: Ending | None,
+    how: Callable[[HandlerAttempt], None],
+    ending: AttemptOutcome | None,
 ) -> None:
     async def check(bench: Bench) -> None:
-        assert await _interrupted(bench, function, pipe.path, how) == Ended(ending)
+        assert await _interrupted(bench, function, pipe.path, how) == AttemptResult(ending)
         await pipe.closed()
         assert await bench.pid()
 
@@ -330,7 +327,7 @@ def test_one_that_is_interrupted_while_its_process_starts_never_runs(pipe: Pipe)
             for _ in range(3):
                 await asyncio.wait((running,), timeout=0)
             attempt.give_back()
-        assert running.result() == Ended(GivenBack())
+        assert running.result() == AttemptResult(GivenBack())
         await pipe.closed()
 
     _run(check)
@@ -339,10 +336,10 @@ def test_one_that_is_interrupted_while_its_process_starts_never_runs(pipe: Pipe)
 ORPHAN = """
 import asyncio, msgspec, os, signal, sys
 from penstock.kernel.entropy import seeded_entropy
-from penstock.queue.running.attempts import Attempt
-from penstock.queue.running.handlers import Handler, TaskContext
-from penstock.queue.running.isolated import Children
-from penstock.queue.running.progress import Voice
+from penstock.queue.execution.attempt import HandlerAttempt
+from penstock.queue.execution.handlers import Handler, TaskContext
+from penstock.queue.execution.handler_processes import HandlerProcessPool
+from penstock.queue.execution.handlers import ProgressReporter
 from tests.unit.queue import apart
 
 def die():
@@ -351,9 +348,11 @@ def die():
 async def main():
     handler = Handler(type="t", function=getattr(apart, sys.argv[1]), isolate=True)
     raw = msgspec.Raw(msgspec.json.encode(sys.argv[2]))
-    task = TaskContext(id="x", type="t", attempt=1, raw_input=raw, voice=Voice(die))
-    await Attempt(
-        handler, task, counted=1, now_ms=int, entropy=seeded_entropy(1), children=Children()
+    task = TaskContext(id="x", type="t", attempt=1, raw_input=raw, reporter=ProgressReporter(die))
+    pool = HandlerProcessPool()
+    entropy = seeded_entropy(1)
+    await HandlerAttempt(
+        handler, task, counted=1, now_ms=int, entropy=entropy, children=pool
     ).run()
 
 asyncio.run(main())
@@ -392,7 +391,7 @@ def test_a_module_that_cannot_be_imported_is_a_failure_that_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def check(bench: Bench) -> None:
-        broken = Address("penstock_broken_here", "handle")
+        broken = HandlerAddress("penstock_broken_here", "handle")
         monkeypatch.setattr(Handler, "address", property(lambda _: broken))
         monkeypatch.syspath_prepend(tmp_path)
         (tmp_path / "penstock_broken_here.py").write_text("raise RuntimeError('no luck')")

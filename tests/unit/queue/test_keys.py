@@ -6,8 +6,8 @@ import pytest
 
 from penstock.kernel.errors import InvalidInput, KeyConflict, PenstockError, QueueDrained
 from penstock.queue.config import QueueConfig
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.submission import NotAllSubmitted
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.submitter import NotAllSubmitted
 from penstock.store.metered import Kind
 from penstock.testing import FaultPlan, QueueBench, run_queue
 
@@ -107,7 +107,7 @@ def test_another_input_under_the_same_key_is_an_error_on_request(is_large: bool)
         for _ in range(2):  # While it waits, and when it has ended.
             assert (await queue.submit("t", first, key="k", same_input=True)).id == task.id
             for other in ({**first, "a": 2}, {**first, "b": 1}, None):
-                with pytest.raises(KeyConflict, match="whose input is another") as refused:
+                with pytest.raises(KeyConflict, match="which has another input") as refused:
                     await queue.submit("t", other, key="k", same_input=True)
                 assert refused.value.task == task.id
             assert (await queue.submit("t", {"a": 2}, key="k")).id == task.id

@@ -10,15 +10,22 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.queue.client import Queue
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.retry import Retry
+from penstock.queue.ids import task_at
 from penstock.queue.inspection import run_monitor
-from penstock.queue.inspection.costs import standing_cost, task_cost
-from penstock.queue.inspection.ended import Ended, by_minute, unread, within
-from penstock.queue.inspection.lately import Lately, Seen
-from penstock.queue.inspection.survey import surveyed
-from penstock.queue.places import task_at
-from penstock.queue.replays import name_of
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.retry import Retry
+from penstock.queue.inspection.activity import (
+    ActivityReader,
+    RecentActivity,
+    SettledPack,
+    by_minute,
+    standing_cost,
+    task_cost,
+    unread,
+    within,
+)
+from penstock.queue.replay import name_of
+from penstock.queue.survey import surveyed
 from penstock.queue.worker import Worker
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
@@ -33,12 +40,12 @@ class Scene:
     queue: Queue
     bucket: MemoryBucket
     meter: Meter
-    lately: Lately
+    lately: ActivityReader
 
     async def wait(self, seconds: float) -> None:
         await self.world.clock().sleep(seconds)
 
-    async def look(self) -> tuple[Seen, int]:
+    async def look(self) -> tuple[RecentActivity, int]:
         """What a look shows, and how many objects it has read."""
         survey = await surveyed(self.queue.access)
         self.meter.billed.clear()
@@ -77,12 +84,12 @@ def _play(act: Callable[[Scene], Awaitable[None]]) -> None:
         bucket, meter = MemoryBucket(clock), Meter()
         store = MeteredStore(MemoryStore(bucket, clock=clock), meter)
         queue = await Queue.on(store, name="q", entropy=world.entropy("q"))
-        await act(Scene(world, queue, bucket, meter, Lately()))
+        await act(Scene(world, queue, bucket, meter, ActivityReader()))
 
     simulate(main, seed=1)
 
 
-def _outcomes(seen: Seen) -> dict[str, int]:
+def _outcomes(seen: RecentActivity) -> dict[str, int]:
     counts: dict[str, int] = {}
     for minute in seen.minutes:
         for what, count in minute.outcomes:
@@ -135,7 +142,7 @@ def test_each_ledger_and_each_batch_is_read_once_and_counted_once() -> None:
         _, reads = await scene.look()
         assert reads == 0
         # Somebody who comes only now sees the same.
-        scene.lately = Lately()
+        scene.lately = ActivityReader()
         fresh, _ = await scene.look()
         assert _outcomes(fresh) == _outcomes(first)
         assert fresh.letters == archived.letters
@@ -164,7 +171,7 @@ def test_what_was_taken_away_is_still_known_and_after_an_hour_forgotten() -> Non
 def test_what_is_too_much_for_a_look_counts_as_settled_until_it_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock.queue.inspection.lately.LEDGERS_MAX", 4)
+    monkeypatch.setattr("penstock.queue.inspection.activity.LEDGERS_MAX", 4)
 
     async def act(scene: Scene) -> None:
         for number in range(10):
@@ -227,7 +234,7 @@ def test_the_share_that_started_within_a_time_weighs_each_as_often_as_it_counts(
 
 
 def test_minutes_before_the_hour_are_left_out() -> None:
-    old, new = Ended(((100, "succeeded", 1),)), Ended(((160, "succeeded", 2),))
+    old, new = SettledPack(((100, "succeeded", 1),)), SettledPack(((160, "succeeded", 2),))
     minutes = by_minute([old, new], now=160 * 60 + 30)
     assert [each.outcomes for each in minutes if each.outcomes] == [(("succeeded", 2),)]
     assert minutes[-1].at == 160 * 60

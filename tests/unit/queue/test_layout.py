@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput
+from penstock.queue.ids import SLOTS, PackAt, delayed, keyed_pack, new_pack, task_at
 from penstock.queue.layout import InboxAt, PointerAt, QueueLayout
-from penstock.queue.places import SLOTS, PackAt, delayed, keyed_pack, new_pack, task_at
 from penstock.store.base import check_key
 
 LAYOUT = QueueLayout("images")

@@ -8,22 +8,21 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
+from penstock.kernel.document_format import encode
 from penstock.kernel.errors import Unavailable
-from penstock.kernel.wire import encode
 from penstock.queue import archive
-from penstock.queue import monitor as module
-from penstock.queue.claims import PackInHand
-from penstock.queue.discovery.scan import ALL, Run, Scanner
-from penstock.queue.endings import Succeeded
+from penstock.queue import maintenance as module
+from penstock.queue.attempt_outcomes import Succeeded
+from penstock.queue.discovery.scanner import ALL, Run, Scanner
+from penstock.queue.ids import PackAt, delayed, keyed_pack, new_pack
 from penstock.queue.layout import QueueLayout
-from penstock.queue.ledger import Lease, Ledger, Status, TaskState
-from penstock.queue.monitor import WAIT_SECONDS, Monitor
-from penstock.queue.options import Options
-from penstock.queue.outcomes import Seen
+from penstock.queue.ledger import ClaimLease, Ledger, QueueTaskState, QueueTaskStatus
+from penstock.queue.maintenance import WAIT_SECONDS, Monitor
 from penstock.queue.pack import Pack, forgotten_ms
-from penstock.queue.places import PackAt, delayed, keyed_pack, new_pack
-from penstock.queue.submission import Submitter
-from penstock.queue.transitions import Claim
+from penstock.queue.pack_session import ListedPack, PackSession
+from penstock.queue.submit_options import SubmitOptions
+from penstock.queue.submitter import Submitter
+from penstock.queue.transitions import LedgerClaim
 from penstock.store.base import Object, Version
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
@@ -32,7 +31,7 @@ from penstock.testing.virtual import World, simulate
 
 LAYOUT = QueueLayout("q")
 KEY_SECONDS = 3600
-DONE = TaskState(Status.SUCCEEDED, 1, at_ms=1)
+DONE = QueueTaskState(QueueTaskStatus.SUCCEEDED, 1, at_ms=1)
 
 
 class Bench:
@@ -54,14 +53,19 @@ class Bench:
         return new_pack(type="t", count=1, submitted_ms=self.now_ms(), entropy=self.entropy)
 
     def ledger(
-        self, at: PackAt, state: TaskState = DONE, *, key: str | None = None, key_ends_ms: int = 0
+        self,
+        at: PackAt,
+        state: QueueTaskState = DONE,
+        *,
+        key: str | None = None,
+        key_ends_ms: int = 0,
     ) -> Ledger:
         """Write a ledger, without its pack."""
         ledger = Ledger(
             pack_version="v",
             born="b",
             tasks=(state,),
-            leases={"c": Lease("w", self.now_ms() + 30_000)} if state.claim else {},
+            leases={"c": ClaimLease("w", self.now_ms() + 30_000)} if state.claim else {},
             inputs=(msgspec.Raw(b"1"),) if state.status.settled else (),
             submitted_ms=self.now_ms() if state.status.settled else 0,
             key=key,
@@ -92,7 +96,7 @@ class Bench:
 
     async def submit(self, key: str, *, delay: float = 0.0) -> PackAt:
         await Submitter(self.store, LAYOUT, self.entropy).submit_keyed(
-            "t", 1, Options(key=key, delay=delay), key_seconds=KEY_SECONDS
+            "t", 1, SubmitOptions(key=key, delay=delay), key_seconds=KEY_SECONDS
         )
         return keyed_pack(type="t", key=key)
 
@@ -222,7 +226,7 @@ def test_what_this_worker_has_settled_is_not_read_again() -> None:
 def test_what_is_remembered_in_another_version_is_read() -> None:
     async def check(bench: Bench) -> None:
         at = bench.new()
-        ledger = bench.ledger(at, TaskState(Status.FAILED, 1, at_ms=1))
+        ledger = bench.ledger(at, QueueTaskState(QueueTaskStatus.FAILED, 1, at_ms=1))
         bench.monitor.remember(at, ledger, Version("another"))
         gets = bench.meter.requests(kind=Kind.GET)
         assert await bench.pass_by(seconds=400) == 1
@@ -276,7 +280,7 @@ def test_to_remember_one_place_often_takes_the_room_of_one(
 def test_a_void_ledger_is_removed_and_not_archived() -> None:
     async def check(bench: Bench) -> None:
         at = bench.new()
-        bench.ledger(at, TaskState(Status.CLAIMED, 1, claim="c"))
+        bench.ledger(at, QueueTaskState(QueueTaskStatus.CLAIMED, 1, claim="c"))
         assert await bench.pass_by(seconds=400) == 1
         assert not bench.has_ledger(at)
         assert not await bench.archived(at)
@@ -288,7 +292,7 @@ def test_a_ledger_with_a_live_lease_is_left() -> None:
     async def check(bench: Bench) -> None:
         at = bench.new()
         await bench.clock.sleep(400)
-        bench.ledger(at, TaskState(Status.CLAIMED, 1, claim="c"))
+        bench.ledger(at, QueueTaskState(QueueTaskStatus.CLAIMED, 1, claim="c"))
         assert await bench.pass_by(seconds=20) == 0
         assert bench.has_ledger(at)
         assert await bench.pass_by(seconds=320) == 1
@@ -303,7 +307,7 @@ def test_a_ledger_that_has_changed_since_the_list_is_left() -> None:
         bench.ledger(other)
         await bench.clock.sleep(400)
         await bench.look()
-        bench.ledger(at, TaskState(Status.FAILED, 2, at_ms=2))
+        bench.ledger(at, QueueTaskState(QueueTaskStatus.FAILED, 2, at_ms=2))
         bench.bucket.remove(LAYOUT.ledger(other))
         assert await bench.monitor.clear(at_once=True) == 0
         assert bench.has_ledger(at)
@@ -334,7 +338,7 @@ def test_a_ledger_that_changes_while_it_is_archived_is_not_deleted() -> None:
         bench.monitor.remember(at, ledger, bench.bucket.objects[LAYOUT.ledger(at)].version)
         await bench.clock.sleep(400)
         await bench.look()
-        bench.ledger(at, TaskState(Status.FAILED, 2, at_ms=2))
+        bench.ledger(at, QueueTaskState(QueueTaskStatus.FAILED, 2, at_ms=2))
         await bench.monitor.clear(at_once=True)
         assert bench.has_ledger(at)
 
@@ -348,7 +352,7 @@ def test_a_ledger_that_cannot_be_read_is_left_alone(caplog: pytest.LogCaptureFix
         bench.ledger(other)
         with caplog.at_level(logging.WARNING):
             assert await bench.pass_by(seconds=400) == 1
-        assert "a ledger is left alone" in caplog.text
+        assert "skipped a ledger" in caplog.text
         assert bench.has_ledger(at)
         assert not bench.has_ledger(other)
         gets = bench.meter.requests(kind=Kind.GET)
@@ -494,16 +498,16 @@ def test_a_sweep_of_a_queue_without_keys_is_one_list() -> None:
 
 
 def test_a_settled_ledger_whose_pack_is_there_is_never_noted() -> None:
-    """Somebody died between the last settlement and the delete of the pack (R3)."""
+    """Somebody died between the last settlement and the delete of the pack (QUEUE-3)."""
 
     async def check(bench: Bench) -> None:
         at = bench.new()
         pack = Pack(type="t", nonce="n", submitted_ms=bench.now_ms(), inputs=(msgspec.Raw(b"1"),))
         version = bench.bucket.write(LAYOUT.pack(at), encode(pack), {})
-        hand = PackInHand(bench.store, LAYOUT, at, entropy=bench.entropy)
-        seen = Seen(version, bench.world.now(), has_ledger=False)
-        assert await hand.claim(Claim("c", "w", 30_000, 1, 3), seen) is not None
-        await hand.settle({0: ("c", Succeeded())})
+        session = PackSession(bench.store, LAYOUT, at, entropy=bench.entropy)
+        seen = ListedPack(version, bench.world.now(), has_ledger=False)
+        assert await session.claim(LedgerClaim("c", "w", 30_000, 1, 3), seen) is not None
+        await session.settle({0: ("c", Succeeded())})
         bench.bucket.write(LAYOUT.pack(at), encode(pack), {})
         assert await bench.pass_by(seconds=1000) == 0
         assert bench.has_ledger(at)

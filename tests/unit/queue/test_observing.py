@@ -18,16 +18,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from penstock.kernel.errors import InvalidInput, TaskCancelled, TaskFailed
-from penstock.kernel.exposition import Family, Histogram, exposed
-from penstock.queue import scraping
+from penstock.kernel.prometheus import Family, Histogram, exposed
+from penstock.queue import metrics
 from penstock.queue.client import Queue
-from penstock.queue.running import hooks as hooks_module
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.hooks import EVENTS, HOOK_SECONDS, Hooks, WorkerEvent
-from penstock.queue.running.polling import Polling
-from penstock.queue.running.retry import Retry
-from penstock.queue.scraping import MetricsDoor
-from penstock.queue.settings import WorkerSettings
+from penstock.queue.execution import observer as hooks_module
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.observer import EVENTS, HOOK_SECONDS, Hooks, WorkerEvent
+from penstock.queue.execution.retry import Retry
+from penstock.queue.metrics import MetricsServer
+from penstock.queue.settings import Polling, WorkerSettings
 from penstock.queue.worker import Worker
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Meter, MeteredStore
@@ -174,7 +173,7 @@ def test_a_hook_that_fails_or_hangs_changes_nothing_and_delays_nobody(
     _run(check)
     assert "a bug in a hook" in caplog.text
     assert caplog.text.count("did not end within 5 s") == 3
-    assert caplog.text.count("is stuck, and is called no more") == 1
+    assert caplog.text.count("is stuck, and will not be called again") == 1
 
 
 def test_a_plain_hook_runs_in_a_thread_and_events_beyond_a_bound_are_dropped(
@@ -297,8 +296,8 @@ def test_a_histogram_counts_to_its_bounds_and_labels_are_escaped() -> None:
 )
 def test_the_door_answers_scrapes_and_nothing_else(request_line: str, status: int) -> None:
     async def main() -> bytes:
-        async with MetricsDoor(lambda: "figures 1\n", host="127.0.0.1", port=0) as door:
-            reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+        async with MetricsServer(lambda: "figures 1\n", host="127.0.0.1", port=0) as guard:
+            reader, writer = await asyncio.open_connection("127.0.0.1", guard.port)
             writer.write(f"{request_line} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             try:
                 return await reader.read()
@@ -314,12 +313,12 @@ def test_the_door_answers_scrapes_and_nothing_else(request_line: str, status: in
 
 
 def test_the_door_holds_few_who_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scraping, "CONNECTIONS_MAX", 2)
-    monkeypatch.setattr(scraping, "REQUEST_SECONDS", 1000)
+    monkeypatch.setattr(metrics, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(metrics, "REQUEST_SECONDS", 1000)
 
     async def main() -> None:
-        async with MetricsDoor(str, host="127.0.0.1", port=0) as door, asyncio.timeout(60):
-            silent = [await asyncio.open_connection("127.0.0.1", door.port) for _ in range(3)]
+        async with MetricsServer(str, host="127.0.0.1", port=0) as guard, asyncio.timeout(60):
+            silent = [await asyncio.open_connection("127.0.0.1", guard.port) for _ in range(3)]
             with contextlib.suppress(ConnectionError):
                 assert await silent[2][0].read() == b""
             for _, writer in silent:
@@ -330,9 +329,9 @@ def test_the_door_holds_few_who_say_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_port_that_is_taken_is_a_clear_error() -> None:
     async def main() -> None:
-        async with MetricsDoor(str, host="127.0.0.1", port=0) as door:
-            with pytest.raises(InvalidInput, match="cannot be shown on"):
-                await MetricsDoor(str, host="127.0.0.1", port=door.port).start()
+        async with MetricsServer(str, host="127.0.0.1", port=0) as guard:
+            with pytest.raises(InvalidInput, match="Failed to serve metrics on"):
+                await MetricsServer(str, host="127.0.0.1", port=guard.port).start()
 
     asyncio.run(main())
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from penstock.kernel.document_format import decode, encode
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import (
     InvalidInput,
@@ -19,15 +20,14 @@ from penstock.kernel.errors import (
     PenstockError,
     Unavailable,
 )
-from penstock.kernel.wire import decode, encode
-from penstock.queue.cancelling import PackToCancel
-from penstock.queue.endings import Ending, Failed, GivenBack, Retried, Succeeded
+from penstock.queue.attempt_outcomes import AttemptOutcome, Failed, GivenBack, Retried, Succeeded
+from penstock.queue.canceller import CancelSession
+from penstock.queue.ids import delayed, keyed_pack, new_pack, task_at
 from penstock.queue.layout import QueueLayout
-from penstock.queue.ledger import Failure, Ledger, Status, TaskState, fresh
-from penstock.queue.outcomes import Seen
+from penstock.queue.ledger import Ledger, LedgerFailure, QueueTaskState, QueueTaskStatus, fresh
 from penstock.queue.pack import Pack
-from penstock.queue.places import delayed, keyed_pack, new_pack, task_at
-from penstock.queue.transitions import Claim, claim, close, next_due_ms, over, settle
+from penstock.queue.pack_session import ListedPack
+from penstock.queue.transitions import LedgerClaim, claim, close, next_due_ms, over, settle
 from penstock.store.base import (
     CREATE,
     NO_METADATA,
@@ -44,7 +44,7 @@ from tests.unit.queue.test_claims import LAYOUT, WANTED, Bench
 NOW = Interval(1000.0, 1000.5)
 LATER = Interval(2000.0, 2000.5)
 PACK = "0" * 24
-OOPS = Failure("ValueError", "oops")
+OOPS = LedgerFailure("ValueError", "oops")
 
 
 def _run(check: Callable[[Bench], Awaitable[None]], *, count: int = 2) -> None:
@@ -54,21 +54,21 @@ def _run(check: Callable[[Bench], Awaitable[None]], *, count: int = 2) -> None:
     asyncio.run(main())
 
 
-def _beside_ledger(seen: Seen) -> Seen:
+def _beside_ledger(seen: ListedPack) -> ListedPack:
     return dataclasses.replace(seen, has_ledger=True)
 
 
-def _wanted(name: str, *, tasks_max: int = 1000, attempts_max: int = 3) -> Claim:
-    return Claim(name, f"holder of {name}", 30_000, tasks_max, attempts_max)
+def _wanted(name: str, *, tasks_max: int = 1000, attempts_max: int = 3) -> LedgerClaim:
+    return LedgerClaim(name, f"holder of {name}", 30_000, tasks_max, attempts_max)
 
 
 def _inputs(count: int) -> tuple[msgspec.Raw, ...]:
     return tuple(msgspec.Raw(b"%d" % number) for number in range(count))
 
 
-async def _settle_and_archive(bench: Bench, hand: PackToCancel, name: str) -> None:
+async def _settle_and_archive(bench: Bench, session: CancelSession, name: str) -> None:
     """Everything succeeds and, W having passed, the ledger is archived."""
-    refused = await hand.settle({n: (name, Succeeded()) for n in range(bench.at.count)})
+    refused = await session.settle({n: (name, Succeeded()) for n in range(bench.at.count)})
     assert not refused
     assert not bench.has_pack
     await bench.store.delete(LAYOUT.ledger(bench.at))
@@ -77,18 +77,18 @@ async def _settle_and_archive(bench: Bench, hand: PackToCancel, name: str) -> No
 # 1 ---------------------------------------------------------------------------------------------
 
 
-def test_1_r1_a_claim_swapped_into_the_ghost_of_another_runs_what_has_settled(
+def test_1_queue_1_a_claim_swapped_into_the_ghost_of_another_runs_what_has_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two stale workers: one creates a ledger for the archived pack, the other swaps into it."""
 
     async def check(bench: Bench) -> None:
         seen = await bench.submit()
-        first, ghost, late = bench.hand(), bench.hand(), bench.hand()
+        first, ghost, late = bench.session(), bench.session(), bench.session()
         await first.claim(WANTED, seen)
         take = late._take
 
-        async def archived_then_haunted(wanted: Claim, version: Version) -> Ledger | None:
+        async def archived_then_haunted(wanted: LedgerClaim, version: Version) -> Ledger | None:
             await _settle_and_archive(bench, first, "claim")
             assert await ghost._take(_wanted("ghost", tasks_max=1), version) is not None
             return await take(wanted, version)
@@ -99,11 +99,11 @@ def test_1_r1_a_claim_swapped_into_the_ghost_of_another_runs_what_has_settled(
     _run(check)
 
 
-def test_1_r1_a_second_claim_of_one_hand_into_a_ghost_runs_what_has_settled() -> None:
+def test_1_queue_1_a_second_claim_of_one_hand_into_a_ghost_runs_what_has_settled() -> None:
     async def check(bench: Bench) -> None:
         seen = await bench.submit()
-        slept, other, ghost = bench.hand(), bench.hand(), bench.hand()
-        await slept.claim(Claim("slept", "s", -1000, 1, 9), seen)
+        slept, other, ghost = bench.session(), bench.session(), bench.session()
+        await slept.claim(LedgerClaim("slept", "s", -1000, 1, 9), seen)
         await other.claim(_wanted("other"), _beside_ledger(seen))
         await _settle_and_archive(bench, other, "other")
         await ghost._take(_wanted("ghost", tasks_max=1), seen.version)
@@ -112,14 +112,14 @@ def test_1_r1_a_second_claim_of_one_hand_into_a_ghost_runs_what_has_settled() ->
     _run(check, count=1)
 
 
-def test_1_r5_a_cancel_does_not_settle_the_ghost_of_what_has_succeeded(
+def test_1_queue_5_a_cancel_does_not_settle_the_ghost_of_what_has_succeeded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its swap lands in a ledger that the pack it read does not belong to."""
 
     async def check(bench: Bench) -> None:
         seen = await bench.submit()
-        first, ghost, user = bench.hand(), bench.hand(), bench.hand()
+        first, ghost, user = bench.session(), bench.session(), bench.session()
         await first.claim(WANTED, seen)
         check_pack = user._check
 
@@ -135,7 +135,7 @@ def test_1_r5_a_cancel_does_not_settle_the_ghost_of_what_has_succeeded(
             ledger = await user.cancel(frozenset({1}), _wanted("user"))
         except PenstockError:
             return
-        assert ledger.tasks[1].status is not Status.CANCELLED
+        assert ledger.tasks[1].status is not QueueTaskStatus.CANCELLED
 
     _run(check)
 
@@ -154,11 +154,11 @@ def test_2_a_retry_that_is_used_up_is_settled_by_somebody() -> None:
 def test_2_a_retry_that_is_used_up_does_not_keep_its_pack_for_ever() -> None:
     async def check(bench: Bench) -> None:
         seen = await bench.submit()
-        hand = bench.hand()
-        await hand.claim(_wanted("a", attempts_max=1), seen)
-        await hand.settle({0: ("a", Retried(OOPS, 0))})
+        session = bench.session()
+        await session.claim(_wanted("a", attempts_max=1), seen)
+        await session.settle({0: ("a", Retried(OOPS, 0))})
         for look in range(5):
-            await bench.hand().claim(_wanted(f"{look}", attempts_max=1), _beside_ledger(seen))
+            await bench.session().claim(_wanted(f"{look}", attempts_max=1), _beside_ledger(seen))
         assert bench.ledger is not None
         assert bench.ledger.settled
 
@@ -173,14 +173,14 @@ def test_3_an_id_that_lies_does_not_delete_a_live_ledger() -> None:
 
     async def check(bench: Bench) -> None:
         seen = await bench.submit()
-        await bench.hand().claim(WANTED, seen)
+        await bench.session().claim(WANTED, seen)
         key = LAYOUT.ledger(bench.at)
         stored = bench.bucket.objects[key]
         # A heartbeat, ten minutes after the submit.
         bench.bucket.objects[key] = dataclasses.replace(stored, modified=stored.modified + 600)
         with suppress(PenstockError):
             at, place = task_at(bench.at.task(0) + ".ledger")
-            lying = PackToCancel(bench.store, LAYOUT, at, entropy=bench.entropy)
+            lying = CancelSession(bench.store, LAYOUT, at, entropy=bench.entropy)
             await lying.cancel(frozenset({place}), _wanted("user"))
         assert bench.ledger is not None, "the live ledger was deleted"
 
@@ -229,11 +229,11 @@ def test_4_what_was_settled_is_reported_although_the_pack_could_not_be_deleted()
     async def check(bench: Bench) -> None:
         seen = await bench.submit()
         store = Deaf(bench.store)
-        hand = PackToCancel(store, LAYOUT, bench.at, entropy=bench.entropy)
-        await hand.claim(WANTED, seen)
+        session = CancelSession(store, LAYOUT, bench.at, entropy=bench.entropy)
+        await session.claim(WANTED, seen)
         store.fails_deletes = True
         try:
-            refused = await hand.settle({n: ("claim", Succeeded()) for n in range(2)})
+            refused = await session.settle({n: ("claim", Succeeded()) for n in range(2)})
         except Unavailable:
             assert bench.ledger is not None
             assert not bench.ledger.settled, "it took effect, and its sender was told it had not"
@@ -247,15 +247,15 @@ def test_4_a_settlement_of_unknown_outcome_that_is_sent_again_is_not_refused() -
     async def check(bench: Bench) -> None:
         seen = await bench.submit()
         store = Deaf(bench.store)
-        hand = PackToCancel(store, LAYOUT, bench.at, entropy=bench.entropy)
-        await hand.claim(WANTED, seen)
+        session = CancelSession(store, LAYOUT, bench.at, entropy=bench.entropy)
+        await session.claim(WANTED, seen)
         store.loses_puts = True
         with pytest.raises(OutcomeUnknown):
-            await hand.settle({0: ("claim", Succeeded())})
+            await session.settle({0: ("claim", Succeeded())})
         store.loses_puts = False
-        refused = await hand.settle({0: ("claim", Succeeded())})
+        refused = await session.settle({0: ("claim", Succeeded())})
         assert bench.ledger is not None
-        assert bench.ledger.tasks[0].status is Status.SUCCEEDED
+        assert bench.ledger.tasks[0].status is QueueTaskStatus.SUCCEEDED
         assert not refused, "our own settlement stands and we are told that it was refused"
 
     _run(check)
@@ -272,8 +272,8 @@ def test_5_a_result_that_is_no_json_never_makes_the_ledger_unreadable(result: by
     ending = Succeeded(msgspec.Raw(result))
     after, _ = settle(ledger, {0: ("a", ending)}, now=NOW, inputs=_inputs(2))
     read = decode(Ledger, encode(after), where="the ledger of a thousand others")
-    assert read.tasks[0].status is Status.FAILED
-    assert read.tasks[1].status is Status.CLAIMED
+    assert read.tasks[0].status is QueueTaskStatus.FAILED
+    assert read.tasks[1].status is QueueTaskStatus.CLAIMED
 
 
 def test_5_a_failure_in_odd_letters_does_not_cost_its_neighbours_their_results() -> None:
@@ -281,14 +281,14 @@ def test_5_a_failure_in_odd_letters_does_not_cost_its_neighbours_their_results()
 
     async def check(bench: Bench) -> None:
         seen = await bench.submit()
-        hand = bench.hand()
-        await hand.claim(WANTED, seen)
-        odd = Failure("FileNotFoundError", b"caf\xe9.csv".decode(errors="surrogateescape"))
-        endings: dict[int, tuple[str, Ending]] = {
+        session = bench.session()
+        await session.claim(WANTED, seen)
+        odd = LedgerFailure("FileNotFoundError", b"caf\xe9.csv".decode(errors="surrogateescape"))
+        endings: dict[int, tuple[str, AttemptOutcome]] = {
             0: ("claim", Succeeded()),
             1: ("claim", Failed(odd)),
         }
-        assert await hand.settle(endings) == frozenset()
+        assert await session.settle(endings) == frozenset()
 
     _run(check)
 
@@ -299,9 +299,9 @@ def test_5_a_failure_in_odd_letters_does_not_cost_its_neighbours_their_results()
 def test_6_cancelling_one_task_takes_no_attempt_from_its_neighbours() -> None:
     async def check(bench: Bench) -> None:
         await bench.submit()
-        ledger = await bench.hand().cancel(frozenset({1}), _wanted("user"))
-        assert ledger.tasks[1].status is Status.CANCELLED
-        assert ledger.tasks[0] == TaskState(), "claimed by the user, for a whole lease"
+        ledger = await bench.session().cancel(frozenset({1}), _wanted("user"))
+        assert ledger.tasks[1].status is QueueTaskStatus.CANCELLED
+        assert ledger.tasks[0] == QueueTaskState(), "claimed by the user, for a whole lease"
 
     _run(check)
 
@@ -312,7 +312,7 @@ def test_6_a_pack_of_a_newer_release_costs_no_attempt() -> None:
         body = bench.bucket.objects[LAYOUT.pack(bench.at)].body.replace(b"pack/1", b"pack/2")
         version = await bench.store.put(LAYOUT.pack(bench.at), body, REPLACE)
         with pytest.raises(NewerFormat):
-            await bench.hand().claim(WANTED, dataclasses.replace(seen, version=version))
+            await bench.session().claim(WANTED, dataclasses.replace(seen, version=version))
         ledger = bench.ledger
         assert ledger is None or all(t.attempt == t.given_back for t in ledger.tasks)
 
@@ -357,12 +357,12 @@ def test_9_a_read_is_not_told_that_there_is_nothing_because_another_claims() -> 
 
     async def check(bench: Bench) -> None:
         seen = await bench.submit()
-        hand = bench.hand()
-        await hand.claim(_wanted("a", tasks_max=1), seen)
+        session = bench.session()
+        await session.claim(_wanted("a", tasks_max=1), seen)
         async with asyncio.TaskGroup() as group:
-            reading = group.create_task(hand._ledger.read())
+            reading = group.create_task(session._ledger.read())
             await bench.store.clock.machine.sleep(0)
-            hand._ledger.assume_absent()
+            session._ledger.assume_absent()
         assert reading.result() is not None
 
     _run(check)
@@ -371,8 +371,8 @@ def test_9_a_read_is_not_told_that_there_is_nothing_because_another_claims() -> 
 def test_9_a_hand_whose_second_claim_found_nothing_is_refused_and_does_not_break() -> None:
     async def check(bench: Bench) -> None:
         seen = await bench.submit()
-        slept, other = bench.hand(), bench.hand()
-        await slept.claim(Claim("slept", "s", -1000, 1, 9), seen)
+        slept, other = bench.session(), bench.session()
+        await slept.claim(LedgerClaim("slept", "s", -1000, 1, 9), seen)
         await other.claim(_wanted("other"), _beside_ledger(seen))
         await _settle_and_archive(bench, other, "other")
         assert await slept.claim(_wanted("again"), seen) is None
@@ -389,23 +389,23 @@ def test_10_cancelling_beside_a_void_ledger_cancels_the_pack_that_is_there() -> 
         await bench.submit()
         old = fresh(pack_version="another", born="b", count=2)
         await bench.store.put(LAYOUT.ledger(bench.at), encode(old), CREATE)
-        ledger = await bench.hand().cancel(frozenset({0, 1}), _wanted("user"))
+        ledger = await bench.session().cancel(frozenset({0, 1}), _wanted("user"))
         assert ledger.settled
 
     _run(check)
 
 
 def test_10_whoever_cancels_what_has_settled_deletes_the_pack_too() -> None:
-    """R3: whoever sees a settled ledger beside its pack."""
+    """QUEUE-3: whoever sees a settled ledger beside its pack."""
 
     async def check(bench: Bench) -> None:
         seen = await bench.submit()
         body = bench.bucket.objects[LAYOUT.pack(bench.at)].body
-        hand = bench.hand()
-        await hand.claim(WANTED, seen)
-        await hand.settle({n: ("claim", Succeeded()) for n in range(2)})
+        session = bench.session()
+        await session.claim(WANTED, seen)
+        await session.settle({n: ("claim", Succeeded()) for n in range(2)})
         await bench.store.put(LAYOUT.pack(bench.at), body, CREATE)
-        await bench.hand().cancel(frozenset({0}), _wanted("user"))
+        await bench.session().cancel(frozenset({0}), _wanted("user"))
         assert not bench.has_pack
 
     _run(check)
@@ -421,17 +421,17 @@ def test_11_a_ledger_that_vanishes_does_not_take_its_pack_along(
 
     async def check(bench: Bench) -> None:
         seen = await bench.submit()
-        await bench.hand().claim(Claim("a", "me", -1000, 1, 1), seen)
-        hand = bench.hand()
-        check_pack = hand._check
+        await bench.session().claim(LedgerClaim("a", "me", -1000, 1, 1), seen)
+        session = bench.session()
+        check_pack = session._check
 
         async def vanished(ledger: Ledger) -> object:
             found = await check_pack(ledger)
             await bench.store.delete(LAYOUT.ledger(bench.at))
             return found
 
-        monkeypatch.setattr(hand, "_check", vanished)
-        await hand.claim(_wanted("b", attempts_max=1), _beside_ledger(seen))
+        monkeypatch.setattr(session, "_check", vanished)
+        await session.claim(_wanted("b", attempts_max=1), _beside_ledger(seen))
         assert bench.has_pack, "a task that never ran is lost"
 
     _run(check)
@@ -440,7 +440,7 @@ def test_11_a_ledger_that_vanishes_does_not_take_its_pack_along(
 def test_11_what_is_used_up_is_closed_by_the_write_that_expires_it() -> None:
     wanted = replace(_wanted("a", attempts_max=1), exclusive=True)
     once = msgspec.structs.replace(
-        fresh(pack_version="v", born="b", count=1), tasks=(TaskState(window_max=1),)
+        fresh(pack_version="v", born="b", count=1), tasks=(QueueTaskState(window_max=1),)
     )
     ledger, _ = claim(once, wanted, NOW)
     after = close(ledger, attempts_max=1, who="b", now=LATER, inputs=_inputs(1))
@@ -460,9 +460,9 @@ def test_12_a_claim_that_is_sent_again_takes_no_more_than_it_may() -> None:
 
     async def check(bench: Bench) -> None:
         seen = await bench.submit()
-        hand = bench.hand()
-        await hand.claim(_wanted("a", tasks_max=1), seen)
-        again = await hand.claim(_wanted("a", tasks_max=1), _beside_ledger(seen))
+        session = bench.session()
+        await session.claim(_wanted("a", tasks_max=1), seen)
+        again = await session.claim(_wanted("a", tasks_max=1), _beside_ledger(seen))
         assert again is None or len(again.attempts) <= 1
 
     _run(check)
@@ -479,7 +479,7 @@ def test_12_the_log_is_bounded() -> None:
 
 def test_12_a_thousand_mixed_endings_are_few_lines() -> None:
     ledger, _ = claim(fresh(pack_version="v", born="b", count=1000), _wanted("a"), NOW)
-    endings: dict[int, tuple[str, Ending]] = {
+    endings: dict[int, tuple[str, AttemptOutcome]] = {
         n: ("a", Succeeded() if n % 2 else Failed(OOPS)) for n in range(1000)
     }
     ledger, _ = settle(ledger, endings, now=NOW, inputs=_inputs(1000))
@@ -498,9 +498,9 @@ def test_13_a_delayed_pack_is_not_claimed_before_it_is_due() -> None:
         )
         pack = Pack(type="t", nonce="n", submitted_ms=stamp, due_ms=due, inputs=_inputs(1))
         version = await bench.store.put(LAYOUT.pack(at), encode(pack), CREATE)
-        hand = PackToCancel(bench.store, LAYOUT, at, entropy=bench.entropy)
-        seen = Seen(version, stamp / 1000, has_ledger=False)
-        assert await hand.claim(WANTED, seen) is None
+        session = CancelSession(bench.store, LAYOUT, at, entropy=bench.entropy)
+        seen = ListedPack(version, stamp / 1000, has_ledger=False)
+        assert await session.claim(WANTED, seen) is None
 
     _run(check)
 
@@ -511,7 +511,7 @@ def test_13_a_pack_that_has_fewer_inputs_than_its_name_says_is_not_claimed() -> 
         pack = Pack(type="other", nonce="n", submitted_ms=stamp, inputs=_inputs(1))
         version = await bench.store.put(LAYOUT.pack(bench.at), encode(pack), CREATE)
         try:
-            claimed = await bench.hand().claim(WANTED, Seen(version, stamp / 1000, False))
+            claimed = await bench.session().claim(WANTED, ListedPack(version, stamp / 1000, False))
         except PenstockError:
             return
         assert claimed is None or len(claimed.pack.inputs) > max(claimed.attempts)

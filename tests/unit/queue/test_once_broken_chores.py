@@ -8,13 +8,13 @@ import json
 import pytest
 
 from penstock.kernel.errors import InvalidInput, Unavailable
-from penstock.queue.batches import minding
-from penstock.queue.batches.minding import BatchChore
-from penstock.queue.bell import Bell
+from penstock.queue import batch_progress
+from penstock.queue.batch_progress import BatchMaintenance
 from penstock.queue.client import Queue
 from penstock.queue.config import QueueConfig
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.upkeep import Chore, mind
+from penstock.queue.doorbell import ChangeSignal
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.maintenance import MaintenanceTask, run_repeatedly
 from penstock.queue.settings import WorkerSettings
 from penstock.queue.worker import Worker
 from penstock.store.base import Object, Version, Wrapper
@@ -28,7 +28,7 @@ async def _queue(world: World, bucket: MemoryBucket) -> Queue:
 
 
 def test_a_chore_that_raises_anything_is_done_again() -> None:
-    class Broken(Chore):
+    class Broken(MaintenanceTask):
         name = "the broken one"
         turns = 0
 
@@ -38,12 +38,14 @@ def test_a_chore_that_raises_anything_is_done_again() -> None:
 
     async def main(world: World) -> None:
         chore, said = Broken(), list[str]()
-        minding = mind(chore, clock=world.clock(), say=said.append, is_ours=lambda: True)
+        batch_progress = run_repeatedly(
+            chore, clock=world.clock(), warn=said.append, is_ours=lambda: True
+        )
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(100):
-                await minding
+                await batch_progress
         assert chore.turns == 4
-        assert "the broken one cannot be minded" in said[0]
+        assert "maintenance of the broken one failed, retrying" in said[0]
 
     simulate(main, seed=1)
 
@@ -64,12 +66,12 @@ def test_with_more_batches_than_are_minded_nothing_of_theirs_is_forgotten(
         mark = f"{layout.all_marks}{batches[-1].id}/{'0' * 24}~1~0~0~0"
         bucket.write(mark, b"", {})
         assert layout.read_mark(mark) is not None, "it looks like one"
-        monkeypatch.setattr(minding, "BATCHES_MAX", 2)
+        monkeypatch.setattr(batch_progress, "BATCHES_MAX", 2)
         await world.clock().sleep(7200)
-        chore = BatchChore(queue.access, Bell(queue.access))
+        chore = BatchMaintenance(queue.access, ChangeSignal(queue.access.store, layout.bell))
         await chore._forget()
         assert mark in bucket.objects
-        monkeypatch.setattr(minding, "BATCHES_MAX", 1000)
+        monkeypatch.setattr(batch_progress, "BATCHES_MAX", 1000)
         await queue.access.store.delete(layout.open_batch(batches[-1].id))
         await chore._forget()
         assert mark not in bucket.objects, "of a batch that is gone it is"

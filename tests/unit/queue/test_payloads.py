@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.kernel.document_format import decode
 from penstock.kernel.errors import (
     PayloadLost,
     Refused,
@@ -20,19 +21,17 @@ from penstock.kernel.errors import (
     Unavailable,
     Unsupported,
 )
-from penstock.kernel.wire import decode
-from penstock.queue import archive, payloads, submission
+from penstock.queue import archive, payloads, submitter
+from penstock.queue.attempt_outcomes import DEPTH_MAX, is_too_deep
 from penstock.queue.client import Queue, Task
-from penstock.queue.endings import DEPTH_MAX, is_too_deep
+from penstock.queue.execution import pack_runner
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.ids import TaskId, day_of, payload_at, payload_path, task_at
 from penstock.queue.inspection import list_tasks
 from penstock.queue.layout import QueueLayout
 from penstock.queue.ledger import Ledger
-from penstock.queue.pack import Pack, Reference
-from penstock.queue.places import TaskId, day_of, payload_at, payload_path, task_at
-from penstock.queue.running import carrying
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.polling import Polling
-from penstock.queue.settings import WorkerSettings
+from penstock.queue.pack import Pack, PayloadReference
+from penstock.queue.settings import Polling, WorkerSettings
 from penstock.queue.worker import Worker
 from penstock.store.base import NO_METADATA, REPLACE, Object, PutMode, Version, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
@@ -296,7 +295,7 @@ def test_an_input_that_cannot_be_had_for_long_is_given_back() -> None:
         task = await bench.queue.submit("echo", LARGE)
         bench.store.error, bench.store.fails = Unavailable("away"), 10**9
         async with bench.working():
-            await bench.clock.sleep(carrying.FETCH_SECONDS + 5)
+            await bench.clock.sleep(pack_runner.FETCH_SECONDS + 5)
             said = [event.what for event in await bench.queue.history(task.id)]
             assert said[:3] == ["submitted", "claimed", "given back"]
             bench.store.fails = 0
@@ -314,11 +313,11 @@ def test_an_input_that_the_store_refuses_is_asked_for_as_patiently(error: StoreE
         task = await bench.queue.submit("echo", LARGE)
         bench.store.error, bench.store.fails = error, 10**9
         async with bench.working():
-            await bench.clock.sleep(carrying.FETCH_SECONDS / 2)
+            await bench.clock.sleep(pack_runner.FETCH_SECONDS / 2)
             said = [event.what for event in await bench.queue.history(task.id)]
             assert said == ["submitted", "claimed"]
             assert 10**9 - bench.store.fails < 20
-            await bench.clock.sleep(carrying.FETCH_SECONDS / 2 + 5)
+            await bench.clock.sleep(pack_runner.FETCH_SECONDS / 2 + 5)
             said = [event.what for event in await bench.queue.history(task.id)]
             assert said[:3] == ["submitted", "claimed", "given back"]
             bench.store.fails = 0
@@ -424,7 +423,7 @@ def test_the_duplicate_of_a_key_sends_no_payload() -> None:
 
 
 def test_payloads_of_many_packs_are_sent_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submission, "PAYLOADS_OF_A_PACK_BYTES_MAX", 250_000)
+    monkeypatch.setattr(submitter, "PAYLOADS_OF_A_PACK_BYTES_MAX", 250_000)
 
     async def check(bench: Bench) -> None:
         tasks = await bench.queue.submit_many("size", [LARGE] * 10)
@@ -461,8 +460,8 @@ def test_a_reference_to_anything_else_is_not_followed(path: str) -> None:
     async def check(bench: Bench) -> None:
         access = bench.queue.access
         found = payloads.Payloads(access.store, LAYOUT, access.entropy)
-        with pytest.raises(PayloadLost, match="not where a payload can be"):
-            await found.fetch(Reference(path, 1, ""))
+        with pytest.raises(PayloadLost, match="not the key of a payload"):
+            await found.fetch(PayloadReference(path, 1, ""))
 
     _run(check)
 

@@ -14,26 +14,25 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from penstock.kernel.document_format import decode, encode
 from penstock.kernel.errors import InvalidInput
-from penstock.kernel.wire import decode, encode
-from penstock.queue.claims import PackInHand
+from penstock.queue.attempt_outcomes import Succeeded
 from penstock.queue.client import Queue, Task
-from penstock.queue.endings import Succeeded
-from penstock.queue.outcomes import Seen
-from penstock.queue.owning.registry import Registration, Role
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.retry import Retry
+from penstock.queue.ids import new_pack, task_at
 from penstock.queue.pack import Pack
-from penstock.queue.places import new_pack, task_at
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.retry import Retry
-from penstock.queue.settings import Mode
-from penstock.queue.submission import INPUT_BYTES_MAX
-from penstock.queue.transitions import Claim
+from penstock.queue.pack_session import ListedPack, PackSession
+from penstock.queue.settings import DiscoveryMode
+from penstock.queue.shards.registry import OwnerRole, Registration
+from penstock.queue.submitter import INPUT_BYTES_MAX
+from penstock.queue.transitions import LedgerClaim
 from penstock.queue.worker import Worker
 from penstock.store.base import CREATE, ObjectStore
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
 from penstock.store.retrying import RetryingStore
-from penstock.testing.queue_contract.bench import QUICK, Access, Bench, gate_of
+from penstock.testing.queue_contract.bench import QUICK, Bench, GateAccess, gate_of
 from penstock.testing.virtual import World, simulate
 
 DAY_SECONDS = 86_400.0
@@ -42,13 +41,13 @@ TAKEOVER_SECONDS = QUICK.lease_ttl_secs + 75
 """Within this the shards of a dead owner are taken: its lease, and the longest pause of looks."""
 LEASE_SECONDS = QUICK.task_lease_seconds
 
-both_modes = pytest.mark.parametrize("mode", Mode)
+both_modes = pytest.mark.parametrize("mode", DiscoveryMode)
 
 
 class Place:
     """One bucket in one world; a meter for every client, in the order of opening."""
 
-    def __init__(self, world: World, mode: Mode, *, shards: int = 4) -> None:
+    def __init__(self, world: World, mode: DiscoveryMode, *, shards: int = 4) -> None:
         self.world = world
         self.bucket = MemoryBucket(world.clock(), date_resolution_seconds=1.0)
         self.meters: list[Meter] = []
@@ -88,7 +87,11 @@ class Place:
 
 
 def _try(
-    check: Callable[[Place], Awaitable[None]], mode: Mode, *, seeds: int = 3, shards: int = 4
+    check: Callable[[Place], Awaitable[None]],
+    mode: DiscoveryMode,
+    *,
+    seeds: int = 3,
+    shards: int = 4,
 ) -> None:
     async def main(world: World) -> None:
         await check(Place(world, mode, shards=shards))
@@ -107,22 +110,22 @@ def _returns_attempt(worker: Worker, ran: list[TaskContext] | None = None) -> Wo
     return worker
 
 
-async def _claimed_by_the_dead(queue: Queue, task: Task, *, lease_seconds: float) -> PackInHand:
+async def _claimed_by_the_dead(queue: Queue, task: Task, *, lease_seconds: float) -> PackSession:
     """The pack of a single task, claimed by somebody who is not heard of again."""
     at, _ = task_at(task.id)
     access = queue.access
-    hand = PackInHand(access.store, access.layout, at, entropy=access.entropy)
+    session = PackSession(access.store, access.layout, at, entropy=access.entropy)
     head = await access.store.head(access.layout.pack(at))
-    claim = Claim("dead", "dead", int(lease_seconds * 1000), 1, 3)
-    assert await hand.claim(claim, Seen(head.version, head.modified, has_ledger=False))
-    return hand
+    claim = LedgerClaim("dead", "dead", int(lease_seconds * 1000), 1, 3)
+    assert await session.claim(claim, ListedPack(head.version, head.modified, has_ledger=False))
+    return session
 
 
 # buquet
 
 
 @both_modes
-def test_a_lost_ready_entry_strands_the_task(mode: Mode) -> None:
+def test_a_lost_ready_entry_strands_the_task(mode: DiscoveryMode) -> None:
     async def check(place: Place) -> None:
         queue = await place.bench.queue()
         task = await queue.submit("work", key="k")
@@ -137,7 +140,7 @@ def test_a_lost_ready_entry_strands_the_task(mode: Mode) -> None:
 
 
 @both_modes
-def test_a_lost_lease_entry_strands_the_task(mode: Mode) -> None:
+def test_a_lost_lease_entry_strands_the_task(mode: DiscoveryMode) -> None:
     """The worker dies, and then everything is lost that said what it owned."""
 
     async def check(place: Place) -> None:
@@ -163,7 +166,9 @@ def test_a_lost_lease_entry_strands_the_task(mode: Mode) -> None:
 
 
 @both_modes
-def test_a_timeout_of_a_second_lets_a_handler_of_five_run_four_times_in_full(mode: Mode) -> None:
+def test_a_timeout_of_a_second_lets_a_handler_of_five_run_four_times_in_full(
+    mode: DiscoveryMode,
+) -> None:
     async def check(place: Place) -> None:
         queue = await place.bench.queue()
         worker = place.bench.worker(await place.bench.queue())
@@ -210,11 +215,11 @@ def test_a_retry_is_decided_by_the_text_of_the_exception(error: Exception) -> No
             view = await place.bench.ended(await queue.submit("not"))
             assert (view.status, view.attempt) == ("failed", 1)
 
-    _try(check, Mode.SHARED)
+    _try(check, DiscoveryMode.SHARED)
 
 
 @both_modes
-def test_480_tasks_of_a_type_that_nobody_handles_block_the_rest(mode: Mode) -> None:
+def test_480_tasks_of_a_type_that_nobody_handles_block_the_rest(mode: DiscoveryMode) -> None:
     async def check(place: Place) -> None:
         queue = await place.bench.queue()
         await asyncio.gather(*(queue.submit("unknown") for _ in range(480)))
@@ -248,8 +253,8 @@ def test_more_than_16_shards_break_recovery() -> None:
         for worker in workers:
             worker.handler("work")(work)
         async with bench.crew(*workers) as crew:
-            tasks = await asyncio.gather(*(queue.submit("work") for _ in range(150)))
-            await bench.clock.sleep(40)
+            tasks = await asyncio.gather(*(queue.submit("work") for _ in range(300)))
+            await bench.clock.sleep(75)
             shares = [len(each.shards) for each in await place.registrations(queue)]
             assert sum(shares) == 256
             assert min(shares) > 0, "all three are owners"
@@ -263,10 +268,12 @@ def test_more_than_16_shards_break_recovery() -> None:
             assert attempts[2] <= 6, "only what was running ran again"
             # The tasks may be done before: owners that have too much to do ask for hands.
             await bench.clock.sleep(TAKEOVER_SECONDS)
-            live = [each for each in await place.registrations(queue) if each.role is Role.OWNER]
+            live = [
+                each for each in await place.registrations(queue) if each.role is OwnerRole.OWNER
+            ]
             assert [len(each.shards) for each in live] == [256]
 
-    _try(check, Mode.LEASED, shards=256, seeds=2)
+    _try(check, DiscoveryMode.LEASED, shards=256, seeds=2)
 
 
 def test_shard_leasing_does_nothing() -> None:
@@ -284,13 +291,15 @@ def test_shard_leasing_does_nothing() -> None:
                 await (await queue.submit("work")).result(timeout=60)
         looks = sorted(place.asked(client, "discovery") for client in range(1, 5))
         assert looks[:3] == [0, 0, 0]
-        assert looks[3] > 100
+        assert looks[3] > 20
 
-    _try(check, Mode.LEASED)
+    _try(check, DiscoveryMode.LEASED)
 
 
 @both_modes
-def test_stopping_a_worker_leaves_it_registered_and_its_monitor_spinning(mode: Mode) -> None:
+def test_stopping_a_worker_leaves_it_registered_and_its_monitor_spinning(
+    mode: DiscoveryMode,
+) -> None:
     async def check(place: Place) -> None:
         bench = place.bench
         queue = await bench.queue()
@@ -298,7 +307,7 @@ def test_stopping_a_worker_leaves_it_registered_and_its_monitor_spinning(mode: M
         async with bench.crew(_returns_attempt(bench.worker(await bench.queue()))):
             await (await queue.submit("work")).result(timeout=60)
         assert asyncio.all_tasks() == before
-        assert {each.role for each in await place.registrations(queue)} <= {Role.GONE}
+        assert {each.role for each in await place.registrations(queue)} <= {OwnerRole.GONE}
         asked = place.asked(1)
         await bench.clock.sleep(3600)
         assert place.asked(1) == asked
@@ -307,7 +316,7 @@ def test_stopping_a_worker_leaves_it_registered_and_its_monitor_spinning(mode: M
 
 
 @both_modes
-def test_a_cooperatively_cancelled_task_ends_as_completed(mode: Mode) -> None:
+def test_a_cooperatively_cancelled_task_ends_as_completed(mode: DiscoveryMode) -> None:
     async def check(place: Place) -> None:
         bench = place.bench
         queue = await bench.queue()
@@ -337,7 +346,7 @@ def test_a_cooperatively_cancelled_task_ends_as_completed(mode: Mode) -> None:
 
 
 @both_modes
-def test_extending_a_lease_and_then_rescheduling_leaves_it_running(mode: Mode) -> None:
+def test_extending_a_lease_and_then_rescheduling_leaves_it_running(mode: DiscoveryMode) -> None:
     async def check(place: Place) -> None:
         bench = place.bench
         queue = await bench.queue()
@@ -374,7 +383,7 @@ def test_large_payloads_arrive_as_nothing() -> None:
         with pytest.raises(InvalidInput, match="bytes"):
             await queue.submit("size", "x" * INPUT_BYTES_MAX)
 
-    _try(check, Mode.LEASED)
+    _try(check, DiscoveryMode.LEASED)
 
 
 def test_submit_many_saves_no_request() -> None:
@@ -383,13 +392,13 @@ def test_submit_many_saves_no_request() -> None:
         before = place.meters[0].billed.copy()
         tasks = await queue.submit_many("work", list(range(1000)))
         assert len({task.id for task in tasks}) == 1000
-        # And once in a while it is asked whether the queue is drained.
-        asked = {("control", Kind.GET): 1}
+        # And once in a while it is asked whether the queue is drained, and whether to ring.
+        asked = {("control", Kind.GET): 1, ("bell", Kind.GET): 1}
         assert place.meters[0].billed - before == {("submit", Kind.PUT): 1, **asked}
         await queue.submit_many("work", list(range(1000)))
         assert place.meters[0].billed - before == {("submit", Kind.PUT): 2, **asked}
 
-    _try(check, Mode.LEASED)
+    _try(check, DiscoveryMode.LEASED)
 
 
 # DFQ
@@ -408,17 +417,17 @@ def test_a_reclaim_has_two_winners() -> None:
         async def reclaim(number: int) -> bool:
             access = rivals[number].access
             at, _ = task_at(task.id)
-            hand = PackInHand(access.store, access.layout, at, entropy=access.entropy)
+            session = PackSession(access.store, access.layout, at, entropy=access.entropy)
             head = await access.store.head(access.layout.pack(at))
-            claim = Claim(f"claim {number}", f"rival {number}", 30_000, 1, 3)
-            seen = Seen(head.version, head.modified, has_ledger=True)
-            return await hand.claim(claim, seen) is not None
+            claim = LedgerClaim(f"claim {number}", f"rival {number}", 30_000, 1, 3)
+            seen = ListedPack(head.version, head.modified, has_ledger=True)
+            return await session.claim(claim, seen) is not None
 
         won = await asyncio.gather(*(reclaim(number) for number in range(16)))
         assert sum(won) == 1
         assert (await task.view()).attempt == 2
 
-    _try(check, Mode.SHARED, seeds=20)
+    _try(check, DiscoveryMode.SHARED, seeds=20)
 
 
 def test_a_zombie_takes_the_lease_over_or_ends_the_live_holders_task() -> None:
@@ -428,10 +437,10 @@ def test_a_zombie_takes_the_lease_over_or_ends_the_live_holders_task() -> None:
         zombie = await _claimed_by_the_dead(queue, task, lease_seconds=3)
         await place.clock.sleep(5)
         access = other.access
-        live = PackInHand(access.store, access.layout, zombie.at, entropy=access.entropy)
+        live = PackSession(access.store, access.layout, zombie.at, entropy=access.entropy)
         head = await access.store.head(access.layout.pack(zombie.at))
-        seen = Seen(head.version, head.modified, has_ledger=True)
-        assert await live.claim(Claim("live", "live", 30_000, 1, 3), seen)
+        seen = ListedPack(head.version, head.modified, has_ledger=True)
+        assert await live.claim(LedgerClaim("live", "live", 30_000, 1, 3), seen)
 
         extended = await zombie.extend(["dead"], lease_ms=30_000)
         assert extended.expires_ms == {}, "its heartbeat gives it nothing"
@@ -443,11 +452,11 @@ def test_a_zombie_takes_the_lease_over_or_ends_the_live_holders_task() -> None:
         assert await zombie.settle({0: ("dead", Succeeded(msgspec.Raw(b'"zombie"')))}) == {0}
         assert await task.result(timeout=1) == "live"
 
-    _try(check, Mode.SHARED, seeds=10)
+    _try(check, DiscoveryMode.SHARED, seeds=10)
 
 
 @both_modes
-def test_a_worker_that_comes_back_from_a_pause_overwrites_the_result(mode: Mode) -> None:
+def test_a_worker_that_comes_back_from_a_pause_overwrites_the_result(mode: DiscoveryMode) -> None:
     """It is cut off for longer than its lease, and comes back while another runs the task."""
 
     async def check(place: Place) -> None:
@@ -471,10 +480,10 @@ def test_a_worker_that_comes_back_from_a_pause_overwrites_the_result(mode: Mode)
         async with bench.crew(zombie) as crew:
             task = await queue.submit("work")
             await bench.until(lambda: begun, what="it runs")
-            gate_of(mine).access = Access.CLOSED
+            gate_of(mine).access = GateAccess.CLOSED
             crew.start(live)
             await bench.until(lambda: len(begun) == 2, what="it was taken over")
-            gate_of(mine).access = Access.OPEN
+            gate_of(mine).access = GateAccess.OPEN
             await bench.clock.sleep(20)
             view = await task.view()
             assert (view.status, view.attempt) == ("running", 2)
@@ -486,7 +495,7 @@ def test_a_worker_that_comes_back_from_a_pause_overwrites_the_result(mode: Mode)
 
 @both_modes
 @pytest.mark.parametrize("leased", [250, 1100])
-def test_free_tasks_behind_many_leased_ones_are_not_found(mode: Mode, leased: int) -> None:
+def test_free_tasks_behind_many_leased_ones_are_not_found(mode: DiscoveryMode, leased: int) -> None:
     """All leased ones are listed before all free ones, and need more than a page if 1,100."""
 
     async def check(place: Place) -> None:
@@ -520,7 +529,7 @@ def test_free_tasks_behind_many_leased_ones_are_not_found(mode: Mode, leased: in
 
 
 @both_modes
-def test_stale_leased_tasks_are_never_discovered_by_others(mode: Mode) -> None:
+def test_stale_leased_tasks_are_never_discovered_by_others(mode: DiscoveryMode) -> None:
     """Nor by one that has looked all the time, and saw them held."""
 
     async def check(place: Place) -> None:
@@ -538,7 +547,7 @@ def test_stale_leased_tasks_are_never_discovered_by_others(mode: Mode) -> None:
 
 
 @both_modes
-def test_staleness_trusts_worker_clocks(mode: Mode) -> None:
+def test_staleness_trusts_worker_clocks(mode: DiscoveryMode) -> None:
     """Clocks that are a day ahead steal nothing; those that are a day behind take what is over."""
 
     async def check(place: Place) -> None:
@@ -571,7 +580,7 @@ def test_staleness_trusts_worker_clocks(mode: Mode) -> None:
 
 
 @both_modes
-def test_there_are_no_attempts_and_no_dead_letters(mode: Mode) -> None:
+def test_there_are_no_attempts_and_no_dead_letters(mode: DiscoveryMode) -> None:
     """A task that kills every worker that runs it ends; it does not go round for ever."""
 
     async def check(place: Place) -> None:
@@ -603,7 +612,9 @@ def test_there_are_no_attempts_and_no_dead_letters(mode: Mode) -> None:
 
 
 @both_modes
-def test_a_poison_of_another_pack_costs_its_neighbours_time_and_no_attempt(mode: Mode) -> None:
+def test_a_poison_of_another_pack_costs_its_neighbours_time_and_no_attempt(
+    mode: DiscoveryMode,
+) -> None:
     """Eight tasks in eight packs on one worker, which one of them ends whenever it runs."""
 
     async def check(place: Place) -> None:
@@ -638,7 +649,7 @@ def test_a_poison_of_another_pack_costs_its_neighbours_time_and_no_attempt(mode:
 
 
 @both_modes
-def test_both_nodes_win_when_the_store_is_unreachable(mode: Mode) -> None:
+def test_both_nodes_win_when_the_store_is_unreachable(mode: DiscoveryMode) -> None:
     async def check(place: Place) -> None:
         bench = place.bench
         queue = await bench.queue()
@@ -648,12 +659,12 @@ def test_both_nodes_win_when_the_store_is_unreachable(mode: Mode) -> None:
         async with bench.crew(*workers):
             await (await queue.submit("work")).result(timeout=60)
             for client in clients:
-                gate_of(client).access = Access.CLOSED
+                gate_of(client).access = GateAccess.CLOSED
             task = await queue.submit("work")
             await bench.clock.sleep(120)
             assert len(ran) == 1, "nobody runs what it could not claim"
             for client in clients:
-                gate_of(client).access = Access.OPEN
+                gate_of(client).access = GateAccess.OPEN
             assert await task.result(timeout=60) == 1
         assert len(ran) == 2
 

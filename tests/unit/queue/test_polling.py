@@ -8,7 +8,7 @@ import pytest
 
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.running.polling import Pace, Polling
+from penstock.queue.settings import Polling, PollPace
 from penstock.testing.virtual import World, simulate
 
 EVEN = Polling(min_seconds=1.0, max_seconds=8.0, factor=2.0, jitter=0.0)
@@ -16,7 +16,7 @@ EVEN = Polling(min_seconds=1.0, max_seconds=8.0, factor=2.0, jitter=0.0)
 
 def _waits(polling: Polling, *, count: int, seed: int = 1) -> list[float]:
     async def main(world: World) -> list[float]:
-        pace = Pace(polling, entropy=world.entropy("x"), clock=world.clock())
+        pace = PollPace(polling, entropy=world.entropy("x"), clock=world.clock())
         return [pace.next_seconds() for _ in range(count)]
 
     return simulate(main, seed=seed)
@@ -46,7 +46,7 @@ def test_jitter_spreads_to_both_sides_and_no_further() -> None:
 def test_work_sets_the_interval_back() -> None:
     async def main(world: World) -> None:
         clock = world.clock()
-        pace = Pace(EVEN, entropy=seeded_entropy(1), clock=clock)
+        pace = PollPace(EVEN, entropy=seeded_entropy(1), clock=clock)
         for _ in range(6):
             pace.next_seconds()
         await clock.sleep(10)
@@ -56,34 +56,19 @@ def test_work_sets_the_interval_back() -> None:
     simulate(main, seed=1)
 
 
-def test_rare_work_sets_it_back_to_a_fraction_of_the_gap_only() -> None:
+def test_rare_work_sets_it_back_too_and_it_grows_faster_then() -> None:
+    even = Polling(min_seconds=1.0, max_seconds=8.0, factor=1.1, jitter=0.0)
+
     async def main(world: World) -> None:
         clock = world.clock()
-        pace = Pace(EVEN, entropy=seeded_entropy(1), clock=clock)
-        for _ in range(6):
-            pace.next_seconds()
-        await clock.sleep(120)
-        pace.reset()
-        assert pace.next_seconds() == pytest.approx(3.0)
-        await clock.sleep(3600)
-        for _ in range(6):
-            pace.next_seconds()
-        pace.reset()
-        assert pace.next_seconds() == 8.0
-        # The next of a burst shows that it is one.
-        pace.reset()
-        assert pace.next_seconds() == 1.0
-
-    simulate(main, seed=1)
-
-
-def test_work_never_lengthens_the_interval() -> None:
-    async def main(world: World) -> None:
-        clock = world.clock()
-        pace = Pace(EVEN, entropy=seeded_entropy(1), clock=clock)
+        pace = PollPace(even, entropy=seeded_entropy(1), clock=clock)
         await clock.sleep(3600)
         pace.reset()
-        assert pace.next_seconds() == 1.0
+        waits = [pace.next_seconds() for _ in range(7)]
+        assert waits == pytest.approx([1.0, 1.5, 2.25, 3.375, 5.0625, 7.59375, 8.0])
+        await clock.sleep(10)
+        pace.reset()
+        assert [pace.next_seconds() for _ in range(2)] == pytest.approx([1.0, 1.1])
 
     simulate(main, seed=1)
 

@@ -11,26 +11,25 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.kernel.document_format import decode
 from penstock.kernel.errors import InvalidInput, TaskNotFound
-from penstock.kernel.wire import decode
-from penstock.queue import archive, purging
-from penstock.queue.claims import PackInHand
+from penstock.queue import archive, retention
+from penstock.queue.attempt_outcomes import AttemptOutcome, Failed, Succeeded
 from penstock.queue.client import Queue, Task
-from penstock.queue.endings import Ending, Failed, Succeeded
+from penstock.queue.execution.pack_runner import PayloadTransfer
+from penstock.queue.ids import task_at
 from penstock.queue.layout import QueueLayout
-from penstock.queue.ledger import Failure, Ledger
-from penstock.queue.outcomes import Seen
+from penstock.queue.ledger import Ledger, LedgerFailure
 from penstock.queue.pack import Pack
+from penstock.queue.pack_session import ListedPack, PackSession
 from penstock.queue.payloads import Payloads
-from penstock.queue.places import task_at
-from penstock.queue.running.carrying import Carrier
-from penstock.queue.transitions import Claim
+from penstock.queue.transitions import LedgerClaim
 from penstock.store.base import Object, ObjectStore, Version, Wrapper, find
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.testing.virtual import World, simulate
 
 LAYOUT = QueueLayout("q")
-FAILED = Failed(Failure("E", "m"))
+FAILED = Failed(LedgerFailure("E", "m"))
 W_SECONDS = 400.0
 LARGE = "x" * 100_000
 
@@ -43,20 +42,20 @@ class Bench:
         self.queue = queue
         self.bucket = bucket
 
-    async def claim(self, task: Task) -> PackInHand:
+    async def claim(self, task: Task) -> PackSession:
         at, _ = task_at(task.id)
         access = self.queue.access
-        hand = PackInHand(access.store, LAYOUT, at, entropy=access.entropy)
+        session = PackSession(access.store, LAYOUT, at, entropy=access.entropy)
         seen = None
         if at.place != "key":
             stored = self.bucket.objects[LAYOUT.pack(at)]
-            seen = Seen(stored.version, stored.modified, has_ledger=True)
-        assert await hand.claim(Claim("c", "w", 30_000, at.count, 3), seen) is not None
-        return hand
+            seen = ListedPack(stored.version, stored.modified, has_ledger=True)
+        assert await session.claim(LedgerClaim("c", "w", 30_000, at.count, 3), seen) is not None
+        return session
 
-    async def end(self, task: Task, *endings: Ending) -> None:
-        hand = await self.claim(task)
-        await hand.settle({n: ("c", each) for n, each in enumerate(endings or (Succeeded(),))})
+    async def end(self, task: Task, *endings: AttemptOutcome) -> None:
+        session = await self.claim(task)
+        await session.settle({n: ("c", each) for n, each in enumerate(endings or (Succeeded(),))})
 
     async def archived(self, *tasks: Task) -> None:
         """Let the settled tasks leave for the archive."""
@@ -95,7 +94,7 @@ def test_everything_is_cancelled_or_forgotten() -> None:
         low = await bench.queue.submit("t", priority=-3)
         high = await bench.queue.submit("t", priority=3)
         running = await bench.queue.submit("t")
-        hand = await bench.claim(running)
+        session = await bench.claim(running)
         just = await bench.queue.submit("t")
         await bench.end(just)
         purged = await bench.queue.purge()
@@ -106,7 +105,7 @@ def test_everything_is_cancelled_or_forgotten() -> None:
             assert await bench.status(task) == "forgotten"
         # What runs ends as its worker says; what was settled just now is a tombstone.
         assert (await running.view()).cancel_asked
-        assert await hand.settle({0: ("c", Succeeded())}) == frozenset()
+        assert await session.settle({0: ("c", Succeeded())}) == frozenset()
         assert await bench.status(just) == "succeeded"
         assert bench.count(LAYOUT.archive) == bench.count(LAYOUT.dead) == 0
         await bench.clock.sleep(W_SECONDS)
@@ -174,8 +173,8 @@ def test_in_a_pack_of_many_only_what_is_meant_is_cancelled_and_its_record_goes_w
     async def check(bench: Bench) -> None:
         tasks = await bench.queue.submit_many("t", [1, 2])
         at, _ = task_at(tasks[0].id)
-        hand = await bench.claim(tasks[0])
-        await hand.settle({0: ("c", Succeeded()), 1: ("c", FAILED)})
+        session = await bench.claim(tasks[0])
+        await session.settle({0: ("c", Succeeded()), 1: ("c", FAILED)})
         assert at.count == 2
         await bench.archived(tasks[0])
         purged = await bench.queue.purge(statuses=["failed"])
@@ -193,13 +192,13 @@ def test_payloads_go_with_what_is_forgotten() -> None:
         stays = await bench.queue.submit("other", LARGE)
         task = await bench.queue.submit("t", LARGE)
         at, _ = task_at(task.id)
-        hand = await bench.claim(task)
-        carrier = Carrier(Payloads(access.store, LAYOUT, access.entropy), at)
+        session = await bench.claim(task)
+        carrier = PayloadTransfer(Payloads(access.store, LAYOUT, access.entropy), at)
         pack = decode(Pack, bench.bucket.objects[LAYOUT.pack(at)].body, where="pack")
         large = Succeeded(msgspec.Raw(msgspec.json.encode(LARGE)))
         ending = await carrier.store(large, pack, 0)
         assert ending is not None
-        await hand.settle({0: ("c", ending)})
+        await session.settle({0: ("c", ending)})
         await bench.archived(task)
         assert bench.count(LAYOUT.payloads) == 3
         purged = await bench.queue.purge(types=["t"])
@@ -349,7 +348,7 @@ def test_of_two_purges_at_once_neither_brings_back_what_the_other_drops(
         await bench.archived(*tasks)
         access = bench.queue.access
         store = Overtaken(access.store, lambda: bench.queue.purge(types=other), lenient=lenient)
-        await purging.purge(replace(access, store=store), types=one)
+        await retention.purge(replace(access, store=store), types=one)
         for type_, task in zip(TYPES, tasks, strict=True):
             is_gone = type_ in one + other
             assert await bench.status(task) == ("forgotten" if is_gone else "succeeded")
@@ -380,9 +379,9 @@ def test_a_batch_that_others_change_all_the_time_is_left_alone_with_its_payloads
 
         store = Overtaken(access.store, change, times=100)
         for types in ("a", "abc"):
-            purged = await purging.purge(replace(access, store=store), types=types)
-            assert purged == purging.Purged(notes=purged.notes)
-            assert "others change it" in purged.notes[0]
+            purged = await retention.purge(replace(access, store=store), types=types)
+            assert purged == retention.PurgeResult(notes=purged.notes)
+            assert "written too often" in purged.notes[0]
         assert [(await task.view()).input for task in tasks] == [LARGE] * 3
 
     _run(check)
@@ -394,8 +393,8 @@ def test_a_batch_that_others_change_all_the_time_is_left_alone_with_its_payloads
         ({"statuses": ["done"]}, "'done' is not a status"),
         ({"statuses": []}, "No status is named"),
         ({"types": ["a/b"]}, "'a/b' is not the name of a type"),
-        ({"older_than": -1.0}, "An age of"),
-        ({"older_than": float("nan")}, "An age of"),
+        ({"older_than": -1.0}, "An age is at least"),
+        ({"older_than": float("nan")}, "An age is at least"),
     ],
 )
 def test_a_senseless_choice_is_refused(choice: Any, said: str) -> None:
@@ -412,5 +411,5 @@ def test_the_words_for_what_has_ended_are_all_the_others() -> None:
     assert {
         *("ready", "delayed", "running", "retrying"),
         *("succeeded", "failed", "cancelled", "expired"),
-    } == purging.LIVE | purging.SETTLED
-    assert not purging.LIVE & purging.SETTLED
+    } == retention.LIVE | retention.SETTLED
+    assert not retention.LIVE & retention.SETTLED

@@ -7,14 +7,13 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from penstock.kernel.errors import TaskFailed
-from penstock.kernel.handler_errors import DoNotRetry, Reschedule
+from penstock.kernel.errors import DoNotRetry, Reschedule, TaskFailed
 from penstock.queue import transitions
-from penstock.queue.endings import REASON_CHARACTERS_MAX, Rescheduled
-from penstock.queue.ledger import Ledger, Status, fresh
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.retry import Retry
-from penstock.queue.transitions import Claim
+from penstock.queue.attempt_outcomes import REASON_CHARACTERS_MAX, Rescheduled
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.retry import Retry
+from penstock.queue.ledger import Ledger, QueueTaskStatus, fresh
+from penstock.queue.transitions import LedgerClaim
 from penstock.store.metered import Kind
 from penstock.store.time import Interval
 from penstock.testing import QueueBench, run_queue
@@ -25,7 +24,7 @@ INPUTS = (msgspec.Raw(b"1"),)
 
 def _settled(due_ms: int, *, reason: str = "", expires_ms: int = 0, cancel: bool = False) -> Ledger:
     ledger = fresh(pack_version="v", born="b", count=1)
-    ledger, _ = transitions.claim(ledger, Claim("c", "w", 30_000, 1, 3), NOW)
+    ledger, _ = transitions.claim(ledger, LedgerClaim("c", "w", 30_000, 1, 3), NOW)
     if cancel:
         ledger = transitions.cancel(ledger, [0], who="u", now=NOW, inputs=INPUTS)
     ending = Rescheduled(due_ms, reason)
@@ -40,20 +39,24 @@ def _settled(due_ms: int, *, reason: str = "", expires_ms: int = 0, cancel: bool
 def test_a_rescheduled_task_waits_and_its_attempt_does_not_count() -> None:
     ledger = _settled(1_060_000, reason="x" * 1000)
     (task,) = ledger.tasks
-    assert (task.status, task.at_ms, task.claim) == (Status.RETRYING, 1_060_000, "")
+    assert (task.status, task.at_ms, task.claim) == (QueueTaskStatus.RETRYING, 1_060_000, "")
     assert task.attempt - task.given_back == 0
     assert ledger.log[-1].note == "x" * REASON_CHARACTERS_MAX
-    early, _ = transitions.claim(ledger, Claim("d", "w", 30_000, 1, 1), Interval(1059, 1060))
-    assert early.tasks[0].status is Status.RETRYING
-    again, _ = transitions.claim(ledger, Claim("d", "w", 30_000, 1, 1), Interval(1060, 1061))
-    assert (again.tasks[0].status, again.tasks[0].attempt) == (Status.CLAIMED, 2)
+    early, _ = transitions.claim(ledger, LedgerClaim("d", "w", 30_000, 1, 1), Interval(1059, 1060))
+    assert early.tasks[0].status is QueueTaskStatus.RETRYING
+    again, _ = transitions.claim(ledger, LedgerClaim("d", "w", 30_000, 1, 1), Interval(1060, 1061))
+    assert (again.tasks[0].status, again.tasks[0].attempt) == (QueueTaskStatus.CLAIMED, 2)
 
 
 def test_what_would_come_too_late_or_is_to_be_cancelled_is_settled() -> None:
     (late,) = _settled(1_060_000, expires_ms=1_060_000).tasks
-    assert (late.status, late.attempt - late.given_back, late.claim) == (Status.EXPIRED, 0, "c")
+    assert (late.status, late.attempt - late.given_back, late.claim) == (
+        QueueTaskStatus.EXPIRED,
+        0,
+        "c",
+    )
     (asked,) = _settled(1_060_000, cancel=True).tasks
-    assert asked.status is Status.CANCELLED
+    assert asked.status is QueueTaskStatus.CANCELLED
 
 
 def test_a_handler_reschedules_more_often_than_it_may_fail() -> None:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from penstock.kernel.errors import InvalidInput
+from penstock.queue.execution.handlers import TaskContext
 from penstock.queue.inspection import stats
-from penstock.queue.running.handlers import TaskContext
 from penstock.testing import FaultPlan, QueueBench, run_queue
 
 

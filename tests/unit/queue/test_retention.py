@@ -10,17 +10,17 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from penstock.kernel.document_format import decode, encode
 from penstock.kernel.errors import InvalidInput, TaskNotFound, Unavailable
-from penstock.kernel.wire import decode, encode
 from penstock.queue import archive, retention
 from penstock.queue.client import Queue
 from penstock.queue.config import QueueConfig, read_config
+from penstock.queue.ids import PackAt, keyed_pack, new_pack
 from penstock.queue.layout import QueueLayout
-from penstock.queue.ledger import Failure, Ledger, Status, TaskState
+from penstock.queue.ledger import Ledger, LedgerFailure, QueueTaskState, QueueTaskStatus
 from penstock.queue.pack import Pack
 from penstock.queue.payloads import Payloads, raw
-from penstock.queue.places import PackAt, keyed_pack, new_pack
-from penstock.queue.retention import Retained, Retention, RetentionChore
+from penstock.queue.retention import ArchiveRetention, RetentionResult, RetentionTask
 from penstock.store.base import Object, Version, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
@@ -84,8 +84,8 @@ class Bench:
         pack = await self.pack(at)
         self.bucket.remove(LAYOUT.pack(at))
         ref = await self.payloads.put(at.task(0), b'"result"', submitted_ms=pack.submitted_ms)
-        done = TaskState(Status.SUCCEEDED, 1, result=raw(ref), is_ref=True)
-        failed = TaskState(Status.FAILED, 1, failure=Failure("E", "m"))
+        done = QueueTaskState(QueueTaskStatus.SUCCEEDED, 1, result=raw(ref), is_ref=True)
+        failed = QueueTaskState(QueueTaskStatus.FAILED, 1, failure=LedgerFailure("E", "m"))
         ledger = Ledger(
             pack_version="v",
             born="b",
@@ -110,8 +110,10 @@ class Bench:
     def payload_count(self) -> int:
         return self.count(LAYOUT.payloads)
 
-    async def retain(self, days: int | None = 3, dead: int | None = None) -> Retained:
-        return await Retention(self.queue.access).retain(archive_days=days, dead_letter_days=dead)
+    async def retain(self, days: int | None = 3, dead: int | None = None) -> RetentionResult:
+        return await ArchiveRetention(self.queue.access).retain(
+            archive_days=days, dead_letter_days=dead
+        )
 
 
 def _run(check: Callable[[Bench], Awaitable[None]]) -> Meter:
@@ -134,11 +136,11 @@ def test_what_is_old_goes_with_its_payloads_and_what_is_not_stays() -> None:
         await bench.clock.sleep(LONG)
         young = bench.new()
         await bench.archived(young)
-        assert await bench.retain() == Retained(batches=1, payloads=2)
+        assert await bench.retain() == RetentionResult(batches=1, payloads=2)
         with pytest.raises(TaskNotFound):
             await bench.queue.get(old.task(0))
         assert (await bench.queue.get(young.task(0))).result == "result"
-        assert await bench.retain() == Retained()
+        assert await bench.retain() == RetentionResult()
 
     _run(check)
 
@@ -148,7 +150,7 @@ def test_without_a_setting_everything_is_kept() -> None:
         await bench.archived(bench.new())
         await bench.archived(bench.new(), fails=True)
         await bench.clock.sleep(400 * DAY)
-        assert await bench.retain(None, None) == Retained()
+        assert await bench.retain(None, None) == RetentionResult()
 
     _run(check)
 
@@ -160,9 +162,9 @@ def test_dead_letters_have_a_setting_and_payloads_of_their_own() -> None:
         await bench.archived(dead, fails=True)
         await bench.clock.sleep(LONG)
         # Of the dead letter the input stays; that it has a "result" too is an orphan of the test.
-        assert await bench.retain(3, None) == Retained(batches=1, payloads=3)
+        assert await bench.retain(3, None) == RetentionResult(batches=1, payloads=3)
         assert (await bench.queue.get(dead.task(0))).input == "large"
-        assert await bench.retain(3, 3) == Retained(dead_letter_batches=1, payloads=1)
+        assert await bench.retain(3, 3) == RetentionResult(dead_letter_batches=1, payloads=1)
         assert bench.payload_count == 0
 
     _run(check)
@@ -174,7 +176,7 @@ def test_payloads_of_packs_and_ledgers_stay_however_old_they_are() -> None:
         await bench.pack(waiting)
         await bench.settled(done)
         await bench.clock.sleep(50 * DAY)
-        assert await bench.retain() == Retained()
+        assert await bench.retain() == RetentionResult()
         assert bench.payload_count == 3
 
     _run(check)
@@ -184,13 +186,13 @@ def test_payloads_of_nobody_go_when_their_pack_can_no_longer_come() -> None:
     async def check(bench: Bench) -> None:
         at = bench.new()
         await bench.payloads.put(at.task(0), b"1", submitted_ms=bench.now_ms())
-        assert await bench.retain(1) == Retained()
+        assert await bench.retain(1) == RetentionResult()
         await bench.clock.sleep(3 * DAY + 1)
         # The result of somebody who was overtaken long ago, and has only now come to its end.
         await bench.payloads.put(at.task(0), b"2", submitted_ms=at.submitted_ms or 0)
-        assert await bench.retain(1) == Retained(payloads=1)
+        assert await bench.retain(1) == RetentionResult(payloads=1)
         await bench.clock.sleep(3 * DAY)
-        assert await bench.retain(1) == Retained(payloads=1)
+        assert await bench.retain(1) == RetentionResult(payloads=1)
 
     _run(check)
 
@@ -204,10 +206,10 @@ def test_a_batch_is_as_old_as_its_last_write() -> None:
         await bench.clock.sleep(10 * DAY)
         await archive.keep(bench.store, LAYOUT, [(at, ledger)], entropy=bench.entropy)
         bench.bucket.remove(LAYOUT.ledger(at))
-        assert await bench.retain() == Retained()
+        assert await bench.retain() == RetentionResult()
         assert (await bench.queue.get(at.task(0))).input == "large"
         await bench.clock.sleep(LONG)
-        assert await bench.retain() == Retained(batches=1, payloads=2)
+        assert await bench.retain() == RetentionResult(batches=1, payloads=2)
 
     _run(check)
 
@@ -218,15 +220,15 @@ def test_each_life_of_a_key_has_its_own_payloads() -> None:
         await bench.archived(at)
         await bench.clock.sleep(LONG)
         await bench.pack(at)
-        assert await bench.retain() == Retained(batches=1, payloads=2)
+        assert await bench.retain() == RetentionResult(batches=1, payloads=2)
         assert (await bench.queue.get(at.task(0))).input == "large"
         await bench.clock.sleep(LONG)
-        assert await bench.retain() == Retained()
+        assert await bench.retain() == RetentionResult()
         bench.bucket.remove(LAYOUT.pack(at))
         await bench.settled(at)
         await bench.clock.sleep(LONG)
         # What was left of the life before; the one that is settled keeps its own.
-        assert await bench.retain() == Retained(payloads=1)
+        assert await bench.retain() == RetentionResult(payloads=1)
         assert (await bench.queue.get(at.task(0))).result == "result"
 
     _run(check)
@@ -242,7 +244,7 @@ def test_what_cannot_be_read_may_need_its_payloads() -> None:
         bench.bucket.write(LAYOUT.pack(keyed), b"damaged", {})
         before = bench.payload_count
         await bench.clock.sleep(LONG)
-        assert await bench.retain() == Retained()
+        assert await bench.retain() == RetentionResult()
         assert bench.payload_count == before
 
     _run(check)
@@ -255,7 +257,7 @@ def test_an_owner_that_moves_on_meanwhile_keeps_its_payloads() -> None:
         at = bench.new()
         ledger = await bench.settled(at, fails=True)
         await bench.clock.sleep(LONG)
-        inner = Retention(bench.queue.access)
+        inner = ArchiveRetention(bench.queue.access)
         ask = inner._owners.is_live
 
         async def moved(at: PackAt, day: str) -> bool:
@@ -304,8 +306,8 @@ def test_a_batch_that_is_written_anew_meanwhile_keeps_its_payloads(
         await bench.clock.sleep(LONG)
         access = replace(bench.queue.access, store=Moving(bench, moves=moves))
         # Two are orphans: the "results" of what has failed.
-        retained = await Retention(access).retain(archive_days=3, dead_letter_days=None)
-        assert retained == Retained(payloads=payloads)
+        retained = await ArchiveRetention(access).retain(archive_days=3, dead_letter_days=None)
+        assert retained == RetentionResult(payloads=payloads)
         assert (await bench.queue.get(stays.task(0))).input == "large"
 
     _run(check)
@@ -353,7 +355,7 @@ def test_a_turn_is_bounded_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch)
             await bench.pack(kept)
             await bench.clock.sleep(DAY)
         await bench.clock.sleep(LONG)
-        turns = Retention(bench.queue.access)
+        turns = ArchiveRetention(bench.queue.access)
         found = [await turns.retain(archive_days=3, dead_letter_days=None) for _ in range(4)]
         assert [each.payloads for each in found] == [2, 2, 1, 0]
         assert [each.is_whole for each in found] == [False, False, True, False]
@@ -363,7 +365,7 @@ def test_a_turn_is_bounded_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_chore_does_what_the_settings_say_once_a_day() -> None:
     async def check(bench: Bench) -> None:
-        chore = RetentionChore(bench.queue.access)
+        chore = RetentionTask(bench.queue.access)
         assert await chore.turn() == retention.FIRST_SECONDS
         await bench.archived(bench.new())
         await bench.clock.sleep(LONG)
@@ -383,7 +385,7 @@ def test_the_chore_does_what_the_settings_say_once_a_day() -> None:
 
 def test_a_day_costs_a_get_and_with_a_setting_three_lists() -> None:
     async def idle(bench: Bench) -> None:
-        chore = RetentionChore(bench.queue.access)
+        chore = RetentionTask(bench.queue.access)
         for _ in range(31):
             await chore.turn()
 

@@ -13,16 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel.entropy import seeded_entropy
-from penstock.kernel.errors import InvalidInput
-from penstock.kernel.handler_errors import DoNotRetry, Reschedule
-from penstock.queue.endings import (
+from penstock.kernel.errors import DoNotRetry, InvalidInput, Reschedule
+from penstock.queue.attempt_outcomes import (
     MESSAGE_CHARACTERS_MAX,
     TRACE_CHARACTERS_MAX,
     Failed,
     Retried,
 )
-from penstock.queue.ledger import Failure
-from penstock.queue.running.retry import Raised, Retry, failed, raised, timed_out
+from penstock.queue.execution.retry import Raised, Retry, failed, raised, timed_out
+from penstock.queue.ledger import LedgerFailure
 
 FLAT = Retry(jitter=0)
 ENTROPY = seeded_entropy(1)
@@ -64,7 +63,8 @@ def test_an_enforced_timeout_is_decided_by_its_class_as_well() -> None:
     assert not retry.retries(TimeoutError())
     found = timed_out(retry, seconds=0.5, trace="there")
     assert found == Raised(
-        Failure("TimeoutError", "The handler did not end within 0.5 s.", "there"), is_retried=False
+        LedgerFailure("TimeoutError", "The handler did not end within 0.5 s.", "there"),
+        is_retried=False,
     )
 
 
@@ -154,12 +154,12 @@ def test_no_pause_is_too_short_or_over_the_longest(retry: Retry, number: int, se
 
 
 def _failed(counted: int, *, retry: Retry = FLAT, is_retried: bool = True) -> Failed | Retried:
-    found = Raised(Failure("ValueError", "no"), is_retried)
+    found = Raised(LedgerFailure("ValueError", "no"), is_retried)
     return failed(found, retry, counted=counted, now_ms=1000, entropy=ENTROPY)
 
 
 def test_the_last_attempt_fails_for_good() -> None:
-    failure = Failure("ValueError", "no")
+    failure = LedgerFailure("ValueError", "no")
     assert _failed(1) == Retried(failure, 2000)
     assert _failed(2) == Retried(failure, 3000)
     assert _failed(3) == Failed(failure)
@@ -168,12 +168,12 @@ def test_the_last_attempt_fails_for_good() -> None:
 
 
 def test_an_error_that_is_not_retried_fails_on_its_first_attempt() -> None:
-    assert _failed(1, is_retried=False) == Failed(Failure("ValueError", "no"))
+    assert _failed(1, is_retried=False) == Failed(LedgerFailure("ValueError", "no"))
 
 
 def test_a_retry_is_never_due_early_by_rounding() -> None:
     retry = Retry(first_seconds=0.0001, jitter=0)
-    assert _failed(1, retry=retry) == Retried(Failure("ValueError", "no"), 1001)
+    assert _failed(1, retry=retry) == Retried(LedgerFailure("ValueError", "no"), 1001)
 
 
 # What is told of an error
@@ -224,7 +224,10 @@ def test_texts_that_cannot_be_encoded_are_told_as_far_as_they_can_be() -> None:
     assert found.failure.trace.endswith("ValueError: no such file: ü?\n")
     late = timed_out(Retry(), seconds=1, trace=os.fsdecode(b"\xff.py"))
     for each in (found, late):
-        assert msgspec.json.decode(msgspec.json.encode(each.failure), type=Failure) == each.failure
+        assert (
+            msgspec.json.decode(msgspec.json.encode(each.failure), type=LedgerFailure)
+            == each.failure
+        )
 
 
 # Bad input

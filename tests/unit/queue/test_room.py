@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel.clock import Clock
-from penstock.queue.running.room import Room
+from penstock.queue.execution.capacity import WorkerCapacity
 from penstock.testing.virtual import World, simulate
 
 
@@ -30,8 +30,8 @@ class HandClock:
         raise AssertionError("nobody sleeps")
 
 
-def _room(concurrency: int, clock: Clock | None = None) -> Room:
-    return Room(concurrency, clock=clock or HandClock(), freed=asyncio.Event())
+def _room(concurrency: int, clock: Clock | None = None) -> WorkerCapacity:
+    return WorkerCapacity(concurrency, clock=clock or HandClock(), freed=asyncio.Event())
 
 
 def test_no_more_than_can_run_are_taken() -> None:
@@ -53,7 +53,9 @@ def test_ahead_is_as_many_again_while_the_rate_is_unknown() -> None:
     assert room.take(100, type="t") == 1
 
 
-def _work(room: Room, clock: HandClock, *, tasks: int, seconds: float, type: str = "t") -> None:
+def _work(
+    room: WorkerCapacity, clock: HandClock, *, tasks: int, seconds: float, type: str = "t"
+) -> None:
     """Run so many tasks, one after the other."""
     for _ in range(tasks):
         room.take(1, type=type)
@@ -121,7 +123,7 @@ def test_what_was_claimed_is_held_whether_there_is_room_or_not() -> None:
 
 
 def test_room_that_is_given_back_is_announced() -> None:
-    async def check(room: Room, freed: asyncio.Event) -> None:
+    async def check(room: WorkerCapacity, freed: asyncio.Event) -> None:
         room.take(2, type="t")
         room.give(0)
         assert not freed.is_set()
@@ -163,9 +165,49 @@ def test_what_is_taken_is_never_over_the_limit(
         room.give(min(back, room.held))
 
 
-def _with_event(check: Callable[[Room, asyncio.Event], Awaitable[None]]) -> None:
+def _with_event(check: Callable[[WorkerCapacity, asyncio.Event], Awaitable[None]]) -> None:
     async def main(world: World) -> None:
         freed = asyncio.Event()
-        await check(Room(2, clock=world.clock(), freed=freed), freed)
+        await check(WorkerCapacity(2, clock=world.clock(), freed=freed), freed)
+
+    simulate(main, seed=1)
+
+
+def test_what_is_claimed_ahead_yields_to_what_is_more_urgent() -> None:
+    async def main(world: World) -> None:
+        clock = world.clock()
+        room = _room(2)
+        order: list[str] = []
+        ends = asyncio.Event()
+
+        async def run(name: str, priority: int) -> None:
+            async with room.slots.of(priority):
+                room.wait(-1, priority=priority)
+                order.append(name)
+                await ends.wait()
+            room.give(1, priority=priority)
+
+        async with asyncio.TaskGroup() as group:
+            assert room.take(4, type="t", ahead_seconds=2.0) == 4
+            # Nothing of it waits for a slot yet: who runs is waited for.
+            assert room.free_for(5) == 0
+            room.wait(4, priority=0)
+            for number in range(4):
+                group.create_task(run(f"usual {number}", 0))
+            await clock.sleep(0.1)
+            assert (room.free, room.free_for(0), room.free_for(5)) == (0, 0, 2)
+            assert room.take(3, type="t", priority=5) == 2
+            assert room.free_for(5) == 0
+            room.wait(2, priority=5)
+            group.create_task(run("urgent", 5))
+            gone = group.create_task(run("gone", 5))
+            await clock.sleep(0.1)
+            gone.cancel()
+            await clock.sleep(0.1)
+            room.wait(-1, priority=5)
+            room.give(1, priority=5)
+            ends.set()
+        assert order[2] == "urgent"
+        assert (room.held, room.free, room.free_for(9)) == (0, 2, 2)
 
     simulate(main, seed=1)

@@ -10,12 +10,18 @@ from itertools import pairwise
 import pytest
 
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.discovery.base import Wanted
-from penstock.queue.discovery.sampled import READY_SECONDS, SampledDiscovery
-from penstock.queue.discovery.scan import Sight, View
+from penstock.queue.discovery.base import DiscoveryRequest
+from penstock.queue.discovery.elected import READY_SECONDS, SampledDiscovery
+from penstock.queue.discovery.scanner import PackCandidate, ScanResult
+from penstock.queue.ids import SLOTS, PackAt, PackId
 from penstock.queue.layout import QueueLayout
-from penstock.queue.places import SLOTS, PackAt, PackId
-from penstock.queue.settings import SAMPLED_SHARDS, Heartbeat, Mode, WorkerSettings, settings_from
+from penstock.queue.settings import (
+    SAMPLED_SHARDS,
+    DiscoveryMode,
+    HeartbeatMode,
+    WorkerSettings,
+    settings_from,
+)
 from penstock.store.base import PAGE_KEYS_MAX, Delimiter, Page, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.testing.cost import Workload, run_backlog
@@ -82,16 +88,16 @@ class Bench:
             for number in range(each):
                 self.put(_at(shard * SHARD_SLOTS + number % SHARD_SLOTS, number), is_held=is_held)
 
-    async def look(self, *, tasks: int = ENOUGH, has_room: bool = True) -> View:
+    async def look(self, *, tasks: int = ENOUGH, has_room: bool = True) -> ScanResult:
         self.store.lists.clear()
-        return await self.discovery.look(Wanted(_worth, tasks, has_room=has_room))
+        return await self.discovery.look(DiscoveryRequest(_worth, tasks, has_room=has_room))
 
     def sampled(self) -> list[str]:
         """The shards that the last look sampled, by the first digit of their slots."""
         return [prefix for prefix in self.store.lists if prefix.startswith("tasks/")]
 
 
-def _worth(sight: Sight) -> int:
+def _worth(sight: PackCandidate) -> int:
     return 0 if sight.ledger else sight.at.count
 
 
@@ -305,7 +311,7 @@ def test_what_is_unhurried_is_for_the_room_that_is_left() -> None:
 
 
 def test_requests_to_claim_a_task_stay_flat_with_the_backlog() -> None:
-    load = Workload(workers=4, concurrency=4, tasks_per_day=1, mode=Mode.SAMPLED)
+    load = Workload(workers=4, concurrency=4, tasks_per_day=1, mode=DiscoveryMode.SAMPLED)
     requests = {}
     for backlog in (1_000, 10_000):
         run = run_backlog(load, backlog=backlog)
@@ -317,14 +323,16 @@ def test_requests_to_claim_a_task_stay_flat_with_the_backlog() -> None:
 
 def test_settings_are_checked_and_read_from_the_environment() -> None:
     assert WorkerSettings().sample_shards == 3
-    assert WorkerSettings().heartbeat is Heartbeat.SWAP
+    assert WorkerSettings().heartbeat is HeartbeatMode.SWAP
     said = {"PENSTOCK_WORKER_SAMPLE_SHARDS": "5", "PENSTOCK_WORKER_HEARTBEAT": "touch"}
     settings = settings_from(said)
-    assert (settings.sample_shards, settings.heartbeat) == (5, Heartbeat.TOUCH)
+    assert (settings.sample_shards, settings.heartbeat) == (5, HeartbeatMode.TOUCH)
     for wrong in (0, 17):
         with pytest.raises(InvalidInput, match="sample_shards must be between 1 and 16"):
             WorkerSettings(sample_shards=wrong)
-    with pytest.raises(InvalidInput, match="'beat' is not a heartbeat"):
+    with pytest.raises(
+        InvalidInput, match="WORKER_HEARTBEAT must be one of swap, touch, not 'beat'"
+    ):
         settings_from({"PENSTOCK_WORKER_HEARTBEAT": "beat"})
     with pytest.raises(InvalidInput, match="must be a number"):
         settings_from({"PENSTOCK_WORKER_SAMPLE_SHARDS": "2.5"})

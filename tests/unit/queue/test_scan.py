@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.queue.discovery import scan
-from penstock.queue.discovery.scan import ALL, Run, Scanner, Sight, View
+from penstock.queue.discovery import scanner
+from penstock.queue.discovery.scanner import ALL, PackCandidate, Run, Scanner, ScanResult
+from penstock.queue.ids import LEDGER, SLOTS, PackAt, PackId
 from penstock.queue.layout import QueueLayout
-from penstock.queue.places import LEDGER, SLOTS, PackAt, PackId
 from penstock.store.base import PAGE_KEYS_MAX, Delimiter, Page, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.testing.virtual import EPOCH, World, simulate
+from tests.sizes import some
 
 LAYOUT = QueueLayout("q")
 MINUTE = int(EPOCH // 60)
@@ -77,8 +78,8 @@ class Bench:
         *,
         wanted: int = 1_000_000,
         with_ready: bool = True,
-        worth: Callable[[Sight], int] = lambda sight: sight.at.count,
-    ) -> View:
+        worth: Callable[[PackCandidate], int] = lambda sight: sight.at.count,
+    ) -> ScanResult:
         return await self.scanner.look(
             runs, minute=MINUTE, worth=worth, wanted=wanted, with_ready=with_ready
         )
@@ -105,7 +106,7 @@ def _pointer(at: PackAt, *, minutes: int = 0, nonce: str = NONCE) -> str:
     return LAYOUT.pointer(at, due_ms=(MINUTE + minutes) * 60_000, nonce=nonce)
 
 
-def _places(view: View) -> list[PackAt]:
+def _places(view: ScanResult) -> list[PackAt]:
     return [sight.at for sight in view.sights]
 
 
@@ -127,7 +128,7 @@ def test_a_nearly_empty_queue_is_one_list() -> None:
 
 def test_an_empty_bucket_shows_nothing_for_one_list() -> None:
     async def check(bench: Bench) -> None:
-        assert await bench.look() == View(is_ready_whole=True)
+        assert await bench.look() == ScanResult(is_ready_whole=True)
         assert len(bench.store.lists) == 1
 
     _run(check)
@@ -275,7 +276,7 @@ def test_what_was_cut_when_a_look_broke_off_is_shown_next() -> None:
     async def check(bench: Bench) -> None:
         for number in range(5):
             bench.pair(_at(number))
-        shown: list[Sight] = []
+        shown: list[PackCandidate] = []
         for _ in range(5):
             shown += (await bench.look(wanted=1)).sights
         assert sorted(sight.at.slot for sight in shown[:5]) == list(range(5))
@@ -301,7 +302,7 @@ def test_the_ledger_of_a_pack_that_a_look_broke_off_behind_is_not_alone() -> Non
 
 
 def test_a_look_is_bounded_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "PAGES_MAX", 3)
+    monkeypatch.setattr(scanner, "PAGES_MAX", 3)
 
     async def check(bench: Bench) -> None:
         for number in range(20):
@@ -318,7 +319,7 @@ def test_a_look_is_bounded_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch)
 
 def test_nothing_starves_in_ready_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than a look reads is due, and of no use to this worker."""
-    monkeypatch.setattr(scan, "PAGES_MAX", 3)
+    monkeypatch.setattr(scanner, "PAGES_MAX", 3)
 
     async def check(bench: Bench) -> None:
         for number in range(30):
@@ -534,7 +535,7 @@ def _is_shown(at: PackAt, runs: Sequence[Run]) -> bool:
     return is_due and any(first <= at.slot <= last for first, last in runs)
 
 
-def _check_view(content: Content, runs: Sequence[Run], views: Sequence[View]) -> None:
+def _check_view(content: Content, runs: Sequence[Run], views: Sequence[ScanResult]) -> None:
     """Whether these looks have shown all there is, each pair whole, and nothing else."""
     sights = [sight for view in views for sight in view.sights]
     packs = {sight.at: sight.seen.has_ledger for sight in sights if sight.seen}
@@ -553,7 +554,7 @@ _RUNS = st.sampled_from(
 
 
 @given(content=_contents(), runs=_RUNS, page_keys=st.integers(1, 7))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=some(120), deadline=None)
 def test_one_long_look_shows_what_is_there(
     content: Content, runs: Sequence[Run], page_keys: int
 ) -> None:
@@ -574,7 +575,7 @@ def test_one_long_look_shows_what_is_there(
     page_keys=st.integers(1, 7),
     wanted=st.integers(1, 4),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=some(120), deadline=None)
 def test_many_short_looks_show_what_is_there(
     content: Content, runs: Sequence[Run], page_keys: int, wanted: int
 ) -> None:
@@ -584,7 +585,7 @@ def test_many_short_looks_show_what_is_there(
         bench.put(*content.keys())
         known: set[tuple[PackAt, str]] = set()
 
-        def worth(sight: Sight) -> int:
+        def worth(sight: PackCandidate) -> int:
             name = (sight.at, sight.pointer.key if sight.pointer else "")
             is_new = name not in known
             known.add(name)

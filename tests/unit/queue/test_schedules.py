@@ -13,15 +13,14 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.kernel.errors import InvalidInput, ScheduleNotFound, StoreError
-from penstock.queue.bell import Bell
-from penstock.queue.chores import chores_of
 from penstock.queue.client import Queue
 from penstock.queue.config import QueueConfig
+from penstock.queue.doorbell import ChangeSignal
+from penstock.queue.execution.handlers import TaskContext
 from penstock.queue.inspection import run_monitor
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.schedules.minding import KEPT_SECONDS, LISTED_SECONDS, ScheduleChore
-from penstock.queue.settings import Mode
-from penstock.queue.worker import Worker
+from penstock.queue.schedules import KEPT_SECONDS, LISTED_SECONDS, Scheduler
+from penstock.queue.settings import DiscoveryMode
+from penstock.queue.worker import Worker, maintenance_tasks
 from penstock.store.base import NO_METADATA, REPLACE, Object, ObjectStore, PutMode, Version, Wrapper
 from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.memory import MemoryBucket, MemoryStore
@@ -107,11 +106,11 @@ class Bench:
             config=QueueConfig(shards=4),
         )
 
-    async def scheduler(self, store: ObjectStore | None = None) -> ScheduleChore:
+    async def scheduler(self, store: ObjectStore | None = None) -> Scheduler:
         access = (await self.queue(store)).access
-        return ScheduleChore(access, Bell(access))
+        return Scheduler(access, ChangeSignal(access.store, access.layout.bell))
 
-    async def minded(self, chore: ScheduleChore) -> None:
+    async def minded(self, chore: Scheduler) -> None:
         """Mind the schedules until cancelled, or until the process dies."""
         while True:
             with suppress(StoreError):
@@ -120,7 +119,7 @@ class Bench:
 
     @asynccontextmanager
     async def working(
-        self, mode: Mode = Mode.SHARED, *, chores: bool = False
+        self, mode: DiscoveryMode = DiscoveryMode.SHARED, *, maintenance: bool = False
     ) -> AsyncIterator[None]:
         """A worker that counts what it runs; it leaves the chores to others unless told."""
         self.workers += 1
@@ -131,8 +130,8 @@ class Bench:
             self.ran[task.id] += 1
 
         with pytest.MonkeyPatch.context() as patch:
-            if not chores:
-                patch.setattr("penstock.queue.worker.chores_of", lambda _: ())
+            if not maintenance:
+                patch.setattr("penstock.queue.worker.maintenance_tasks", lambda _: ())
             async with asyncio.TaskGroup() as group:
                 group.create_task(worker.run(signals=False))
                 yield
@@ -468,16 +467,16 @@ def test_what_cannot_be_read_does_not_keep_others_from_their_ticks(
 
     with caplog.at_level(logging.WARNING):
         play(act)
-    assert "'a' cannot be minded" in caplog.text
+    assert "failed to process the schedule 'a'" in caplog.text
     assert "~odd" in caplog.text
 
 
-@pytest.mark.parametrize("mode", Mode)
-def test_workers_mind_the_schedules(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", DiscoveryMode)
+def test_workers_mind_the_schedules(mode: DiscoveryMode) -> None:
     async def act(bench: Bench) -> None:
         queue = await bench.queue()
         await queue.schedules.add("m", cron=MINUTELY, type="report")
-        async with bench.working(mode, chores=True), bench.working(mode, chores=True):
+        async with bench.working(mode, maintenance=True), bench.working(mode, maintenance=True):
             await bench.clock.sleep(400)
         assert len(bench.ran) in (5, 6, 7)
         assert set(bench.ran.values()) == {1}
@@ -496,7 +495,7 @@ def test_a_monitor_that_runs_alone_minds_the_schedules() -> None:
                     queue.access,
                     tell=lambda _: None,
                     stopping=stopping,
-                    chores=chores_of(queue.access),
+                    maintenance=maintenance_tasks(queue.access),
                 )
             )
             await bench.until_next_minute(2)
@@ -512,7 +511,7 @@ def test_a_monitor_that_runs_alone_minds_the_schedules() -> None:
             tell=lambda _: None,
             stopping=asyncio.Event(),
             passes_max=1,
-            chores=chores_of(queue.access),
+            maintenance=maintenance_tasks(queue.access),
         )
         assert (await queue.schedules.get("m")).last_at == second.last_at + 60
 
@@ -528,7 +527,10 @@ def test_what_goes_wrong_in_a_monitor_with_chores_is_raised_as_it_is() -> None:
 
         with pytest.raises(BrokenPipeError):
             await run_monitor(
-                queue.access, tell=tell, stopping=asyncio.Event(), chores=chores_of(queue.access)
+                queue.access,
+                tell=tell,
+                stopping=asyncio.Event(),
+                maintenance=maintenance_tasks(queue.access),
             )
 
     play(act)
@@ -543,7 +545,7 @@ def test_a_second_definition_is_refused_with_the_difference_or_replaces_the_firs
         with pytest.raises(InvalidInput) as refused:
             await theirs.add("n", cron="0 4 * * *", type="report", input=[2])
         assert refused.value.message == (
-            "There is another schedule 'n': its cron is '0 3 * * *' and not '0 4 * * *'"
+            "There is a different schedule 'n': its cron is '0 3 * * *' and not '0 4 * * *'"
             " and its input is [1] and not [2]."
         )
         assert "replace" in refused.value.hint
@@ -565,14 +567,14 @@ def test_a_second_definition_is_refused_with_the_difference_or_replaces_the_firs
         ({"cron": "0 0 30 2 *"}, "never comes"),
         ({"time_zone": "Europe/Pariss"}, "'Europe/Pariss' is not a time zone"),
         ({"type": "no/type"}, "'no/type' is not the name of a type"),
-        ({"catch_up": "some"}, "'some' is no way to catch up"),
+        ({"catch_up": "some"}, "'some' is not a catch-up policy"),
         ({"input": {1, 2}}, "is not JSON"),
         ({"input": "x" * 70_000}, "70,002 bytes"),
         ({"input": float("nan")}, "is not JSON"),
         ({"priority": 10}, "from -9 to 9"),
         ({"expires": 0}, "cannot expire"),
         ({"limit": "a b"}, "not the key of a limit"),
-        ({"tags": {"tick": "x"}}, "The tag 'tick' is given"),
+        ({"tags": {"tick": "x"}}, "The tag 'tick' is set"),
         ({"tags": {f"t{n}": "" for n in range(19)}}, "at most 18 tags"),
     ],
 )

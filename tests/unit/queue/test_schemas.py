@@ -9,7 +9,12 @@ import pytest
 
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.client import Queue
-from penstock.queue.schemas import SCHEMA_BYTES_MAX, SCHEMAS_MAX, changed_schemas, check_inputs
+from penstock.queue.submit_options import (
+    SCHEMA_BYTES_MAX,
+    SCHEMAS_MAX,
+    changed_schemas,
+    check_inputs,
+)
 from penstock.testing import QueueBench, run_queue
 
 RESIZE = {

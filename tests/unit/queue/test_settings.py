@@ -11,9 +11,9 @@ import pytest
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.client import Queue
 from penstock.queue.settings import (
+    DiscoveryMode,
     DispatchSettings,
-    Mode,
-    Selection,
+    WorkerSelection,
     WorkerSettings,
     dispatch_from,
     mode_from,
@@ -27,7 +27,7 @@ def test_the_defaults_are_those_of_shard_leasing() -> None:
     assert default.shards_per_worker == 16
     assert default.lease_ttl_secs == 30
     assert default.lease_renew_interval_secs == 10
-    assert mode_from(None, {}) is Mode.LEASED
+    assert mode_from(None, {}) is DiscoveryMode.LEASED
     assert settings_from({}) == default
 
 
@@ -60,7 +60,7 @@ def test_the_variables_of_seed_001_together() -> None:
         "QO_SHARD_LEASING_TTL_SECS": "60",
         "QO_SHARD_LEASING_RENEW_SECS": "20",
     }
-    assert mode_from(None, environment) is Mode.LEASED
+    assert mode_from(None, environment) is DiscoveryMode.LEASED
     assert settings_from(environment) == WorkerSettings(
         shards_per_worker=4, lease_ttl_secs=60, lease_renew_interval_secs=20
     )
@@ -74,14 +74,19 @@ def test_ours_win_over_the_aliases() -> None:
         "QO_SHARD_LEASING": "1",
     }
     assert settings_from(environment).shards_per_worker == 3
-    assert mode_from(None, environment) is Mode.SHARED
+    assert mode_from(None, environment) is DiscoveryMode.SHARED
 
 
 @pytest.mark.parametrize(
     ("text", "mode"),
-    [("1", Mode.LEASED), ("0", Mode.SHARED), ("True", Mode.LEASED), (" off ", Mode.SHARED)],
+    [
+        ("1", DiscoveryMode.LEASED),
+        ("0", DiscoveryMode.SHARED),
+        ("True", DiscoveryMode.LEASED),
+        (" off ", DiscoveryMode.SHARED),
+    ],
 )
-def test_the_alias_of_the_mode(text: str, mode: Mode) -> None:
+def test_the_alias_of_the_mode(text: str, mode: DiscoveryMode) -> None:
     assert mode_from(None, {"QO_SHARD_LEASING": text}) is mode
 
 
@@ -92,14 +97,14 @@ def test_an_alias_that_says_neither_yes_nor_no_is_refused(text: str) -> None:
 
 
 def test_the_code_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert mode_from("leased", {"PENSTOCK_WORKER_MODE": "shared"}) is Mode.LEASED
+    assert mode_from("leased", {"PENSTOCK_WORKER_MODE": "shared"}) is DiscoveryMode.LEASED
     monkeypatch.setenv("PENSTOCK_WORKER_MODE", "shared")
     monkeypatch.setenv("PENSTOCK_WORKER_SHARDS", "5")
     queue = Queue("memory://", name="q")
     said = Worker(queue, mode="leased", settings=WorkerSettings(shards_per_worker=2))
-    assert (said.mode, said.settings.shards_per_worker) == (Mode.LEASED, 2)
+    assert (said.mode, said.settings.shards_per_worker) == (DiscoveryMode.LEASED, 2)
     silent = Worker(queue)
-    assert (silent.mode, silent.settings.shards_per_worker) == (Mode.SHARED, 5)
+    assert (silent.mode, silent.settings.shards_per_worker) == (DiscoveryMode.SHARED, 5)
     asyncio.run(queue.close())
 
 
@@ -166,7 +171,7 @@ def test_the_settings_of_direct_dispatch_have_the_names_and_values_of_its_design
     assert worker.lease_renewal_interval_secs == 20
     assert worker.overflow_scavenge_interval_secs == 120
     assert producer.worker_discovery_cache_ttl_secs == 30
-    assert producer.worker_selection is Selection.ROUND_ROBIN
+    assert producer.worker_selection is WorkerSelection.ROUND_ROBIN
     environment = {
         "PENSTOCK_WORKER_LEASE_DURATION_SECS": "90",
         "PENSTOCK_WORKER_LEASE_RENEWAL_INTERVAL_SECS": "30",
@@ -178,7 +183,7 @@ def test_the_settings_of_direct_dispatch_have_the_names_and_values_of_its_design
         lease_duration_secs=90, lease_renewal_interval_secs=30, overflow_scavenge_interval_secs=10
     )
     assert dispatch_from(environment) == DispatchSettings(
-        worker_discovery_cache_ttl_secs=5, worker_selection=Selection.HASH
+        worker_discovery_cache_ttl_secs=5, worker_selection=WorkerSelection.HASH
     )
 
 
@@ -190,7 +195,7 @@ def test_the_settings_of_direct_dispatch_have_the_names_and_values_of_its_design
         (lambda: DispatchSettings(worker_discovery_cache_ttl_secs=-1), "between 0 s and an hour"),
         (
             lambda: dispatch_from({"PENSTOCK_QUEUE_WORKER_SELECTION": "best"}),
-            "'best' is not a way to select a worker",
+            "WORKER_SELECTION must be one of round_robin, hash, random, not 'best'",
         ),
     ],
 )

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.owning.shards import (
+from penstock.queue.ids import SLOTS
+from penstock.queue.shards.allocation import (
     SHARDS_DEFAULT,
     check_shards,
     fair_share,
@@ -24,7 +25,6 @@ from penstock.queue.owning.shards import (
     takes_idle_offer,
     unowned,
 )
-from penstock.queue.places import SLOTS
 
 COUNTS = st.integers(0, 12).map(lambda power: 2**power)
 SETS = st.sets(st.integers(0, 63))

@@ -11,24 +11,22 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from penstock.kernel.document_format import decode, encode
 from penstock.kernel.errors import OutcomeUnknown, Unavailable
-from penstock.kernel.wire import decode, encode
-from penstock.queue.claims import PackInHand
 from penstock.queue.client import Queue, Task
-from penstock.queue.discovery.base import Discovery, Wanted
-from penstock.queue.discovery.scan import ALL, Run, Scanner, View
+from penstock.queue.discovery.base import Discovery, DiscoveryRequest
+from penstock.queue.discovery.scanner import ALL, Run, Scanner, ScanResult
+from penstock.queue.execution.handlers import Handler, HandlerRegistry, TaskContext
+from penstock.queue.execution.retry import Retry
+from penstock.queue.execution.worker_loop import WorkerLoop
+from penstock.queue.ids import PackAt, keyed_pack, task_at
 from penstock.queue.layout import QueueLayout
-from penstock.queue.ledger import Ledger, Status
-from penstock.queue.outcomes import Seen
-from penstock.queue.owning.load import Load
-from penstock.queue.places import PackAt, keyed_pack, task_at
-from penstock.queue.running.handlers import Handler, Handlers, TaskContext
-from penstock.queue.running.polling import Polling
-from penstock.queue.running.retry import Retry
-from penstock.queue.running.shift import Shift
-from penstock.queue.settings import WorkerSettings
-from penstock.queue.submission import Pointer
-from penstock.queue.transitions import Claim
+from penstock.queue.ledger import Ledger, QueueTaskStatus
+from penstock.queue.pack_session import ListedPack, PackSession
+from penstock.queue.settings import Polling, WorkerSettings
+from penstock.queue.shards.allocation import WorkerLoad
+from penstock.queue.submitter import Pointer
+from penstock.queue.transitions import LedgerClaim
 from penstock.store.base import NO_METADATA, REPLACE, Object, PutMode, Version, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
@@ -75,13 +73,13 @@ class Everything(Discovery):
         self._store = queue.access.store
         self._scanner = Scanner(self._store, LAYOUT)
         self._guards = guards
-        self.load: Callable[[], Load] = Load
+        self.load: Callable[[], WorkerLoad] = WorkerLoad
         self.looks = 0
         self.look_seconds = 0.0
         self.failures = 0
         self.is_released = False
 
-    async def look(self, wanted: Wanted) -> View:
+    async def look(self, wanted: DiscoveryRequest) -> ScanResult:
         self.looks += 1
         await self._store.clock.machine.sleep(self.look_seconds)
         if self.failures:
@@ -93,7 +91,7 @@ class Everything(Discovery):
     def guarded(self) -> Sequence[Run]:
         return ALL if self._guards else ()
 
-    async def keep(self, load: Callable[[], Load]) -> None:
+    async def keep(self, load: Callable[[], WorkerLoad]) -> None:
         self.load = load
         while True:
             load()
@@ -144,15 +142,15 @@ class Bench:
         polling: Polling | None = None,
         guards: bool = False,
         stop_seconds: float = 30.0,
-    ) -> tuple[Shift, Everything]:
-        handlers = Handlers()
+    ) -> tuple[WorkerLoop, Everything]:
+        handlers = HandlerRegistry()
         retry = Retry(attempts=3, first_seconds=20, jitter=0)
         for kind in ("t", "fails"):
             handlers.add(Handler(type=kind, function=self._handle, retry=retry))
         settings = WorkerSettings(polling=polling or Polling(), stop_seconds=stop_seconds)
         discovery = Everything(self.queue, guards=guards)
         access = self.queue.access
-        shift = Shift(access, handlers, discovery, concurrency=concurrency, settings=settings)
+        shift = WorkerLoop(access, handlers, discovery, concurrency=concurrency, settings=settings)
         return shift, discovery
 
     async def _handle(self, task: TaskContext) -> None:
@@ -170,16 +168,16 @@ class Bench:
         key = LAYOUT.ledger(task_at(task.id)[0])
         return decode(Ledger, self.bucket.objects[key].body, where=key)
 
-    async def claim(self, task: Task, *, lease_seconds: float) -> PackInHand:
+    async def claim(self, task: Task, *, lease_seconds: float) -> PackSession:
         """Another worker claims a pack."""
         at, _ = task_at(task.id)
         access = self.queue.access
-        hand = PackInHand(access.store, LAYOUT, at, entropy=access.entropy)
+        session = PackSession(access.store, LAYOUT, at, entropy=access.entropy)
         stored = self.bucket.objects[LAYOUT.pack(at)]
-        seen = Seen(stored.version, stored.modified, has_ledger=False)
-        claim = Claim("other", "other", int(lease_seconds * 1000), at.count, 3)
-        assert await hand.claim(claim, seen) is not None
-        return hand
+        seen = ListedPack(stored.version, stored.modified, has_ledger=False)
+        claim = LedgerClaim("other", "other", int(lease_seconds * 1000), at.count, 3)
+        assert await session.claim(claim, seen) is not None
+        return session
 
     def pointers(self, at: PackAt) -> list[str]:
         read = {key: LAYOUT.read_pointer(key) for key in self.bucket.objects}
@@ -201,7 +199,7 @@ def _run(check: Check, *, seed: int = 1) -> None:
 class Running:
     """A shift that runs as long as the block does."""
 
-    def __init__(self, shift: Shift) -> None:
+    def __init__(self, shift: WorkerLoop) -> None:
         self._shift = shift
         self._group = asyncio.TaskGroup()
 
@@ -380,7 +378,7 @@ def test_a_retry_comes_when_it_is_due_without_a_list() -> None:
             pytest.approx(20, abs=0.5),
             pytest.approx(60, abs=0.5),
         ]
-        assert bench.ledger(task).tasks[0].status is Status.FAILED
+        assert bench.ledger(task).tasks[0].status is QueueTaskStatus.FAILED
         assert discovery.looks == 1
 
     _run(check)
@@ -445,33 +443,52 @@ def test_a_change_is_looked_at_at_once() -> None:
     _run(check)
 
 
+@pytest.mark.parametrize(("seconds", "wants_help"), [(1, False), (10, True)])
+def test_help_is_wanted_for_what_will_last_and_not_for_what_is_soon_done(
+    seconds: int, wants_help: bool
+) -> None:
+    async def check(bench: Bench) -> None:
+        for _ in range(2):
+            await bench.queue.submit_many("t", [seconds] * 600)
+        shift, discovery = bench.shift(concurrency=32)
+        async with Running(shift):
+            wanted: frozenset[str] = frozenset()
+            for _ in range(8):
+                await bench.clock.sleep(4)
+                wanted = discovery.load().help_wanted
+            assert len(bench.ran.started) < 1200
+            assert wanted == (frozenset({"t"}) if wants_help else frozenset())
+
+    _run(check)
+
+
 def test_saturated_is_who_has_found_more_than_it_can_run_for_a_while() -> None:
     async def check(bench: Bench) -> None:
         for _ in range(4):
-            await bench.queue.submit("t", 20)
+            await bench.queue.submit("t", 40)
         shift, discovery = bench.shift(concurrency=2)
         async with Running(shift):
-            await bench.clock.sleep(2)
-            assert not discovery.load().saturated
-            await bench.clock.sleep(3)
-            assert discovery.load() == Load(saturated=True)
+            await bench.clock.sleep(5)
+            assert discovery.load() == WorkerLoad()
             await bench.clock.sleep(10)
-            assert discovery.load() == Load(saturated=True, help_wanted=frozenset({"t"}))
+            assert discovery.load() == WorkerLoad(help_wanted=frozenset({"t"}))
+            await bench.clock.sleep(20)
+            assert discovery.load() == WorkerLoad(saturated=True, help_wanted=frozenset({"t"}))
             await bench.clock.sleep(10)
             # The last two run now, and nothing waits.
-            assert discovery.load() == Load()
+            assert discovery.load() == WorkerLoad()
 
     _run(check)
 
 
 def test_who_looks_again_is_as_saturated_as_before() -> None:
     async def check(bench: Bench) -> None:
-        for _ in range(60):
+        for _ in range(80):
             await bench.queue.submit("t", 1.937)
         shift, discovery = bench.shift(concurrency=2)
         discovery.look_seconds = 1.0
         async with Running(shift):
-            await bench.clock.sleep(15)
+            await bench.clock.sleep(35)
             looks = discovery.looks
             for _ in range(350):
                 load = discovery.load()
@@ -535,7 +552,7 @@ def test_a_store_that_is_away_is_tried_again(caplog: pytest.LogCaptureFixture) -
 
     with caplog.at_level(logging.WARNING):
         _run(check)
-    assert caplog.text.count("cannot be looked at") == 1
+    assert caplog.text.count("failed to list the queue") == 1
 
 
 def test_a_claim_whose_answer_is_lost_costs_no_attempt() -> None:
@@ -545,13 +562,13 @@ def test_a_claim_whose_answer_is_lost_costs_no_attempt() -> None:
         bench.store.loses = True
         async with Running(shift):
             await bench.clock.sleep(100)
-            assert bench.ledger(task).tasks[0].status is Status.CLAIMED
+            assert bench.ledger(task).tasks[0].status is QueueTaskStatus.CLAIMED
             assert bench.ran.starts(task) == []
             bench.store.loses = False
             await bench.clock.sleep(10)
             assert len(bench.ran.starts(task)) == 1
             (state,) = bench.ledger(task).tasks
-            assert (state.status, state.attempt) == (Status.SUCCEEDED, 1)
+            assert (state.status, state.attempt) == (QueueTaskStatus.SUCCEEDED, 1)
 
     _run(check)
 
@@ -573,7 +590,7 @@ def test_a_damaged_pack_is_left_alone_and_others_run(caplog: pytest.LogCaptureFi
 
     with caplog.at_level(logging.WARNING):
         _run(check)
-    assert "a pack is left alone" in caplog.text
+    assert "skipped a pack" in caplog.text
 
 
 def test_foreign_objects_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -585,7 +602,7 @@ def test_foreign_objects_are_told_once(caplog: pytest.LogCaptureFixture) -> None
 
     with caplog.at_level(logging.WARNING):
         _run(check)
-    assert caplog.text.count("an object that is not ours is left alone") == 1
+    assert caplog.text.count("skipped an object that is not of this queue") == 1
 
 
 def test_to_stop_lets_what_runs_end_and_starts_nothing_more() -> None:
@@ -599,7 +616,7 @@ def test_to_stop_lets_what_runs_end_and_starts_nothing_more() -> None:
             assert 10 <= bench.lived <= 13
         assert len(bench.ran.ended) == len(bench.ran.started) == 2
         statuses = Counter(task.status for task in bench.ledger(tasks[0]).tasks)
-        assert statuses == {Status.SUCCEEDED: 2, Status.READY: 4}
+        assert statuses == {QueueTaskStatus.SUCCEEDED: 2, QueueTaskStatus.READY: 4}
         assert discovery.is_released
 
     _run(check)
@@ -616,7 +633,7 @@ def test_what_runs_too_long_after_a_stop_is_given_back() -> None:
             assert 25 <= bench.lived <= 27
         assert bench.ran.interrupted == [task.id]
         (state,) = bench.ledger(task).tasks
-        assert (state.status, state.attempt, state.given_back) == (Status.READY, 1, 1)
+        assert (state.status, state.attempt, state.given_back) == (QueueTaskStatus.READY, 1, 1)
         assert discovery.is_released
 
     _run(check)

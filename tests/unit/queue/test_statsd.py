@@ -6,12 +6,17 @@ import asyncio
 import socket
 
 from penstock.kernel.clock import SystemClock
-from penstock.queue.metrics import Metrics
-from penstock.queue.statsd import DATAGRAM_BYTES_MAX, StatsdPusher, datagrams, lines_of
+from penstock.queue.metrics import (
+    DATAGRAM_BYTES_MAX,
+    StatsdPusher,
+    WorkerMetrics,
+    datagrams,
+    lines_of,
+)
 
 
 def test_counters_are_what_was_added_and_gauges_what_is() -> None:
-    metrics = Metrics()
+    metrics = WorkerMetrics()
     last: dict[str, float] = {}
     metrics.tasks["resize", "succeeded"] += 3
     metrics.running["resize"] = 2
@@ -30,7 +35,7 @@ def test_counters_are_what_was_added_and_gauges_what_is() -> None:
 
 
 def test_what_would_end_a_line_or_a_tag_is_not_sent() -> None:
-    metrics = Metrics()
+    metrics = WorkerMetrics()
     metrics.tasks['a|b:"c,\n', "failed"] += 1
     (line,) = lines_of(metrics.text(None), {})
     assert line.startswith("penstock_queue_tasks_total:1|c|#type:a_b_")
@@ -49,7 +54,7 @@ def test_datagrams_go_through_in_one_piece_and_lose_nothing() -> None:
 
 def test_what_was_counted_last_is_sent_at_the_end() -> None:
     async def main(port: int) -> None:
-        metrics = Metrics()
+        metrics = WorkerMetrics()
         pusher = StatsdPusher(
             lambda: metrics.text(None), host="127.0.0.1", port=port, clock=SystemClock()
         )

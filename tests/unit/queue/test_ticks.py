@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.queue.schedules.ticks import (
+from penstock.queue.schedules import (
     CATCH_UP_MAX,
     GRACE_SECONDS,
     CatchUp,

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.queue.client import Queue
 from penstock.queue.config import QueueConfig
+from penstock.queue.ids import PackAt, PackId
 from penstock.queue.layout import QueueLayout, is_used_once
-from penstock.queue.places import PackAt, PackId
 from penstock.queue.tombstones import KEPT_SECONDS, remove_old
 from penstock.queue.worker import Worker
 from penstock.store.base import CREATE, ObjectStore, pages

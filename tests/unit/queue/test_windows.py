@@ -10,13 +10,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.wire import decode, encode
-from penstock.queue.endings import Ending, GivenBack, Rescheduled, Retried, Stopped, Succeeded
-from penstock.queue.heartbeats import as_of
-from penstock.queue.ledger import Failure, Happening, Lease, Ledger, Status, TaskState, fresh
+from penstock.kernel.document_format import decode, encode
+from penstock.queue.attempt_outcomes import (
+    AttemptCancelled,
+    AttemptOutcome,
+    GivenBack,
+    Rescheduled,
+    Retried,
+    Succeeded,
+)
+from penstock.queue.ledger import (
+    ClaimLease,
+    Ledger,
+    LedgerEvent,
+    LedgerFailure,
+    QueueTaskState,
+    QueueTaskStatus,
+    as_of,
+    fresh,
+)
 from penstock.queue.transitions import (
-    Claim,
+    LedgerClaim,
     cancel,
+    chosen,
     claim,
     claimable,
     close,
@@ -25,7 +41,6 @@ from penstock.queue.transitions import (
     has_exclusive,
     settle,
 )
-from penstock.queue.windows import chosen
 from penstock.store.time import Interval
 
 LEASE_MS = 30_000
@@ -38,12 +53,12 @@ def _at(second: float) -> Interval:
 
 def _claim(
     name: str, tasks_max: int = 1000, *, slots: int = 1000, attempts: int = ATTEMPTS
-) -> Claim:
-    return Claim(name, f"holder of {name}", LEASE_MS, tasks_max, attempts, slots=slots)
+) -> LedgerClaim:
+    return LedgerClaim(name, f"holder of {name}", LEASE_MS, tasks_max, attempts, slots=slots)
 
 
-def _exclusive(name: str, *, attempts: int = ATTEMPTS) -> Claim:
-    return Claim(name, f"holder of {name}", LEASE_MS, 1, attempts, slots=1, exclusive=True)
+def _exclusive(name: str, *, attempts: int = ATTEMPTS) -> LedgerClaim:
+    return LedgerClaim(name, f"holder of {name}", LEASE_MS, 1, attempts, slots=1, exclusive=True)
 
 
 def _fresh(count: int) -> Ledger:
@@ -96,7 +111,9 @@ def test_a_poison_fails_alone_within_the_leases_that_are_stated(count: int, wind
     poison = count // 2
     ledger, ended = _worked_off(_fresh(count), poison=poison, window=window)
     assert ended <= math.ceil(math.log2(min(window, count))) + ATTEMPTS
-    failed = [place for place, task in enumerate(ledger.tasks) if task.status is Status.FAILED]
+    failed = [
+        place for place, task in enumerate(ledger.tasks) if task.status is QueueTaskStatus.FAILED
+    ]
     assert failed == [poison]
     assert ledger.settled
     state = ledger.tasks[poison]
@@ -134,14 +151,16 @@ def test_only_poison_fails_whatever_is_poison(
             ledger = _settled(ledger, name, taken, second)
     ledger = close(ledger, attempts_max=ATTEMPTS, who="w", now=_at(1e6), inputs=_inputs(ledger))
     assert ledger.settled
-    failed = {place for place, task in enumerate(ledger.tasks) if task.status is Status.FAILED}
+    failed = {
+        place for place, task in enumerate(ledger.tasks) if task.status is QueueTaskStatus.FAILED
+    }
     assert failed == poisons
 
 
 def test_what_is_lost_in_company_is_not_counted_and_comes_again_in_halves() -> None:
     ledger = _lost(16)
     assert {(task.attempt, task.given_back) for task in ledger.tasks} == {(1, 1)}
-    assert ledger.log[-1].what is Happening.LEASE_EXPIRED
+    assert ledger.log[-1].what is LedgerEvent.LEASE_EXPIRED
     assert ledger.log[-1].note == "not counted"
     ledger, taken = claim(ledger, _claim("a"), _at(1060))
     assert taken == tuple(range(8))
@@ -195,7 +214,7 @@ def test_beside_a_suspect_nothing_more_is_claimed_than_its_window_takes() -> Non
     assert taken == (0, 1)
     assert claim(ledger, _claim("b"), _at(1060), ours=frozenset({"a"}))[1] == ()
     # One that was given back, which nobody suspects, waits as well.
-    tasks = (*ledger.tasks[:3], TaskState(attempt=1, given_back=1))
+    tasks = (*ledger.tasks[:3], QueueTaskState(attempt=1, given_back=1))
     mixed = msgspec.structs.replace(ledger, tasks=tasks)
     assert claim(mixed, _claim("b"), _at(1060), ours=frozenset({"a"}))[1] == ()
     assert claim(mixed, _claim("b"), _at(1060))[1] == (3,)
@@ -219,13 +238,15 @@ def test_what_waits_for_a_slot_is_not_alone() -> None:
     ("ending", "window_max"),
     [
         (GivenBack(), 1),
-        (Retried(Failure("ValueError", "oops"), 0), 0),
+        (Retried(LedgerFailure("ValueError", "oops"), 0), 0),
         (Rescheduled(0), 0),
-        (Stopped(), 0),
+        (AttemptCancelled(), 0),
     ],
     ids=["given back", "retried", "rescheduled", "stopped"],
 )
-def test_who_ends_is_cleared_and_who_is_given_back_is_not(ending: Ending, window_max: int) -> None:
+def test_who_ends_is_cleared_and_who_is_given_back_is_not(
+    ending: AttemptOutcome, window_max: int
+) -> None:
     ledger, _ = claim(_lost(2), _claim("a"), _at(1060))
     after, _ = settle(ledger, {0: ("a", ending)}, now=_at(1061), inputs=_inputs(ledger))
     assert after.tasks[0].window_max == window_max
@@ -233,12 +254,12 @@ def test_who_ends_is_cleared_and_who_is_given_back_is_not(ending: Ending, window
 
 def test_a_suspect_that_is_cancelled_is_settled() -> None:
     after = cancel(_lost(2), (0,), who="user", now=_at(1060), inputs=[])
-    assert after.tasks[0].status is Status.CANCELLED
+    assert after.tasks[0].status is QueueTaskStatus.CANCELLED
     assert claim(after, _claim("a"), _at(1060))[1] == (1,)
 
 
 def test_whoever_cancels_claims_suspects_as_they_are_and_makes_none() -> None:
-    wanted = Claim("x", "user", LEASE_MS, 1000, 2**31, is_provisional=True)
+    wanted = LedgerClaim("x", "user", LEASE_MS, 1000, 2**31, is_provisional=True)
     ledger, taken = claim(_lost(4), wanted, _at(1060))
     assert taken == (0, 1, 2, 3)
     after = expire(ledger, _at(2000))
@@ -266,7 +287,7 @@ def test_a_lease_keeps_its_window(kept: Callable[[Ledger], Ledger]) -> None:
 
 def test_a_lease_of_an_earlier_release_has_the_window_that_is_left_of_it() -> None:
     ledger, _ = claim(_fresh(3), _claim("a"), _at(1000))
-    old = msgspec.structs.replace(ledger, leases={"a": Lease("w", 1_030_000)})
+    old = msgspec.structs.replace(ledger, leases={"a": ClaimLease("w", 1_030_000)})
     assert {task.given_back for task in expire(old, _at(2000)).tasks} == {1}
     left = _settled(old, "a", (0, 1), 1001)
     assert expire(left, _at(2000)).tasks[2].given_back == 0
@@ -274,7 +295,7 @@ def test_a_lease_of_an_earlier_release_has_the_window_that_is_left_of_it() -> No
 
 def test_the_smallest_bound_of_a_window_holds() -> None:
     bounds = (4, 1, 4, 4, 2, 4)
-    tasks = [TaskState(window_max=each) for each in bounds]
+    tasks = [QueueTaskState(window_max=each) for each in bounds]
     assert chosen(tasks, range(6), held=()) == (0, 2, 3, 5)
     assert chosen(tasks, range(1, 6), held=()) == (1,)
     assert chosen(tasks, (1, 3, 4, 5), held=(0, 2)) == (3, 5)
@@ -306,7 +327,7 @@ def test_only_the_loss_of_an_exclusive_attempt_is_final(attempts: int) -> None:
     assert ledger.leases["x"].exclusive
     stored = decode(Ledger, encode(ledger), where="here")
     lost = close(stored, attempts_max=attempts, who="w", now=_at(9900), inputs=_inputs(ledger))
-    assert lost.tasks[0].status is Status.FAILED
+    assert lost.tasks[0].status is QueueTaskStatus.FAILED
     assert lost.tasks[0].failure is not None
     assert lost.tasks[0].failure.error == "LeaseExpired"
     assert "ran nothing but this task" in lost.tasks[0].failure.message
@@ -320,7 +341,11 @@ def test_fewer_attempts_on_another_worker_settle_nothing_that_was_lost_in_compan
 
 def test_an_exclusive_claim_is_of_one_task_that_needs_it_and_beside_nothing() -> None:
     assert claim(_fresh(2), _exclusive("x"), _at(1000))[1] == ()
-    tasks = (TaskState(attempt=2, window_max=1), TaskState(attempt=2, window_max=1), TaskState())
+    tasks = (
+        QueueTaskState(attempt=2, window_max=1),
+        QueueTaskState(attempt=2, window_max=1),
+        QueueTaskState(),
+    )
     ledger = msgspec.structs.replace(_fresh(3), tasks=tasks)
     held, _ = claim(ledger, _claim("a"), _at(1000))
     assert claim(held, _exclusive("x"), _at(1000), ours=frozenset({"a"}))[1] == ()
@@ -336,6 +361,6 @@ def test_what_is_given_back_waits_to_be_claimed_exclusively_again() -> None:
 
 def test_a_loss_under_an_earlier_release_is_not_final_for_this_one() -> None:
     ledger, _ = claim(_lost_in_company(2), _exclusive("x"), _at(9000))
-    old = msgspec.structs.replace(ledger, leases={"x": Lease("w", 9_030_000)})
+    old = msgspec.structs.replace(ledger, leases={"x": ClaimLease("w", 9_030_000)})
     closed = close(old, attempts_max=ATTEMPTS, who="w", now=_at(9900), inputs=_inputs(ledger))
     assert not closed.settled

@@ -13,23 +13,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.kernel.wire import decode, encode
+from penstock.kernel.document_format import decode, encode
 from penstock.queue import transitions
-from penstock.queue.cancelling import PackToCancel
-from penstock.queue.claims import PackInHand
+from penstock.queue.canceller import CancelSession
+from penstock.queue.execution.capacity import WorkerCapacity
+from penstock.queue.execution.gates import CombinedAdmission
+from penstock.queue.execution.handlers import Handler, TaskContext
+from penstock.queue.execution.pack_runner import GIVE_UP_SECONDS, PackRunner, WorkerContext
+from penstock.queue.execution.retry import Retry
+from penstock.queue.ids import new_pack
 from penstock.queue.layout import QueueLayout
-from penstock.queue.ledger import Ledger, Status, TaskState
-from penstock.queue.outcomes import Seen
+from penstock.queue.ledger import Ledger, QueueTaskState, QueueTaskStatus
 from penstock.queue.pack import Pack
-from penstock.queue.places import new_pack
-from penstock.queue.running.gates import Pass
-from penstock.queue.running.handlers import Handler, TaskContext
-from penstock.queue.running.hands import GIVE_UP_SECONDS, Hands
-from penstock.queue.running.retry import Retry
-from penstock.queue.running.room import Room
-from penstock.queue.running.work import PackAtWork
+from penstock.queue.pack_session import ListedPack, PackSession
 from penstock.queue.settings import WorkerSettings
-from penstock.queue.transitions import Claim
+from penstock.queue.transitions import LedgerClaim
 from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
@@ -69,7 +67,7 @@ class Bench:
         backend = MemoryStore(self.bucket, clock=self.clock, delay=self._delay)
         inner = MeteredStore(backend, self.meter)
         self.store = FaultyStore(inner, FINE, entropy=world.entropy("faults"))
-        self.room = Room(concurrency, clock=self.clock, freed=asyncio.Event())
+        self.room = WorkerCapacity(concurrency, clock=self.clock, freed=asyncio.Event())
         self.ran = Ran()
         self.seconds = seconds
         now_ms = int(world.now() * 1000)
@@ -103,7 +101,7 @@ class Bench:
         return decode(Ledger, self.bucket.objects[LAYOUT.ledger(self.at)].body, where="ledger")
 
     @property
-    def statuses(self) -> list[Status]:
+    def statuses(self) -> list[QueueTaskStatus]:
         return [task.status for task in self.ledger.tasks]
 
     def puts(self, label: str | None = None) -> int:
@@ -115,7 +113,7 @@ class Bench:
 
     async def begin(
         self, spawn: Callable[[Coroutine[Any, Any, None]], None]
-    ) -> tuple[PackAtWork, Coroutine[Any, Any, None]]:
+    ) -> tuple[PackRunner, Coroutine[Any, Any, None]]:
         """Submit the pack and claim it: the work, and its run."""
         pack = Pack(
             type="t",
@@ -126,18 +124,22 @@ class Bench:
         await self.store.now()
         version = self.bucket.write(LAYOUT.pack(self.at), encode(pack), {})
         settings = WorkerSettings(task_lease_seconds=LEASE_SECONDS, settle_seconds=2.0)
-        hands = Hands(self.store, "w", settings, self.entropy, self.room)
-        hand = PackInHand(self.store, LAYOUT, self.at, entropy=self.entropy)
+        context = WorkerContext(self.store, "w", settings, self.entropy, self.room)
+        session = PackSession(self.store, LAYOUT, self.at, entropy=self.entropy)
         ahead = settings.settle_seconds_of(self.at.count)
         tasks_max = self.room.take(self.at.count, type="t", ahead_seconds=ahead)
-        claim = hands.claim(self.handler, tasks_max=tasks_max, slots=self.room.concurrency)
-        claimed = await hand.claim(claim, Seen(version, self.world.now(), has_ledger=False))
+        claim = context.claim(self.handler, tasks_max=tasks_max, slots=self.room.concurrency)
+        claimed = await session.claim(
+            claim, ListedPack(version, self.world.now(), has_ledger=False)
+        )
         assert claimed is not None
-        work = PackAtWork(hands, hand, self.handler, leave=Pass((), 0), spawn=spawn)
+        work = PackRunner(
+            context, session, self.handler, leave=CombinedAdmission((), 0), spawn=spawn
+        )
         return work, work.run(claim.id, claimed)
 
 
-Check = Callable[[Bench, PackAtWork, "asyncio.Task[None]"], Awaitable[None]]
+Check = Callable[[Bench, PackRunner, "asyncio.Task[None]"], Awaitable[None]]
 
 
 def _run(seconds: list[float], check: Check, *, concurrency: int = 8) -> None:
@@ -161,32 +163,36 @@ def _spawn(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
 
 
 def test_a_pack_of_one_costs_a_claim_and_a_settlement() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         await running
         assert bench.lived == pytest.approx(5.0, abs=0.01)
         assert bench.puts() == 2
         (task,) = bench.ledger.tasks
-        assert (task.status, bytes(task.result)) == (Status.SUCCEEDED, b"0")
+        assert (task.status, bytes(task.result)) == (QueueTaskStatus.SUCCEEDED, b"0")
         assert LAYOUT.pack(bench.at) not in bench.bucket.objects
 
     _run([5.0], check)
 
 
 def test_endings_that_are_close_together_share_a_swap() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         await running
         assert bench.puts("settle") == 1
-        assert bench.statuses == [Status.SUCCEEDED] * 8
+        assert bench.statuses == [QueueTaskStatus.SUCCEEDED] * 8
 
     _run([1.0 + number / 5 for number in range(8)], check)
 
 
 def test_an_ending_waits_no_longer_than_settle_seconds() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         await bench.clock.sleep(2.9)
-        assert bench.statuses == [Status.CLAIMED] * 3
+        assert bench.statuses == [QueueTaskStatus.CLAIMED] * 3
         await bench.clock.sleep(0.2)
-        assert bench.statuses == [Status.SUCCEEDED, Status.SUCCEEDED, Status.CLAIMED]
+        assert bench.statuses == [
+            QueueTaskStatus.SUCCEEDED,
+            QueueTaskStatus.SUCCEEDED,
+            QueueTaskStatus.CLAIMED,
+        ]
         assert bench.puts("settle") == 1
         await running
         assert bench.lived == pytest.approx(9.0, abs=0.01)
@@ -196,21 +202,29 @@ def test_an_ending_waits_no_longer_than_settle_seconds() -> None:
 
 
 def test_an_ending_during_a_write_is_in_the_next() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         bench.delay_seconds = 0.5
         await bench.clock.sleep(4.4)
         # Sent two seconds after the first ending; the second came while it was on its way.
-        assert bench.statuses == [Status.SUCCEEDED, Status.CLAIMED, Status.CLAIMED]
+        assert bench.statuses == [
+            QueueTaskStatus.SUCCEEDED,
+            QueueTaskStatus.CLAIMED,
+            QueueTaskStatus.CLAIMED,
+        ]
         await bench.clock.sleep(2.6)
-        assert bench.statuses == [Status.SUCCEEDED, Status.SUCCEEDED, Status.CLAIMED]
+        assert bench.statuses == [
+            QueueTaskStatus.SUCCEEDED,
+            QueueTaskStatus.SUCCEEDED,
+            QueueTaskStatus.CLAIMED,
+        ]
         await running
-        assert bench.statuses == [Status.SUCCEEDED] * 3
+        assert bench.statuses == [QueueTaskStatus.SUCCEEDED] * 3
 
     _run([1.0, 3.2, 60.0], check)
 
 
 def test_a_lease_is_renewed_after_a_third_of_it() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         for beats in range(1, 10):
             await bench.clock.sleep(LEASE_SECONDS / 3)
             await bench.clock.sleep(0.01)
@@ -218,27 +232,27 @@ def test_a_lease_is_renewed_after_a_third_of_it() -> None:
             (lease,) = bench.ledger.leases.values()
             assert lease.expires_ms / 1000 - bench.world.now() > LEASE_SECONDS * 0.99
         await running
-        assert bench.statuses == [Status.SUCCEEDED]
+        assert bench.statuses == [QueueTaskStatus.SUCCEEDED]
         assert bench.ledger.tasks[0].attempt == 1
 
     _run([95.0], check)
 
 
 def test_a_settlement_is_a_heartbeat_too() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         await running
         # Something ends every six seconds: nothing is written only to renew.
         assert bench.puts("heartbeat") == 0
-        assert bench.statuses == [Status.SUCCEEDED] * 8
+        assert bench.statuses == [QueueTaskStatus.SUCCEEDED] * 8
 
     _run([6.0 * number for number in range(1, 9)], check)
 
 
 def test_more_is_claimed_with_the_settlement() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         await running
-        assert not work.has_more
-        assert bench.statuses == [Status.SUCCEEDED] * 40
+        assert not work.left
+        assert bench.statuses == [QueueTaskStatus.SUCCEEDED] * 40
         assert bench.ran.most_at_once == 2
         # Twenty seconds of work, settled every two: no claim of its own after the first.
         assert bench.puts("claim") == 1
@@ -249,33 +263,33 @@ def test_more_is_claimed_with_the_settlement() -> None:
 
 
 def test_while_other_packs_wait_no_more_is_claimed() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
-        bench.room.is_contended = True
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
+        bench.room.contended = 0
         await running
-        assert bench.statuses == [Status.SUCCEEDED] * 4 + [Status.READY] * 6
-        assert work.has_more
+        assert bench.statuses == [QueueTaskStatus.SUCCEEDED] * 4 + [QueueTaskStatus.READY] * 6
+        assert work.left
 
     _run([1.0] * 10, check, concurrency=2)
 
 
 def test_what_others_have_taken_meanwhile_is_not_asked_for_again() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         now = Interval(bench.world.now(), bench.world.now())
-        other = Claim("other", "o", 300_000, 100, 3)
+        other = LedgerClaim("other", "o", 300_000, 100, 3)
         taken, _ = transitions.claim(bench.ledger, other, now)
         bench.write(taken)
         await running
-        assert bench.statuses == [Status.SUCCEEDED] * 4 + [Status.CLAIMED] * 6
+        assert bench.statuses == [QueueTaskStatus.SUCCEEDED] * 4 + [QueueTaskStatus.CLAIMED] * 6
         assert bench.puts() <= 5
 
     _run([1.0] * 10, check, concurrency=2)
 
 
 def test_a_claim_that_is_lost_interrupts_its_handlers_and_settles_nothing() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         await bench.clock.sleep(5)
         mine = bench.ledger
-        other = TaskState(Status.CLAIMED, 2, claim="other")
+        other = QueueTaskState(QueueTaskStatus.CLAIMED, 2, claim="other")
         lease = _lease_of_another(mine)
         bench.write(msgspec.structs.replace(mine, tasks=(other, other), leases=lease))
         await running
@@ -293,21 +307,21 @@ def _lease_of_another(ledger: Ledger) -> dict[str, Any]:
 
 
 def test_what_was_lost_is_refused_and_its_neighbour_is_not() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         await bench.clock.sleep(1)
         mine = bench.ledger
-        other = TaskState(Status.CLAIMED, 2, claim="other")
+        other = QueueTaskState(QueueTaskStatus.CLAIMED, 2, claim="other")
         leases = {**mine.leases, **_lease_of_another(mine)}
         bench.write(msgspec.structs.replace(mine, tasks=(other, mine.tasks[1]), leases=leases))
         await running
         assert [task.claim == "other" for task in bench.ledger.tasks] == [True, False]
-        assert bench.statuses == [Status.CLAIMED, Status.SUCCEEDED]
+        assert bench.statuses == [QueueTaskStatus.CLAIMED, QueueTaskStatus.SUCCEEDED]
 
     _run([3.0, 4.0], check)
 
 
 def test_a_ledger_that_is_gone_ends_the_work() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         await bench.clock.sleep(1)
         bench.bucket.remove(LAYOUT.ledger(bench.at))
         await running
@@ -318,33 +332,37 @@ def test_a_ledger_that_is_gone_ends_the_work() -> None:
 
 
 def test_a_task_that_is_asked_to_stop_is_interrupted_and_cancelled() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         await bench.clock.sleep(1)
-        user = PackToCancel(bench.store, LAYOUT, bench.at, entropy=bench.entropy)
-        await user.cancel(frozenset({1}), Claim("x", "user", 30_000, 2, 3))
+        user = CancelSession(bench.store, LAYOUT, bench.at, entropy=bench.entropy)
+        await user.cancel(frozenset({1}), LedgerClaim("x", "user", 30_000, 2, 3))
         await bench.clock.sleep(LEASE_SECONDS / 3 + 2.5)
         assert bench.ran.interrupted.keys() == {1}
-        assert bench.statuses == [Status.CLAIMED, Status.CANCELLED]
+        assert bench.statuses == [QueueTaskStatus.CLAIMED, QueueTaskStatus.CANCELLED]
         await running
-        assert bench.statuses == [Status.SUCCEEDED, Status.CANCELLED]
+        assert bench.statuses == [QueueTaskStatus.SUCCEEDED, QueueTaskStatus.CANCELLED]
 
     _run([40.0, 40.0], check)
 
 
 def test_to_drain_gives_back_what_has_not_started_and_lets_the_rest_end() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         await bench.clock.sleep(1)
         started = set(bench.ran.started)
         work.drain()
         await bench.clock.sleep(2.5)
         tasks = bench.ledger.tasks
-        assert {n for n, task in enumerate(tasks) if task.status is Status.CLAIMED} == started
+        assert {
+            n for n, task in enumerate(tasks) if task.status is QueueTaskStatus.CLAIMED
+        } == started
         assert {n for n, task in enumerate(tasks) if task.given_back} == {0, 1, 2, 3} - started
         await running
         assert bench.lived == pytest.approx(6, abs=0.1)
         tasks = bench.ledger.tasks
-        assert {n for n, task in enumerate(tasks) if task.status is Status.SUCCEEDED} == started
-        assert {task.status for task in tasks} == {Status.SUCCEEDED, Status.READY}
+        assert {
+            n for n, task in enumerate(tasks) if task.status is QueueTaskStatus.SUCCEEDED
+        } == started
+        assert {task.status for task in tasks} == {QueueTaskStatus.SUCCEEDED, QueueTaskStatus.READY}
         assert bench.ran.started.keys() == started
         assert len(started) == 2
 
@@ -352,14 +370,14 @@ def test_to_drain_gives_back_what_has_not_started_and_lets_the_rest_end() -> Non
 
 
 def test_to_give_back_interrupts_and_does_not_count() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         await bench.clock.sleep(1)
         work.give_back()
         await running
         assert bench.lived <= 1.1
         assert bench.ran.interrupted.keys() == bench.ran.started.keys()
         assert len(bench.ran.started) == 2
-        assert bench.statuses == [Status.READY] * 3
+        assert bench.statuses == [QueueTaskStatus.READY] * 3
         assert all(task.attempt == task.given_back for task in bench.ledger.tasks)
         assert bench.ledger.leases == {}
 
@@ -367,9 +385,9 @@ def test_to_give_back_interrupts_and_does_not_count() -> None:
 
 
 def test_a_failure_is_retried_later_and_not_by_this_work() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         await running
-        assert bench.statuses == [Status.RETRYING, Status.SUCCEEDED]
+        assert bench.statuses == [QueueTaskStatus.RETRYING, QueueTaskStatus.SUCCEEDED]
         failed = bench.ledger.tasks[0]
         assert failed.failure is not None
         assert (failed.failure.error, failed.attempt) == ("ValueError", 1)
@@ -380,7 +398,7 @@ def test_a_failure_is_retried_later_and_not_by_this_work() -> None:
 def _with(check: Check, *, raises: float) -> Check:
     """The check, with a handler that fails for this input."""
 
-    async def changed(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def changed(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         sleep = bench.clock.sleep
 
         async def fail(seconds: float) -> None:
@@ -395,57 +413,57 @@ def _with(check: Check, *, raises: float) -> Check:
 
 
 def test_a_store_that_was_away_longer_than_the_lease_costs_no_result() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         await bench.clock.sleep(1)
         bench.store.plan = AWAY
         await bench.clock.sleep(300)
         assert bench.ran.ended.keys() == {0}
         assert not bench.ran.interrupted
-        assert bench.statuses == [Status.CLAIMED] * 2
+        assert bench.statuses == [QueueTaskStatus.CLAIMED] * 2
         bench.store.plan = FINE
         await bench.clock.sleep(15)
-        assert bench.statuses == [Status.SUCCEEDED, Status.CLAIMED]
+        assert bench.statuses == [QueueTaskStatus.SUCCEEDED, QueueTaskStatus.CLAIMED]
         await running
-        assert bench.statuses == [Status.SUCCEEDED] * 2
+        assert bench.statuses == [QueueTaskStatus.SUCCEEDED] * 2
         assert {task.attempt for task in bench.ledger.tasks} == {1}
 
     _run([20.0, 400.0], check)
 
 
 def test_a_result_that_another_has_overtaken_meanwhile_does_not_count() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         bench.store.plan = AWAY
         await bench.clock.sleep(60)
         now = Interval(bench.world.now(), bench.world.now())
-        taken, places = transitions.claim(bench.ledger, Claim("o", "o", 90_000, 9, 3), now)
+        taken, places = transitions.claim(bench.ledger, LedgerClaim("o", "o", 90_000, 9, 3), now)
         assert places == (0,)
         bench.write(taken)
         bench.store.plan = FINE
         await running
         (task,) = bench.ledger.tasks
-        assert (task.status, task.claim, task.attempt) == (Status.CLAIMED, "o", 2)
+        assert (task.status, task.claim, task.attempt) == (QueueTaskStatus.CLAIMED, "o", 2)
 
     _run([20.0], check)
 
 
 def test_nothing_starts_under_a_lease_that_may_be_over() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         await bench.clock.sleep(1)
         bench.store.plan = AWAY
         await bench.clock.sleep(60)
         assert len(bench.ran.ended) == 1
         assert bench.ran.started.keys() == bench.ran.ended.keys()
         bench.store.plan = FINE
-        bench.room.is_contended = True
+        bench.room.contended = 0
         await running
-        assert sorted(bench.statuses) == [Status.READY, Status.SUCCEEDED]
+        assert sorted(bench.statuses) == [QueueTaskStatus.READY, QueueTaskStatus.SUCCEEDED]
         assert sorted(task.given_back for task in bench.ledger.tasks) == [0, 1]
 
     _run([40.0, 40.0], check, concurrency=1)
 
 
 def test_a_store_that_stays_away_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         await bench.clock.sleep(1)
         bench.store.plan = AWAY
         await running
@@ -455,22 +473,22 @@ def test_a_store_that_stays_away_is_given_up(caplog: pytest.LogCaptureFixture) -
         assert bench.ran.interrupted.keys() == {1}
         assert bench.room.free == 8
         bench.store.plan = FINE
-        hand = PackInHand(bench.store, LAYOUT, bench.at, entropy=bench.entropy)
+        session = PackSession(bench.store, LAYOUT, bench.at, entropy=bench.entropy)
         stored = bench.bucket.objects[LAYOUT.pack(bench.at)]
-        seen = Seen(stored.version, stored.modified, has_ledger=True)
-        claimed = await hand.claim(Claim("o", "o", 30_000, 9, 3), seen)
+        seen = ListedPack(stored.version, stored.modified, has_ledger=True)
+        claimed = await session.claim(LedgerClaim("o", "o", 30_000, 9, 3), seen)
         assert claimed is not None
         assert claimed.attempts == {0: 2}  # They were lost together.
 
     with caplog.at_level(logging.ERROR):
         _run([20.0, 5000.0], check)
-    assert "is given up, its tasks will run again" in caplog.text
+    assert "its tasks will be retried" in caplog.text
 
 
 def test_a_ledger_that_cannot_be_read_is_given_up_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         await bench.clock.sleep(1)
         bench.bucket.write(LAYOUT.ledger(bench.at), b"damaged", {})
         await running
@@ -481,14 +499,14 @@ def test_a_ledger_that_cannot_be_read_is_given_up_at_once(
 
     with caplog.at_level(logging.ERROR):
         _run([100.0], check)
-    assert "is given up" in caplog.text
+    assert "giving up pack" in caplog.text
 
 
 def test_lost_answers_settle_once() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         bench.store.plan = replace(FINE, lost_answer=0.4, throttled=0.1, latency_seconds_max=1.0)
         await running
-        done = [task for task in bench.ledger.tasks if task.status is Status.SUCCEEDED]
+        done = [task for task in bench.ledger.tasks if task.status is QueueTaskStatus.SUCCEEDED]
         # A claim of more whose answer was lost is held by nobody, and ends by itself.
         assert len(done) == len(bench.ran.ended)
         assert {task.attempt for task in bench.ledger.tasks} <= {0, 1}
@@ -497,7 +515,7 @@ def test_lost_answers_settle_once() -> None:
 
 
 def test_a_worker_that_is_killed_gives_its_room_back_and_leaves_its_lease() -> None:
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         await bench.clock.sleep(1)
         running.cancel()
         with suppress(asyncio.CancelledError):
@@ -505,7 +523,7 @@ def test_a_worker_that_is_killed_gives_its_room_back_and_leaves_its_lease() -> N
         await bench.clock.sleep(6)
         assert bench.room.held == 0
         assert bench.ran.interrupted.keys() == {0}
-        assert bench.statuses == [Status.CLAIMED]
+        assert bench.statuses == [QueueTaskStatus.CLAIMED]
         assert len(bench.ledger.leases) == 1
 
     _run([100.0], check)
@@ -514,12 +532,12 @@ def test_a_worker_that_is_killed_gives_its_room_back_and_leaves_its_lease() -> N
 def test_a_handler_that_does_not_heed_keeps_its_slot_and_what_waits_is_given_back() -> None:
     """Others may run it meanwhile; here nothing starts until the handler has ended."""
 
-    async def check(bench: Bench, work: PackAtWork, running: asyncio.Task[None]) -> None:
+    async def check(bench: Bench, work: PackRunner, running: asyncio.Task[None]) -> None:
         bench.heeds = False
         await bench.clock.sleep(1)
         (place,) = bench.ran.started
-        user = PackToCancel(bench.store, LAYOUT, bench.at, entropy=bench.entropy)
-        await user.cancel(frozenset({place}), Claim("x", "user", 30_000, 3, 3))
+        user = CancelSession(bench.store, LAYOUT, bench.at, entropy=bench.entropy)
+        await user.cancel(frozenset({place}), LedgerClaim("x", "user", 30_000, 3, 3))
         # A third of the lease until it hears of it, the grace, and the wait for others.
         await bench.clock.sleep(LEASE_SECONDS / 3 + 5 + 3)
         assert bench.ran.interrupted.keys() == {place}
@@ -527,7 +545,7 @@ def test_a_handler_that_does_not_heed_keeps_its_slot_and_what_waits_is_given_bac
         assert bench.room.free == 0
         assert running.done()
         statuses = Counter(bench.statuses)
-        assert statuses == {Status.CANCELLED: 1, Status.READY: 2}
+        assert statuses == {QueueTaskStatus.CANCELLED: 1, QueueTaskStatus.READY: 2}
         assert bench.ran.started.keys() == {place}
         await bench.clock.sleep(400)
         assert bench.room.free == 1

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.runtimes.base import Given, Made, Place, Work
-from penstock.runtimes.child_settings import ChildSettings
-from penstock.runtimes.process import Process
-from penstock.testing.runtime_contract import Ear
+from penstock.runtimes.base import AttemptWork, ProducedOutput, WorkInput, WorkOutput
+from penstock.runtimes.process import ChildSettings, ProcessRuntime
+from penstock.testing.runtime_contract import RecordingReporter
 
 
 @dataclass
@@ -21,14 +20,14 @@ class User:
     def module(self, text: str, name: str = "mine") -> None:
         (self.folder / f"{name}.py").write_text(text)
 
-    def process(self, **settings: Any) -> Process:
-        return Process(ChildSettings(path=(str(self.folder),), **settings))
+    def process(self, **settings: Any) -> ProcessRuntime:
+        return ProcessRuntime(ChildSettings(path=(str(self.folder),), **settings))
 
-    def work(self, function: str = "mine:run", **more: Any) -> Work:
+    def work(self, function: str = "mine:run", **more: Any) -> AttemptWork:
         return work(function, self.folder, **more)
 
 
-def work(operator: str, folder: Path, **more: Any) -> Work:
+def work(operator: str, folder: Path, **more: Any) -> AttemptWork:
     said: dict[str, Any] = {
         "task_id": 7,
         "attempt": 2,
@@ -36,16 +35,16 @@ def work(operator: str, folder: Path, **more: Any) -> Work:
         "operator": operator,
         "generation": "first",
         "payload": {"partition_key": "p", "start": 1, "end": 5},
-        "inputs": {"raw": Given(dataset="raw", generation="first")},
+        "inputs": {"raw": WorkInput(dataset="raw", generation="first")},
         "outputs": {"out": place("out", folder)},
         "log": str(folder / "log"),
     }
-    return Work(**{**said, **more})
+    return AttemptWork(**{**said, **more})
 
 
-def place(name: str, folder: Path) -> Place:
-    return Place(dataset=name, uuid=f"uuid-of-{name}", location=(folder / name).as_uri())
+def place(name: str, folder: Path) -> WorkOutput:
+    return WorkOutput(dataset=name, uuid=f"uuid-of-{name}", location=(folder / name).as_uri())
 
 
-async def run(runtime: Process, task: Work) -> tuple[Made, ...]:
-    return (await runtime.run(task, Ear())).made
+async def run(runtime: ProcessRuntime, task: AttemptWork) -> tuple[ProducedOutput, ...]:
+    return (await runtime.run(task, RecordingReporter())).made

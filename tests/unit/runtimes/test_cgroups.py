@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtimes.cgroups import Cgroup, Cgroups, Limit
+from penstock.runtimes.resource_limits import Cgroup, CgroupLimit, Cgroups
 
 MAKES_ONE = """
-from penstock.runtimes.cgroups import Cgroups, Limit
-group = Cgroups.found().made(Limit(2**30))
+from penstock.runtimes.resource_limits import Cgroups, CgroupLimit
+group = Cgroups.found().made(CgroupLimit(2**30))
 print(*group.folders)
 """
 
@@ -53,7 +53,7 @@ os.read(0, 1)
 
 
 def test_a_group_bounds_processes_and_ends_with_all_that_is_in_it(cgroups: Cgroups) -> None:
-    group = cgroups.made(Limit(2**30, processes_max=10))
+    group = cgroups.made(CgroupLimit(2**30, processes_max=10))
     with waiting(group) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"9\n"
@@ -69,7 +69,7 @@ def test_a_group_bounds_processes_and_ends_with_all_that_is_in_it(cgroups: Cgrou
 def test_what_a_killed_worker_leaves_is_swept_and_ours_stays(cgroups: Cgroups) -> None:
     made = subprocess.run([sys.executable, "-c", MAKES_ONE], capture_output=True, check=True)
     left = [Path(each) for each in made.stdout.decode().split()]
-    ours = cgroups.made(Limit(2**30))
+    ours = cgroups.made(CgroupLimit(2**30))
     try:
         assert left
         assert all(each.exists() for each in left)

@@ -6,12 +6,11 @@ import asyncio
 from pathlib import Path
 
 from penstock.datasets.layout import path_of
-from penstock.dispatcher.dag.parsing import parse
-from penstock.dispatcher.registry import RegisteredRuntimes
-from penstock.runtimes.base import Given, Made
-from penstock.runtimes.child_settings import ChildSettings
-from penstock.runtimes.process import Process
-from penstock.runtimes.registry import Registry
+from penstock.dispatcher.dag.parser import parse
+from penstock.dispatcher.runtime_registry import RegisteredRuntimes
+from penstock.runtimes.base import ProducedOutput, WorkInput
+from penstock.runtimes.process import ChildSettings, ProcessRuntime
+from penstock.runtimes.registry import RuntimeRegistry
 from tests.unit.runtimes.benches import place, run, work
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -20,16 +19,16 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 def _reports(folder: Path) -> list[str]:
     """Run the jobs in their order, the report after each of its inputs."""
     text = (EXAMPLES / "five_jobs.yaml").read_text()
-    dag = parse(text, "five_jobs.yaml", runtimes=RegisteredRuntimes(Registry(installed=[])))
-    published: dict[str, Made] = {}
+    dag = parse(text, "five_jobs.yaml", runtimes=RegisteredRuntimes(RuntimeRegistry(installed=[])))
+    published: dict[str, ProducedOutput] = {}
     reports = []
 
     async def main() -> None:
-        async with Process(ChildSettings(path=(str(EXAMPLES),))) as runtime:
+        async with ProcessRuntime(ChildSettings(path=(str(EXAMPLES),))) as runtime:
             for name in ("clean", "totals", "report", "outliers", "report"):
                 job = dag.job(name)
                 inputs = {
-                    each.name: Given(
+                    each.name: WorkInput(
                         dataset=each.dataset,
                         generation="first",
                         location=found.location if (found := published.get(each.dataset)) else None,

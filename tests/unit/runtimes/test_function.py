@@ -10,8 +10,8 @@ import pytest
 
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import Delivery
-from penstock.runtimes.function import Function, FunctionSettings, function
-from penstock.testing.runtime_contract import Ear
+from penstock.runtimes.function import FunctionSettings, LambdaRuntime, function
+from penstock.testing.runtime_contract import RecordingReporter
 from tests.unit.runtimes.benches import work
 
 HANDLER = """
@@ -45,8 +45,8 @@ def test_a_handler_gets_the_event_and_an_empty_environment(
 
     async def main() -> None:
         settings = FunctionSettings(path=(str(tmp_path),), handlers=handlers)
-        async with Function(settings) as runtime:
-            (made,) = (await runtime.run(task, Ear())).made
+        async with LambdaRuntime(settings) as runtime:
+            (made,) = (await runtime.run(task, RecordingReporter())).made
         assert (made.output, made.partition_key) == ("out", "p")
 
     asyncio.run(main())
@@ -65,7 +65,7 @@ def test_at_aws_tasks_are_invoked_and_no_worker_runs_them(tmp_path: Path) -> Non
     assert deployed.delivery is Delivery.INVOKE
     assert list(deployed.faults("any-name", config={}, resources={"memory": "1GiB"})) == []
     with pytest.raises(WorkFailed, match="at AWS"):
-        asyncio.run(deployed.run(work("any-name", tmp_path), Ear()))
+        asyncio.run(deployed.run(work("any-name", tmp_path), RecordingReporter()))
 
 
 def test_an_operator_without_a_handler_is_a_fault() -> None:

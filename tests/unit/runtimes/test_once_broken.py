@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.process import Process
+from penstock.runtimes.process import ProcessRuntime
 from tests.unit.runtimes.benches import User, run
 
 
@@ -17,7 +17,7 @@ def user(tmp_path: Path) -> User:
     return User(tmp_path)
 
 
-async def _failure(runtime: Process, user: User) -> str:
+async def _failure(runtime: ProcessRuntime, user: User) -> str:
     with pytest.raises(WorkFailed) as caught:
         await run(runtime, user.work())
     return caught.value.message
@@ -59,7 +59,7 @@ def test_a_fork_that_speaks_for_its_task_is_told_and_does_not_hang(user: User, s
 
     async def main() -> None:
         async with user.process() as runtime, asyncio.timeout(60):
-            assert "cannot speak for its task" in await _failure(runtime, user)
+            assert "cannot report for its task" in await _failure(runtime, user)
 
     asyncio.run(main())
 
@@ -114,7 +114,7 @@ def test_code_that_was_put_right_is_seen_by_a_warm_child(user: User, before: str
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("def run(task):\n    return {'out': 'x' * 17_000_000}\n", "too many to say at once"),
+        ("def run(task):\n    return {'out': 'x' * 17_000_000}\n", "too large for one message"),
         ("def run(task):\n    return {'out': '\\ud800'}\n", "surrogates not allowed"),
         (
             "class Text(str): ...\ndef run(task):\n    return {'out': Text('x')}\n",

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.errors import InvalidInput, WorkFailed, WorkReleased
-from penstock.runtimes.cgroups import Cgroups
-from penstock.runtimes.process import Process, process
-from penstock.testing.runtime_contract import Ear
+from penstock.runtimes.process import ProcessRuntime, process
+from penstock.runtimes.resource_limits import Cgroups
+from penstock.testing.runtime_contract import RecordingReporter
 from tests.unit.runtimes.benches import User, run
 
 TELLS_ITS_PID = "import os\ndef run(task):\n    return {'out': f'pid:{os.getpid()}'}\n"
@@ -125,7 +125,7 @@ def test_async_functions_run_too(user: User) -> None:
     )
 
     async def main() -> None:
-        ear = Ear(pause="full")
+        ear = RecordingReporter(pause="full")
         async with user.process() as runtime:
             (made,) = (await runtime.run(user.work(), ear)).made
         assert made.location == "full"
@@ -146,7 +146,7 @@ def test_an_async_function_is_cancelled_and_may_clean_up(user: User) -> None:
     )
     begun = asyncio.Event()
 
-    class Listening(Ear):
+    class Listening(RecordingReporter):
         def progress(self, said: object) -> None:
             self.said.append(said)  # type: ignore[arg-type] # only remembered
             begun.set()
@@ -167,7 +167,7 @@ def test_a_failure_shows_the_users_lines_and_the_log_has_all(user: User) -> None
     first, *trace = failure.message.splitlines()
     assert first == "KeyError: 'x'"
     assert [line.strip() for line in trace[1::2]] == ["inner()", "raise KeyError('x')"]
-    assert "calling.py" not in failure.message
+    assert "user_code.py" not in failure.message
     assert "Traceback" in (user.folder / "log").read_text()
 
 
@@ -182,13 +182,13 @@ def test_a_failure_shows_the_users_lines_and_the_log_has_all(user: User) -> None
         ("import os\ndef run(task):\n    os._exit(3)\n", "ended with exit code 3"),
         (
             "import os\ndef run(task):\n    os.kill(os.getpid(), 9)\n",
-            "was killed by SIGKILL; if nobody did that, the machine was probably short of memory",
+            "was killed by SIGKILL, perhaps because memory ran out",
         ),
         ("def run(task):\n    raise ValueError('\\ud800')\n", r"ValueError: \ud800"),
         ("def run(task):\n    task.progress(x=object())\n", "TypeError"),
         (
             "def run(task):\n    task.emit(cursor=1, payload={'x': 'y' * 200_000})\n",
-            "bytes are too many to say at once; 131,072 are allowed",
+            "bytes are too large for one message; 131,072 are allowed",
         ),
     ],
 )
@@ -220,7 +220,7 @@ def test_progress_that_is_too_much_is_left_out_and_the_attempt_goes_on(
     )
 
     async def main() -> None:
-        ear = Ear()
+        ear = RecordingReporter()
         async with user.process() as runtime:
             await runtime.run(user.work(), ear)
         assert ear.said == [{"step": 2}]
@@ -257,7 +257,7 @@ def test_a_child_that_says_what_no_child_says_ends_its_own_attempt_alone(
     async def main() -> None:
         async with user.process() as runtime:
             work = user.work(config={"body": str(user.folder / "body")})
-            with pytest.raises(WorkFailed, match="said what nobody understands"):
+            with pytest.raises(WorkFailed, match="sent an invalid message"):
                 await run(runtime, work)
 
     asyncio.run(main())
@@ -411,16 +411,16 @@ def test_a_guard_that_is_killed_is_replaced(user: User) -> None:
 
 @pytest.mark.parametrize("operator", ["clean", "clean.sales", ":f", "m:", "m:f-g", "a b:c"])
 def test_an_operator_must_name_a_function(operator: str) -> None:
-    (fault,) = Process().faults(operator, config={}, resources={})
+    (fault,) = ProcessRuntime().faults(operator, config={}, resources={})
     assert fault.field == "operator"
 
 
 def test_resources_are_judged() -> None:
     wrong = {"memory": "much", "cpu": 0, "gpu": 1}
-    found = {fault.field for fault in Process().faults("m:f", config={}, resources=wrong)}
+    found = {fault.field for fault in ProcessRuntime().faults("m:f", config={}, resources=wrong)}
     assert found == {"resources.memory", "resources.cpu", "resources.gpu"}
     right = {"memory": "2GiB", "cpu": 0.5}
-    assert list(Process().faults("m:f", config={}, resources=right)) == []
+    assert list(ProcessRuntime().faults("m:f", config={}, resources=right)) == []
 
 
 @pytest.mark.parametrize(

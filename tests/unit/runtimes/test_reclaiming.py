@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes import guard, reclaiming, users
-from penstock.runtimes.users import User, Users
-from tests.unit.runtimes.test_users import FIRST, as_user, folder, needs_root, of
+from penstock.runtimes import guard, uid_pool
+from penstock.runtimes.uid_pool import LeasedUid, UidPool
+from tests.unit.runtimes.test_uid_pool import FIRST, as_user, folder, needs_root, of
 
 __all__ = ["folder"]
 pytestmark = needs_root
@@ -36,7 +36,7 @@ tried(lambda: os.unlink("in/tool"))
 
 
 @pytest.fixture
-def some(folder: Path) -> Users:
+def some(folder: Path) -> UidPool:
     return of(folder)
 
 
@@ -46,7 +46,7 @@ def given(folder: Path) -> Path:
     return folder / "store" / "deep" / "given"
 
 
-def writes(user: User, code: str, *arguments: object) -> str:
+def writes(user: LeasedUid, code: str, *arguments: object) -> str:
     """Run code as the user, to its end; what it has printed."""
     with as_user(user.number, code, *map(str, arguments)) as process:
         said = process.communicate(timeout=60)[0]
@@ -59,7 +59,7 @@ def mode(path: Path) -> int:
 
 
 def test_what_was_written_is_the_workers_and_nobody_else_changes_it(
-    some: Users, given: Path
+    some: UidPool, given: Path
 ) -> None:
     user = some.take()
     user.give([given])
@@ -110,10 +110,10 @@ BAD = {
 
 @pytest.mark.parametrize("bad", BAD)
 def test_what_cannot_be_published_fails_the_attempt_and_is_closed(
-    some: Users, given: Path, monkeypatch: pytest.MonkeyPatch, bad: str
+    some: UidPool, given: Path, monkeypatch: pytest.MonkeyPatch, bad: str
 ) -> None:
     if bad == "many":
-        monkeypatch.setattr(reclaiming, "FILES_MAX", 50)
+        monkeypatch.setattr(uid_pool, "FILES_MAX", 50)
     code, why = BAD[bad]
     user = some.take()
     user.give([given])
@@ -125,7 +125,7 @@ def test_what_cannot_be_published_fails_the_attempt_and_is_closed(
     assert (given.stat().st_uid, mode(given)) == (0, 0o700)
     numbers = {some.take().number for _ in range(4)}
     assert user.number in numbers, "the number is free all the same"
-    users.remove_tree(given)
+    uid_pool.remove_tree(given)
     assert not given.exists()
 
 
@@ -149,7 +149,7 @@ def in_a_neighbours(given: Path) -> None:
 
 @pytest.mark.parametrize("planted", [of_root, of_a_neighbour, in_a_neighbours])
 def test_what_is_anothers_is_not_touched_and_not_published(
-    some: Users, given: Path, planted: Callable[[Path], None]
+    some: UidPool, given: Path, planted: Callable[[Path], None]
 ) -> None:
     user = some.take()
     user.give([given])
@@ -163,9 +163,9 @@ def test_what_is_anothers_is_not_touched_and_not_published(
 
 
 def test_what_a_neighbour_has_open_to_write_to_is_not_published(
-    some: Users, given: Path, monkeypatch: pytest.MonkeyPatch
+    some: UidPool, given: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reclaiming, "_LOOKS_MAX", 1)
+    monkeypatch.setattr(uid_pool, "_LOOKS_MAX", 1)
     user, neighbour = some.take(), some.take()
     user.give([given])
     file = given / "file"
@@ -180,7 +180,7 @@ def test_what_a_neighbour_has_open_to_write_to_is_not_published(
     neighbour.end()
 
 
-def test_reading_it_meanwhile_is_no_fault(some: Users, given: Path) -> None:
+def test_reading_it_meanwhile_is_no_fault(some: UidPool, given: Path) -> None:
     user = some.take()
     user.give([given])
     writes(user, "open(sys.argv[3], 'w').write('made')", given / "file")
@@ -189,7 +189,7 @@ def test_reading_it_meanwhile_is_no_fault(some: Users, given: Path) -> None:
         assert reading.read() == "made"
 
 
-def test_an_access_list_gives_nobody_the_right_to_write(some: Users, given: Path) -> None:
+def test_an_access_list_gives_nobody_the_right_to_write(some: UidPool, given: Path) -> None:
     user = some.take()
     user.give([given])
     (given / "in").mkdir()
@@ -219,12 +219,12 @@ except PermissionError:
         each.end()
 
 
-def test_a_folder_that_cannot_be_closed_keeps_the_number(some: Users, given: Path) -> None:
+def test_a_folder_that_cannot_be_closed_keeps_the_number(some: UidPool, given: Path) -> None:
     user = some.take()
     user.give([given])
     given.rmdir()
     given.symlink_to("/etc")
-    with pytest.raises(WorkFailed, match="left cannot be ended"):
+    with pytest.raises(WorkFailed, match="untrusted work cannot be killed"):
         user.end()
     assert Path("/etc").stat().st_mode & 0o777 == 0o755
     assert user.number not in {some.take().number for _ in range(3)}
@@ -244,5 +244,5 @@ said["strike"](0)
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
-    assert "root would kill everybody" in ended.stderr
+    assert "refusing to kill every process as root" in ended.stderr
     assert ended.stdout == ""

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from penstock.kernel.errors import InvalidInput
-from penstock.runtimes.process import Process
-from penstock.runtimes.registry import GROUP, Placement, Registry
+from penstock.runtimes.process import ProcessRuntime
+from penstock.runtimes.registry import GROUP, Placement, RuntimeRegistry
 
 
-class Mine(Process):
+class Mine(ProcessRuntime):
     """A runtime of somebody else."""
 
     name = "mine"
@@ -31,22 +31,22 @@ def _point(name: str, what: str) -> EntryPoint:
     return EntryPoint(name, f"{__name__}:{what}", GROUP)
 
 
-def test_three_are_always_there() -> None:
-    registry = Registry(installed=[])
-    assert registry.names() == ("lambda", "process", "spark")
+def test_four_are_always_there() -> None:
+    registry = RuntimeRegistry(installed=[])
+    assert registry.names() == ("lambda", "process", "spark", "thread")
     assert registry.runtime("process") is registry.runtime("process")
 
 
 def test_packages_bring_others() -> None:
-    registry = Registry({"mine": {"colour": "red"}}, installed=[_point("mine", "Mine")])
-    assert registry.names() == ("lambda", "mine", "process", "spark")
+    registry = RuntimeRegistry({"mine": {"colour": "red"}}, installed=[_point("mine", "Mine")])
+    assert registry.names() == ("lambda", "mine", "process", "spark", "thread")
     made = registry.runtime("mine")
     assert isinstance(made, Mine)
     assert made.said == {"colour": "red"}
 
 
 def test_a_runtime_may_be_used_under_another_name() -> None:
-    registry = Registry({"big": {"uses": "process", "tasks_max": 1}}, installed=[])
+    registry = RuntimeRegistry({"big": {"uses": "process", "tasks_max": 1}}, installed=[])
     assert registry.runtime("big").name == "big"
     assert registry.runtime("process").name == "process"
     assert (registry.uses("big"), registry.placement("big", {}).queue) == ("process", "big")
@@ -60,7 +60,7 @@ def test_a_job_overrides_what_a_runtime_has() -> None:
         "queue": "small",
         "resources": {"memory": "2GiB", "cpu": 1},
     }
-    registry = Registry({"process": settings}, installed=[])
+    registry = RuntimeRegistry({"process": settings}, installed=[])
     registry.runtime("process")
     assert registry.placement("process", {}) == Placement(
         image="worker:7",
@@ -88,20 +88,20 @@ def test_wrong_settings_are_one_sentence(
     settings: Mapping[str, Mapping[str, Any]], sentence: str
 ) -> None:
     with pytest.raises(InvalidInput, match=sentence):
-        Registry(settings, installed=[])
+        RuntimeRegistry(settings, installed=[])
 
 
 @pytest.mark.parametrize("name", ["process", "dispatcher"])
 def test_packages_replace_nothing(name: str) -> None:
     with pytest.raises(InvalidInput, match="which is there already"):
-        Registry(installed=[_point(name, "Mine")])
+        RuntimeRegistry(installed=[_point(name, "Mine")])
 
 
 @pytest.mark.parametrize(
     ("what", "sentence"), [("absent", "cannot be made"), ("not_a_runtime", "does not make")]
 )
 def test_a_broken_package_breaks_when_it_is_used(what: str, sentence: str) -> None:
-    registry = Registry(installed=[_point("mine", what)])
+    registry = RuntimeRegistry(installed=[_point("mine", what)])
     assert "mine" in registry.names()
     with pytest.raises(InvalidInput, match=sentence):
         registry.runtime("mine")
@@ -109,4 +109,4 @@ def test_a_broken_package_breaks_when_it_is_used(what: str, sentence: str) -> No
 
 def test_an_unknown_runtime_is_told_with_those_there_are() -> None:
     with pytest.raises(InvalidInput, match="There is no runtime 'x'; there are lambda, process"):
-        Registry(installed=[]).runtime("x")
+        RuntimeRegistry(installed=[]).runtime("x")

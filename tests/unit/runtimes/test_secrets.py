@@ -14,32 +14,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.base import Work
-from penstock.runtimes.frames import Begin, Style, to_child
+from penstock.runtimes.base import AttemptWork
+from penstock.runtimes.frames import BeginTask, CallStyle, to_child
 from penstock.runtimes.secrets import HIDDEN, HIDDEN_CHARACTERS_MIN, Secrets, hidden
 from tests.unit.runtimes.benches import User, run
 
 VALUE = "hunter2-hunter2"
 
 
-def work() -> Work:
-    return Work(
+def work() -> AttemptWork:
+    return AttemptWork(
         task_id=1, attempt=1, job="j", operator="m:f", generation="g", secrets={"KEY": VALUE}
     )
 
 
 def test_no_repr_has_a_value() -> None:
     secrets = Secrets({"KEY": VALUE})
-    begin = Begin(style=Style.TASK, entry="m:f", work=work())
+    begin = BeginTask(style=CallStyle.TASK, entry="m:f", work=work())
     for thing in (secrets, work(), begin):
         assert VALUE not in f"{thing!r} {thing!s}"
     assert repr(secrets) == "Secrets(KEY)"
 
 
 def test_values_go_to_the_child_with_the_work() -> None:
-    begin = Begin(style=Style.TASK, entry="m:f", work=work())
+    begin = BeginTask(style=CallStyle.TASK, entry="m:f", work=work())
     again = to_child.decode(msgspec.json.encode(begin))
-    assert isinstance(again, Begin)
+    assert isinstance(again, BeginTask)
     assert again.work.secrets == {"KEY": VALUE}
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from penstock.datasets.layout import path_of
 from penstock.kernel.errors import InvalidInput
-from penstock.runtimes.base import Given, Made, Part
-from penstock.runtimes.task import Silence, Stopping, Task
+from penstock.runtimes.base import Part, ProducedOutput, WorkInput
+from penstock.runtimes.task import FunctionTask, RecordingChannel, StopFlag
 from tests.unit.runtimes.benches import place, work
 
 
-def _task(folder: Path, **more: object) -> Task:
-    return Task(work("mine:run", folder, **more), line=Silence())
+def _task(folder: Path, **more: object) -> FunctionTask:
+    return FunctionTask(work("mine:run", folder, **more), line=RecordingChannel())
 
 
 def test_it_tells_what_the_task_is_about(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_none_is_every_output_at_its_place_for_the_tasks_partition(tmp_path: Pat
     outputs = {name: place(name, tmp_path) for name in ("a", "b")}
     made = _task(tmp_path, outputs=outputs).made(None)
     assert made == tuple(
-        Made(output=name, location=each.location, partition_key="p", start=1, end=5)
+        ProducedOutput(output=name, location=each.location, partition_key="p", start=1, end=5)
         for name, each in outputs.items()
     )
 
@@ -78,8 +78,8 @@ def test_which_output_is_meant_must_be_said_where_there_are_several(tmp_path: Pa
 
 
 def test_events_are_known_by_their_cursor_and_else_all_new(tmp_path: Path) -> None:
-    line = Silence()
-    task = Task(work("mine:run", tmp_path), line=line)
+    line = RecordingChannel()
+    task = FunctionTask(work("mine:run", tmp_path), line=line)
     task.emit(cursor=4)
     task.emit(partition_key="p")
     task.emit(partition_key="p")
@@ -91,16 +91,18 @@ def test_events_are_known_by_their_cursor_and_else_all_new(tmp_path: Path) -> No
 
 
 def test_what_came_with_the_event_can_be_passed_on(tmp_path: Path) -> None:
-    line = Silence()
-    task = Task(work("mine:run", tmp_path, payload={"payload": {"id": 1}}), line=line)
+    line = RecordingChannel()
+    task = FunctionTask(work("mine:run", tmp_path, payload={"payload": {"id": 1}}), line=line)
     task.emit(cursor=1, payload=task.payload)
     task.emit(cursor=2)
     assert [each.payload for each in line.news] == [{"id": 1}, None]
 
 
 def test_an_input_that_is_not_there_says_so(tmp_path: Path) -> None:
-    given = Given(dataset="raw", generation="g", location=(tmp_path / "a b").as_uri(), revision=3)
-    task = _task(tmp_path, inputs={"raw": given, "late": Given(dataset="late", generation="g")})
+    given = WorkInput(
+        dataset="raw", generation="g", location=(tmp_path / "a b").as_uri(), revision=3
+    )
+    task = _task(tmp_path, inputs={"raw": given, "late": WorkInput(dataset="late", generation="g")})
     assert task.inputs["raw"].is_there
     assert task.inputs["raw"].path == tmp_path / "a b"
     assert not task.inputs["late"].is_there
@@ -110,7 +112,7 @@ def test_an_input_that_is_not_there_says_so(tmp_path: Path) -> None:
 
 def test_an_input_of_several_parts_is_read_by_its_paths(tmp_path: Path) -> None:
     parts = tuple(Part(location=(tmp_path / name).as_uri()) for name in "ab")
-    given = Given(dataset="raw", generation="g", parts=parts)
+    given = WorkInput(dataset="raw", generation="g", parts=parts)
     raw = _task(tmp_path, inputs={"raw": given}).inputs["raw"]
     assert raw.is_there
     assert raw.parts == parts
@@ -125,8 +127,8 @@ def test_a_location_elsewhere_is_no_path() -> None:
 
 
 def test_looking_at_stopping_is_noticed(tmp_path: Path) -> None:
-    stopping = Stopping()
-    task = Task(work("mine:run", tmp_path), stopping=stopping)
+    stopping = StopFlag()
+    task = FunctionTask(work("mine:run", tmp_path), stopping=stopping)
     seen = [stopping.is_watched, task.stopping, stopping.is_watched]
     stopping.set()
     assert [*seen, task.stopping, task.wait(60)] == [False, False, True, True, True]

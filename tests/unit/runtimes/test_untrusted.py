@@ -23,21 +23,20 @@ import msgspec
 import pytest
 
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes import users
-from penstock.runtimes.base import Place, Work
-from penstock.runtimes.child_settings import ChildSettings
-from penstock.runtimes.function import Function, FunctionSettings
+from penstock.runtimes import uid_pool
+from penstock.runtimes.base import AttemptWork, WorkOutput
+from penstock.runtimes.function import FunctionSettings, LambdaRuntime
 from penstock.runtimes.guard import user_processes
-from penstock.runtimes.handed import TOKEN_VARIABLE, Handed
-from penstock.runtimes.lowering import hindrance
-from penstock.runtimes.process import Process
-from penstock.testing.runtime_contract import Ear
-from penstock.worker.belongings import Belongings
+from penstock.runtimes.privileges import hindrance
+from penstock.runtimes.process import ChildSettings, ProcessRuntime
+from penstock.runtimes.secrets import TOKEN_VARIABLE, AttemptFiles
+from penstock.testing.runtime_contract import RecordingReporter
+from penstock.worker.sandbox import AttemptSandbox
 
 # Of this process, or of the one that has started it: see test_users.
 FIRST = int(os.environ.get("FIRST_TEST_USER", 20_004 + os.getpid() % 4_000 * 10))
 RANGE = f"{FIRST}-{FIRST + 3}"
-SOURCE = Path(users.__file__).parents[2]
+SOURCE = Path(uid_pool.__file__).parents[2]
 PACKAGES = Path(msgspec.__file__).parents[1]
 
 
@@ -125,7 +124,7 @@ class Site:
         self.process = self.made()
         (folder / "handed").mkdir(mode=0o711)
 
-    def made(self, **settings: Any) -> Process:
+    def made(self, **settings: Any) -> ProcessRuntime:
         """The runtime, with these settings."""
         said = {
             "path": (str(self.folder), str(SOURCE), str(PACKAGES)),
@@ -134,31 +133,31 @@ class Site:
             "uids_folder": str(self.folder / "users"),
             "untrusted_on_files": True,
         }
-        return Process(ChildSettings(**{**said, **settings}))
+        return ProcessRuntime(ChildSettings(**{**said, **settings}))
 
     def module(self, text: str) -> None:
         (self.folder / "mine.py").write_text(text)
 
-    def work(self, attempt: int = 1, **config: Any) -> Work:
+    def work(self, attempt: int = 1, **config: Any) -> AttemptWork:
         place = (self.folder / "store" / str(attempt)).as_uri()
-        return Work(
+        return AttemptWork(
             task_id=7,
             attempt=attempt,
             job="job",
             operator="mine:run",
             generation="first",
             config=config,
-            outputs={"out": Place(dataset="out", uuid="u", location=place)},
+            outputs={"out": WorkOutput(dataset="out", uuid="u", location=place)},
             log=str(self.folder / f"{attempt}.log"),
             scratch=(self.folder / "scratch" / str(attempt)).as_uri(),
             is_untrusted=True,
         )
 
-    def belongings(self, work: Work) -> Belongings:
+    def belongings(self, work: AttemptWork) -> AttemptSandbox:
         folder = self.folder / "handed" / str(work.attempt)
-        return Belongings(folder, work=work, users=self.process.users)
+        return AttemptSandbox(folder, work=work, users=self.process.users)
 
-    def given(self, work: Work, belongings: Belongings) -> Work:
+    def given(self, work: AttemptWork, belongings: AttemptSandbox) -> AttemptWork:
         """The work as the worker gives it to the runtime."""
         folder = str(belongings.folder)
         variables = {
@@ -166,10 +165,10 @@ class Site:
             "HOME": f"{folder}/tmp",
             "TMPDIR": f"{folder}/tmp",
         }
-        handed = Handed(folder=folder, variables=variables)
+        handed = AttemptFiles(folder=folder, variables=variables)
         return replace(work, user=belongings.user, handed=handed)
 
-    def run(self, work: Work) -> int:
+    def run(self, work: AttemptWork) -> int:
         """Run the work as a worker does; returns the user that it ran as."""
 
         async def main() -> int:
@@ -177,7 +176,7 @@ class Site:
             belongings.prepare("the token")
             try:
                 async with self.process:
-                    await self.process.run(self.given(work, belongings), Ear())
+                    await self.process.run(self.given(work, belongings), RecordingReporter())
                     assert user_processes(belongings.user) == [], "nothing runs after `run`"
                     return belongings.user
             finally:
@@ -300,7 +299,9 @@ def test_what_hides_is_killed_when_its_work_is_cancelled(site: Site) -> None:
         try:
             async with site.process:
                 given = site.given(work, belongings)
-                running = asyncio.get_running_loop().create_task(site.process.run(given, Ear()))
+                running = asyncio.get_running_loop().create_task(
+                    site.process.run(given, RecordingReporter())
+                )
                 await asyncio.to_thread(_heard, pipe)
                 assert len(user_processes(belongings.user)) == 2
                 running.cancel()
@@ -317,7 +318,7 @@ WORKER = """
 import asyncio, sys
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
-from tests.unit.runtimes.test_untrusted import Site, Ear
+from tests.unit.runtimes.test_untrusted import Site, RecordingReporter
 
 async def main(folder):
     site = Site(folder)
@@ -325,7 +326,7 @@ async def main(folder):
     belongings = site.belongings(work)
     belongings.prepare("the token")
     async with site.process:
-        await site.process.run(site.given(work, belongings), Ear())
+        await site.process.run(site.given(work, belongings), RecordingReporter())
 
 asyncio.run(main(Path(sys.argv[1])))
 """
@@ -385,7 +386,7 @@ def test_a_user_who_cannot_read_penstock_is_one_sentence(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.process = site.made(path=(str(site.folder / "nothing"),), python=(PYTHON, "-S"))
-    monkeypatch.setattr("penstock.runtimes.children.hindrance", lambda path, number: Path("/x"))
+    monkeypatch.setattr("penstock.runtimes.process.hindrance", lambda path, number: Path("/x"))
     with pytest.raises(
         WorkFailed, match=rf"exit code 1 .* The user {FIRST} cannot read .* of /x\."
     ):
@@ -402,14 +403,14 @@ def test_a_handler_of_lambda_is_somebody_else_too(site: Site) -> None:
         "    open(place + '/said.json', 'w').write(json.dumps(said))\n"
     )
     made = site.process
-    assert isinstance(made, Process)
-    function = Function(msgspec.convert(msgspec.to_builtins(made._settings), FunctionSettings))
+    assert isinstance(made, ProcessRuntime)
+    function = LambdaRuntime(msgspec.convert(msgspec.to_builtins(made._settings), FunctionSettings))
     work = site.work()
-    belongings = Belongings(None, work=work, users=function.users)
+    belongings = AttemptSandbox(None, work=work, users=function.users)
 
     async def main() -> None:
         async with function:
-            await function.run(replace(work, user=belongings.user), Ear())
+            await function.run(replace(work, user=belongings.user), RecordingReporter())
 
     belongings.prepare("the token")
     try:
@@ -424,7 +425,7 @@ def test_untrusted_work_without_a_user_is_not_run(site: Site) -> None:
     async def main() -> None:
         async with site.process:
             with pytest.raises(WorkFailed, match="no user of its own"):
-                await site.process.run(site.work(), Ear())
+                await site.process.run(site.work(), RecordingReporter())
 
     asyncio.run(main())
 

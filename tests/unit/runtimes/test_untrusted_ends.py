@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes import users
-from penstock.runtimes.base import Place
+from penstock.runtimes import uid_pool
+from penstock.runtimes.base import WorkOutput
 from penstock.runtimes.guard import Guard, kill_user
 from tests.unit.runtimes import test_untrusted
 from tests.unit.runtimes.test_untrusted import FIRST, Site, site
@@ -32,7 +32,7 @@ def test_the_guard_knows_of_a_user_until_nothing_of_it_runs(
         forget(guard, group)
 
     forget = Guard.forget
-    monkeypatch.setattr("penstock.runtimes.offspring.kill_user", killed)
+    monkeypatch.setattr("penstock.runtimes.child_process.kill_user", killed)
     monkeypatch.setattr(Guard, "forget", forgot)
     site.run(site.work())
     assert done == ["killed", "forgot"]
@@ -63,7 +63,7 @@ def test_a_store_of_files_needs_a_word_of_the_operator(site: Site) -> None:
 
 def test_a_bucket_needs_none(site: Site) -> None:
     site.process = site.made(untrusted_on_files=False)
-    bucket = {"out": Place(dataset="out", uuid="u", location="s3://lake/1")}
+    bucket = {"out": WorkOutput(dataset="out", uuid="u", location="s3://lake/1")}
     work = replace(site.work(), outputs=bucket, scratch="s3://lake/scratch/1")
     belongings = site.belongings(work)
     belongings.prepare("the token")
@@ -78,13 +78,13 @@ def test_whoever_has_the_number_next_finds_no_token(
     belongings = site.belongings(work)
     belongings.prepare("the token")
     modes: list[int] = []
-    unlock = users.User.unlock
+    unlock = uid_pool.LeasedUid.unlock
 
-    def unlocked(user: users.User) -> None:
+    def unlocked(user: uid_pool.LeasedUid) -> None:
         assert belongings.folder is not None
         modes.append(belongings.folder.stat().st_mode & 0o777)
         unlock(user)
 
-    monkeypatch.setattr(users.User, "unlock", unlocked)
+    monkeypatch.setattr(uid_pool.LeasedUid, "unlock", unlocked)
     belongings.end()
     assert modes == [0o700]

@@ -24,6 +24,7 @@ from penstock.store.base import (
     pages,
 )
 from penstock.store.memory import MemoryBucket, MemoryStore
+from tests.sizes import some
 from tests.unit.store.scripted import ScriptedStore
 
 GOOD_KEYS = [
@@ -102,7 +103,7 @@ _any_key = st.one_of(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=some(1000), deadline=None)
 @given(key=_any_key)
 def test_the_fast_check_of_keys_agrees_with_the_slow_one(key: str) -> None:
     problem = _key_problem(key)
@@ -167,7 +168,7 @@ def test_bad_metadata(metadata: dict[str, str], problem: str) -> None:
     assert problem in caught.value.message
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 @given(metadata=st.dictionaries(st.text("ab-_ A.", max_size=3), st.text(max_size=5), max_size=3))
 def test_metadata_that_is_taken_survives_headers(metadata: dict[str, str]) -> None:
     try:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.kernel.document_format import WRITERS_MAX, decode, encode
 from penstock.kernel.errors import (
     NotOurs,
     OutcomeUnknown,
@@ -20,7 +21,6 @@ from penstock.kernel.errors import (
     Unavailable,
     VersionConflict,
 )
-from penstock.kernel.wire import WRITERS_MAX, decode, encode
 from penstock.store.base import ObjectStore
 from penstock.store.cell import TRIES_MAX, Cell
 from penstock.store.faulty import FaultPlan, FaultyStore

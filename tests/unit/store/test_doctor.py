@@ -33,9 +33,8 @@ from penstock.store.base import (
     Version,
     Wrapper,
 )
-from penstock.store.doctor.examination import Patient, examine
-from penstock.store.doctor.report import Finding, Mark, Report
-from penstock.store.doctor.second import SecondProcess
+from penstock.store.doctor import CheckMark, Patient, StoreFinding, StoreReport, examine
+from penstock.store.doctor_process import SecondProcess
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Meter, MeteredStore
 from penstock.store.tombstoned import TombstonedStore
@@ -188,11 +187,11 @@ class DeletesLaterAndIgnoresSwap(DeletesLater, IgnoresSwap):
 
 def _examined(
     make: Callable[[ObjectStore], ObjectStore], *, by_tombstone: bool = False
-) -> tuple[Report, MemoryBucket]:
+) -> tuple[StoreReport, MemoryBucket]:
     bucket = MemoryBucket(SystemClock())
     meter = Meter()
 
-    async def run() -> Report:
+    async def run() -> StoreReport:
         clients = [
             MeteredStore(make(MemoryStore(bucket, clock=SystemClock())), meter) for _ in range(4)
         ]
@@ -210,8 +209,8 @@ def _examined(
     return asyncio.run(run()), bucket
 
 
-def _bad(report: Report) -> set[str]:
-    return {finding.check for finding in report.findings if finding.mark is Mark.BAD}
+def _bad(report: StoreReport) -> set[str]:
+    return {finding.check for finding in report.findings if finding.mark is CheckMark.BAD}
 
 
 def test_a_good_store_is_trusted_and_left_clean() -> None:
@@ -289,19 +288,19 @@ def test_tombstones_mend_nothing_but_deletes() -> None:
 def test_a_store_without_touch_is_trusted_with_a_note() -> None:
     report, _ = _examined(CannotTouch)
     assert report.trusted
-    notes = [f for f in report.findings if f.mark is Mark.NOTE and f.check.startswith("touch")]
+    notes = [f for f in report.findings if f.mark is CheckMark.NOTE and f.check.startswith("touch")]
     assert len(notes) == 2
 
 
 def test_a_versioned_bucket_is_examined_twice() -> None:
     bucket = MemoryBucket(SystemClock())
-    told: list[Finding] = []
+    told: list[StoreFinding] = []
     purged: list[str] = []
 
     async def purge(prefix: str) -> None:
         purged.append(prefix)
 
-    async def run() -> Report:
+    async def run() -> StoreReport:
         clients = [MemoryStore(bucket, clock=SystemClock()) for _ in range(2)]
         patient = Patient("memory://", clients, Meter(), seeded_entropy(1), purge=purge)
         return await examine(patient, tell=told.append)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from penstock.kernel.document_format import decode, encode
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import NotFound, OutcomeUnknown, StoreError, Superseded
-from penstock.kernel.wire import decode, encode
 from penstock.store.base import CREATE, ObjectStore, PutMode, Swap, Version
 from penstock.store.cell import Cell
 from penstock.store.races import Entrant

@@ -21,7 +21,7 @@ from penstock.store.base import (
 from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.races import (
-    Outcome,
+    RaceOutcome,
     count_race,
     create_race,
     delete_against_swap,
@@ -88,10 +88,10 @@ def _clients(world: World, count: int, *careless: str) -> list[ObjectStore]:
 
 
 @pytest.mark.parametrize("race", [create_race, swap_race])
-def test_one_wins(race: Callable[..., Awaitable[Outcome]]) -> None:
+def test_one_wins(race: Callable[..., Awaitable[RaceOutcome]]) -> None:
     async def main(world: World) -> None:
         outcome = await race(_clients(world, 8), "a", entropy=world.entropy("race"))
-        assert outcome == Outcome(winners=1, stands=True)
+        assert outcome == RaceOutcome(winners=1, stands=True)
         assert outcome.right
 
     for seed in SEEDS:
@@ -100,7 +100,7 @@ def test_one_wins(race: Callable[..., Awaitable[Outcome]]) -> None:
 
 @pytest.mark.parametrize(("race", "condition"), [(create_race, "create"), (swap_race, "swap")])
 def test_a_store_with_two_winners_is_found(
-    race: Callable[..., Awaitable[Outcome]], condition: str
+    race: Callable[..., Awaitable[RaceOutcome]], condition: str
 ) -> None:
     async def main(world: World) -> bool:
         clients = _clients(world, 8, condition)
@@ -111,7 +111,7 @@ def test_a_store_with_two_winners_is_found(
 
 @pytest.mark.parametrize(("winners", "stands"), [(0, False), (1, False), (2, True), (0, True)])
 def test_other_outcomes_are_wrong(winners: int, stands: bool) -> None:
-    assert not Outcome(winners=winners, stands=stands).right
+    assert not RaceOutcome(winners=winners, stands=stands).right
 
 
 def test_a_counter_is_exact() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock.kernel.document_format import WRITERS_MAX, decode, encode
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import (
     AlreadyExists,
@@ -25,7 +26,6 @@ from penstock.kernel.errors import (
     Unsupported,
     VersionConflict,
 )
-from penstock.kernel.wire import WRITERS_MAX, decode, encode
 from penstock.store.base import CREATE, REPLACE, ObjectStore, PutMode, Swap, Version
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Meter, MeteredStore

@@ -20,6 +20,7 @@ from penstock.store.time import (
     StoreClock,
     TimeSample,
 )
+from tests.sizes import some
 
 EPOCH = 1_735_689_600.0
 PPM_MAX = 200e-6
@@ -153,7 +154,7 @@ _requests = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=some(400), deadline=None)
 @given(
     requests=st.lists(_requests, min_size=1, max_size=12),
     drifts=st.lists(_drifts, min_size=1, max_size=8),
@@ -261,7 +262,7 @@ def _apart(seconds: float) -> Observation:
     return seen
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 @given(
     apart=st.one_of(st.floats(-3, 3), st.floats(-2 * DAY, 2 * DAY)),
     phase=st.floats(0, 1),
@@ -301,7 +302,7 @@ def test_a_disagreement_goes_on_widening_when_one_front_end_is_heard_again(apart
         assert known.latest >= seen.store_time() + apart - 0.1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=some(100), deadline=None)
 @given(
     stamps=st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=20),
     gaps=st.lists(st.floats(0, 2000), min_size=1, max_size=5),

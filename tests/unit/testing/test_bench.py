@@ -10,9 +10,9 @@ import pytest
 from penstock.kernel.errors import InvalidInput, TaskFailed
 from penstock.queue.client import Queue
 from penstock.queue.config import QueueConfig
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.retry import Retry
-from penstock.queue.settings import Mode
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.retry import Retry
+from penstock.queue.settings import DiscoveryMode
 from penstock.queue.worker import Worker
 from penstock.testing import FaultPlan, QueueBench, run_queue
 
@@ -31,8 +31,8 @@ def second(task: TaskContext) -> int:
     return int(task.input)
 
 
-@pytest.mark.parametrize("mode", [Mode.LEASED, Mode.SHARED])
-def test_plain_and_async_handlers_run_to_the_end_without_a_thread(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [DiscoveryMode.LEASED, DiscoveryMode.SHARED])
+def test_plain_and_async_handlers_run_to_the_end_without_a_thread(mode: DiscoveryMode) -> None:
     async def test(bench: QueueBench) -> tuple[int, int, float]:
         threads = threading.active_count()
 
@@ -192,8 +192,8 @@ def test_isolated_handlers_and_hooks_run_inline_and_workers_share_nothing() -> N
     assert run_queue(test) == ["start"] * 2 + ["success"] * 3
 
 
-@pytest.mark.parametrize("mode", Mode)
-def test_every_mode_can_be_tried_with_two_workers(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", DiscoveryMode)
+def test_every_mode_can_be_tried_with_two_workers(mode: DiscoveryMode) -> None:
     async def test(bench: QueueBench) -> None:
         bench.worker.handler("double")(_double)
         await bench.start()

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.cli.cost import figures_text
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.settings import Mode
+from penstock.queue.settings import DiscoveryMode
 from penstock.store.metered import Kind, Prices
 from penstock.testing.cost import (
     CAUSES,
@@ -29,6 +29,7 @@ from penstock.testing.cost import (
     saturate,
     window_of,
 )
+from tests.sizes import some
 
 HOUR = 3600.0
 DAY = 86_400.0
@@ -114,13 +115,13 @@ def test_of_a_large_load_a_part_is_simulated() -> None:
     assert not reference.is_whole
     assert HOUR < reference.seconds < DAY
     assert window_of(FLEET, full=True) == Window(DAY)
-    shared = window_of(replace(FLEET, mode=Mode.SHARED))
+    shared = window_of(replace(FLEET, mode=DiscoveryMode.SHARED))
     assert shared.seconds < reference.seconds
     assert window_of(replace(FLEET, tasks_per_day=5_000_000)).seconds < reference.seconds
 
 
 def test_a_window_has_at_least_one_batch() -> None:
-    rare = Workload(workers=1000, mode=Mode.SHARED, tasks_per_day=1000, batch=1000, days=3)
+    rare = Workload(workers=1000, mode=DiscoveryMode.SHARED, tasks_per_day=1000, batch=1000, days=3)
     assert window_of(rare).seconds == DAY
 
 
@@ -180,24 +181,35 @@ def test_the_same_seed_gives_the_same_figures() -> None:
     assert first != run_steady(replace(SMALL, seed=1), window)
 
 
-# The goals, at S3 Standard's prices, for 50 workers.
+# At S3 Standard's prices, for 50 workers: about 5 % above what these windows give. Figures of
+# longer ones are in docs/cost.md.
 
 
-def test_the_reference_load_costs_at_most_60_dollars_and_starts_within_a_second() -> None:
-    run = run_steady(FLEET, Window(400.0, warm_up_seconds=200.0))
+def test_the_reference_load_costs_little_more_than_its_puts_and_starts_within_a_second() -> None:
+    run = run_steady(FLEET, Window(200.0, warm_up_seconds=100.0))
     per_task = {kind: run.bill.requests(kind=kind) / run.tasks for kind in Kind}
-    assert per_task[Kind.PUT] < 3.2
-    assert per_task[Kind.LIST] < 0.65
-    assert run.bill.dollars_per_month() <= 60
+    assert per_task[Kind.PUT] < 3.14
+    assert per_task[Kind.LIST] < 0.56
+    # 45 are the three puts of each task; the 5 % are of what is left.
+    assert run.bill.dollars_per_month() <= 57.4
     assert percentile(run.start_seconds, 50) <= 1.0
 
 
-def test_batches_of_a_hundred_cost_at_most_8_dollars_and_start_within_5_seconds() -> None:
+@pytest.mark.proof
+def test_batches_of_a_hundred_are_cheap_and_start_within_5_seconds() -> None:
     # Batches come as regularly as looks, so one world is a matter of luck.
-    loads = [replace(FLEET, batch=100, seed=seed) for seed in range(4)]
-    runs = [run_steady(load, Window(HOUR / 2)) for load in loads]
-    assert max(run.bill.dollars_per_month() for run in runs) <= 8
+    loads = [replace(FLEET, batch=100, seed=seed) for seed in range(some(4))]
+    runs = [run_steady(load, Window(HOUR / 4)) for load in loads]
+    assert max(run.bill.dollars_per_month() for run in runs) <= 4.6
     assert percentile(sorted(each for run in runs for each in run.start_seconds), 50) <= 5.0
+
+
+@pytest.mark.proof
+def test_a_million_tasks_in_batches_of_a_thousand_cost_little_beyond_idle() -> None:
+    # Half an hour may have no moment in which three packs come at once: then it is far cheaper.
+    load = replace(FLEET, tasks_per_day=1_000_000, batch=1000, seed=2)
+    run = run_steady(load, Window(1.5 * HOUR))
+    assert run.bill.dollars_per_month() <= 6.6
 
 
 def test_a_pack_of_a_thousand_takes_few_puts() -> None:
@@ -210,11 +222,11 @@ def test_a_pack_of_a_thousand_takes_few_puts() -> None:
     assert puts / packs <= 20
 
 
-def test_an_idle_fleet_costs_at_most_5_dollars_and_wakes_up_within_10_seconds() -> None:
+def test_an_idle_fleet_costs_about_2_dollars_and_wakes_up_within_5_seconds() -> None:
     run = run_idle(FLEET, seconds=900.0, tries=1)
-    assert run.bill.dollars_per_month() <= 5
+    assert run.bill.dollars_per_month() <= 2.1
     (first,) = run.first_seconds
-    assert first <= 10
+    assert first <= 5
 
 
 def test_requests_to_process_a_task_hardly_grow_with_the_fleet() -> None:
@@ -226,7 +238,10 @@ def test_requests_to_process_a_task_hardly_grow_with_the_fleet() -> None:
     (_, one), (_, many) = growth.by_workers
     assert (one.busy, many.busy) == (1, 16)
     assert many.tasks > 14 * one.tasks
-    assert 4 <= one.requests_per_task < 4.2
+    # A worker with enough to do reads the doorbell every four seconds, however many tasks it runs.
+    doorbell = one.bill.requests(cause="bell", kind=Kind.GET)
+    assert doorbell <= 40 / 4
+    assert 4 <= one.requests_per_task - doorbell / one.tasks < 4.2
     assert growth.percent < 10
     said = growth.as_dict()
     assert said["growth_percent"] == growth.percent

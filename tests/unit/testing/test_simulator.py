@@ -15,25 +15,31 @@ from penstock.queue import transitions
 from penstock.queue.ledger import Ledger
 from penstock.store.base import CREATE
 from penstock.store.time import Interval
-from penstock.testing.simulator.chronicle import Chronicle, Subject
-from penstock.testing.simulator.machines import Blow, Machine, MortalStore, Trigger, what_is
-from penstock.testing.simulator.plans import Fleet, Profile, draw, profile_of
-from penstock.testing.simulator.watched import NamedStore, WatchedBucket
+from penstock.testing.simulator.environment import NamedStore, ObservedBucket
+from penstock.testing.simulator.history import EventLog, Subject
+from penstock.testing.simulator.machines import (
+    FaultTrigger,
+    Machine,
+    MachineFault,
+    MachineStore,
+    what_is,
+)
+from penstock.testing.simulator.plans import WorkerModes, WorldProfile, draw, profile_of
 from penstock.testing.simulator.worlds import run_world
 from penstock.testing.virtual import World, simulate
 
 PACK = "queues/q/tasks/000/name"
-Process = Callable[[Machine, MortalStore], Awaitable[None]]
+Process = Callable[[Machine, MachineStore], Awaitable[None]]
 
 
 def _run(
-    process: Process, *, trigger: Trigger | None = None, outside: float = 100.0
+    process: Process, *, trigger: FaultTrigger | None = None, outside: float = 100.0
 ) -> tuple[Machine, dict[str, float], list[str]]:
     """Run a process on a machine; returns what is in the bucket, by when, and what was told."""
 
     async def main(world: World) -> tuple[Machine, dict[str, float], list[str]]:
         told: list[str] = []
-        bucket = WatchedBucket(world.clock())
+        bucket = ObservedBucket(world.clock())
         machine = Machine(
             "m",
             clock=world.clock(),
@@ -42,7 +48,7 @@ def _run(
         )
         machine.triggers = [trigger] if trigger else []
         network = NamedStore(bucket, clock=machine.network_clock, name="m")
-        store = MortalStore(network, machine)
+        store = MachineStore(network, machine)
         async with asyncio.TaskGroup() as group:
 
             async def live() -> None:
@@ -56,7 +62,7 @@ def _run(
     return simulate(main, seed=1)
 
 
-async def _two_puts(machine: Machine, store: MortalStore) -> None:
+async def _two_puts(machine: Machine, store: MachineStore) -> None:
     try:
         await store.put("first", b"1", CREATE)
         await machine.clock.sleep(5)
@@ -76,13 +82,13 @@ def test_a_machine_that_lives_does_what_it_is_told() -> None:
 @pytest.mark.parametrize(
     ("blow", "left"),
     [
-        (Blow.DIES_BEFORE, []),
-        (Blow.DIES_AFTER, ["first"]),
-        (Blow.DIES_DURING, ["first"]),
+        (MachineFault.DIES_BEFORE, []),
+        (MachineFault.DIES_AFTER, ["first"]),
+        (MachineFault.DIES_DURING, ["first"]),
     ],
 )
-def test_nothing_of_a_dead_machine_reaches_the_bucket(blow: Blow, left: list[str]) -> None:
-    machine, found, told = _run(_two_puts, trigger=Trigger(blow))
+def test_nothing_of_a_dead_machine_reaches_the_bucket(blow: MachineFault, left: list[str]) -> None:
+    machine, found, told = _run(_two_puts, trigger=FaultTrigger(blow))
     assert sorted(found) == left
     assert machine.is_dead
     assert machine.problem is None
@@ -90,37 +96,39 @@ def test_nothing_of_a_dead_machine_reaches_the_bucket(blow: Blow, left: list[str
 
 
 def test_a_request_that_was_on_its_way_arrives_later() -> None:
-    _, found, _ = _run(_two_puts, trigger=Trigger(Blow.DIES_DURING))
+    _, found, _ = _run(_two_puts, trigger=FaultTrigger(MachineFault.DIES_DURING))
     assert found["first"] > 0
 
 
 @pytest.mark.parametrize(
     ("blow", "first_at", "second_at"),
-    [(Blow.FREEZES_BEFORE, 50, 55), (Blow.FREEZES_AFTER, 0, 55)],
+    [(MachineFault.FREEZES_BEFORE, 50, 55), (MachineFault.FREEZES_AFTER, 0, 55)],
 )
-def test_a_frozen_machine_goes_on_where_it_was(blow: Blow, first_at: int, second_at: int) -> None:
-    _, found, told = _run(_two_puts, trigger=Trigger(blow, seconds=50))
+def test_a_frozen_machine_goes_on_where_it_was(
+    blow: MachineFault, first_at: int, second_at: int
+) -> None:
+    _, found, told = _run(_two_puts, trigger=FaultTrigger(blow, seconds=50))
     assert found["first"] == first_at
     assert found["second"] == second_at
     assert told == [f"{blow} a first create", "freezes", "thaws"]
 
 
 def test_an_echo_arrives_again() -> None:
-    async def put_and_delete(machine: Machine, store: MortalStore) -> None:
+    async def put_and_delete(machine: Machine, store: MachineStore) -> None:
         await store.put("first", b"1", CREATE)
         await store.delete("first")
         await machine.clock.sleep(10)
         with pytest.raises(NotFound):
             await store.get("first")
 
-    _, found, _ = _run(put_and_delete, trigger=Trigger(Blow.ECHOES, seconds=20))
+    _, found, _ = _run(put_and_delete, trigger=FaultTrigger(MachineFault.ECHOES, seconds=20))
     assert found == {"first": 20}
 
 
 def test_a_sleep_of_a_dead_machine_does_not_return() -> None:
     woke: list[str] = []
 
-    async def sleep(machine: Machine, _store: MortalStore) -> None:
+    async def sleep(machine: Machine, _store: MachineStore) -> None:
         asyncio.get_running_loop().call_later(1, machine.die)
         try:
             await machine.clock.sleep(5)
@@ -135,7 +143,7 @@ def test_a_sleep_of_a_dead_machine_does_not_return() -> None:
 
 
 def test_a_process_that_falls_over_is_noticed() -> None:
-    async def fall(_machine: Machine, _store: MortalStore) -> None:
+    async def fall(_machine: Machine, _store: MachineStore) -> None:
         raise ValueError("down")
 
     machine, _, _ = _run(fall)
@@ -143,12 +151,12 @@ def test_a_process_that_falls_over_is_noticed() -> None:
 
 
 def test_a_trigger_waits_for_its_kind_of_request() -> None:
-    async def submit(_machine: Machine, store: MortalStore) -> None:
+    async def submit(_machine: Machine, store: MachineStore) -> None:
         for name in ("a", "b"):
             await store.put(f"{PACK}{name}", b"", CREATE)
             await store.put(f"{PACK}{name}.ledger", b"", CREATE)
 
-    trigger = Trigger(Blow.DIES_BEFORE, "ledger create", skipped=1)
+    trigger = FaultTrigger(MachineFault.DIES_BEFORE, "ledger create", skipped=1)
     _, found, _ = _run(submit, trigger=trigger)
     assert sorted(found) == [f"{PACK}a", f"{PACK}a.ledger", f"{PACK}b"]
 
@@ -170,7 +178,7 @@ def test_requests_are_told_apart(key: str, what: str) -> None:
 
 def test_a_story_has_only_what_concerns_its_task() -> None:
     times = iter(range(100))
-    chronicle = Chronicle(lambda: float(next(times)))
+    chronicle = EventLog(lambda: float(next(times)))
     chronicle.note("w1", "crashes before anything happened")
     chronicle.note("p0", "submits task 1", ("task", 1))
     chronicle.note("p0", "submits task 2", ("task", 2))
@@ -188,11 +196,11 @@ def test_a_story_has_only_what_concerns_its_task() -> None:
 
 
 def test_every_profile_has_seeds() -> None:
-    assert {profile_of(seed) for seed in range(10)} == set(Profile)
+    assert {profile_of(seed) for seed in range(10)} == set(WorldProfile)
 
 
-@pytest.mark.parametrize("fleet", Fleet)
-def test_a_seed_is_the_same_world_again(fleet: Fleet) -> None:
+@pytest.mark.parametrize("fleet", WorkerModes)
+def test_a_seed_is_the_same_world_again(fleet: WorkerModes) -> None:
     assert draw(7, fleet) == draw(7, fleet)
     for seed in range(4):
         report = run_world(seed, fleet)
@@ -202,7 +210,7 @@ def test_a_seed_is_the_same_world_again(fleet: Fleet) -> None:
 
 def test_worlds_are_not_kind() -> None:
     """Endings are refused in them, and the referee hears of it."""
-    reports = [run_world(seed, Fleet.SHARED) for seed in range(60)]
+    reports = [run_world(seed, WorkerModes.SHARED) for seed in range(60)]
     assert sum(report.refusals for report in reports) > 2
     assert sum(report.starts for report in reports) > sum(report.tasks for report in reports)
 
@@ -211,14 +219,14 @@ def test_the_command_shows_what_was_run() -> None:
     ran = CliRunner().invoke(sim, ["--seeds", "3", "--mode", "leased"])
     assert ran.exit_code == 0, ran.output
     assert "leased: 3 worlds, no violations" in ran.output
-    assert "Every promise held." in ran.output
+    assert "No invariant was violated." in ran.output
 
 
 def test_the_command_tells_programs() -> None:
     ran = CliRunner().invoke(sim, ["--seeds", "2", "--first-seed", "5", "--json"])
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.output)
-    assert (found["seeds"], found["worlds"]) == (2, 2 * len(Fleet))
+    assert (found["seeds"], found["worlds"]) == (2, 2 * len(WorkerModes))
     assert found["violations"] == []
     assert found["attempts"] > 0
 
@@ -241,7 +249,7 @@ def test_the_command_tells_the_story_of_a_violation() -> None:
     assert "The live lease of task" in ran.output
     assert "Again: penstock sim --first-seed" in ran.output
     assert "claims attempt 1" in ran.output
-    assert "broke a promise" in ran.output
+    assert "violated an invariant" in ran.output
 
 
 @pytest.mark.usefixtures("broken")
@@ -283,15 +291,15 @@ EVENTS = (
 
 def test_what_a_queue_must_survive_happens_in_the_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[str] = set()
-    note = Chronicle.note
+    note = EventLog.note
 
-    def listen(chronicle: Chronicle, who: str, what: str, *subjects: Subject) -> None:
+    def listen(chronicle: EventLog, who: str, what: str, *subjects: Subject) -> None:
         seen.update(event for event in EVENTS if what.startswith(event))
         note(chronicle, who, what, *subjects)
 
-    monkeypatch.setattr(Chronicle, "note", listen)
+    monkeypatch.setattr(EventLog, "note", listen)
     for seed in range(120):
-        run_world(seed, Fleet.MIXED)
+        run_world(seed, WorkerModes.MIXED)
         if len(seen) == len(EVENTS):
             break
     assert sorted(set(EVENTS) - seen) == []

@@ -10,10 +10,8 @@ from typing import Any
 
 from penstock.kernel.errors import TokenRefused
 from penstock.testing.signer_contract import claims_of_task
-from penstock.tokens.claims import Claims
-from penstock.tokens.jws import decode, encode, public_key
-from penstock.tokens.pem import PemSigner
-from penstock.tokens.signing import Signer
+from penstock.tokens.claims import Claims, decode, encode, public_key
+from penstock.tokens.signer import PemSigner, Signer
 
 SIGNER = PemSigner.new()
 OTHER = PemSigner.new()

@@ -18,9 +18,18 @@ from hypothesis import strategies as st
 
 from penstock.kernel.errors import InvalidInput
 from penstock.testing.signer_contract import claims_of_task
-from penstock.tokens.claims import Grants, ReadGrant
-from penstock.tokens.jws import TOKEN_BYTES_MAX, decode, encode, public_key, read, token_bytes
-from penstock.tokens.signing import from_base64url, is_signed, to_base64url
+from penstock.tokens.claims import (
+    TOKEN_BYTES_MAX,
+    Grants,
+    ReadGrant,
+    decode,
+    encode,
+    public_key,
+    read,
+    token_bytes,
+)
+from penstock.tokens.signer import from_base64url, is_signed, to_base64url
+from tests.sizes import some
 from tests.unit.tokens.forging import (
     HEADER,
     KEYS,
@@ -236,7 +245,7 @@ def test_a_truncated_token_is_refused(length: int) -> None:
     assert refusal(TOKEN[:length]) in {"missing", "malformed", "bad signature"}
 
 
-@settings(max_examples=300)
+@settings(max_examples=some(300))
 @given(st.integers(0, len(TOKEN) - 1), st.sampled_from("AQgw0_-.=+/ \nzB"))
 def test_a_token_with_another_character_is_refused(place: int, letter: str) -> None:
     changed = TOKEN[:place] + letter + TOKEN[place + 1 :]

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from penstock.kernel.errors import InvalidInput
-from penstock.tokens.pem import PemSigner
+from penstock.tokens.signer import PemSigner
 
 
 def _mode(path: Path) -> int:

@@ -11,8 +11,8 @@ import json
 import pytest
 
 from penstock.kernel.errors import TokenRefused
-from penstock.tokens.jws import claims_of, decode, public_key, read
-from penstock.tokens.signing import from_base64url, is_signed, thumbprint
+from penstock.tokens.claims import claims_of, decode, public_key, read
+from penstock.tokens.signer import from_base64url, is_signed, thumbprint
 
 # RFC 7515, A.3: its key and its token.
 KEY = {

@@ -12,17 +12,27 @@ from typing import Any
 import httpx
 
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.identity import Identity
-from penstock.dispatcher.wakeups.base import Channel, Heard, Listener
-from penstock.runtimes.base import Fault, Finished, Made, Runtime, Staged, Voice, Work
+from penstock.dispatcher.wakeups.base import Heard, WakeUpChannel, WakeUpListener
+from penstock.protocol.identity import Identity
+from penstock.runtimes.base import (
+    AttemptWork,
+    ProducedOutput,
+    Runtime,
+    RuntimeFault,
+    Staged,
+    WorkReporter,
+    WorkResult,
+)
 from penstock.testing.virtual import VirtualClock, World, simulate
+from penstock.worker.claim_scheduler import ClaimScheduler
 from penstock.worker.client import InternalClient
-from penstock.worker.secrets import Resolver
-from penstock.worker.settings import WorkerSettings
+from penstock.worker.secrets import SecretResolver
+from penstock.worker.settings import PipelineWorkerSettings
 from penstock.worker.worker import PipelineWorker
+from tests.unit.worker.over_httpx import OverHttpx
 from tests.unit.worker.scripted import URL, Dispatcher
 
-Doing = Callable[[Work, Voice], Awaitable[tuple[Made, ...]]]
+Doing = Callable[[AttemptWork, WorkReporter], Awaitable[tuple[ProducedOutput, ...]]]
 
 
 class ScriptedRuntime(Runtime):
@@ -33,8 +43,8 @@ class ScriptedRuntime(Runtime):
 
     def __init__(self, doing: Doing) -> None:
         self.doing = doing
-        self.works: list[Work] = []
-        self.running: dict[int, Work] = {}
+        self.works: list[AttemptWork] = []
+        self.running: dict[int, AttemptWork] = {}
         self.most_at_once = 0
         self.cancelled: list[int] = []
         self.is_started = False
@@ -55,7 +65,7 @@ class ScriptedRuntime(Runtime):
 
     def faults(
         self, operator: str, *, config: Mapping[str, Any], resources: Mapping[str, Any]
-    ) -> Iterable[Fault]:
+    ) -> Iterable[RuntimeFault]:
         return ()
 
     def secrets_refused(self, operator: str) -> str:
@@ -65,14 +75,14 @@ class ScriptedRuntime(Runtime):
         assert self.is_started
         self.expected += 1
 
-    async def run(self, work: Work, voice: Voice) -> Finished:
+    async def run(self, work: AttemptWork, reporter: WorkReporter) -> WorkResult:
         assert self.is_started
         self.works.append(work)
         self.running[id(work)] = work
         self.most_at_once = max(self.most_at_once, len(self.running))
         try:
-            made = await self.doing(work, voice)
-            return Finished(made=made, metrics=self.metrics, staged=self.staged)
+            made = await self.doing(work, reporter)
+            return WorkResult(made=made, metrics=self.metrics, staged=self.staged)
         except asyncio.CancelledError:
             self.cancelled.append(work.task_id)
             raise
@@ -80,7 +90,7 @@ class ScriptedRuntime(Runtime):
             del self.running[id(work)]
 
 
-class ScriptedListener(Listener):
+class ScriptedListener(WakeUpListener):
     """Hears what the test says."""
 
     def __init__(self, answer: Heard) -> None:
@@ -99,7 +109,7 @@ class ScriptedListener(Listener):
 
     async def say(self, operator: str = "a:clean") -> None:
         """A wake-up; returns when it is settled, raises if it comes again."""
-        await self._answer(Channel(operator, Priority.NORMAL))
+        await self._answer(WakeUpChannel(operator, Priority.NORMAL))
 
 
 @dataclass
@@ -133,11 +143,11 @@ class Bench:
 Story = Callable[[Bench], Awaitable[None]]
 
 
-async def nothing(work: Work, voice: Voice) -> tuple[Made, ...]:
+async def nothing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
     """Publishes every output at its own place."""
     key = work.payload.get("partition_key")
     return tuple(
-        Made(output=name, location=place.location, partition_key=key)
+        ProducedOutput(output=name, location=place.location, partition_key=key)
         for name, place in work.outputs.items()
     )
 
@@ -145,9 +155,9 @@ async def nothing(work: Work, voice: Voice) -> tuple[Made, ...]:
 def taking(bench_clock: list[VirtualClock], seconds: float) -> Doing:
     """Work that takes so long."""
 
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         await bench_clock[0].sleep(seconds)
-        return await nothing(work, voice)
+        return await nothing(work, reporter)
 
     return doing
 
@@ -159,9 +169,10 @@ async def opened(
     doing: Doing | None,
     *,
     seconds: float,
-    settings: WorkerSettings,
-    secrets: Resolver | None = None,
+    settings: PipelineWorkerSettings,
+    secrets: SecretResolver | None = None,
     handed: Path | None = None,
+    locks: Path | None = None,
 ) -> AsyncIterator[Bench]:
     clock = world.clock()
     runtime = ScriptedRuntime(doing or taking([clock], seconds))
@@ -170,12 +181,12 @@ async def opened(
         Identity("worker-1", "secret"),
         clock=clock,
         entropy=world.entropy("client"),
-        transport=httpx.ASGITransport(app=dispatcher),
+        transport=OverHttpx(httpx.ASGITransport(app=dispatcher)),
     )
     listeners: list[ScriptedListener] = []
 
-    def listening(answer: Heard) -> Listener:
-        listeners.append(ScriptedListener(answer))
+    def listening(claiming: ClaimScheduler) -> WakeUpListener:
+        listeners.append(ScriptedListener(claiming.heard))
         return listeners[0]
 
     worker = PipelineWorker(
@@ -183,6 +194,7 @@ async def opened(
         {"process": runtime},
         listening,
         handed=handed,
+        locks=locks,
         settings=settings,
         clock=clock,
         entropy=world.entropy("worker"),
@@ -205,8 +217,9 @@ def play(
     seconds: float = 0.1,
     seeds: Iterable[int] = range(5),
     setting: Callable[[Dispatcher], object] | None = None,
-    secrets: Callable[[World], Resolver] | None = None,
+    secrets: Callable[[World], SecretResolver] | None = None,
     handed: Path | None = None,
+    locks: Path | None = None,
     **settings: Any,
 ) -> None:
     """Tell a story with several seeds. `seconds` is how long work takes, unless `doing` says."""
@@ -216,10 +229,17 @@ def play(
             served = dispatcher or Dispatcher()
             if setting is not None:
                 setting(served)
-            made = WorkerSettings(**settings)
+            made = PipelineWorkerSettings(**{"concurrency": 8, "look_seconds": 30.0} | settings)
             found = secrets(world) if secrets is not None else None
             async with opened(
-                world, served, doing, seconds=seconds, settings=made, secrets=found, handed=handed
+                world,
+                served,
+                doing,
+                seconds=seconds,
+                settings=made,
+                secrets=found,
+                handed=handed,
+                locks=locks,
             ) as bench:
                 await story(bench)
 

@@ -22,15 +22,16 @@ import httpx
 import msgspec
 
 from penstock.datasets.layout import attempt_name
-from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER, Answer
-from penstock.dispatcher.wire.credentials import CredentialsAnswer, CredentialsAsk
-from penstock.dispatcher.wire.events import EventResult, EventsAnswer, SourcesAnswer, TaskEventsAsk
-from penstock.dispatcher.wire.problem import Problem
-from penstock.dispatcher.wire.work import (
+from penstock.protocol.base import TASK_HEADER, WORKER_HEADER, Answer
+from penstock.protocol.events import EventResult, EventsAnswer, SourcesAnswer, TaskEventsAsk
+from penstock.protocol.problem import Problem
+from penstock.protocol.work import (
     Assignment,
     ClaimAnswer,
     ClaimAsk,
     CompleteAsk,
+    CredentialsAnswer,
+    CredentialsAsk,
     EndAsk,
     HeartbeatAsk,
     HelloAnswer,
@@ -67,6 +68,7 @@ class Task:
     heartbeat_seconds: float = 30.0
     status: str = "queued"
     attempt: int = 0
+    claims: int = 0
     lease_ends_at: float = 0.0
     cancel_asked: bool = False
     ended: list[EndAsk] = field(default_factory=list)
@@ -219,12 +221,13 @@ class Dispatcher:
     def _begun(self, task: Task) -> Assignment:
         task.status = "running"
         task.attempt += 1
+        task.claims += 1
         task.lease_ends_at = now() + task.heartbeat_seconds
         task.tokens.clear()
         return Assignment(
             task_id=task.id,
             attempt=task.attempt,
-            lease_token=f"token {task.id} {task.attempt}",
+            lease_token=f"token {task.id} {task.claims}",
             lease_expires_at=at(task.heartbeat_seconds),
             heartbeat_seconds=task.heartbeat_seconds,
             timeout_seconds=task.timeout_seconds,
@@ -346,7 +349,7 @@ class Dispatcher:
         return not (token or "").startswith(f"cap.{task_id}.{attempt}-")
 
     def _is_held(self, task: Task, attempt: int, token: str) -> bool:
-        current = (task.status, task.attempt, f"token {task.id} {task.attempt}")
+        current = (task.status, task.attempt, f"token {task.id} {task.claims}")
         return current == ("running", attempt, token)
 
     def worker(self) -> str:

@@ -9,18 +9,18 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from penstock.dispatcher.wire.problem import Problem
-from penstock.dispatcher.wire.work import CompleteAsk, ResultsAnswer, TaskResult
 from penstock.kernel.errors import DispatcherUnavailable, WorkFailed, WorkReleased
-from penstock.runtimes.base import Made, Voice, Work
+from penstock.protocol.problem import Problem
+from penstock.protocol.work import CompleteAsk, ResultsAnswer, TaskResult
+from penstock.runtimes.base import AttemptWork, ProducedOutput, WorkReporter
 from penstock.testing.virtual import World, simulate
-from penstock.worker.attempt import Attempt, Interruption
+from penstock.worker.assignment_codec import work_of
+from penstock.worker.attempt import InterruptReason, TaskAttempt
 from penstock.worker.client import InternalClient
-from penstock.worker.endings import Endings
-from penstock.worker.orders import work_of
+from penstock.worker.reporter import CompletionReporter
 from tests.unit.worker.bench import Bench, play
 from tests.unit.worker.scripted import Dispatcher, now
-from tests.unit.worker.test_orders import assignment
+from tests.unit.worker.test_assignment_codec import assignment
 from tests.unit.worker.test_worker import CLAIM, COMPLETE, HEARTBEAT, waiting
 
 
@@ -30,7 +30,9 @@ class Slow:
     def __init__(self) -> None:
         self.cleaned: list[float] = []
 
-    async def __call__(self, work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def __call__(
+        self, work: AttemptWork, reporter: WorkReporter
+    ) -> tuple[ProducedOutput, ...]:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -83,7 +85,7 @@ def test_a_second_interruption_does_not_cut_the_first_short() -> None:
 
 
 def test_why_it_was_interrupted_counts_and_not_how_the_work_puts_it() -> None:
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -104,11 +106,11 @@ def test_why_it_was_interrupted_counts_and_not_how_the_work_puts_it() -> None:
 def test_the_time_that_work_waits_in_its_runtime_is_not_its_own() -> None:
     ended: list[float] = []
 
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         began = now()
         try:
             for is_running, seconds in ((False, 100), (True, 9), (False, 100), (True, 20)):
-                voice.timed(is_running=is_running)
+                reporter.timed(is_running=is_running)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
                         await asyncio.Event().wait()
@@ -130,7 +132,7 @@ def test_that_a_task_is_to_run_alone_is_passed_on_both_ways() -> None:
     given = msgspec.structs.replace(assignment(), runs_alone=True)
     assert work_of(given, logs=None, grace_seconds=1.0).runs_alone
     assert not work_of(assignment(), logs=None, grace_seconds=1.0).runs_alone
-    attempt = Attempt(given)
+    attempt = TaskAttempt(given)
     died = WorkReleased("It died.", is_delayed=False, runs_alone=True)
     release = attempt.unfinished(died).release
     assert release is not None
@@ -241,8 +243,8 @@ class Blocked(InternalClient):
 
 def test_an_end_that_is_lost_while_it_is_being_told_is_not_told_again() -> None:
     async def main(world: World) -> None:
-        clock, client, done = world.clock(), Blocked(), list[Attempt]()
-        endings = Endings(
+        clock, client, done = world.clock(), Blocked(), list[TaskAttempt]()
+        completions = CompletionReporter(
             client,
             clock=clock,
             entropy=world.entropy("endings"),
@@ -251,18 +253,18 @@ def test_an_end_that_is_lost_while_it_is_being_told_is_not_told_again() -> None:
             moved=lambda *_: None,
             is_idle=lambda: True,
         )
-        attempt = Attempt(assignment())
-        endings.add(attempt, attempt.failure("x"))
-        running = world.loop.create_task(endings.run())
+        attempt = TaskAttempt(assignment())
+        completions.add(attempt, attempt.failure("x"))
+        running = world.loop.create_task(completions.run())
         await clock.sleep(1)
-        attempt.interrupt(Interruption.LOST)
-        endings.forget(attempt)
-        assert len(endings) == 1
+        attempt.interrupt(InterruptReason.LOST)
+        completions.forget(attempt)
+        assert len(completions) == 1
         client.go_on.set()
         await clock.sleep(60)
         assert client.asked == [[7]]
-        assert len(endings) == 0
-        await endings.told()
+        assert len(completions) == 0
+        await completions.drained()
         running.cancel()
 
     simulate(main, seed=1)
@@ -271,7 +273,7 @@ def test_an_end_that_is_lost_while_it_is_being_told_is_not_told_again() -> None:
 def test_an_end_that_is_forgotten_is_not_told() -> None:
     async def main(world: World) -> None:
         clock, client = world.clock(), Blocked()
-        endings = Endings(
+        completions = CompletionReporter(
             client,
             clock=clock,
             entropy=world.entropy("endings"),
@@ -280,11 +282,11 @@ def test_an_end_that_is_forgotten_is_not_told() -> None:
             moved=lambda *_: None,
             is_idle=lambda: True,
         )
-        attempt = Attempt(assignment())
-        endings.add(attempt, attempt.failure("x"))
-        endings.forget(attempt)
-        await endings.told()
-        running = world.loop.create_task(endings.run())
+        attempt = TaskAttempt(assignment())
+        completions.add(attempt, attempt.failure("x"))
+        completions.forget(attempt)
+        await completions.drained()
+        running = world.loop.create_task(completions.run())
         await clock.sleep(60)
         assert client.asked == []
         running.cancel()
@@ -298,7 +300,7 @@ def test_an_end_that_waits_is_dropped_when_its_task_comes_back() -> None:
         bench.dispatcher.problems[COMPLETE] = Problem(type="x", title="Not now.", status=503)
         await bench.until(lambda: bench.dispatcher.paths()[COMPLETE] == 5)
         await bench.clock.sleep(0.5)
-        bench.worker._hands.begin([bench.dispatcher._begun(task)])
+        bench.worker._executor.begin([bench.dispatcher._begun(task)])
         del bench.dispatcher.problems[COMPLETE]
         told = len(bench.dispatcher.calls)
         await bench.until(lambda: task.status == "completed", seconds=30)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.base import Made, Voice, Work
-from penstock.worker.attempt import Interruption
+from penstock.runtimes.base import AttemptWork, ProducedOutput, WorkReporter
+from penstock.worker.attempt import InterruptReason
 from tests.unit.worker.bench import Bench, nothing, play
 from tests.unit.worker.scripted import Dispatcher
 from tests.unit.worker.test_worker import CLAIM, all_are, waiting
@@ -70,11 +70,11 @@ def test_a_batch_takes_one_place() -> None:
 def test_the_place_is_taken_until_the_last_of_a_batch_has_ended() -> None:
     go_on: list[asyncio.Event] = []
 
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         if work.task_id == 2:
             go_on.append(asyncio.Event())
             await go_on[-1].wait()
-        return await nothing(work, voice)
+        return await nothing(work, reporter)
 
     async def story(bench: Bench) -> None:
         tasks = bench.dispatcher.tasks
@@ -82,7 +82,7 @@ def test_the_place_is_taken_until_the_last_of_a_batch_has_ended() -> None:
         await bench.clock.sleep(60)
         claims = bench.dispatcher.paths()[CLAIM]
         assert (tasks[2].status, tasks[4].status) == ("running", "queued")
-        assert bench.worker._hands.room == 0
+        assert bench.worker._executor.room == 0
         go_on[-1].set()
         await bench.until(lambda: all_are(bench, "completed"), seconds=5)
         assert claims == 1
@@ -95,12 +95,12 @@ def test_the_place_is_taken_until_the_last_of_a_batch_has_ended() -> None:
 
 
 def test_one_of_a_batch_that_is_cancelled_or_fails_costs_the_others_nothing() -> None:
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         if work.task_id == 1:
             raise WorkFailed("The partition is broken.", is_retried=False)
         if work.task_id == 2:
             await asyncio.Event().wait()
-        return await nothing(work, voice)
+        return await nothing(work, reporter)
 
     async def story(bench: Bench) -> None:
         await bench.until(lambda: 2 in {each.task_id for each in bench.runtime.running.values()})
@@ -109,24 +109,24 @@ def test_one_of_a_batch_that_is_cancelled_or_fails_costs_the_others_nothing() ->
         statuses = [task.status for task in bench.dispatcher.tasks.values()]
         assert statuses == ["dead", "cancelled", "completed", "completed"]
         assert bench.runtime.cancelled == [2]
-        await bench.until(lambda: bench.worker._hands.room == 8)
+        await bench.until(lambda: bench.worker._executor.room == 8)
 
     play(story, setting=batches(4), doing=doing)
 
 
 def test_a_batch_that_was_lost_frees_its_place_once() -> None:
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         await asyncio.Event().wait()
         return ()
 
     async def story(bench: Bench) -> None:
         await bench.until(lambda: len(bench.runtime.running) == 3)
-        hands = bench.worker._hands
-        assert (hands.room, hands.count) == (1, 3)
-        for attempt in tuple(hands._running):
-            attempt.interrupt(Interruption.LOST)
-        await bench.until(lambda: hands.count == 0)
-        assert hands.room == 2
+        executor = bench.worker._executor
+        assert (executor.room, executor.count) == (1, 3)
+        for attempt in tuple(executor._running):
+            attempt.interrupt(InterruptReason.LOST)
+        await bench.until(lambda: executor.count == 0)
+        assert executor.room == 2
 
     play(story, setting=batches(3), doing=doing, concurrency=2)
 
@@ -158,7 +158,7 @@ def test_columns_that_a_dataset_cannot_take_are_a_failure_for_good() -> None:
         bench.runtime.metrics = {"rows": 7}
         await bench.until(lambda: bool(good.ended and bad.ended))
         assert (good.status, bad.status) == ("completed", "dead")
-        assert bad.reason.startswith("What it made was refused: The column 'delay' is string here")
+        assert bad.reason.startswith("Its outputs were refused: The column 'delay' is string here")
         assert bad.ended[0].metrics == {"rows": 7}
 
     play(story, setting=lambda d: (d.add(), d.add(bad_schema=True)))
@@ -166,7 +166,7 @@ def test_columns_that_a_dataset_cannot_take_are_a_failure_for_good() -> None:
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_stopping_gives_a_whole_batch_back(alone: bool) -> None:
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         await asyncio.Event().wait()
         return ()
 

@@ -10,23 +10,25 @@ import httpx
 import msgspec
 import pytest
 
-from penstock.dispatcher.identity import Identity
-from penstock.dispatcher.wire.base import TASK_HEADER, Answer
-from penstock.dispatcher.wire.credentials import CredentialsAnswer, CredentialsAsk
-from penstock.dispatcher.wire.problem import Problem
-from penstock.dispatcher.wire.work import (
+from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, InvalidInput
+from penstock.protocol.base import TASK_HEADER, Answer
+from penstock.protocol.identity import Identity
+from penstock.protocol.problem import Problem
+from penstock.protocol.work import (
     ClaimAnswer,
     ClaimAsk,
     CompleteAsk,
+    CredentialsAnswer,
+    CredentialsAsk,
     EndAsk,
     HeartbeatAsk,
     HeldAsk,
     ResultsAnswer,
     TaskResult,
 )
-from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, InvalidInput
 from penstock.testing.virtual import World, simulate
 from penstock.worker.client import CALL_SECONDS, InternalClient
+from tests.unit.worker.over_httpx import OverHttpx
 
 Reply = Callable[[httpx.Request], httpx.Response]
 CLAIM = ClaimAsk(operator="a:b")
@@ -84,7 +86,7 @@ def call(
             Identity("w", "t"),
             clock=clock,
             entropy=world.entropy("client"),
-            transport=transport,
+            transport=OverHttpx(transport),
         )
         began = clock.monotonic()
         async with client:
@@ -120,9 +122,9 @@ def test_a_dispatcher_that_is_back_gets_its_share_again() -> None:
             Identity("w", "t"),
             clock=clock,
             entropy=world.entropy("always the first"),
-            transport=transport,
+            transport=OverHttpx(transport),
         )
-        home = ["one", "two"][client._home]
+        home = ["one", "two"][client._caller.home]
         other = {"one": "two", "two": "one"}[home]
         transport.replies = {home: down(), other: saying(EMPTY)}
         async with client:
@@ -147,7 +149,7 @@ def test_when_none_answers_it_says_why_of_each() -> None:
         urls=("http://one", "http://two/", "http://three"),
     )
     assert isinstance(found, DispatcherUnavailable)
-    assert "http://one does not answer (ConnectError: refused)." in found.message
+    assert "http://one does not answer (refused)." in found.message
     assert "http://two cannot serve now: The database does not answer." in found.message
     assert f"http://three did not answer within {CALL_SECONDS:g} s." in found.message
     assert CALL_SECONDS <= took < CALL_SECONDS + 1
@@ -174,7 +176,7 @@ def test_a_refusal_is_an_answer(status: int) -> None:
     found, _ = call(Scripted(one=saying(problem, status)), lambda client: client.claim(CLAIM))
     assert isinstance(found, DispatcherRefused)
     assert (found.status, found.kind) == (status, "word")
-    assert (found.message, found.hint) == ("No. (limit)", "Do this.")
+    assert (found.message, found.hint) == ("No. (in limit)", "Do this.")
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
@@ -193,7 +195,9 @@ def test_what_is_not_an_answer_is_not_taken_for_one(body: bytes, status: int) ->
 def test_somebody_else_on_that_port() -> None:
     found, _ = call(Scripted(one=saying(b"nginx", 404)), lambda client: client.heartbeat(BEAT))
     assert isinstance(found, DispatcherRefused)
-    assert found.message == "http://one answered 404, and not as a dispatcher does."
+    assert found.message == (
+        "http://one answered 404 Not Found, which is not an answer of a dispatcher."
+    )
 
 
 def test_each_task_of_a_call_has_its_own_answer_whatever_the_status() -> None:
@@ -295,7 +299,7 @@ def test_credentials_that_are_refused_say_why() -> None:
     found, _ = call(Scripted(one=saying(no, 409)), lambda client: client.credentials("a.b.c"))
     assert isinstance(found, DispatcherRefused)
     assert (found.status, found.kind) == (409, "too many folders")
-    away = Problem(type="unavailable", title="STS does not answer.", status=503)
+    away = Problem(type="unavailable", title="Failed to reach STS.", status=503)
     found, _ = call(Scripted(one=saying(away, 503)), lambda client: client.credentials("a.b.c"))
     assert isinstance(found, DispatcherUnavailable)
-    assert "STS does not answer" in found.message
+    assert "Failed to reach STS" in found.message

@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 from penstock.datasets.layout import attempt_of_place, place_of
-from penstock.dispatcher.wire.work import PartAnswer
-from penstock.runtimes.base import NOT_READ, Made, Merge, Staged, Voice, Work
+from penstock.protocol.work import PartAnswer
+from penstock.runtimes.base import (
+    NOT_READ,
+    AttemptWork,
+    Merge,
+    ProducedOutput,
+    Staged,
+    WorkReporter,
+)
 from tests.unit.worker.bench import Bench, play
 from tests.unit.worker.scripted import DATASET, Dispatcher
 from tests.unit.worker.test_worker import COMPLETE, HEARTBEAT
@@ -27,10 +34,10 @@ def part(revision: int) -> dict[str, list[PartAnswer]]:
     return {"cleaned": [PartAnswer(location=f"file:///data/{revision}", revision=revision)]}
 
 
-async def merge(work: Work, voice: Voice) -> tuple[Made, ...]:
+async def merge(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
     place = work.outputs["out"]
     base = place.current[0].revision if place.current else 0
-    return (Made(output="out", location=place.location, base_revision=base),)
+    return (ProducedOutput(output="out", location=place.location, base_revision=base),)
 
 
 def merging(*moves: Any, **fields: Any) -> Callable[[Dispatcher], None]:
@@ -68,13 +75,15 @@ def test_what_it_has_computed_is_given_to_the_next_run() -> None:
     }
     kept = Staged(location="file:///s", files=(), columns=(), keys=(("d", None, None),))
 
-    async def compute(work: Work, voice: Voice) -> tuple[Made, ...]:
-        del voice
+    async def compute(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
+        del reporter
         place = work.outputs["out"]
         base = place.current[0].revision if place.current else 0
         said = base if work.staged else NOT_READ
         location = f"{place.location}/d"
-        return (Made(output="out", location=location, partition_key="d", base_revision=said),)
+        return (
+            ProducedOutput(output="out", location=location, partition_key="d", base_revision=said),
+        )
 
     async def story(bench: Bench) -> None:
         bench.runtime.staged = {"out": kept}
@@ -115,7 +124,7 @@ def test_waiting_and_merging_have_a_bound() -> None:
     async def story(bench: Bench) -> None:
         waiting, merging_ = bench.dispatcher.tasks.values()
         await bench.until(lambda: waiting.status == "released", seconds=60)
-        assert "merging into its partition" in waiting.reason
+        assert "merge into its partition" in waiting.reason
         await bench.until(lambda: merging_.status == "failed", seconds=60)
         assert len([each for each in bench.runtime.works if each.task_id == 2]) == 11
 

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from penstock.kernel.errors import SecretUnavailable, WorkFailed
-from penstock.runtimes.base import Made, Voice, Work
+from penstock.runtimes.base import AttemptWork, ProducedOutput, WorkReporter
 from penstock.runtimes.secrets import hidden
 from penstock.testing.virtual import World
-from penstock.worker.orders import REASON_CHARACTERS_MAX
-from penstock.worker.secrets import Resolver
+from penstock.worker.assignment_codec import REASON_CHARACTERS_MAX
+from penstock.worker.secrets import SecretResolver
 from tests.unit.worker.bench import Bench, nothing, play
 from tests.unit.worker.scripted import DATASET, Dispatcher
 
@@ -23,9 +23,9 @@ VALUE = "hunter2-hunter2"
 ENVIRONMENT = {"KEY": VALUE, "SHORT": "abc"}
 
 
-def found(world: World) -> Resolver:
+def found(world: World) -> SecretResolver:
     del world
-    return Resolver(environment=ENVIRONMENT, folder=Path("/nowhere"), prefix="", vault=None)
+    return SecretResolver(environment=ENVIRONMENT, folder=Path("/nowhere"), prefix="", vault=None)
 
 
 def waiting(**secrets: Any) -> Callable[[Dispatcher], object]:
@@ -43,9 +43,9 @@ def told(bench: Bench) -> str:
 
 
 def test_the_work_gets_its_secrets_and_the_dispatcher_does_not() -> None:
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         assert work.secrets == {"TOKEN": VALUE}
-        return await nothing(work, voice)
+        return await nothing(work, reporter)
 
     async def story(bench: Bench) -> None:
         (task,) = bench.dispatcher.tasks.values()
@@ -88,7 +88,7 @@ def test_a_worker_that_gives_out_none_says_so() -> None:
     async def story(bench: Bench) -> None:
         (task,) = bench.dispatcher.tasks.values()
         await bench.until(lambda: bool(task.ended))
-        assert task.reason == "The job clean names secrets, and this worker gives out none."
+        assert task.reason == "The job clean names secrets, and this worker provides none."
         assert bench.runtime.works == []
 
     play(story, setting=waiting(TOKEN="env:KEY"))
@@ -98,7 +98,7 @@ def test_a_worker_that_gives_out_none_says_so() -> None:
 def test_a_failure_is_told_without_values(
     kind: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         raise kind(f"401 for key={work.secrets['TOKEN']} pin={work.secrets['PIN']}")
 
     async def story(bench: Bench) -> None:
@@ -113,8 +113,8 @@ def test_a_failure_is_told_without_values(
 
 
 def test_outputs_that_are_refused_are_told_without_values() -> None:
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
-        return (Made(output=f"no {work.secrets['TOKEN']}", location="file:///x"),)
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
+        return (ProducedOutput(output=f"no {work.secrets['TOKEN']}", location="file:///x"),)
 
     async def story(bench: Bench) -> None:
         (task,) = bench.dispatcher.tasks.values()
@@ -136,9 +136,9 @@ class Slow:
         raise SecretUnavailable(f"cannot be had now: {name} is away")
 
 
-def slow(world: World) -> Resolver:
+def slow(world: World) -> SecretResolver:
     vault = Slow(world, 10.0)
-    return Resolver(environment={}, folder=Path("/nowhere"), prefix="", vault=vault)
+    return SecretResolver(environment={}, folder=Path("/nowhere"), prefix="", vault=vault)
 
 
 def test_an_attempt_that_is_lost_while_its_secrets_are_looked_for_tells_nothing() -> None:
@@ -172,9 +172,9 @@ def test_a_worker_that_is_stopped_meanwhile_ends() -> None:
 def test_secrets_stay_with_their_task() -> None:
     seen: dict[int, dict[str, str]] = {}
 
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         seen[work.task_id] = dict(work.secrets)
-        return await nothing(work, voice)
+        return await nothing(work, reporter)
 
     def setting(dispatcher: Dispatcher) -> None:
         waiting(TOKEN="env:KEY")(dispatcher)
@@ -202,7 +202,7 @@ def test_a_reason_is_cut_before_values_are_looked_for_in_it(
     monkeypatch.setattr("penstock.worker.attempt.hidden", looked)
     room = REASON_CHARACTERS_MAX - 10
 
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         raise WorkFailed("x" * room + VALUE + "y" * 1_000_000)
 
     async def story(bench: Bench) -> None:

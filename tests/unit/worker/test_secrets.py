@@ -13,8 +13,13 @@ import pytest
 
 from penstock.kernel.errors import SecretUnavailable, WorkFailed
 from penstock.testing.virtual import World, simulate
-from penstock.worker.secrets import LOOK_SECONDS_MAX, VALUE_BYTES_MAX, Resolver
-from penstock.worker.vault import REMEMBER_SECONDS, Remembered
+from penstock.worker.secrets import (
+    LOOK_SECONDS_MAX,
+    REMEMBER_SECONDS,
+    VALUE_BYTES_MAX,
+    SecretCache,
+    SecretResolver,
+)
 
 VALUE = "hunter2-hunter2"
 DOCUMENT = f'{{"user": "ann", "password": "{VALUE}", "port": 5432, "none": null}}'
@@ -40,9 +45,9 @@ def resolver(
     prefix: str = "penstock/",
     vault: Shelf | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Resolver:
+) -> SecretResolver:
     said = {"KEY": VALUE, "EMPTY": "", "AWS_SECRET_ACCESS_KEY": VALUE, "BYTES": "a\udc80"}
-    return Resolver(
+    return SecretResolver(
         environment=said if environment is None else environment,
         folder=folder,
         prefix=prefix,
@@ -50,11 +55,11 @@ def resolver(
     )
 
 
-def values(it: Resolver, **references: Any) -> Mapping[str, str]:
+def values(it: SecretResolver, **references: Any) -> Mapping[str, str]:
     return asyncio.run(it.values(references, job="clean"))
 
 
-def failure(it: Resolver, **references: Any) -> tuple[str, bool]:
+def failure(it: SecretResolver, **references: Any) -> tuple[str, bool]:
     with pytest.raises(WorkFailed) as caught:
         values(it, **references)
     assert VALUE not in str(caught.value)
@@ -209,7 +214,7 @@ def test_a_vault_that_never_answers_is_waited_for_once(tmp_path: Path) -> None:
 
     async def main(world: World) -> None:
         clock = world.clock()
-        it = Resolver(environment={}, folder=tmp_path, prefix="", vault=Silent())
+        it = SecretResolver(environment={}, folder=tmp_path, prefix="", vault=Silent())
         began = clock.monotonic()
         with pytest.raises(WorkFailed, match=r"it was not found within 15 s\.") as caught:
             await it.values({"A": "aws:a", "B": "aws:b"}, job="clean")
@@ -242,7 +247,7 @@ class Counting:
 def test_a_secret_is_asked_for_once_a_minute_however_many_want_it() -> None:
     async def main(world: World) -> None:
         ask = Counting(world)
-        remembered = Remembered(ask, clock=ask.clock)
+        remembered = SecretCache(ask, clock=ask.clock)
         assert await asyncio.gather(*(remembered.text("a") for _ in range(10))) == ["a 1"] * 10
         await ask.clock.sleep(REMEMBER_SECONDS - 1)
         assert await remembered.text("a") == "a 1"
@@ -259,7 +264,7 @@ def test_a_failure_is_shared_and_not_remembered() -> None:
     async def main(world: World) -> None:
         ask = Counting(world)
         ask.is_away = True
-        remembered = Remembered(ask, clock=ask.clock)
+        remembered = SecretCache(ask, clock=ask.clock)
         began = ask.clock.monotonic()
         found = await asyncio.gather(
             *(remembered.text("a") for _ in range(5)), return_exceptions=True
@@ -275,7 +280,7 @@ def test_a_failure_is_shared_and_not_remembered() -> None:
 def test_who_is_cancelled_takes_nothing_from_the_others() -> None:
     async def main(world: World) -> None:
         ask = Counting(world)
-        remembered = Remembered(ask, clock=ask.clock)
+        remembered = SecretCache(ask, clock=ask.clock)
         first = world.loop.create_task(remembered.text("a"))
         await ask.clock.sleep(0.1)
         second = world.loop.create_task(remembered.text("a"))

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from penstock.dispatcher.wire.problem import Problem
-from penstock.runtimes.base import Made, News, Voice, Work
-from penstock.worker.attempt import Attempt
+from penstock.protocol.problem import Problem
+from penstock.runtimes.base import AttemptWork, ProducedOutput, WorkEvent, WorkReporter
+from penstock.worker.attempt import TaskAttempt
 from tests.unit.worker.bench import Bench, nothing, play
-from tests.unit.worker.test_orders import assignment
+from tests.unit.worker.test_assignment_codec import assignment
 from tests.unit.worker.test_worker import COMPLETE, HEARTBEAT, waiting
 
 EVENTS = "/v1/task/events"
@@ -43,7 +43,7 @@ def test_an_empty_token_keeps_the_old_one() -> None:
 
 
 def test_a_failure_has_its_token_too() -> None:
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         raise ValueError("no")
 
     async def story(bench: Bench) -> None:
@@ -98,9 +98,9 @@ def test_an_end_that_never_proves_anything_is_left_to_the_reaper() -> None:
 
 
 def test_events_bring_the_newest_token_and_wait_for_one_that_is_valid() -> None:
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
-        await voice.emit([News(output="out", event_id="1", cursor=1)])
-        return await nothing(work, voice)
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
+        await reporter.emit([WorkEvent(output="out", event_id="1", cursor=1)])
+        return await nothing(work, reporter)
 
     async def story(bench: Bench) -> None:
         # It has expired while nobody answered: the heartbeat brings the next.
@@ -113,9 +113,9 @@ def test_events_bring_the_newest_token_and_wait_for_one_that_is_valid() -> None:
 
 
 def test_events_that_never_prove_anything_fail_the_attempt() -> None:
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
-        await voice.emit([News(output="out", event_id="1", cursor=1)])
-        return await nothing(work, voice)
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
+        await reporter.emit([WorkEvent(output="out", event_id="1", cursor=1)])
+        return await nothing(work, reporter)
 
     async def story(bench: Bench) -> None:
         refusal = Problem(type="token bad signature", title="It is not signed.", status=403)
@@ -153,7 +153,7 @@ def test_an_end_is_told_with_the_token_before_if_that_one_is_known() -> None:
 
 
 def test_a_token_that_is_older_and_no_good_either_takes_turns() -> None:
-    attempt = Attempt(msgspec.structs.replace(assignment(), token="first"))
+    attempt = TaskAttempt(msgspec.structs.replace(assignment(), token="first"))
     attempt.doubt("first")
     assert attempt.token == "first"
     attempt.renew("second")
@@ -170,8 +170,8 @@ def test_a_heartbeat_is_never_longer_than_a_call_may_be() -> None:
     """Tokens and progress may be long: many attempts are told of in several calls."""
     count = 60
 
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
-        voice.progress({"words": "x" * 15_000})
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
+        reporter.progress({"words": "x" * 15_000})
         await asyncio.Event().wait()
         return ()
 

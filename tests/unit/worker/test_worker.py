@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.wire.problem import Problem
 from penstock.kernel.errors import (
     DispatcherRefused,
     DispatcherUnavailable,
     WorkFailed,
     WorkReleased,
 )
-from penstock.runtimes.base import Made, News, Voice, Work
+from penstock.protocol.problem import Problem
+from penstock.runtimes.base import AttemptWork, ProducedOutput, WorkEvent, WorkReporter
 from penstock.testing.virtual import VirtualClock
 from penstock.worker.client import InternalClient
 from tests.unit.worker.bench import Bench, Doing, nothing, play
@@ -40,6 +40,21 @@ def waiting(count: int, **fields: Any) -> Callable[[Dispatcher], None]:
 
 def all_are(bench: Bench, status: str) -> bool:
     return all(task.status == status for task in bench.dispatcher.tasks.values())
+
+
+def counted(bench: Bench) -> Counter[str]:
+    """How many tasks there are of each status."""
+    return Counter(task.status for task in bench.dispatcher.tasks.values())
+
+
+def at_first_short(clock: VirtualClock, *, then_seconds: float) -> Doing:
+    """Twenty tasks that are short, and then others."""
+
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
+        await clock.sleep(0.01 if work.task_id <= 20 else then_seconds)
+        return await nothing(work, reporter)
+
+    return doing
 
 
 def test_what_waits_is_claimed_run_and_published_at_the_place_of_the_attempt() -> None:
@@ -82,6 +97,62 @@ def test_short_tasks_take_few_calls() -> None:
         assert bench.dispatcher.most_in_calls[COMPLETE] == 1
 
     play(story, setting=waiting(640), seconds=0.02, concurrency=32)
+
+
+def test_short_tasks_are_claimed_ahead_of_slots_and_run_in_these() -> None:
+    async def story(bench: Bench) -> None:
+        bench.runtime.joins_batches = False
+        await bench.until(lambda: all_are(bench, "completed"), seconds=60)
+        assert bench.runtime.most_at_once == 4
+        # 80 rounds of slots, 16 tasks a claim.
+        assert bench.dispatcher.paths()[CLAIM] <= 70
+
+    play(story, setting=waiting(320), seconds=0.02, concurrency=4)
+
+
+def test_long_tasks_are_not_claimed_ahead() -> None:
+    async def story(bench: Bench) -> None:
+        bench.runtime.joins_batches = False
+        await bench.until(lambda: all_are(bench, "completed"))
+        asks = [ask for path, ask in bench.dispatcher.calls if path == CLAIM]
+        assert max(ask.limit for ask in asks) == 4
+
+    play(story, setting=waiting(20), seconds=5.0, concurrency=4)
+
+
+def test_what_waits_too_long_for_a_slot_is_handed_back_and_no_more_is_claimed_ahead() -> None:
+    async def story(bench: Bench) -> None:
+        bench.runtime.joins_batches = False
+        bench.runtime.doing = at_first_short(bench.clock, then_seconds=500.0)
+        await bench.until(lambda: counted(bench)["released"] > 0, seconds=30)
+        back = [each for each in bench.dispatcher.tasks.values() if each.status == "released"]
+        assert {each.reason.partition(" became")[0] for each in back} == {"No slot of its worker"}
+        assert not {each.id for each in back} & {each.task_id for each in bench.runtime.works}
+        assert all(each.ended[0].release is not None for each in back)
+        await bench.clock.sleep(100)
+        assert counted(bench)["running"] == len(bench.runtime.running) == 4
+
+    play(story, setting=waiting(100), concurrency=4)
+
+
+def test_stopping_gives_back_at_once_what_was_claimed_ahead() -> None:
+    async def story(bench: Bench) -> None:
+        bench.runtime.joins_batches = False
+        bench.runtime.doing = at_first_short(bench.clock, then_seconds=5.0)
+        await bench.until(
+            lambda: (
+                counted(bench)["running"] > 8
+                and 21 in {each.task_id for each in bench.runtime.works}
+            )
+        )
+        bench.worker.stop()
+        await bench.clock.sleep(0.5)
+        assert counted(bench)["released"] > 0
+        assert counted(bench)["running"] <= 4
+        await bench.running[0]
+        assert counted(bench)["running"] == 0
+
+    play(story, setting=waiting(100), concurrency=4)
 
 
 def test_never_more_at_a_time_than_asked_for_and_the_places_are_used() -> None:
@@ -173,7 +244,8 @@ def test_new_operators_are_served_and_those_that_are_gone_are_not() -> None:
         await bench.listener.say("a:clean")
         assert bench.dispatcher.paths()[CLAIM] == claims
 
-    play(story, setting=lambda d: d.operators.update({"a:clean": "process", "x": "spark"}))
+    served = {"a:clean": "process", "x": "spark"}
+    play(story, setting=lambda d: d.operators.update(served), hello_seconds=5)
 
 
 def test_work_outlives_an_outage_that_is_longer_than_its_lease() -> None:
@@ -323,7 +395,7 @@ def test_what_takes_too_long_is_ended_but_not_a_source_that_is_always_on() -> No
 
 
 def test_a_source_that_drains_for_longer_than_the_worker_waits_is_handed_back() -> None:
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         try:
             await asyncio.Event().wait()
         finally:
@@ -377,7 +449,7 @@ def test_stopping_twice_gives_back_at_once() -> None:
 
 
 def test_what_a_worker_cannot_run_is_handed_back_and_left_to_others() -> None:
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         raise WorkReleased("There is no module a.")
 
     async def story(bench: Bench) -> None:
@@ -402,11 +474,11 @@ def test_what_a_worker_cannot_run_is_handed_back_and_left_to_others() -> None:
 
 
 def test_work_that_ends_well_in_the_grace_period_is_completed() -> None:
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            return await nothing(work, voice)
+            return await nothing(work, reporter)
         return ()
 
     async def story(bench: Bench) -> None:
@@ -422,12 +494,12 @@ def test_work_that_ends_well_in_the_grace_period_is_completed() -> None:
 def test_progress_of_one_task_never_ends_the_worker(
     depth: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         for _ in range(10):
-            voice.progress(nested(depth) if work.task_id == 1 else {"step": 1})
-            voice.progress({"text": "x" * 16_385} if work.task_id == 1 else {"step": 2})
+            reporter.progress(nested(depth) if work.task_id == 1 else {"step": 1})
+            reporter.progress({"text": "x" * 16_385} if work.task_id == 1 else {"step": 2})
             await clocks[-1].sleep(10)
-        return await nothing(work, voice)
+        return await nothing(work, reporter)
 
     async def story(bench: Bench) -> None:
         clocks.append(bench.clock)
@@ -435,7 +507,7 @@ def test_progress_of_one_task_never_ends_the_worker(
         strange, plain = bench.dispatcher.tasks.values()
         assert strange.progress == []
         assert set(map(str, plain.progress)) == {"{'step': 2}"}
-        told = [each for each in caplog.messages if "progress is not passed on" in each]
+        told = [each for each in caplog.messages if "progress is not reported" in each]
         assert len(told) == 1, "said once, however often it happens"
 
     clocks: list[VirtualClock] = []
@@ -469,7 +541,8 @@ def test_an_error_of_one_call_never_ends_the_loop_of_all(
         assert calls[path] >= 4
 
     monkeypatch.setattr(InternalClient, "_send", breaking)
-    play(story, setting=waiting(2, heartbeat_seconds=9.0), seconds=20, seeds=[1])
+    few = waiting(2, heartbeat_seconds=9.0)
+    play(story, setting=few, seconds=20, seeds=[1], hello_seconds=5)
 
 
 def test_who_is_stopped_says_goodbye_last() -> None:
@@ -540,18 +613,18 @@ def test_a_worker_that_is_not_let_in_says_so() -> None:
 
 
 def test_failures_are_told_in_the_words_of_the_work() -> None:
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         match work.task_id:
             case 1:
                 raise WorkFailed("ValueError: no such column", is_retried=False)
             case 2:
                 raise RuntimeError("broken \ud800 pipe")
             case 3:
-                return (Made(output="other", location="x"),)
+                return (ProducedOutput(output="other", location="x"),)
             case 4:
-                return (Made(output="out", location=""),)
+                return (ProducedOutput(output="out", location=""),)
             case 5:
-                return (Made(output="out", location="x", cursor=2**70),)
+                return (ProducedOutput(output="out", location="x", cursor=2**70),)
             case _:
                 raise asyncio.CancelledError
 
@@ -563,9 +636,9 @@ def test_failures_are_told_in_the_words_of_the_work() -> None:
         assert tasks[3].reason == (
             "The work has made 'other', which is no output of job clean; its outputs: out."
         )
-        assert tasks[4].reason.startswith("What the work has made cannot be published:")
-        assert tasks[5].reason.startswith("What the work has made cannot be published:")
-        assert tasks[6].reason == "Its runtime gave it up."
+        assert tasks[4].reason.startswith("The outputs of the task cannot be published:")
+        assert tasks[5].reason.startswith("The outputs of the task cannot be published:")
+        assert tasks[6].reason == "Its runtime stopped it."
 
     play(story, setting=waiting(6), doing=doing)
 
@@ -576,10 +649,10 @@ def test_a_task_of_a_runtime_that_is_not_here_is_given_back() -> None:
         await bench.until(lambda: bool(one.ended and two.ended and three.ended))
         assert all_are(bench, "released")
         assert one.reason == (
-            "This worker has no runtime 'spark'. Give it one, or bring it to the release of the"
-            " dispatcher."
+            "This worker has no runtime 'spark'. Configure it, or upgrade the worker to the release"
+            " of the dispatcher."
         )
-        assert two.reason.startswith("An output of job clean cannot be understood")
+        assert two.reason.startswith("An output of job clean cannot be read")
         assert three.reason.startswith("This worker cannot read the task: TypeError: ")
 
     def setting(dispatcher: Dispatcher) -> None:
@@ -596,7 +669,7 @@ def test_outputs_that_are_refused_are_a_failure_of_that_task_alone() -> None:
         good, bad = bench.dispatcher.tasks.values()
         await bench.until(lambda: bool(good.ended and bad.ended))
         assert good.status == "completed"
-        assert bad.reason == "What it made was refused: Dataset x has the same output twice."
+        assert bad.reason == "Its outputs were refused: Dataset x has the same output twice."
 
     play(story, setting=lambda d: (d.add(), d.add(bad_outputs=True)))
 
@@ -632,11 +705,11 @@ def test_an_end_that_breaks_the_dispatcher_does_not_hold_up_the_others() -> None
 
 
 def test_progress_goes_with_a_heartbeat_and_only_once() -> None:
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
-        voice.progress({"rows": 1})
-        voice.progress({"rows": 2})
-        voice.progress({"bad": object()})
-        voice.progress({"large": "x" * 100_000})
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
+        reporter.progress({"rows": 1})
+        reporter.progress({"rows": 2})
+        reporter.progress({"bad": object()})
+        reporter.progress({"large": "x" * 100_000})
         await asyncio.Event().wait()
         return ()
 
@@ -652,16 +725,17 @@ def test_progress_goes_with_a_heartbeat_and_only_once() -> None:
 def test_events_of_running_work_are_sent_until_they_are_heard() -> None:
     said: list[str] = []
 
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         news = [
-            News(output="out", event_id=str(n), cursor=n, payload={"n": n}) for n in range(1500)
+            WorkEvent(output="out", event_id=str(n), cursor=n, payload={"n": n})
+            for n in range(1500)
         ]
-        said.append(await voice.emit(news))
+        said.append(await reporter.emit(news))
         with pytest.raises(WorkFailed, match="no output of job clean"):
-            await voice.emit([News(output="x", event_id="1")])
+            await reporter.emit([WorkEvent(output="x", event_id="1")])
         with pytest.raises(WorkFailed, match="cannot be sent"):
-            await voice.emit([News(output="out", event_id="")])
-        return await nothing(work, voice)
+            await reporter.emit([WorkEvent(output="out", event_id="")])
+        return await nothing(work, reporter)
 
     async def story(bench: Bench) -> None:
         bench.dispatcher.answers_lost["/v1/task/events"] = 2
@@ -677,9 +751,9 @@ def test_events_of_running_work_are_sent_until_they_are_heard() -> None:
 
 
 def test_events_of_an_attempt_that_is_over_end_it() -> None:
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         while True:
-            await voice.emit([News(output="out", event_id="1", cursor=1)])
+            await reporter.emit([WorkEvent(output="out", event_id="1", cursor=1)])
 
     async def story(bench: Bench) -> None:
         await bench.until(lambda: bool(bench.runtime.running))
@@ -694,7 +768,7 @@ def test_events_of_an_attempt_that_is_over_end_it() -> None:
 def test_a_runtime_that_does_not_let_go_keeps_its_place_and_not_the_worker(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def doing(work: Work, voice: Voice) -> tuple[Made, ...]:
+    async def doing(work: AttemptWork, reporter: WorkReporter) -> tuple[ProducedOutput, ...]:
         until = asyncio.get_running_loop().time() + 500
         while asyncio.get_running_loop().time() < until:
             try:

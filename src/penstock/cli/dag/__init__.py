@@ -1,4 +1,4 @@
-"""`penstock dag`: DAG files and the versions that are deployed, one file a verb.
+"""`penstock dag`: DAG files, and the versions that are deployed.
 
 Some verbs read files and need nothing else; the others ask a dispatcher. A verb is imported when it
 is asked for, because reading YAML needs a package that not every installation has, and `penstock
@@ -11,19 +11,19 @@ from typing import Final
 
 import click
 
-from penstock.cli.groups import Place, Verbs
+from penstock.cli.verbs import VerbPlace, Verbs
 from penstock.kernel.errors import InvalidInput
 
 _HERE: Final = "penstock.cli.dag"
 PLACES: Final = {
-    "check": Place(f"{_HERE}.check", "check", "List everything that is wrong with files."),
-    "show": Place(f"{_HERE}.show", "show", "Show the jobs of a file as a tree."),
-    "diff": Place(
-        f"{_HERE}.diff", "diff", "Compare a file with another, or with what is in force."
+    "check": VerbPlace(f"{_HERE}.files", "check", "List all problems in DAG files."),
+    "show": VerbPlace(f"{_HERE}.files", "show", "Show the jobs of a file as a tree."),
+    "diff": VerbPlace(
+        f"{_HERE}.files", "diff", "Compare a DAG file with another or the applied one."
     ),
-    "apply": Place(f"{_HERE}.apply", "apply", "Put a file in force."),
-    "list": Place(f"{_HERE}.listing", "list_", "List the versions that were applied."),
-    "rollback": Place(f"{_HERE}.rollback", "rollback", "Put an earlier version in force."),
+    "apply": VerbPlace(f"{_HERE}.versions", "apply", "Apply a DAG file."),
+    "list": VerbPlace(f"{_HERE}.versions", "list_", "List the versions that were applied."),
+    "rollback": VerbPlace(f"{_HERE}.versions", "rollback", "Roll back to an earlier version."),
 }
 _YAML: Final = "yaml"
 

@@ -1,24 +1,17 @@
-"""`penstock dataset`: what has been published, one file a verb."""
+"""`penstock dataset`: what has been published."""
 
 from __future__ import annotations
 
 import click
 
-from penstock.cli.dataset.cut_over import cut_over
-from penstock.cli.dataset.files import files
-from penstock.cli.dataset.listing import list_
-from penstock.cli.dataset.maintain import maintain
-from penstock.cli.dataset.partitions import partitions
-from penstock.cli.dataset.preview import preview
-from penstock.cli.dataset.refresh import refresh
-from penstock.cli.dataset.show import show
-from penstock.cli.dataset.sweep import sweep
-from penstock.cli.dataset.verify import verify
+from penstock.cli.dataset.contents import files, preview, verify
+from penstock.cli.dataset.maintenance import cut_over, maintain, purge, refresh, sweep
+from penstock.cli.dataset.overview import diff, list_, partitions, show, snapshots
 
 
 @click.group(
     invoke_without_command=True,
-    short_help="Look at what is published.",
+    short_help="Show published datasets.",
     epilog="Example: penstock dataset list",
 )
 @click.pass_context
@@ -28,6 +21,6 @@ def dataset(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-verbs = (list_, show, partitions, files, preview, verify, sweep, maintain, refresh, cut_over)
-for verb in verbs:
+looking = (list_, show, partitions, snapshots, diff, files, preview, verify)
+for verb in (*looking, sweep, maintain, refresh, cut_over, purge):
     dataset.add_command(verb)

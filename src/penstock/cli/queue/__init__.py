@@ -1,4 +1,4 @@
-"""`penstock queue`: the bucket queue from the command line, one file a verb.
+"""`penstock queue`: the bucket queue from the command line, by resource.
 
 Every verb takes `--store`, `--queue` and `--json`. What a program reads goes to standard output;
 notes and errors go to standard error. A verb is imported when it is asked for.
@@ -10,41 +10,45 @@ from typing import Final
 
 import click
 
-from penstock.cli.groups import Place, Verbs
+from penstock.cli.verbs import VerbPlace, Verbs
 
 _HERE: Final = "penstock.cli.queue"
 PLACES: Final = {
-    "submit": Place(f"{_HERE}.submit", "submit", "Submit a task, or one a line of a file."),
-    "get": Place(f"{_HERE}.get", "get", "Show a task: status, input, result, error."),
-    "history": Place(f"{_HERE}.history", "history", "Show what has happened to a task."),
-    "list": Place(f"{_HERE}.listing", "list_", "List tasks by status, type and tags."),
-    "tail": Place(f"{_HERE}.tail", "tail", "Follow what happens."),
-    "cancel": Place(f"{_HERE}.cancel", "cancel", "Cancel tasks, or ask those that run to stop."),
-    "replay": Place(f"{_HERE}.replay", "replay", "Submit settled tasks again."),
-    "stats": Place(f"{_HERE}.stats", "stats", "Count tasks; show workers and shards."),
-    "console": Place(f"{_HERE}.console", "console", "Show queues in a browser, and steer them."),
-    "worker": Place(f"{_HERE}.worker", "worker", "Run the worker of your module."),
-    "monitor": Place(f"{_HERE}.monitor", "monitor", "Archive and repair, where no worker does."),
-    "reshard": Place(
-        f"{_HERE}.reshard", "reshard", "Change the number of shards while workers run."
+    "submit": VerbPlace(f"{_HERE}.submit", "submit", "Submit a task, or one per line of a file."),
+    "get": VerbPlace(f"{_HERE}.tasks", "get", "Show a task: status, input, result, error."),
+    "history": VerbPlace(f"{_HERE}.tasks", "history", "Show the history of a task."),
+    "list": VerbPlace(f"{_HERE}.tasks", "list_", "List tasks by status, type and tags."),
+    "tail": VerbPlace(f"{_HERE}.tasks", "tail", "Follow task events."),
+    "cancel": VerbPlace(
+        f"{_HERE}.tasks", "cancel", "Cancel tasks; running ones are asked to stop."
     ),
-    "config": Place(f"{_HERE}.config", "config", "Show or change the settings of a queue."),
-    "pause": Place(f"{_HERE}.pause", "pause", "Start nothing more until it is resumed."),
-    "resume": Place(f"{_HERE}.resume", "resume", "Lift a pause or a drain."),
-    "drain": Place(
-        f"{_HERE}.drain", "drain", "Take no more tasks; with --wait, until none is left."
+    "replay": VerbPlace(f"{_HERE}.tasks", "replay", "Submit settled tasks again."),
+    "stats": VerbPlace(f"{_HERE}.monitor", "stats", "Count tasks; show workers and shards."),
+    "console": VerbPlace(f"{_HERE}.monitor", "console", "Serve a web console for queues."),
+    "worker": VerbPlace(f"{_HERE}.worker", "worker", "Run a worker from a Python module."),
+    "monitor": VerbPlace(
+        f"{_HERE}.monitor", "monitor", "Archive and repair a queue without leased workers."
     ),
-    "limits": Place(
+    "reshard": VerbPlace(
+        f"{_HERE}.control", "reshard", "Change the number of shards while workers run."
+    ),
+    "config": VerbPlace(f"{_HERE}.control", "config", "Show or change the settings of a queue."),
+    "pause": VerbPlace(f"{_HERE}.control", "pause", "Pause a queue: start no new tasks."),
+    "resume": VerbPlace(f"{_HERE}.control", "resume", "Lift a pause or a drain."),
+    "drain": VerbPlace(
+        f"{_HERE}.control", "drain", "Drain a queue: refuse submits; --wait until empty."
+    ),
+    "limits": VerbPlace(
         f"{_HERE}.limits",
         "limits",
-        "Limit how many tasks of a key run at a time, or start in a time.",
+        "Manage concurrency and rate limits per key.",
     ),
-    "archive": Place(
-        f"{_HERE}.archive", "archive", "Files of settled tasks: list, fetch, flush, retain."
+    "archive": VerbPlace(f"{_HERE}.archive", "archive", "Manage the archive of settled tasks."),
+    "purge": VerbPlace(f"{_HERE}.control", "purge", "Cancel waiting tasks and delete ended ones."),
+    "schedule": VerbPlace(f"{_HERE}.schedule", "schedule", "Manage cron schedules."),
+    "batch": VerbPlace(
+        f"{_HERE}.schedule", "batch", "Show the progress of a batch, or list batches."
     ),
-    "purge": Place(f"{_HERE}.purge", "purge", "Cancel what waits and forget what has ended."),
-    "schedule": Place(f"{_HERE}.schedule", "schedule", "Tasks at the times of a cron line."),
-    "batch": Place(f"{_HERE}.batch", "batch", "Show how far a batch is, or list batches."),
 }
 
 
@@ -52,12 +56,12 @@ PLACES: Final = {
     cls=Verbs,
     places=PLACES,
     invoke_without_command=True,
-    short_help="A task queue that needs a bucket and nothing else.",
+    short_help="A task queue that needs only a bucket.",
     epilog="Example: penstock queue submit resize '{\"n\": 1}' --store file:///tmp/store",
 )
 @click.pass_context
 def queue(context: click.Context) -> None:
-    """A task queue that needs a bucket and nothing else.
+    """A task queue that needs only a bucket.
 
     Say where it is with --store and --queue, or once for all with PENSTOCK_STORE and
     PENSTOCK_QUEUE.

@@ -9,22 +9,23 @@ from pathlib import Path
 
 import click
 
-from penstock.cli.progress import Bar
-from penstock.cli.queue.connection import on_a_queue, opened
-from penstock.cli.queue.showing import as_json as show_json
-from penstock.cli.queue.showing import iso, notes, plain, table
+from penstock.cli.options import DURATION
+from penstock.cli.output import ProgressBar
+from penstock.cli.queue.connection import as_json as show_json
+from penstock.cli.queue.connection import iso, notes, on_a_queue, opened, plain, table
 from penstock.kernel.errors import InvalidInput, PenstockError
-from penstock.queue.archived import ArchivedBatch
+from penstock.kernel.units import DAY_MS, in_units
+from penstock.queue.archive_api import ArchivedBatch
 from penstock.queue.config import DAYS_MAX
 from penstock.queue.inspection import MonitorPass
-from penstock.queue.retention import Retained
+from penstock.queue.retention import RetentionResult
 
 _FOREVER = "forever"
 
 
 @click.group(
     invoke_without_command=True,
-    short_help="Files of settled tasks: list, fetch, flush, retain.",
+    short_help="Manage the archive of settled tasks.",
     epilog="Example: penstock queue archive fetch --to /tmp/tasks --store file:///tmp/store",
 )
 @click.pass_context
@@ -48,7 +49,7 @@ def archive(context: click.Context) -> None:
     type=click.IntRange(1, 100_000),
     default=50,
     show_default=True,
-    help="The last so many.",
+    help="Number of last lines.",
 )
 @on_a_queue
 def list_(*, dead: bool, limit: int, store: str | None, name: str, as_json: bool) -> None:
@@ -94,7 +95,7 @@ async def _listed(store: str | None, name: str, *, dead: bool) -> list[ArchivedB
     "folder",
     metavar="FOLDER",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write the files there; without it, rows go to standard output.",
+    help="Target folder; without it, rows go to standard output.",
 )
 @click.option("--dead", is_flag=True, help="Only files with dead letters.")
 @on_a_queue
@@ -146,7 +147,7 @@ async def _fetched(
                 body = await queue.archive.fetch(each.key)
                 click.echo(gzip.decompress(body).decode(), nl=False)
             return written
-        with Bar() as bar:
+        with ProgressBar() as bar:
             for number, each in enumerate(found):
                 bar.show(f"{number:,} of {len(found):,} files", done=number, of=len(found))
                 path = folder / ("dead" if each.is_dead_letters else "archive") / each.name
@@ -168,7 +169,7 @@ def _write(path: Path, body: bytes) -> None:
 
 
 @archive.command(
-    short_help="Archive now what may leave.",
+    short_help="Archive settled tasks now.",
     epilog="Example: penstock queue archive flush --store file:///tmp/store",
 )
 @on_a_queue
@@ -193,11 +194,13 @@ async def _flushed(store: str | None, name: str) -> MonitorPass:
 
 
 @archive.command(
-    short_help="Say for how long settled tasks are kept.",
+    short_help="Set the retention of settled tasks.",
     epilog="Example: penstock queue archive retain --days 30 --dead-days forever",
 )
-@click.option("--days", metavar="DAYS", help="Keep records so long, or 'forever'.")
-@click.option("--dead-days", metavar="DAYS", help="Keep dead letters so long, or 'forever'.")
+@click.option("--days", metavar=DURATION, help="Retention of records in days, or 'forever'.")
+@click.option(
+    "--dead-days", metavar=DURATION, help="Retention of dead letters in days, or 'forever'."
+)
 @on_a_queue
 def retain(
     *, days: str | None, dead_days: str | None, store: str | None, name: str, as_json: bool
@@ -225,7 +228,7 @@ Days = tuple[int | None, int | None]
 
 async def _retained(
     store: str | None, name: str, wanted: tuple[int | str | None, int | str | None]
-) -> tuple[Days, Retained]:
+) -> tuple[Days, RetentionResult]:
     async with opened(store, name) as queue:
         present = await queue.archive.retention()
         after = [
@@ -239,12 +242,16 @@ async def _retained(
 def _days(text: str | None) -> int | str | None:
     if text is None or text == _FOREVER:
         return text
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= DAYS_MAX:
+    try:
+        days = in_units(text, unit_ms=DAY_MS)
+    except ValueError:
+        days = 0.0
+    if not (1 <= days <= DAYS_MAX and days.is_integer()):
         raise InvalidInput(
             f"{text[:50]!r} is not a number of days from 1 to {DAYS_MAX:,}.",
-            hint=f"Give a whole number, or '{_FOREVER}'.",
+            hint=f"Give a whole number, 30 or 30d say, or '{_FOREVER}'.",
         )
-    return int(text)
+    return int(days)
 
 
 def _words(days: int | None) -> str:

@@ -7,19 +7,18 @@ from collections.abc import Sequence
 
 import click
 
-from penstock.cli.durations import DURATION, Seconds
-from penstock.cli.queue.connection import on_a_queue, opened
-from penstock.cli.queue.showing import as_json as show_json
-from penstock.cli.queue.showing import length, table
+from penstock.cli.options import DURATION, Seconds
+from penstock.cli.queue.connection import as_json as show_json
+from penstock.cli.queue.connection import length, on_a_queue, opened, table
 from penstock.kernel.errors import InvalidInput, PenstockError
-from penstock.queue.limits.api import Limit
+from penstock.queue.limits import LimitView
 
 _EXAMPLE = "penstock queue limits set api --concurrency 5 --store file:///tmp/store"
 
 
 @click.group(
     invoke_without_command=True,
-    short_help="Limit how many tasks of a key run at a time, or start in a time.",
+    short_help="Manage concurrency and rate limits per key.",
     epilog=f"Example: {_EXAMPLE}",
 )
 @click.pass_context
@@ -34,17 +33,17 @@ def limits(context: click.Context) -> None:
 
 @limits.command(name="set", short_help="Define or change a limit.", epilog=f"Example: {_EXAMPLE}")
 @click.argument("key", metavar="KEY")
-@click.option("--concurrency", metavar="N", type=int, help="So many run at a time.")
-@click.option("--rate", metavar="N", type=float, help="So many start in the time of --per.")
+@click.option("--concurrency", metavar="N", type=int, help="Maximum concurrency.")
+@click.option("--rate", metavar="N", type=float, help="Maximum starts per --per.")
 @click.option(
     "--per",
     metavar=DURATION,
     type=Seconds(0.001),
     default=1.0,
     show_default=True,
-    help="With --rate: in which time.",
+    help="With --rate: the period.",
 )
-@click.option("--burst", metavar="N", type=int, help="So many start at once: else the rate.")
+@click.option("--burst", metavar="N", type=int, help="Maximum burst.  [default: the rate]")
 @on_a_queue
 def set_(
     *,
@@ -69,7 +68,7 @@ def set_(
             hint="Write --concurrency 5, or --rate 10 --per 60.",
         )
 
-    async def set_it() -> Limit:
+    async def set_it() -> LimitView:
         async with opened(store, name) as queue:
             return await queue.limits.set(
                 key, concurrency=concurrency, rate=rate, per_seconds=per, burst=burst
@@ -84,14 +83,14 @@ def set_(
 
 @limits.command(
     name="list",
-    short_help="Show all limits, and how much of them is taken.",
+    short_help="Show all limits and their usage.",
     epilog="Example: penstock queue limits list --store file:///tmp/store",
 )
 @on_a_queue
 def list_(*, store: str | None, name: str, as_json: bool) -> None:
-    """Show all limits, and how much of them is taken."""
+    """Show all limits and their usage."""
 
-    async def listed() -> Sequence[Limit]:
+    async def listed() -> Sequence[LimitView]:
         async with opened(store, name) as queue:
             return await queue.limits.list()
 
@@ -106,15 +105,15 @@ def list_(*, store: str | None, name: str, as_json: bool) -> None:
 
 
 @limits.command(
-    short_help="Show a limit, and who holds how much of it.",
+    short_help="Show a limit and its holders.",
     epilog="Example: penstock queue limits show api --store file:///tmp/store",
 )
 @click.argument("key", metavar="KEY")
 @on_a_queue
 def show(*, key: str, store: str | None, name: str, as_json: bool) -> None:
-    """Show a limit, and who holds how much of it."""
+    """Show a limit and its holders."""
 
-    async def got() -> tuple[Limit | None, float]:
+    async def got() -> tuple[LimitView | None, float]:
         async with opened(store, name) as queue:
             limit = await queue.limits.get(key)
             return limit, queue.access.now().middle
@@ -138,18 +137,18 @@ def show(*, key: str, store: str | None, name: str, as_json: bool) -> None:
     ]
     if rows:
         click.echo()
-        heads = ("worker", "permits", "waits for", "starts taken", "ends unless renewed")
+        heads = ("worker", "permits", "waits for", "starts taken", "expires")
         table(heads, rows, numbers=(1, 2, 3))
 
 
 @limits.command(
-    short_help="Let the tasks of a key run without a limit.",
+    short_help="Remove the limit of a key.",
     epilog="Example: penstock queue limits remove api --store file:///tmp/store",
 )
 @click.argument("key", metavar="KEY")
 @on_a_queue
 def remove(*, key: str, store: str | None, name: str, as_json: bool) -> None:
-    """Let the tasks of a key run without a limit. Workers hear of it within 20 seconds."""
+    """Remove the limit of a key. Workers hear of it within 20 seconds."""
 
     async def removed() -> bool:
         async with opened(store, name) as queue:
@@ -166,11 +165,11 @@ def remove(*, key: str, store: str | None, name: str, as_json: bool) -> None:
 def _no_such_limit(key: str) -> PenstockError:
     return PenstockError(
         f"There is no limit {key!r}: its tasks run without one.",
-        hint="'penstock queue limits list' shows those that there are.",
+        hint="'penstock queue limits list' lists them.",
     )
 
 
-def _words(limit: Limit) -> str:
+def _words(limit: LimitView) -> str:
     parts = []
     if limit.concurrency is not None:
         parts.append(f"{limit.concurrency:,} at a time")
@@ -180,7 +179,7 @@ def _words(limit: Limit) -> str:
     return "; ".join(parts)
 
 
-def _taken(limit: Limit) -> str:
+def _taken(limit: LimitView) -> str:
     parts = []
     if limit.concurrency is not None:
         waiting = sum(each.waits_for for each in limit.holders)

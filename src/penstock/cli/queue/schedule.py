@@ -1,29 +1,39 @@
-"""`penstock queue schedule`: tasks at the times of a cron line."""
+"""`penstock queue schedule|batch`: tasks at the times of a cron line, and groups of tasks."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
 import click
 
-from penstock.cli.durations import DURATION, Seconds
-from penstock.cli.options import absolute_option
-from penstock.cli.queue.connection import on_a_queue, opened
-from penstock.cli.queue.showing import age, compact, fields, table, when
-from penstock.cli.queue.showing import as_json as show_json
+from penstock.cli.options import DURATION, Seconds, absolute_option
+from penstock.cli.output import ProgressBar
+from penstock.cli.queue.connection import (
+    age,
+    compact,
+    fields,
+    notes,
+    on_a_queue,
+    opened,
+    table,
+    when,
+)
+from penstock.cli.queue.connection import as_json as show_json
 from penstock.cli.queue.submit import INPUT, json_value, tags_from
-from penstock.kernel.errors import InvalidInput
+from penstock.kernel.clock import Clock
+from penstock.kernel.errors import InvalidInput, PenstockError
+from penstock.queue.batch_marks import BatchView
+from penstock.queue.batches import Batch
 from penstock.queue.client import Queue
-from penstock.queue.schedules.checking import REPLACE
-from penstock.queue.schedules.document import ScheduleView
-from penstock.queue.schedules.ticks import CatchUp
+from penstock.queue.schedules import REPLACE, CatchUp, ScheduleView
 
 
 @click.group(
     invoke_without_command=True,
-    short_help="Tasks at the times of a cron line.",
+    short_help="Manage cron schedules.",
     epilog="Example: penstock queue schedule add nightly '0 3 * * *' report"
     " --store file:///tmp/store",
 )
@@ -52,14 +62,17 @@ def schedule(context: click.Context) -> None:
     metavar="|".join(CatchUp),
     default=str(CatchUp.SKIP),
     show_default=True,
-    help="Of the times for which nobody was there: leave out, submit the last, or all.",
+    help="Missed runs: skip them, submit the last, or all.",
 )
 @click.option("--priority", type=int, default=0, show_default=True, help="From -9 to 9.")
 @click.option(
     "--limit", metavar="KEY", default="", help="The key of the limit its tasks fall under."
 )
 @click.option(
-    "--expires", metavar=DURATION, type=Seconds(), help="Never start a task later than that."
+    "--expires",
+    metavar=DURATION,
+    type=Seconds(),
+    help="Expiry: never start a task later than this.",
 )
 @click.option("--tag", "tags", metavar="NAME=VALUE", multiple=True, help="A tag of its tasks.")
 @click.option("--replace", is_flag=True, help="Change the schedule of that name, if there is one.")
@@ -144,7 +157,7 @@ def show(*, schedule_name: str, store: str | None, name: str, as_json: bool) -> 
 
 
 @schedule.command(
-    short_help="Let the times of a schedule pass.",
+    short_help="Pause a schedule.",
     epilog="Example: penstock queue schedule pause nightly --store file:///tmp/store",
 )
 @click.argument("schedule_name", metavar="NAME")
@@ -159,7 +172,7 @@ def pause(*, schedule_name: str, store: str | None, name: str, as_json: bool) ->
 
 
 @schedule.command(
-    short_help="Go on with a schedule.",
+    short_help="Resume a schedule.",
     epilog="Example: penstock queue schedule resume nightly --store file:///tmp/store",
 )
 @click.argument("schedule_name", metavar="NAME")
@@ -256,3 +269,143 @@ def _rows(view: ScheduleView, now: float) -> Iterator[tuple[str, str]]:
     if view.last_at is not None:
         yield "last", when(view.last_at, now=now)
         yield "last task", view.last_task
+
+
+_LOOK_SECONDS_MIN: Final = 1.0
+_LOOK_SECONDS_MAX: Final = 15.0
+_COUNTS = ("ready", "running", "succeeded", "failed", "cancelled", "expired", "lost")
+
+
+@click.command(
+    short_help="Show the progress of a batch, or list batches.",
+    epilog="Example: penstock queue batch ID --wait --store file:///tmp/store",
+)
+@click.argument("id", metavar="[ID]", required=False)
+@click.option("--wait", is_flag=True, help="Wait until it has ended.")
+@click.option("--timeout", metavar=DURATION, type=Seconds(), help="Timeout of --wait.")
+@absolute_option
+@on_a_queue
+@click.pass_context
+def batch(
+    context: click.Context,
+    *,
+    id: str | None,
+    wait: bool,
+    timeout: float | None,
+    store: str | None,
+    name: str,
+    as_json: bool,
+) -> None:
+    """Show how far a batch is; without ID, list the last batches.
+
+    With --wait, exit code 0 says that every task of it has succeeded, 1 that it has ended
+    otherwise, or not in time.
+    """
+    if id is None:
+        if wait or timeout is not None:
+            raise InvalidInput("--wait and --timeout go with the ID of a batch.")
+        _list(store, name, as_json=as_json)
+        return
+    view, now = asyncio.run(_asked(store, name, id, wait=wait, timeout=timeout))
+    if as_json:
+        show_json(view)
+    else:
+        fields(_batch_rows(view, now=now))
+        if not view.is_exact:
+            notes(["There is much of it: what runs may be shown as ready."])
+    context.exit(1 if wait and view.succeeded != view.total else 0)
+
+
+def _list(store: str | None, name: str, *, as_json: bool) -> None:
+    views, now = asyncio.run(_listed(store, name))
+    if as_json:
+        show_json(views)
+        return
+    if not views:
+        click.echo("There are no batches.")
+        return
+    rows = [
+        (
+            view.id,
+            view.status,
+            f"{view.settled}/{view.total}",
+            str(view.failed),
+            age(view.made_at, now=now),
+        )
+        for view in views
+    ]
+    table(("id", "status", "settled", "failed", "begun"), rows, numbers=(2, 3))
+
+
+async def _listed(store: str | None, name: str) -> tuple[tuple[BatchView, ...], float]:
+    async with opened(store, name) as queue:
+        return await queue.batches.list(), queue.access.now().middle
+
+
+async def _asked(
+    store: str | None,
+    name: str,
+    id: str,
+    *,
+    wait: bool,
+    timeout: float | None,  # noqa: ASYNC109 - users' word
+) -> tuple[BatchView, float]:
+    async with opened(store, name) as queue:
+        asked = queue.batches.get(id)
+        if wait:
+            clock = queue.access.store.clock.machine
+            view = await _waited(asked, timeout, clock=clock)
+        else:
+            view = await asked.progress()
+        return view, queue.access.now().middle
+
+
+async def _waited(
+    batch: Batch,
+    timeout: float | None,  # noqa: ASYNC109 - users' word
+    *,
+    clock: Clock,
+) -> BatchView:
+    """The batch when it has ended. How far it is stands on the terminal, if there is one."""
+    with ProgressBar() as bar:
+        if not bar.is_live:
+            return await batch.wait(timeout)
+        async with asyncio.TaskGroup() as group:
+            showing = group.create_task(_show_progress(batch, bar, clock=clock))
+            view = await batch.wait(timeout)
+            showing.cancel()
+        return view
+
+
+async def _show_progress(batch: Batch, bar: ProgressBar, *, clock: Clock) -> None:
+    """Look again and again, more and more rarely, until it has ended or nobody waits any more."""
+    pause = _LOOK_SECONDS_MIN
+    is_ended = False
+    while not is_ended:
+        # What is wrong is told by the waiting itself.
+        with suppress(PenstockError):
+            found = await batch.progress()
+            is_ended = found.is_ended
+            text = f"{found.settled:,} of {found.total:,} ended, {found.running:,} running"
+            bar.show(text, done=found.settled, of=found.total)
+        await clock.sleep(pause)
+        pause = min(_LOOK_SECONDS_MAX, pause * 1.5)
+
+
+def _batch_rows(view: BatchView, *, now: float) -> Iterator[tuple[str, str]]:
+    yield "id", view.id
+    yield "status", view.status
+    yield "tasks", str(view.total)
+    for count in _COUNTS:
+        number = getattr(view, count)
+        if number:
+            yield count, str(number)
+    yield "begun", when(view.made_at, now=now)
+    if view.sealed_at is not None:
+        yield "sealed", when(view.sealed_at, now=now)
+    else:
+        yield "sealed", "no: more may come, or its producer has died"
+    if view.ended_at is not None:
+        yield "ended", when(view.ended_at, now=now)
+    if view.then_task is not None:
+        yield "then", view.then_task

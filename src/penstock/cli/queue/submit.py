@@ -12,13 +12,13 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from penstock.cli.durations import DURATION, Seconds
+from penstock.cli.options import DURATION, Seconds
+from penstock.cli.queue.connection import as_json as show_json
 from penstock.cli.queue.connection import on_a_queue, opened
-from penstock.cli.queue.showing import as_json as show_json
 from penstock.kernel.errors import InvalidInput, PenstockError
-from penstock.kernel.words import shown as shown_word
-from penstock.queue.moments import delay_until, expires_until
-from penstock.queue.submission import INPUT_BYTES_MAX, NotAllSubmitted
+from penstock.kernel.text import shown as shown_word
+from penstock.queue.submit_options import delay_until, expires_until
+from penstock.queue.submitter import INPUT_BYTES_MAX, NotAllSubmitted
 
 LINES_MAX: Final = 1_000_000
 _STDIN: Final = "-"
@@ -30,37 +30,40 @@ _TIME: Final = "YYYY-MM-DDTHH:MM+01:00"
 
 
 @click.command(
-    short_help="Submit a task, or one a line of a file.",
+    short_help="Submit a task, or one per line of a file.",
     epilog="Example: penstock queue submit resize '{\"n\": 1}' --store file:///tmp/store",
 )
 @click.argument("type", metavar="TYPE")
 @click.argument("given", metavar="[INPUT]", required=False)
-@click.option("--key", help="Submit at most once as long as this key is taken.")
-@click.option("--key-seconds", metavar=DURATION, type=Seconds(), help="How long it stays taken.")
+@click.option("--key", help="Deduplication key: submit at most once per key.")
+@click.option(
+    "--key-seconds", metavar=DURATION, type=Seconds(), help="How long the key is deduplicated."
+)
 @click.option("--same-input", is_flag=True, help="Fail if the key has a task with another input.")
-@click.option("--delay", metavar=DURATION, type=Seconds(), default=0.0, help="Start so much later.")
+@click.option(
+    "--delay", metavar=DURATION, type=Seconds(), default=0.0, help="Delay before the start."
+)
 @click.option("--at", metavar="TIME", help=f"Start then, within a year: {_TIME}.")
 @click.option(
     "--priority",
     type=click.IntRange(-9, 9),
     default=0,
     show_default=True,
-    help="What is higher comes first.",
+    help="Higher runs first.",
 )
 @click.option("--limit", metavar="KEY", default="", help="The key of the limit it falls under.")
-@click.option(
-    "--expires", metavar=DURATION, type=Seconds(), help="Never start it later than that from now."
-)
+@click.option("--expires", metavar=DURATION, type=Seconds(), help="Expiry, from now.")
 @click.option("--expires-at", metavar="TIME", help=f"Never start it later than then: {_TIME}.")
+@click.option("--tag", "tags", metavar="NAME=VALUE", multiple=True, help="A tag; may be repeated.")
 @click.option(
-    "--tag", "tags", metavar="NAME=VALUE", multiple=True, help="A tag; may be given several times."
-)
-@click.option(
-    "--affinity", metavar="TEXT", default="", help="Tasks of one affinity meet the same worker."
+    "--affinity",
+    metavar="TEXT",
+    default="",
+    help="Tasks with the same affinity go to the same worker.",
 )
 @click.option("--many", is_flag=True, help="INPUT is a file, or - , with one JSON value a line.")
 @click.option("--batch", is_flag=True, help="With --many: as one batch, whose id is printed.")
-@click.option("--then", metavar="TYPE", help="With --batch: a task that comes when all have ended.")
+@click.option("--then", metavar="TYPE", help="With --batch: a task to submit when all have ended.")
 @on_a_queue
 def submit(
     *,
@@ -221,7 +224,7 @@ def _tell_the_rest(error: NotAllSubmitted, lines: list[int]) -> NoReturn:
             click.echo(task)
     raise PenstockError(
         error.message,
-        hint=f"The ids above are submitted; lines {_runs(failed)} are not, or not surely.",
+        hint=f"The ids above are submitted; lines {_runs(failed)} failed or are unconfirmed.",
     ) from error
 
 

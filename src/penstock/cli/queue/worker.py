@@ -17,46 +17,47 @@ import click
 
 from penstock.cli.installation import log_format_option, show_log
 from penstock.cli.options import json_option
-from penstock.cli.queue.showing import notes
+from penstock.cli.queue.connection import notes
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.queue.client import Queue
-from penstock.queue.scraping import MetricsDoor
-from penstock.queue.settings import Mode
-from penstock.queue.statsd import StatsdPusher
+from penstock.queue.metrics import MetricsServer, StatsdPusher
+from penstock.queue.settings import DiscoveryMode
 from penstock.queue.worker import CONCURRENCY_MAX, Worker
 
 _FORM: Final = "Write MODULE:WORKER, for example tasks:worker for 'worker' in tasks.py."
 
 
 @click.command(
-    short_help="Run the worker of your module.",
+    short_help="Run a worker from a Python module.",
     epilog="Example: penstock queue worker tasks:worker --concurrency 8",
 )
 @click.argument("target", metavar="MODULE:WORKER")
+@click.option("--concurrency", type=click.IntRange(1, CONCURRENCY_MAX), help="Concurrency.")
 @click.option(
-    "--concurrency", type=click.IntRange(1, CONCURRENCY_MAX), help="So many tasks at a time."
+    "--mode", type=click.Choice([str(mode) for mode in DiscoveryMode]), help="How to find tasks."
 )
-@click.option("--mode", type=click.Choice([str(mode) for mode in Mode]), help="How to find tasks.")
-@click.option("--name", "called", metavar="NAME", help="Its name, which is its own in mode direct.")
-@click.option("--max-tasks", type=click.IntRange(1), help="Stop when so many have run.")
+@click.option(
+    "--name", "called", metavar="NAME", help="Worker name; must be unique in mode direct."
+)
+@click.option("--max-tasks", type=click.IntRange(1), help="Stop after this many tasks.")
 @click.option(
     "--until-empty", is_flag=True, help="Stop when no task of its types is ready or in progress."
 )
-@click.option("--store", metavar="URL", help="Another store than the module's.")
-@click.option("--queue", "name", metavar="NAME", help="Another queue than the module's.")
+@click.option("--store", metavar="URL", help="Override the store of the module.")
+@click.option("--queue", "name", metavar="NAME", help="Override the queue of the module.")
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
-    help="Show figures for Prometheus on this port, at /metrics.",
+    help="Serve Prometheus metrics on this port at /metrics.",
 )
 @click.option(
     "--metrics-host",
     default="127.0.0.1",
     show_default=True,
-    help="Where to show them; 0.0.0.0 for everybody.",
+    help="Listen address of the metrics; 0.0.0.0 for all.",
 )
-@click.option("--statsd", metavar="HOST:PORT", help="Send figures there every ten seconds.")
+@click.option("--statsd", metavar="HOST:PORT", help="Send StatsD metrics there every ten seconds.")
 @log_format_option
 @json_option
 def worker(
@@ -99,7 +100,7 @@ def worker(
     if concurrency is not None:
         found.concurrency = concurrency
     if mode is not None:
-        found.mode = Mode(mode)
+        found.mode = DiscoveryMode(mode)
     if called is not None:
         found.call(called)
     if store is not None or name is not None:
@@ -131,9 +132,9 @@ async def _run(
             pusher = StatsdPusher(found.metrics, host=to, port=at, clock=SystemClock())
             await stack.enter_async_context(pusher)
         if port is not None:
-            door = MetricsDoor(found.metrics, host=host, port=port)
+            door = MetricsServer(found.metrics, host=host, port=port)
             await stack.enter_async_context(door)
-            notes([f"figures are at http://{host}:{door.port}/metrics."])
+            notes([f"metrics are at http://{host}:{door.port}/metrics."])
         await work
 
 
@@ -223,4 +224,4 @@ def _tell(found: Worker, event: str, *, as_json: bool) -> None:
             err=True,
         )
     else:
-        click.echo("Stopped; nothing is held any more.", err=True)
+        click.echo("Stopped; all leases are released.", err=True)

@@ -1,1 +1,3 @@
-"""The pages: one module each, and the table of all of them in `table`."""
+"""The pages, one module a resource; `table` lists all pages and actions."""
+
+from __future__ import annotations

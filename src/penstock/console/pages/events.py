@@ -1,8 +1,8 @@
-"""Events: what was told of datasets, by whom, and which tasks each has made.
+"""The page of events: which events came, who sent them, and the tasks that each created.
 
-The latest come first, by dataset, partition and id. Those of a dataset are looked for among the
-latest thousands at a time; where a look has ended before it found enough, the page says so and goes
-on from there.
+The latest come first, by dataset, partition and id. Those of a dataset are searched among the
+latest thousands at a time; where a search has ended before it found enough, the page says so
+and continues from there.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from penstock.console.pages.acting import number_of
-from penstock.console.pages.base import Asked, Missing, Page
-from penstock.dispatcher.api.parts import Parts
-from penstock.dispatcher.views.events import WINDOW, Event, EventViews, Made, Search
+from penstock.console.pages.base import ConsolePage, PageNotFound, PageRequest, parse_id
+from penstock.dispatcher.api.context import ApiContext
+from penstock.dispatcher.views.events import WINDOW, EventRow, EventSearch, EventTask, EventViews
 
 PATH: Final = "/operations/events"
 SHOWN_MAX: Final = 50
@@ -26,31 +25,31 @@ _FIELDS: Final = ("dataset", "partition", "id")
 _WAYS: Final = {
     "console:": "in the console",
     "trigger:": "on the command line, or by a program",
-    "cron:": "by its clock",
+    "cron:": "by its schedule",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ListedEvent:
     """An event, as it is shown."""
 
-    said: Event
+    said: EventRow
     id: str
     """What its source calls it; empty for a publication."""
     way: str
     """How it was told, if that is known and no task has told of it."""
     state: str
-    made: Sequence[Made]
+    made: Sequence[EventTask]
     more: int
     """How many tasks are not shown."""
 
 
-async def _load(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
+async def _load(parts: ApiContext, asked: PageRequest) -> Mapping[str, Any] | PageNotFound:
     views = EventViews(parts.database)
     kept = {name: _text(asked.query.get(name, "")) for name in _FIELDS}
     kept = {name: value for name, value in kept.items() if value}
-    before = number_of(asked.query.get("before", ""))
-    search = Search(**kept, before=before or None)
+    before = parse_id(asked.query.get("before", ""))
+    search = EventSearch(**kept, before=before or None)
     found = await views.search(search, limit=SHOWN_MAX)
     return {
         "rows": rows_of(found.events),
@@ -68,14 +67,14 @@ async def _load(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
     }
 
 
-def rows_of(events: Sequence[Event]) -> list[Row]:
+def rows_of(events: Sequence[EventRow]) -> list[ListedEvent]:
     """Events, as they are shown."""
     return [_row(each) for each in events]
 
 
-def _row(said: Event) -> Row:
+def _row(said: EventRow) -> ListedEvent:
     known_as = "" if said.revision is not None else said.dedupe.removeprefix("source:")
-    return Row(
+    return ListedEvent(
         said=said,
         id=known_as,
         way="" if said.task_id else way_of(known_as),
@@ -103,6 +102,6 @@ def _link(kept: Mapping[str, str], **more: object) -> str:
 _QUERY: Final = (*_FIELDS, "before")
 PAGES: Final = tuple(
     # The short path is for links, and for people who type.
-    Page(path, "events", _load, live=("list",), section="operations", query=_QUERY)
+    ConsolePage(path, "events", _load, live=("list",), section="operations", query=_QUERY)
     for path in (PATH, "/events")
 )

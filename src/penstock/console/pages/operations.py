@@ -1,9 +1,8 @@
-"""Operations: who works, what is held back, what could not be carried out, and the large levers.
+"""The page of operations: pauses, workers, operators with their limits, parked rows of the outbox.
 
-The overview shows pauses, workers, operators with their limits, and the parked rows of the outbox.
-Pausing and resuming everything is one call each; the sentence afterwards says what it did. Sources,
-backfills, events, keys and the audit have tabs, and modules, of their own. A look is six short
-statements; lists are cut, with a sentence.
+Pausing and resuming everything is one call each; the sentence afterwards says what it did.
+Sources, backfills, events, keys and the audit have tabs, and modules, of their own. A load is
+six short statements; lists are cut, with a sentence.
 """
 
 from __future__ import annotations
@@ -12,15 +11,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.console.pages.acting import act, asked_as, lines_of
-from penstock.console.pages.base import Action, Asked, Done, Missing, Page
-from penstock.console.rendering import number
-from penstock.dispatcher.api import pausing
-from penstock.dispatcher.api.parts import Parts
-from penstock.dispatcher.api.steering import limit_operator, pause_job, resume_job, retry_outbox
-from penstock.dispatcher.views.operations import OperationViews, Worker
-from penstock.dispatcher.wire.asking import NameParams
-from penstock.dispatcher.wire.steering import (
+from penstock.console.pages.base import (
+    ActionResult,
+    ConsolePage,
+    FormAction,
+    PageNotFound,
+    PageRequest,
+    call_api,
+    parse_form,
+    split_lines,
+)
+from penstock.console.renderer import number
+from penstock.dispatcher.api import control_endpoints
+from penstock.dispatcher.api.context import ApiContext
+from penstock.dispatcher.api.control_endpoints import (
+    limit_operator,
+    pause_job,
+    resume_job,
+    retry_outbox,
+)
+from penstock.dispatcher.views.status import OperationViews, WorkerRow
+from penstock.protocol.base import NameParams
+from penstock.protocol.steering import (
     EverythingAnswer,
     JobPausesAnswer,
     OperatorLimitAnswer,
@@ -44,7 +56,7 @@ _MANY: Final = 10_000
 class _AWorker:
     """A worker, as it is shown."""
 
-    said: Worker
+    said: WorkerRow
     state: str
     runtimes: str
     concurrency: int | None
@@ -53,7 +65,7 @@ class _AWorker:
     """How many operators are not shown."""
 
 
-async def _load(parts: Parts, _: Asked) -> Mapping[str, Any] | Missing:
+async def _load(parts: ApiContext, _: PageRequest) -> Mapping[str, Any] | PageNotFound:
     overall = await parts.views.overall()
     workers = await OperationViews(parts.database).workers(limit=WORKERS_MAX + 1)
     operators = (await parts.metrics.operators()).operators
@@ -83,7 +95,7 @@ async def _load(parts: Parts, _: Asked) -> Mapping[str, Any] | Missing:
     }
 
 
-def _worker(said: Worker) -> _AWorker:
+def _worker(said: WorkerRow) -> _AWorker:
     runtimes = said.about.get("runtimes")
     concurrency = said.about.get("concurrency")
     return _AWorker(
@@ -105,10 +117,10 @@ def _pause(said: PauseAnswer) -> tuple[PauseAnswer, bool]:
     return said, said.cause == _BY_PEOPLE
 
 
-async def _pause_everything(parts: Parts, asked: Asked, to: str) -> Done:
-    reason = asked.query.get("reason", "").strip() or "Everything was paused in the console."
-    ask = asked_as(PauseAsk, {"reason": reason}, names={"reason": "The reason"})
-    return await act(parts, pausing.pause_everything, to, ask=ask, told=_all_paused)
+async def _pause_everything(parts: ApiContext, asked: PageRequest, to: str) -> ActionResult:
+    reason = asked.query.get("reason", "").strip() or "All jobs were paused in the console."
+    ask = parse_form(PauseAsk, {"reason": reason}, names={"reason": "The reason"})
+    return await call_api(parts, control_endpoints.pause_everything, to, ask=ask, told=_all_paused)
 
 
 def _all_paused(answer: EverythingAnswer) -> str:
@@ -116,20 +128,20 @@ def _all_paused(answer: EverythingAnswer) -> str:
     if not answer.paused_by_people:
         return "There is no job to pause."
     if not answer.jobs:
-        return f"{_jobs(before)} paused already; nothing was changed."
-    also = f" {_jobs(before, was=True)} paused already." if before else ""
-    return f"{_jobs(len(answer.jobs))} paused now.{also} Tasks that run go on to their end."
+        return f"{_jobs(before)} already paused; nothing was changed."
+    also = f" {_jobs(before, was=True)} already paused." if before else ""
+    return f"{_jobs(len(answer.jobs))} paused now.{also} Running tasks finish."
 
 
-async def _resume_everything(parts: Parts, _: Asked, to: str) -> Done:
-    return await act(parts, pausing.resume_everything, to, told=_all_resumed)
+async def _resume_everything(parts: ApiContext, _: PageRequest, to: str) -> ActionResult:
+    return await call_api(parts, control_endpoints.resume_everything, to, told=_all_resumed)
 
 
 def _all_resumed(answer: EverythingAnswer) -> str:
     left = answer.paused_by_pressure
-    also = f" {_jobs(left)} still held back by pressure." if left else ""
+    also = f" {_jobs(left)} still paused by backpressure." if left else ""
     if not answer.jobs:
-        return f"No job was paused by anybody; nothing was changed.{also}"
+        return f"No job was paused manually; nothing was changed.{also}"
     return f"{_jobs(len(answer.jobs))} resumed.{also}"
 
 
@@ -138,38 +150,38 @@ def _jobs(count: int, *, was: bool = False) -> str:
     return f"1 job {verbs[0]}" if count == 1 else f"{number(count)} jobs {verbs[1]}"
 
 
-async def _pause_job(parts: Parts, asked: Asked, to: str) -> Done:
+async def _pause_job(parts: ApiContext, asked: PageRequest, to: str) -> ActionResult:
     params = _job_of(asked)
-    reason = asked.query.get("reason", "").strip() or "Somebody has paused it in the console."
-    ask = asked_as(PauseAsk, {"reason": reason}, names={"reason": "The reason"})
-    told = f"{params.name} is paused. What runs of it goes on to its end."
-    return await act(parts, pause_job, to, ask=ask, params=params, told=told)
+    reason = asked.query.get("reason", "").strip() or "Paused in the console."
+    ask = parse_form(PauseAsk, {"reason": reason}, names={"reason": "The reason"})
+    told = f"{params.name} is paused. Running tasks finish."
+    return await call_api(parts, pause_job, to, ask=ask, params=params, told=told)
 
 
-async def _resume_job(parts: Parts, asked: Asked, to: str) -> Done:
-    return await act(parts, resume_job, to, params=_job_of(asked), told=_resumed)
+async def _resume_job(parts: ApiContext, asked: PageRequest, to: str) -> ActionResult:
+    return await call_api(parts, resume_job, to, params=_job_of(asked), told=_resumed)
 
 
-def _job_of(asked: Asked) -> NameParams:
-    return asked_as(NameParams, {"name": asked.query.get("job", "")}, names={"name": "The job"})
+def _job_of(asked: PageRequest) -> NameParams:
+    return parse_form(NameParams, {"name": asked.query.get("job", "")}, names={"name": "The job"})
 
 
 def _resumed(answer: JobPausesAnswer) -> str:
     if answer.pauses:
-        return f"{answer.job} is resumed, and still held back by pressure."
+        return f"{answer.job} is resumed, and still paused by backpressure."
     return f"{answer.job} is resumed."
 
 
-async def _limit(parts: Parts, asked: Asked, to: str) -> Done:
-    params = asked_as(
+async def _limit(parts: ApiContext, asked: PageRequest, to: str) -> ActionResult:
+    params = parse_form(
         NameParams, {"name": asked.query.get("operator", "")}, names={"name": "The operator"}
     )
     said = asked.query.get("in_flight_max", "").strip()
     names = {"in_flight_max": "The limit"}
     # Nothing is no limit, which the API wants to be said.
-    ask = asked_as(OperatorLimitAsk, {"in_flight_max": said}, names=names) if said else None
+    ask = parse_form(OperatorLimitAsk, {"in_flight_max": said}, names=names) if said else None
     ask = ask or OperatorLimitAsk(in_flight_max=None)
-    return await act(parts, limit_operator, to, ask=ask, params=params, told=_limited)
+    return await call_api(parts, limit_operator, to, ask=ask, params=params, told=_limited)
 
 
 def _limited(answer: OperatorLimitAnswer) -> str:
@@ -180,30 +192,30 @@ def _limited(answer: OperatorLimitAnswer) -> str:
     return f"At most {number(answer.in_flight_max)} tasks of {answer.name} run at a time now."
 
 
-async def _retry(parts: Parts, asked: Asked, to: str) -> Done:
-    ids = lines_of(asked.query.get("ids", "").replace(",", "\n"))
-    ask = asked_as(OutboxRetryAsk, {"ids": ids}, names={"ids": "What to try again"})
-    return await act(parts, retry_outbox, to, ask=ask, told=_retried)
+async def _retry(parts: ApiContext, asked: PageRequest, to: str) -> ActionResult:
+    ids = split_lines(asked.query.get("ids", "").replace(",", "\n"))
+    ask = parse_form(OutboxRetryAsk, {"ids": ids}, names={"ids": "The messages to retry"})
+    return await call_api(parts, retry_outbox, to, ask=ask, told=_retried)
 
 
 def _retried(answer: OutboxRetryAnswer) -> str:
     if not answer.retried:
-        return "It is not parked any more; nothing was changed."
+        return "No longer parked; nothing was changed."
     which = "One is" if answer.retried == 1 else f"{number(answer.retried)} are"
-    return f"{which} tried again now."
+    return f"{which} being retried."
 
 
-PAGE: Final = Page(
+PAGE: Final = ConsolePage(
     "/operations",
     "operations",
     _load,
     live=("figures", "levers", "pauses", "workers", "operators", "outbox"),
 )
 ACTIONS: Final = (
-    Action("/operations/pause-everything", _pause_everything, fields=("reason",)),
-    Action("/operations/resume-everything", _resume_everything),
-    Action("/operations/pause", _pause_job, fields=("job", "reason")),
-    Action("/operations/resume", _resume_job, fields=("job",)),
-    Action("/operations/limit", _limit, fields=("operator", "in_flight_max")),
-    Action("/operations/outbox/retry", _retry, fields=("ids",)),
+    FormAction("/operations/pause-everything", _pause_everything, fields=("reason",)),
+    FormAction("/operations/resume-everything", _resume_everything),
+    FormAction("/operations/pause", _pause_job, fields=("job", "reason")),
+    FormAction("/operations/resume", _resume_job, fields=("job",)),
+    FormAction("/operations/limit", _limit, fields=("operator", "in_flight_max")),
+    FormAction("/operations/outbox/retry", _retry, fields=("ids",)),
 )

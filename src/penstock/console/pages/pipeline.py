@@ -1,30 +1,77 @@
-"""The pipeline: the DAG in force, drawn, with the state of each job and the pressure on its edges.
+"""The page of the pipeline: the current DAG drawn, job states, backpressure, and recent failures.
 
-A job is drawn in the worst state that it is in (`job_state`). An edge is busy while its reader has
-work, pressed while its reader's queue is over its limit, and held while its writer is paused
-because of a queue further on; what that is about stands at the edge, in its title, and in words
-below the drawing. Where things stand is computed once for each shape of the DAG. One that is too
-large to be read as a drawing is not drawn: the table of jobs has it.
+A job is drawn in its worst state (`job_state`). An edge is busy while its reader has work,
+pressed while its reader's queue is over its limit, and held while its writer is paused because
+of a queue further downstream; that is explained at the edge, in its title, and below the
+drawing. The layout is computed once for each shape of the DAG. A DAG that is too large to be
+readable is not drawn: the table of jobs has it.
+
+Dead tasks of one cause are grouped: tasks of a job whose reasons have the same first line, but
+for the partition and figures. The latest stands for all of them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import quote
 
-from penstock.console.drawing.layering import Drawing, Point, Sizes, curve, drawn
-from penstock.console.pages.base import Asked, Missing, Page
-from penstock.console.pages.failing import together
-from penstock.console.pages.job_state import BY_PEOPLE, MANY, STATES, state_of
-from penstock.console.rendering import length, number
-from penstock.dispatcher.api.parts import Parts
-from penstock.dispatcher.views.pipeline import RECENT_MINUTES, Endings, PipelineViews, Reading
-from penstock.dispatcher.wire.steering import JobAnswer, PressureAnswer, PressuresAnswer
+from penstock.console.dag_layout import DagDrawing, LayoutSizes, Point, curve, layout_dag
+from penstock.console.pages.base import ConsolePage, PageNotFound, PageRequest
+from penstock.console.pages.jobs import BY_PEOPLE, MANY, STATES, state_of
+from penstock.console.renderer import length, number
+from penstock.dispatcher.api.context import ApiContext
+from penstock.dispatcher.views.jobs import RECENT_MINUTES, DagEdge, PipelineViews, RecentOutcomes
+from penstock.protocol.steering import JobAnswer, PressureAnswer, PressuresAnswer, TaskSummary
 
-_SIZES: Final = Sizes(width=200.0, between_layers=66.0)
+_FIGURES: Final = re.compile(r"[0-9]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureGroup:
+    """What tasks of a job have died of."""
+
+    job: str
+    cause: str
+    """The first line of the reason of the latest; empty if it has none."""
+    latest: TaskSummary
+    count: int
+    is_alike: bool
+    """Whether the reasons of others differ from it, in the partition or in figures."""
+
+
+def group_failures(dead: Sequence[TaskSummary]) -> list[FailureGroup]:
+    """What they have died of, in the order of the first of each, which stands for it."""
+    found: dict[tuple[str, str], list[TaskSummary]] = {}
+    for each in dead:
+        found.setdefault((each.job, _kind(each)), []).append(each)
+    return [
+        FailureGroup(
+            job=tasks[0].job,
+            cause=_cause(tasks[0]),
+            latest=tasks[0],
+            count=len(tasks),
+            is_alike=len({_cause(each) for each in tasks}) > 1,
+        )
+        for tasks in found.values()
+    ]
+
+
+def _cause(task: TaskSummary) -> str:
+    return (task.reason or "").partition("\n")[0]
+
+
+def _kind(task: TaskSummary) -> str:
+    cause = _cause(task)
+    if task.partition_key:
+        cause = cause.replace(task.partition_key, "\0")
+    return _FIGURES.sub("0", cause)
+
+
+_SIZES: Final = LayoutSizes(width=200.0, between_layers=66.0)
 _MARGIN: Final = 24.0
 _NAME_CHARACTERS_MAX: Final = 20
 _DEAD_MAX: Final = 100
@@ -60,7 +107,7 @@ class _Edge:
     told: str
 
 
-async def _load(parts: Parts, _: Asked) -> Mapping[str, Any] | Missing:
+async def _load(parts: ApiContext, _: PageRequest) -> Mapping[str, Any] | PageNotFound:
     views = PipelineViews(parts.database)
     overall = await parts.views.overall()
     readings = await views.readings()
@@ -73,7 +120,7 @@ async def _load(parts: Parts, _: Asked) -> Mapping[str, Any] | Missing:
     if any(each.dead for each in overall.jobs):
         page = await parts.views.tasks(job_id=None, status="dead", before=None, limit=_DEAD_MAX)
         dead = page.tasks
-    failing = together(dead)
+    failing = group_failures(dead)
     jobs = {each.name: each for each in overall.jobs}
     is_drawn = len(jobs) <= DRAWN_MAX
     nodes, edges, width, height = _graph(jobs if is_drawn else {}, readings, endings, pressures)
@@ -111,8 +158,8 @@ async def _load(parts: Parts, _: Asked) -> Mapping[str, Any] | Missing:
 
 def _graph(
     jobs: Mapping[str, JobAnswer],
-    readings: Sequence[Reading],
-    endings: Mapping[str, Endings],
+    readings: Sequence[DagEdge],
+    endings: Mapping[str, RecentOutcomes],
     pressures: PressuresAnswer,
 ) -> tuple[list[_Node], list[_Edge], float, float]:
     pairs = {(each.writer, each.reader): each for each in readings}
@@ -140,13 +187,13 @@ def _graph(
 
 
 @lru_cache(maxsize=4)
-def _drawing(jobs: tuple[str, ...], pairs: tuple[tuple[str, str], ...]) -> Drawing:
+def _drawing(jobs: tuple[str, ...], pairs: tuple[tuple[str, str], ...]) -> DagDrawing:
     """Where everything stands: the same as long as the DAG has the same shape."""
-    return drawn(list(jobs), pairs, _SIZES)
+    return layout_dag(list(jobs), pairs, _SIZES)
 
 
 def _edge(
-    reading: Reading,
+    reading: DagEdge,
     points: Sequence[Point],
     reader: JobAnswer,
     *,
@@ -158,14 +205,12 @@ def _edge(
     told = f"{reading.reader} reads {reading.dataset} of {reading.writer}"
     # What is only read fills no queue.
     if pressed is not None and reading.is_trigger:
-        state, told = "pressed", f"{told}, and has too much to do: {pressed.reason or ''}"
+        state, told = "pressed", f"{told}, and its queue exceeds its limit: {pressed.reason or ''}"
         if reading.writer in pressed.pauses:
-            told = f"{told} {reading.writer} is held back until that is less."
+            told = f"{told} {reading.writer} is paused until it is shorter."
     elif held_for and reading.is_trigger:
         state = "held"
-        told = (
-            f"{told}; {reading.writer} is held back for the queue of {', '.join(sorted(held_for))}"
-        )
+        told = f"{told}; {reading.writer} is paused for the queue of {', '.join(sorted(held_for))}"
     elif reader.running:
         state = f"{state} busy".strip()
     return _Edge(path=curve(points), state=state, told=told)
@@ -174,11 +219,11 @@ def _edge(
 def _pressure(pressed: PressureAnswer) -> str:
     most, age = pressed.max_queue_depth, pressed.max_queue_age_seconds
     if most is not None and pressed.depth > most:
-        return f"{number(pressed.depth, most=MANY)} wait, {number(most)} may"
+        return f"{number(pressed.depth, most=MANY)} waiting, limit {number(most)}"
     if age is not None and pressed.oldest_seconds > age:
-        return f"waits for {_roughly(pressed.oldest_seconds)}, {_roughly(age)} is the limit"
+        return f"waiting for {_roughly(pressed.oldest_seconds)}, limit {_roughly(age)}"
     # Below the limit, and not yet where it is over.
-    return f"{number(pressed.depth, most=MANY)} wait, not over yet"
+    return f"{number(pressed.depth, most=MANY)} waiting, draining"
 
 
 def _roughly(seconds: float) -> str:
@@ -187,7 +232,7 @@ def _roughly(seconds: float) -> str:
 
 
 def _node(
-    job: JobAnswer, point: Point, ended: Endings | None, pressed: PressureAnswer | None
+    job: JobAnswer, point: Point, ended: RecentOutcomes | None, pressed: PressureAnswer | None
 ) -> _Node:
     state = state_of(job, ended, is_pressed=pressed is not None)
     lines: list[tuple[str, str]] = []
@@ -222,4 +267,4 @@ def _node(
     )
 
 
-PAGE: Final = Page("/", "pipeline", _load, live=("figures", "graph", "beside"))
+PAGE: Final = ConsolePage("/", "pipeline", _load, live=("figures", "graph", "beside"))

@@ -1,37 +1,133 @@
-"""A queue of the bucket: what waits and for how long, who holds which shard, what ended, what died.
+"""The pages of a queue of the bucket: the overview, and its limits, schedules and batches.
 
-All of it comes from one look at the bucket, which is shared by all who watch and begins every five
-seconds at the most (`penstock.dispatcher.queues.looks`). So this page asks no database, and between
-two looks it stays as it is. What figures are based on is said beside them.
+The overview shows what waits and for how long, the shards and their holders, what ended, and
+dead letters, with plots. All of it comes from one snapshot of the bucket, shared by all
+viewers, which begins every five seconds at most (`penstock.dispatcher.bucket_queues`). So it
+needs no database, and does not change between two snapshots. What figures are based on is said
+beside them.
+
+Limits, schedules and batches have a page each: one read for all viewers, every `_SECONDS` at
+most. Of batches the last `_BATCHES_MAX` of each kind are shown, and of each `_READS_MAX` packs
+are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from penstock.console.drawing.shards import ShardMap, runs_of, shard_map
-from penstock.console.pages.base import Action, Asked, Done, Missing, Page
-from penstock.console.pages.queue_base import NO_STORE, QueueParts, money, path, queues_of, way
-from penstock.console.pages.queue_plots import ages_plot, ended_plot, starts_plot
-from penstock.console.rendering import length, number
-from penstock.dispatcher.queues import steering
-from penstock.dispatcher.queues.looks import (
-    LOOK_SECONDS,
-    REQUESTS_MAX,
-    SECONDS_MAX,
-    Look,
-    Queues,
+from penstock.console.charts import AxisLabel, Plot, ShardMap, runs_of, shard_map, stacked_bars
+from penstock.console.pages.base import (
+    ActionResult,
+    ConsolePage,
+    FormAction,
+    PageNotFound,
+    PageRequest,
 )
-from penstock.dispatcher.queues.steering import REPLAYS_MAX
+from penstock.console.pages.queue_base import (
+    NO_STORE,
+    QueueParts,
+    money,
+    path,
+    queues_of,
+    read,
+    task_path,
+    value_of,
+    way,
+)
+from penstock.console.renderer import length, number
+from penstock.dispatcher import bucket_queues
+from penstock.dispatcher.bucket_queues import (
+    REPLAYS_MAX,
+    SNAPSHOT_REQUESTS_MAX,
+    SNAPSHOT_SECONDS,
+    SNAPSHOT_SECONDS_MAX,
+    QueueInspector,
+    QueueSnapshot,
+)
 from penstock.dispatcher.wakeups.bucket import QUEUE_NAME
 from penstock.kernel.errors import InvalidInput, PenstockError, QueueNotFound
-from penstock.queue.control import Held
-from penstock.queue.inspection.ended import DeadLetter
-from penstock.queue.inspection.figures import TypeStats, WorkerSeen
+from penstock.queue.batch_marks import BatchView
+from penstock.queue.client import Queue
+from penstock.queue.control import HeldType
+from penstock.queue.inspection.activity import OUTCOMES, DeadLetter, MinuteCounts
+from penstock.queue.inspection.stats import AgeStats, ListedWorker, TypeStats
+from penstock.queue.limits import LimitView
 from penstock.queue.metrics import meter_of
-from penstock.queue.owning.registry import Role
+from penstock.queue.schedules import ScheduleView
+from penstock.queue.shards.registry import OwnerRole
+
+
+def ages_plot(ages: Sequence[AgeStats]) -> Plot:
+    """What is ready and what is in progress, by how long ago it was submitted or due."""
+    names = [_age_name(ages, place) for place in range(len(ages))]
+    places = [
+        (name, {"waiting": float(each.ready), "running": float(each.in_progress)})
+        for name, each in zip(names, ages, strict=True)
+    ]
+    said = [
+        f"{name}: {number(each.ready)} waiting and {number(each.in_progress)} in progress"
+        for name, each in zip(names, ages, strict=True)
+        if each.ready or each.in_progress
+    ]
+    told = f"By age. {'; '.join(said) or 'No tasks are waiting or running'}."
+    drawn = stacked_bars(places, told=told, series=("waiting", "running"))
+    # They are few: each has its name.
+    width = (drawn.width - drawn.left) / len(names)
+    marks = [AxisLabel(drawn.left + (at + 0.5) * width, name) for at, name in enumerate(names)]
+    return replace(drawn, marks=marks)
+
+
+def ended_plot(minutes: Sequence[MinuteCounts]) -> Plot:
+    """What has settled, minute by minute."""
+    places = [
+        (_ago(minutes, place), {what: float(count) for what, count in each.outcomes})
+        for place, each in enumerate(minutes)
+    ]
+    sums = {
+        name: sum(count for each in minutes for what, count in each.outcomes if what == name)
+        for name in OUTCOMES
+    }
+    shown = tuple(name for name in OUTCOMES if sums[name]) or OUTCOMES[:1]
+    said = ", ".join(f"{number(sums[name])} {name}" for name in shown if sums[name])
+    told = f"Settled in the last hour: {said}."
+    if not said:
+        told = "No task was settled in the last hour."
+    return stacked_bars(places, told=told, series=shown)
+
+
+def starts_plot(minutes: Sequence[MinuteCounts], *, told: str) -> Plot:
+    """How long those had waited that started, minute by minute."""
+    places = [
+        (
+            _ago(minutes, place),
+            {"half": each.median_seconds, "most": each.most_seconds - each.median_seconds},
+        )
+        for place, each in enumerate(minutes)
+    ]
+    drawn = stacked_bars(places, told=told, series=("half", "most"))
+    said = {label: _waited(label, each) for (label, _), each in zip(places, minutes, strict=True)}
+    bars = [replace(bar, told=said[bar.told.partition(": ")[0]]) for bar in drawn.bars]
+    return replace(drawn, bars=bars)
+
+
+def _waited(label: str, each: MinuteCounts) -> str:
+    median, most = length(each.median_seconds), length(each.most_seconds)
+    return f"{label}: {number(each.starts)} started, p50 {median}, p95 {most}"
+
+
+def _ago(minutes: Sequence[MinuteCounts], place: int) -> str:
+    ago = len(minutes) - 1 - place
+    return f"{ago} min ago" if ago else "now"
+
+
+def _age_name(ages: Sequence[AgeStats], place: int) -> str:
+    below = ages[place].below_seconds
+    if below is None:
+        return f"over {length(ages[place - 1].below_seconds)}"
+    return f"< {length(below)}"
+
 
 _DAY_SECONDS: Final = 86_400.0
 _TABS_MAX: Final = 30
@@ -46,20 +142,20 @@ class _Type:
 
     name: str
     said: TypeStats
-    held: Held | None
+    held: HeldType | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
     """A worker, and its part of the map."""
 
-    said: WorkerSeen
+    said: ListedWorker
     letter: str
     colour: int
     runs: str
 
 
-async def _load(parts: QueueParts, asked: Asked) -> Mapping[str, Any] | Missing:
+async def _load(parts: QueueParts, asked: PageRequest) -> Mapping[str, Any] | PageNotFound:
     wanted = asked.query.get("name", "")
     nothing = {
         "look": None,
@@ -75,11 +171,11 @@ async def _load(parts: QueueParts, asked: Asked) -> Mapping[str, Any] | Missing:
     try:
         look = await _looked(parts.queues, wanted, first=parts.first_queue)
     except (QueueNotFound, InvalidInput) as error:
-        return Missing(error.message, error.hint)
+        return PageNotFound(error.message, error.hint)
     except PenstockError as error:
         return {**nothing, "trouble": error.message}
     except TimeoutError:
-        why = f"The store has not answered a look within {SECONDS_MAX:.0f} seconds."
+        why = f"The store timed out after {SNAPSHOT_SECONDS_MAX:.0f} seconds."
         return {**nothing, "trouble": why}
     if look is None:
         return {**nothing, "trouble": ""}
@@ -90,7 +186,7 @@ async def _load(parts: QueueParts, asked: Asked) -> Mapping[str, Any] | Missing:
     return whole
 
 
-async def _looked(queues: Queues, wanted: str, *, first: str) -> Look | None:
+async def _looked(queues: QueueInspector, wanted: str, *, first: str) -> QueueSnapshot | None:
     """A look at the queue that is asked for, or at the first that there is; None if none is."""
     try:
         return await queues.look(wanted or first)
@@ -101,7 +197,7 @@ async def _looked(queues: Queues, wanted: str, *, first: str) -> Look | None:
     return await queues.look(names[0]) if names else None
 
 
-def _shown(look: Look) -> dict[str, Any]:
+def _shown(look: QueueSnapshot) -> dict[str, Any]:
     stats, lately = look.stats, look.lately
     present = [each for each in stats.workers if each.of == stats.shards]
     owned = {each.name: each.shards for each in present if each.shards}
@@ -147,13 +243,13 @@ def _shown(look: Look) -> dict[str, Any]:
     }
 
 
-def _types(look: Look, held: Mapping[str | None, Held]) -> list[_Type]:
+def _types(look: QueueSnapshot, held: Mapping[str | None, HeldType]) -> list[_Type]:
     known = {each.type: each for each in look.stats.types}
     names = sorted({*known, *(name for name in held if name is not None)})
     return [_Type(name, known.get(name) or TypeStats(name), held.get(name)) for name in names]
 
 
-def _workers(seen: tuple[WorkerSeen, ...], drawn: ShardMap) -> list[_Worker]:
+def _workers(seen: tuple[ListedWorker, ...], drawn: ShardMap) -> list[_Worker]:
     holders = {each.name: each for each in drawn.holders}
     return [
         _Worker(
@@ -166,16 +262,16 @@ def _workers(seen: tuple[WorkerSeen, ...], drawn: ShardMap) -> list[_Worker]:
     ]
 
 
-def _starts_told(look: Look) -> str:
+def _starts_told(look: QueueSnapshot) -> str:
     lately = look.lately
     if not lately.starts:
-        return "No first attempt has started in the last hour, as far as is known."
+        return "No first attempt started in the last hour."
     started = number(lately.starts)
     median, most = length(lately.median_seconds), length(lately.most_seconds)
-    return f"{started} started in the last hour: half within {median}, 19 of 20 within {most}."
+    return f"{started} started in the last hour: p50 {median}, p95 {most}."
 
 
-def _spent(parts: QueueParts, look: Look) -> dict[str, Any]:
+def _spent(parts: QueueParts, look: QueueSnapshot) -> dict[str, Any]:
     """What a task costs, what workers cost, what a look costs, and what this process measures."""
     meter = meter_of(parts.store) if parts.store is not None else None
     measured = (
@@ -193,60 +289,64 @@ def _spent(parts: QueueParts, look: Look) -> dict[str, Any]:
         "a_task": a_task,
         "a_million": money(a_task.dollars_per_million) if a_task is not None else "",
         "a_task_dollars": money(a_task.dollars) if a_task is not None else "",
-        "owners": sum(each.role == Role.OWNER for each in look.stats.workers),
+        "owners": sum(each.role == OwnerRole.OWNER for each in look.stats.workers),
         "standing": standing,
         "idle_month": money(standing.idle_dollars_per_month),
         "busy_month": money(standing.busy_dollars_per_month),
         "look_dollars": money(look.cost.dollars),
-        "day_dollars": money(look.cost.dollars * _DAY_SECONDS / LOOK_SECONDS),
-        "bounds": {"every": LOOK_SECONDS, "seconds": SECONDS_MAX, "requests": REQUESTS_MAX},
+        "day_dollars": money(look.cost.dollars * _DAY_SECONDS / SNAPSHOT_SECONDS),
+        "bounds": {
+            "every": SNAPSHOT_SECONDS,
+            "seconds": SNAPSHOT_SECONDS_MAX,
+            "requests": SNAPSHOT_REQUESTS_MAX,
+        },
         "measured": measured,
         "measured_dollars": money(meter.dollars()) if meter is not None else "",
     }
 
 
-def _what(asked: Asked) -> tuple[str, str | None, str]:
+def _what(asked: PageRequest) -> tuple[str, str | None, str]:
     """The queue and the type that a form is about, and both in words."""
     name, kind = asked.query.get("name", ""), asked.query.get("type", "").strip() or None
     words = f"The type {kind} of the queue {name}" if kind else f"The queue {name}"
     return name, kind, words
 
 
-async def _pause(parts: QueueParts, asked: Asked, to: str) -> Done:
+async def _pause(parts: QueueParts, asked: PageRequest, to: str) -> ActionResult:
     name, kind, words = _what(asked)
     reason = asked.query.get("reason", "").strip()
-    await steering.pause(queues_of(parts), name, type=kind, reason=reason)
-    return Done(f"{words} is paused: workers hear of it within 10 seconds.", to)
+    await bucket_queues.pause(queues_of(parts), name, type=kind, reason=reason)
+    return ActionResult(f"{words} is paused: workers notice within 10 seconds.", to)
 
 
-async def _drain(parts: QueueParts, asked: Asked, to: str) -> Done:
+async def _drain(parts: QueueParts, asked: PageRequest, to: str) -> ActionResult:
     name, kind, words = _what(asked)
-    await steering.drain(queues_of(parts), name, type=kind)
-    return Done(f"{words} is drained: within 30 seconds it takes no more tasks.", to)
+    await bucket_queues.drain(queues_of(parts), name, type=kind)
+    return ActionResult(f"{words} is draining: submits are refused within 30 seconds.", to)
 
 
-async def _resume(parts: QueueParts, asked: Asked, to: str) -> Done:
+async def _resume(parts: QueueParts, asked: PageRequest, to: str) -> ActionResult:
     name, kind, words = _what(asked)
-    await steering.resume(queues_of(parts), name, type=kind)
-    return Done(f"{words} is resumed.", to)
+    await bucket_queues.resume(queues_of(parts), name, type=kind)
+    return ActionResult(f"{words} is resumed.", to)
 
 
-async def _replay(parts: QueueParts, asked: Asked, to: str) -> Done:
+async def _replay(parts: QueueParts, asked: PageRequest, to: str) -> ActionResult:
     """One dead letter, or those that the last look has shown and nobody has replayed."""
     queues, name, one = queues_of(parts), asked.query.get("name", ""), asked.query.get("id", "")
     ids = [one] if one else [each.id for each in await _open_letters(queues, name)]
     if not ids:
-        return Done("There is no dead letter that was not replayed.", to)
-    found = await steering.replay(queues, name, ids[:REPLAYS_MAX])
+        return ActionResult("All dead letters were replayed already.", to)
+    found = await bucket_queues.replay(queues, name, ids[:REPLAYS_MAX])
     if found.problems:
         count = f"{number(len(found.problems))} of {number(found.replayed + len(found.problems))}"
         why = found.problems[0]
-        return Done(why if one else f"{count} were not replayed. {why}", to, is_well=False)
+        return ActionResult(why if one else f"{count} were not replayed. {why}", to, is_well=False)
     told = "1 task is" if found.replayed == 1 else f"{number(found.replayed)} tasks are"
-    return Done(f"{told} submitted again.", to)
+    return ActionResult(f"{told} submitted again.", to)
 
 
-async def _open_letters(queues: Queues, name: str) -> list[DeadLetter]:
+async def _open_letters(queues: QueueInspector, name: str) -> list[DeadLetter]:
     lately = (await queues.look(name)).lately
     return [each for each in lately.letters if each.name not in lately.replayed]
 
@@ -255,12 +355,136 @@ _LIVE: Final = (
     *("state", "levers", "figures", "plots", "kinds"),
     *("map", "workers", "letters", "costs"),
 )
-PAGE: Final = Page("/queue", "queue", _load, live=_LIVE, query=("name",))
-HOME: Final = Page("/", "queue", _load, live=_LIVE, query=("name",))
+PAGE: Final = ConsolePage("/queue", "queue", _load, live=_LIVE, query=("name",))
+HOME: Final = ConsolePage("/", "queue", _load, live=_LIVE, query=("name",))
 """The same as the first page of a console that has queues alone."""
 ACTIONS: Final = (
-    Action("/queue/pause", _pause, fields=("name", "type", "reason")),
-    Action("/queue/drain", _drain, fields=("name", "type")),
-    Action("/queue/resume", _resume, fields=("name", "type")),
-    Action("/queue/replay", _replay, fields=("name", "id")),
+    FormAction("/queue/pause", _pause, fields=("name", "type", "reason")),
+    FormAction("/queue/drain", _drain, fields=("name", "type")),
+    FormAction("/queue/resume", _resume, fields=("name", "type")),
+    FormAction("/queue/replay", _replay, fields=("name", "id")),
+)
+
+
+_SECONDS: Final = 10.0
+_SHOWN_MAX: Final = 200
+_BATCHES_MAX: Final = 20
+_READS_MAX: Final = 10
+
+
+async def _load_limits(parts: QueueParts, asked: PageRequest) -> Mapping[str, Any] | PageNotFound:
+    async def make(queue: Queue) -> tuple[LimitView, ...]:
+        return await queue.limits.list()
+
+    def show(found: tuple[LimitView, ...]) -> Mapping[str, Any]:
+        return {"limits": found[:_SHOWN_MAX], "more": max(0, len(found) - _SHOWN_MAX)}
+
+    said = await read(parts, asked, "", make, here="limits", seconds=_SECONDS, show=show)
+    return said if isinstance(said, PageNotFound) else {"limits": (), "more": 0, **said}
+
+
+async def _load_schedules(
+    parts: QueueParts, asked: PageRequest
+) -> Mapping[str, Any] | PageNotFound:
+    async def make(queue: Queue) -> tuple[ScheduleView, ...]:
+        return await queue.schedules.list()
+
+    def show(found: tuple[ScheduleView, ...]) -> Mapping[str, Any]:
+        shown = [(each, value_of(each.input)) for each in found[:_SHOWN_MAX]]
+        return {"schedules": shown, "more": max(0, len(found) - _SHOWN_MAX)}
+
+    said = await read(parts, asked, "", make, here="schedules", seconds=_SECONDS, show=show)
+    return said if isinstance(said, PageNotFound) else {"schedules": (), "more": 0, **said}
+
+
+async def _load_batches(parts: QueueParts, asked: PageRequest) -> Mapping[str, Any] | PageNotFound:
+    async def make(queue: Queue) -> tuple[BatchView, ...]:
+        return await queue.batches.list(limit=_BATCHES_MAX, reads_max=_READS_MAX)
+
+    def show(found: tuple[BatchView, ...]) -> Mapping[str, Any]:
+        return {"batches": found}
+
+    said = await read(parts, asked, "", make, here="batches", seconds=_SECONDS, show=show)
+    return said if isinstance(said, PageNotFound) else {"batches": (), "most": _BATCHES_MAX, **said}
+
+
+async def _set_limit(parts: QueueParts, asked: PageRequest, to: str) -> ActionResult:
+    said = {name: value.strip() for name, value in asked.query.items()}
+    concurrency, burst = _figure(said, "concurrency", int), _figure(said, "burst", int)
+    rate, seconds = _figure(said, "rate", float), _figure(said, "per_seconds", float)
+    key = said.get("key", "")
+    await bucket_queues.set_limit(
+        queues_of(parts),
+        said.get("name", ""),
+        key,
+        concurrency=concurrency,
+        rate=rate,
+        per_seconds=1.0 if seconds is None else seconds,
+        burst=burst,
+    )
+    return ActionResult(f"The limit {key} is set: workers notice within 20 seconds.", to)
+
+
+def _figure(said: Mapping[str, str], name: str, kind: type[Any]) -> Any:
+    """What somebody has typed as a number; None if nothing was."""
+    if not said.get(name):
+        return None
+    try:
+        return kind(said[name])
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        field = name.replace("_", " ")
+        raise InvalidInput(f"The {field} is {what}, not {said[name][:40]!r}.") from None
+
+
+async def _remove_limit(parts: QueueParts, asked: PageRequest, to: str) -> ActionResult:
+    key = asked.query.get("key", "")
+    was_there = await bucket_queues.remove_limit(queues_of(parts), asked.query.get("name", ""), key)
+    if not was_there:
+        return ActionResult(f"There is no limit {key}.", to, is_well=False)
+    return ActionResult(f"The limit {key} is removed: its tasks run without one.", to)
+
+
+async def _steer_schedule(parts: QueueParts, asked: PageRequest, to: str) -> ActionResult:
+    name, schedule = asked.query.get("name", ""), asked.query.get("schedule", "")
+    verb = asked.path["verb"]
+    task = await bucket_queues.steer_schedule(queues_of(parts), name, schedule, verb)
+    if task:
+        to = task_path(name, task)
+        return ActionResult(f"The schedule {schedule} has submitted this task.", to)
+    done = {"pause": "is paused", "resume": "is resumed", "remove": "is removed"}[verb]
+    return ActionResult(f"The schedule {schedule} {done}.", to)
+
+
+RULE_PAGES: Final = (
+    ConsolePage(
+        "/queue/limits",
+        "queue_limits",
+        _load_limits,
+        live=("state", "list"),
+        section="queue",
+        query=("name",),
+    ),
+    ConsolePage(
+        "/queue/schedules",
+        "queue_schedules",
+        _load_schedules,
+        live=("state", "list"),
+        section="queue",
+        query=("name",),
+    ),
+    ConsolePage(
+        "/queue/batches",
+        "queue_batches",
+        _load_batches,
+        live=("state", "list"),
+        section="queue",
+        query=("name",),
+    ),
+)
+_LIMIT_FIELDS: Final = ("name", "key", "concurrency", "rate", "per_seconds", "burst")
+RULE_ACTIONS: Final = (
+    FormAction("/queue/limits/set", _set_limit, fields=_LIMIT_FIELDS),
+    FormAction("/queue/limits/remove", _remove_limit, fields=("name", "key")),
+    FormAction("/queue/schedules/{verb}", _steer_schedule, fields=("name", "schedule")),
 )

@@ -1,4 +1,4 @@
-"""What the pages of queues share: what they ask, the way between them, and how values look."""
+"""What the pages of queues share: the data that they read, their paths, how values look."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Any, Final, Protocol
 from urllib.parse import quote, urlencode
 
-from penstock.console.pages.base import Asked, Missing
-from penstock.dispatcher.queues.looks import Queues
-from penstock.dispatcher.queues.reads import SECONDS_MAX, Answer, Found
+from penstock.console.pages.base import PageNotFound, PageRequest
+from penstock.dispatcher.bucket_queues import READ_SECONDS_MAX, Found, QueueInspector, SharedAnswer
 from penstock.kernel.errors import InvalidInput, PenstockError, QueueNotFound, TaskNotFound
 from penstock.queue.client import Queue
 from penstock.store.base import ObjectStore
 
-NO_STORE: Final = "This dispatcher has no store to look at."
+NO_STORE: Final = "This dispatcher has no store."
 _SECTIONS: Final = {
     "overview": "/queue",
     "tasks": "/queue/tasks",
@@ -29,7 +28,7 @@ class QueueParts(Protocol):
     """As much of a dispatcher, or of a console for a queue alone, as these pages ask."""
 
     @property
-    def queues(self) -> Queues | None: ...
+    def queues(self) -> QueueInspector | None: ...
     @property
     def store(self) -> ObjectStore | None: ...
     @property
@@ -40,7 +39,7 @@ class QueueParts(Protocol):
     def has_pipeline(self) -> bool: ...
 
 
-def queues_of(parts: QueueParts) -> Queues:
+def queues_of(parts: QueueParts) -> QueueInspector:
     """The queues, or `InvalidInput` where there are none."""
     if parts.queues is None:
         raise InvalidInput(NO_STORE)
@@ -67,14 +66,14 @@ def way(name: str, here: str) -> list[tuple[str, str, bool]]:
 
 async def read(
     parts: QueueParts,
-    asked: Asked,
+    asked: PageRequest,
     what: Hashable,
     make: Callable[[Queue], Awaitable[Found]],
     *,
     here: str,
     seconds: float,
     show: Callable[[Found], Mapping[str, Any]],
-) -> Mapping[str, Any] | Missing:
+) -> Mapping[str, Any] | PageNotFound:
     """What a page shows of something that all who watch share; `found` is None if it is away."""
     name = asked.query.get("name", "") or parts.first_queue
     whole: dict[str, Any] = {"name": name, "way": way(name, here), "found": None, "cost": None}
@@ -86,16 +85,16 @@ async def read(
     except (QueueNotFound, TaskNotFound, InvalidInput) as error:
         if isinstance(error, QueueNotFound) and not asked.query.get("name"):
             return {**whole, "is_absent": True}
-        return Missing(error.message, error.hint)
+        return PageNotFound(error.message, error.hint)
     except PenstockError as error:
         return {**whole, "trouble": error.message}
     except TimeoutError:
-        why = f"The store has not answered within {SECONDS_MAX:.0f} seconds."
+        why = f"The store timed out after {READ_SECONDS_MAX:.0f} seconds."
         return {**whole, "trouble": why}
     return {**whole, "trouble": answer.trouble, **_took(answer, seconds), **show(answer.found)}
 
 
-def _took(answer: Answer[Any], seconds: float) -> dict[str, Any]:
+def _took(answer: SharedAnswer[Any], seconds: float) -> dict[str, Any]:
     return {
         "found": answer.found,
         "cost": {
@@ -112,7 +111,7 @@ def value_of(given: Any) -> str:
     text = json.dumps(given, indent=2, ensure_ascii=False)
     if len(text) <= _VALUE_CHARACTERS_MAX:
         return text
-    return f"{text[:_VALUE_CHARACTERS_MAX]}…\n{len(text):,} characters in all."
+    return f"{text[:_VALUE_CHARACTERS_MAX]}…\n{len(text):,} characters in total."
 
 
 def money(dollars: float) -> str:

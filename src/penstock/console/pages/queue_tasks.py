@@ -1,9 +1,9 @@
-"""Tasks of a queue, by status, type and tag, or by what is looked for; and one task.
+"""The pages of a queue's tasks: the list by status, type, tag or search, and one task.
 
-A list is read from the bucket and shared by all who watch it: at most `_PACKS_MAX` packs for each
-reading, and one reading in `_LIST_SECONDS`. It has what is in the queue or settled recently, and of
-failed tasks the dead letters too. What is looked for is a task's id, the key of a task if the type
-is chosen, or a text in the key, the tags, the input or the error of those that were read.
+A list is read from the bucket and shared by all viewers: at most `_PACKS_MAX` packs a read, and
+one read in `_LIST_SECONDS`. It has what is in the queue or settled recently, and of failed
+tasks the dead letters too. A search matches a task's id, the key of a task if the type is
+chosen, or a text in the key, the tags, the input or the error of those that were read.
 """
 
 from __future__ import annotations
@@ -12,16 +12,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.console.pages.base import Action, Asked, Done, Missing, Page
+from penstock.console.pages.base import (
+    ActionResult,
+    ConsolePage,
+    FormAction,
+    PageNotFound,
+    PageRequest,
+)
 from penstock.console.pages.queue_base import QueueParts, path, queues_of, read, task_path, value_of
-from penstock.console.rendering import number
-from penstock.dispatcher.queues import steering
+from penstock.console.renderer import number
+from penstock.dispatcher import bucket_queues
 from penstock.kernel.errors import InvalidInput, TaskNotFound
 from penstock.queue.client import Queue
-from penstock.queue.inspection.tasks import Listing, find_tasks
-from penstock.queue.places import keyed_pack, task_at
-from penstock.queue.reading import Reader
-from penstock.queue.views import STATES, TaskEvent, TaskView
+from penstock.queue.ids import keyed_pack, task_at
+from penstock.queue.inspection.task_search import TaskListing, find_tasks
+from penstock.queue.task_reader import QueueTaskReader
+from penstock.queue.task_views import STATES, TaskEvent, TaskView
 
 _PAGE: Final = 50
 _SEARCHED: Final = 500
@@ -41,14 +47,14 @@ class _Told:
     events: list[TaskEvent]
 
 
-async def _load(parts: QueueParts, asked: Asked) -> Mapping[str, Any] | Missing:
+async def _load(parts: QueueParts, asked: PageRequest) -> Mapping[str, Any] | PageNotFound:
     kept = {each: asked.query.get(each, "").strip()[:500] for each in _FILTERS}
     name = asked.query.get("name", "") or parts.first_queue
 
-    async def make(queue: Queue) -> Listing:
+    async def make(queue: Queue) -> TaskListing:
         return await _listed(queue, **kept)
 
-    def show(found: Listing) -> Mapping[str, Any]:
+    def show(found: TaskListing) -> Mapping[str, Any]:
         return {"tasks": found.tasks[:_PAGE], "shown_all": len(found) <= _PAGE and found.is_whole}
 
     rest = {each: value for each, value in kept.items() if each != "status"}
@@ -60,15 +66,15 @@ async def _load(parts: QueueParts, asked: Asked) -> Mapping[str, Any] | Missing:
     said = await read(
         parts, asked, tuple(kept.values()), make, here="tasks", seconds=_LIST_SECONDS, show=show
     )
-    if isinstance(said, Missing):
+    if isinstance(said, PageNotFound):
         return said
     more = {"tabs": tabs, "is_filtered": any(kept.values()), "searched": _SEARCHED}
     return {"tasks": (), "shown_all": True, **said, **kept, **more}
 
 
-async def _listed(queue: Queue, *, status: str, type: str, tag: str, find: str) -> Listing:
+async def _listed(queue: Queue, *, status: str, type: str, tag: str, find: str) -> TaskListing:
     if find and (one := await _named(queue, type, find)) is not None:
-        return Listing((one,), (), is_whole=True)
+        return TaskListing((one,), (), is_whole=True)
     found = await find_tasks(
         queue.access,
         status=status or None,
@@ -82,7 +88,7 @@ async def _listed(queue: Queue, *, status: str, type: str, tag: str, find: str) 
         return found
     like = find.casefold()
     wanted = tuple(each for each in found.tasks if like in _text(each))
-    return Listing(wanted, found.notes, found.is_whole, found.unknown_tags)
+    return TaskListing(wanted, found.notes, found.is_whole, found.unknown_tags)
 
 
 async def _named(queue: Queue, type: str, find: str) -> TaskView | None:
@@ -94,7 +100,7 @@ async def _named(queue: Queue, type: str, find: str) -> TaskView | None:
             return None
         at, place = keyed_pack(type=type, key=find), 0
     try:
-        return await Reader(queue.access).view(at, place)
+        return await QueueTaskReader(queue.access).view(at, place)
     except TaskNotFound:
         return None
 
@@ -105,11 +111,11 @@ def _text(view: TaskView) -> str:
     return f"{' '.join(said)} {value_of(view.input)}".casefold()
 
 
-async def _cancel_many(parts: QueueParts, asked: Asked, to: str) -> Done:
+async def _cancel_many(parts: QueueParts, asked: PageRequest, to: str) -> ActionResult:
     said = {each: asked.query.get(each, "").strip() for each in ("name", "type", "tag", "reason")}
     if not said["type"] and not said["tag"]:
-        raise InvalidInput("Choose a type or a tag first: what is cancelled is all of it.")
-    count, is_all = await steering.cancel_many(
+        raise InvalidInput("Choose a type or a tag first: all its tasks are cancelled.")
+    count, is_all = await bucket_queues.cancel_many(
         queues_of(parts),
         said["name"],
         type=said["type"] or None,
@@ -117,16 +123,16 @@ async def _cancel_many(parts: QueueParts, asked: Asked, to: str) -> Done:
         reason=said["reason"],
     )
     told = "1 task is" if count == 1 else f"{number(count)} tasks are"
-    more = "" if is_all else " There may be more: do it once more."
-    return Done(f"{told} cancelled, or asked to stop.{more}", to)
+    more = "" if is_all else " There may be more: repeat to cancel them."
+    return ActionResult(f"{told} cancelled, or asked to stop.{more}", to)
 
 
-async def _load_task(parts: QueueParts, asked: Asked) -> Mapping[str, Any] | Missing:
+async def _load_task(parts: QueueParts, asked: PageRequest) -> Mapping[str, Any] | PageNotFound:
     task = asked.path["id"]
 
     async def make(queue: Queue) -> _Told:
         at, place = task_at(task)
-        return _Told(*await Reader(queue.access).told(at, place))
+        return _Told(*await QueueTaskReader(queue.access).told(at, place))
 
     def show(found: _Told) -> Mapping[str, Any]:
         view = found.view
@@ -139,28 +145,30 @@ async def _load_task(parts: QueueParts, asked: Asked) -> Mapping[str, Any] | Mis
         }
 
     said = await read(parts, asked, task, make, here="task", seconds=_TASK_SECONDS, show=show)
-    return said if isinstance(said, Missing) else {"task": None, "id": task, **said}
+    return said if isinstance(said, PageNotFound) else {"task": None, "id": task, **said}
 
 
-async def _cancel(parts: QueueParts, asked: Asked, to: str) -> Done:
+async def _cancel(parts: QueueParts, asked: PageRequest, to: str) -> ActionResult:
     name, task = asked.query.get("name", ""), asked.query.get("id", "")
     reason = asked.query.get("reason", "").strip()
-    status = await steering.cancel(queues_of(parts), name, task, reason=reason)
+    status = await bucket_queues.cancel(queues_of(parts), name, task, reason=reason)
     if status == "asked to stop":
-        return Done("It runs, and is asked to stop: it hears of it within ten seconds or so.", to)
-    return Done(f"It is {status}.", to, is_well=status == "cancelled")
+        return ActionResult(
+            "Cancellation requested: the worker sees it within about ten seconds.", to
+        )
+    return ActionResult(f"It is {status}.", to, is_well=status == "cancelled")
 
 
-async def _replay(parts: QueueParts, asked: Asked, to: str) -> Done:
+async def _replay(parts: QueueParts, asked: PageRequest, to: str) -> ActionResult:
     name, settled = asked.query.get("name", ""), asked.query.get("id", "")
     task = await (await queues_of(parts).opened(name)).replay(settled)
     queues_of(parts).forget(name)
     to = task_path(name, task.id)
-    return Done("Its input is submitted again, as this task.", to)
+    return ActionResult("Replayed as this task.", to)
 
 
 PAGES: Final = (
-    Page(
+    ConsolePage(
         "/queue/tasks",
         "queue_tasks",
         _load,
@@ -168,7 +176,7 @@ PAGES: Final = (
         section="queue",
         query=("name", *_FILTERS),
     ),
-    Page(
+    ConsolePage(
         "/queue/task/{id:path}",
         "queue_task",
         _load_task,
@@ -178,7 +186,7 @@ PAGES: Final = (
     ),
 )
 ACTIONS: Final = (
-    Action("/queue/tasks/cancel", _cancel_many, fields=("name", "type", "tag", "reason")),
-    Action("/queue/task/cancel", _cancel, fields=("name", "id", "reason")),
-    Action("/queue/task/replay", _replay, fields=("name", "id")),
+    FormAction("/queue/tasks/cancel", _cancel_many, fields=("name", "type", "tag", "reason")),
+    FormAction("/queue/task/cancel", _cancel, fields=("name", "id", "reason")),
+    FormAction("/queue/task/replay", _replay, fields=("name", "id")),
 )

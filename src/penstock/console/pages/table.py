@@ -8,42 +8,40 @@ from penstock.console.pages import (
     alerts,
     backfill,
     dataset,
-    datasets,
     events,
-    job,
     jobs,
     keys,
     operations,
     partition,
     pipeline,
+    query,
     queue,
-    queue_rules,
     queue_tasks,
     sources,
-    task,
     tasks,
     versions,
 )
-from penstock.console.pages.base import Site
-from penstock.dispatcher.api.parts import Parts
+from penstock.console.pages.base import ConsoleSite
+from penstock.dispatcher.api.context import ApiContext
 
-SITE: Final[Site[Parts]] = Site(
+SITE: Final[ConsoleSite[ApiContext]] = ConsoleSite(
     pages=(
         pipeline.PAGE,
         jobs.PAGE,
-        job.PAGE,
-        datasets.PAGE,
+        jobs.JOB_PAGE,
+        dataset.DATASETS_PAGE,
         dataset.PARTITIONS,
+        dataset.SNAPSHOT,
         partition.CONTENTS,
         partition.ODD,
         partition.PAGE,
         # Last of them: what is no other page of a dataset is taken for a name.
         dataset.PAGE,
         tasks.PAGE,
-        task.PAGE,
+        tasks.TASK_PAGE,
         queue.PAGE,
         *queue_tasks.PAGES,
-        *queue_rules.PAGES,
+        *queue.RULE_PAGES,
         operations.PAGE,
         *sources.PAGES,
         *backfill.PAGES,
@@ -51,14 +49,16 @@ SITE: Final[Site[Parts]] = Site(
         versions.PAGE,
         keys.PAGE,
         alerts.PAGE,
+        query.PAGE,
     ),
+    query="/v1/query",
     actions=(
         *dataset.ACTIONS,
         *tasks.ACTIONS,
-        *task.ACTIONS,
+        *tasks.TASK_ACTIONS,
         *queue.ACTIONS,
         *queue_tasks.ACTIONS,
-        *queue_rules.ACTIONS,
+        *queue.RULE_ACTIONS,
         *operations.ACTIONS,
         *sources.ACTIONS,
         *backfill.ACTIONS,
@@ -68,6 +68,7 @@ SITE: Final[Site[Parts]] = Site(
     sections={
         "pipeline": "/",
         "datasets": "/datasets",
+        "query": query.PATH,
         "tasks": "/tasks",
         "queue": "/queue",
         "operations": "/operations",

@@ -14,15 +14,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from penstock.console.pages.acting import act, asked_as, number_of, sentence_of
-from penstock.console.pages.base import Action, Asked, Done, Missing, Page
-from penstock.console.rendering import number
-from penstock.dispatcher.api.deploying import rollback
-from penstock.dispatcher.api.endpoints import Call, Reply
-from penstock.dispatcher.api.parts import Parts
-from penstock.dispatcher.wire.base import Answer
-from penstock.dispatcher.wire.dags import AppliedAnswer, RollbackAsk
-from penstock.dispatcher.wire.problem import Problem
+from penstock.console.pages.base import (
+    ActionResult,
+    ConsolePage,
+    FormAction,
+    PageNotFound,
+    PageRequest,
+    call_api,
+    parse_form,
+    parse_id,
+    problem_sentence,
+)
+from penstock.console.renderer import number
+from penstock.dispatcher.api.context import ApiContext
+from penstock.dispatcher.api.dag_endpoints import rollback
+from penstock.dispatcher.api.endpoints import ApiCall, HttpReply
+from penstock.protocol.base import Answer
+from penstock.protocol.dags import AppliedAnswer, RollbackAsk
+from penstock.protocol.problem import Problem
 
 PATH: Final = "/operations/versions"
 BEFORE: Final = "before"
@@ -30,7 +39,7 @@ VERSIONS_MAX: Final = 50
 _JOBS_SHOWN: Final = 20
 
 
-async def _load(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
+async def _load(parts: ApiContext, asked: PageRequest) -> Mapping[str, Any] | PageNotFound:
     versions = await parts.deployment.versions(limit=VERSIONS_MAX + 1)
     wanted = asked.query.get("version", "").strip()
     said: dict[str, Any] = {
@@ -44,45 +53,45 @@ async def _load(parts: Parts, asked: Asked) -> Mapping[str, Any] | Missing:
     }
     if not wanted:
         return said
-    version = None if wanted == BEFORE else number_of(wanted)
+    version = None if wanted == BEFORE else parse_id(wanted)
     if version == 0:
-        return {**said, "wrong": "That is not the number of a version."}
+        return {**said, "wrong": "Not a version number."}
     ask = RollbackAsk(version=version, dry_run=True)
-    answer = _body(await rollback(parts, Call(ask=ask)))
+    answer = _body(await rollback(parts, ApiCall(ask=ask)))
     if isinstance(answer, Problem):
-        return {**said, "wrong": sentence_of(answer)}
+        return {**said, "wrong": problem_sentence(answer)}
     assert isinstance(answer, AppliedAnswer), "a rollback has no other answer"
     return {**said, "foreseen": answer, "effects": tuple(effects(answer))}
 
 
-def _body(answer: Answer | Reply) -> Answer | bytes:
-    return answer.body if isinstance(answer, Reply) else answer
+def _body(answer: Answer | HttpReply) -> Answer | bytes:
+    return answer.body if isinstance(answer, HttpReply) else answer
 
 
 def effects(answer: AppliedAnswer) -> Iterator[tuple[str, str]]:
     """What becomes of the jobs, each with a name for it."""
     changes = answer.changes
     if changes is None:
-        yield "Jobs", "This release cannot read what is in force, and so cannot compare."
+        yield "Jobs", "This release cannot read the DAG in force, so no comparison is possible."
     else:
         for name, jobs in (
-            ("Jobs that come back", changes.added),
-            ("Jobs as they were before", [*changes.changed]),
-            ("Jobs that go; what they have made stays", changes.removed),
+            ("Restored jobs", changes.added),
+            ("Reverted jobs", [*changes.changed]),
+            ("Removed jobs; their data stays", changes.removed),
         ):
             if jobs:
                 yield name, _listed(jobs)
     if answer.building:
-        yield "Jobs that are built, and served as now until then", _listed(answer.building)
+        yield "Rebuilt jobs; readers see the current data until then", _listed(answer.building)
     for loss in answer.losses:
         yield (
-            f"Publications of {loss.dataset} that readers would miss",
-            f"{number(loss.lost)} of {number(loss.publications)}: they cannot be built anew",
+            f"Publications of {loss.dataset} that readers would lose",
+            f"{number(loss.lost)} of {number(loss.publications)}: they cannot be rebuilt",
         )
     for each in answer.breaks:
         counts = {"waiting": each.waiting, "running": each.running, "backfills": each.backfills}
         work = ", ".join(f"{number(count)} {what}" for what, count in counts.items() if count)
-        yield f"Work of {each.job} that nobody needs then", f"{work}: is cancelled"
+        yield f"Obsolete work of {each.job}", f"{work}: will be cancelled"
 
 
 def _listed(jobs: list[str]) -> str:
@@ -90,19 +99,19 @@ def _listed(jobs: list[str]) -> str:
     return f"{', '.join(jobs[:_JOBS_SHOWN])}{more}"
 
 
-async def _roll_back(parts: Parts, asked: Asked, to: str) -> Done:
+async def _roll_back(parts: ApiContext, asked: PageRequest, to: str) -> ActionResult:
     names = {"version": "The version"}
-    ask = asked_as(RollbackAsk, {"version": asked.query.get("version", "")}, names=names)
+    ask = parse_form(RollbackAsk, {"version": asked.query.get("version", "")}, names=names)
     if ask.version is None:
-        return Done("Say to which version.", to, is_well=False)
+        return ActionResult("Choose a version.", to, is_well=False)
     present = await parts.deployment.current()
     if present is not None and present.version.id not in (
         ask.version,
-        number_of(asked.query.get("present", "")),
+        parse_id(asked.query.get("present", "")),
     ):
-        told = f"Version {present.version.id} is in force by now. Look again what going back does."
-        return Done(told, f"{PATH}?version={ask.version}", is_well=False)
-    return await act(parts, rollback, PATH, ask=ask, told=_told)
+        told = f"Version {present.version.id} is in force by now. Preview the rollback again."
+        return ActionResult(told, f"{PATH}?version={ask.version}", is_well=False)
+    return await call_api(parts, rollback, PATH, ask=ask, told=_told)
 
 
 def _told(answer: AppliedAnswer) -> str:
@@ -110,11 +119,9 @@ def _told(answer: AppliedAnswer) -> str:
         return f"Version {answer.version} is in force already."
     said = f"Version {answer.version} of the DAG is in force."
     if answer.cancelled:
-        said += (
-            f" Tasks that nobody needs any more, and were cancelled: {number(answer.cancelled)}."
-        )
+        said += f" Obsolete tasks cancelled: {number(answer.cancelled)}."
     return said
 
 
-PAGE: Final = Page(PATH, "versions", _load, section="operations", query=("version",))
-ACTIONS: Final = (Action(f"{PATH}/roll-back", _roll_back, fields=("version", "present")),)
+PAGE: Final = ConsolePage(PATH, "versions", _load, section="operations", query=("version",))
+ACTIONS: Final = (FormAction(f"{PATH}/roll-back", _roll_back, fields=("version", "present")),)

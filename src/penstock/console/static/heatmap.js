@@ -5,7 +5,7 @@ import { age } from "./times.js";
 
 const GAP = 2;
 const LEVELS = 6;
-const WORDS = { published: "published", queued: "its task waits", running: "its task is running", retrying: "its task will be tried again", dead: "its task is dead", missing: "missing, without a task" };
+const WORDS = { published: "published", queued: "task waiting", running: "task running", retrying: "task retrying", dead: "task dead", missing: "missing, no task" };
 const COLOURS = { published: "--completed", queued: "--queued", running: "--running", retrying: "--retrying", dead: "--dead", missing: "--retrying" };
 
 function edge(count) {
@@ -61,7 +61,7 @@ class Heat {
         await this.read();
       } catch {
         this.digest = "";
-        this.told.textContent = "The partitions cannot be read now.";
+        this.told.textContent = "Failed to read the partitions.";
       }
       this.fetchedAt = performance.now();
       this.timer = 0;

@@ -32,7 +32,7 @@ function heard() {
 function lost() {
   isAway = true;
   say("not connected");
-  trouble("The connection to the dispatcher is lost. This page shows what was last seen, and will go on by itself.");
+  trouble("Connection to the dispatcher lost. This page shows the last known state and reconnects automatically.");
 }
 
 // What a stream was refused for: who is signed out is shown the page to sign in, and not what was here.

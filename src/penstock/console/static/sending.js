@@ -3,7 +3,7 @@
 // dispatcher does not answer, this page stays as it is, with what was typed, and says so.
 const ANSWER_MS_MAX = 45000;
 const underway = new WeakSet();
-const NO_ANSWER = "The dispatcher does not answer, so this was most likely not done. Nothing that you typed is lost: look here again when the dispatcher is back, and send it once more if it was not done.";
+const NO_ANSWER = "The dispatcher does not answer, so the request most likely failed. Your input is kept: when the dispatcher is back, check the result and submit again if needed.";
 
 function tell(text) {
   const place = document.querySelector(".told") ?? document.createElement("div");

@@ -2,16 +2,18 @@
 
 | module | owns |
 |---|---|
-| `endpoints` | what an endpoint is, what a handler is given, and what it answers |
+| `routes` | all endpoints, and the two applications: `internal_app`, `public_app` |
+| `endpoints` | what an endpoint is, and the OpenAPI document of a table |
 | `application` | a request becomes a call of a handler, within bounds; every failure a `Problem` |
-| `requests` | what a request says, read within bounds |
-| `problems` | which problem stands for which refusal or error |
-| `openapi` | the OpenAPI document of a table |
-| `parts` | what handlers work with |
-| `gathering` | calls that come at the same time, made as one |
-| `table` | all endpoints, and the two applications: `internal_app`, `public_app` |
-| `working`, `telling`, `deploying`, `steering`, `looking`, `datasets` | the handlers |
+| `requests`, `problems` | parsing of requests within bounds; which problem stands for which error |
+| `auth` | who calls, and by which proof |
+| `context` | what handlers work with |
+| `group_commit` | concurrent calls made as one |
+| `server` | the listeners, on uvicorn |
+| `*_endpoints` | the handlers, by who asks and about what |
 
-Handlers have no state and hold no locks: each decodes, calls one operation of a part, and says what
-came of it. The internal listener is for workers and sources; nothing of it is on the public one.
+Handlers have no state and hold no locks: each decodes, calls one operation, and reports the
+result. The internal listener is for workers and sources; nothing of it is on the public one.
 """
+
+from __future__ import annotations

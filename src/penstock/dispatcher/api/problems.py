@@ -13,12 +13,7 @@ from typing import Final, get_args, get_type_hints
 
 import msgspec
 
-from penstock.dispatcher.dag.errors import DagError
-from penstock.dispatcher.tasks.values import Refusal, TaskState, Why
-from penstock.dispatcher.wire.base import Answer
-from penstock.dispatcher.wire.dags import DagProblem
-from penstock.dispatcher.wire.problem import Problem
-from penstock.dispatcher.wire.work import PartAnswer, ResultsAnswer, TaskResult, TaskStateAnswer
+from penstock.dispatcher.tasks.model import Refusal, TaskRefusalReason, TaskSnapshot
 from penstock.kernel.errors import (
     CredentialsRefused,
     CredentialsUnavailable,
@@ -28,23 +23,27 @@ from penstock.kernel.errors import (
     SignerUnavailable,
     TokenRefused,
 )
-from penstock.kernel.shapes import wrong_shape
+from penstock.kernel.validation import wrong_shape
+from penstock.protocol.base import Answer
+from penstock.protocol.dags import DagProblem
+from penstock.protocol.problem import DagError, Problem
+from penstock.protocol.work import PartAnswer, ResultsAnswer, TaskResult, TaskStateAnswer
 
 DAG_PROBLEMS_MAX: Final = 1000
 
 _TITLES: Final = {
-    Why.UNKNOWN: "There is no task {task}.",
-    Why.RUNNING: "Task {task} is held by another attempt.",
-    Why.OVER: "Task {task} is {status}.",
-    Why.NOT_DUE: "Task {task} is not due yet.",
-    Why.PAUSED: "The job of task {task} is paused.",
-    Why.FULL: "As many tasks like {task} are running as may run at a time.",
-    Why.STALE: "This is not the current attempt of task {task}.",
-    Why.DIFFERENT: "This attempt of task {task} has ended with something else.",
-    Why.OUTPUTS: "Task {task} may not publish these outputs.",
-    Why.SCHEMA: "What task {task} has made has columns that its dataset cannot take.",
-    Why.MOVED: "What task {task} has made was merged with what is not published any more.",
-    Why.NOT_DEAD: "Task {task} is {status}, and only dead tasks are replayed.",
+    TaskRefusalReason.UNKNOWN: "There is no task {task}.",
+    TaskRefusalReason.RUNNING: "Task {task} is held by another attempt.",
+    TaskRefusalReason.OVER: "Task {task} is {status}.",
+    TaskRefusalReason.NOT_DUE: "Task {task} is not due yet.",
+    TaskRefusalReason.PAUSED: "The job of task {task} is paused.",
+    TaskRefusalReason.FULL: "As many tasks like {task} are running as may run at a time.",
+    TaskRefusalReason.STALE: "This is not the current attempt of task {task}.",
+    TaskRefusalReason.DIFFERENT: "This attempt of task {task} has ended with something else.",
+    TaskRefusalReason.OUTPUTS: "Task {task} may not publish these outputs.",
+    TaskRefusalReason.SCHEMA: "What task {task} has made has columns that its dataset cannot take.",
+    TaskRefusalReason.MOVED: "Task {task} merged with a revision that is no longer published.",
+    TaskRefusalReason.NOT_DEAD: "Task {task} is {status}, and only dead tasks are replayed.",
 }
 
 
@@ -106,21 +105,21 @@ def problem_of(error: Exception) -> Problem | None:
         case CredentialsRefused():
             return conflict(error.kind, _sentence(error.message), detail=error.hint)
         case SignerUnavailable() | CredentialsUnavailable() | DispatcherUnavailable():
-            title, detail = _sentence(error.message), error.hint or "Ask again."
+            title, detail = _sentence(error.message), error.hint or "Retry."
             return Problem(type="unavailable", title=title, status=503, detail=detail)
         case DatabaseUnavailable():
             return Problem(
                 type="unavailable",
                 title="The database does not answer.",
                 status=503,
-                detail="Ask again; whatever was done is found done.",
+                detail="Retry: what was already done is not done twice.",
             )
         case TimeoutError():
             return Problem(
                 type="slow",
-                title="The request was not done in the time that it may take.",
+                title="The request timed out.",
                 status=503,
-                detail="Ask again; whatever was done is found done.",
+                detail="Retry: what was already done is not done twice.",
             )
     return None
 
@@ -149,7 +148,7 @@ def _sentence(message: str) -> str:
     return f"{message.rstrip('.')}."
 
 
-def state_answer(state: TaskState | None) -> TaskStateAnswer | None:
+def state_answer(state: TaskSnapshot | None) -> TaskStateAnswer | None:
     """What a task is now, as it is told."""
     if state is None:
         return None
@@ -169,7 +168,7 @@ def refused_result(refusal: Refusal) -> TaskResult:
     """A refusal as one of the answers of a call about several tasks."""
     return TaskResult(
         task_id=refusal.task_id,
-        status=404 if refusal.why is Why.UNKNOWN else 409,
+        status=404 if refusal.why is TaskRefusalReason.UNKNOWN else 409,
         why=refusal.why.value,
         detail=refusal.detail or _title(refusal.why, refusal.task_id, refusal.state),
         state=state_answer(refusal.state),
@@ -192,7 +191,7 @@ def results_answer(results: Sequence[TaskResult]) -> tuple[Answer, int]:
         return ResultsAnswer(results=list(results)), status
     problem = _of_result(results[0])
     if len(results) > 1:
-        problem.title = "Every task of the call was refused."
+        problem.title = "All tasks of the request were refused."
         problem.detail = "`results` says why, one by one."
         problem.state = None
     problem.results = list(results)
@@ -203,6 +202,6 @@ def _of_result(result: TaskResult) -> Problem:
     return Problem(type=result.why, title=result.detail, status=result.status, state=result.state)
 
 
-def _title(why: Why, task_id: int, state: TaskState | None) -> str:
+def _title(why: TaskRefusalReason, task_id: int, state: TaskSnapshot | None) -> str:
     status = state.status.value if state is not None else ""
     return _TITLES[why].format(task=task_id, status=status)

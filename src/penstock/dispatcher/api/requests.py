@@ -1,11 +1,11 @@
-"""What a request says, read within bounds: who calls, the parameters, the body.
+"""Parsing of requests within bounds: who calls, the parameters, the body.
 
-Every function returns what it has read, or the `Problem` that it is. `Admission` is how many
-requests of one kind of callers are received and worked on at a time: each listener has one for
-callers that have shown who they are, a smaller one for those that hold no more than the token of an
-attempt or of webhooks, which others may have written or may command, and the smallest for everybody
-else. So none of these ever takes the places of workers. Called by the applications: the API's, the
-console's and the webhook source's.
+Every function returns what it has read, or the `Problem` that it is. `RequestAdmission` is how
+many requests of one kind of callers are received and worked on at a time: each listener has one
+for authenticated callers, a smaller one for those that hold no more than the token of an
+attempt or of webhooks, which others may have written or may command, and the smallest for
+everybody else. So none of these ever takes the places of workers. Called by the applications:
+the API's, the console's and the webhook source's.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 
 from penstock.dispatcher.api.problems import malformed, not_as_declared
-from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER, Ask
-from penstock.dispatcher.wire.problem import Problem
+from penstock.protocol.base import TASK_HEADER, WORKER_HEADER, Ask
+from penstock.protocol.problem import Problem
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -44,16 +44,16 @@ KNOWN: Final = "penstock.known"
 """What the state of a request has, where a server wants to be told that its caller is known."""
 _BUSY: Final = Problem(
     type="busy",
-    title="The dispatcher works on as many requests as it may.",
+    title="Too many requests: the dispatcher is at its limit.",
     status=503,
-    detail="Ask again in a moment.",
+    detail="Retry in a moment.",
 )
 _WORKER: Final = WORKER_HEADER.lower().encode()
 _TASK: Final = TASK_HEADER.lower().encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RequestLimits:
     """The bounds of every request."""
 
     body_bytes_max: int = 8 * 2**20
@@ -138,9 +138,9 @@ def parameters(
     found = dict(path)
     for name, value in pairs:
         if name in names:
-            return malformed(f"The parameter `{name}` stands in the path.", field=name)
+            return malformed(f"The parameter `{name}` belongs in the path.", field=name)
         if name in found:
-            return malformed(f"The parameter `{name}` stands there twice.", field=name)
+            return malformed(f"The parameter `{name}` is given twice.", field=name)
         found[name] = value
     try:
         asked = msgspec.convert(found, kind, strict=False)
@@ -159,7 +159,7 @@ def be_known(scope: Mapping[str, Any], *, is_limited: bool = False) -> None:
         tell(is_limited=is_limited)
 
 
-class Admission:
+class RequestAdmission:
     """The requests of one kind of callers: bodies on their way, and those that are worked on.
 
     A body on its way takes no place in work. If there are too many, or they are too large together,
@@ -167,7 +167,7 @@ class Admission:
     slowly to hold a place are the oldest.
     """
 
-    def __init__(self, limits: Limits, *, requests_max: int) -> None:
+    def __init__(self, limits: RequestLimits, *, requests_max: int) -> None:
         self._limits = limits
         self._requests_max = requests_max
         self._active = 0

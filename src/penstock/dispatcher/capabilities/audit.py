@@ -37,13 +37,12 @@ from typing import Any, Final, NamedTuple
 
 from psycopg.types.json import Jsonb
 
-from penstock.dispatcher.database.pool import Connection, Database
-from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.database.pool import Connection, Database, query
 from penstock.dispatcher.tasks.rows import storable, storable_json
-from penstock.dispatcher.wire.keys import AuditAnswer, AuditNote
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.service import Service
+from penstock.protocol.keys import AuditAnswer, AuditNote
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +112,7 @@ class _Room:
         return self.notes.setdefault(same, _Noted())
 
 
-class Audit(Service):
+class AuditLog(Service):
     """Notes of one dispatcher on their way to the table, and the table as people see it."""
 
     def __init__(self, database: Database, *, clock: Clock | None = None) -> None:
@@ -171,12 +170,12 @@ class Audit(Service):
                 while await self.turn() == 0.0:
                     pass
         except (PenstockError, TimeoutError) as error:
-            _log.warning("%d notes of the audit are lost: %s", self._waiting(), error)
+            _log.warning("lost %d audit records: %s", self._waiting(), error)
 
     async def turn(self) -> float | None:
         """Write some of the notes that wait; 0 if there are more."""
         if self._dropped:
-            _log.warning("%d notes of the audit were dropped", self._dropped)
+            _log.warning("dropped %d audit records: the buffer was full", self._dropped)
             noted = self._rooms[_Kind.PROVED].notes.setdefault(_DROPPED, _Noted())
             noted.times, self._dropped = min(noted.times + self._dropped, _TIMES_MAX), 0
         waiting = (each for room in self._rooms.values() for each in room.notes.items())

@@ -1,20 +1,32 @@
-"""The policy of a session: what credentials of an attempt allow, and nothing else.
+"""IAM policies, as text: of the session of one attempt, and of the bucket. Pure.
 
-An allow-list in the language of IAM. Whatever it does not name is denied, and it can only take away
+`session_policy` is an allow-list; what it does not name is denied, and it can only take away
 from what the role of tasks may do. It holds:
 
 - of each folder to read: `s3:GetObject` of what lies below it;
-- of each folder to write: `s3:PutObject` of what lies below it, and the two actions that writers of
+- of each folder to write: `s3:PutObject` of what lies below it, and the two actions that
+  writers of
   large objects need besides, `s3:AbortMultipartUpload` and `s3:ListMultipartUploadParts`;
 - of both: `s3:ListBucket` of their bucket, if `s3:prefix` is the folder or lies below it.
 
-A folder is `PREFIX/*` and never `PREFIX*`: it ends with a slash. What would mean more in a policy
-than it says, which is `*`, `?` and the `$` of variables, is in no scope; it is looked for here once
-more, and what has one is refused. A folder below another one of its kind is left out, since nothing
-more is granted with it; nothing else is ever merged. So the size grows with the number of folders,
-and STS takes 2,048 characters at most: more is a refusal that says so.
+A folder is `PREFIX/*` and never `PREFIX*`. What means more in a policy than it says (`*`, `?`,
+`$`) is in no scope; it is checked here once more and refused. A folder below another of its
+kind is left out. STS takes 2,048 characters at most: more is a refusal that says so.
 
-Pure: no requests, no state. Called by `minting`.
+`bucket_policy` is defence in depth: set once, by people, and only denies. Of the role of tasks
+it denies, in every session:
+
+- everything outside of the folders `datasets/` and `scratch/` of the store: the queue, above
+  all;
+- every action but those that sessions are ever for, so also each way to delete or to open up;
+- lists that are not of a folder below those two;
+- if a VPC endpoint is named, every request that does not come through it, so that credentials
+  that
+  were carried out of the network are worth nothing.
+
+Of everybody it denies what does not come over TLS. A role is named by the condition
+`aws:PrincipalArn`, which is that of the role for all its sessions, and not as a principal, which
+AWS would bind to the role that has the name today. Called by `credentials` and `penstock keys`.
 """
 
 from __future__ import annotations
@@ -22,10 +34,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
-from penstock.kernel.errors import CredentialsRefused
-from penstock.tokens.scopes import S3, Scope, without_covered
+from penstock.datasets.layout import DATASETS, SCRATCH
+from penstock.kernel.errors import CredentialsRefused, InvalidInput
+from penstock.tokens.scopes import S3, Root, Scope, without_covered
 
 POLICY_CHARACTERS_MAX: Final = 2_048
 """What STS takes as the policy of a session."""
@@ -49,7 +62,7 @@ def session_policy(*, read: Iterable[Scope], write: Iterable[Scope], partition: 
     if not lists:
         # Without a policy a session may do all that its role may.
         raise CredentialsRefused(
-            "There is no folder that these credentials would be for.",
+            "The request matches no folder.",
             hint="The task reads nothing that is published, and was asked to write nothing.",
         )
     for each in (*reads, *writes):
@@ -111,3 +124,82 @@ def _check(scope: Scope) -> None:
 
 def _counted(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+Statement = dict[str, Any]
+
+_ROLE: Final = re.compile(r"arn:(aws[a-z-]*):iam::[0-9]{12}:role/[A-Za-z0-9_+=,.@/-]+")
+_VPC_ENDPOINT: Final = re.compile(r"vpce-[0-9a-f]{8,32}")
+
+
+def bucket_policy(*, store_url: str, role: str, vpc_endpoint: str = "") -> Mapping[str, Any]:
+    """The policy for the bucket of a store; `role` is the ARN of the role of tasks."""
+    root = _root(store_url)
+    partition = partition_of(role)
+    bucket = f"arn:{partition}:s3:::{root.bucket}"
+    everything = [bucket, f"{bucket}/*"]
+    folders = [f"{root.prefix}{each}*" for each in (DATASETS, SCRATCH)]
+    of_tasks = {"ArnEquals": {"aws:PrincipalArn": role}}
+    statements = [
+        _denial(
+            "TasksStayInTheirFolders",
+            {"Action": "s3:*", "NotResource": [bucket, *(f"{bucket}/{each}" for each in folders)]},
+            of_tasks,
+        ),
+        _denial(
+            "TasksReadAndWriteOnly",
+            {"NotAction": [*READ_ACTIONS, *WRITE_ACTIONS, LIST_ACTION], "Resource": everything},
+            of_tasks,
+        ),
+        _denial(
+            "TasksListTheirFoldersOnly",
+            {"Action": LIST_ACTION, "Resource": bucket},
+            {**of_tasks, "StringNotLike": {"s3:prefix": folders}},
+        ),
+    ]
+    if vpc_endpoint:
+        if not _VPC_ENDPOINT.fullmatch(vpc_endpoint):
+            raise InvalidInput(
+                f"{vpc_endpoint[:200]!r} is not the id of a VPC endpoint.",
+                hint="Write it as vpce-1a2b3c4d.",
+            )
+        statements.append(
+            _denial(
+                "TasksComeThroughTheEndpoint",
+                {"Action": "s3:*", "Resource": everything},
+                {**of_tasks, "StringNotEquals": {"aws:SourceVpce": vpc_endpoint}},
+            )
+        )
+    statements.append(
+        _denial(
+            "EverybodyComesOverTls",
+            {"Action": "s3:*", "Resource": everything},
+            {"Bool": {"aws:SecureTransport": "false"}},
+        )
+    )
+    return {"Version": VERSION, "Statement": statements}
+
+
+def partition_of(role: str) -> str:
+    """The part of AWS that a role is in, as in `aws`; buckets are named with the same."""
+    found = _ROLE.fullmatch(role)
+    if found is None:
+        raise InvalidInput(
+            f"{role[:200]!r} is not the ARN of a role.",
+            hint="Write PENSTOCK_TASK_ROLE as arn:aws:iam::ACCOUNT:role/NAME.",
+        )
+    return found[1]
+
+
+def _denial(sid: str, what: Statement, condition: Statement) -> Statement:
+    return {"Sid": sid, "Effect": "Deny", "Principal": "*", **what, "Condition": condition}
+
+
+def _root(store_url: str) -> Root:
+    root = Root.parse(store_url.partition("?")[0])
+    if root.scheme != S3:
+        raise InvalidInput(
+            "Only a bucket has a policy, and the store is none.",
+            hint="Name it with --store s3://BUCKET/PREFIX.",
+        )
+    return root

@@ -3,13 +3,15 @@
 | module | owns |
 |---|---|
 | `client` | `Client`: one method a request |
-| `connection` | HTTP: what is repeated, and which error an answer is; the only importer of httpx |
-| `opening` | the way to it, and what is said without httpx |
-| `waiting` | asking again until something is over |
-| `sending`, `files`, `named` | the text of a DAG file, and of the files that it names |
+| `connection` | HTTP: what is retried, and which error an answer is; the only importer of httpx |
+| `waiter` | polling until something is over |
+| `dag_source`, `dag_files` | the text of a DAG, and of the files that it names (PyYAML) |
+| `files` | a file's text within bounds |
 
-`Client` is `penstock.Client`. It can be imported where httpx is not installed, and says so when it
-is opened.
+`Client` is `penstock.Client`. It can be imported where httpx is not installed, and says so when
+it is opened.
 """
+
+from __future__ import annotations
 
 from penstock.dispatcher.client.client import Client as Client

@@ -2,16 +2,16 @@
 
 | module | owns |
 |---|---|
-| `parsing` | the way in: `parse`, a text to a `Dag`, or to a `DagError` with all that is wrong |
-| `model` | what comes out: `Dag`, `Job`, inputs, outputs, sources, and every default |
-| `nodes`, `sections` | YAML within bounds; reading fields, and noting problems with their lines |
-| `jobs`, `edges`, `sources` | which fields there are, and how each becomes a value |
-| `names`, `units`, `filters`, `cron` | the small languages inside of fields |
-| `files` | queries that stand in files beside the DAG |
-| `checks`, `runtimes` | the rules between fields and jobs, and what a registry of runtimes tells |
-| `graph` | `Graph`: order, upstream and downstream, cycles |
-| `canonical`, `diffing` | the form that is stored, its hashes, and what an edit rebuilds |
-| `show` | a DAG as a tree, and as YAML |
+| `parser` | `parse`: a text to a `Dag` or a `DagError`; the fields of jobs and sources |
+| `edges` | the fields of inputs and outputs: datasets, and who reads them |
+| `model` | `Dag`, `Job`, every default, names, `Graph`, the protocol of runtimes |
+| `checks` | the rules between fields and jobs |
+| `yaml_reader` | YAML within bounds; reading fields, and noting problems with their lines |
+| `filters`, `secrets` | small languages inside of fields; durations: `kernel.units` |
+| `files` | queries in files beside the DAG; users' functions that a DAG names |
+| `canonical` | the stored form, its hashes, what an edit rebuilds, and how a DAG is shown |
 
 docs/dag.md is the reference of the YAML.
 """
+
+from __future__ import annotations

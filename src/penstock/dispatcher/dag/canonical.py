@@ -1,14 +1,21 @@
-"""The one form of a DAG that is stored and hashed, and the hashes that decide what is rebuilt.
+"""The canonical form of a DAG: how it is stored, hashed, compared and shown.
 
-The canonical form is JSON with sorted keys that says what the YAML says, in one way: durations and
-filters in their shortest text, references as datasets, and nothing that has its default. It is also
-valid YAML, so `parsing.parse` reads a stored version back as it was.
+The canonical form is JSON with sorted keys that says what the YAML says, in one way: durations
+and filters in their shortest text, references as datasets, and nothing that has its default. It
+is also valid YAML, so `parser.parse` reads a stored version back as it was.
 
 Two hashes of a job. The *definition* covers what decides which data the job writes (`DEFINING`)
 and nothing of how it is scheduled, timed or retried, so that a longer timeout rebuilds no data.
 The *lineage* is the definition with the lineage of everything upstream: a job whose lineage is
-the same in two versions of a DAG keeps its generation. A job's own name is in neither: the
-datasets are.
+the same in two versions keeps its generation. A job's own name is in neither: the datasets are.
+
+A query is defined by its tokens. An edit of its comments or its layout alone
+is no new definition: `with_sql_of` puts the text that a job was defined by in the place of such an
+edit before hashes are computed. So hashes are of texts, and those that are stored stay as they are.
+
+`diff` matches jobs by name: a job keeps its generation if its lineage is the same, else it is
+rebuilt in a new one. `show` prints each job once, below one that it reads from; `render` writes
+the YAML of a stored version, which parses to the same DAG.
 """
 
 from __future__ import annotations
@@ -16,31 +23,35 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import yaml
+
 from penstock.dispatcher.dag.filters import where_text
-from penstock.dispatcher.dag.graph import Graph
 from penstock.dispatcher.dag.model import (
     SQL_OPERATOR,
     AlwaysOnSource,
     CronSource,
     Dag,
     Emits,
-    Input,
+    Graph,
+    InputSpec,
     Job,
-    Keep,
-    Maintain,
+    KeepSpec,
+    MaintainSpec,
     ManualSource,
-    Output,
-    Reads,
-    Retry,
+    OutputSpec,
+    Priority,
+    ReadMode,
+    RetryPolicy,
     Source,
     WebhookAuth,
     WebhookSource,
 )
-from penstock.dispatcher.dag.units import bytes_text, duration_text
+from penstock.dispatcher.dag.yaml_reader import scalar_value
+from penstock.kernel.units import bytes_text, duration_text
 
 DEFINING: Final = (
     *("activation", "runtime", "operator", "config", "inputs", "outputs", "execution", "when"),
@@ -132,6 +143,68 @@ def _bare(job: Job) -> Job:
     return replace(job, outputs=outputs, config=config)
 
 
+_SQL_TOKEN: Final = re.compile(
+    r"""(?P<space>\s+|--(?:\\\r?\n|[^\r\n])*)
+    | (?P<comment>/\*(?!\+))
+    | [rR]'[^']*' | [rR]"[^"]*"
+    | '(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*" | `(?:[^`]|``)*`
+    | \d+(?:\.\d*)?(?:[eE][+-]?\d+)?\w* | \.\d+(?:[eE][+-]?\d+)?\w* | \w+
+    | /\*\+ | \*/ | [<>=!|&^~:+*/%@\#$?-]+? (?=\s|--|/\*|\*/|[^<>=!|&^~:+*/%@\#$?-]|$)
+    | [^'"`]""",
+    re.DOTALL | re.VERBOSE,
+)
+"""What Spark's lexer cuts a query into, and runs of operators as one: `a=-1` is not `a = -1`, which
+only means that such an edit counts. A quote that is not closed matches nothing."""
+_COMMENT_EDGE: Final = re.compile(r"/\*(?!\+)|\*/")
+
+
+def _sql_tokens(sql: str) -> list[str] | None:
+    """The tokens of a query without its comments, of which hints are none.
+
+    None if a quote or a comment is not closed.
+    """
+    tokens: list[str] = []
+    at = 0
+    while at < len(sql):
+        found = _SQL_TOKEN.match(sql, at)
+        if found is None:
+            return None
+        at = found.end()
+        if found["comment"]:
+            depth = 1
+            while depth:
+                edge = _COMMENT_EDGE.search(sql, at)
+                if edge is None:
+                    return None
+                depth += 1 if edge[0] == "/*" else -1
+                at = edge.end()
+        elif not found["space"]:
+            tokens.append(found[0])
+    return tokens
+
+
+def with_sql_of(dag: Dag, known: Iterable[tuple[str, str]]) -> Dag:
+    """The DAG with the first of these queries, by job, that has the tokens of the job's own."""
+    jobs = {job.name: job for job in dag.jobs}
+    tokens = {name: _sql_tokens(defining_sql(job) or "") for name, job in jobs.items()}
+    for name, sql in known:
+        if tokens.get(name) and _sql_tokens(sql) == tokens[name]:
+            del tokens[name]
+            jobs[name] = replace(jobs[name], config={**jobs[name].config, "sql": sql})
+    return replace(dag, jobs=tuple(jobs.values()))
+
+
+def defining_sql(job: Job) -> str | None:
+    """The text of a job's query; None if it has none."""
+    sql = job.config.get("sql") if job.operator == SQL_OPERATOR else None
+    return sql if isinstance(sql, str) else None
+
+
+def queries(dag: Dag) -> list[tuple[str, str]]:
+    """The jobs that run a query, with its text."""
+    return [(job.name, sql) for job in dag.jobs if (sql := defining_sql(job)) is not None]
+
+
 def lineage_hashes(dag: Dag) -> Mapping[str, str]:
     """The lineage of every job, by name."""
     graph = Graph(dag)
@@ -158,7 +231,7 @@ def _hash(value: Plain) -> str:
     return hashlib.sha256(encoded(value)).hexdigest()
 
 
-def _input(edge: Input) -> Plain:
+def _input(edge: InputSpec) -> Plain:
     said: Plain = {"from": edge.dataset}
     if edge.name != edge.dataset:
         said["as"] = edge.name
@@ -166,14 +239,14 @@ def _input(edge: Input) -> Plain:
         said["where"] = where_text(edge.where)
     if not edge.is_trigger:
         said["trigger"] = False
-    if edge.reads is not Reads.PARTITION:
+    if edge.reads is not ReadMode.PARTITION:
         said["read"] = edge.reads.value
     if edge.lookback_ms is not None:
         said["lookback"] = duration_text(edge.lookback_ms)
     return said
 
 
-def _output(output: Output) -> Plain:
+def _output(output: OutputSpec) -> Plain:
     said: Plain = {"name": output.name}
     if output.name != output.dataset:
         said["dataset"] = output.dataset
@@ -186,16 +259,17 @@ def _output(output: Output) -> Plain:
     return said
 
 
-def _keep(keep: Keep) -> Plain:
+def _keep(keep: KeepSpec) -> Plain:
     said = {
         "partitions": keep.partitions,
         "age": _duration(keep.age_ms),
         "generations": keep.generations,
+        "history": _duration(keep.history_ms),
     }
     return {name: value for name, value in said.items() if value is not None}
 
 
-def _maintain(maintain: Maintain) -> Plain:
+def _maintain(maintain: MaintainSpec) -> Plain:
     said: Plain = {"after": duration_text(maintain.after_ms)}
     if maintain.compact is not None:
         compact = maintain.compact
@@ -205,7 +279,7 @@ def _maintain(maintain: Maintain) -> Plain:
     return said
 
 
-def _retry(retry: Retry) -> Plain:
+def _retry(retry: RetryPolicy) -> Plain:
     return {
         "first": duration_text(retry.first_ms),
         "max": duration_text(retry.max_ms),
@@ -257,3 +331,155 @@ def _defining_source(source: Source | None) -> Plain | str | None:
 
 def _duration(milliseconds: int | None) -> str | None:
     return None if milliseconds is None else duration_text(milliseconds)
+
+
+@dataclass(frozen=True, slots=True)
+class JobChange:
+    """What is different in a job."""
+
+    fields: tuple[str, ...]
+    """The names of the fields, as in YAML, sorted."""
+    keeps_generation: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DagDiff:
+    """Every job of two DAGs, in exactly one place; names are sorted."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: Mapping[str, JobChange]
+    rebuilt: tuple[str, ...]
+    """Not changed themselves, but something upstream of them was."""
+    unchanged: tuple[str, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the two say the same."""
+        return not (self.added or self.removed or self.changed or self.rebuilt)
+
+    def new_generations(self) -> frozenset[str]:
+        """The jobs whose datasets get a new generation."""
+        edited = {name for name, change in self.changed.items() if not change.keeps_generation}
+        return frozenset({*self.added, *self.rebuilt, *edited})
+
+
+def diff(old: Dag, new: Dag) -> DagDiff:
+    """What happens to each job on the way from one DAG to another."""
+    before, after = _fields(old), _fields(new)
+    old_lineage, new_lineage = lineage_hashes(old), lineage_hashes(with_sql_of(new, queries(old)))
+    changed: dict[str, JobChange] = {}
+    rebuilt, unchanged = [], []
+    for name in sorted(before.keys() & after.keys()):
+        keeps = old_lineage[name] == new_lineage[name]
+        names = sorted(before[name].keys() | after[name].keys())
+        fields = tuple(each for each in names if before[name].get(each) != after[name].get(each))
+        if fields:
+            changed[name] = JobChange(fields, keeps)
+        elif keeps:
+            unchanged.append(name)
+        else:
+            rebuilt.append(name)
+    return DagDiff(
+        added=tuple(sorted(after.keys() - before.keys())),
+        removed=tuple(sorted(before.keys() - after.keys())),
+        changed=changed,
+        rebuilt=tuple(rebuilt),
+        unchanged=tuple(unchanged),
+    )
+
+
+def _fields(dag: Dag) -> dict[str, dict[str, bytes]]:
+    """What each job says, by field, in a form in which 1, 1.0 and true are different."""
+    return {
+        job.name: {field: encoded(value) for field, value in plain_job(job).items()}
+        for job in dag.jobs
+    }
+
+
+def show(dag: Dag) -> str:
+    """The jobs as a tree, sources first, one a line."""
+    graph = Graph(dag)
+    jobs = {job.name: job for job in dag.jobs}
+    depths: dict[str, int] = {}
+    children: dict[str, list[str]] = {name: [] for name in jobs}
+    order = graph.order()
+    for name in order:
+        # Below the deepest of its feeders, which is the nearest in most DAGs.
+        feeders = graph.feeders[name]
+        if not feeders:
+            depths[name] = 0
+            continue
+        parent = max(feeders, key=lambda each: (depths[each], each))
+        depths[name] = depths[parent] + 1
+        children[parent].append(name)
+    lines: list[tuple[str, str]] = []
+    waiting = [(name, "", "") for name in reversed(order) if not graph.feeders[name]]
+    while waiting:
+        name, lead, below = waiting.pop()
+        lines.append((lead + name, _described(jobs[name], graph)))
+        last = len(children[name]) - 1
+        for number, child in reversed(list(enumerate(children[name]))):
+            tee, bar = ("└─ ", "   ") if number == last else ("├─ ", "│  ")
+            waiting.append((child, below + tee, below + bar))
+    width = max((len(tree) for tree, _ in lines), default=0)
+    return "".join(f"{tree:<{width}}  {text}".rstrip() + "\n" for tree, text in lines)
+
+
+def _described(job: Job, graph: Graph) -> str:
+    parts = [_what(job)]
+    if len(graph.feeders[job.name]) > 1:
+        parts.append(f"reads {', '.join(graph.feeders[job.name])}")
+    if job.outputs:
+        parts.append(f"writes {', '.join(output.dataset for output in job.outputs)}")
+    if job.priority is Priority.BULK:
+        parts.append("bulk")
+    if job.secrets:
+        parts.append(f"secrets {', '.join(sorted(job.secrets))}")
+    if job.untrusted:
+        parts.append("untrusted")
+    return "; ".join(filter(None, parts))
+
+
+def _what(job: Job) -> str:
+    ran = f"{job.runtime} {job.operator}".strip()
+    match job.source:
+        case None:
+            return ran
+        case CronSource(cron, zone, emits):
+            intervals = ", intervals" if emits is Emits.INTERVAL else ""
+            return f"cron {cron.expression} {zone}{intervals}"
+        case WebhookSource(path, auth):
+            return f"webhook {path} {'without auth' if auth is None else f'({auth.type})'}"
+        case source:
+            return f"{source.kind} {ran}".strip()
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts in quotes where a plain one would be read as something else."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - the name is PyYAML's
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    node = dumper.represent_str(text)
+    try:
+        is_clear = scalar_value(node) == text
+    except ValueError:
+        is_clear = False
+    is_clear = is_clear and not ESCAPED_IN_YAML.search(text)
+    return node if is_clear else yaml.ScalarNode(node.tag, text, style='"')
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def render(dag: Dag) -> str:
+    """The YAML of a DAG, without what has its default."""
+    return written(plain(dag))
+
+
+def written(said: Plain) -> str:
+    """A part of a canonical form, as YAML."""
+    return yaml.dump(said, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

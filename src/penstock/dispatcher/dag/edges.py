@@ -8,10 +8,19 @@ the inputs are looked up in it, as `job.output` or by the name of the dataset.
 from __future__ import annotations
 
 from penstock.dispatcher.dag.filters import parse_where
-from penstock.dispatcher.dag.model import Compact, Input, Keep, Maintain, Output, Reads
-from penstock.dispatcher.dag.names import NAME_CHARACTERS_MAX, is_name
-from penstock.dispatcher.dag.sections import Field, Findings
-from penstock.dispatcher.dag.units import (
+from penstock.dispatcher.dag.model import (
+    NAME_CHARACTERS_MAX,
+    CompactSpec,
+    InputSpec,
+    KeepSpec,
+    MaintainSpec,
+    OutputSpec,
+    ReadMode,
+    is_name,
+)
+from penstock.dispatcher.dag.yaml_reader import Field, FieldProblems
+from penstock.kernel.text import listed, shown
+from penstock.kernel.units import (
     age_ms,
     bounded,
     byte_count,
@@ -20,18 +29,17 @@ from penstock.dispatcher.dag.units import (
     duration_ms,
     duration_text,
 )
-from penstock.kernel.words import listed, shown
 
 EDGES_MAX = 100
 """How many inputs, and how many outputs, a job may have."""
 
 _OUTPUT_FIELDS = ("name", "dataset", "keep", "partition_by", "maintain")
 _INPUT_FIELDS = ("from", "as", "where", "trigger", "read", "lookback")
-_KEEP_FIELDS = ("partitions", "age", "generations")
+_KEEP_FIELDS = ("partitions", "age", "generations", "history")
 _MAINTAIN_FIELDS = ("compact", "cluster", "after")
 _COMPACT_FIELDS = ("files", "below")
-_MAINTAIN = Maintain()
-_COMPACT = Compact()
+_MAINTAIN = MaintainSpec()
+_COMPACT = CompactSpec()
 _COLUMNS_MAX = 100
 _EXPRESSION_CHARACTERS_MAX = 1_000
 _COUNT_FROM_1 = bounded(count, least=1, show=str)
@@ -69,19 +77,19 @@ def _expression(text: str) -> str:
     return text.strip()
 
 
-class Catalog:
+class DatasetIndex:
     """Every dataset of a file, and the job that writes it."""
 
-    def __init__(self, findings: Findings) -> None:
+    def __init__(self, findings: FieldProblems) -> None:
         self._findings = findings
         self._outputs: dict[str, dict[str, str]] = {}
         self._writers: dict[str, str] = {}
         self._places: dict[str, str] = {}
 
-    def add(self, job: str, outputs: Field | None) -> tuple[Output, ...]:
+    def add(self, job: str, outputs: Field | None) -> tuple[OutputSpec, ...]:
         """The outputs of a job, by name; they are known to the inputs of all jobs from now on."""
         found = self._outputs.setdefault(job, {})
-        read: dict[str, Output] = {}
+        read: dict[str, OutputSpec] = {}
         for item in outputs.items(most=EDGES_MAX) if outputs is not None else ():
             output = _read_output(item)
             if output is None:
@@ -145,10 +153,10 @@ class Catalog:
         return f" There are {listed(sorted(self._writers))}."
 
 
-def _read_output(item: Field) -> Output | None:
+def _read_output(item: Field) -> OutputSpec | None:
     if item.is_scalar:
         text = item.read(name)
-        return None if text is None else Output(text, text)
+        return None if text is None else OutputSpec(text, text)
     section = item.section(_OUTPUT_FIELDS)
     named = section.need("name", "write what the job calls this output")
     text = named.read(name) if named is not None else None
@@ -159,27 +167,30 @@ def _read_output(item: Field) -> Output | None:
     by = section.read("partition_by", _expression, "")
     maintained = section.get("maintain")
     maintain = _read_maintain(maintained) if maintained is not None else None
-    return Output(text, section.read("dataset", name, text), keep, by, maintain)
+    return OutputSpec(text, section.read("dataset", name, text), keep, by, maintain)
 
 
-def _read_keep(field: Field) -> Keep | None:
+def _read_keep(field: Field) -> KeepSpec | None:
     section = field.section(_KEEP_FIELDS)
-    keep = Keep(
+    keep = KeepSpec(
         partitions=section.read("partitions", _COUNT_FROM_1, None),
         age_ms=section.read("age", _AGE, None),
         generations=section.read("generations", _COUNT_FROM_1, None),
+        history_ms=section.read("history", _AGE, None),
     )
-    if keep != Keep():
+    if keep != KeepSpec():
         return keep
     if field.is_mapping and not field.findings.is_broken(field.path):
-        field.wrong("It bounds nothing; write partitions: 100, age: 90d or generations: 3.")
+        field.wrong(
+            "It bounds nothing; write partitions: 100, age: 90d, generations: 3 or history: 7d."
+        )
     return None
 
 
-def _read_maintain(field: Field) -> Maintain | None:
+def _read_maintain(field: Field) -> MaintainSpec | None:
     section = field.section(_MAINTAIN_FIELDS)
     compact, cluster = section.get("compact"), section.get("cluster")
-    maintain = Maintain(
+    maintain = MaintainSpec(
         compact=_read_compact(compact) if compact is not None else None,
         cluster=_read_columns(cluster) if cluster is not None else (),
         after_ms=section.read("after", duration_ms, _MAINTAIN.after_ms),
@@ -191,11 +202,11 @@ def _read_maintain(field: Field) -> Maintain | None:
     return None
 
 
-def _read_compact(field: Field) -> Compact | None:
+def _read_compact(field: Field) -> CompactSpec | None:
     if field.is_scalar:
         return _COMPACT if field.flag() else None
     section = field.section(_COMPACT_FIELDS)
-    return Compact(
+    return CompactSpec(
         files=section.read("files", _FROM_2, _COMPACT.files),
         below_bytes=section.read("below", _BELOW, _COMPACT.below_bytes),
     )
@@ -205,13 +216,13 @@ def _read_columns(field: Field) -> tuple[str, ...]:
     columns = [each.text() for each in field.items(most=_COLUMNS_MAX)]
     found = tuple(each for each in columns if each)
     if len(set(found)) < len(found):
-        field.wrong("A column is there twice; take one out.")
+        field.wrong("A column is listed twice; remove one.")
     return found
 
 
-def read_inputs(inputs: Field | None, catalog: Catalog) -> tuple[Input, ...]:
+def read_inputs(inputs: Field | None, catalog: DatasetIndex) -> tuple[InputSpec, ...]:
     """The inputs of a job that could be resolved, by name."""
-    found: dict[str, Input] = {}
+    found: dict[str, InputSpec] = {}
     for item in inputs.items(most=EDGES_MAX) if inputs is not None else ():
         edge = _read_input(item, catalog)
         if edge is None:
@@ -224,10 +235,10 @@ def read_inputs(inputs: Field | None, catalog: Catalog) -> tuple[Input, ...]:
     return tuple(found[each] for each in sorted(found))
 
 
-def _read_input(item: Field, catalog: Catalog) -> Input | None:
+def _read_input(item: Field, catalog: DatasetIndex) -> InputSpec | None:
     if item.is_scalar:
         dataset = catalog.dataset(item)
-        return None if dataset is None else Input(dataset, dataset)
+        return None if dataset is None else InputSpec(dataset, dataset)
     section = item.section(_INPUT_FIELDS)
     reference = section.need("from", "write job.output, or the name of a dataset")
     dataset = catalog.dataset(reference) if reference is not None else None
@@ -238,8 +249,8 @@ def _read_input(item: Field, catalog: Catalog) -> Input | None:
     alias = called.read(name) if called is not None else None
     trigger = section.get("trigger")
     is_trigger = trigger is None or trigger.flag() is not False
-    reads = section.choice("read", Reads.PARTITION)
+    reads = section.choice("read", ReadMode.PARTITION)
     back = section.read("lookback", lookback, None)
     if dataset is None:
         return None
-    return Input(alias or dataset, dataset, filtered, is_trigger, reads, back)
+    return InputSpec(alias or dataset, dataset, filtered, is_trigger, reads, back)

@@ -8,13 +8,18 @@ comparison = "partition_key" ( "=" | "!=" | ["not"] "glob" ) text
            | ( "start" | "end" | "cursor" ) ( "=" | "!=" | "<" | "<=" | ">" | ">=" ) integer
 ```
 
-Texts stand in single or double quotes, with a doubled quote for a quote. In a glob `*` is any run
-of characters and `?` is one; all else is itself. A comparison of a field that an event does not
-have is false, also `!=`: so the same structure is rendered to SQL, where a comparison with NULL
-is not true, and means the same. There is no `not` over groups, which would break that.
+Texts stand in single or double quotes, with a doubled quote for a quote. In a glob `*` is any
+run of characters and `?` is one; all else is itself. A comparison of a field that an event does
+not have is false, also `!=`: so the same structure is rendered to SQL, where a comparison with
+NULL is not true, and means the same. There is no `not` over groups, which would break that.
 
 Pure: `parse_where` makes the structure, `where_text` writes it in its one canonical way, and
 `accepts` decides in Python what the router decides in SQL.
+
+`stored_filter` is the form that the router's statement decides by: the comparisons as data, and
+a path over their results that is made of numbers only: `{"terms": [{"field", "operation",
+"value"}, …], "path": "$c1 == true && …"}`. So nothing that a user has written becomes part of a
+statement or of a path; a glob becomes the pattern of a LIKE.
 """
 
 from __future__ import annotations
@@ -23,9 +28,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
-from penstock.kernel.words import listed, nearest, shown
+from penstock.kernel.text import listed, nearest, shown
 
 CHARACTERS_MAX: Final = 2000
 DEPTH_MAX: Final = 16
@@ -37,7 +42,7 @@ INTEGER_FIELDS: Final = ("start", "end", "cursor")
 FIELDS: Final = (*TEXT_FIELDS, *INTEGER_FIELDS)
 
 
-class Operation(StrEnum):
+class FilterOperator(StrEnum):
     """How a field of an event is compared with a value."""
 
     EQUAL = "="
@@ -51,12 +56,12 @@ class Operation(StrEnum):
 
 
 _TEXT_OPERATIONS: Final = (
-    Operation.EQUAL,
-    Operation.UNEQUAL,
-    Operation.GLOB,
-    Operation.NOT_GLOB,
+    FilterOperator.EQUAL,
+    FilterOperator.UNEQUAL,
+    FilterOperator.GLOB,
+    FilterOperator.NOT_GLOB,
 )
-_INTEGER_OPERATIONS: Final = tuple(Operation)[:6]
+_INTEGER_OPERATIONS: Final = tuple(FilterOperator)[:6]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +69,25 @@ class Comparison:
     """One field against one value; a text for `partition_key`, else an integer of 64 bits."""
 
     field: str
-    operation: Operation
+    operation: FilterOperator
     value: str | int
 
 
 @dataclass(frozen=True, slots=True)
-class Every:
+class And:
     """All of at least two terms hold."""
 
     terms: tuple[Where, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Either:
+class Or:
     """At least one of at least two terms holds."""
 
     terms: tuple[Where, ...]
 
 
-Where = Comparison | Every | Either
+Where = Comparison | And | Or
 
 
 class WhereError(ValueError):
@@ -108,21 +113,21 @@ def where_text(where: Where) -> str:
         case Comparison(field, operation, value):
             shown_value = value if isinstance(value, int) else _quoted(value)
             return f"{field} {operation} {shown_value}"
-        case Every(terms):
+        case And(terms):
             return " and ".join(
-                f"({where_text(term)})" if isinstance(term, Either) else where_text(term)
+                f"({where_text(term)})" if isinstance(term, Or) else where_text(term)
                 for term in terms
             )
-        case Either(terms):
+        case Or(terms):
             return " or ".join(map(where_text, terms))
 
 
 def accepts(where: Where, event: Mapping[str, str | int | None]) -> bool:
     """Whether an event with these fields passes."""
     match where:
-        case Every(terms):
+        case And(terms):
             return all(accepts(term, event) for term in terms)
-        case Either(terms):
+        case Or(terms):
             return any(accepts(term, event) for term in terms)
         case Comparison(field, operation, value):
             found = event.get(field)
@@ -158,25 +163,25 @@ def _quoted(text: str) -> str:
     return f'"{doubled}"'
 
 
-def _holds(found: int, operation: Operation, value: int) -> bool:
+def _holds(found: int, operation: FilterOperator, value: int) -> bool:
     results = {
-        Operation.EQUAL: found == value,
-        Operation.UNEQUAL: found != value,
-        Operation.LESS: found < value,
-        Operation.LESS_OR_EQUAL: found <= value,
-        Operation.GREATER: found > value,
-        Operation.GREATER_OR_EQUAL: found >= value,
+        FilterOperator.EQUAL: found == value,
+        FilterOperator.UNEQUAL: found != value,
+        FilterOperator.LESS: found < value,
+        FilterOperator.LESS_OR_EQUAL: found <= value,
+        FilterOperator.GREATER: found > value,
+        FilterOperator.GREATER_OR_EQUAL: found >= value,
     }
     return results[operation]
 
 
-def _holds_text(found: str, operation: Operation, value: str) -> bool:
+def _holds_text(found: str, operation: FilterOperator, value: str) -> bool:
     match operation:
-        case Operation.EQUAL:
+        case FilterOperator.EQUAL:
             return found == value
-        case Operation.UNEQUAL:
+        case FilterOperator.UNEQUAL:
             return found != value
-        case Operation.GLOB:
+        case FilterOperator.GLOB:
             return glob_matches(value, found)
         case _:
             return not glob_matches(value, found)
@@ -226,13 +231,13 @@ class _Reader:
         while True:
             part = self._joined("and", depth=depth) if word == "or" else self._term(depth=depth)
             # Nested groups of one kind mean the same as one, and are written as one.
-            same = Either if word == "or" else Every
+            same = Or if word == "or" else And
             terms.extend(part.terms if isinstance(part, same) else (part,))
             if not self._took("word", word):
                 break
         if len(terms) == 1:
             return terms[0]
-        return Either(tuple(terms)) if word == "or" else Every(tuple(terms))
+        return Or(tuple(terms)) if word == "or" else And(tuple(terms))
 
     def _term(self, *, depth: int) -> Where:
         if not self._took("sign", "("):
@@ -258,7 +263,7 @@ class _Reader:
             return Comparison(name, operation, _text_of(name, value))
         return Comparison(name, operation, _integer_of(name, value))
 
-    def _operation(self, field: str, allowed: tuple[Operation, ...]) -> Operation:
+    def _operation(self, field: str, allowed: tuple[FilterOperator, ...]) -> FilterOperator:
         token = self._next("a comparison")
         name = token.text
         if name == "not" and self._took("word", "glob"):
@@ -267,7 +272,7 @@ class _Reader:
             raise WhereError(
                 f"compares {field} by {shown(name)}; {field} is compared by {listed(allowed)}"
             )
-        return Operation(name)
+        return FilterOperator(name)
 
     def _peek(self) -> _Token | None:
         return self._tokens[self._place] if self._place < len(self._tokens) else None
@@ -303,3 +308,29 @@ def _integer_of(field: str, token: _Token) -> int:
     if not INTEGER_MIN <= value <= INTEGER_MAX:
         raise WhereError(f"compares {field} with a number of more than 64 bits")
     return value
+
+
+def stored_filter(where: Where) -> Mapping[str, Any]:
+    """What is stored of a filter."""
+    terms: list[Mapping[str, Any]] = []
+    path = _path(where, terms)
+    return {"terms": terms, "path": path}
+
+
+def _path(where: Where, terms: list[Mapping[str, Any]]) -> str:
+    match where:
+        case Comparison(field, operation, value):
+            is_glob = operation in (FilterOperator.GLOB, FilterOperator.NOT_GLOB)
+            stored = _like(str(value)) if is_glob else value
+            terms.append({"field": field, "operation": operation.value, "value": stored})
+            # Numbered from 1, as the statement counts them.
+            return f"$c{len(terms)} == true"
+        case And(parts):
+            return " && ".join(f"({_path(part, terms)})" for part in parts)
+        case Or(parts):
+            return " || ".join(f"({_path(part, terms)})" for part in parts)
+
+
+def _like(glob: str) -> str:
+    escaped = glob.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return escaped.replace("*", "%").replace("?", "_")

@@ -1,23 +1,69 @@
-"""What a DAG is: jobs, what they read, what they write, and how they are run.
+"""The model of a DAG: jobs, what they read and write, how they run; and the graph of its edges.
 
-Values only. Times are whole milliseconds. Whatever is a set in meaning (jobs, inputs, outputs) is
-kept sorted by name, so that two files that differ in order alone give equal values. `config` and
-`resources` hold what JSON holds and are not to be changed. A job that was parsed keeps every rule
-of `checks`; one that is made in code is checked by `checks.complaints`.
+Values only. Times are whole milliseconds. What is a set in meaning (jobs, inputs, outputs) is
+sorted by name, so files that differ in order alone give equal values. `config` and `resources`
+hold what JSON holds and are not to be changed. A parsed job keeps every rule of `checks`; one
+that is made in code is checked by `checks.complaints`. Defaults are here and nowhere else:
+`canonical` leaves out what has its default, so a new field with a default changes no hash of a
+DAG that does not use it.
 
-Defaults are here and nowhere else: `canonical` leaves out what has its default, so a new field with
-a default changes no hash of a DAG that does not use it.
+`Graph` answers who feeds whom, in which order, and where there is a cycle, without recursion
+and in a fixed order. `Runtimes` is what validation asks of a registry of runtimes, which is
+made elsewhere; the runtime `dispatcher` is part of the platform.
+
+How things in a DAG may be called.
+
+Names of jobs, outputs, datasets and runtimes become parts of keys, table rows and URLs, so they are
+plain. An operator may also name a Python callable, as in `my.module:function`.
+
+Tasks wait, are claimed, counted and limited by operator and queue: `in_queue` is the name of both,
+which is the operator's own in the default queue. See decision 0029.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 from penstock.dispatcher.dag.filters import Where
 from penstock.kernel.cron import Cron
+from penstock.runtimes import DEFAULT_QUEUE
+
+NAME_CHARACTERS_MAX: Final = 64
+OPERATOR_CHARACTERS_MAX: Final = 200
+_QUEUE_SIGN: Final = "@"
+
+_NAME = re.compile(rf"[a-z0-9_-]{{1,{NAME_CHARACTERS_MAX}}}")
+_OPERATOR = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.:-]{{0,{OPERATOR_CHARACTERS_MAX - 1}}}")
+
+
+def is_name(text: str) -> bool:
+    """Whether a job, an output, a dataset, a runtime or a queue may be called so."""
+    return _NAME.fullmatch(text) is not None
+
+
+def is_operator(text: str) -> bool:
+    """Whether an operator may be called so."""
+    return _OPERATOR.fullmatch(text) is not None
+
+
+def in_queue(operator: str, queue: str) -> str:
+    """What tasks of an operator wait as in a queue.
+
+    >>> in_queue("jobs:train", "gpu")
+    'jobs:train@gpu'
+    """
+    return operator if queue == DEFAULT_QUEUE else f"{operator}{_QUEUE_SIGN}{queue}"
+
+
+def queue_of(name: str) -> str:
+    """The queue of what `in_queue` has named; no operator has an @ of its own."""
+    return name.partition(_QUEUE_SIGN)[2] or DEFAULT_QUEUE
+
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 """What `config` may hold: what JSON can say, with lists and dicts."""
@@ -60,7 +106,7 @@ class Execution(StrEnum):
     PER_PARTITION = "per_partition"
 
 
-class Update(StrEnum):
+class UpdateMode(StrEnum):
     """What a task's output does to what was there."""
 
     REPLACE = "replace"
@@ -77,7 +123,7 @@ class Priority(StrEnum):
     BULK = "bulk"
 
 
-class When(StrEnum):
+class InputCondition(StrEnum):
     """How many of the inputs that make a job run have to be there for a partition."""
 
     ANY = "any"
@@ -86,7 +132,7 @@ class When(StrEnum):
     """Only what all of them have something for becomes a task."""
 
 
-class Reads(StrEnum):
+class ReadMode(StrEnum):
     """What a task reads of an input."""
 
     PARTITION = "partition"
@@ -106,7 +152,7 @@ class Calendar(StrEnum):
     YEAR = "year"
 
 
-class Mode(StrEnum):
+class PressureMode(StrEnum):
     """What pressure does to the producers upstream."""
 
     PAUSE = "pause"
@@ -150,7 +196,7 @@ class AuthType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookAuth:
-    """What requests to a webhook have to show."""
+    """How requests to a webhook are authenticated."""
 
     type: AuthType
     secrets: tuple[str, ...]
@@ -190,7 +236,7 @@ Source = CronSource | WebhookSource | ManualSource | AlwaysOnSource
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class InputSpec:
     """An edge: the events of a dataset that pass the filter reach the job."""
 
     name: str
@@ -199,13 +245,13 @@ class Input:
     where: Where | None = None
     is_trigger: bool = True
     """Whether its events make the job run; if not, it is only read."""
-    reads: Reads = Reads.PARTITION
+    reads: ReadMode = ReadMode.PARTITION
     lookback_ms: int | None = None
     """How far before its own range a task reads too; None is not at all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class KeepSpec:
     """How much of a dataset is kept; None is no bound."""
 
     partitions: int | None = None
@@ -214,10 +260,12 @@ class Keep:
     """How long ago a partition may have been published, or a generation have been left."""
     generations: int | None = None
     """How many there are with the current one; what is being built is not counted."""
+    history_ms: int | None = None
+    """How long what was replaced or removed can still be read as it was."""
 
 
 @dataclass(frozen=True, slots=True)
-class Compact:
+class CompactSpec:
     """When the files of a partition are put together: so many, and so small on average."""
 
     files: int = 16
@@ -225,10 +273,10 @@ class Compact:
 
 
 @dataclass(frozen=True, slots=True)
-class Maintain:
+class MaintainSpec:
     """How the files of a dataset are looked after, in place."""
 
-    compact: Compact | None = None
+    compact: CompactSpec | None = None
     cluster: tuple[str, ...] = ()
     """The columns by whose ranges its files are cut."""
     after_ms: int = 600_000
@@ -236,19 +284,41 @@ class Maintain:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputSpec:
     """A dataset that a job, and no other, writes."""
 
     name: str
     dataset: str
-    keep: Keep | None = None
+    keep: KeepSpec | None = None
     partition_by: str = ""
     """An SQL expression, each of whose values is a partition; empty for the task's own."""
-    maintain: Maintain | None = None
+    maintain: MaintainSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class HeartbeatPolicy:
+    """How long a worker may be silent, and how often it says in that time that it lives.
+
+    The timeout only decides where a whole machine is gone, or a worker that nobody starts again:
+    what was killed elsewhere is given up at once (`penstock.worker.recovery`). So it is as long
+    as what a worker has to survive: a dispatcher that hangs answers nothing for 25 s, a Postgres
+    that fails over is away for half a minute, a laptop's network for less. Three beats fit into it,
+    so that two may be lost in a row; more would cost a statement each and save no attempt.
+    """
+
+    timeout_ms: int
+    beats: int
+
+    def pause_seconds(self, timeout_seconds: float) -> float:
+        """How long a worker waits between two beats of a job with this timeout."""
+        return timeout_seconds / self.beats
+
+
+HEARTBEATS: Final = HeartbeatPolicy(timeout_ms=60_000, beats=3)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
     """The pause before the next attempt: `first`, then `backoff` times the last, up to `max`."""
 
     first_ms: int = 10_000
@@ -284,11 +354,11 @@ class Job:
     """Empty for sources that run nothing: cron, webhook and manual ones."""
     operator: str = ""
     config: Mapping[str, Json] = field(default_factory=dict)
-    inputs: tuple[Input, ...] = ()
-    outputs: tuple[Output, ...] = ()
+    inputs: tuple[InputSpec, ...] = ()
+    outputs: tuple[OutputSpec, ...] = ()
     execution: Execution = Execution.PER_PARTITION
-    when: When = When.ANY
-    update: Update = Update.REPLACE
+    when: InputCondition = InputCondition.ANY
+    update: UpdateMode = UpdateMode.REPLACE
     unique_key: tuple[str, ...] = ()
     """The columns that identify a row of what is merged."""
     version_by: str = ""
@@ -297,7 +367,7 @@ class Job:
     """A predicate of the operator's language: rows that satisfy it delete what has their key."""
     source: Source | None = None
     priority: Priority = Priority.NORMAL
-    mode: Mode = Mode.PAUSE
+    mode: PressureMode = PressureMode.PAUSE
     max_queue_depth: int | None = None
     resume_queue_depth: int | None = None
     """Where pressure ends; None is half of the maximum. Read it by `resumes_at_depth`."""
@@ -306,9 +376,9 @@ class Job:
     max_concurrency: int | None = None
     """So it is 1 wherever an input is read by its changes."""
     timeout_ms: int = 3_600_000
-    heartbeat_timeout_ms: int = 60_000
+    heartbeat_timeout_ms: int = HEARTBEATS.timeout_ms
     max_attempts: int = 3
-    retry: Retry = Retry()
+    retry: RetryPolicy = RetryPolicy()
     merge_updates: bool = False
     """Whether updates that come while a task for them waits become part of that task. So it is
     wherever an input looks back: several late days are one task."""
@@ -368,3 +438,146 @@ class Dag:
             if job.name == name:
                 return job
         raise KeyError(name)
+
+
+class Graph:
+    """The edges between the jobs of a DAG. Only `order` needs a DAG without cycles.
+
+    With `by_triggers`, an input that makes nothing run is no edge.
+    """
+
+    def __init__(self, dag: Dag, *, by_triggers: bool = False) -> None:
+        self.writers: Mapping[str, str] = {
+            output.dataset: job.name for job in dag.jobs for output in job.outputs
+        }
+        """The job that writes each dataset."""
+        self.feeders: Mapping[str, tuple[str, ...]] = {
+            job.name: tuple(
+                sorted(
+                    {
+                        self.writers[each.dataset]
+                        for each in job.inputs
+                        if each.dataset in self.writers and (each.is_trigger or not by_triggers)
+                    }
+                )
+            )
+            for job in dag.jobs
+        }
+        """The jobs that each job reads from."""
+        readers: dict[str, list[str]] = {job.name: [] for job in dag.jobs}
+        for name in sorted(self.feeders):
+            for feeder in self.feeders[name]:
+                readers[feeder].append(name)
+        self.readers: Mapping[str, tuple[str, ...]] = {
+            name: tuple(found) for name, found in readers.items()
+        }
+        """The jobs that read from each job."""
+
+    def upstream(self, job: str) -> frozenset[str]:
+        """Every job from which there is a way to this one, which is not among them."""
+        return _closure(self.feeders, job)
+
+    def downstream(self, job: str) -> frozenset[str]:
+        """Every job to which there is a way from this one, which is not among them."""
+        return _closure(self.readers, job)
+
+    def order(self) -> tuple[str, ...]:
+        """All jobs, each after those that it reads from; by name where that leaves a choice."""
+        order, left = _sorted(self.feeders, self.readers)
+        assert not left, "the order of a DAG with a cycle was asked for"
+        return order
+
+    def cycles(self) -> tuple[tuple[str, ...], ...]:
+        """Ways that come back to where they begin, so that every cycle shares a job with one.
+
+        Each begins with its first name, and follows the data.
+        """
+        feeders = {name: set(found) for name, found in self.feeders.items()}
+        cycles = []
+        for _ in range(len(feeders)):
+            readers: dict[str, set[str]] = {name: set() for name in feeders}
+            for name, found in feeders.items():
+                for feeder in found:
+                    readers[feeder].add(name)
+            _, left = _sorted(feeders, readers)
+            if not left:
+                break
+            cycle = _walk_back(feeders, left)
+            cycles.append(cycle)
+            feeders = {
+                name: found - set(cycle) for name, found in feeders.items() if name not in cycle
+            }
+        return tuple(cycles)
+
+
+def _closure(edges: Mapping[str, tuple[str, ...]], start: str) -> frozenset[str]:
+    found: set[str] = set()
+    waiting = list(edges[start])
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting.extend(edges[name])
+    return frozenset(found - {start})
+
+
+def _sorted(
+    feeders: Mapping[str, tuple[str, ...] | set[str]],
+    readers: Mapping[str, tuple[str, ...] | set[str]],
+) -> tuple[tuple[str, ...], set[str]]:
+    """The jobs in order, and those that are on a cycle or behind one."""
+    missing = {name: len(found) for name, found in feeders.items()}
+    ready = [name for name, count in missing.items() if count == 0]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        name = heapq.heappop(ready)
+        order.append(name)
+        for reader in readers[name]:
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                heapq.heappush(ready, reader)
+    return tuple(order), set(feeders) - set(order)
+
+
+def _walk_back(feeders: Mapping[str, set[str]], left: set[str]) -> tuple[str, ...]:
+    """A cycle: every job that is left has a feeder that is left, so a walk back must repeat."""
+    name = min(left)
+    way: dict[str, None] = {}
+    while name not in way:
+        way[name] = None
+        name = min(feeders[name] & left)
+    names = list(way)
+    cycle = names[names.index(name) :][::-1]
+    first = cycle.index(min(cycle))
+    return tuple(cycle[first:] + cycle[:first])
+
+
+@dataclass(frozen=True, slots=True)
+class JobFault:
+    """Something in a job that its runtime does not accept."""
+
+    field: str
+    """The path inside the job, as in `config.sql` or `resources.memory`."""
+    message: str
+    """A sentence that says what is wrong and what to do."""
+
+
+class Runtimes(Protocol):
+    """The runtimes that a DAG may name, besides `dispatcher`."""
+
+    def names(self) -> Collection[str]:
+        """All runtimes."""
+        ...
+
+    def operators(self, runtime: str) -> Collection[str] | None:
+        """The operators of a runtime; None if any operator may be the name of a user's code."""
+        ...
+
+    def faults(self, job: Job) -> Iterable[JobFault]:
+        """What the job's runtime says against its config, resources and other fields."""
+        ...
+
+    def queued(self, dag: Dag) -> Dag:
+        """The DAG, whose jobs say in which queue their tasks wait, unless it is the default."""
+        ...

@@ -21,8 +21,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.rows import dict_row
 
-from penstock.dispatcher.database.pool import first_line, unavailable
-from penstock.dispatcher.database.queries import migration_texts, query
+from penstock.dispatcher.database.pool import first_line, migration_texts, query, unavailable
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import DatabaseUnavailable, InvalidInput, MigrationRefused
 
@@ -56,7 +55,7 @@ class Migration:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedMigration:
     """What a database remembers of a step."""
 
     number: int
@@ -76,7 +75,7 @@ def migrations(texts: Mapping[str, str] | None = None) -> tuple[Migration, ...]:
     return tuple(found)
 
 
-def pending(steps: Sequence[Migration], applied: Sequence[Applied]) -> Sequence[Migration]:
+def pending(steps: Sequence[Migration], applied: Sequence[AppliedMigration]) -> Sequence[Migration]:
     """The steps that are missing. Raises `MigrationRefused` if those applied are not ours."""
     for place, done in enumerate(applied, start=1):
         if done.number != place:
@@ -127,7 +126,7 @@ async def _migrate(
     await connection.execute(query("take_migration_lock"))
     await connection.execute(query("make_migration_table"))
     rows = await (await connection.execute(query("applied_migrations"))).fetchall()
-    missing = pending(steps, [Applied(**row) for row in rows])
+    missing = pending(steps, [AppliedMigration(**row) for row in rows])
     for step in missing:
         await _apply(connection, step)
     await connection.execute(query("release_migration_lock"))
@@ -143,7 +142,7 @@ async def migrate_patiently(dsn: str) -> None:
             is_coming = any(words in error.message for words in _RECOVERS)
             if number >= len(_PAUSES_SECONDS) and not is_coming:
                 raise
-            _log.warning("trying again: %s", error.message)
+            _log.warning("retrying migrations: %s", error.message)
             await SystemClock().sleep(pause)
         else:
             return

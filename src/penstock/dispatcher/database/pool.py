@@ -1,31 +1,125 @@
-"""Connections to Postgres, and the one way to use them: `transact`.
+"""Access to Postgres: named SQL, the connection pool, and the one way to use both: `transact`.
 
-Owns the pool, the bounds on every wait (for a connection, a lock, a statement, a transaction that
-idles) and the mapping of psycopg's errors. An operation is a function of a connection; it runs in
-one transaction and is run again, from the beginning, when Postgres has ended it because of a
-deadlock. So it may do nothing but talk to that connection. A statement is prepared when a
-connection first runs it: planning the large ones costs tens of milliseconds, running them one.
-Called by everything of the dispatcher that has state. A crash leaves what is committed; Postgres
-rolls back the rest.
+Every statement stands in a file of `penstock/dispatcher/sql` below `-- name: the_name`, with
+its parameters as `%(parameter)s` (`query`). Files whose name begins with a number are
+migrations. They are read once, at first use; an unknown name is a bug.
+
+`Database` owns the pool, the bounds on every wait (for a connection, a lock, a statement, an
+idle transaction) and the mapping of psycopg's errors. An operation is a function of a
+connection; it runs in one transaction and is run again from the beginning after a deadlock. So
+it may do nothing but talk to that connection. A statement is prepared when a connection first
+runs it: planning the large ones costs tens of milliseconds, running them one. A crash leaves
+what is committed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import re
 import select
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from importlib import resources
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import psycopg
+from psycopg.abc import Params
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool
 
-from penstock.dispatcher.database.queries import query
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import DatabaseUnavailable, InvalidInput
+from penstock.kernel.ports import ASK_SECONDS, ASKS_MAX, PEER_SECONDS_MAX, SILENT_SECONDS
 from penstock.kernel.service import Service
+
+_NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_MIGRATION: Final = re.compile(r"\d+_\w+\.sql")
+
+
+def query(name: str) -> bytes:
+    """The statement of this name, as psycopg takes it."""
+    return _queries()[name]
+
+
+def named(text: str, *, where: str) -> Mapping[str, bytes]:
+    """The statements of one file."""
+    pieces = _NAME.split(text)
+    names, bodies = pieces[1::2], pieces[2::2]
+    found = {name: body.strip().encode() for name, body in zip(names, bodies, strict=True)}
+    if len(found) < len(names):
+        raise ValueError(f"{where} has two statements of one name.")
+    return found
+
+
+def migration_texts() -> Mapping[str, str]:
+    """The migrations that come with this release, by the names of their files."""
+    return {
+        each.name: each.read_text("utf-8")
+        for each in _folder().iterdir()
+        if _MIGRATION.fullmatch(each.name)
+    }
+
+
+@functools.cache
+def _queries() -> Mapping[str, bytes]:
+    found: dict[str, bytes] = {}
+    for each in _folder().iterdir():
+        if each.name.endswith(".sql") and not _MIGRATION.fullmatch(each.name):
+            statements = named(each.read_text("utf-8"), where=each.name)
+            if twice := found.keys() & statements.keys():
+                raise ValueError(f"{each.name} names {sorted(twice)}, which are there already.")
+            found |= statements
+    return found
+
+
+def _folder() -> resources.abc.Traversable:
+    return resources.files("penstock.dispatcher") / "sql"
+
+
+_PARAMETER: Final = re.compile(rb"%(?:\((\w+)\)s|(s)|(%))")
+
+
+@functools.cache
+def numbered(statement: bytes) -> tuple[bytes, Sequence[str]]:
+    """A statement with `$1` for its first parameter, and the names of all, each once.
+
+    Those of `%s` are named by their places.
+    """
+    names: dict[str, int] = {}
+
+    def one(found: re.Match[bytes]) -> bytes:
+        name, is_placed, _ = found.groups()
+        if name is None and is_placed is None:
+            return b"%"
+        number = names.setdefault(
+            str(len(names)) if name is None else name.decode(), len(names) + 1
+        )
+        return b"$%d" % number
+
+    text = _PARAMETER.sub(one, statement)
+    return text, tuple(names)
+
+
+class NamedCursor(psycopg.AsyncRawCursor[DictRow]):
+    """Takes statements as they stand in `sql/`, and has Postgres number their parameters."""
+
+    async def execute(
+        self,
+        query: Any,
+        params: Params | None = None,
+        *,
+        prepare: bool | None = None,
+        binary: bool | None = None,
+    ) -> NamedCursor:
+        if params is not None and isinstance(query, bytes):
+            query, names = numbered(query)
+            if isinstance(params, Mapping):
+                params = [params[name] for name in names]
+        return await super().execute(query, params, prepare=prepare, binary=binary)
+
 
 Connection = psycopg.AsyncConnection[DictRow]
 Answer = TypeVar("Answer")
@@ -35,6 +129,9 @@ _CONNECT_SECONDS_MAX: Final = 10
 _WAIT_SECONDS_MAX: Final = 30.0
 _IDLE_SECONDS: Final = 1.0
 _UNASKED_SECONDS_MAX: Final = 60.0
+_UNUSED_SECONDS_MAX: Final = 15.0
+"""How long all connections were more than were needed before one of them is closed: each is a
+process of Postgres. A load that comes back finds most of them."""
 _LIMITS: Final = {"statement_ms": "30000", "lock_ms": "10000", "idle_ms": "30000"}
 
 
@@ -48,7 +145,7 @@ class Database(Service):
         self,
         dsn: str,
         *,
-        connections_max: int = 10,
+        connections_max: int,
         application: str = "penstock",
         clock: Clock | None = None,
         began: Callable[[Connection], Awaitable[None]] | None = None,
@@ -62,13 +159,16 @@ class Database(Service):
             connection_class=psycopg.AsyncConnection[DictRow],
             kwargs={
                 "row_factory": dict_row,
+                "cursor_factory": NamedCursor,
                 "connect_timeout": _CONNECT_SECONDS_MAX,
                 "prepare_threshold": 0,
+                **watching(dsn),
             },
             configure=self._set_up,
             check=self._check,
             min_size=1,
             max_size=connections_max,
+            max_idle=_UNUSED_SECONDS_MAX,
             timeout=_WAIT_SECONDS_MAX,
             name=application,
             open=False,
@@ -111,13 +211,12 @@ class Database(Service):
                 yield connection
             self._used[connection] = self._clock.monotonic()
 
-    async def look(self, name: str, asked: Mapping[str, object]) -> DictRow:
-        """The one row of a statement that only reads, by its name, without a transaction."""
+    async def fetch(self, name: str, asked: Mapping[str, object] | None = None) -> list[DictRow]:
+        """The rows of one statement, by its name, without `BEGIN` and `COMMIT` around it."""
 
-        async def work(connection: Connection) -> DictRow:
-            row = await (await connection.execute(query(name), asked)).fetchone()
-            assert row is not None, "the statement has one row"
-            return row
+        async def work(connection: Connection) -> list[DictRow]:
+            cursor = await connection.execute(query(name), asked)
+            return await cursor.fetchall() if cursor.description else []
 
         if self._began is not None:
             return await self.transact(work)
@@ -143,14 +242,38 @@ class Database(Service):
         idle_seconds = self._clock.monotonic() - self._used.get(connection, -math.inf)
         if idle_seconds <= _IDLE_SECONDS:
             return
-        readable, _, _ = select.select([connection.fileno()], [], [], 0)
-        if readable or idle_seconds > _UNASKED_SECONDS_MAX:
+        # Not `select.select`: thousands of workers wait here, and it takes no number above 1,023.
+        look = select.poll()
+        look.register(connection.fileno(), select.POLLIN)
+        if look.poll(0) or idle_seconds > _UNASKED_SECONDS_MAX:
             await AsyncConnectionPool.check_connection(connection)
 
     async def _set_up(self, connection: psycopg.AsyncConnection[Any]) -> None:
         limits = {"application": self._application, **_LIMITS}
         await connection.execute(query("set_up_connection"), limits)
         await connection.commit()
+
+
+async def fetch_rows(
+    connection: Connection, name: str, asked: Mapping[str, object] | None = None, /, **more: object
+) -> list[DictRow]:
+    """The rows of a statement, by its name; its parameters come as a mapping or by their names."""
+    return await (await connection.execute(query(name), {**(asked or {}), **more})).fetchall()
+
+
+def watching(dsn: str) -> Mapping[str, Any]:
+    """What has a connection end soon if the server's machine is gone; not what the address says.
+
+    After a fail-over nobody would say so, and every call would wait for as long as TCP tries.
+    """
+    wanted = {
+        "keepalives_idle": SILENT_SECONDS,
+        "keepalives_interval": ASK_SECONDS,
+        "keepalives_count": ASKS_MAX,
+        "tcp_user_timeout": 1000 * PEER_SECONDS_MAX,
+    }
+    said = conninfo_to_dict(dsn)
+    return {name: str(value) for name, value in wanted.items() if name not in said}
 
 
 def unavailable(error: psycopg.Error) -> DatabaseUnavailable:

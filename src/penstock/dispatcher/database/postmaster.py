@@ -1,6 +1,6 @@
 """Runs one program of Postgres as the user it needs, and ends it quickly when asked to.
 
-A script of its own, started by `penstock.dispatcher.database.local` below a leash with
+A script of its own, started by `penstock.dispatcher.database.local_server` below a leash with
 `python -I`. It imports nothing of Penstock. Four things stand between a leash and Postgres:
 
 - Postgres refuses to run as root. Then `owner` names another user, which also becomes the owner

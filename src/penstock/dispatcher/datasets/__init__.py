@@ -1,10 +1,12 @@
-"""What becomes of what was published: the book of its folders, sweeping, and how much is kept.
+"""What becomes of published data: projection for readers without Postgres, sweeping, maintenance.
 
 | module | owns |
 |---|---|
-| `book` | which folders of attempts nobody needs any more, as the database knows it |
-| `sweeping` | walks through the store by that book, again and again or when somebody asks |
-| `keeping` | what a DAG's `keep` says: partitions and generations that are dropped |
+| `projector` | `current.json`: written after each publication, and repaired when somebody asks |
+| `sweeper` | the folders of attempts that nobody needs, and the passes that remove them |
+| `maintainer` | tasks that compact and cluster files in place |
 
-Publishing itself is `tasks.ending`, and what readers without Postgres are told `outbox.projecting`.
+Publishing itself is `tasks.completion`; how much is kept is `dispatcher.retention`.
 """
+
+from __future__ import annotations

@@ -36,17 +36,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.dag.units import byte_count, duration_ms
-from penstock.dispatcher.database.pool import Connection, Database
-from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.metrics.reading import take_turn
+from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
+from penstock.dispatcher.metrics import take_turn
 from penstock.dispatcher.tasks.lifecycle import create_tasks
-from penstock.dispatcher.tasks.values import NewTask
+from penstock.dispatcher.tasks.model import NewTask
+from penstock.kernel.units import byte_count, duration_ms
 from penstock.runtimes.base import MAINTAIN
 
 _log = logging.getLogger(__name__)
 
-PASS_SECONDS: Final = 10.0
+PASS_SECONDS: Final = 30.0
 ASKED_MAX: Final = 100
 """How many tasks are made when somebody asks."""
 RUN_PARTS_MAX: Final = 1_000
@@ -56,7 +55,7 @@ _TURN: Final = "maintain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class MaintainRule:
     """When the partitions of a dataset are rewritten, and how."""
 
     dataset: str
@@ -86,7 +85,7 @@ _PASS: Final = _Asking()
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedRewrites:
     """The tasks that were made because somebody asked, and whether that is all there is to do."""
 
     tasks: tuple[int, ...]
@@ -107,13 +106,13 @@ class Maintainer:
                 await self.maintain(rule)
         return self._pass_seconds
 
-    async def maintain(self, rule: Rule) -> int | None:
+    async def maintain(self, rule: MaintainRule) -> int | None:
         """Make the next task of a dataset; None if there is one, or nothing to do."""
         runs = await self._runs(rule) if rule.is_appended else ()
 
         async def work(connection: Connection) -> int | None:
             await connection.execute(query("lock_maintenance"), {"name": rule.name})
-            (found,) = await _rows(connection, "is_maintained", name=rule.name)
+            (found,) = await fetch_rows(connection, "is_maintained", name=rule.name)
             if found["is_maintained"]:
                 return None
             due = runs if rule.is_appended else await _due(connection, rule)
@@ -122,10 +121,10 @@ class Maintainer:
 
         task_id = await self._database.transact(work)
         if task_id is not None:
-            _log.info("%s: task %d rewrites the files of a partition", rule.name, task_id)
+            _log.info("%s: created maintenance task %d", rule.name, task_id)
         return task_id
 
-    async def ask(self, name: str, *, partition_key: str | None) -> Asked | None:
+    async def ask(self, name: str, *, partition_key: str | None) -> RequestedRewrites | None:
         """Make tasks of a dataset, or of one partition; None if it is not maintained now."""
 
         rules = [each for each in await self._database.transact(_rules) if each.name == name]
@@ -134,15 +133,17 @@ class Maintainer:
         rule, asked = rules[0], _Asking(partition_key, is_asked=True, limit=ASKED_MAX + 1)
         runs = await self._runs(rule, asked) if rule.is_appended else ()
 
-        async def work(connection: Connection) -> Asked:
+        async def work(connection: Connection) -> RequestedRewrites:
             await connection.execute(query("lock_maintenance"), {"name": name})
             due = runs if rule.is_appended else await _due(connection, rule, asked)
             made = await create_tasks(connection, due[:ASKED_MAX])
-            return Asked(tuple(each for each in made if each is not None), len(due) <= ASKED_MAX)
+            return RequestedRewrites(
+                tuple(each for each in made if each is not None), len(due) <= ASKED_MAX
+            )
 
         return await self._database.transact(work)
 
-    async def _runs(self, rule: Rule, asking: _Asking = _PASS) -> Sequence[NewTask]:
+    async def _runs(self, rule: MaintainRule, asking: _Asking = _PASS) -> Sequence[NewTask]:
         """Tasks for runs of parts; they are chosen while nobody is given changes."""
 
         async def look(connection: Connection) -> Sequence[NewTask]:
@@ -158,13 +159,15 @@ class Maintainer:
         return await self._database.transact(choose)
 
 
-async def _rules(connection: Connection) -> tuple[Rule, ...]:
-    return tuple(_rule(row) for row in await _rows(connection, "maintain_rules"))
+async def _rules(connection: Connection) -> tuple[MaintainRule, ...]:
+    return tuple(_rule(row) for row in await fetch_rows(connection, "maintain_rules"))
 
 
-async def _due(connection: Connection, rule: Rule, asking: _Asking = _PASS) -> Sequence[NewTask]:
+async def _due(
+    connection: Connection, rule: MaintainRule, asking: _Asking = _PASS
+) -> Sequence[NewTask]:
     bounds = {"parts_max": RUN_PARTS_MAX, "bytes_max": RUN_BYTES_MAX}
-    found = await _rows(
+    found = await fetch_rows(
         connection,
         "runs_to_compact" if rule.is_appended else "due_for_maintenance",
         **(bounds if rule.is_appended else {"is_clustered": bool(rule.cluster)}),
@@ -181,10 +184,10 @@ async def _due(connection: Connection, rule: Rule, asking: _Asking = _PASS) -> S
     return [_task(rule, row) for row in found]
 
 
-def _rule(row: Mapping[str, Any]) -> Rule:
+def _rule(row: Mapping[str, Any]) -> MaintainRule:
     said = row["maintain"]
     compact = said.get("compact")
-    return Rule(
+    return MaintainRule(
         dataset=row["dataset"],
         name=row["name"],
         job=row["job_id"],
@@ -198,7 +201,7 @@ def _rule(row: Mapping[str, Any]) -> Rule:
     )
 
 
-def _task(rule: Rule, row: Mapping[str, Any]) -> NewTask:
+def _task(rule: MaintainRule, row: Mapping[str, Any]) -> NewTask:
     # Not where the partition of a task stands: it is no task of that partition to anybody.
     about = {
         "dataset": rule.name,
@@ -216,7 +219,3 @@ def _task(rule: Rule, row: Mapping[str, Any]) -> NewTask:
         payload={MAINTAIN: {name: value for name, value in about.items() if value is not None}},
         priority=Priority.BULK,
     )
-
-
-async def _rows(connection: Connection, statement: str, /, **asked: object) -> list[dict[str, Any]]:
-    return await (await connection.execute(query(statement), asked)).fetchall()

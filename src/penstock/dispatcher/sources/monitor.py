@@ -28,16 +28,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from penstock.dispatcher.database.pool import Connection, Database
-from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.deployment.moves import LEFT
+from penstock.dispatcher.database.pool import Connection, Database, query
+from penstock.dispatcher.deployment import LEFT
 from penstock.dispatcher.tasks.lifecycle import BATCH_MAX, Tasks
-from penstock.dispatcher.tasks.values import NewTask, Status
+from penstock.dispatcher.tasks.model import NewTask
+from penstock.protocol.base import TaskStatus
 
 KEY: Final = "source:"
 DOUBLED: Final = "A later task of this source has taken its place."
 """The reason of tasks that somebody has replayed after the monitor had made the next one."""
-_OVER: Final = (Status.COMPLETED, Status.DEAD, Status.CANCELLED)
+_OVER: Final = (TaskStatus.COMPLETED, TaskStatus.DEAD, TaskStatus.CANCELLED)
 
 
 class SourceState(StrEnum):
@@ -82,7 +82,7 @@ class SourceMonitor:
 
     async def turn(self) -> float | None:
         """Make the tasks that are missing, and ask those to stop that are not wanted."""
-        standing, unwanted = await self._database.transact(_look)
+        standing, unwanted = await self._database.transact(_read)
         self._has_sources = bool(standing or unwanted)
         stop = [row for row in unwanted if not row["cancel_asked"]]
         for is_doubled, reason in ((False, LEFT), (True, DOUBLED)):
@@ -105,7 +105,7 @@ class SourceMonitor:
 
     async def status(self) -> tuple[SourceStatus, ...]:
         """How every always-on source is doing, by job; those that are to stop are draining."""
-        standing, unwanted = await self._database.transact(_look)
+        standing, unwanted = await self._database.transact(_read)
         draining = {row["task_id"] for row in unwanted}
         found = [
             _status(row, _state(row), restarts=max(0, row["number"] - 1))
@@ -116,7 +116,7 @@ class SourceMonitor:
         return tuple(sorted(found, key=lambda each: (each.job, each.task_id or 0)))
 
 
-async def _look(connection: Connection) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+async def _read(connection: Connection) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     standing = await (await connection.execute(query("standing_sources"))).fetchall()
     found = await connection.execute(query("unwanted_sources"), {"limit": BATCH_MAX})
     return standing, await found.fetchall()
@@ -128,11 +128,11 @@ def _state(row: Mapping[str, Any]) -> SourceState:
     match row["status"]:
         case None:
             return SourceState.PENDING
-        case Status.RUNNING:
+        case TaskStatus.RUNNING:
             return SourceState.RUNNING
-        case Status.RETRYING:
+        case TaskStatus.RETRYING:
             return SourceState.RESTARTING
-        case Status.QUEUED:
+        case TaskStatus.QUEUED:
             return SourceState.RESTARTING if row["is_early"] else SourceState.PENDING
         case _:
             return SourceState.DEAD

@@ -344,13 +344,13 @@ WHERE lent.id = due.id
 RETURNING lent.id::text, lent.destination, lent.what, lent.body, lent.tries,
           extract(epoch FROM penstock_now())::double precision AS now
 
--- name: record_told
+-- name: record_notice_sent
 UPDATE alert_notice
 SET sent_at = penstock_now(), given_up_at = NULL, tries = tries + 1, last_error = %(note)s
 WHERE id = %(id)s::uuid AND sent_at IS NULL
 RETURNING id
 
--- name: record_untold
+-- name: record_notice_failed
 UPDATE alert_notice
 SET tries = tries + 1, last_error = %(why)s,
     due_at = penstock_now() + penstock_backoff(

@@ -1,4 +1,4 @@
--- Which generations may be cut over, for penstock.dispatcher.building.
+-- Which generations may be cut over, for penstock.dispatcher.deployment.
 
 -- name: building_jobs
 -- What the DAG in force names and readers are not served yet: a dataset of each job, whether a job

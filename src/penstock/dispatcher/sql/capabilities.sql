@@ -5,8 +5,9 @@
 SELECT pg_advisory_xact_lock(1885693817, 0)
 
 -- name: signing_keys
--- The newest first, as `choose` takes them.
-SELECT kid, signer, holder, reference, jwk, rotation, created_at, signs_from, seen_at, retired_at,
+-- The newest first, as `choose` takes them, each with the rotation that was asked for last; there is
+-- a row with that if there is no key.
+SELECT asked.number AS asked_number, asked.asked_at, asked.kms_key AS asked_kms_key, kid, signer, holder, reference, jwk, rotation, created_at, signs_from, seen_at, retired_at,
        revoked_at,
        revoked_at IS NULL AND (
            retired_at IS NULL
@@ -16,11 +17,10 @@ SELECT kid, signer, holder, reference, jwk, rotation, created_at, signs_from, se
            AND seen_at > penstock_now() - %(tended_seconds)s * interval '1 second' AS is_tended,
        retired_at IS NULL
            AND seen_at > penstock_now() - %(live_seconds)s * interval '1 second' AS is_live
-FROM signing_key
+FROM (SELECT) AS one
+LEFT JOIN key_rotation AS asked ON true
+LEFT JOIN signing_key ON true
 ORDER BY signs_from DESC, kid DESC
-
--- name: rotation
-SELECT number, asked_at, kms_key FROM key_rotation
 
 -- name: publish_key
 -- Signs from the moment on at which all who verify may know it. At once if nobody verifies yet, or

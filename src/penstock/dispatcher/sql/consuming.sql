@@ -1,5 +1,5 @@
 -- What of an input with `read: changes` tasks are given and have consumed, for
--- penstock.dispatcher.tasks.consuming.
+-- penstock.dispatcher.tasks.consumption.
 
 -- name: hold_positions
 -- Before anything is given: until the end of the transaction nobody decides which parts of these inputs

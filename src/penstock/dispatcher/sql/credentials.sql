@@ -1,4 +1,4 @@
--- Whether an attempt may have credentials: for penstock.dispatcher.api.credentials.
+-- Whether an attempt may have credentials: for penstock.dispatcher.api.worker_endpoints.
 
 -- name: running_attempt
 -- Attempts are numbered and never again: without its lease token, too, this is the one.

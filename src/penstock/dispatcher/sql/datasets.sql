@@ -1,5 +1,5 @@
 -- Datasets as files: what readers without Postgres are told, what may be swept, what is kept. For
--- penstock.dispatcher.outbox.projecting and penstock.dispatcher.datasets.
+-- penstock.dispatcher.datasets.
 
 -- name: unprojected_partitions
 -- Of a generation, by key: what is published or was removed, and is not known to be written. What
@@ -50,9 +50,10 @@ LIMIT %(limit)s
 
 -- name: confirm_partitions
 -- These revisions, at least, are written: readers are sent to nothing that had left before them.
+-- What is forgotten with the server is found and written down again.
 WITH asked AS MATERIALIZED (
-    SELECT * FROM unnest(%(keys)s::text[], %(revisions)s::bigint[])
-        AS asked(partition_key, revision)
+    SELECT *, set_config('synchronous_commit', 'off', true)
+    FROM unnest(%(keys)s::text[], %(revisions)s::bigint[]) AS asked(partition_key, revision)
 ), published AS (
     UPDATE publication
     SET projected = least(asked.revision, publication.edition)
@@ -80,7 +81,8 @@ WHERE departed.dataset_id = %(dataset)s::uuid
 
 -- name: project_again
 -- There is more to write of a generation than one delivery may take.
-SELECT penstock_project(ARRAY[%(dataset)s::uuid], ARRAY[%(generation)s::uuid])
+SELECT penstock_project(ARRAY[%(dataset)s::uuid], ARRAY[%(generation)s::uuid]),
+       set_config('synchronous_commit', 'off', true)
 
 -- name: unprojected_dataset
 SELECT dataset.name AS dataset, dataset.revision, generation.version::text AS generation
@@ -92,6 +94,7 @@ WHERE dataset.id = %(dataset)s::uuid AND dataset.projected < dataset.revision
 UPDATE dataset
 SET projected = least(%(revision)s, revision), projected_at = penstock_now()
 WHERE id = %(dataset)s::uuid AND projected < least(%(revision)s, revision)
+RETURNING set_config('synchronous_commit', 'off', true)
 
 -- name: gone_places
 -- Of these folders those that nobody needs any more: no publication names them, nobody can still be
@@ -109,6 +112,7 @@ WHERE CASE
   AND NOT EXISTS (SELECT FROM publication WHERE publication.place = asked.place)
   AND NOT EXISTS (SELECT FROM part WHERE part.place = asked.place)
   AND NOT penstock_is_read(asked.place, %(grace_seconds)s)
+  AND NOT penstock_is_shown(asked.place)
 
 -- name: forget_departed
 -- Those that were left long ago: that nobody names them is enough to know from now on.

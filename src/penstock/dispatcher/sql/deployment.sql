@@ -63,6 +63,17 @@ JOIN job ON job.id = dag_job.job_id
 JOIN job_definition AS definition ON definition.id = dag_job.definition_id
 WHERE dag_job.dag_version_id = %(version)s::bigint
 
+-- name: known_queries
+-- The texts of queries that lineages are of; first that which is in force, then the latest.
+SELECT job.name AS job,
+       coalesce(definition.body ->> 'defining_sql', definition.body -> 'config' ->> 'sql') AS sql
+FROM job_definition AS definition
+JOIN job ON job.id = definition.job_id
+LEFT JOIN (dag_current JOIN dag_job USING (dag_version_id))
+       ON dag_job.definition_id = definition.id
+WHERE definition.body ->> 'operator' = 'spark.sql'
+ORDER BY dag_job.definition_id IS NULL, definition.id DESC
+
 -- name: written_datasets
 -- Who wrote what in a version.
 SELECT dataset.name AS dataset, job.name AS job

@@ -1,4 +1,4 @@
--- Events that are brought, for penstock.dispatcher.routing: judged, given their ranges, kept, found
+-- Events that are brought, for penstock.dispatcher.router: judged, given their ranges, kept, found
 -- again.
 
 -- name: judge_datasets

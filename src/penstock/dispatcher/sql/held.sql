@@ -1,4 +1,4 @@
--- Events that wait until a queue with a limit has room, for penstock.dispatcher.routing.held.
+-- Events that wait until a queue with a limit has room, for penstock.dispatcher.router.
 
 -- name: hold_events
 -- Of these datasets, which a job with a limit reads, after the generations are locked.

@@ -20,7 +20,7 @@ SELECT job.id AS job_id, job.name, named.dag_version_id AS version,
        penstock_room(definition.operator) <= 0 AS is_operator_full,
        penstock_job_room(job.id) <= 0 AS is_job_full,
        (SELECT count(*) FROM worker
-        WHERE worker.last_seen_at > penstock_now() - interval '1 minute'
+        WHERE worker.last_seen_at > penstock_now() - interval '90 seconds'
           AND definition.operator = ANY (worker.operators)) AS workers
 FROM job
 CROSS JOIN LATERAL (

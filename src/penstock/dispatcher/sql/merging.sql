@@ -1,4 +1,4 @@
--- Merges into what is published, for penstock.dispatcher.tasks.merging.
+-- Merges into what is published, for penstock.dispatcher.tasks.completion.
 
 -- name: merge_heads
 -- What is published of these partitions now, and which other attempt has its turn there.

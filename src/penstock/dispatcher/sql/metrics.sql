@@ -134,7 +134,7 @@ SELECT penstock_now() AS now,
        (SELECT count(*) FROM (
             SELECT FROM outbox WHERE parked_at IS NOT NULL LIMIT 10000) AS first) AS outbox_parked,
        (SELECT count(*) FROM worker
-        WHERE last_seen_at > penstock_now() - interval '1 minute'
+        WHERE last_seen_at > penstock_now() - interval '90 seconds'
           AND about -> 'has_left' IS NULL) AS workers
 
 -- name: settled_figures

@@ -1,11 +1,11 @@
--- What people look at to operate: workers and sources. For penstock.dispatcher.views.operations.
+-- What people look at to operate: workers and sources. For penstock.dispatcher.views.status.
 
 -- name: shown_workers
 -- Those that were heard of in the last day, with what runs on them. Those that have left are shown
 -- for an hour.
 SELECT worker.name, worker.operators, worker.about, worker.first_seen_at, worker.last_seen_at,
        gone.is_gone,
-       NOT gone.is_gone AND worker.last_seen_at > penstock_now() - interval '1 minute' AS is_heard,
+       NOT gone.is_gone AND worker.last_seen_at > penstock_now() - interval '90 seconds' AS is_heard,
        coalesce(work.running, 0) AS running
 FROM worker
 CROSS JOIN LATERAL (SELECT worker.about -> 'has_left' IS NOT NULL AS is_gone) AS gone

@@ -1,10 +1,6 @@
 -- Carrying out what the outbox holds, for penstock.dispatcher.outbox. Every statement here may be
 -- run by any number of dispatchers at once, and lost with its answer: the worst is that something
--- is sent again.
-
--- name: relax_commit
--- What the relay writes down may be lost with the server: it is sent again then.
-SELECT set_config('synchronous_commit', 'off', true)
+-- is sent again. So commits are not waited for to be on the disk.
 
 -- name: take_outbox
 -- Rows that are due, each lent to one relay for a while. Of those that say the same one is kept,
@@ -32,7 +28,7 @@ SET due_at = penstock_now() + %(lent_seconds)s * interval '1 second'
 FROM kept
 WHERE outbox.id = kept.id
 RETURNING outbox.id, outbox.kind, outbox.target, outbox.body, outbox.tries,
-          (SELECT count(*) FROM due) AS found
+          (SELECT count(*) FROM due) AS found, set_config('synchronous_commit', 'off', true)
 
 -- name: look_ahead
 -- In how many seconds the next row is due, and whether there are rows that nobody has carried
@@ -71,7 +67,7 @@ RETURNING outbox.id, outbox.kind, outbox.target, outbox.last_error
 -- What was sent also stands for rows that say the same and could not be sent before.
 WITH sent AS (
     DELETE FROM outbox WHERE id = ANY (%(rows)s::bigint[])
-    RETURNING id, kind, target, body
+    RETURNING id, kind, target, body, set_config('synchronous_commit', 'off', true)
 )
 DELETE FROM outbox AS parked
 USING sent

@@ -1,4 +1,4 @@
--- Datasets and their partitions as people look at them: for penstock.dispatcher.views.partitions.
+-- Datasets and their partitions as people look at them: for penstock.dispatcher.views.datasets.
 -- Everything has a bound, and what is bounded is told as such by whoever shows it.
 
 -- name: partition_datasets

@@ -1,4 +1,4 @@
--- Pausing and resuming everything at once, for penstock.dispatcher.pressure.everything.
+-- Pausing and resuming everything at once, for penstock.dispatcher.backpressure.
 
 -- name: pause_everything
 -- By a person: all jobs of the DAG in force, and those of earlier ones that something waits for. What

@@ -1,4 +1,4 @@
--- The DAG in force as people look at it: for penstock.dispatcher.views.pipeline.
+-- The DAG in force as people look at it: for penstock.dispatcher.views.jobs.
 
 -- name: edges_in_force
 -- Who reads what of whom.

@@ -1,4 +1,4 @@
--- Which loops of a dispatcher have work, for penstock.dispatcher.polling. Every part is a probe of an
+-- Which loops of a dispatcher have work, for penstock.dispatcher.poller. Every part is a probe of an
 -- index, or of a table of a few rows.
 
 -- name: poll
@@ -18,6 +18,7 @@ SELECT EXISTS (
        EXISTS (
            SELECT FROM task WHERE status = 'running' AND lease_expires_at <= penstock_now()
        ) AS is_expired,
+       EXISTS (SELECT FROM task WHERE status = 'running') AS is_running,
        EXISTS (SELECT FROM generation WHERE state = 'building') AS is_building,
        EXISTS (SELECT FROM task WHERE status IN ('queued', 'retrying'))
            OR EXISTS (SELECT FROM pressure WHERE depth > 0 OR reason IS NOT NULL) AS is_waiting,

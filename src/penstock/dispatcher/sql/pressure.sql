@@ -1,4 +1,4 @@
--- Measuring queues, and pausing what feeds them, for penstock.dispatcher.pressure.
+-- Measuring queues, and pausing what feeds them, for penstock.dispatcher.backpressure.
 
 -- name: take_pressure_lock
 -- Until the end of the transaction; whoever does not get it leaves the measuring to who has. The

@@ -1,4 +1,4 @@
--- The operators of the runtime `dispatcher`, for penstock.dispatcher.ranges.
+-- The operators of the runtime `dispatcher`, for penstock.dispatcher.range_operators.
 
 -- name: lock_aggregation
 -- Until the end of the transaction; of one job and generation. The first number is ours alone: "rang".

@@ -1,4 +1,4 @@
--- Events and the tasks that they become, for penstock.dispatcher.routing. The locks that come before
+-- Events and the tasks that they become, for penstock.dispatcher.router. The locks that come before
 -- are in routing_order.sql.
 
 -- name: take_pending

@@ -1,4 +1,4 @@
--- The locks of routing, for penstock.dispatcher.routing: who waits for whom, so that tasks are numbered
+-- The locks of routing, for penstock.dispatcher.router: who waits for whom, so that tasks are numbered
 -- in the order of their news. They are taken in this order: events, publications, generations by their
 -- keys, then those of the jobs that read. Every statement that decides by a generation's state comes
 -- after its lock.

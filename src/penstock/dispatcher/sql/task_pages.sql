@@ -1,4 +1,4 @@
--- One task as people look at it: for penstock.dispatcher.views.tasks.
+-- One task as people look at it: for penstock.dispatcher.views.jobs.
 
 -- name: about_task
 -- What it was made of, and what keeps it from running, if it waits.
@@ -28,7 +28,7 @@ SELECT definition.runtime, definition.max_attempts,
        penstock_room(task.operator) <= 0 AS is_operator_full,
        penstock_job_room(task.job_id) <= 0 AS is_job_full,
        (SELECT count(*) FROM worker
-        WHERE worker.last_seen_at > penstock_now() - interval '1 minute'
+        WHERE worker.last_seen_at > penstock_now() - interval '90 seconds'
           AND task.operator = ANY (worker.operators)) AS workers,
        -- Another task that has made this partition since, or will.
        later.id AS later_task, later.status AS later_status

@@ -1,5 +1,5 @@
 -- Making, claiming, cancelling and replaying tasks, for penstock.dispatcher.tasks.
--- Several rows are always locked in the order of their ids.
+-- Several rows are always locked in the order of their ids (FENCE-10).
 
 -- name: create_tasks
 -- Set-based; a task whose key is there already is left alone.
@@ -74,8 +74,8 @@ WHERE penstock_room(freed.operator) > 0
   AND EXISTS (SELECT FROM penstock_claimable(freed.operator, tier.priority))
 
 -- name: lock_limits
--- Claims under a limit come one after the other: what runs is counted by the next statement, which
--- sees all that was committed before this lock was given.
+-- Claims under a limit come one after the other (FENCE-4): what runs is counted by the next
+-- statement, which sees all that was committed before this lock was given.
 SELECT
     (SELECT count(*) FROM (
         SELECT FROM operator
@@ -153,8 +153,9 @@ WHERE task.id = %(task)s AND task.status IN ('queued', 'retrying')
 FOR NO KEY UPDATE
 
 -- name: begin_attempts
--- For tasks that this transaction has picked, and so holds: the fence, the grants that it proves, and
--- the attempt, in one statement. What it says of itself was read by `read_attempts`.
+-- For tasks that this transaction has picked, and so holds (FENCE-3): the fence, the grants that it
+-- proves, and the attempt, in one statement. What it says of itself was read by `read_attempts`. The
+-- commit is not waited for to be on the disk (FENCE-13): decision 0076.
 WITH asked AS (
     SELECT *
     FROM unnest(
@@ -177,6 +178,7 @@ WITH asked AS (
 )
 INSERT INTO attempt (task_id, number, worker, lease_token, started_at)
 SELECT id, attempt, worker, lease_token, claimed_at FROM begun
+RETURNING set_config('synchronous_commit', 'off', true)
 
 -- name: read_attempts
 -- What the next attempts of these tasks are to do, for who has picked them: nothing begins here.
@@ -327,6 +329,7 @@ UPDATE task
 SET status = 'queued',
     attempt_limit = task.attempt + definition.max_attempts,
     releases = 0,
+    losses = 0,
     due_at = penstock_now(),
     settled_at = NULL,
     reason = NULL

@@ -1,4 +1,4 @@
--- The end of attempts and what follows from it, for penstock.dispatcher.tasks.ending and reaping.
+-- The end of attempts and what follows from it, for penstock.dispatcher.tasks.completion and lifecycle.
 
 -- name: hold_outputs
 -- What has to be known of completions before anything ends: one look for all of them. There is a row
@@ -16,7 +16,9 @@ WITH guarded AS MATERIALIZED (
                 ON generation.dataset_id = dataset.id AND generation.version = task.generation
             WHERE kinds.is_merging AND dataset.job_id = task.job_id) AS written
     FROM unnest(%(tasks)s::bigint[], %(attempts)s::integer[]) AS asked(task_id, attempt)
-    JOIN task ON task.id = asked.task_id
+    -- By its number, whatever is known of the table: where that is little, Postgres would rather go
+    -- through all tasks, here, or those of the job for each output, below.
+    CROSS JOIN LATERAL (SELECT task.* FROM task WHERE task.id = asked.task_id OFFSET 0) AS task
     JOIN job_definition AS definition ON definition.id = task.definition_id
     CROSS JOIN LATERAL (
         SELECT definition.update_mode = 'merge' AND NOT task.payload ? 'maintain' AS is_merging,
@@ -32,7 +34,9 @@ WITH guarded AS MATERIALIZED (
            array_agg(DISTINCT task.id) AS tasks
     FROM unnest(%(output_tasks)s::bigint[], %(output_datasets)s::uuid[])
         AS asked(task_id, dataset_id)
-    JOIN task ON task.id = asked.task_id
+    CROSS JOIN LATERAL (
+        SELECT task.id, task.job_id, task.generation FROM task WHERE task.id = asked.task_id OFFSET 0
+    ) AS task
     JOIN dataset ON dataset.id = asked.dataset_id AND dataset.job_id = task.job_id
     JOIN generation
         ON generation.dataset_id = dataset.id AND generation.version = task.generation
@@ -102,18 +106,20 @@ LEFT JOIN generation
 WHERE generation.version IS NULL
 
 -- name: end_tasks
--- The fence and the change are one statement: whoever is not the current attempt changes nothing.
+-- The fence and the change are one statement: whoever is not the current attempt changes nothing
+-- (FENCE-1).
 -- What is handed back is queued again and not counted, a bounded number of times; beyond that it is a
--- failure. A source that is always on begins to count anew when an attempt has run for a while.
+-- failure. So it is, with a bound of its own, of what was lost with its worker before it began; what
+-- was lost while it ran is a failure that is tried again without a pause. A source that is always on begins to count anew when an attempt has run for a while.
 -- Who is to run alone from now on, and was to before, has had the one death that is not counted.
 WITH asked AS (
     SELECT *
     FROM unnest(
         %(tasks)s::bigint[], %(attempts)s::integer[], %(tokens)s::text[], %(succeeded)s::boolean[],
         %(retried)s::boolean[], %(released)s::boolean[], %(delayed)s::boolean[],
-        %(alone)s::boolean[], %(reasons)s::text[], %(grants)s::text[])
+        %(alone)s::boolean[], %(lost)s::boolean[], %(reasons)s::text[], %(grants)s::text[])
         AS asked(task_id, attempt, lease_token, succeeded, retried, released, delayed, alone,
-                 reason, grants)
+                 lost, reason, grants)
 ), misplaced AS MATERIALIZED (
     SELECT outputs.task_id
     FROM unnest(%(output_tasks)s::bigint[], %(output_datasets)s::uuid[])
@@ -124,16 +130,21 @@ WITH asked AS (
         ON generation.dataset_id = dataset.id AND generation.version = task.generation
     WHERE generation.version IS NULL
 ), held AS MATERIALIZED (
-    SELECT task.id, task.claimed_at, asked.delayed, asked.alone, before.releases,
+    SELECT task.id, task.claimed_at, asked.delayed, asked.alone, asked.lost, asked.released,
+           before.releases, least(task.losses, before.releases) AS losses,
            asked.reason || CASE WHEN NOT asked.released OR task.cancel_asked THEN ''
                                 WHEN asked.alone AND task.runs_alone THEN %(died_before)s
                                 WHEN before.releases >= %(releases_max)s THEN %(released_out)s
+                                WHEN asked.lost AND least(task.losses, before.releases)
+                                    >= %(losses_max)s THEN %(lost_out)s
                                 ELSE '' END AS reason,
            CASE
                WHEN task.cancel_asked THEN 'cancelled'
                WHEN asked.succeeded THEN 'completed'
                WHEN asked.released AND before.releases < %(releases_max)s
-                   AND NOT (asked.alone AND task.runs_alone) THEN 'queued'
+                   AND NOT (asked.alone AND task.runs_alone)
+                   AND NOT (asked.lost
+                            AND least(task.losses, before.releases) >= %(losses_max)s) THEN 'queued'
                WHEN asked.retried AND task.attempt < task.attempt_limit THEN 'retrying'
                ELSE 'dead'
            END AS status
@@ -160,11 +171,13 @@ UPDATE task
 SET status = held.status,
     attempt_limit = task.attempt_limit + (held.status = 'queued')::integer,
     releases = held.releases + (held.status = 'queued')::integer,
+    losses = held.losses + (held.status = 'queued' AND held.lost)::integer,
     runs_alone = task.runs_alone OR held.alone,
     due_at = CASE
         WHEN held.status = 'queued' AND held.delayed THEN penstock_now() + penstock_backoff(
             %(release_first_ms)s, %(release_max_ms)s, 2, held.releases + 1, random())
         WHEN held.status = 'queued' THEN penstock_now()
+        WHEN held.status = 'retrying' AND held.lost AND NOT held.released THEN penstock_now()
         WHEN held.status = 'retrying' THEN penstock_now() + penstock_backoff(
             definition.retry_first_ms, definition.retry_max_ms, definition.retry_backoff,
             task.attempt - (task.attempt_limit - definition.max_attempts), random())
@@ -221,9 +234,10 @@ WHERE attempt.said IS NOT NULL
 
 -- name: publish
 -- Moves partitions to what completed tasks have made, and makes events of what has moved. To
--- replace, only a later task than the one that is there; to append, only with a new key; to merge,
--- what was found to be merged with what is there: see refuse_moved in penstock.dispatcher.tasks.merging. What was
--- removed comes back only by a later task than all that had made it: not by a bit of it that is late.
+-- replace, only a later task than the one that is there (PUBLISH-2); to append, only with a new key
+-- (PUBLISH-3); to merge, what was found to be merged with what is there (PUBLISH-5): see refuse_moved
+-- in penstock.dispatcher.tasks.completion. What was removed comes back only by a later task than all
+-- that had made it (PUBLISH-4): not by a bit of it that is late.
 -- Of a partition that is appended to, the publication has the place of the latest part and the sums
 -- of all.
 WITH asked AS MATERIALIZED (
@@ -289,7 +303,9 @@ WITH asked AS MATERIALIZED (
     ORDER BY heads.dataset_id, heads.generation, coalesce(heads.partition_key, '')
     ON CONFLICT (dataset_id, generation, partition_key) DO UPDATE
     SET range_start = excluded.range_start, range_end = excluded.range_end, mode = excluded.mode,
-        task_id = greatest(held.task_id, excluded.task_id), attempt = excluded.attempt,
+        task_id = greatest(held.task_id, excluded.task_id),
+        attempt = CASE WHEN held.task_id > excluded.task_id THEN held.attempt
+                       ELSE excluded.attempt END,
         location = excluded.location, manifest = excluded.manifest,
         files = CASE WHEN excluded.mode = 'append' THEN held.files + excluded.files
                      ELSE excluded.files END,
@@ -338,12 +354,18 @@ LEFT JOIN told ON told.dedupe = 'publication:' || judged.task_id || ':' || judge
 ORDER BY judged.task_id, judged.place
 
 -- name: watch_reaper
--- Say that a reaper runs. If none has for a while, workers could not say that they live either:
--- all reapers hold still for the longest time that a worker may be silent.
+-- Say that a reaper runs. If none has for a while, though something has run all the time, workers
+-- could not say that they live either: all reapers hold still for the longest time that a worker may
+-- be silent (FENCE-6). Where nothing runs there is no need to say so.
 UPDATE reaper
 SET ran_at = greatest(reaper.ran_at, penstock_now()),
     quiet_until = CASE
         WHEN reaper.ran_at + %(outage_seconds)s * interval '1 second' < penstock_now()
+            AND (reaper.ran_at = '-infinity' OR EXISTS (
+                SELECT
+                FROM task
+                WHERE status = 'running'
+                  AND claimed_at < reaper.ran_at + %(outage_seconds)s * interval '1 second'))
         THEN penstock_now() + coalesce(
             (SELECT max(definition.heartbeat_ms)
              FROM task

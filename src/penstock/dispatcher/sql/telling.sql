@@ -1,5 +1,5 @@
 -- What readers without Postgres are to be told now, whatever they were told before. For
--- penstock.dispatcher.outbox.projecting and penstock.dispatcher.datasets.refreshing.
+-- penstock.dispatcher.datasets.projector.
 
 -- name: partition_now
 -- One partition, as `unprojected_partitions` has it, whether or not it is known to be written.

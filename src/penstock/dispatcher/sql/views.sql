@@ -1,18 +1,24 @@
 -- What the API shows, and what workers and sources have to know: for penstock.dispatcher.views.
 -- Nothing here is counted without an end: 10,000 stands for "many".
 
--- name: hear_worker
-INSERT INTO worker (name, operators, about)
-VALUES (%(name)s, %(operators)s::text[], %(about)s)
+-- name: hear_workers
+-- In the order of their names, as every dispatcher does. Another one may have heard of one later.
+INSERT INTO worker (name, operators, about, last_seen_at)
+SELECT heard.name, ARRAY(SELECT jsonb_array_elements_text(heard.operators)), heard.about,
+       penstock_now() - heard.silent_seconds * interval '1 second'
+FROM jsonb_to_recordset(%(workers)s)
+    AS heard(name text, operators jsonb, about jsonb, silent_seconds double precision)
+ORDER BY heard.name
 ON CONFLICT (name) DO UPDATE
-SET operators = excluded.operators, about = excluded.about, last_seen_at = penstock_now()
+SET operators = excluded.operators, about = excluded.about, last_seen_at = excluded.last_seen_at
+WHERE worker.last_seen_at <= excluded.last_seen_at
 
 -- name: operators_to_serve
 -- Of the DAG in force, or of an earlier one that tasks still wait for: one probe of the index for
--- each job and operator that there ever was.
-SELECT DISTINCT definition.operator AS name, definition.runtime
-FROM job_definition AS definition
-WHERE definition.runtime = ANY (%(runtimes)s::text[]) AND (
+-- each job and operator that there ever was. There is a row with the time if there is nothing.
+SELECT DISTINCT definition.operator AS name, definition.runtime, penstock_now() AS now
+FROM (SELECT) AS one
+LEFT JOIN job_definition AS definition ON definition.runtime = ANY (%(runtimes)s::text[]) AND (
     EXISTS (
         SELECT
         FROM dag_current
@@ -190,7 +196,7 @@ SELECT job.name, coalesce(definition.body ->> 'activation', 'reactive') AS activ
        definition.runtime NOT IN ('', 'dispatcher', 'lambda')
        AND NOT EXISTS (
            SELECT FROM worker
-           WHERE worker.last_seen_at > penstock_now() - interval '1 minute'
+           WHERE worker.last_seen_at > penstock_now() - interval '90 seconds'
              AND definition.operator = ANY (worker.operators)) AS is_unserved
 FROM dag_current
 JOIN dag_job USING (dag_version_id)
@@ -205,7 +211,7 @@ SELECT (SELECT dag_version_id FROM dag_current) AS dag_version, penstock_now() A
             UNION ALL (SELECT FROM event WHERE routed = 'held' LIMIT 10000)
             LIMIT 10000) AS pending) AS events_pending,
        (SELECT count(*) FROM worker
-        WHERE last_seen_at > penstock_now() - interval '1 minute'
+        WHERE last_seen_at > penstock_now() - interval '90 seconds'
           AND about -> 'has_left' IS NULL) AS workers
 
 -- name: job_pauses

@@ -1,1 +1,3 @@
-"""The life of a task: `lifecycle` has the operations, `ending` what follows from an end."""
+"""The life of a task: `lifecycle` has the operations, `completion` how attempts end and publish."""
+
+from __future__ import annotations

@@ -10,24 +10,34 @@
 | dead | no attempt is left | `replay` → queued |
 | completed, cancelled | over | nobody |
 
-Invariants, which the schema keeps as well:
+Invariants, which the schema keeps as well (`docs/dispatcher-protocol.md` has all rules):
 - An attempt is proved by `(task_id, attempt, lease_token)`, in the statement that changes the row.
-  A zombie's call changes nothing and is told what the task is now.
-- Attempts only grow, also by a replay, which allows as many again as the job has, and by a
-  release, which allows one more: it is not counted, up to a bound (`ending.RELEASES_MAX`).
+  A zombie's call changes nothing and is told what the task is now (FENCE-1).
+- Attempts only grow (FENCE-2), also by a replay, which allows as many again as the job has, and by
+  a release, which allows one more: it is not counted, up to a bound (`completion.RELEASES_MAX`).
 - A lease that has expired is still its holder's until `reap` ends the attempt: a late heartbeat
-  or completion of an attempt that nobody has ended counts.
-- Ending an attempt twice with the same words gets the same answer; with other words, a refusal.
-- Whatever makes tasks claimable, now or later, writes the wake-ups in its own transaction.
-- Only the database's clock decides.
+  or completion of an attempt that nobody has ended counts (FENCE-5).
+- Ending an attempt twice with the same words gets the same answer; with other words, a refusal
+  (FENCE-8).
+- Whatever makes tasks claimable, now or later, writes the wake-ups in its own transaction
+  (FENCE-14).
+- Only the database's clock decides (FENCE-12).
 
-Each operation is one short transaction and may be repeated when its answer is lost; a claim whose
-answer is lost is a lease that nobody renews. A crash leaves the operation done or not done. Called
-by the dispatcher's API, router, reaper and backfills.
+Batches: where the job of a picked task has `coalesce: N`, more of the same definition and
+generation are picked along, up to N for each place of the worker, in as few batches of about
+the same size as possible. Only partitions are put together, none twice in a batch. A task that
+was attempted before runs by itself, so that one that breaks its process costs its neighbours
+one attempt. Every task of a batch has an attempt, a lease and an end of its own; nothing is
+stored of the batch.
+
+Each operation is one short transaction and may be repeated when its answer is lost; a claim
+whose answer is lost is a lease that nobody renews. A crash leaves the operation done or not
+done. Called by the dispatcher's API, router, reaper and backfills.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Protocol
@@ -35,16 +45,27 @@ from typing import Any, Final, Protocol
 from psycopg.types.json import Jsonb
 
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.database.pool import Connection, Database
-from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.metrics.counters import Counters
-from penstock.dispatcher.tasks.batches import Claiming, Picked, batch_names, filled
-from penstock.dispatcher.tasks.consuming import with_changes
-from penstock.dispatcher.tasks.ending import Route, Saying, end, no_route, reap
+from penstock.dispatcher.database.pool import Connection, Database, query
+from penstock.dispatcher.metrics import Counters
+from penstock.dispatcher.tasks.completion import AttemptReport, Route, end, no_route, reap
+from penstock.dispatcher.tasks.consumption import with_changes
+from penstock.dispatcher.tasks.model import (
+    AttemptEnd,
+    ClaimedTask,
+    Completion,
+    ExtendedLease,
+    Failure,
+    Fence,
+    NewTask,
+    ReaperPass,
+    Refusal,
+    TaskRefusalReason,
+    TaskSnapshot,
+)
 from penstock.dispatcher.tasks.rewrites import with_rewrites
 from penstock.dispatcher.tasks.rows import (
     SAYING_BYTES_MAX,
-    Row,
+    TaskRow,
     announce,
     fence_arrays,
     refusal,
@@ -53,21 +74,134 @@ from penstock.dispatcher.tasks.rows import (
     task_states,
     without_twins,
 )
-from penstock.dispatcher.tasks.values import (
-    Claimed,
-    Completion,
-    Ended,
-    Extended,
-    Failure,
-    Fence,
-    NewTask,
-    Reaping,
-    Refusal,
-    Status,
-    TaskState,
-    Why,
-)
 from penstock.kernel.errors import InvalidInput
+from penstock.protocol.base import TaskStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickedTask:
+    """A task that this transaction holds, as `pick_next` gives it."""
+
+    id: int
+    job_id: int
+    definition_id: int
+    generation: str
+    partition_key: str | None
+    is_fresh: bool
+    """Whether it has had no attempt."""
+    batch_max: int
+    is_limited: bool = False
+    """Whether a limit of its job or its operator says how many may run."""
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether it may be run as one with others."""
+        return self.batch_max > 1 and self.is_fresh and self.partition_key is not None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMember:
+    """A task of a batch."""
+
+    id: int
+    partition_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRequest:
+    """Whose tasks are claimed, and how many at most."""
+
+    operator: str
+    priority: Priority
+    tasks_max: int
+
+
+async def filled(
+    connection: Connection, picked: Sequence[PickedTask], claiming: ClaimRequest
+) -> Sequence[Sequence[int]]:
+    """What was picked, and more of it, in batches; a task by itself is a batch of one."""
+    if not any(each.is_joined for each in picked):
+        return [[each.id] for each in picked]
+    groups: dict[tuple[int, str], list[PickedTask]] = {}
+    for each in picked:
+        if each.is_joined:
+            groups.setdefault((each.definition_id, each.generation), []).append(each)
+    filling = _Filling(connection, claiming, picked)
+    found: dict[int, Sequence[Sequence[int]]] = {}
+    for group in groups.values():
+        batches = divided(await filling.members(group), most=group[0].batch_max)
+        found[group[0].id] = [[each.id for each in batch] for batch in batches]
+    alone: list[Sequence[Sequence[int]]] = [
+        found.get(each.id, ()) if each.is_joined else [[each.id]] for each in picked
+    ]
+    return [batch for batches in alone for batch in batches]
+
+
+class _Filling:
+    """Picks more, and keeps count of what was picked: none of it is running yet."""
+
+    def __init__(
+        self, connection: Connection, claiming: ClaimRequest, picked: Sequence[PickedTask]
+    ) -> None:
+        self._connection = connection
+        self._claiming = claiming
+        self._count = len(picked)
+        self._count_of_job = Counter(each.job_id for each in picked)
+
+    async def members(self, group: Sequence[PickedTask]) -> list[BatchMember]:
+        """These, and as many more as fit in their places."""
+        first = group[0]
+        members = [BatchMember(each.id, each.partition_key or "") for each in group]
+        wanted = min(len(group) * (first.batch_max - 1), self._claiming.tasks_max - self._count)
+        if wanted <= 0:
+            return members
+        asked: dict[str, Any] = {
+            "operator": self._claiming.operator,
+            "priority": self._claiming.priority.value,
+            "job": first.job_id,
+            "definition": first.definition_id,
+            "generation": first.generation,
+            "keys": [each.partition_key for each in members],
+            "limit": wanted,
+            "picked": self._count,
+            "picked_of_job": self._count_of_job[first.job_id],
+        }
+        found = await self._connection.execute(query("pick_more"), asked)
+        more: dict[str, BatchMember] = {}
+        for row in await found.fetchall():
+            # A later update of the same partition is left for another claim.
+            more.setdefault(row["partition_key"], BatchMember(row["id"], row["partition_key"]))
+        self._count += len(more)
+        self._count_of_job[first.job_id] += len(more)
+        return [*members, *more.values()]
+
+
+def divided(members: Sequence[BatchMember], *, most: int) -> Sequence[Sequence[BatchMember]]:
+    """The members in as few batches as they need, of about the same size.
+
+    A batch has `most` members at most, and no partition twice.
+    """
+    by_key: dict[str, list[BatchMember]] = {}
+    for each in members:
+        by_key.setdefault(each.partition_key, []).append(each)
+    count = max(-(-len(members) // most), max((len(each) for each in by_key.values()), default=0))
+    # Those of one partition are neighbours here, and so are dealt to different batches.
+    dealt = [each for same in by_key.values() for each in same]
+    return [dealt[first::count] for first in range(count)]
+
+
+def batch_names(batches: Iterable[Sequence[int]], attempts: dict[int, int]) -> dict[int, str]:
+    """The name of each task's batch; tasks that run by themselves have none.
+
+    A batch is named after the first attempt in it, which no other batch ever has.
+    """
+    return {
+        each: f"{batch[0]}-{attempts[batch[0]]}"
+        for batch in batches
+        if len(batch) > 1
+        for each in batch
+    }
+
 
 BATCH_MAX: Final = 1000
 """How many tasks one call may be about; `create` takes any number."""
@@ -80,22 +214,22 @@ _TIERS: Final = (Priority.NORMAL, Priority.BULK)
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedToken:
     """The capability token of an attempt, and what is kept of its grants."""
 
     token: str = field(repr=False)
     grants: str
 
 
-class Issue(Protocol):
+class IssueTokens(Protocol):
     """Makes the tokens of attempts, in the transaction that is about to begin them.
 
     What it raises undoes the claim: no attempt is spent that could prove nothing.
     """
 
     async def __call__(
-        self, claimed: Sequence[Claimed], *, connection: Connection
-    ) -> Sequence[Issued]: ...
+        self, claimed: Sequence[ClaimedTask], *, connection: Connection
+    ) -> Sequence[IssuedToken]: ...
 
 
 class Tasks:
@@ -124,19 +258,19 @@ class Tasks:
         *,
         worker: str | None,
         attempt: int | None = None,
-        issue: Issue | None = None,
-    ) -> Claimed | Refusal:
+        issue: IssueTokens | None = None,
+    ) -> ClaimedTask | Refusal:
         """Begin the next attempt of this task. A `worker` of None is the function of its operator.
 
         Who names an `attempt` begins that one or none. Without `issue`, as for the operators that a
         dispatcher runs itself, there is no token.
         """
 
-        async def work(connection: Connection) -> Claimed | Refusal:
+        async def work(connection: Connection) -> ClaimedTask | Refusal:
             found = await connection.execute(query("find_operator"), {"task": task_id})
             row = await found.fetchone()
             if row is None:
-                return Refusal(task_id, Why.UNKNOWN, None)
+                return Refusal(task_id, TaskRefusalReason.UNKNOWN, None)
             await connection.execute(query("lock_limits"), {"operator": row["operator"]})
             found = await connection.execute(query("pick_task"), {"task": task_id})
             picked = await found.fetchone()
@@ -146,10 +280,10 @@ class Tasks:
                 return claimed
             states = await task_states(connection, [task_id])
             refused = refusal(task_id, states.get(task_id), claiming=True)
-            return refused if picked is None else replace(refused, why=Why.STALE)
+            return refused if picked is None else replace(refused, why=TaskRefusalReason.STALE)
 
         found = await self._database.transact(work)
-        if isinstance(found, Claimed):
+        if isinstance(found, ClaimedTask):
             self.counters.note_begun([found])
         return found
 
@@ -161,13 +295,13 @@ class Tasks:
         limit: int = 1,
         job_id: int | None = None,
         in_batches: bool = False,
-        issue: Issue | None = None,
+        issue: IssueTokens | None = None,
         tasks_max: int = BATCH_MAX,
-    ) -> tuple[Claimed, ...]:
-        """Begin attempts of the next tasks of an operator, normal ones first, the oldest first.
+    ) -> tuple[ClaimedTask, ...]:
+        """Claim the next tasks of an operator, normal ones first, the oldest first.
 
         `limit` is how many places there are. A batch takes one, so `in_batches` there may be more
-        tasks than that, up to `tasks_max`; see `penstock.dispatcher.tasks.batches`.
+        tasks than that, up to `tasks_max`; see `penstock.dispatcher.tasks.lifecycle`.
         """
         if not 1 <= limit <= BATCH_MAX:
             raise InvalidInput(f"A claim takes 1 to {BATCH_MAX} tasks, not {limit}.")
@@ -175,9 +309,9 @@ class Tasks:
         return await self._claim(asked, issue)
 
     async def claim_for(
-        self, operator: str, workers: Sequence[str], *, issue: Issue | None = None
-    ) -> tuple[Claimed | None, ...]:
-        """Begin attempts of the next tasks of an operator, one for each place of these workers.
+        self, operator: str, workers: Sequence[str], *, issue: IssueTokens | None = None
+    ) -> tuple[ClaimedTask | None, ...]:
+        """Claim the next tasks of an operator, one for each place of these workers.
 
         The answer of each stands in its place; None where there was no task left for it.
         """
@@ -188,8 +322,8 @@ class Tasks:
         begun = await self._claim(asked, issue)
         return (*begun, *[None] * (len(names) - len(begun)))
 
-    async def _claim(self, asked: _Asked, issue: Issue | None) -> tuple[Claimed, ...]:
-        at_once: tuple[Claimed, ...] | None = None
+    async def _claim(self, asked: _Asked, issue: IssueTokens | None) -> tuple[ClaimedTask, ...]:
+        at_once: tuple[ClaimedTask, ...] | None = None
         if not asked.in_batches and asked.operator not in self._limited:
             at_once = await self._database.transact(
                 lambda connection: _claim_at_once(connection, asked, issue)
@@ -206,16 +340,16 @@ class Tasks:
 
     async def heartbeat(
         self, fences: Sequence[Fence], *, progress: Mapping[int, Mapping[str, Any]] | None = None
-    ) -> tuple[Extended | Refusal, ...]:
+    ) -> tuple[ExtendedLease | Refusal, ...]:
         """Extend leases, each by the time that its job allows a worker to be silent.
 
         `progress` is what attempts say of themselves, by task; it is kept for people to see.
         """
         without_twins([fence.task_id for fence in fences], most=BATCH_MAX)
 
-        async def work(connection: Connection) -> tuple[Extended | Refusal, ...]:
+        async def work(connection: Connection) -> tuple[ExtendedLease | Refusal, ...]:
             found = await connection.execute(query("heartbeat"), fence_arrays(fences))
-            extended = {row["task_id"]: Extended(**row) for row in await found.fetchall()}
+            extended = {row["task_id"]: ExtendedLease(**row) for row in await found.fetchall()}
             await _note_progress(connection, extended.values(), progress or {})
             left = [fence for fence in fences if fence.task_id not in extended]
             refused = await _refused_beats(connection, left)
@@ -223,30 +357,30 @@ class Tasks:
 
         return await self._database.transact(work)
 
-    async def complete(self, completions: Sequence[Completion]) -> tuple[Ended | Refusal, ...]:
+    async def complete(self, completions: Sequence[Completion]) -> tuple[AttemptEnd | Refusal, ...]:
         """End attempts that have succeeded: publish, tell, route, all in one transaction."""
         return await self.end(completions)
 
-    async def fail(self, failures: Sequence[Failure]) -> tuple[Ended | Refusal, ...]:
+    async def fail(self, failures: Sequence[Failure]) -> tuple[AttemptEnd | Refusal, ...]:
         """End attempts that have failed: again after a pause, or dead."""
         return await self.end(failures)
 
-    async def end(self, sayings: Sequence[Saying]) -> tuple[Ended | Refusal, ...]:
+    async def end(self, reports: Sequence[AttemptReport]) -> tuple[AttemptEnd | Refusal, ...]:
         """End attempts, each in its own way, in one transaction."""
-        without_twins([each.fence.task_id for each in sayings], most=BATCH_MAX)
+        without_twins([each.fence.task_id for each in reports], most=BATCH_MAX)
         answers, measured = await self._database.transact(
-            lambda connection: end(connection, sayings, route=self._route)
+            lambda connection: end(connection, reports, route=self._route)
         )
         self.counters.note_ended(measured)
         return answers
 
     async def cancel(
         self, task_ids: Sequence[int], *, reason: str = "It was cancelled."
-    ) -> tuple[TaskState | Refusal, ...]:
+    ) -> tuple[TaskSnapshot | Refusal, ...]:
         """Cancel what waits, and ask what is running to stop. Asking again changes nothing."""
         without_twins(task_ids, most=BATCH_MAX)
 
-        async def work(connection: Connection) -> tuple[TaskState | Refusal, ...]:
+        async def work(connection: Connection) -> tuple[TaskSnapshot | Refusal, ...]:
             asked = {"tasks": list(task_ids), "reason": storable(reason)}
             await connection.execute(query("cancel_tasks"), asked)
             states = await task_states(connection, task_ids)
@@ -254,11 +388,11 @@ class Tasks:
 
         return await self._database.transact(work)
 
-    async def replay(self, task_ids: Sequence[int]) -> tuple[TaskState | Refusal, ...]:
-        """Queue dead tasks again, with as many attempts more as their job has."""
+    async def replay(self, task_ids: Sequence[int]) -> tuple[TaskSnapshot | Refusal, ...]:
+        """Replay dead tasks, with as many attempts more as their job has."""
         without_twins(task_ids, most=BATCH_MAX)
 
-        async def work(connection: Connection) -> tuple[TaskState | Refusal, ...]:
+        async def work(connection: Connection) -> tuple[TaskSnapshot | Refusal, ...]:
             found = await connection.execute(query("replay_tasks"), {"tasks": list(task_ids)})
             replayed = [row["id"] for row in await found.fetchall()]
             await announce(connection, replayed)
@@ -270,8 +404,8 @@ class Tasks:
 
         return await self._database.transact(work)
 
-    async def reap(self, *, limit: int = BATCH_MAX, outage_seconds: float = 30.0) -> Reaping:
-        """End attempts whose leases are over, the oldest first.
+    async def reap(self, *, limit: int = BATCH_MAX, outage_seconds: float = 30.0) -> ReaperPass:
+        """Expire attempts whose leases have run out, the oldest first.
 
         If no reaper has run for `outage_seconds`, none ends anything for the longest time that a
         worker may be silent: workers that could not be heard are heard first.
@@ -316,8 +450,8 @@ class _Asked:
 
 
 async def _claim_at_once(
-    connection: Connection, asked: _Asked, issue: Issue | None
-) -> tuple[Claimed, ...] | None:
+    connection: Connection, asked: _Asked, issue: IssueTokens | None
+) -> tuple[ClaimedTask, ...] | None:
     """Begin the next tasks; None if a limit counts, which has to be locked before any task is."""
     limit = min(len(asked.workers), asked.tasks_max)
     picked = await _pick_next(connection, asked, _TIERS, limit=limit)
@@ -331,13 +465,13 @@ async def _claim_at_once(
 
 
 async def _claim_by_tiers(
-    connection: Connection, asked: _Asked, issue: Issue | None
-) -> tuple[tuple[Claimed, ...], bool]:
+    connection: Connection, asked: _Asked, issue: IssueTokens | None
+) -> tuple[tuple[ClaimedTask, ...], bool]:
     """The same under limits, and in batches: a tier begins before the next one is counted.
 
     Says also whether a limit was seen.
     """
-    claimed: list[Claimed] = []
+    claimed: list[ClaimedTask] = []
     left = list(asked.workers)
     is_limited = False
     await connection.execute(query("lock_limits"), {"operator": asked.operator})
@@ -347,7 +481,7 @@ async def _claim_by_tiers(
         is_limited |= any(each.is_limited for each in picked)
         batches: Sequence[Sequence[int]] = [[each.id] for each in picked]
         if asked.in_batches:
-            claiming = Claiming(operator=asked.operator, priority=tier, tasks_max=most)
+            claiming = ClaimRequest(operator=asked.operator, priority=tier, tasks_max=most)
             batches = await filled(connection, picked, claiming)
         claimed += await _begin(connection, batches, workers=left, issue=issue)
         left = left[len(batches) :]
@@ -360,7 +494,7 @@ async def _claim_by_tiers(
 
 async def _pick_next(
     connection: Connection, asked: _Asked, tiers: Sequence[Priority], *, limit: int
-) -> list[Picked]:
+) -> list[PickedTask]:
     found = await connection.execute(
         query("pick_next"),
         {
@@ -370,7 +504,7 @@ async def _pick_next(
             "limit": limit,
         },
     )
-    return [Picked(**row) for row in await found.fetchall()]
+    return [PickedTask(**row) for row in await found.fetchall()]
 
 
 async def _begin(
@@ -378,8 +512,8 @@ async def _begin(
     batches: Sequence[Sequence[int]],
     *,
     workers: Sequence[str],
-    issue: Issue | None,
-) -> tuple[Claimed, ...]:
+    issue: IssueTokens | None,
+) -> tuple[ClaimedTask, ...]:
     """Begin the attempts of tasks that are picked: each batch is of the worker in its place.
 
     What they do is read, their tokens are signed, and then they begin, in one statement: nothing
@@ -391,7 +525,9 @@ async def _begin(
     found = await connection.execute(query("read_attempts"), {"tasks": tasks})
     rows = await found.fetchall()
     names = batch_names(batches, {row["task_id"]: row["attempt"] for row in rows})
-    begun: Sequence[Claimed] = [Claimed(**row, batch=names.get(row["task_id"], "")) for row in rows]
+    begun: Sequence[ClaimedTask] = [
+        ClaimedTask(**row, batch=names.get(row["task_id"], "")) for row in rows
+    ]
     begun = await with_changes(connection, await with_rewrites(connection, begun))
     issued = await issue(begun, connection=connection) if issue is not None else ()
     holders = {
@@ -426,14 +562,16 @@ async def _refused_beats(connection: Connection, fences: Sequence[Fence]) -> Map
 
 
 async def _note_progress(
-    connection: Connection, extended: Iterable[Extended], progress: Mapping[int, Mapping[str, Any]]
+    connection: Connection,
+    extended: Iterable[ExtendedLease],
+    progress: Mapping[int, Mapping[str, Any]],
 ) -> None:
-    saying = [each for each in extended if each.task_id in progress]
-    if saying:
+    with_progress = [each for each in extended if each.task_id in progress]
+    if with_progress:
         noted = {
-            "tasks": [each.task_id for each in saying],
-            "attempts": [each.attempt for each in saying],
-            "progress": [storable_json(progress[each.task_id]) for each in saying],
+            "tasks": [each.task_id for each in with_progress],
+            "attempts": [each.attempt for each in with_progress],
+            "progress": [storable_json(progress[each.task_id]) for each in with_progress],
             "bytes_max": SAYING_BYTES_MAX,
         }
         await connection.execute(query("note_progress"), noted)
@@ -451,13 +589,15 @@ def _function(operator: str) -> str:
     return _checked(f"function:{operator}"[:WORKER_CHARACTERS_MAX])
 
 
-def _cancelled(task_id: int, states: Mapping[int, Row]) -> TaskState | Refusal:
+def _cancelled(task_id: int, states: Mapping[int, TaskRow]) -> TaskSnapshot | Refusal:
     row = states.get(task_id)
-    if row is not None and (row.state.cancel_asked or row.state.status is Status.CANCELLED):
+    if row is not None and (row.state.cancel_asked or row.state.status is TaskStatus.CANCELLED):
         return row.state
     return refusal(task_id, row)
 
 
-def _not_dead(task_id: int, states: Mapping[int, Row]) -> Refusal:
+def _not_dead(task_id: int, states: Mapping[int, TaskRow]) -> Refusal:
     row = states.get(task_id)
-    return Refusal(task_id, Why.NOT_DEAD, row.state) if row else refusal(task_id, None)
+    return (
+        Refusal(task_id, TaskRefusalReason.NOT_DEAD, row.state) if row else refusal(task_id, None)
+    )

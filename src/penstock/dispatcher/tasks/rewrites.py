@@ -18,19 +18,19 @@ release does not know that, and hands it back.
 | | that revision, and another number of rows | it is refused, and the attempt has failed |
 | | another revision, or it was removed | `superseded`: its files are swept |
 
-The revision stays, and so do the task, the attempt, the time and the rows of the publication, since
-all of these say what the rows are. So there is no event and no task downstream; `read: changes`,
-lookbacks, rebuilds and coverage see nothing; and a merge that has read the files of before is
-published all the same, for it was merged with these very rows. What is published by a task always
-has another revision, and wins. What is counted instead is `rewrites`. A revision and its rewrites
-together are the edition, which is what `current.json` is known by, so readers without Postgres
-follow, and the folder that was left is swept when nobody can be reading it.
+The revision stays (PUBLISH-10), and so do the task, the attempt, the time and the rows of the
+publication, since all of these say what the rows are. So there is no event and no task downstream;
+`read: changes`, lookbacks, rebuilds and coverage see nothing; and a merge that has read the files
+of before is published all the same, for it was merged with these very rows. What is published by a
+task always has another revision, and wins. What is counted instead is `rewrites`. A revision and
+its rewrites together are the edition, which is what `current.json` is known by, so readers without
+Postgres follow, and the folder that was left is swept when nobody can be reading it.
 
 Of a partition that is appended to, a task rewrites a run of parts that are consecutive by their
 revisions, `first` to `revision` in its payload, as one (`compacted` in the schema). Each part has
 the revision that it came with, by which `read: changes` knows it, and its row stays, by which it is
 known that its task has appended it and what a rebuild has to make again. A run is given whole: to
-those that have consumed nothing of it. Nobody has consumed some of it only:
+those that have consumed nothing of it. Nobody has consumed some of it only (PUBLISH-11):
 
 - no position, of a consumer or of a task of one that runs, is within a run when it is chosen, nor
   when it is put in place (`penstock_cuts`);
@@ -48,7 +48,7 @@ revision; the rows of the publication itself are locked first, as by those that 
 the parts, and those of an earlier run that is part of this one, are swept as any others.
 
 Nothing is half: until the transaction that ends the attempt the new files are nobody's. Called by
-`penstock.dispatcher.tasks.lifecycle` and `penstock.dispatcher.tasks.ending`, in their transactions.
+`lifecycle` and `completion` of this package, in their transactions.
 """
 
 from __future__ import annotations
@@ -59,10 +59,9 @@ from typing import Any, Final
 
 from psycopg.types.json import Jsonb
 
-from penstock.dispatcher.dag.model import Update
-from penstock.dispatcher.database.pool import Connection
-from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.tasks.values import Claimed, Completion, Published, Publishing
+from penstock.dispatcher.dag.model import UpdateMode
+from penstock.dispatcher.database.pool import Connection, query
+from penstock.dispatcher.tasks.model import ClaimedTask, Completion, PublishedOutput, PublishOutcome
 from penstock.runtimes.base import MAINTAIN
 
 _SHAPING: Final = ("sort_by", "cluster_by", "target_file_bytes")
@@ -77,7 +76,9 @@ def maintained(payload: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return found if isinstance(found, Mapping) else None
 
 
-async def with_rewrites(connection: Connection, claimed: Sequence[Claimed]) -> tuple[Claimed, ...]:
+async def with_rewrites(
+    connection: Connection, claimed: Sequence[ClaimedTask]
+) -> tuple[ClaimedTask, ...]:
     """Attempts that are about to begin, those that maintain with what they are to rewrite."""
     tasks = [each.task_id for each in claimed if maintained(each.payload) is not None]
     if not tasks:
@@ -111,10 +112,10 @@ async def refuse_unlike(
 
 async def rewrite(
     connection: Connection, outputs: Sequence[Mapping[str, Any]]
-) -> Mapping[int, Published]:
+) -> Mapping[int, PublishedOutput]:
     """Put files in the place of those that they were made of: what became of each, by task."""
-    whole = [each for each in outputs if each["mode"] != Update.APPEND]
-    runs = [each for each in outputs if each["mode"] == Update.APPEND]
+    whole = [each for each in outputs if each["mode"] != UpdateMode.APPEND]
+    runs = [each for each in outputs if each["mode"] == UpdateMode.APPEND]
     rows: list[Mapping[str, Any]] = []
     if whole:
         rows += await _asked(connection, "rewrite", whole)
@@ -123,10 +124,10 @@ async def rewrite(
         await connection.execute(query("hold_rewritten"), {"outputs": Jsonb(runs)})
         rows += await _asked(connection, "rewrite_runs", runs)
     return {
-        row["task_id"]: Published(
+        row["task_id"]: PublishedOutput(
             row["dataset"],
             row["partition_key"],
-            Publishing(row["outcome"]),
+            PublishOutcome(row["outcome"]),
             row["revision"],
             None,
         )
@@ -135,8 +136,8 @@ async def rewrite(
 
 
 def _rewriting(
-    claimed: Claimed, about: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]
-) -> Claimed:
+    claimed: ClaimedTask, about: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]
+) -> ClaimedTask:
     """The attempt as its worker is given it: another operator, on what is published."""
     name, definition = about["dataset"], claimed.definition
     said = {key: value for key, value in definition.items() if key not in ("secrets", "untrusted")}

@@ -1,6 +1,7 @@
 """What the operations of the task lifecycle share: rows read as values, refusals, wake-ups.
 
-Called by `penstock.dispatcher.tasks.lifecycle` and `ending`, always inside their transactions.
+Called by `lifecycle`, `completion` and others that touch tasks, always inside their
+transactions.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.dispatcher.database.pool import Connection
-from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.tasks.values import Fence, Refusal, Status, TaskState, Why
+from penstock.dispatcher.database.pool import Connection, query
+from penstock.dispatcher.tasks.model import Fence, Refusal, TaskRefusalReason, TaskSnapshot
 from penstock.kernel.errors import InvalidInput
+from penstock.protocol.base import TaskStatus
 from penstock.runtimes.base import PROGRESS_BYTES_MAX, progress_fault
 
 REASON_CHARACTERS_MAX: Final = 10_000
@@ -24,46 +25,46 @@ SAYING_BYTES_MAX: Final = PROGRESS_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TaskRow:
     """A task's state, and what else keeps it from being claimed."""
 
-    state: TaskState
+    state: TaskSnapshot
     is_early: bool
     is_paused: bool
 
 
-async def task_states(connection: Connection, task_ids: Sequence[int]) -> Mapping[int, Row]:
+async def task_states(connection: Connection, task_ids: Sequence[int]) -> Mapping[int, TaskRow]:
     """What these tasks are now; those that are not known are left out."""
     if not task_ids:
         return {}
     found = await connection.execute(query("task_states"), {"tasks": list(task_ids)})
     return {
-        row["task_id"]: Row(
+        row["task_id"]: TaskRow(
             is_early=row.pop("is_early"),
             is_paused=row.pop("is_paused"),
-            state=TaskState(**{**row, "status": Status(row["status"])}),
+            state=TaskSnapshot(**{**row, "status": TaskStatus(row["status"])}),
         )
         for row in await found.fetchall()
     }
 
 
-def refusal(task_id: int, row: Row | None, *, claiming: bool = False) -> Refusal:
+def refusal(task_id: int, row: TaskRow | None, *, claiming: bool = False) -> Refusal:
     """Why a call about this task was refused. A worker's call about its attempt is stale."""
     if row is None:
-        return Refusal(task_id, Why.UNKNOWN, None)
+        return Refusal(task_id, TaskRefusalReason.UNKNOWN, None)
     match row.state.status:
-        case Status.COMPLETED | Status.DEAD | Status.CANCELLED:
-            why = Why.OVER
+        case TaskStatus.COMPLETED | TaskStatus.DEAD | TaskStatus.CANCELLED:
+            why = TaskRefusalReason.OVER
         case _ if not claiming:
-            why = Why.STALE
-        case Status.RUNNING:
-            why = Why.RUNNING
+            why = TaskRefusalReason.STALE
+        case TaskStatus.RUNNING:
+            why = TaskRefusalReason.RUNNING
         case _ if row.is_early:
-            why = Why.NOT_DUE
+            why = TaskRefusalReason.NOT_DUE
         case _ if row.is_paused:
-            why = Why.PAUSED
+            why = TaskRefusalReason.PAUSED
         case _:
-            why = Why.FULL
+            why = TaskRefusalReason.FULL
     return Refusal(task_id, why, row.state)
 
 

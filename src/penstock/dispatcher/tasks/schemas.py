@@ -6,7 +6,7 @@ Where one has to grow, the attempts are locked, then the schemas, and what is gr
 order of the tasks: each of them fits all of its outputs, or is refused and changes nothing, and its
 neighbours go on. The order of locks is tasks by id, then schemas, then partitions by name.
 
-Called by `penstock.dispatcher.tasks.ending`, in its transaction and before it ends anything.
+Called by `penstock.dispatcher.tasks.completion`, in its transaction and before it ends anything.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from penstock.datasets.schema import Column, evolve
-from penstock.dispatcher.database.pool import Connection
-from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.database.pool import Connection, query
+from penstock.dispatcher.tasks.model import Completion, Fence, TaskOutput
 from penstock.dispatcher.tasks.rows import fence_arrays, storable
-from penstock.dispatcher.tasks.values import Completion, Fence, Output
 from penstock.kernel.errors import SchemaRefused
 
 Columns = tuple[Column, ...]
@@ -30,7 +29,7 @@ Place = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenColumns:
     """What completions say to have written: where it belongs, and the columns of what is there."""
 
     places: Mapping[tuple[int, str], Place]
@@ -38,10 +37,10 @@ class Written:
     schemas: Mapping[Place, Columns]
 
 
-def written(rows: Iterable[Mapping[str, Any]]) -> Written:
+def written(rows: Iterable[Mapping[str, Any]]) -> WrittenColumns:
     """From the rows of `hold_outputs`."""
     found = [row for row in rows if row["dataset"] is not None]
-    return Written(
+    return WrittenColumns(
         {
             (task_id, row["dataset"]): (row["dataset"], row["generation"])
             for row in found
@@ -54,7 +53,7 @@ def written(rows: Iterable[Mapping[str, Any]]) -> Written:
 async def refuse_misfits(
     connection: Connection,
     completions: Sequence[Completion],
-    found: Written,
+    found: WrittenColumns,
     *,
     held: Sequence[Fence],
 ) -> Mapping[int, str]:
@@ -169,14 +168,14 @@ def _grown(
 
 def _placed(
     completion: Completion, places: Mapping[tuple[int, str], Place]
-) -> Iterable[tuple[Output, Place]]:
+) -> Iterable[tuple[TaskOutput, Place]]:
     for output in completion.outputs:
         place = places.get((completion.fence.task_id, output.dataset))
         if place is not None:
             yield output, place
 
 
-def _said(output: Output) -> Columns:
+def _said(output: TaskOutput) -> Columns:
     """The columns of an output, as Postgres can hold them."""
     columns = () if output.facts is None else output.facts.columns
     return tuple(

@@ -1,1 +1,3 @@
-"""What people, workers and sources are shown of the state: questions only, see `views`."""
+"""Read models: what people, workers and sources are shown of the state. Queries only."""
+
+from __future__ import annotations

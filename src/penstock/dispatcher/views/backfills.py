@@ -1,7 +1,8 @@
-"""Backfills as people look at them: what one is made of and where it stands, and what one would do.
+"""Backfills for the console: what one is made of and where it stands, and what one would do.
 
-What programs are told is `Backfills`; this is what a page says besides. One short transaction each.
-Tasks that run or are dead are found by the index of their backfill, and some of them are listed.
+Programs are answered by `Backfills`; this is what a page shows besides. One short transaction
+each. Running and dead tasks are found by the index of their backfill, and some of them are
+listed.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from penstock.dispatcher.backfills.plans import Kind, Plan
-from penstock.dispatcher.database.pool import Connection, Database
-from penstock.dispatcher.database.queries import query
+from penstock.dispatcher.backfills import BackfillKind, BackfillPlan
+from penstock.dispatcher.database.pool import Connection, Database, fetch_rows
 
 LISTED_MAX: Final = 50
 """How many dead tasks, and how many that run, are listed."""
@@ -70,7 +70,7 @@ class AboutBackfill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lacking:
+class MissingInputs:
     """Partitions of a plan whose tasks would have nothing to read."""
 
     count: int
@@ -81,7 +81,7 @@ class Lacking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class BackfillTarget:
     """Where a backfill of a job would write."""
 
     generation: str
@@ -94,7 +94,7 @@ class Place:
     paused: Sequence[str]
     there: int
     """How many of its partitions all outputs have; of ranges, counted to `THERE_MAX`."""
-    lacking: Lacking
+    lacking: MissingInputs
     """Of a list of keys, and of the first `LACKING_MAX` of those. Nobody knows it of ranges."""
 
 
@@ -108,12 +108,12 @@ class BackfillViews:
         """What there is to say of a backfill; None if there is none."""
 
         async def work(connection: Connection) -> AboutBackfill | None:
-            found = await _rows(connection, "about_backfill", backfill=backfill_id)
+            found = await fetch_rows(connection, "about_backfill", backfill=backfill_id)
             if not found:
                 return None
             asked = {"backfill": backfill_id, "limit": LISTED_MAX}
-            dead = await _rows(connection, "dead_of_backfill", **asked)
-            running = await _rows(connection, "running_of_backfill", **asked)
+            dead = await fetch_rows(connection, "dead_of_backfill", **asked)
+            running = await fetch_rows(connection, "running_of_backfill", **asked)
             return AboutBackfill(
                 **found[0],
                 dead=[DeadTask(**row) for row in dead],
@@ -127,19 +127,19 @@ class BackfillViews:
 
         async def work(connection: Connection) -> Sequence[int]:
             asked = {"backfill": backfill_id, "limit": limit}
-            return [row["id"] for row in await _rows(connection, "dead_of_backfill", **asked)]
+            return [row["id"] for row in await fetch_rows(connection, "dead_of_backfill", **asked)]
 
         return await self._database.transact(work)
 
-    async def place(self, job: str, plan: Plan) -> Place | None:
+    async def place(self, job: str, plan: BackfillPlan) -> BackfillTarget | None:
         """Where a plan would write, and what is there; None if the DAG has no such job."""
 
-        async def work(connection: Connection) -> Place | None:
-            found = await _rows(connection, "backfill_place", job=job)
+        async def work(connection: Connection) -> BackfillTarget | None:
+            found = await fetch_rows(connection, "backfill_place", job=job)
             if not found:
                 return None
             generation = found[0]["generation"]
-            return Place(
+            return BackfillTarget(
                 **found[0],
                 there=await _there(connection, generation, plan),
                 lacking=await _lacking(connection, job, generation, plan),
@@ -148,24 +148,22 @@ class BackfillViews:
         return await self._database.transact(work)
 
 
-async def _there(connection: Connection, generation: str, plan: Plan) -> int:
+async def _there(connection: Connection, generation: str, plan: BackfillPlan) -> int:
     asked: dict[str, object] = {"generation": generation}
-    if plan.kind is Kind.KEYS:
-        rows = await _rows(connection, "count_keys_there", **asked, keys=list(plan.keys))
+    if plan.kind is BackfillKind.KEYS:
+        rows = await fetch_rows(connection, "count_keys_there", **asked, keys=list(plan.keys))
     else:
         asked |= {"start": plan.start, "end": plan.end, "step": plan.step, "limit": THERE_MAX}
-        rows = await _rows(connection, "count_ranges_there", **asked)
+        rows = await fetch_rows(connection, "count_ranges_there", **asked)
     there: int = rows[0]["there"]
     return there
 
 
-async def _lacking(connection: Connection, job: str, generation: str, plan: Plan) -> Lacking:
-    if plan.kind is not Kind.KEYS:
-        return Lacking(count=0)
+async def _lacking(
+    connection: Connection, job: str, generation: str, plan: BackfillPlan
+) -> MissingInputs:
+    if plan.kind is not BackfillKind.KEYS:
+        return MissingInputs(count=0)
     asked = {"job": job, "generation": generation, "keys": list(plan.keys[:LACKING_MAX])}
-    (row,) = await _rows(connection, "keys_without_input", **asked, limit=_NAMED_MAX)
-    return Lacking(**row)
-
-
-async def _rows(connection: Connection, name: str, **asked: object) -> list[dict[str, Any]]:
-    return await (await connection.execute(query(name), asked)).fetchall()
+    (row,) = await fetch_rows(connection, "keys_without_input", **asked, limit=_NAMED_MAX)
+    return MissingInputs(**row)

@@ -1,18 +1,18 @@
 """Wake-ups through the bucket queue: nothing to run but the bucket.
 
-There is one queue, `wake-ups`, in which each channel is a type of task, and workers look at all of
-it (mode `shared`): a word waits for whoever listens to its channel, and is in nobody's way.
+There is one queue, `wake-ups`, in which each channel is a type of task, and workers look at all
+of it (mode `shared`): a wake-up waits for whoever listens to its channel and blocks no other.
 
-- A word that nobody has heard yet stands for all later ones: its hearer's claim will find whatever
-  was committed before. So a sender that sees its last word still unheard sends none, and a queue
-  that nobody listens to holds a few words a day and not one an event. In case that word is stuck
-  another is sent after a while, which doubles.
-- A sender takes away what the queue keeps of its words that were answered, which would make
-  every look longer for minutes. The queue keeps it against submits that come late; a late
-  wake-up does no harm.
-- A listener that dies leaves a lease of some seconds, and then the word is heard elsewhere.
+- A wake-up that is still pending stands for all later ones: the claim of its receiver finds
+  whatever was committed before. So a sender whose last wake-up is pending sends none, and a queue
+  without listeners holds a few wake-ups a day and not one an event. In case it is stuck, another is
+  sent after a while, which may double.
+- A sender removes what the queue keeps of its answered wake-ups, which would make every look
+  longer
+  for minutes. The queue keeps it against late submits; a late wake-up does no harm.
+- A listener that dies leaves a lease of some seconds; then the wake-up is delivered elsewhere.
 
-Neither needs the bucket to be there at start: sending fails, listening waits and says so.
+Neither needs the bucket at start: sending fails, listening waits, and both log it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,23 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.wakeups.base import Channel, Heard, Listener, Sender
-from penstock.dispatcher.wakeups.naming import channel_name
+from penstock.dispatcher.wakeups.base import (
+    Heard,
+    WakeUpChannel,
+    WakeUpListener,
+    WakeUpSender,
+    channel_name,
+)
 from penstock.kernel.clock import Clock, SystemClock
+from penstock.kernel.document_format import decode
 from penstock.kernel.errors import PenstockError, UnreadableObject, VersionConflict
-from penstock.kernel.wire import decode
-from penstock.queue.access import Access
 from penstock.queue.client import Queue
+from penstock.queue.context import QueueContext
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.retry import Retry
+from penstock.queue.ids import PackAt, task_at
 from penstock.queue.ledger import Ledger
-from penstock.queue.places import PackAt, task_at
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.polling import Polling
-from penstock.queue.running.retry import Retry
-from penstock.queue.settings import Mode, WorkerSettings
+from penstock.queue.settings import DiscoveryMode, Polling, WorkerSettings
 from penstock.queue.worker import Worker
 from penstock.store.base import find
 from penstock.store.opening import Opening
@@ -80,13 +84,13 @@ class _Sent:
     stuck_seconds: float = _STUCK_SECONDS
 
 
-class BucketSender(Sender):
+class BucketSender(WakeUpSender):
     """Sends wake-ups through a queue, which it connects when it is first needed."""
 
     def __init__(self, queue: Queue, *, clock: Clock | None = None) -> None:
         self._queue = queue
         self._clock = clock or SystemClock()
-        self._sent: dict[Channel, _Sent] = {}
+        self._sent: dict[WakeUpChannel, _Sent] = {}
         self._opened = AsyncExitStack()
         self._is_open = False
         self._opening = asyncio.Lock()
@@ -98,8 +102,8 @@ class BucketSender(Sender):
         self._is_open = False
         await self._opened.aclose()
 
-    async def send(self, channels: Collection[Channel]) -> Mapping[Channel, str]:
-        async def one(channel: Channel) -> str:
+    async def send(self, channels: Collection[WakeUpChannel]) -> Mapping[WakeUpChannel, str]:
+        async def one(channel: WakeUpChannel) -> str:
             try:
                 async with self._opening:
                     if not self._is_open:
@@ -114,7 +118,7 @@ class BucketSender(Sender):
         said = await asyncio.gather(*map(one, wanted))
         return {channel: why for channel, why in zip(wanted, said, strict=True) if why}
 
-    async def _send(self, channel: Channel) -> None:
+    async def _send(self, channel: WakeUpChannel) -> None:
         sent = self._sent.setdefault(channel, _Sent())
         is_waiting = await self._tidy(sent)
         now = self._clock.monotonic()
@@ -130,14 +134,14 @@ class BucketSender(Sender):
         """Take away what is left of words that were answered; whether the last waits unheard."""
         is_waiting = False
         for at in list(sent.packs):
-            is_waiting, is_over = await _look_at(self._queue.access, at)
+            is_waiting, is_over = await _state_of(self._queue.access, at)
             # Another send on this channel may have seen to it meanwhile.
             if is_over and at in sent.packs:
                 sent.packs.remove(at)
         return is_waiting
 
 
-async def _look_at(access: Access, at: PackAt) -> tuple[bool, bool]:
+async def _state_of(access: QueueContext, at: PackAt) -> tuple[bool, bool]:
     """Whether a word waits unheard, and whether nothing of it is left."""
     found, pack = await asyncio.gather(
         find(access.store, access.layout.ledger(at)), find(access.store, access.layout.pack(at))
@@ -156,7 +160,7 @@ async def _look_at(access: Access, at: PackAt) -> tuple[bool, bool]:
     return False, True
 
 
-class BucketListener(Listener):
+class BucketListener(WakeUpListener):
     """Hears wake-ups with a worker of the queue, a new one whenever the operators change."""
 
     def __init__(
@@ -220,7 +224,7 @@ class BucketListener(Listener):
             except PenstockError as error:
                 failures += 1
                 if failures == 1:
-                    _log.warning("wake-ups cannot be heard, trying again: %s", error)
+                    _log.warning("failed to receive wake-ups; retrying: %s", error)
                 seconds = min(0.5 * 2.0 ** min(failures, 10), _PAUSE_SECONDS_MAX)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
@@ -230,16 +234,18 @@ class BucketListener(Listener):
 
     async def _listen(self) -> None:
         """Hear the channels of the present operators, until they change."""
-        channels = [Channel(name, tier) for name in sorted(self._operators) for tier in Priority]
+        channels = [
+            WakeUpChannel(name, tier) for name in sorted(self._operators) for tier in Priority
+        ]
         worker = self._worker = Worker(
             self._queue,
             concurrency=min(1000, 2 * len(channels)),
-            mode=Mode.SHARED,
+            mode=DiscoveryMode.SHARED,
             name=self._name,
             settings=self._settings,
         )
         for channel in channels:
-            self._hear(worker, channel)
+            self._subscribe(worker, channel)
         if self._changed.is_set():
             worker.stop()
         try:
@@ -247,12 +253,12 @@ class BucketListener(Listener):
         finally:
             self._worker = None
 
-    def _hear(self, worker: Worker, channel: Channel) -> None:
+    def _subscribe(self, worker: Worker, channel: WakeUpChannel) -> None:
         @worker.handler(type_of(channel), retry=_HEARD_AGAIN)
-        async def hear(_: TaskContext) -> None:
+        async def receive(_: TaskContext) -> None:
             await self._answer(channel)
 
 
-def type_of(channel: Channel) -> str:
+def type_of(channel: WakeUpChannel) -> str:
     """The type of the tasks that are a channel's words."""
     return channel_name(channel, characters_max=_TYPE_CHARACTERS_MAX)

@@ -1,17 +1,19 @@
 """Notifications of Postgres: how a dispatcher tells the others that an operator has work.
 
-One connection of each dispatcher listens, directly at the server; notifications are sent by the
-pool, in transactions of their own and never in those of work, since Postgres commits transactions
-that notify one after the other. The relay gathers what is sent, so there are at most some forty a
-second. A dispatcher pays no heed to its own.
+One connection of each dispatcher listens, directly at the server (the setting `postgres_direct`);
+notifications are sent by the pool, in transactions of their own and never in those of work, since
+Postgres commits transactions that notify one after the other. The relay gathers what is sent, so
+there are at most some forty a second. A dispatcher pays no heed to its own.
 
 | the connection | what is done |
 |---|---|
-| is there | what others send reaches `heard`. Once every `ECHO_SECONDS` it must hear itself |
+| is there | what others send reaches `heard`. Once every `ECHO_SECONDS` it must hear itself, and |
+| | what can be claimed is looked for: what was lost on the way reaches who waits, or will |
 | was lost, and is there again | what was missed is looked for once, in one statement |
 | hears nothing, not even itself | a pooler is in between: this is logged, and what can be |
 | | claimed is looked for once a second, by one statement for all who wait |
-| cannot be had | tried again, with growing pauses; workers ask by themselves twice a minute |
+| cannot be had | tried again, with growing pauses; with each, what can be claimed is looked |
+| | for if anybody waits, by the pool |
 
 A crash leaves nothing. Started and stopped by the wiring.
 """
@@ -28,9 +30,8 @@ import msgspec
 import psycopg
 
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.database.pool import Connection, Database
-from penstock.dispatcher.database.queries import query
-from penstock.dispatcher.wakeups.base import Channel
+from penstock.dispatcher.database.pool import Database, query, watching
+from penstock.dispatcher.wakeups.base import WakeUpChannel
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, new_id, system_entropy
 from penstock.kernel.errors import DatabaseUnavailable
@@ -40,13 +41,15 @@ _log = logging.getLogger(__name__)
 
 ECHO_SECONDS: Final = 20.0
 LOOK_SECONDS: Final = 1.0
-_LOOKS_MAX: Final = 60
+_POLLS_MAX: Final = 60
+_LOOK_SECONDS_MAX: Final = 5.0
 _CONNECT_SECONDS: Final = 10
-_PAUSE_SECONDS_MAX: Final = 15.0
+_PAUSE_SECONDS_MAX: Final = 10.0
+"""With the time to connect and to look: between two looks is less than half a minute."""
 _PAYLOAD_BYTES_MAX: Final = 7_500
 """Postgres has room for 8,000."""
 
-Heard = Callable[[Collection[Channel]], None]
+Heard = Callable[[Collection[WakeUpChannel]], None]
 
 
 class _Note(msgspec.Struct, array_like=True):
@@ -95,16 +98,12 @@ class Notifications(Service):
             with suppress(asyncio.CancelledError):
                 await runner
 
-    async def publish(self, channels: Collection[Channel]) -> None:
+    async def publish(self, channels: Collection[WakeUpChannel]) -> None:
         """Tell all dispatchers. Raises `DatabaseUnavailable`."""
         payloads = [msgspec.json.encode(note).decode() for note in self._notes(channels)]
+        await self._database.fetch("notify_wakeups", {"payloads": payloads})
 
-        async def work(connection: Connection) -> None:
-            await connection.execute(query("notify_wakeups"), {"payloads": payloads})
-
-        await self._database.transact(work)
-
-    def _notes(self, channels: Collection[Channel]) -> Iterator[_Note]:
+    def _notes(self, channels: Collection[WakeUpChannel]) -> Iterator[_Note]:
         note = _Note(self._name)
         size = 0
         for channel in channels:
@@ -124,7 +123,7 @@ class Notifications(Service):
             try:
                 await self._listen()
             except _Silent:
-                await self._look_instead()
+                await self._poll_instead()
                 failures = 0
                 continue
             except (psycopg.Error, DatabaseUnavailable, OSError) as error:
@@ -132,7 +131,9 @@ class Notifications(Service):
                     failures = 0
                 failures += 1
                 if failures == 1:
-                    _log.warning("Postgres cannot be listened to, trying again: %s", error)
+                    _log.warning("failed to listen for Postgres notifications; retrying: %s", error)
+                # Others may be told of work meanwhile, and the pool may reach Postgres.
+                await self._poll_if_anybody_waits()
             finally:
                 self.is_listening = False
             seconds = min(0.25 * 2.0 ** min(failures, 10), _PAUSE_SECONDS_MAX)
@@ -141,50 +142,53 @@ class Notifications(Service):
     async def _listen(self) -> None:
         """Hear what the others send, until the connection is lost or turns out to be deaf."""
         async with await psycopg.AsyncConnection.connect(
-            self._dsn, autocommit=True, connect_timeout=_CONNECT_SECONDS
+            self._dsn, autocommit=True, connect_timeout=_CONNECT_SECONDS, **watching(self._dsn)
         ) as connection:
-            await connection.execute(query("listen_for_wakeups"))
-            await self._look()
+            async with asyncio.timeout(_LOOK_SECONDS_MAX):
+                await connection.execute(query("listen_for_wakeups"))
+                await self._poll()
             self.is_listening = True
             while True:
-                await self.publish(())
+                async with asyncio.timeout(_LOOK_SECONDS_MAX):
+                    await self.publish(())
                 is_heard = False
                 async for each in connection.notifies(timeout=self._echo_seconds):
                     is_heard |= self._take_in(each.payload)
                 if not is_heard:
                     raise _Silent
+                # Also if nobody waits at this very moment: who does next is told.
+                async with asyncio.timeout(_LOOK_SECONDS_MAX):
+                    await self._poll()
 
     def _take_in(self, payload: str) -> bool:
         """Pass on what others have sent; returns whether it was ours."""
         try:
             note = msgspec.json.decode(payload, type=_Note)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            # A later release may have more to say; workers ask by themselves.
+            # A later release may have more to say; what can be claimed is looked for anyway.
             return False
         if note.by == self._name:
             return True
-        self._heard([Channel(operator, priority) for operator, priority in note.channels])
+        self._heard([WakeUpChannel(operator, priority) for operator, priority in note.channels])
         return False
 
-    async def _look_instead(self) -> None:
+    async def _poll_instead(self) -> None:
         _log.warning(
-            "notifications of Postgres do not arrive here, so work is looked for once a second:"
-            " there is a pooler in between; give the dispatcher the address of the server itself"
+            "Postgres notifications do not arrive; polling once a second instead:"
+            " set postgres_direct to the address of the server itself, without a pooler"
         )
-        for _ in range(_LOOKS_MAX):
+        for _ in range(_POLLS_MAX):
             await self._clock.sleep(LOOK_SECONDS)
-            if self._has_waiters():
-                with suppress(DatabaseUnavailable):
-                    await self._look()
+            await self._poll_if_anybody_waits()
 
-    async def _look(self) -> None:
+    async def _poll_if_anybody_waits(self) -> None:
+        """Look, unless that fails or takes long: there is a next time."""
+        if self._has_waiters():
+            with suppress(psycopg.Error, DatabaseUnavailable, TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS_MAX):
+                    await self._poll()
+
+    async def _poll(self) -> None:
         """Find what can be claimed now, of all operators."""
-
-        async def work(connection: Connection) -> list[Channel]:
-            found = await connection.execute(query("claimable_channels"))
-            return [
-                Channel(row["operator"], Priority(row["priority"]))
-                for row in await found.fetchall()
-            ]
-
-        self._heard(await self._database.transact(work))
+        found = await self._database.fetch("claimable_channels")
+        self._heard([WakeUpChannel(row["operator"], Priority(row["priority"])) for row in found])

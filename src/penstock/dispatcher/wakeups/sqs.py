@@ -1,14 +1,16 @@
 """Wake-ups through SQS: one queue an operator and priority, made when it is first needed.
 
-- A word is a message without content. It is invisible to others while it is being answered, for
+- A wake-up is a message without content. It is invisible to others while it is being answered,
+  for
   `visibility_seconds` that are extended as long as that takes, and deleted when it was answered.
-  One that was not, or whose listener has died, is visible again after a while.
-- Messages that nobody hears are dropped after some minutes: the reconciler says it again.
-- Listening is one long poll a channel, in a thread of its own that never keeps a process alive.
-  A poll that ends when its listener has stopped makes what it got visible again at once.
+  One that was not, or whose listener has died, becomes visible again.
+- Messages that nobody receives expire after some minutes: the reconciler sends another.
+- Listening is one long poll a channel, in a daemon thread. A poll that ends after its listener
+  has
+  stopped makes what it received visible again at once.
 
-All calls of boto3 are made in threads and are bounded in time. Queues that are deleted are made
-anew. Neither side needs SQS to be there at start: sending fails, listening tries again and says so.
+All calls of boto3 are made in threads and are bounded in time. Deleted queues are made anew.
+Neither side needs SQS at start: sending fails, listening retries and logs it.
 """
 
 from __future__ import annotations
@@ -22,8 +24,13 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.wakeups.base import Channel, Heard, Listener, Sender
-from penstock.dispatcher.wakeups.naming import channel_name
+from penstock.dispatcher.wakeups.base import (
+    Heard,
+    WakeUpChannel,
+    WakeUpListener,
+    WakeUpSender,
+    channel_name,
+)
 from penstock.kernel.aws import Aws, aws_client, error_code
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, system_entropy
@@ -34,7 +41,6 @@ _log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 NAME_CHARACTERS_MAX: Final = 80
-PREFIX: Final = "penstock-"
 _RETENTION_SECONDS: Final = 600
 _MESSAGES_MAX: Final = 10
 _CONNECTIONS_MAX: Final = 200
@@ -49,7 +55,7 @@ _GONE: Final = frozenset(
 class SqsSettings:
     """How queues are named and how long things last."""
 
-    prefix: str = PREFIX
+    prefix: str
     wait_seconds: int = 10
     """How long a poll waits for a message: 20 at most, and the longer the cheaper."""
     visibility_seconds: int = 30
@@ -74,7 +80,7 @@ class _Queues:
         self.settings = settings
         self._lock = threading.Lock()
         self._client: Any = None
-        self._urls: dict[Channel, str] = {}
+        self._urls: dict[WakeUpChannel, str] = {}
 
     @property
     def client(self) -> Any:
@@ -88,7 +94,7 @@ class _Queues:
                 )
             return self._client
 
-    def call(self, channel: Channel, method: str, **asked: object) -> dict[str, Any]:
+    def call(self, channel: WakeUpChannel, method: str, **asked: object) -> dict[str, Any]:
         """Call a method about a channel's queue, which is made if it is not there."""
         try:
             return self._call(channel, method, asked)
@@ -98,12 +104,14 @@ class _Queues:
             self._urls.pop(channel, None)
             return self._call(channel, method, asked)
 
-    def _call(self, channel: Channel, method: str, asked: Mapping[str, object]) -> dict[str, Any]:
+    def _call(
+        self, channel: WakeUpChannel, method: str, asked: Mapping[str, object]
+    ) -> dict[str, Any]:
         url = self._urls.get(channel) or self._url(channel)
         answer: dict[str, Any] = getattr(self.client, method)(QueueUrl=url, **asked)
         return answer
 
-    def _url(self, channel: Channel) -> str:
+    def _url(self, channel: WakeUpChannel) -> str:
         name = self.name(channel)
         try:
             answer = self.client.get_queue_url(QueueName=name)
@@ -119,7 +127,7 @@ class _Queues:
         self._urls[channel] = url
         return url
 
-    def name(self, channel: Channel) -> str:
+    def name(self, channel: WakeUpChannel) -> str:
         room = NAME_CHARACTERS_MAX - len(self.settings.prefix)
         return self.settings.prefix + channel_name(channel, characters_max=room)
 
@@ -131,11 +139,11 @@ class _Queues:
             client.close()
 
 
-class SqsSender(Sender):
+class SqsSender(WakeUpSender):
     """Sends wake-ups through SQS."""
 
-    def __init__(self, aws: Aws | None = None, *, settings: SqsSettings | None = None) -> None:
-        self._queues = _Queues(aws or Aws(), settings or SqsSettings())
+    def __init__(self, aws: Aws | None = None, *, settings: SqsSettings) -> None:
+        self._queues = _Queues(aws or Aws(), settings)
 
     async def start(self) -> None:
         """Nothing to do yet."""
@@ -143,8 +151,8 @@ class SqsSender(Sender):
     async def stop(self) -> None:
         await asyncio.to_thread(self._queues.close)
 
-    async def send(self, channels: Collection[Channel]) -> Mapping[Channel, str]:
-        async def one(channel: Channel) -> str:
+    async def send(self, channels: Collection[WakeUpChannel]) -> Mapping[WakeUpChannel, str]:
+        async def one(channel: WakeUpChannel) -> str:
             try:
                 await asyncio.to_thread(
                     self._queues.call, channel, "send_message", MessageBody="wake up"
@@ -158,7 +166,7 @@ class SqsSender(Sender):
         return {channel: why for channel, why in zip(wanted, said, strict=True) if why}
 
 
-class SqsListener(Listener):
+class SqsListener(WakeUpListener):
     """Hears wake-ups through SQS."""
 
     def __init__(
@@ -166,15 +174,15 @@ class SqsListener(Listener):
         answer: Heard,
         *,
         aws: Aws | None = None,
-        settings: SqsSettings | None = None,
+        settings: SqsSettings,
         clock: Clock | None = None,
         entropy: Entropy | None = None,
     ) -> None:
         self._answer = answer
-        self._queues = _Queues(aws or Aws(), settings or SqsSettings())
+        self._queues = _Queues(aws or Aws(), settings)
         self._clock = clock or SystemClock()
         self._entropy = entropy or system_entropy()
-        self._polls: dict[Channel, asyncio.Task[None]] = {}
+        self._polls: dict[WakeUpChannel, asyncio.Task[None]] = {}
         self._answers: set[asyncio.Task[None]] = set()
         self._wanted: frozenset[str] = frozenset()
         self._is_started = False
@@ -206,7 +214,7 @@ class SqsListener(Listener):
     def _follow(self) -> None:
         """Poll the channels of the operators that are wanted, and no others."""
         wanted = {
-            Channel(operator, tier)
+            WakeUpChannel(operator, tier)
             for operator in (self._wanted if self._is_started else ())
             for tier in Priority
         }
@@ -218,7 +226,7 @@ class SqsListener(Listener):
                 self._listen(channel), name=f"listen to {channel.operator}"
             )
 
-    async def _listen(self, channel: Channel) -> None:
+    async def _listen(self, channel: WakeUpChannel) -> None:
         failures = 0
         while True:
             poll = _Poll(self._queues, channel)
@@ -227,25 +235,25 @@ class SqsListener(Listener):
             except Exception as error:  # noqa: BLE001 - boto3 has no end of errors; tried again
                 failures += 1
                 if failures == 1:
-                    _log.warning("wake-ups cannot be heard, trying again: %s", error)
+                    _log.warning("failed to receive wake-ups; retrying: %s", error)
                 pause = min(0.5 * 2.0 ** min(failures, 10), _PAUSE_SECONDS_MAX)
                 await self._clock.sleep(pause * self._entropy.uniform(0.8, 1.2))
                 continue
             failures = 0
             if messages:
                 # Several words on one channel say no more than one.
-                answering = asyncio.get_running_loop().create_task(self._hear(channel, messages))
+                answering = asyncio.get_running_loop().create_task(self._handle(channel, messages))
                 self._answers.add(answering)
                 answering.add_done_callback(self._answers.discard)
                 await asyncio.wait({answering})
 
-    async def _hear(self, channel: Channel, receipts: Collection[str]) -> None:
+    async def _handle(self, channel: WakeUpChannel, receipts: Collection[str]) -> None:
         """Answer, and delete what was answered; hide it from others meanwhile."""
         keeping = asyncio.get_running_loop().create_task(self._keep(channel, receipts))
         try:
             await self._answer(channel)
         except Exception as error:  # noqa: BLE001 - the word comes again, whatever it was
-            _log.warning("a wake-up of %s comes again: %s", channel.operator, error)
+            _log.warning("failed to answer a wake-up of %s; retrying: %s", channel.operator, error)
             is_answered = False
         else:
             is_answered = True
@@ -258,29 +266,29 @@ class SqsListener(Listener):
                 seconds = self._queues.settings.again_seconds
                 await self._hide(channel, receipt, seconds)
 
-    async def _keep(self, channel: Channel, receipts: Collection[str]) -> None:
+    async def _keep(self, channel: WakeUpChannel, receipts: Collection[str]) -> None:
         seconds = self._queues.settings.visibility_seconds
         while True:
             await self._clock.sleep(seconds / 3)
             for receipt in receipts:
                 await self._hide(channel, receipt, seconds)
 
-    async def _hide(self, channel: Channel, receipt: str, seconds: int) -> None:
+    async def _hide(self, channel: WakeUpChannel, receipt: str, seconds: int) -> None:
         await self._call(
             channel, "change_message_visibility", ReceiptHandle=receipt, VisibilityTimeout=seconds
         )
 
-    async def _call(self, channel: Channel, method: str, **asked: object) -> None:
+    async def _call(self, channel: WakeUpChannel, method: str, **asked: object) -> None:
         try:
             await asyncio.to_thread(self._queues.call, channel, method, **asked)
         except Exception as error:  # noqa: BLE001 - the word is heard twice, which does no harm
-            _log.info("a wake-up may be heard again: %s", error)
+            _log.info("failed to delete an answered wake-up; it may be redelivered: %s", error)
 
 
 class _Poll:
     """One long poll, in a thread that does not keep the process from ending."""
 
-    def __init__(self, queues: _Queues, channel: Channel) -> None:
+    def __init__(self, queues: _Queues, channel: WakeUpChannel) -> None:
         self._queues = queues
         self._channel = channel
         self._is_abandoned = threading.Event()

@@ -1,1 +1,3 @@
-"""How workers find tasks: one module a mode, one contract."""
+"""How workers find tasks: one contract; the modes `leased`, `direct`, `shared`, `sampled`."""
+
+from __future__ import annotations

@@ -1,13 +1,101 @@
-"""`direct`: every worker has an inbox, and whoever submits tells one of them.
+"""`direct` mode: producers announce each pack to one worker, in its inbox. Opt-in, type by type.
 
-The protocol is in `penstock.queue.direct`: leases, entries, the cursor, recovery, bounds, requests.
-Here is what a worker does with it. A look lists the own inbox; every so often it also looks
-around: into `ready/`, or at everything, for what no inbox has led to. While the whole queue is in
-one page of a list, both are the same one LIST. What was found around comes in an order of this
-worker's own, since others look there too.
+`QueueConfig(direct=("resize",))` says which types are direct, so that producers and workers
+agree. An inbox is an index and nothing else: the pack lies in `tasks/`, `ready/` or `keyed/` as
+any other, its ledger decides who runs it, and workers of every mode may find it there. So
+whatever happens to an inbox costs time, never a task (QUEUE-22), and mixed fleets are fine.
+
+## Objects
+
+    inbox/@leases/{worker}.json      a cell: who holds the worker's name, and until when
+    inbox/@cursors/{worker}.json     a cell of its own: saving it can never cost the lease
+    inbox/{worker}/{minute}/{nonce}@{task}   an entry: empty; its key alone tells the pack, its
+                                     type, size, priority and limit. The nonce is never used twice
+
+## The lease: states, and who moves them
+
+| state | means | leaves by |
+|---|---|---|
+| (no object) | the name is free | `create` of a worker that starts: LIVE |
+| LIVE | `holder` works until `expires_ms` | its own renewal; itself: GONE; when it is over, |
+| | | a recovery: GONE, or a worker that starts: LIVE, of another holder |
+| GONE | nobody holds it; others are given what is in the inbox | a worker that starts: LIVE; |
+| | | a recovery, when the inbox is empty: deleted |
+
+Each is a compare-and-swap (SHARD-8). A worker that starts under a name whose lease is LIVE and not
+surely over gets `WorkerIdConflict`. A holder trusts its lease while the store's time is surely
+before its end; when it does not, it reads and starts nothing. At a renewal it finds out whether it
+still holds the name. If not, it stops at once and gives back what runs. A lease that has run out
+and that nobody has touched is simply renewed. A lease lasts `lease_duration_secs` (60 s) and is
+renewed every `lease_renewal_interval_secs` (20 s); both are tripled while idle.
+
+## An entry
+
+Written after the pack, never before; best effort: a submit does not fail or wait long because
+of it (`penstock.queue.inbox_announcer`). It goes to a live worker that has a handler for the
+type. The minute is that in which the pack is due. The worker lists its inbox, tries what is
+there as it tries what a list shows, and deletes the entry once it, or somebody else, has
+claimed the pack, or the pack is over (`penstock.queue.inbox`). An entry of a type that the
+worker has no handler for is deleted. Where no live worker is known, a pack that would be in
+`tasks/` is put into `ready/` instead, in the present minute: direct workers look there often.
+
+## The cursor
+
+The minute before which everything in the inbox was handled. It moves up to the oldest entry
+that a list showed and that is not handled, and no further than `LATE_MINUTES` behind the
+present. A worker that takes over its own name goes on from its cursor, or from the beginning of
+the inbox if none was saved; at most from 24 hours back, with a warning. A fresh worker, whose
+name was free, starts now. Entries before the cursor, written late, are deleted when they are
+seen. Their packs, and those behind the 24 hours, are found by scavenging.
+
+## Recovery, by anyone
+
+Workers list the leases; one that is over is swapped to GONE, which fences its holder. Then the
+entries of the inbox are looked at one by one: a pack with a ledger was claimed, and is left to
+its lease; one that is gone is over; one that is pending is announced to a live worker, in its
+minute and under the same nonce. Then the entry is deleted. `LINGER_SECONDS` after the swap,
+when no producer can know the worker any more, cursor and lease go. Every step may be done
+twice, by two at once, or be left half done by a crash: the lease stays GONE and the next who
+looks goes on. What comes even later lies in an inbox without a lease: the elected monitor looks
+for such every `ORPHAN_SECONDS` and does the same with them. A worker that stops does it for
+itself. There is no overflow prefix (docs/decisions/0018).
+
+## What finds what an inbox loses
+
+A worker looks into `ready/` so often that the fleet as a whole does every 5 s or so, and each
+at least every `overflow_scavenge_interval_secs` (120 s), with jitter. As often it scavenges:
+one look at everything, as in `shared`, at what is older than `YOUNG_SECONDS`. Retries are
+remembered by the worker that failed; if it dies, or if its claim runs out, the pack is in
+`tasks/` with a ledger, and is found so. One worker is elected to be the monitor, as in
+`shared`.
+
+## Crash points
+
+| a crash | leaves | and then |
+|---|---|---|
+| before the entry is written | a pack without an entry | scavenged within 120 s + 10 s |
+| after a claim, before the delete | an entry to a claimed pack | the next who lists deletes it |
+| of a worker, whenever | a lease that ends, an inbox | recovered after 60 s (idle 180 s), a look |
+| of the whole fleet | the same | the same names go on from their cursors, others recover |
+| between two steps of a recovery | a lease that is GONE | the next who looks goes on |
+| before a cursor is saved | an older cursor | entries that were deleted are not there any more |
+
+Bounds. Every live worker looks at the leases every 60 s, or every 10 s times the number of
+workers if that is more, at most 600 s, with jitter: the fleet as a whole finds a lease that is
+over within 72 s. Scavenging, which needs no recovery, finds every pack within 144 s of its
+tenth second. A producer's roster is at most 30 s old: a worker that stops gets entries for that
+long, and one that dies until its lease has ended.
+
+## Requests
+
+A task by itself: 4 puts (pack, entry, claim, settle), 3 gets, its deletes, and its share of the
+LISTs. An inbox is one LIST a look, for every worker: with `Polling`'s 8 s an idle worker pays
+$1.62 a month for that, $0.22 for its lease, $0.11 for scavenging, $0.04 for other leases; a
+fleet pays $2.60 for `ready/`. A producer pays one LIST in 30 s while it submits, and a GET for
+each worker that is new to it.
 
 A worker that has a handler for a type that is not direct looks at everything every time, as in
-`shared`: nobody would tell it of such tasks.
+`shared`: nobody would announce such tasks to it.
 """
 
 from __future__ import annotations
@@ -26,19 +114,16 @@ from penstock.kernel.errors import (
     WorkerLeaseLost,
 )
 from penstock.queue.config import QueueConfig
-from penstock.queue.direct.cursor import Cursor
-from penstock.queue.direct.inbox import Inbox
-from penstock.queue.direct.leases import IDLE_STRETCH, Held
-from penstock.queue.direct.recovery import Recovery
-from penstock.queue.direct.roster import Roster
-from penstock.queue.discovery.base import Wanted
+from penstock.queue.discovery.base import DiscoveryRequest
 from penstock.queue.discovery.elected import RELEASE_SECONDS, ElectedDiscovery
-from penstock.queue.discovery.scan import ALL, Scanner, Sight, View
+from penstock.queue.discovery.scanner import ALL, PackCandidate, Scanner, ScanResult
+from penstock.queue.ids import SLOTS, PackAt
+from penstock.queue.inbox import IDLE_STRETCH, HeldWorkerLease, Inbox, InboxCursor, WorkerRoster
+from penstock.queue.inbox_announcer import InboxRecovery
 from penstock.queue.incarnation import NOBODY, Incarnation
 from penstock.queue.layout import QueueLayout
-from penstock.queue.owning.load import Load
-from penstock.queue.places import SLOTS, PackAt
 from penstock.queue.settings import WorkerSettings
+from penstock.queue.shards.allocation import WorkerLoad
 from penstock.store.base import ObjectStore
 from penstock.store.time import Interval
 
@@ -90,7 +175,7 @@ class DirectDiscovery(ElectedDiscovery):
         self._config = config
         self._settings = settings
         self._handles = handles
-        self._held = Held(
+        self._held = HeldWorkerLease(
             store,
             layout,
             worker=self.name,
@@ -99,10 +184,10 @@ class DirectDiscovery(ElectedDiscovery):
             entropy=entropy,
             incarnation=incarnation,
         )
-        self._cursor = Cursor(store, layout, worker=self.name, entropy=entropy)
+        self._cursor = InboxCursor(store, layout, worker=self.name, entropy=entropy)
         self._inbox = Inbox(store, layout, worker=self.name, handles=handles, cursor=self._cursor)
-        self._roster = Roster(store, layout)
-        self._recovery = Recovery(
+        self._roster = WorkerRoster(store, layout)
+        self._recovery = InboxRecovery(
             store, layout, self._roster, entropy=entropy, incarnation=incarnation
         )
         self._scanner = Scanner(store, layout)
@@ -118,7 +203,7 @@ class DirectDiscovery(ElectedDiscovery):
         try:
             await self._begin()
         except StoreError as error:
-            _log.warning("this worker cannot have an inbox yet, trying again: %s", error)
+            _log.warning("failed to take the inbox, retrying: %s", error)
 
     async def _begin(self) -> None:
         await self._held.take()
@@ -133,18 +218,18 @@ class DirectDiscovery(ElectedDiscovery):
     def handled(self, at: PackAt) -> None:
         self._inbox.handled(at)
 
-    async def look(self, wanted: Wanted) -> View:
+    async def look(self, wanted: DiscoveryRequest) -> ScanResult:
         if not self._has_begun or not self._held.is_live:
-            return View()
+            return ScanResult()
         now = await self._store.now()
-        entries: list[Sight] = []
+        entries: list[PackCandidate] = []
         if wanted.has_room:
             entries = await self._inbox.look(
                 now_minute=int(now.earliest // 60), worth=wanted.worth, wanted=wanted.tasks
             )
         mine = {sight.at: sight for sight in entries}
 
-        def worth(sight: Sight) -> int:
+        def worth(sight: PackCandidate) -> int:
             is_left = sight.at not in mine and self._is_young(sight, now)
             return 0 if is_left else wanted.worth(sight)
 
@@ -164,10 +249,10 @@ class DirectDiscovery(ElectedDiscovery):
         view.sights = [each for *_, each in sorted(drawn, key=lambda of: of[:3])]
         return view
 
-    def _is_for_us(self, sight: Sight, now: Interval) -> bool:
+    def _is_for_us(self, sight: PackCandidate, now: Interval) -> bool:
         return sight.at.type in self._handles and not self._is_young(sight, now)
 
-    def _is_young(self, sight: Sight, now: Interval) -> bool:
+    def _is_young(self, sight: PackCandidate, now: Interval) -> bool:
         """Whether the worker that was told of a pack should have it first."""
         if sight.at.due_minute is not None or not self._config.is_direct(sight.at.type):
             return False
@@ -175,8 +260,13 @@ class DirectDiscovery(ElectedDiscovery):
         return sight.age_ms > (now.earliest - patience) * 1000
 
     async def _look_around(
-        self, wanted: Wanted, worth: Callable[[Sight], int], now: Interval, *, is_enough: bool
-    ) -> View:
+        self,
+        wanted: DiscoveryRequest,
+        worth: Callable[[PackCandidate], int],
+        now: Interval,
+        *,
+        is_enough: bool,
+    ) -> ScanResult:
         """Look at what others may have found as well, if it is time for that."""
         instant, minute = self._clock.monotonic(), int(now.earliest // 60)
         is_over = self._later_ms is not None and self._later_ms <= now.earliest * 1000
@@ -195,7 +285,7 @@ class DirectDiscovery(ElectedDiscovery):
             view = await self._scanner.look_at_due(minute=minute, worth=worth, wanted=wanted.tasks)
         else:
             # Without room nobody is to look again because something becomes due.
-            return View(later_ms=self._later_ms if wanted.has_room else None)
+            return ScanResult(later_ms=self._later_ms if wanted.has_room else None)
         # The more workers there are, the more rarely each of them looks.
         self._ready_at = instant + self._jittered(
             min(READY_SECONDS * self._fleet, self._settings.overflow_scavenge_interval_secs)
@@ -206,13 +296,13 @@ class DirectDiscovery(ElectedDiscovery):
     def _jittered(self, seconds: float) -> float:
         return seconds * self._entropy.uniform(0.8, 1.2)
 
-    async def keep(self, load: Callable[[], Load]) -> None:
+    async def keep(self, load: Callable[[], WorkerLoad]) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(super().keep(load))
-            group.create_task(self._mind_others())
-            await self._mind_lease(load)
+            group.create_task(self._check_peers())
+            await self._keep_lease(load)
 
-    async def _mind_lease(self, load: Callable[[], Load]) -> None:
+    async def _keep_lease(self, load: Callable[[], WorkerLoad]) -> None:
         """Renew the lease and save the cursor, until it is lost."""
         while self.lost is None:
             seconds = _AGAIN_SECONDS
@@ -221,7 +311,7 @@ class DirectDiscovery(ElectedDiscovery):
             except WorkerIdConflict as error:
                 self._lose(error)
             except (StoreError, UnreadableObject) as error:
-                _log.info("worker %s: its lease is tried again soon: %s", self.name, error)
+                _log.info("worker %s: failed to renew its lease, retrying: %s", self.name, error)
             await self._clock.sleep(min(seconds, _TURN_SECONDS_MAX))
 
     async def _turn(self, *, is_idle: bool) -> float:
@@ -236,15 +326,15 @@ class DirectDiscovery(ElectedDiscovery):
             await self._held.renew(is_idle=is_idle)
             self._renewed_at, self._stretch = begun, stretch
             if self._held.is_lost:
-                self._lose(self._words_of_loss())
+                self._lose(self._lease_lost())
                 return pause
         await self._cursor.save()
         return self._renewed_at + pause - self._clock.monotonic()
 
-    def _words_of_loss(self) -> WorkerLeaseLost:
+    def _lease_lost(self) -> WorkerLeaseLost:
         return WorkerLeaseLost(
-            f"The worker {self.name!r} has lost its name: its lease had ended, and others have"
-            " taken over what it had. It stops, and gives back what runs.",
+            f"The worker {self.name!r} has lost its lease: it expired, and others have"
+            " taken over its tasks. It stops, and gives back what runs.",
             hint="It was cut off for longer than its lease, or another started under its name."
             " Start it again.",
         )
@@ -254,7 +344,7 @@ class DirectDiscovery(ElectedDiscovery):
         self.lost = error
         self.changed.set()
 
-    async def _mind_others(self) -> None:
+    async def _check_peers(self) -> None:
         """Look at the leases of the others, and give away what those have left that are gone."""
         least = self._settings.lease_duration_secs
         while True:
@@ -265,13 +355,13 @@ class DirectDiscovery(ElectedDiscovery):
                     # The picture grows old, and the number holds until the next.
                     self._fleet = max(1, len(self._roster.live(await self._store.now())))
                     await self._recovery.recover_all(but=self.name)
-                    await self._mind_orphans()
+                    await self._check_orphans()
                 except StoreError as error:
-                    _log.info("the other workers are looked at later: %s", error)
+                    _log.info("failed to check the other workers, retrying later: %s", error)
                 seconds = max(least, min(OTHERS_SECONDS * self._fleet, 10 * least))
             await self._clock.sleep(self._jittered(seconds if self._has_begun else 1.0))
 
-    async def _mind_orphans(self) -> None:
+    async def _check_orphans(self) -> None:
         if self.guarded() and self._clock.monotonic() >= self._orphans_at + ORPHAN_SECONDS:
             self._orphans_at = self._clock.monotonic()
             await self._recovery.recover_orphans()
@@ -289,7 +379,7 @@ class DirectDiscovery(ElectedDiscovery):
                 if self._roster.live(await self._store.now()):
                     await self._recovery.recover(self.name)
         except (StoreError, UnreadableObject, TimeoutError) as error:
-            _log.info("the inbox is given away by others, when its lease has ended: %s", error)
+            _log.info("failed to release the inbox, its lease will expire: %s", error)
 
 
 def _warn_of_others(types: Iterable[str]) -> bool:
@@ -297,7 +387,7 @@ def _warn_of_others(types: Iterable[str]) -> bool:
     others = sorted(types)
     if others:
         _log.warning(
-            "this worker of the mode 'direct' looks at everything, as in 'shared': of its types"
+            "this worker of the mode 'direct' lists the whole queue, as in 'shared': of its types"
             " these are not direct: %s; 'penstock queue config set --direct' makes them so",
             ", ".join(others),
         )

@@ -1,19 +1,21 @@
-"""What somebody who looks into a queue wants to know: its tasks, its figures, its dead letters.
+"""Reading a queue for people: tasks, statistics, recent activity, dead letters.
 
-Called by the command line and by a console. Everything here only reads, except `run_monitor`,
-which does what `penstock.queue.monitor` does. What is seen is a moment that is over: a task may
-move between a list and the read that follows it, and is then shown where it was found, or not at
-all. What cannot be read (not ours, damaged, of a later release) stops nobody: it is named in
-`notes`, one sentence each, and left out. The modules say how many requests they make.
+Called by the command line and the console. Everything here only reads; `run_monitor` is that of
+`penstock.queue.maintenance`. A reading is a moment that is over: a task may move between a list
+and the read that follows, and is then shown where it was found, or not at all. What cannot be
+read (not ours, damaged, of a later release) stops nobody: `notes` names it, one sentence each.
+The modules say how many requests they make.
 """
 
-from penstock.queue.inspection.alone import MonitorPass as MonitorPass
-from penstock.queue.inspection.alone import run_monitor as run_monitor
-from penstock.queue.inspection.figures import Stats as Stats
-from penstock.queue.inspection.figures import stats as stats
-from penstock.queue.inspection.following import Follower as Follower
-from penstock.queue.inspection.following import Happened as Happened
-from penstock.queue.inspection.tasks import Listing as Listing
-from penstock.queue.inspection.tasks import dead_letters as dead_letters
-from penstock.queue.inspection.tasks import find_tasks as find_tasks
-from penstock.queue.inspection.tasks import list_tasks as list_tasks
+from __future__ import annotations
+
+from penstock.queue.inspection.activity import QueueFollower as QueueFollower
+from penstock.queue.inspection.activity import TaskHappening as TaskHappening
+from penstock.queue.inspection.stats import Stats as Stats
+from penstock.queue.inspection.stats import stats as stats
+from penstock.queue.inspection.task_search import TaskListing as TaskListing
+from penstock.queue.inspection.task_search import dead_letters as dead_letters
+from penstock.queue.inspection.task_search import find_tasks as find_tasks
+from penstock.queue.inspection.task_search import list_tasks as list_tasks
+from penstock.queue.maintenance import MonitorPass as MonitorPass
+from penstock.queue.maintenance import run_monitor as run_monitor

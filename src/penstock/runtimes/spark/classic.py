@@ -1,10 +1,14 @@
 """Sessions of a JVM that this process starts: local masters and clusters. Imports PySpark.
 
-The JVM is a child in the process group of the host, so it ends with it. It is started by PySpark's
-own launcher, with its output in the log of the host. All sessions share one SparkContext, and what
-jobs leave in it is kept from others (`isolation`); each
-thread of ours has a thread in the JVM (pinned threads), which is what groups, pools and the task in
-lines of the log hang on.
+The JVM is a child in the process group of the host, so it ends with it. It is started by
+PySpark's own launcher, with its output in the log of the host. All sessions share one
+SparkContext, and what jobs leave in it is kept from others (`isolation`); each thread of ours
+has a thread in the JVM (pinned threads), which is what job groups, pools and the task in lines
+of the log hang on.
+
+Figures of jobs and stages are as Spark's own REST interface has them: `progress_of` for jobs
+that run, `metrics_of` for those that have ended. A stage that was made by an earlier job is
+skipped by later ones: it counts once.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -29,15 +33,7 @@ from pyspark.sql.classic.dataframe import DataFrame
 
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.spark import isolation
-from penstock.runtimes.spark.archive import archive_of
-from penstock.runtimes.spark.conf import (
-    classic_conf,
-    environment,
-    java_options,
-    log_config,
-    properties,
-    python_of,
-)
+from penstock.runtimes.spark.engine_protocol import JobGroup
 from penstock.runtimes.spark.internals import (
     check_driver,
     json_mapper,
@@ -49,10 +45,58 @@ from penstock.runtimes.spark.internals import (
     status_store,
     wait_for_figures,
 )
-from penstock.runtimes.spark.java import find_java, packaged_java, spark_home_of
-from penstock.runtimes.spark.metrics import metrics_of, progress_of
-from penstock.runtimes.spark.sessions import Group
-from penstock.runtimes.spark.settings import SparkSettings
+from penstock.runtimes.spark.java import archive_of, find_java, packaged_java, spark_home_of
+from penstock.runtimes.spark.settings import (
+    SparkSettings,
+    classic_conf,
+    environment,
+    java_options,
+    log_config,
+    properties,
+    python_of,
+)
+
+_SUMS: Final = {
+    "executor_run_ms": ("executorRunTime", 1),
+    "executor_cpu_ms": ("executorCpuTime", 1_000_000),
+    "gc_ms": ("jvmGcTime", 1),
+    "input_bytes": ("inputBytes", 1),
+    "input_rows": ("inputRecords", 1),
+    "output_bytes": ("outputBytes", 1),
+    "output_rows": ("outputRecords", 1),
+    "shuffle_read_bytes": ("shuffleReadBytes", 1),
+    "shuffle_write_bytes": ("shuffleWriteBytes", 1),
+    "spill_memory_bytes": ("memoryBytesSpilled", 1),
+    "spill_disk_bytes": ("diskBytesSpilled", 1),
+}
+_ALWAYS: Final = ("executor_run_ms", "shuffle_read_bytes", "shuffle_write_bytes")
+
+
+def progress_of(jobs: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How far jobs are. What is skipped is neither to be done nor done."""
+    said = dict.fromkeys(("stages", "stages_done", "tasks", "tasks_done"), 0)
+    for job in jobs:
+        said["stages"] += len(job["stageIds"]) - int(job["numSkippedStages"])
+        said["stages_done"] += int(job["numCompletedStages"])
+        said["tasks"] += int(job["numTasks"]) - int(job["numSkippedTasks"])
+        said["tasks_done"] += int(job["numCompletedTasks"])
+    return said
+
+
+def metrics_of(jobs: int, stages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What this many jobs, of these stages, took. Spilling nothing is not worth a word."""
+    ran = [stage for stage in stages if stage["status"] != "SKIPPED"]
+    said: dict[str, Any] = {
+        "jobs": jobs,
+        "stages": len(ran),
+        "tasks": sum(int(stage["numCompleteTasks"]) for stage in ran),
+    }
+    for name, (field, unit) in _SUMS.items():
+        total = sum(int(stage[field]) for stage in ran) // unit
+        if total or name in _ALWAYS:
+            said[name] = total
+    return said
+
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +165,7 @@ class ClassicSessions:
     def fresh(self) -> Any:
         return self.base.newSession()
 
-    def enter(self, session: Any, group: Group) -> None:
+    def enter(self, session: Any, group: JobGroup) -> None:
         context = self._context
         if getattr(self._thread, "session", None) is not session:
             self._commons.enter(session)

@@ -23,10 +23,10 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from penstock.kernel.entropy import Entropy, system_entropy
-from penstock.runtimes.spark.conf import connect_conf
+from penstock.runtimes.spark import isolation
+from penstock.runtimes.spark.engine_protocol import JobGroup
 from penstock.runtimes.spark.internals import ask_server, check_client, limit_retries
-from penstock.runtimes.spark.sessions import Group
-from penstock.runtimes.spark.settings import SparkSettings
+from penstock.runtimes.spark.settings import SparkSettings, connect_conf
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ class ConnectSessions:
         self._thread = threading.local()
         self.base = self.fresh()
         check_client(self.base)
+        isolation.install(type(self.base), type(self.base.range(0)), type(self.base.catalog))
         self.spark = str(self.base.version)
         self._end_left()
 
@@ -66,15 +67,18 @@ class ConnectSessions:
             self._all[name] = (session, held)
         return session
 
-    def enter(self, session: Any, group: Group) -> None:
+    def enter(self, session: Any, group: JobGroup) -> None:
         session.clearTags()
         session.addTag(group.name)
+        isolation.enter(session)
         self._thread.group = group.name
         with self._lock:
             self._sessions[group.name] = session
             self._counts[group.name] = {}
 
     def leave(self, session: Any) -> None:
+        with suppress(Exception):
+            isolation.leave(session)
         with self._lock:
             for group in [name for name, each in self._sessions.items() if each is session]:
                 del self._sessions[group], self._counts[group]
@@ -143,7 +147,7 @@ class ConnectSessions:
                 held = _hold(file)
             except OSError:
                 continue  # its host lives
-            _log.warning("ending what a killed host has left: session %s", file.name)
+            _log.warning("ending the session of a killed host: %s", file.name)
             with suppress(Exception):
                 session = self._opened(file.name)
                 session.interruptAll()

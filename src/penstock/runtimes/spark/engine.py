@@ -1,22 +1,33 @@
 """Runs Spark jobs: reads what a task is given, runs its operator, checks and writes what comes out.
 
-A task goes through four phases: `reading` (manifests, files, sums, the plan and what is refused of
-it: `refusals`), `running` (Spark computes; what is small leaves through Arrow), `checking`
+A task goes through four phases: `reading` (manifests, files, sums, the plan and what is refused
+of it), `running` (Spark computes; what is small leaves through Arrow), `checking`
 (expectations), `writing` (files, and the manifest last). Until its manifest is written there is
-nothing, and nobody reads it before the dispatcher has published it: a crash, or an attempt that was
-given up, leaves files that are swept.
+nothing, and nobody reads it before the dispatcher has published it: a crash, or an attempt that
+was given up, leaves files that are swept.
 
-A batch runs as few Spark jobs as its tasks allow (`batching`). If such a job fails, its tasks run
-one by one within the same attempts, each with an outcome of its own, which is told when it is
-there: a crash costs those that have not ended yet. Tasks that are dropped on the
-way are not written.
+All that the plan of a result tells is checked for all outputs before the first is computed:
+
+| what | is refused if |
+|---|---|
+| the columns | they cannot become those of the generation, by `penstock.datasets.schema` |
+| `expect` | it names a column that there is not, or is no SQL over the columns |
+| `unique_key`, `version_by`, `delete_when` | likewise, or the type of a column does not serve |
+| `partition_by` | likewise |
+| `sort_by`, `cluster_by` | it names a column that there is not (`output_writer.shape_of`) |
+
+Only what is certain is refused (`refuse_for_good`): the columns of a generation are those of the
+claim, and may have grown when the task publishes. The publication judges everything once more.
+
+A batch runs as few Spark jobs as its tasks allow (`operators.tasks_by_job`). If such a job
+fails, its tasks run one by one within the same attempts, each with an outcome of its own, which
+is reported when it is there: a crash costs those that have not ended yet. Tasks that are
+dropped on the way are not written.
 
 A task that maintains a dataset runs nothing of its job: what is published of a partition is
-written anew, as it is (`rewriter`).
-
-What a job merges is computed and checked by itself, then merged with what is published of the
-partition (`merging`), which is one more phase, and one more that is written. Its tasks run one by
-one.
+rewritten, as it is (`rewriter`). What a job merges is computed and checked by itself, then
+merged with what is published of the partition (`merger`), which is one more phase, and one more
+that is written. Its tasks run one by one.
 
 Called by the host, in several threads at once, each with a session of its own.
 """
@@ -36,33 +47,99 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from penstock.datasets.manifest import File, sums
+from penstock.datasets.schema import refuse_for_good
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.base import MAINTAIN, Finished, Made, Work
-from penstock.runtimes.spark.access.base import Slice
-from penstock.runtimes.spark.access.choosing import Accesses
-from penstock.runtimes.spark.batching import MEMBER, bundles, share_files, split, united
-from penstock.runtimes.spark.bounding import bounded, gathered_bytes_max, is_beyond
-from penstock.runtimes.spark.configs import PARTITION, JobConfig, read_config
-from penstock.runtimes.spark.cutting import UNKNOWN_BYTES
+from penstock.runtimes.base import MAINTAIN, AttemptWork, ProducedOutput, WorkResult
+from penstock.runtimes.spark.access.base import FileSlice
+from penstock.runtimes.spark.access.choosing import AccessSelector
+from penstock.runtimes.spark.engine_protocol import (
+    PhaseTimer,
+    RunReporter,
+    WorkFailure,
+    WorkOutcome,
+)
 from penstock.runtimes.spark.errors import failed, in_field, is_too_large
-from penstock.runtimes.spark.expectations import Watch, check_frame, checked_table, with_checks
-from penstock.runtimes.spark.expecting import Expectation
-from penstock.runtimes.spark.keys import keyed
-from penstock.runtimes.spark.merging import Merger, Merging, asked
-from penstock.runtimes.spark.operators.plans import SMALL_BYTES_MAX, Member, Plans, is_wise
-from penstock.runtimes.spark.operators.transforms import Transforms
-from penstock.runtimes.spark.partitions import divide, publishable, written_files
-from penstock.runtimes.spark.phases import Phases
-from penstock.runtimes.spark.reading import Reader, needed
-from penstock.runtimes.spark.refusals import shapes_of
-from penstock.runtimes.spark.rewriter import Rewriter, Rewriting
+from penstock.runtimes.spark.expectations import (
+    ViolationCounter,
+    check_frame,
+    checked_table,
+    refuse_unknown,
+    with_checks,
+)
+from penstock.runtimes.spark.input_reader import InputReader, needed
+from penstock.runtimes.spark.job_config import PARTITION, Expectation, JobConfig, read_config
+from penstock.runtimes.spark.merger import Merger, MergeTask, asked, is_gone, refuse_result
+from penstock.runtimes.spark.operators import (
+    MEMBER,
+    SMALL_BYTES_MAX,
+    PlanBuilder,
+    PlannedTask,
+    TransformLoader,
+    is_wise,
+    share_files,
+    split_rows,
+    tasks_by_job,
+    union_of_members,
+)
+from penstock.runtimes.spark.output_writer import (
+    OutputShape,
+    OutputWriter,
+    data_file,
+    divide,
+    publishable,
+    shape_of,
+    written_files,
+)
+from penstock.runtimes.spark.partition_keys import keyed
+from penstock.runtimes.spark.result_size import (
+    UNKNOWN_BYTES,
+    bounded,
+    estimated_bytes,
+    gathered_bytes_max,
+    is_beyond,
+)
+from penstock.runtimes.spark.rewriter import Rewriter, RewriteTask
 from penstock.runtimes.spark.settings import SparkSettings
-from penstock.runtimes.spark.sizes import estimated_bytes
-from penstock.runtimes.spark.telling import Ended, Failed, Telling
-from penstock.runtimes.spark.writing import Shape, Writer, data_file
 from penstock.runtimes.task import Stopped
+
+
+def shapes_of(
+    session: Any,
+    member: PlannedTask,
+    results: Mapping[str, DataFrame],
+    *,
+    without: Sequence[str] = (),
+) -> dict[str, OutputShape]:
+    """What the outputs of a task look like, `without` some columns.
+
+    Raises `SchemaRefused` or `WorkFailed` if it is certain that one cannot be published.
+    """
+    shapes: dict[str, OutputShape] = {}
+    for output, frame in results.items():
+        shapes[output] = shape_of(frame, member.config, without=without)
+        _refuse(session, member, output, frame=frame, shape=shapes[output])
+    return shapes
+
+
+def _refuse(
+    session: Any, member: PlannedTask, output: str, *, frame: DataFrame, shape: OutputShape
+) -> None:
+    try:
+        refuse_unknown(frame, member.config.expect)
+    except PySparkException as error:
+        raise in_field(error, "config.expect") from error
+    if not output:
+        return
+    work, place = member.work, member.work.outputs[output]
+    refuse_for_good(place.columns, shape.columns)
+    if work.merge is not None:
+        refuse_result(frame.schema, work.merge)
+        is_gone(frame, work.merge)
+    if place.partition_by:
+        keyed(session, frame, place.partition_by, output=output)
+
 
 _log = logging.getLogger(__name__)
 
@@ -79,10 +156,14 @@ class Engine:
         self._settings = settings
         self._clock = clock or SystemClock()
         transfer = Transfer(settings.store_url)
-        self._accesses = Accesses(settings, transfer, session)
-        self._reader = Reader(transfer)
-        self._writer = Writer(transfer, target_file_bytes=settings.target_file_bytes)
-        self._transforms = Transforms()
+        self._accesses = AccessSelector(settings, transfer, session)
+        self._reader = InputReader(transfer)
+        self._writer = OutputWriter(
+            transfer,
+            target_file_bytes=settings.target_file_bytes,
+            is_apart=not settings.is_one_jvm,
+        )
+        self._transforms = TransformLoader()
         self._gathered_max = gathered_bytes_max(settings, cores=_cores(settings, session))
         self._merger = Merger(
             self._reader,
@@ -94,9 +175,9 @@ class Engine:
         )
         self._rewriter = Rewriter(self._reader, self._writer, self._accesses, self._files)
 
-    def run(self, session: Any, works: Sequence[Work], tell: Telling) -> None:
+    def run(self, session: Any, works: Sequence[AttemptWork], tell: RunReporter) -> None:
         """Run these, which are of one job and generation, and tell how each has ended."""
-        members: list[Member] = []
+        members: list[PlannedTask] = []
         tell.phase("reading")
         self._reader.prepare(works)
         for work in works:
@@ -107,25 +188,27 @@ class Engine:
         for bundle in self._bundles(members):
             self._together(session, bundle, tell)
 
-    def _member(self, work: Work) -> Member:
+    def _member(self, work: AttemptWork) -> PlannedTask:
         config = read_config(work.operator, work.config)
         if config.operator == MAINTAIN:
             given = self._rewriter.inputs(work)
-            return Member(work=work, config=config, inputs=given)
-        member = Member(work=work, config=config, inputs=self._reader.inputs(work))
+            return PlannedTask(work=work, config=config, inputs=given)
+        member = PlannedTask(work=work, config=config, inputs=self._reader.inputs(work))
         if config.operator not in ("spark.python", "spark.sql"):
             needed(member.inputs.values(), work)
         return member
 
-    def _bundles(self, members: Sequence[Member]) -> list[list[Member]]:
+    def _bundles(self, members: Sequence[PlannedTask]) -> list[list[PlannedTask]]:
         # A Connect server looks views up when a query runs, so one name means one thing there.
         is_apart = self._settings.is_connect and not all(is_wise(each.config) for each in members)
         bytes_max = -1 if is_apart else self._settings.arrow_bytes_max
-        return bundles(members, bytes_max=bytes_max)
+        return tasks_by_job(members, bytes_max=bytes_max)
 
-    def _together(self, session: Any, members: Sequence[Member], tell: Telling) -> None:
+    def _together(self, session: Any, members: Sequence[PlannedTask], tell: RunReporter) -> None:
         """Run tasks as one job, and if that fails one by one."""
         wanted = [each for each in members if not tell.is_dropped(each.work.task_id)]
+        if not wanted:
+            return
         # Each is merged with what is published of its own partition.
         is_apart = _is_divided(wanted[0]) or wanted[0].work.merge is not None
         if len(wanted) > 1 and not is_apart:
@@ -150,33 +233,35 @@ class Engine:
                 tell.begin([member.work.task_id])
                 tell.end(member.work.task_id, self._alone(session, member, tell))
 
-    def _alone(self, session: Any, member: Member, tell: Telling) -> Ended:
+    def _alone(self, session: Any, member: PlannedTask, tell: RunReporter) -> WorkOutcome:
         try:
             with ExitStack() as held:
                 return self._single(session, member, tell, held)
         except Stopped:
             if not tell.is_dropped(member.work.task_id):
                 raise
-            return Failed(reason="It was stopped.")
+            return WorkFailure(reason="It was stopped.")
         except Exception as error:  # noqa: BLE001 - it is told as the task's failure
             return failed(error, member.config)
 
-    def _merged(self, session: Any, member: Member, tell: Telling, held: ExitStack) -> Finished:
+    def _merged(
+        self, session: Any, member: PlannedTask, tell: RunReporter, held: ExitStack
+    ) -> WorkResult:
         """Compute what is to be merged, if it is not there; merge it, if it is known with what."""
-        phases = Phases(tell, self._clock)
+        phases = PhaseTimer(tell, self._clock)
         phases.enter("reading")
         is_known = bool(member.work.staged) or not _is_divided(member)
         staged = dict(member.work.staged)
         results: Mapping[str, DataFrame] = {}
-        shapes: Mapping[str, Shape] = {}
+        shapes: Mapping[str, OutputShape] = {}
         if not staged:
             member, results = self._planned(session, member, held)
             shapes = shapes_of(session, member, results)
         mergings = {
-            output: Merging(member, output, session=session, phases=phases, held=held)
+            output: MergeTask(member, output, session=session, phases=phases, held=held)
             for output in results or staged
         }
-        made: list[Made] = []
+        made: list[ProducedOutput] = []
         for output, merging in mergings.items():
             if output in results:
                 staged[output] = self._merger.stage(
@@ -190,13 +275,15 @@ class Engine:
                 made += written()
         return replace(_finished(member, made, phases.seconds()), staged=staged)
 
-    def _rewritten(self, session: Any, member: Member, tell: Telling, held: ExitStack) -> Finished:
+    def _rewritten(
+        self, session: Any, member: PlannedTask, tell: RunReporter, held: ExitStack
+    ) -> WorkResult:
         """Write what is published anew, in other files."""
-        phases = Phases(tell, self._clock)
+        phases = PhaseTimer(tell, self._clock)
         phases.enter("reading")
         rewritten = [
             self._rewriter.rewrite(
-                Rewriting(member, output, session=session, phases=phases, held=held)
+                RewriteTask(member, output, session=session, phases=phases, held=held)
             )
             for output in member.work.outputs
         ]
@@ -204,10 +291,10 @@ class Engine:
         return _finished(member, anew, phases.seconds())
 
     def _planned(
-        self, session: Any, member: Member, held: ExitStack
-    ) -> tuple[Member, Mapping[str, DataFrame]]:
+        self, session: Any, member: PlannedTask, held: ExitStack
+    ) -> tuple[PlannedTask, Mapping[str, DataFrame]]:
         """A task with what it needs of its inputs, and the plans of its outputs."""
-        plans = Plans(session, self._accesses, self._transforms, held)
+        plans = PlanBuilder(session, self._accesses, self._transforms, held)
         (member,) = plans.pruned([member])
         results = plans.one(member)
         if member.config.partition_wise:
@@ -216,15 +303,17 @@ class Engine:
             }
         return member, results
 
-    def _single(self, session: Any, member: Member, tell: Telling, held: ExitStack) -> Finished:
+    def _single(
+        self, session: Any, member: PlannedTask, tell: RunReporter, held: ExitStack
+    ) -> WorkResult:
         if member.config.operator == MAINTAIN:
             return self._rewritten(session, member, tell, held)
         if member.work.merge is not None and member.work.outputs:
             return self._merged(session, member, tell, held)
-        phases = Phases(tell, self._clock)
+        phases = PhaseTimer(tell, self._clock)
         phases.enter("reading")
         member, results = self._planned(session, member, held)
-        made: list[Made] = []
+        made: list[ProducedOutput] = []
         for output, shape in shapes_of(session, member, results).items():
             result = results[output]
             phases.enter("running")
@@ -242,12 +331,12 @@ class Engine:
     def _files(
         self,
         session: Any,
-        member: Member,
+        member: PlannedTask,
         output: str,
         *,
         frame: DataFrame,
-        shape: Shape,
-        phases: Phases,
+        shape: OutputShape,
+        phases: PhaseTimer,
     ) -> tuple[File, ...]:
         """Compute, check and write one output of one task."""
         config = member.config
@@ -276,7 +365,7 @@ class Engine:
                 return self._write_table(member, output, table, shape)
         location = member.work.outputs[output].location
         access = self._accesses.to(location)
-        watch = Watch(config.expect)
+        watch = ViolationCounter(config.expect)
         files = self._writer.frame(
             frame, shape, member, output, access, size=size, watched=partial(_watched, watch)
         )
@@ -285,7 +374,7 @@ class Engine:
             phases.enter("checking")
             again = [data_file(location, each) for each in files]
             with ExitStack() as held:
-                slices = [Slice(files=again)]
+                slices = [FileSlice(files=again)]
                 written = access.frame(session, slices, shape.columns, held)
                 _explained_check(written, left, output=output)
         return files
@@ -301,17 +390,18 @@ class Engine:
     def _divided(
         self,
         session: Any,
-        member: Member,
+        member: PlannedTask,
         output: str,
         *,
         frame: DataFrame,
-        shape: Shape,
-        phases: Phases,
-    ) -> list[Made]:
+        shape: OutputShape,
+        phases: PhaseTimer,
+    ) -> list[ProducedOutput]:
         """Compute, write and check one output of one task, partition by partition."""
         config, place = member.config, member.work.outputs[output]
         keys = keyed(session, frame, place.partition_by, output=output)
         access = self._accesses.to(place.location)
+        watch = ViolationCounter(config.expect)
         divided = divide(
             keys.frame,
             shape,
@@ -320,15 +410,16 @@ class Engine:
             access,
             file_bytes=self._writer.file_bytes(config),
             partitions_max=self._settings.partitions_max,
+            watched=partial(_watched, watch),
         )
-        if config.expect:
+        files = written_files(member, output, divided)
+        left = watch.left(rows=sums(file for _, file in files).rows)
+        if left:
             phases.enter("checking")
-            again = [
-                data_file(folder, file) for folder, file in written_files(member, output, divided)
-            ]
+            again = [data_file(folder, file) for folder, file in files]
             with ExitStack() as held:
-                written = access.frame(session, [Slice(files=again)], shape.columns, held)
-                _explained_check(written, config.expect, output=output)
+                written = access.frame(session, [FileSlice(files=again)], shape.columns, held)
+                _explained_check(written, left, output=output)
         phases.enter("writing")
         return publishable(
             self._writer, member, output, divided, columns=shape.columns, range_of=keys.range_of
@@ -347,7 +438,7 @@ class Engine:
             session.conf.unset(_ADAPTIVE)
 
     def _write_table(
-        self, member: Member, output: str, table: Any, shape: Shape
+        self, member: PlannedTask, output: str, table: Any, shape: OutputShape
     ) -> tuple[File, ...]:
         if not output:
             return ()
@@ -357,14 +448,14 @@ class Engine:
         return self._writer.table(table, shape, location, access, file_bytes=file_bytes)
 
     def _batch(
-        self, session: Any, members: Sequence[Member], tell: Telling, held: ExitStack
-    ) -> Mapping[int, Ended]:
+        self, session: Any, members: Sequence[PlannedTask], tell: RunReporter, held: ExitStack
+    ) -> Mapping[int, WorkOutcome]:
         """Run tasks as one job. Raises if the job fails; a task of which only the rows are not as
         expected fails alone."""
         config = members[0].config
-        phases = Phases(tell, self._clock)
+        phases = PhaseTimer(tell, self._clock)
         phases.enter("reading")
-        plans = Plans(session, self._accesses, self._transforms, held)
+        plans = PlanBuilder(session, self._accesses, self._transforms, held)
         if _is_one_plan(members):
             members = plans.pruned(members)
             column, tags = PARTITION, [each.key for each in members]
@@ -379,7 +470,7 @@ class Engine:
             frames = {name: each.coalesce(shares) for name, each in made.items()}
         shapes = shapes_of(session, members[0], frames, without=(column, PARTITION))
         phases.enter("running")
-        tables: dict[str, tuple[Shape, Mapping[str, Any]]] = {}
+        tables: dict[str, tuple[OutputShape, Mapping[str, Any]]] = {}
         for output, frame in frames.items():
             if not shapes[output].is_for_arrow:
                 raise WorkFailed("The result has types that do not leave Spark through Arrow.")
@@ -392,11 +483,11 @@ class Engine:
                 raise WorkFailed("What the tasks read by themselves is large, or of no known size.")
             with self._plain(session):
                 table = self._collected(frame, config)
-            tables[output] = shapes[output], split(table, column, tags)
+            tables[output] = shapes[output], split_rows(table, column, tags)
         phases.enter("writing")
         seconds = {**phases.seconds(), "batched": len(members)}
 
-        def end(place: int) -> Ended:
+        def end(place: int) -> WorkOutcome:
             parts = {name: (shape, some[tags[place]]) for name, (shape, some) in tables.items()}
             return self._end(members[place], parts, seconds)
 
@@ -410,11 +501,14 @@ class Engine:
             }
 
     def _end(
-        self, member: Member, tables: Mapping[str, tuple[Shape, Any]], seconds: Mapping[str, Any]
-    ) -> Ended:
+        self,
+        member: PlannedTask,
+        tables: Mapping[str, tuple[OutputShape, Any]],
+        seconds: Mapping[str, Any],
+    ) -> WorkOutcome:
         """Check and write what a batch has made for one task."""
         try:
-            made: list[Made] = []
+            made: list[ProducedOutput] = []
             for output, (shape, table) in tables.items():
                 rows = checked_table(table, member.config.expect, output=output)
                 files = self._write_table(member, output, rows, shape)
@@ -425,23 +519,23 @@ class Engine:
             return failed(error, member.config)
 
 
-def _is_one_plan(members: Sequence[Member]) -> bool:
+def _is_one_plan(members: Sequence[PlannedTask]) -> bool:
     """Whether one plan can make the partitions of all of these."""
     is_each_named = all(each.key for each in members)
     return is_wise(members[0].config) and is_each_named and not share_files(members)
 
 
-def _is_divided(member: Member) -> bool:
+def _is_divided(member: PlannedTask) -> bool:
     """Whether a task finds its partitions by itself: no job is of several of them."""
     return any(each.partition_by for each in member.work.outputs.values())
 
 
 def _united(
-    members: Sequence[Member], outputs: Sequence[Mapping[str, DataFrame]]
+    members: Sequence[PlannedTask], outputs: Sequence[Mapping[str, DataFrame]]
 ) -> dict[str, DataFrame]:
     is_tagged = members[0].config.partition_wise
     return {
-        name: united(
+        name: union_of_members(
             [
                 _of_one(_of_partitions(each[name]), member.key) if is_tagged else each[name]
                 for member, each in zip(members, outputs, strict=True)
@@ -476,7 +570,7 @@ def _cores(settings: SparkSettings, session: Any) -> int:
     return int(session.sparkContext.defaultParallelism) if settings.is_one_jvm else 1
 
 
-def _watched(watch: Watch, frame: DataFrame) -> DataFrame:
+def _watched(watch: ViolationCounter, frame: DataFrame) -> DataFrame:
     try:
         return watch.over(frame)
     except PySparkException as error:
@@ -490,7 +584,9 @@ def _explained_check(frame: DataFrame, expect: Sequence[Expectation], *, output:
         raise in_field(error, "config.expect") from error
 
 
-def _finished(member: Member, made: Sequence[Made], seconds: Mapping[str, Any]) -> Finished:
+def _finished(
+    member: PlannedTask, made: Sequence[ProducedOutput], seconds: Mapping[str, Any]
+) -> WorkResult:
     facts = [each.facts for each in made if each.facts is not None]
     metrics = {
         "rows_in": member.rows_in,
@@ -500,4 +596,4 @@ def _finished(member: Member, made: Sequence[Made], seconds: Mapping[str, Any]) 
         "files_out": sum(each.files for each in facts),
         **seconds,
     }
-    return Finished(made=tuple(made), metrics=metrics)
+    return WorkResult(made=tuple(made), metrics=metrics)

@@ -1,13 +1,14 @@
-"""Why a Spark task failed, in a sentence that people read, and whether another attempt may help.
+"""Why a Spark task failed, in a sentence that people read, and whether a retry may help.
 
-Spark's errors have a condition (`UNRESOLVED_COLUMN`) and an SQLSTATE, whose class says whose fault
-it is: 42 is the query's, 22 that of the data, and both fail the same way again. Everything else may
-be the fault of a machine. The line of a SQL text is in Spark's message, that of a Python module in
-the traceback. What users' code raises is told as the runtime `process` does, and retried.
+Spark's errors have a condition (`UNRESOLVED_COLUMN`) and an SQLSTATE, whose class says whose
+fault it is: 42 is the query's, 22 that of the data, and both fail the same way again.
+Everything else may be the fault of a machine. The line of a SQL text is in Spark's message,
+that of a Python module in the traceback. What users' code raises is reported as the runtime
+`process` does, and retried.
 
-What arrives is often only where somebody waited ("Exception thrown in awaitResult"): the sentence
-is then that of the first cause that Spark has a condition for, which names the file if it is about
-one, and behind it that of the root cause.
+What arrives is often only where somebody waited ("Exception thrown in awaitResult"): the
+sentence is then that of the first cause that Spark has a condition for, which names the file if
+it is about one, and behind it that of the root cause.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from pyspark.errors import PySparkException
 
 from penstock.kernel.errors import (
     Damaged,
+    DoNotRetry,
     PenstockError,
     SchemaRefused,
     StoreError,
     WorkFailed,
     WorkReleased,
 )
-from penstock.kernel.handler_errors import DoNotRetry
-from penstock.runtimes.spark.configs import JobConfig
+from penstock.runtimes.spark.engine_protocol import WorkFailure
 from penstock.runtimes.spark.internals import java_trace
-from penstock.runtimes.spark.telling import Failed
+from penstock.runtimes.spark.job_config import JobConfig
 
 _SQL_CHARACTERS_MAX: Final = 60
 _ADVICE: Final = {
@@ -102,29 +103,29 @@ _INTERNAL: Final = (
 """Where frames begin that are not the user's."""
 
 
-def failed(error: BaseException, config: JobConfig | None = None) -> Failed:
+def failed(error: BaseException, config: JobConfig | None = None) -> WorkFailure:
     """How an attempt failed."""
     match error:
         case WorkReleased():
-            return Failed(reason=_text(_whole(error)), is_released=True)
+            return WorkFailure(reason=_text(_whole(error)), is_released=True)
         case WorkFailed():
-            return Failed(reason=_text(_whole(error)), is_retried=error.is_retried)
+            return WorkFailure(reason=_text(_whole(error)), is_retried=error.is_retried)
         case Damaged() | SchemaRefused():
-            return Failed(reason=_text(_whole(error)), is_retried=False)
+            return WorkFailure(reason=_text(_whole(error)), is_retried=False)
         case StoreError() | PenstockError():
-            return Failed(reason=_text(_whole(error)))
-    if damage := _damage(f"{error}\n{getattr(error, '_stackTrace', '')}"):
-        return Failed(reason=_text(damage), is_retried=False)
+            return WorkFailure(reason=_text(_whole(error)))
+    if damage := _damage(f"{error}\n{java_trace(error)}"):
+        return WorkFailure(reason=_text(damage), is_retried=False)
     if isinstance(error, PySparkException):
         return _spark(error, config)
     if isinstance(error, PicklingError):
-        return Failed(reason=_text(f"{_UNSENDABLE} {error}"), is_retried=False)
+        return WorkFailure(reason=_text(f"{_UNSENDABLE} {error}"), is_retried=False)
     if type(error).__module__.startswith("py4j"):
         return _java(error)
     said = "".join(traceback.format_exception_only(error)).strip()
     trace = "".join(traceback.format_list(list(_frames(error)))).splitlines()
     lines = [said, *trace[-_TRACE_LINES_MAX:]]
-    return Failed(reason=_text("\n".join(lines)), is_retried=not isinstance(error, DoNotRetry))
+    return WorkFailure(reason=_text("\n".join(lines)), is_retried=not isinstance(error, DoNotRetry))
 
 
 def is_too_large(error: BaseException) -> bool:
@@ -161,25 +162,25 @@ def _damage(trace: str) -> str:
     )
 
 
-def _spark(error: PySparkException, config: JobConfig | None) -> Failed:
+def _spark(error: PySparkException, config: JobConfig | None) -> WorkFailure:
     whole = str(error)
     if _condition(error) == _PYTHON or "Traceback (most recent call last)" in whole:
         said = _python(whole)
         if said.startswith(_OURS):
             # Ours, from an executor: the sentence is enough.
             name, _, sentence = said.splitlines()[0].removeprefix(_OURS).partition(": ")
-            return Failed(reason=_text(sentence), is_retried=name != Damaged.__name__)
+            return WorkFailure(reason=_text(sentence), is_retried=name != Damaged.__name__)
         if said.startswith(_NO_MODULE):
             # The trace is Spark's own, which looks for it.
-            return Failed(reason=_text(f"{said.splitlines()[0]}. {_ABSENT}"))
-        return Failed(reason=_text(said))
+            return WorkFailure(reason=_text(f"{said.splitlines()[0]}. {_ABSENT}"))
+        return WorkFailure(reason=_text(said))
     sentence = _explained(whole, java_trace(error))
     where = _where(error, whole, config)
     reason = f"{where}: {sentence}" if where else sentence
     for mark, advice in _ADVICE.items():
         if mark in sentence:
             reason += f" {advice}"
-    return Failed(reason=_text(reason), is_retried=not _is_hopeless(error, whole))
+    return WorkFailure(reason=_text(reason), is_retried=not _is_hopeless(error, whole))
 
 
 def _condition(error: PySparkException) -> str:
@@ -247,17 +248,17 @@ def _python(whole: str) -> str:
     return "\n".join([lines[-1].strip(), *kept[-_TRACE_LINES_MAX:]])
 
 
-def _java(error: BaseException) -> Failed:
+def _java(error: BaseException) -> WorkFailure:
     """An error of the JVM that PySpark has no class for."""
     whole = str(error)
     known = next((each for each in _causes(whole) if _CONDITION.search(each)), "")
     if known:
         said = _explained(known, whole)
-        return Failed(reason=_text(said), is_retried=not _is_hopeless_text(known))
+        return WorkFailure(reason=_text(said), is_retried=not _is_hopeless_text(known))
     lines = [line.strip() for line in whole.splitlines() if line.strip()]
     said = next((line for line in lines if not line.startswith("An error occurred")), "")
     root = _root(whole)
-    return Failed(
+    return WorkFailure(
         reason=_text(f"Spark failed: {root or said.removeprefix(': ') or type(error).__name__}")
     )
 

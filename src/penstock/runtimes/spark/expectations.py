@@ -1,10 +1,11 @@
-"""Whether an output is as its job expects, before anything of it is published.
+"""Checks whether an output is as its job expects, before anything of it is published.
 
-Small outputs leave Spark through Arrow anyway: their checks are columns that Spark computes on the
-way (`with_checks`), and are counted in the table (`checked_table`). Of large ones, rows that fail
-are counted while they are written (`Watch`). Only what is left then is looked at in the very files
-that would be published (`check_frame`): what fails, to say how many rows do and show some of them;
-what is to be unique; and checks of a kind that Spark cannot count on the way.
+Small outputs leave Spark through Arrow anyway: their checks are columns that Spark computes on
+the way (`with_checks`), and are counted in the table (`checked_table`). Of large ones, rows
+that fail are counted while they are written (`ViolationCounter`). Only what is left then is
+looked at in the very files that would be published (`check_frame`): what fails, to say how many
+rows do and show some of them; what is to be unique; and checks of a kind that Spark cannot
+count on the way.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.spark.access.counting import ROWS, Counts, observed
-from penstock.runtimes.spark.columns import quoted
-from penstock.runtimes.spark.expecting import Check, Expectation, Rows, Unique
-from penstock.runtimes.spark.ordering import more_than_once
+from penstock.runtimes.spark.access.frame_metadata import ROWS, Counts, observed
+from penstock.runtimes.spark.columns import more_than_once, quoted
+from penstock.runtimes.spark.job_config import Expectation, RowCheck, RowCountCheck, UniqueCheck
 
 SHOWN_MAX: Final = 5
 _VALUE_CHARACTERS_MAX: Final = 60
@@ -34,7 +34,7 @@ def with_checks(frame: DataFrame, expected: Sequence[Expectation]) -> DataFrame:
     added = [
         (~_holds(each)).alias(f"{_FAILS}{place}")
         for place, each in enumerate(expected)
-        if isinstance(each, Check)
+        if isinstance(each, RowCheck)
     ]
     return frame.select("*", *added) if added else frame
 
@@ -44,7 +44,7 @@ def refuse_unknown(frame: DataFrame, expected: Sequence[Expectation]) -> None:
     not. Nothing is computed."""
     _ = with_checks(frame, expected).schema  # A Connect server says only now what is wrong.
     for each in expected:
-        if isinstance(each, Unique):
+        if isinstance(each, UniqueCheck):
             _there(each, frame.columns)
 
 
@@ -61,12 +61,12 @@ def checked_table(table: Any, expected: Sequence[Expectation], *, output: str) -
     return rows
 
 
-class Watch:
+class ViolationCounter:
     """Counts the rows that fail, of one output, while it is written."""
 
     def __init__(self, expected: Sequence[Expectation]) -> None:
         self._expected = tuple(expected)
-        self._checks = [each for each in expected if isinstance(each, Check)]
+        self._checks = [each for each in expected if isinstance(each, RowCheck)]
         self._counted: Counts = lambda: None
 
     def over(self, frame: DataFrame) -> DataFrame:
@@ -95,18 +95,18 @@ class Watch:
         return tuple(
             each
             for each in self._expected
-            if (each in failing if isinstance(each, Check) else not _is_enough(each, rows=rows))
+            if (each in failing if isinstance(each, RowCheck) else not _is_enough(each, rows=rows))
         )
 
 
-def _is_enough(each: Unique | Rows, *, rows: int) -> bool:
+def _is_enough(each: UniqueCheck | RowCountCheck, *, rows: int) -> bool:
     """Whether the number of rows says that all is well."""
-    return isinstance(each, Rows) and not _rows_fault(each, rows)
+    return isinstance(each, RowCountCheck) and not _rows_fault(each, rows)
 
 
 def check_frame(frame: DataFrame, expected: Sequence[Expectation], *, output: str) -> None:
     """Raise `WorkFailed` if the rows of a frame are not as expected."""
-    checks = [each for each in expected if isinstance(each, Check)]
+    checks = [each for each in expected if isinstance(each, RowCheck)]
     counts = frame.agg(
         F.count(F.lit(1)).alias("rows"),
         *(F.count_if(~_holds(each)).alias(f"c{place}") for place, each in enumerate(checks)),
@@ -124,10 +124,10 @@ def check_frame(frame: DataFrame, expected: Sequence[Expectation], *, output: st
     said += [
         fault
         for each in expected
-        if isinstance(each, Rows) and (fault := _rows_fault(each, counts["rows"]))
+        if isinstance(each, RowCountCheck) and (fault := _rows_fault(each, counts["rows"]))
     ]
     for each in expected:
-        if isinstance(each, Unique):
+        if isinstance(each, UniqueCheck):
             columns = [F.col(quoted(name)) for name in _there(each, frame.columns)]
             # A column of theirs may be called `count`, too.
             shown = "_penstock_count" if "count" in each.columns else "count"
@@ -143,23 +143,23 @@ def check_frame(frame: DataFrame, expected: Sequence[Expectation], *, output: st
 def _table_faults(table: Any, rows: Any, expected: Sequence[Expectation]) -> Iterator[str]:
     for place, each in enumerate(expected):
         match each:
-            case Check():
+            case RowCheck():
                 mask = table.column(f"{_FAILS}{place}")
                 failed = pc.sum(mask).as_py() or 0
                 if not each.allows(failed=failed, rows=table.num_rows):
                     some = rows.filter(mask).slice(0, SHOWN_MAX).to_pylist()
                     yield _check_fault(each, failed=failed, rows=table.num_rows, some=some)
-            case Rows():
+            case RowCountCheck():
                 if fault := _rows_fault(each, table.num_rows):
                     yield fault
-            case Unique():
+            case UniqueCheck():
                 doubled = more_than_once(rows, _there(each, rows.column_names))
                 if doubled.num_rows:
                     some = doubled.slice(0, SHOWN_MAX).to_pylist()
                     yield _unique_fault(each, groups=doubled.num_rows, some=some)
 
 
-def _there(each: Unique, columns: Sequence[str]) -> Sequence[str]:
+def _there(each: UniqueCheck, columns: Sequence[str]) -> Sequence[str]:
     missing = [name for name in each.columns if name not in columns]
     if missing:
         raise WorkFailed(
@@ -170,11 +170,11 @@ def _there(each: Unique, columns: Sequence[str]) -> Sequence[str]:
     return each.columns
 
 
-def _holds(check: Check) -> Any:
+def _holds(check: RowCheck) -> Any:
     return F.coalesce(F.expr(f"({check.sql}\n)").cast("boolean"), F.lit(False))  # noqa: FBT003
 
 
-def _check_fault(check: Check, *, failed: int, rows: int, some: Sequence[dict[str, Any]]) -> str:
+def _check_fault(check: RowCheck, *, failed: int, rows: int, some: Sequence[dict[str, Any]]) -> str:
     may = "none may" if check.share_max is None else f"at most {check.share_max * 100:f}% may"
     if check.share_max is None and check.rows_max:
         may = f"at most {check.rows_max} may"
@@ -182,13 +182,13 @@ def _check_fault(check: Check, *, failed: int, rows: int, some: Sequence[dict[st
     return f"{said}: {_shown(some)}"
 
 
-def _rows_fault(each: Rows, rows: int) -> str:
+def _rows_fault(each: RowCountCheck, rows: int) -> str:
     is_few = each.least is not None and rows < each.least
     is_many = each.most is not None and rows > each.most
     return f"{each.title!r} is expected, and there are {rows}" if is_few or is_many else ""
 
 
-def _unique_fault(each: Unique, *, groups: int, some: Sequence[dict[str, Any]]) -> str:
+def _unique_fault(each: UniqueCheck, *, groups: int, some: Sequence[dict[str, Any]]) -> str:
     return f"{each.title!r} fails: {groups} values are there more than once: {_shown(some)}"
 
 

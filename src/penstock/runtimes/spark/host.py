@@ -1,14 +1,14 @@
 """The process in which Spark's driver and users' transforms run.
 
-Started as `python -m penstock.runtimes.spark.host PARENT` by `penstock.runtimes.spark.hosts`, which
-talks to it over a socket at standard input. It makes one session, then the engine, and runs work
-in threads until it is told to end, or is killed, or its JVM is. The main thread hears the runtime
-and never waits for Spark.
+Started as `python -m penstock.runtimes.spark.host PARENT` by
+`penstock.runtimes.spark.host_pool`, which talks to it over a socket at standard input. It makes
+one session, then the engine, and runs work in threads until it is told to end, or is killed, or
+its JVM is. The main thread reads the socket and never waits for Spark.
 
 - Nothing of it outlives the runtime: when the socket closes, it kills its whole session of
   processes, the JVM and Spark's Python workers included; so does the guard of the runtime.
-- It ends when the JVM does. The last thing that it says is why (`Broken`), and nothing is said of
-  any task after that: that one's failure is all that they have to tell.
+- It ends when the JVM does. The last frame that it sends is why (`HostBroken`), and nothing is
+  reported of any task after that: that one's failure is all that they have to tell.
 """
 
 from __future__ import annotations
@@ -28,28 +28,27 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.parents import die_with
-from penstock.runtimes.base import Work
-from penstock.runtimes.frames import bodies, framed
+from penstock.kernel.frames import bodies
+from penstock.kernel.parent_watch import die_with
+from penstock.runtimes.base import AttemptWork
+from penstock.runtimes.frames import encode_frame
 from penstock.runtimes.guard import kill_session
+from penstock.runtimes.log_router import LogRouter
+from penstock.runtimes.spark.engine_protocol import SparkSessions
 from penstock.runtimes.spark.frames import (
-    Broken,
-    Bye,
-    Drop,
-    Ended,
+    DropTask,
+    EndHost,
     FromHost,
-    Give,
-    Hello,
-    Ready,
-    Start,
+    GiveWork,
+    HostBroken,
+    HostReady,
+    OpenSession,
+    StartRun,
+    TaskEnded,
     to_host,
 )
-from penstock.runtimes.spark.printing import Printing
-from penstock.runtimes.spark.runs import Run
-from penstock.runtimes.spark.sessions import Sessions
+from penstock.runtimes.spark.run_executor import HostRun, RunExecutor, RunMonitor
 from penstock.runtimes.spark.settings import SparkSettings
-from penstock.runtimes.spark.slots import Slots
-from penstock.runtimes.spark.ticking import Ticking
 
 _log = logging.getLogger(__name__)
 
@@ -58,17 +57,17 @@ _BYE_SECONDS: Final = 8.0
 _REASON_CHARACTERS_MAX: Final = 2_000
 
 
-class Host:
+class SparkHost:
     """The other end of the runtime's socket."""
 
-    def __init__(self, connection: socket.socket, printing: Printing) -> None:
+    def __init__(self, connection: socket.socket, printing: LogRouter) -> None:
         self._connection = connection
         self._printing = printing
         self._sending = threading.Lock()
         self._is_over = False
-        self._given: defaultdict[int, list[Work]] = defaultdict(list)
-        self._sessions: Sessions | None = None
-        self._slots: Slots | None = None
+        self._given: defaultdict[int, list[AttemptWork]] = defaultdict(list)
+        self._sessions: SparkSessions | None = None
+        self._slots: RunExecutor | None = None
 
     def listen(self) -> None:
         """Hear the runtime until it is gone."""
@@ -80,13 +79,13 @@ class Host:
     def send(self, frame: FromHost) -> None:
         """Say something; what cannot be said is the failure of the task that it is about."""
         try:
-            body = framed(frame)
+            body = encode_frame(frame)
         except Exception as error:  # noqa: BLE001 - what users make may be anything
-            if not isinstance(frame, Ended):
-                _log.warning("%s cannot be said: %s", type(frame).__name__, error)
+            if not isinstance(frame, TaskEnded):
+                _log.warning("failed to send %s: %s", type(frame).__name__, error)
                 return
             said = f"What the task has made cannot be told: {error}"
-            body = framed(Ended(run=frame.run, task_id=frame.task_id, reason=said))
+            body = encode_frame(TaskEnded(run=frame.run, task_id=frame.task_id, reason=said))
         with self._sending:
             if not self._is_over:
                 self._connection.sendall(body)
@@ -98,46 +97,48 @@ class Host:
             if not self._is_over:
                 self._is_over = True
                 with suppress(OSError):
-                    self._connection.sendall(framed(Broken(reason=reason[:_REASON_CHARACTERS_MAX])))
+                    self._connection.sendall(
+                        encode_frame(HostBroken(reason=reason[:_REASON_CHARACTERS_MAX]))
+                    )
         end_all()
 
     def _hear(self, body: bytes) -> None:
         match to_host.decode(body):
-            case Hello() as hello:
+            case OpenSession() as hello:
                 threading.Thread(target=self._open, args=(hello,), name="penstock-open").start()
-            case Give(run=number, work=work):
+            case GiveWork(run=number, work=work):
                 self._given[number].append(work)
-            case Start(run=number):
+            case StartRun(run=number):
                 assert self._slots is not None
                 assert self._sessions is not None
-                self._slots.start(Run(number, self._given.pop(number), self._sessions))
-            case Drop(run=number, task_id=task_id):
+                self._slots.start(HostRun(number, self._given.pop(number), self._sessions))
+            case DropTask(run=number, task_id=task_id):
                 if self._slots is not None:
                     self._slots.drop(number, task_id)
-            case Bye():
+            case EndHost():
                 threading.Thread(target=self._end, name="penstock-end").start()
 
-    def _open(self, hello: Hello) -> None:
+    def _open(self, hello: OpenSession) -> None:
         """Make the session and the engine. This thread lives on: Spark may hold on to it."""
         try:
             use_path(hello.settings)
             sessions = _sessions(hello, self.broken)
             module, _, name = hello.engine.partition(":")
             engine = getattr(importlib.import_module(module), name)(hello.settings, sessions.base)
-            slots = Slots(sessions, engine, self._printing, self)
+            slots = RunExecutor(sessions, engine, self._printing, self)
         except PenstockError as error:
             self.broken(f"{error.message} {error.hint}".strip())
             return
         except Exception as error:  # noqa: BLE001 - told to the runtime, and this process ends
-            _log.exception("the session of Spark did not start")
+            _log.exception("the Spark session did not start")
             self.broken(f"The session of Spark did not start: {type(error).__name__}: {error}")
             return
         self._sessions, self._slots = sessions, slots
-        Ticking(slots, sessions, self.send)
+        RunMonitor(slots, sessions, self.send)
         archive = getattr(sessions, "archive", None)
         is_archived = archive is None or not archive.is_missing
         self.send(
-            Ready(
+            HostReady(
                 spark=sessions.spark,
                 java=sessions.java,
                 jvm=sessions.jvm,
@@ -155,13 +156,13 @@ class Host:
         end_all()
 
 
-def _sessions(hello: Hello, ended: Any) -> Sessions:
+def _sessions(hello: OpenSession, ended: Any) -> SparkSessions:
     """The sessions that the settings ask for. The engine's module may bring its own, for tests."""
     module = hello.engine.partition(":")[0]
     if module != _OURS:
         theirs = getattr(importlib.import_module(module), "open_sessions", None)
         if theirs is not None:
-            sessions: Sessions = theirs(hello.settings)
+            sessions: SparkSessions = theirs(hello.settings)
             return sessions
     if hello.settings.is_connect:
         from penstock.runtimes.spark.connect import ConnectSessions  # noqa: PLC0415 - needs gRPC
@@ -210,11 +211,11 @@ def main(arguments: Sequence[str]) -> None:
     os.dup2(opened, 1)
     os.dup2(opened, 2)
     os.close(opened)
-    printing = Printing()
+    printing = LogRouter()
     printing.install()
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    Host(connection, printing).listen()
+    SparkHost(connection, printing).listen()
 
 
 if __name__ == "__main__":

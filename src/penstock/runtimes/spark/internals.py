@@ -79,14 +79,71 @@ def session_class(jvm: Any) -> Any:
     return SparkSession._get_j_spark_session_class(jvm)  # noqa: SLF001 - PySpark has no other way
 
 
-def shared_state(session: Any) -> Any:
+class SharedState:
     """What all sessions of a context share: the cache, the catalog, global views."""
-    return scala_session(session).sharedState()
+
+    def __init__(self, session: Any) -> None:
+        shared = scala_session(session).sharedState()
+        self._context = session.sparkContext._jsc  # noqa: SLF001 - PySpark has no other way
+        self._cache = shared.cacheManager()
+        self._catalog = shared.externalCatalog()
+        self._views = shared.globalTempViewManager()
+        # A metastore is others' too, and keeps what it is given.
+        self._is_ours = session.conf.get("spark.sql.catalogImplementation") == "in-memory"
+
+    def names(self) -> set[tuple[str, str]]:
+        """What there is: global views, databases, and what is in the default one of them."""
+        found = {"view": self._views.listViewNames("*")}
+        if self._is_ours:
+            found |= {
+                "database": self._catalog.listDatabases(),
+                "table": self._catalog.listTables("default"),
+                "function": self._catalog.listFunctions("default", "*"),
+            }
+        return {
+            (kind, name)
+            for kind, names in found.items()
+            for name in str(names.mkString("\n")).splitlines()
+        }
+
+    def drop(self, kind: str, name: str) -> None:
+        """Drop one of these. Raises `Py4JError` if that fails."""
+        match kind:
+            case "view":
+                self._views.remove(name)
+            case "database":
+                self._catalog.dropDatabase(name, True, True)  # noqa: FBT003 - Scala's own
+            case "table":
+                self._catalog.dropTable("default", name, True, False)  # noqa: FBT003
+            case _:
+                self._catalog.dropFunction("default", name)
+
+    def has_cached(self) -> bool:
+        """Whether anything is cached by a frame or a name."""
+        return not self._cache.isEmpty()
+
+    def clear(self) -> None:
+        """Drop whatever is cached."""
+        self._cache.clearCache()
+        kept = self._context.getPersistentRDDs()
+        if kept.size():
+            for each in kept.values():
+                each.unpersist(False)  # noqa: FBT003 - Java's own
+
+    def drop_nothing(self) -> None:
+        """Try what drops, with names that there are not; a function last, since that is refused."""
+        for kind in ("view", *(("database", "table", "function") if self._is_ours else ())):
+            self.drop(kind, _NOBODY)
 
 
-def java_context(session: Any) -> Any:
-    """The context in the JVM, as Java sees it."""
-    return session.sparkContext._jsc  # noqa: SLF001 - PySpark has no other way
+def session_of_catalog(catalog: Any) -> Any:
+    """The session that a catalog is of."""
+    return catalog._sparkSession  # noqa: SLF001 - PySpark has no other way
+
+
+def builder_options(builder: Any) -> dict[str, Any]:
+    """What a builder of sessions was told."""
+    return dict(builder._options)  # noqa: SLF001 - PySpark has no other way
 
 
 def query_execution(frame: DataFrame) -> Any:
@@ -153,6 +210,8 @@ def check_client(session: Any) -> None:
         ("connect.observation", connect_observation),
         ("client.set_retry_policies", lambda: session.client.set_retry_policies),
         ("client.interrupt_tag", lambda: session.client.interrupt_tag),
+        ("Builder._options", lambda: builder_options(session.builder)),
+        ("Catalog._sparkSession", lambda: session_of_catalog(session.catalog)),
     ]
     _refuse(_missing(checks))
 
@@ -181,13 +240,12 @@ def _driver_checks(session: Any) -> list[tuple[str, Callable[[], Any]]]:
         ("ObjectMapper", lambda: json_mapper(jvm).writeValueAsString(1)),
         ("slf4j.MDC", lambda: jvm.org.slf4j.MDC.get(_NOBODY)),
         ("SparkSession.getActiveSession", lambda: session_class(jvm).getActiveSession()),
-        ("sharedState.cacheManager", lambda: shared_state(session).cacheManager().isEmpty()),
-        ("sharedState.externalCatalog", lambda: shared_state(session).externalCatalog()),
-        (
-            "sharedState.globalTempViewManager",
-            lambda: shared_state(session).globalTempViewManager(),
-        ),
-        ("JavaSparkContext.getPersistentRDDs", lambda: java_context(session).getPersistentRDDs()),
+        ("sharedState", lambda: SharedState(session).names()),
+        ("sharedState.cacheManager.isEmpty", lambda: SharedState(session).has_cached()),
+        ("sharedState.cacheManager.clearCache", lambda: SharedState(session).clear()),
+        ("sharedState.externalCatalog.drop", lambda: SharedState(session).drop_nothing()),
+        ("Builder._options", lambda: builder_options(SparkSession.builder)),
+        ("Catalog._sparkSession", lambda: session_of_catalog(session.catalog)),
         ("optimizedPlan.stats", lambda: _check_plan(session.range(1))),
     ]
 

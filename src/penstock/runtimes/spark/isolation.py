@@ -15,6 +15,9 @@ nobody runs at all, everything is cleared that has no name.
 What is refused is refused in Python, where users' code calls it (`install`, once a process), and
 only to sessions of runs. It keeps mistakes from others; code that means harm has the rights of the
 host anyway. Imports PySpark.
+
+A Connect server keeps sessions apart by itself, and shares what belongs to its context: what a run
+has cached is dropped here (`leave`), global views are refused, and tables are not looked after.
 """
 
 from __future__ import annotations
@@ -22,15 +25,22 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final
 from weakref import WeakKeyDictionary, ref
 
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.spark.internals import java_context, shared_state
+from penstock.runtimes.spark.internals import (
+    SharedState,
+    builder_options,
+    session_of_catalog,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +49,7 @@ _SQL_REFUSED: Final = {
     re.compile(r"CLEAR\s+CACHE\b"): "CLEAR CACHE",
     re.compile(r"ADD\s+(JARS?|FILES?|ARCHIVES?)\b"): "ADD",
 }
+_CACHING: Final = re.compile(r"CACHE\s")
 _NOISE: Final = re.compile(r"/\*.*?\*/|--[^\n]*(\n|$)|\s+", re.DOTALL)
 _INSTEAD: Final = {
     "createGlobalTempView": "use createOrReplaceTempView, whose views are the task's own",
@@ -51,12 +62,13 @@ _INSTEAD: Final = {
     "addArchive": "name it in spark.archives below conf in the settings of the runtime",
     "ADD": "name it in spark.jars or spark.files below conf in the settings of the runtime",
     "setCheckpointDir": "name it in spark.checkpoint.dir below conf in the settings of the runtime",
+    "setLogLevel": "leave it out: the log of the JVM is that of all tasks",
     "stop": "leave it out: what a task has made in its session is gone when the task ends",
 }
-_CONTEXT: Final = ("addPyFile", "addFile", "addArchive", "setCheckpointDir", "stop")
+_CONTEXT: Final = ("addPyFile", "addFile", "addArchive", "setCheckpointDir", "setLogLevel", "stop")
 
-_runs: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
-"""The sessions of runs, and the frames that each has cached."""
+_runs: WeakKeyDictionary[Any, list[DataFrame | _Named]] = WeakKeyDictionary()
+"""The sessions of runs, and what each has cached: frames, and names."""
 _thread: Final = threading.local()
 _installed: Final[set[type]] = set()
 
@@ -70,8 +82,12 @@ def enter(session: Any) -> None:
 def leave(session: Any) -> None:
     """The run is over: what it has cached is dropped."""
     _thread.session = None
-    for frame in _runs.pop(session, ()):
-        frame.unpersist()
+    for each in _runs.pop(session, ()):
+        try:
+            each.unpersist()
+        except PySparkException as error:
+            # As when a Connect server looks again for a view that it was made of.
+            _log.warning("what a task has cached is not dropped: %s", error)
 
 
 def install(session: type, frame: type, catalog: type, context: type | None = None) -> None:
@@ -80,44 +96,55 @@ def install(session: type, frame: type, catalog: type, context: type | None = No
         return
     _installed.add(session)
 
-    def refuse_sql(self: Any, *args: Any, **named: Any) -> None:
-        text = args[0] if args else named.get("sqlQuery")
-        if self in _runs and isinstance(text, str) and (what := _refused(text)):
-            raise _refusal(what)
-
-    def keep(self: Any, *args: Any, **named: Any) -> None:
-        del args, named
-        if self.sparkSession in _runs:
-            _runs[self.sparkSession].append(self)
-
-    _before(session, "sql", refuse_sql)
+    _before(session, "sql", _look_at_sql)
+    _before(catalog, "cacheTable", _keep_named)
     for name in ("cache", "persist"):
-        _before(frame, name, keep)
+        _before(frame, name, _keep)
     for name in ("createGlobalTempView", "createOrReplaceGlobalTempView"):
         _before(frame, name, _refusing(name, lambda self: self.sparkSession in _runs))
-    clearing = _refusing("clearCache", lambda self: self._sparkSession in _runs)
+    clearing = _refusing("clearCache", lambda self: session_of_catalog(self) in _runs)
     _before(catalog, "clearCache", clearing)
     for name in _CONTEXT if context is not None else ():
         _before(context, name, _refusing(name, lambda _: _current() is not None))
     if len(_installed) == 1:
         _before(threading.Thread, "start", _remember)
-    _install_builder(session)
+    # What users import is the classic one, also as clients of a Connect server.
+    for each in {session, SparkSession}:
+        _install_builder(each)
+
+
+def _look_at_sql(self: Any, *args: Any, **named: Any) -> None:
+    text = args[0] if args else named.get("sqlQuery")
+    if self not in _runs or not isinstance(text, str):
+        return
+    words = _words(text)
+    if what := _refused(words):
+        raise _refusal(what)
+    if _CACHING.match(words):
+        _runs[self].append(_Named(self))
+
+
+def _keep(self: Any, *args: Any, **named: Any) -> None:
+    del args, named
+    if self.sparkSession in _runs:
+        _runs[self.sparkSession].append(self)
+
+
+def _keep_named(self: Any, *args: Any, **named: Any) -> None:
+    del args, named
+    session = session_of_catalog(self)
+    if session in _runs:
+        _runs[session].append(_Named(session))
 
 
 class Commons:
     """What the sessions of one context share, and which runs are there."""
 
     def __init__(self, base: Any) -> None:
-        shared = shared_state(base)
-        self._context = java_context(base)
-        self._cache = shared.cacheManager()
-        self._catalog = shared.externalCatalog()
-        self._views = shared.globalTempViewManager()
-        # A metastore is others' too, and keeps what it is given.
-        self._is_ours = base.conf.get("spark.sql.catalogImplementation") == "in-memory"
+        self._shared = SharedState(base)
         self._lock = threading.Lock()
         self._active: set[int] = set()
-        self._known = self._names()
+        self._known = self._shared.names()
         self._new: dict[tuple[str, str], set[int]] = {}
         """What nobody is known to have made, and who runs that may have."""
 
@@ -131,7 +158,7 @@ class Commons:
         """A run is over: drop what is certainly nobody's any more."""
         try:
             try:
-                if not self._cache.isEmpty():
+                if self._shared.has_cached():
                     _uncache_views(session)
             finally:
                 leave(session)
@@ -140,28 +167,14 @@ class Commons:
                 self._active.discard(id(session))
                 for owners in self._new.values():
                     owners.discard(id(session))
-                for name in self._names() - self._known - self._new.keys():
+                for name in self._shared.names() - self._known - self._new.keys():
                     self._new[name] = set(self._active)
                 over = [name for name, owners in self._new.items() if not owners]
                 for name in over:
                     self._drop(*self._forget(name))
                 if not self._active:
-                    self._clear()
-
-    def _names(self) -> set[tuple[str, str]]:
-        """What there is: global views, databases, and what is in the default one of them."""
-        found = {"view": self._views.listViewNames("*")}
-        if self._is_ours:
-            found |= {
-                "database": self._catalog.listDatabases(),
-                "table": self._catalog.listTables("default"),
-                "function": self._catalog.listFunctions("default", "*"),
-            }
-        return {
-            (kind, name)
-            for kind, names in found.items()
-            for name in str(names.mkString("\n")).splitlines()
-        }
+                    # Nobody runs: whatever is cached is nobody's.
+                    self._shared.clear()
 
     def _forget(self, name: tuple[str, str]) -> tuple[str, str]:
         del self._new[name]
@@ -169,28 +182,21 @@ class Commons:
 
     def _drop(self, kind: str, name: str) -> None:
         try:
-            match kind:
-                case "view":
-                    self._views.remove(name)
-                case "database":
-                    self._catalog.dropDatabase(name, True, True)  # noqa: FBT003 - Scala's own
-                case "table":
-                    self._catalog.dropTable("default", name, True, False)  # noqa: FBT003
-                case _:
-                    self._catalog.dropFunction("default", name)
+            self._shared.drop(kind, name)
         except Py4JError as error:
             _log.warning("the %s %s that a task has left is not dropped: %s", kind, name, error)
         else:
             _log.info("the %s %s that a task has left is dropped", kind, name)
 
-    def _clear(self) -> None:
-        """Nobody runs: whatever is cached is nobody's."""
-        if not self._cache.isEmpty():
-            self._cache.clearCache()
-        kept = self._context.getPersistentRDDs()
-        if kept.size():
-            for each in kept.values():
-                each.unpersist(False)  # noqa: FBT003 - Java's own
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """What a run has cached by a name."""
+
+    session: Any
+
+    def unpersist(self) -> None:
+        _uncache_views(self.session)
 
 
 def _uncache_views(session: Any) -> None:
@@ -203,12 +209,16 @@ def _uncache_views(session: Any) -> None:
             catalog.uncacheTable(each.name)
 
 
-def _refused(text: str) -> str:
-    """What a statement is that is refused; empty if it is not."""
+def _words(text: str) -> str:
+    """The beginning of a statement, without comments."""
     start = 0
     while (noise := _NOISE.match(text, start)) is not None:
         start = noise.end()
-    words = _NOISE.sub(" ", text[start : start + 500]).upper()
+    return _NOISE.sub(" ", text[start : start + 500]).upper()
+
+
+def _refused(words: str) -> str:
+    """What a statement is that is refused; empty if it is not."""
     return next((what for pattern, what in _SQL_REFUSED.items() if pattern.match(words)), "")
 
 
@@ -249,7 +259,7 @@ def _install_builder(session: Any) -> None:
         current = _current()
         if current is None:
             return plain(self)
-        for name, value in _options(self):
+        for name, value in builder_options(self).items():
             try:
                 current.conf.set(name, value)
             except Exception as error:  # noqa: BLE001 - as PySpark does, of what cannot be changed
@@ -257,10 +267,6 @@ def _install_builder(session: Any) -> None:
         return current
 
     session.Builder.getOrCreate = get_or_create
-
-
-def _options(builder: Any) -> Iterable[tuple[str, Any]]:
-    return dict(builder._options).items()  # noqa: SLF001 - PySpark has no other way
 
 
 def _remember(self: threading.Thread) -> None:

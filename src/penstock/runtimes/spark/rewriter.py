@@ -1,16 +1,16 @@
-"""How what is published of a partition is written anew: the same rows, in fewer files or by range.
+"""Rewrites what is published of a partition: the same rows, in fewer files or clustered by range.
 
-The work reads nothing else than what it is given (`Place.current`): a publication, or several parts
-of one that is appended to, which become one. It writes that as any other output, by the job's own
-`sort_by`, `cluster_by` and `target_file_bytes`, or by the ranges that maintenance asks for. Nothing
-of what the rows are may change, so all is carried over:
+The work reads nothing else than what it is given (`WorkOutput.current`): a publication, or
+several parts of one that is appended to, which become one. It writes that as any other output,
+by the job's own `sort_by`, `cluster_by` and `target_file_bytes`, or by the ranges that
+maintenance asks for. Nothing of what the rows are may change, so all is carried over:
 
 | of the old manifest | in the new one |
 |---|---|
 | columns | as they were, not as Spark sees them; of several parts, what holds all of them |
 | what was read to make it | as it was: nothing else was; of several parts, what any has read |
 | rows | as many, or the work has failed |
-| `_penstock_task` of what is merged (`merging`) | read and written with the rows |
+| `_penstock_task` of what is merged (`merger`) | read and written with the rows |
 | keys of rows that were deleted | written anew, as many |
 
 Nobody knows of the new files before the dispatcher has put them in the place of the old ones.
@@ -37,28 +37,28 @@ from penstock.datasets.manifest import (
     digest,
     sums,
 )
-from penstock.datasets.schema import Column
+from penstock.datasets.schema import TASK_COLUMN, Column
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.base import Made, Work
-from penstock.runtimes.spark.access.base import Slice
-from penstock.runtimes.spark.access.choosing import Accesses
-from penstock.runtimes.spark.configs import names
-from penstock.runtimes.spark.merging import TASK_COLUMN, Files, elsewhere, gone_columns
-from penstock.runtimes.spark.operators.plans import Member
-from penstock.runtimes.spark.phases import Phases
-from penstock.runtimes.spark.reading import Input, Reader
-from penstock.runtimes.spark.writing import Read, Writer, shape_of
+from penstock.runtimes.base import AttemptWork, ProducedOutput
+from penstock.runtimes.spark.access.base import FileSlice
+from penstock.runtimes.spark.access.choosing import AccessSelector
+from penstock.runtimes.spark.engine_protocol import PhaseTimer
+from penstock.runtimes.spark.input_reader import InputFiles, InputReader
+from penstock.runtimes.spark.job_config import names
+from penstock.runtimes.spark.merger import OutputProducer, elsewhere, gone_columns
+from penstock.runtimes.spark.operators import PlannedTask
+from penstock.runtimes.spark.output_writer import OutputWriter, Read, shape_of
 
 
 @dataclass(frozen=True, slots=True)
-class Rewriting:
+class RewriteTask:
     """An output of a task whose published files are to be written anew."""
 
-    member: Member
+    member: PlannedTask
     output: str
     _: KW_ONLY
     session: Any
-    phases: Phases
+    phases: PhaseTimer
     held: ExitStack
 
 
@@ -66,14 +66,18 @@ class Rewriter:
     """Writes what is published anew, by what reads and writes any other output."""
 
     def __init__(
-        self, reader: Reader, writer: Writer, accesses: Accesses, write_files: Files
+        self,
+        reader: InputReader,
+        writer: OutputWriter,
+        accesses: AccessSelector,
+        write_files: OutputProducer,
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._accesses = accesses
         self._write_files = write_files
 
-    def inputs(self, work: Work) -> dict[str, Input]:
+    def inputs(self, work: AttemptWork) -> dict[str, InputFiles]:
         """What such work reads, by the names of its outputs."""
         return {
             name: self._reader.published(place, work)[0]
@@ -81,7 +85,7 @@ class Rewriter:
             if place.current
         }
 
-    def rewrite(self, rewriting: Rewriting) -> Made | None:
+    def rewrite(self, rewriting: RewriteTask) -> ProducedOutput | None:
         """Write what is published of an output; None if nothing is. Raises `WorkFailed`."""
         work = rewriting.member.work
         place, merge = work.outputs[rewriting.output], work.merge
@@ -124,7 +128,11 @@ class Rewriter:
         )
 
     def _files(
-        self, rewriting: Rewriting, member: Member, given: Input, columns: Sequence[Column]
+        self,
+        rewriting: RewriteTask,
+        member: PlannedTask,
+        given: InputFiles,
+        columns: Sequence[Column],
     ) -> tuple[File, ...]:
         whole = replace(member, inputs={given.name: given})
         frame = self._frame(rewriting, given, columns)
@@ -137,9 +145,11 @@ class Rewriter:
             phases=rewriting.phases,
         )
 
-    def _frame(self, rewriting: Rewriting, given: Input, columns: Sequence[Column]) -> DataFrame:
+    def _frame(
+        self, rewriting: RewriteTask, given: InputFiles, columns: Sequence[Column]
+    ) -> DataFrame:
         access = self._accesses.to(rewriting.member.work.outputs[rewriting.output].location)
-        slices = [Slice(files=given.files)]
+        slices = [FileSlice(files=given.files)]
         return access.frame(rewriting.session, slices, columns, rewriting.held)
 
 

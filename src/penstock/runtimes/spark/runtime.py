@@ -1,13 +1,13 @@
 """The runtime `spark`: work on a warm session of Spark, in a process beside the worker's.
 
-The worker imports no Spark: its event loop sends heartbeats whatever Spark and users' code do. What
-runs, runs in a *host* (`pools` and `hosts` decide in which); a batch becomes one run there. How
-a job is judged (`faults`) needs neither Spark nor Java, so a dispatcher can do it that has none.
+The worker imports no Spark: its event loop sends heartbeats whatever Spark and users' code do.
+What runs, runs in a *host* (`host_pool` decides in which); a batch becomes one run there. How a
+job is judged (`faults`) needs neither Spark nor Java, so a dispatcher can do it that has none.
 
 Of the promise that nothing of cancelled work runs on, one case is left: the code of a user that
-does not let go of its thread, in a host that others use too. `run` ends then after the grace, the
-Spark jobs of that work are cancelled, what it writes is in a folder that nobody reads, and the
-thread ends with its host, as soon as the others in it have ended.
+does not let go of its thread, in a host that others use too. `run` ends then after the grace,
+the Spark jobs of that work are cancelled, what it writes is in a folder that nobody reads, and
+the thread ends with its host, as soon as the others in it have ended.
 """
 
 from __future__ import annotations
@@ -15,19 +15,15 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
-import msgspec
-
 from penstock.kernel.clock import Clock
-from penstock.runtimes.base import Fault, Finished, Runtime, Voice, Work
-from penstock.runtimes.spark.bundles import Gathering, Ticket
-from penstock.runtimes.spark.configs import OPERATORS, config_faults
-from penstock.runtimes.spark.hosts import Hosts, stopped
-from penstock.runtimes.spark.places import temporary_data
-from penstock.runtimes.spark.pools import Pools
-from penstock.runtimes.spark.profiles import profile_faults
-from penstock.runtimes.spark.settings import SparkSettings, read_spark_settings
+from penstock.runtimes.base import AttemptWork, Runtime, RuntimeFault, WorkReporter, WorkResult
+from penstock.runtimes.spark.host_pool import HostPool, ProfilePools, stopped
+from penstock.runtimes.spark.host_process import BatchCollector, Ticket, temporary_data
+from penstock.runtimes.spark.job_config import OPERATORS, config_faults
+from penstock.runtimes.spark.settings import SparkSettings, profile_faults, read_spark_settings
 
 PYTHON: Final = "spark.python"
 ENGINE: Final = "penstock.runtimes.spark.engine:Engine"
@@ -50,12 +46,12 @@ class SparkRuntime(Runtime):
         self._settings = settings if settings is not None else SparkSettings()
         self._engine = engine
         self._clock = clock
-        self._pools: Pools | None = None
-        self._gathering: Gathering | None = None
+        self._pools: ProfilePools | None = None
+        self._gathering: BatchCollector | None = None
         self._temporary = ""
 
     @property
-    def hosts(self) -> Hosts | None:
+    def hosts(self) -> HostPool | None:
         """The hosts of jobs without settings of their own, from `start` to `stop`."""
         return self._pools.base if self._pools is not None else None
 
@@ -81,9 +77,9 @@ class SparkRuntime(Runtime):
         if not settings.data:
             self._temporary = await asyncio.to_thread(temporary_data)
             # What is thrown away with this runtime is made for nothing.
-            settings = msgspec.structs.replace(settings, data=self._temporary, archive=False)
-        self._pools = Pools(settings, engine=self._engine, clock=self._clock)
-        self._gathering = Gathering(self._pools.submit)
+            settings = replace(settings, data=self._temporary, archive=False)
+        self._pools = ProfilePools(settings, engine=self._engine, clock=self._clock)
+        self._gathering = BatchCollector(self._pools.submit)
         await self._pools.start()
 
     async def stop(self) -> None:
@@ -105,7 +101,7 @@ class SparkRuntime(Runtime):
 
     def faults(
         self, operator: str, *, config: Mapping[str, Any], resources: Mapping[str, Any]
-    ) -> Iterator[Fault]:
+    ) -> Iterator[RuntimeFault]:
         yield from config_faults(operator, config)
         yield from profile_faults(resources, runtime=self.name)
 
@@ -128,12 +124,12 @@ class SparkRuntime(Runtime):
             " the result; take one of the two out."
         )
 
-    async def run(self, work: Work, voice: Voice) -> Finished:
+    async def run(self, work: AttemptWork, reporter: WorkReporter) -> WorkResult:
         pools, gathering = self._pools, self._gathering
         if pools is None or gathering is None:
             raise stopped()
-        ticket = Ticket(work, voice, asyncio.get_running_loop().create_future())
-        voice.timed(is_running=False)
+        ticket = Ticket(work, reporter, asyncio.get_running_loop().create_future())
+        reporter.timed(is_running=False)
         bundle = gathering.add(ticket)
         try:
             return await ticket.end

@@ -59,7 +59,7 @@ _RETRY_AFTER_SECONDS_MAX: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestSubject:
     """What a request was about. `key` is empty if it was the bucket itself."""
 
     bucket: str
@@ -68,7 +68,7 @@ class Asked:
     writes: bool = False
 
 
-def error_of(response: Response, asked: Asked) -> StoreError:
+def error_of(response: Response, asked: RequestSubject) -> StoreError:
     """The error that this answer stands for. Preconditions (412) are the caller's to name."""
     error = _Error.of(response)
     elsewhere = _region_of(response, error)
@@ -98,7 +98,7 @@ def error_of(response: Response, asked: Asked) -> StoreError:
     return _failure(response, error, asked)
 
 
-def _failure(response: Response, error: _Error, asked: Asked) -> StoreError:
+def _failure(response: Response, error: _Error, asked: RequestSubject) -> StoreError:
     status, key = response.status, asked.key
     if status == 429 or error.code in _THROTTLING or error.code.endswith("ThrottlingException"):
         return Throttled(
@@ -118,7 +118,7 @@ def _failure(response: Response, error: _Error, asked: Asked) -> StoreError:
     return Unavailable(f"The store failed ({error.said}).", key=key)
 
 
-def not_s3(asked: Asked, what: str) -> StoreError:
+def not_s3(asked: RequestSubject, what: str) -> StoreError:
     """The error for an answer that S3 would not give."""
     lost = OutcomeUnknown if asked.writes else Unavailable
     return lost(
@@ -135,7 +135,7 @@ def bucket_not_found(bucket: str) -> BucketNotFound:
     )
 
 
-def _wrong_credentials(error: _Error, asked: Asked) -> Refused:
+def _wrong_credentials(error: _Error, asked: RequestSubject) -> Refused:
     if error.code in _EXPIRED:
         return Refused(
             f"The credentials for bucket {asked.bucket!r} have expired ({error.said}).",
@@ -149,7 +149,7 @@ def _wrong_credentials(error: _Error, asked: Asked) -> Refused:
     )
 
 
-def _refusal(error: _Error, asked: Asked) -> Refused:
+def _refusal(error: _Error, asked: RequestSubject) -> Refused:
     if error.code == "RequestTimeTooSkewed":
         return Refused(
             f"This machine's clock is too far from the store's ({error.said}).",
@@ -164,7 +164,7 @@ def _refusal(error: _Error, asked: Asked) -> Refused:
     )
 
 
-def _elsewhere(region: str, asked: Asked) -> Refused:
+def _elsewhere(region: str, asked: RequestSubject) -> Refused:
     return Refused(
         f"The bucket {asked.bucket!r} is in another region, {region}.",
         key=asked.key,
@@ -198,7 +198,7 @@ def unmasked(response: Response) -> Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class S3Listing:
     """One page as the server sent it, keys whole."""
 
     entries: tuple[Entry, ...]
@@ -206,7 +206,7 @@ class Listing:
     token: str | None
 
 
-def listing_of(body: bytes) -> Listing | None:
+def listing_of(body: bytes) -> S3Listing | None:
     """A ListObjectsV2 answer; None if it is not a whole one."""
     root = _xml(body)
     if root is None or _name(root) != "ListBucketResult":
@@ -221,7 +221,7 @@ def listing_of(body: bytes) -> Listing | None:
         token = page["NextContinuationToken"] if page.get("IsTruncated") == "true" else None
     except (KeyError, ValueError, OverflowError):
         return None
-    return None if token == "" else Listing(entries, folders, token)
+    return None if token == "" else S3Listing(entries, folders, token)
 
 
 def _entry(row: dict[str, str], *, encoded: bool) -> Entry:

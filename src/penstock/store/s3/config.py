@@ -24,9 +24,8 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from penstock.kernel.errors import InvalidInput
 from penstock.store.base import check_key
-from penstock.store.s3.keyring import Keyring
-from penstock.store.s3.signing import Credentials
-from penstock.store.s3.transport import Endpoint
+from penstock.store.s3.signing import Credentials, Keyring
+from penstock.store.s3.transport import S3Endpoint
 
 _OPTIONS: Final = ("endpoint", "region", "style", "touch", "deletes")
 _OPTION: Final = re.compile(r"[a-z_-]{1,24}")
@@ -43,7 +42,7 @@ class S3Config:
 
     bucket: str
     root: str
-    endpoint: Endpoint
+    endpoint: S3Endpoint
     path_style: bool
     touch_by_copy: bool
     deletes: str
@@ -166,7 +165,7 @@ def _amazon(region: str) -> str:
     return f"https://s3.{region}.amazonaws.com" + (".cn" if region.startswith("cn-") else "")
 
 
-def _endpoint(url: str, *, region: str, bucket: str, ca_bundle: str) -> Endpoint:
+def _endpoint(url: str, *, region: str, bucket: str, ca_bundle: str) -> S3Endpoint:
     problem = InvalidInput(
         "The endpoint must be http://HOST[:PORT] or https://HOST[:PORT].",
         hint="It comes from ?endpoint= in the URL, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.",
@@ -191,7 +190,7 @@ def _endpoint(url: str, *, region: str, bucket: str, ca_bundle: str) -> Endpoint
             hint="Name the host, or use style=path.",
         )
     tls = parts.scheme == "https"
-    return Endpoint(
+    return S3Endpoint(
         host=f"{bucket}.{host}" if bucket else host,
         port=port or (443 if tls else 80),
         tls=tls,

@@ -26,6 +26,7 @@ from typing import Final
 import httptools
 
 from penstock.kernel.errors import InvalidInput
+from penstock.kernel.ports import watch_peer
 from penstock.store.time import TimeSample
 
 _LARGE_BYTES: Final = 1024 * 1024
@@ -66,7 +67,7 @@ class Response:
     """What the answer tells of the store's time, if it does."""
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """A connection that is open, or was."""
 
     def __init__(self) -> None:
@@ -78,7 +79,7 @@ class Connection(asyncio.Protocol):
     @classmethod
     async def open(
         cls, *, host: str, port: int, tls: ssl.SSLContext | None, seconds: float
-    ) -> Connection:
+    ) -> HttpConnection:
         """Connect, in so many seconds for names, TCP and TLS. Raises `NotSent`."""
         loop = asyncio.get_running_loop()
         try:
@@ -121,6 +122,29 @@ class Connection(asyncio.Protocol):
             self._exchange = None
         return exchange.response
 
+    async def tunnel(self, head: bytes, *, host: str, tls: ssl.SSLContext, seconds: float) -> None:
+        """Have a proxy connect to a host by this request, and speak TLS to that from now on.
+
+        Raises `NotSent`.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                asked = await self.exchange(
+                    head, b"", is_head=True, patience=Patience(seconds, bytes_per_second_min=1)
+                )
+                if not 200 <= asked.status < 300:
+                    raise NotSent(f"the proxy answered {asked.status}")
+                assert self._transport is not None, "it was used just now"
+                self._transport = await asyncio.get_running_loop().start_tls(
+                    self._transport, self, tls, server_hostname=host
+                )
+        except TimeoutError as error:
+            self.close()
+            raise NotSent(f"the proxy gave no TLS connection within {seconds:.3g} s") from error
+        except (OSError, NoAnswer) as error:
+            self.close()
+            raise NotSent(f"by the proxy: {words_of(error)}") from error
+
     def close(self) -> asyncio.Future[None]:
         """Close at once; the future is done when the socket is."""
         if self._transport is not None:
@@ -132,6 +156,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        watch_peer(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         if self._exchange is None:

@@ -26,15 +26,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from penstock.kernel.child_process import ChildProcess
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, new_id, system_entropy
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.leash import Leashed
 from penstock.kernel.service import Service
 from penstock.store.s3.config import s3_config
 from penstock.store.s3.connection import NoAnswer, NotSent
-from penstock.store.s3.signing import Credentials, Request
-from penstock.store.s3.transport import Transport
+from penstock.store.s3.signing import Credentials, SignedRequest
+from penstock.store.s3.transport import S3Transport
 from penstock.store.time import StoreClock
 
 _START_SECONDS_MAX: Final = 60.0
@@ -74,7 +74,7 @@ class LocalS3(Service):
         self._signing_key = base64.b64encode(new_id(entropy, characters=40).encode()).decode()
         self.endpoint = ""
         self._ports: list[int] = []
-        self._server: Leashed | None = None
+        self._server: ChildProcess | None = None
 
     @property
     def url(self) -> str:
@@ -110,7 +110,7 @@ class LocalS3(Service):
             iam = _written(self._folder / "iam.json", self._iam())
             command += [f"-s3.iam.config={iam}", "-s3.iam.readOnly=true"]
         self.endpoint = f"http://127.0.0.1:{self._ports[0]}"
-        self._server = Leashed(command, log=self.log, grace_seconds=self._grace_seconds)
+        self._server = ChildProcess(command, log=self.log, grace_seconds=self._grace_seconds)
         await self._server.start()
         await self._wait_for_bucket()
 
@@ -118,6 +118,7 @@ class LocalS3(Service):
         if self._server is not None:
             await self._server.stop()
             self._server = None
+            _remove_sockets(self._ports)
 
     def _identities(self) -> object:
         keys = {
@@ -157,7 +158,7 @@ class LocalS3(Service):
     async def _wait_for_bucket(self) -> None:
         """Make the bucket, as soon as the server can hold an object in it."""
         config = s3_config(self.url, environment={}, credentials=self.credentials)
-        transport = Transport(
+        transport = S3Transport(
             config.endpoint, keyring=config.keyring, clock=StoreClock(self._clock)
         )
         deadline = self._clock.monotonic() + _START_SECONDS_MAX
@@ -167,15 +168,23 @@ class LocalS3(Service):
                 if self._server is None or not self._server.running:
                     break
                 with contextlib.suppress(NotSent, NoAnswer):
-                    made = await transport.send(Request("PUT", config.path(None)))
-                    held = await transport.send(Request("PUT", probe, body=b"{}"))
+                    made = await transport.send(SignedRequest("PUT", config.path(None)))
+                    held = await transport.send(SignedRequest("PUT", probe, body=b"{}"))
                     if made.status in (200, 409) and held.status == 200:
-                        await transport.send(Request("DELETE", probe))
+                        await transport.send(SignedRequest("DELETE", probe))
                         return
                 await self._clock.sleep(0.2)
         finally:
             await transport.close()
         raise PenstockError("The local S3 server did not start.", hint=f"Its log is {self.log}.")
+
+
+def _remove_sockets(ports: list[int]) -> None:
+    """The server makes some whatever it is told, and leaves them when it is killed."""
+    for port in ports:
+        for each in (port, port + _PORTS_APART):
+            for left in Path("/tmp").glob(f"seaweedfs-*-{each}.sock"):  # noqa: S108 - not ours
+                left.unlink(missing_ok=True)
 
 
 def _policy(*statements: dict[str, object]) -> object:
@@ -195,6 +204,7 @@ def _command(data: Path, identities: Path, ports: list[int]) -> list[str]:
     s3, master, volume, filer = ports
     return [
         _binary(),
+        "-logtostderr",
         "server",
         f"-dir={data}",
         "-ip=127.0.0.1",

@@ -1,11 +1,17 @@
-"""AWS Signature Version 4 for S3: a pure function from a request and a moment to its headers.
+"""AWS Signature Version 4 for S3, and where the credentials come from.
 
-Every header that is sent is signed, and so is the body. The moment is the store's time, not this
-machine's: a signature that is some minutes off is refused.
+A signature is a pure function from a request and a moment to its headers. Every header that is
+sent is signed, and so is the body. The moment is the store's time, not this machine's: a
+signature that is some minutes off is refused.
+
+Credentials are given, or found by the chain that every AWS tool follows (environment, profile,
+web identity, container, instance): that of Amazon's runtime, awscrt, which also renews what
+expires. It is asked again every minute, which costs nothing while its answer is good.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import re
@@ -13,10 +19,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from time import gmtime, strftime
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
+from awscrt.auth import AwsCredentialsProvider
+from awscrt.exceptions import AwsCrtError
+
+from penstock.kernel.clock import Clock
 from penstock.kernel.errors import InvalidInput
+from penstock.store.s3.connection import NotSent
 
 Headers = Sequence[tuple[str, str]]
 
@@ -50,7 +61,7 @@ class Credentials:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SignedRequest:
     """One request; `path` and the query are plain text, encoded on the way out."""
 
     method: str
@@ -74,7 +85,7 @@ def encoded_query(query: Headers) -> str:
 
 
 def signed_headers(
-    request: Request, *, host: str, region: str, credentials: Credentials, at: float
+    request: SignedRequest, *, host: str, region: str, credentials: Credentials, at: float
 ) -> list[tuple[str, str]]:
     """All headers of the request, the signature among them; names are lower-case."""
     moment = _moment(int(at))
@@ -124,3 +135,58 @@ def _signing_key(secret_key: str, day: str, region: str) -> bytes:
     for part in (day, region, "s3", "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")
     return key
+
+
+ASK_AGAIN_SECONDS: Final = 60.0
+_CRT_ERRORS: Final = (AwsCrtError, OSError, ValueError, RuntimeError)
+
+
+class NoCredentials(NotSent):
+    """There is nothing to sign with."""
+
+
+class Keyring:
+    """The credentials to sign with now."""
+
+    def __init__(
+        self,
+        given: Credentials | AwsCredentialsProvider | None,
+        *,
+        ask_again_seconds: float = ASK_AGAIN_SECONDS,
+    ) -> None:
+        self._ask_again_seconds = ask_again_seconds
+        self._given = given if isinstance(given, Credentials) else None
+        self._chain = given if not isinstance(given, Credentials) else None
+        self._found: Credentials | None = None
+        self._found_at = 0.0
+
+    @property
+    def given(self) -> Credentials | None:
+        """What it was given; None if it asks the chain."""
+        return self._given
+
+    async def credentials(self, clock: Clock, *, seconds: float) -> Credentials:
+        """The credentials, looked for no longer than this."""
+        if self._given is not None:
+            return self._given
+        if self._found is None or clock.monotonic() - self._found_at > self._ask_again_seconds:
+            self._found = await self._look(seconds)
+            self._found_at = clock.monotonic()
+        return self._found
+
+    async def _look(self, seconds: float) -> Credentials:
+        chain = self._chain or AwsCredentialsProvider.new_default_chain()
+        self._chain = chain
+        try:
+            async with asyncio.timeout(seconds):
+                # The runtime cannot bear that its future is cancelled; ours may be.
+                found: Any = await asyncio.shield(asyncio.wrap_future(chain.get_credentials()))
+        except TimeoutError as error:
+            raise NotSent("the credentials were not found in time") from error
+        except _CRT_ERRORS as error:
+            # What could be signed a moment ago can be signed again: a renewal failed in passing.
+            said = str(getattr(error, "message", error)).rstrip(". ")
+            if self._found is not None:
+                raise NotSent(f"no new credentials: {said}") from error
+            raise NoCredentials(said) from error
+        return Credentials(found.access_key_id, found.secret_access_key, found.session_token)

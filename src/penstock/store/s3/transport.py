@@ -24,15 +24,20 @@ from functools import lru_cache
 from typing import Final
 
 from penstock.store.s3.connection import (
-    Connection,
+    HttpConnection,
     NotSent,
     Patience,
     Response,
     tls_context,
     wait_for_all,
 )
-from penstock.store.s3.keyring import Keyring
-from penstock.store.s3.signing import Request, encoded_path, encoded_query, signed_headers
+from penstock.store.s3.signing import (
+    Keyring,
+    SignedRequest,
+    encoded_path,
+    encoded_query,
+    signed_headers,
+)
 from penstock.store.time import StoreClock, TimeSample
 
 SKEW_SECONDS_MAX: Final = 240.0
@@ -49,7 +54,7 @@ class Closed(NotSent):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TransportLimits:
     """How long and how many. The defaults are what production uses."""
 
     connect_seconds: float = 5.0
@@ -62,7 +67,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class S3Endpoint:
     """Where requests go. `host` is a name or an address, an IPv6 address without brackets."""
 
     host: str
@@ -83,30 +88,30 @@ class Endpoint:
         return self.host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
 
-class Transport:
+class S3Transport:
     """Connections to one endpoint, used by one event loop."""
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: S3Endpoint,
         *,
         keyring: Keyring,
         clock: StoreClock,
-        limits: Limits | None = None,
+        limits: TransportLimits | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._host = endpoint.host_header
         self._keyring = keyring
         self._clock = clock
-        self._limits = limits or Limits()
+        self._limits = limits or TransportLimits()
         self._patience = Patience(self._limits.answer_seconds, self._limits.bytes_per_second_min)
         self._slots = asyncio.Semaphore(self._limits.connections_max)
-        self._idle: deque[Connection] = deque()
-        self._busy: set[Connection] = set()
+        self._idle: deque[HttpConnection] = deque()
+        self._busy: set[HttpConnection] = set()
         self._closed = False
         self._tls = tls_context(ca_bundle=endpoint.ca_bundle) if endpoint.tls else None
 
-    async def send(self, request: Request) -> Response:
+    async def send(self, request: SignedRequest) -> Response:
         """The answer to this request, whatever its status."""
         await self._take_slot()
         try:
@@ -136,7 +141,7 @@ class Transport:
         except TimeoutError as error:
             raise NotSent(f"all {self._limits.connections_max} connections are busy") from error
 
-    async def _exchange(self, request: Request, signed_at: float) -> Response:
+    async def _exchange(self, request: SignedRequest, signed_at: float) -> Response:
         if self._closed:
             raise Closed
         head = await self._signed_head(request, signed_at)
@@ -154,7 +159,7 @@ class Transport:
         response.sample = self._observe(response, sent, received)
         return response
 
-    async def _signed_head(self, request: Request, signed_at: float) -> bytes:
+    async def _signed_head(self, request: SignedRequest, signed_at: float) -> bytes:
         """The request line and all headers."""
         credentials = await self._keyring.credentials(
             self._clock.machine, seconds=self._limits.answer_seconds
@@ -173,14 +178,14 @@ class Transport:
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
         return f"{request.method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
 
-    async def _connection(self) -> Connection:
+    async def _connection(self) -> HttpConnection:
         now = self._clock.machine.monotonic()
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open and now - connection.idle_since < self._limits.idle_seconds:
                 return connection
             connection.close()
-        opened = await Connection.open(
+        opened = await HttpConnection.open(
             host=self._endpoint.host,
             port=self._endpoint.port,
             tls=self._tls,
@@ -191,7 +196,7 @@ class Transport:
             raise Closed
         return opened
 
-    def _keep(self, connection: Connection, response: Response, now: float) -> None:
+    def _keep(self, connection: HttpConnection, response: Response, now: float) -> None:
         last = "close" in response.headers.get("connection", "").lower()
         if last or response.status >= 500 or self._closed:
             connection.close()

@@ -19,16 +19,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.testing.queue_contract import ending, foreign, losing, running
-from penstock.testing.queue_contract.bench import Bench, Check
+from penstock.testing.queue_contract import tasks, workers
+from penstock.testing.queue_contract.bench import Bench, QueueCheck
 
 __all__ = ["PATIENT_CHECKS", "QUEUE_CHECKS", "THREADED_CHECKS", "Bench", "Check"]
 
-QUEUE_CHECKS: Final[dict[str, Check]] = {
+Check = QueueCheck
+QUEUE_CHECKS: Final[dict[str, QueueCheck]] = {
     check.__name__: check
-    for check in (*running.CHECKS, *ending.CHECKS, *losing.CHECKS, *foreign.CHECKS)
+    for check in (*tasks.RUN_CHECKS, *tasks.END_CHECKS, *workers.CHECKS, *tasks.REFUSAL_CHECKS)
 }
 PATIENT_CHECKS: Final = frozenset(
-    check.__name__ for check in (*running.PATIENT, *ending.PATIENT, *losing.PATIENT)
+    check.__name__
+    for check in (*tasks.PATIENT_RUN_CHECKS, *tasks.PATIENT_END_CHECKS, *workers.PATIENT)
 )
-THREADED_CHECKS: Final = frozenset(check.__name__ for check in running.THREADED)
+THREADED_CHECKS: Final = frozenset(check.__name__ for check in tasks.THREADED_RUN_CHECKS)

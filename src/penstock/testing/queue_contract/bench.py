@@ -1,48 +1,33 @@
-"""What the checks of the queue's contract are made of: queues, workers that die, closed stores.
+"""What the checks of the queue's contract are made of: queues, workers that die, unavailable
+stores.
 
 A `Bench` is one empty store and one mode. Every queue that it opens has a client of its own, so
 that one of them can be cut off while others go on: a worker whose client is closed and whose
-run is cancelled leaves in the bucket exactly what a killed process leaves. All times are short, so
-that a check takes less than a second, or a few, on a real store.
+run is cancelled leaves in the bucket exactly what a killed process leaves. All times are short,
+so that a check takes less than a second, or a few, on a real store.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
 
 from penstock.kernel.clock import Clock
+from penstock.kernel.document_format import encode
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import AlreadyExists, Refused
-from penstock.kernel.wire import encode
 from penstock.queue.client import Queue, Task
 from penstock.queue.config import QueueConfig
-from penstock.queue.owning.registry import ShardLease
-from penstock.queue.running.polling import Polling
-from penstock.queue.settings import Mode, WorkerSettings
-from penstock.queue.views import TaskView
+from penstock.queue.settings import DiscoveryMode, Polling, WorkerSettings
+from penstock.queue.shards.registry import ShardLease
+from penstock.queue.task_views import TaskView
 from penstock.queue.worker import Worker
-from penstock.store.base import (
-    CREATE,
-    NO_METADATA,
-    PAGE_KEYS_MAX,
-    REPLACE,
-    Delimiter,
-    Head,
-    Object,
-    ObjectStore,
-    Page,
-    PutMode,
-    Version,
-    Wrapper,
-    pages,
-)
-from penstock.store.time import TimeSample
+from penstock.store.base import CREATE, Answer, ObjectStore, StoreOperation, Wrapper, pages
 from penstock.testing.store_contract import OpenClient
 
 NAME: Final = "contract"
@@ -65,7 +50,7 @@ RESULT_SECONDS: Final = 60.0
 _STEP_SECONDS: Final = 0.05
 
 
-class Check(Protocol):
+class QueueCheck(Protocol):
     """One behaviour of a queue and its workers, tried in one mode on one store."""
 
     __name__: str
@@ -73,7 +58,7 @@ class Check(Protocol):
     async def __call__(self, bench: Bench, /) -> None: ...
 
 
-class Access(Enum):
+class GateAccess(Enum):
     """What a gate lets through."""
 
     OPEN = "open"
@@ -81,68 +66,25 @@ class Access(Enum):
     CLOSED = "closed"
 
 
-class Gate(Wrapper):
+class GatedStore(Wrapper):
     """A client of a store that can be shut, for writes or for everything."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
-        self.access = Access.OPEN
+        self.access = GateAccess.OPEN
         self.refused = 0
 
-    def _pass(self, key: str = "", *, writes: bool = False) -> None:
-        if self.access is Access.CLOSED or (writes and self.access is Access.READ_ONLY):
+    async def request(
+        self, operation: StoreOperation, key: str, ask: Callable[[], Awaitable[Answer]]
+    ) -> Answer:
+        is_barred = operation.writes and self.access is GateAccess.READ_ONLY
+        if self.access is GateAccess.CLOSED or is_barred:
             self.refused += 1
             raise Refused(f"The store is {self.access.value} for this client.", key=key)
-
-    async def get(self, key: str, *, unless: Version | None = None) -> Object | None:
-        self._pass(key)
-        return await self.inner.get(key, unless=unless)
-
-    async def head(self, key: str) -> Head:
-        self._pass(key)
-        return await self.inner.head(key)
-
-    async def put(
-        self,
-        key: str,
-        body: bytes,
-        mode: PutMode = REPLACE,
-        *,
-        metadata: Mapping[str, str] = NO_METADATA,
-    ) -> Version:
-        self._pass(key, writes=True)
-        return await self.inner.put(key, body, mode, metadata=metadata)
-
-    async def touch(
-        self, key: str, *, version: Version, metadata: Mapping[str, str] = NO_METADATA
-    ) -> Version:
-        self._pass(key, writes=True)
-        return await self.inner.touch(key, version=version, metadata=metadata)
-
-    async def delete(self, key: str, *, version: Version | None = None) -> None:
-        self._pass(key, writes=True)
-        await self.inner.delete(key, version=version)
-
-    async def list(
-        self,
-        prefix: str = "",
-        *,
-        start_after: str = "",
-        delimiter: Delimiter = "",
-        limit: int = PAGE_KEYS_MAX,
-        cursor: str | None = None,
-    ) -> Page:
-        self._pass(prefix)
-        return await self.inner.list(
-            prefix, start_after=start_after, delimiter=delimiter, limit=limit, cursor=cursor
-        )
-
-    async def sample(self) -> TimeSample:
-        self._pass()
-        return await self.inner.sample()
+        return await ask()
 
 
-class Crew:
+class RunningWorkers:
     """Workers that run side by side until the check ends."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
@@ -161,7 +103,7 @@ class Crew:
 
     async def kill(self, worker: Worker) -> None:
         """Let it end as with `kill -9`: nothing that it does from now on reaches the store."""
-        gate_of(worker.queue).access = Access.CLOSED
+        gate_of(worker.queue).access = GateAccess.CLOSED
         run = self._runs[worker]
         run.cancel()
         await asyncio.wait((run,))
@@ -176,7 +118,7 @@ class Bench:
     """One empty store, and the mode that its workers have."""
 
     open_client: OpenClient
-    mode: Mode
+    mode: DiscoveryMode
     entropy: Entropy
     clock: Clock
     shards: int = 4
@@ -185,8 +127,8 @@ class Bench:
 
     async def queue(self) -> Queue:
         """The queue, through a client of its own."""
-        store = Gate(await self.open_client())
-        direct = ("*",) if self.mode is Mode.DIRECT else ()
+        store = GatedStore(await self.open_client())
+        direct = ("*",) if self.mode is DiscoveryMode.DIRECT else ()
         config = QueueConfig(shards=self.shards, direct=direct)
         queue = await Queue.on(store, name=NAME, entropy=self.entropy, config=config)
         for shard in range(self.shards) if self.is_used else ():
@@ -201,12 +143,12 @@ class Bench:
         *,
         concurrency: int = 8,
         name: str = "worker",
-        mode: Mode | None = None,
+        mode: DiscoveryMode | None = None,
         settings: WorkerSettings = QUICK,
     ) -> Worker:
         """A worker with short times, unless others are given."""
         mode = mode or self.mode
-        if mode is Mode.DIRECT:
+        if mode is DiscoveryMode.DIRECT:
             # There the name of a worker is its own, and that of its inbox.
             name = f"{name}-{new_id(self.entropy, characters=12)}"
         return Worker(
@@ -218,10 +160,10 @@ class Bench:
         )
 
     @asynccontextmanager
-    async def crew(self, *workers: Worker) -> AsyncIterator[Crew]:
+    async def crew(self, *workers: Worker) -> AsyncIterator[RunningWorkers]:
         """These workers at work, and more if need be; all are stopped in the end."""
         async with asyncio.TaskGroup() as group:
-            crew = Crew(group)
+            crew = RunningWorkers(group)
             for worker in workers:
                 crew.start(worker)
             yield crew
@@ -255,26 +197,26 @@ class Bench:
         return found
 
 
-def gate_of(queue: Queue) -> Gate:
+def gate_of(queue: Queue) -> GatedStore:
     """The client that a queue of a bench goes through."""
     gate = queue.access.store
-    assert isinstance(gate, Gate)
+    assert isinstance(gate, GatedStore)
     return gate
 
 
 @contextmanager
-def heard() -> Iterator[list[str]]:
+def captured_logs() -> Iterator[list[str]]:
     """What the queue says in the log meanwhile, warnings and worse."""
     said: list[str] = []
 
-    class Ear(logging.Handler):
+    class LogCapture(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             said.append(record.getMessage())
 
-    ear = Ear(logging.WARNING)
+    handler = LogCapture(logging.WARNING)
     log = logging.getLogger("penstock.queue")
-    log.addHandler(ear)
+    log.addHandler(handler)
     try:
         yield said
     finally:
-        log.removeHandler(ear)
+        log.removeHandler(handler)

@@ -1,7 +1,7 @@
 """A simulated machine: it can crash at any await, freeze for any time, and its clocks are wrong.
 
 All that a process on the machine can do to the outside goes through two things: its store and its
-clock. `MortalStore` and `MortalClock` are the gates. Of a machine that is dead no request is sent
+clock. `MachineStore` and `MachineClock` are the gates. Of a machine that is dead no request is sent
 and no sleep returns: whatever its cleanup code tries ends with `CancelledError`. A machine that is
 frozen gets no answer and no sleep of it ends before it thaws; its clocks go on, as those of a
 suspended machine do.
@@ -12,36 +12,24 @@ The network is not the machine. What was sent before the end may still arrive (`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import StoreError
-from penstock.store.base import (
-    NO_METADATA,
-    PAGE_KEYS_MAX,
-    REPLACE,
-    Delimiter,
-    Head,
-    Object,
-    ObjectStore,
-    Page,
-    PutMode,
-    Swap,
-    Version,
-    Wrapper,
-)
-from penstock.store.time import StoreClock, TimeSample
+from penstock.store.base import Answer, ObjectStore, StoreOperation, Wrapper
+from penstock.store.time import StoreClock
 from penstock.testing.virtual import VirtualClock
 
-Answer = TypeVar("Answer")
 Tell = Callable[[str, str], None]
 """Told of what happens to a machine: its name, and the words."""
 
 MACHINE: Final[ContextVar[str]] = ContextVar("machine", default="")
+HELD_BACK_SECONDS: Final[ContextVar[float]] = ContextVar("held_back_seconds", default=0.0)
+"""How long the machine was frozen between deciding on the present request and sending it."""
 """The machine on which the present task runs."""
 
 _LATE_SECONDS_MAX: Final = 40.0
@@ -57,7 +45,7 @@ def what_is(key: str) -> str:
     return folder
 
 
-class Blow(StrEnum):
+class MachineFault(StrEnum):
     """What can befall a machine at a request."""
 
     DIES_BEFORE = "dies before"
@@ -71,10 +59,10 @@ class Blow(StrEnum):
 
 
 @dataclass(slots=True)
-class Trigger:
+class FaultTrigger:
     """What befalls a machine, and at which request."""
 
-    blow: Blow
+    blow: MachineFault
     at: str = ""
     """The kind of request, "ledger create" say; any if empty."""
     skipped: int = 0
@@ -108,7 +96,7 @@ class HostLock:
 
 
 class HostLocks:
-    """The locks of one host, on which one machine's process follows the other."""
+    """The locks of one host, on which machines' processes run beside or after each other."""
 
     def __init__(self) -> None:
         self._locks: list[HostLock] = []
@@ -134,7 +122,7 @@ class MachineLocks:
         return frozenset(lock.incarnation for lock in self._locks if lock.is_free)
 
 
-class MortalClock:
+class MachineClock:
     """The clock of a machine, as the processes on it see it."""
 
     def __init__(self, machine: Machine, inner: VirtualClock) -> None:
@@ -158,7 +146,7 @@ class Machine:
     def __init__(self, name: str, *, clock: VirtualClock, entropy: Entropy, tell: Tell) -> None:
         self.name = name
         self.network_clock = clock
-        self.clock = MortalClock(self, clock)
+        self.clock = MachineClock(self, clock)
         self.entropy = entropy
         self.is_dead = False
         self.is_halted = False
@@ -168,7 +156,7 @@ class Machine:
         self._thaw: asyncio.Event | None = None
         self._main: asyncio.Task[None] | None = None
         self._on_their_way: set[asyncio.Task[None]] = set()
-        self.triggers: list[Trigger] = []
+        self.triggers: list[FaultTrigger] = []
 
     @property
     def has_ended(self) -> bool:
@@ -228,27 +216,30 @@ class Machine:
         self, request: Callable[[], Awaitable[Answer]], *, kind: str, key: str
     ) -> Answer:
         """Make a request, unless the end comes first."""
+        decided_at = asyncio.get_running_loop().time()
         if self.is_halted:
             await self.gate()
         trigger = self._pulled(f"{what_is(key)} {kind}") if self.triggers else None
         blow = trigger.blow if trigger else None
-        if blow is Blow.DIES_DURING and kind in _WRITES:
+        if blow is MachineFault.DIES_DURING and kind in _WRITES:
             self._deliver(request, seconds=self.entropy.uniform(0, _LATE_SECONDS_MAX))
-        if blow is Blow.DIES_BEFORE or blow is Blow.DIES_DURING:
+        if blow is MachineFault.DIES_BEFORE or blow is MachineFault.DIES_DURING:
             self.die()
             raise asyncio.CancelledError
-        if trigger is not None and blow is Blow.FREEZES_BEFORE:
+        if trigger is not None and blow is MachineFault.FREEZES_BEFORE:
             self.freeze_for(trigger.seconds)
             await self.gate()
+        held_back = HELD_BACK_SECONDS.set(asyncio.get_running_loop().time() - decided_at)
         try:
             return await request()
         finally:
-            if trigger is not None and blow is Blow.ECHOES:
+            HELD_BACK_SECONDS.reset(held_back)
+            if trigger is not None and blow is MachineFault.ECHOES:
                 self._deliver(request, seconds=trigger.seconds)
                 self._freeze_soon(trigger.freeze_seconds)
-            if blow is Blow.DIES_AFTER:
+            if blow is MachineFault.DIES_AFTER:
                 self.die()
-            if trigger is not None and blow is Blow.FREEZES_AFTER:
+            if trigger is not None and blow is MachineFault.FREEZES_AFTER:
                 self.freeze_for(trigger.seconds)
             if self.is_halted:
                 await self.gate()
@@ -268,7 +259,7 @@ class Machine:
         if self._thaw is frozen:
             self.thaw()
 
-    def _pulled(self, kind: str) -> Trigger | None:
+    def _pulled(self, kind: str) -> FaultTrigger | None:
         for trigger in self.triggers:
             if trigger.at in ("", kind):
                 trigger.skipped -= 1
@@ -291,7 +282,7 @@ class Machine:
         task.add_done_callback(self._on_their_way.discard)
 
 
-class MortalStore(Wrapper):
+class MachineStore(Wrapper):
     """A machine's access to the network, with a store's clock over the machine's own."""
 
     def __init__(self, inner: ObjectStore, machine: Machine) -> None:
@@ -303,61 +294,12 @@ class MortalStore(Wrapper):
     def clock(self) -> StoreClock:
         return self._clock
 
-    async def _ask(
-        self, request: Callable[[], Awaitable[Answer]], kind: str, key: str = ""
+    async def request(
+        self, operation: StoreOperation, key: str, ask: Callable[[], Awaitable[Answer]]
     ) -> Answer:
         try:
-            return await self._machine.send(request, kind=kind, key=key)
+            return await self._machine.send(ask, kind=operation.value, key=key)
         finally:
             sample = self.inner.clock.last_sample
             if sample is not None and sample is not self._clock.last_sample:
                 self._clock.observe(sample)
-
-    async def get(self, key: str, *, unless: Version | None = None) -> Object | None:
-        return await self._ask(lambda: self.inner.get(key, unless=unless), "get", key)
-
-    async def head(self, key: str) -> Head:
-        return await self._ask(lambda: self.inner.head(key), "head", key)
-
-    async def put(
-        self,
-        key: str,
-        body: bytes,
-        mode: PutMode = REPLACE,
-        *,
-        metadata: Mapping[str, str] = NO_METADATA,
-    ) -> Version:
-        kind = "swap" if isinstance(mode, Swap) else mode.value
-        return await self._ask(
-            lambda: self.inner.put(key, body, mode, metadata=metadata), kind, key
-        )
-
-    async def touch(
-        self, key: str, *, version: Version, metadata: Mapping[str, str] = NO_METADATA
-    ) -> Version:
-        return await self._ask(
-            lambda: self.inner.touch(key, version=version, metadata=metadata), "touch", key
-        )
-
-    async def delete(self, key: str, *, version: Version | None = None) -> None:
-        await self._ask(lambda: self.inner.delete(key, version=version), "delete", key)
-
-    async def list(
-        self,
-        prefix: str = "",
-        *,
-        start_after: str = "",
-        delimiter: Delimiter = "",
-        limit: int = PAGE_KEYS_MAX,
-        cursor: str | None = None,
-    ) -> Page:
-        return await self._ask(
-            lambda: self.inner.list(
-                prefix, start_after=start_after, delimiter=delimiter, limit=limit, cursor=cursor
-            ),
-            "list",
-            prefix,
-        )
-
-    async def sample(self) -> TimeSample:
-        return await self._ask(self.inner.sample, "sample")

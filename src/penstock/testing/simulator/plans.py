@@ -8,28 +8,160 @@
 | pointers | keyed tasks, producers that crash between two writes, and nobody who sweeps |
 | echoes | requests that arrive again after a quarter of an hour, when everything is archived |
 | operator | leases, registrations and pointers deleted, damaged and doubled by hand |
+
+The handlers of a simulated worker. Each task's input says how its handler behaves.
+
+| input | what the handler does |
+|---|---|
+| quick | succeeds at once, or after a moment |
+| slow | takes longer than leases last |
+| retry | raises an error that is retried, for its first attempts |
+| fail | raises an error that is not |
+| hang | never ends by itself |
+| deaf | ignores an interruption for a while, and then succeeds |
+| poison | ends its worker's process, in its first attempts or in all; another is started |
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from penstock.kernel.entropy import Entropy, seeded_entropy
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.retry import Retry
 from penstock.queue.pack import RESEND_SECONDS
-from penstock.queue.running.polling import Polling
-from penstock.queue.settings import Heartbeat, Mode, WorkerSettings
+from penstock.queue.settings import DiscoveryMode, HeartbeatMode, Polling, WorkerSettings
+from penstock.queue.worker import Worker
 from penstock.store.faulty import FaultPlan
-from penstock.testing.simulator.deeds import TYPES
-from penstock.testing.simulator.machines import Blow, Trigger
+from penstock.testing.simulator.history import ATTEMPTS_MAX, SimulatedInput, SimulatedResult
+from penstock.testing.simulator.machines import FaultTrigger, Machine, MachineFault
+from penstock.testing.simulator.referee import Referee
+
+TYPES: Final = ("a", "b")
+_HANG_SECONDS: Final = 1e6
+
+
+class Passing(Exception):
+    """An error that is retried."""
+
+
+class Lasting(Exception):
+    """An error that is not."""
+
+
+RETRY: Final = Retry(
+    attempts=ATTEMPTS_MAX, backoff=1.3, first_seconds=0.5, on=(Passing, TimeoutError)
+)
+
+
+def draw_input(entropy: Entropy, number: int) -> SimulatedInput:
+    """What a task of this number is to do."""
+    draw = entropy.random()
+    if draw < 0.35:
+        return SimulatedInput(number, "quick", seconds=entropy.choice((0.0, 1.0)))
+    if draw < 0.65:
+        return SimulatedInput(number, "slow", seconds=entropy.uniform(3, 10))
+    if draw < 0.77:
+        return SimulatedInput(number, "retry", times=entropy.randrange(1, 4))
+    if draw < 0.82:
+        return SimulatedInput(number, "fail")
+    if draw < 0.92:
+        return SimulatedInput(number, "hang", times=entropy.choice((0, 1, 1)))
+    return SimulatedInput(number, "deaf", seconds=entropy.uniform(1, 8))
+
+
+def draw_poison_input(entropy: Entropy, number: int) -> SimulatedInput:
+    """What a task of this number is to do that ends whatever worker runs it."""
+    seconds = entropy.choice((0.0, 0.0, entropy.uniform(0, 4)))
+    return SimulatedInput(number, "poison", seconds=seconds, times=entropy.choice((0, 0, 1, 3)))
+
+
+class SimulatedHandlers:
+    """The handlers of one machine."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        referee: Referee,
+        *,
+        concurrency: int,
+        poisoned: Callable[[], None],
+    ) -> None:
+        """`poisoned` is called when a task has ended the process."""
+        self._machine = machine
+        self._poisoned = poisoned
+        self._referee = referee
+        self._concurrency = concurrency
+        self._running = 0
+
+    def register(self, worker: Worker, types: tuple[str, ...], *, timeout_seconds: float) -> None:
+        """Give a worker its handlers."""
+        self._referee.can(self._machine.name, types)
+        for kind in types:
+            worker.handler(kind, timeout=timeout_seconds, retry=RETRY)(self.handle)
+
+    async def handle(self, task: TaskContext) -> dict[str, Any]:
+        """One attempt."""
+        if self._machine.is_dead:
+            raise asyncio.CancelledError
+        what = msgspec.json.decode(bytes(task.raw_input), type=SimulatedInput)
+        self._referee.starts_attempt(self._machine.name, what.n, task.attempt)
+        how = "is interrupted"
+        self._running += 1
+        self._referee.runs(self._machine.name, self._running, concurrency=self._concurrency)
+        try:
+            await self._do(what, task.attempt)
+            how = "returns"
+        except (Passing, Lasting) as error:
+            how = f"raises {type(error).__name__}"
+            raise
+        finally:
+            self._running -= 1
+            if not self._machine.is_dead:
+                self._referee.ends_attempt(self._machine.name, what.n, how)
+        return msgspec.to_builtins(SimulatedResult(what.n, task.attempt, self._machine.name))  # type: ignore[no-any-return]  # a dict
+
+    async def _do(self, what: SimulatedInput, attempt: int) -> None:
+        clock = self._machine.clock
+        match what.do:
+            case "quick" | "slow":
+                if what.seconds:
+                    await clock.sleep(what.seconds)
+            case "retry" if attempt <= what.times:
+                raise Passing
+            case "fail":
+                raise Lasting
+            case "hang" if attempt <= (what.times or attempt):
+                await clock.sleep(_HANG_SECONDS)
+            case "poison" if attempt <= (what.times or attempt):
+                await self._end_the_process(what)
+            case "deaf":
+                until = clock.monotonic() + what.seconds
+                while clock.monotonic() < until and not self._machine.is_dead:
+                    try:
+                        await clock.sleep(until - clock.monotonic())
+                    except asyncio.CancelledError:
+                        continue
+
+    async def _end_the_process(self, what: SimulatedInput) -> None:
+        await self._machine.clock.sleep(what.seconds)
+        self._referee.ends_attempt(self._machine.name, what.n, "ends the process")
+        self._poisoned()
+        self._machine.die()
+        raise asyncio.CancelledError
+
 
 KEY_SECONDS: Final = int(RESEND_SECONDS)
 _OFF_SECONDS: Final = 86_400.0
 
 
-class Fleet(StrEnum):
+class WorkerModes(StrEnum):
     """The modes of the workers of a world."""
 
     LEASED = "leased"
@@ -39,7 +171,7 @@ class Fleet(StrEnum):
     MIXED = "mixed"
 
 
-class Profile(StrEnum):
+class WorldProfile(StrEnum):
     """What a world is harsh in."""
 
     STORM = "storm"
@@ -51,30 +183,30 @@ class Profile(StrEnum):
 
 
 _ORDER: Final = (
-    Profile.STORM,
-    Profile.KEYS,
-    Profile.POINTERS,
-    Profile.STORM,
-    Profile.LATE,
-    Profile.OPERATOR,
-    Profile.STORM,
-    Profile.ECHOES,
-    Profile.POINTERS,
-    Profile.STORM,
+    WorldProfile.STORM,
+    WorldProfile.KEYS,
+    WorldProfile.POINTERS,
+    WorldProfile.STORM,
+    WorldProfile.LATE,
+    WorldProfile.OPERATOR,
+    WorldProfile.STORM,
+    WorldProfile.ECHOES,
+    WorldProfile.POINTERS,
+    WorldProfile.STORM,
 )
 
 
-def profile_of(seed: int) -> Profile:
+def profile_of(seed: int) -> WorldProfile:
     """The profile of a seed: known before the world is run."""
     return _ORDER[seed % len(_ORDER)]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WorldPlan:
     """The measures of one world. Times in seconds."""
 
-    profile: Profile
-    fleet: Fleet
+    profile: WorldProfile
+    fleet: WorkerModes
     storm_seconds: float
     faults: FaultPlan
     linger_seconds: float
@@ -101,32 +233,37 @@ class Plan:
     racy_delete_seconds_max: float = 0.0
     """By how much conditional deletes come too late, where they are by tombstone therefore."""
 
-    def mode(self, entropy: Entropy) -> Mode:
+    def mode(self, entropy: Entropy) -> DiscoveryMode:
         """The mode of the next worker."""
-        if self.fleet is Fleet.MIXED:
-            return entropy.choice(tuple(Mode))
-        return Mode(self.fleet)
+        if self.fleet is WorkerModes.MIXED:
+            return entropy.choice(tuple(DiscoveryMode))
+        return DiscoveryMode(self.fleet)
 
-    def triggers(self, entropy: Entropy, kinds: Sequence[str], *, chance: float) -> list[Trigger]:
+    def triggers(
+        self, entropy: Entropy, kinds: Sequence[str], *, chance: float
+    ) -> list[FaultTrigger]:
         """What befalls the next machine, and at which of these kinds of requests."""
         if entropy.random() >= chance:
             return []
         kind = entropy.choice(kinds)
         reads = not kind or kind.endswith("get")
-        blows: list[Blow] = []
+        blows: list[MachineFault] = []
         if self.freeze_seconds_max:
-            blows += [Blow.FREEZES_AFTER if reads else Blow.FREEZES_BEFORE, Blow.FREEZES_AFTER]
+            blows += [
+                MachineFault.FREEZES_AFTER if reads else MachineFault.FREEZES_BEFORE,
+                MachineFault.FREEZES_AFTER,
+            ]
         if self.crashes:
-            blows += [Blow.DIES_AFTER if reads else Blow.DIES_DURING]
-            blows += [] if self.is_long else [Blow.DIES_BEFORE, Blow.DIES_AFTER]
+            blows += [MachineFault.DIES_AFTER if reads else MachineFault.DIES_DURING]
+            blows += [] if self.is_long else [MachineFault.DIES_BEFORE, MachineFault.DIES_AFTER]
         if self.is_long and not reads:
-            blows += [Blow.ECHOES] * 3
+            blows += [MachineFault.ECHOES] * 3
         if not blows:
             return []
         longest = self.freeze_seconds_max or self.storm_seconds
         skipped = entropy.randrange(0, 2 if kind else 150)
         seconds = entropy.uniform(longest * 0.6 if self.is_long else 0, longest)
-        return [Trigger(entropy.choice(blows), kind, skipped, seconds)]
+        return [FaultTrigger(entropy.choice(blows), kind, skipped, seconds)]
 
     @property
     def is_swept(self) -> bool:
@@ -136,7 +273,7 @@ class Plan:
     @property
     def is_long(self) -> bool:
         """Whether it goes on until ledgers are archived and keys are free again."""
-        return self.profile in (Profile.LATE, Profile.KEYS, Profile.ECHOES)
+        return self.profile in (WorldProfile.LATE, WorldProfile.KEYS, WorldProfile.ECHOES)
 
     def settings(self, entropy: Entropy) -> WorkerSettings:
         """The settings of the next worker."""
@@ -151,7 +288,7 @@ class Plan:
             stop_seconds=entropy.uniform(0, 10),
             sweep_seconds=self.sweep_seconds,
             sample_shards=entropy.choice((1, 3, 16)),
-            heartbeat=entropy.choice((Heartbeat.SWAP, Heartbeat.TOUCH)),
+            heartbeat=entropy.choice((HeartbeatMode.SWAP, HeartbeatMode.TOUCH)),
             lease_duration_secs=ttl,
             lease_renewal_interval_secs=max(1.0, ttl / 3),
             overflow_scavenge_interval_secs=ttl * 1.5,
@@ -163,14 +300,14 @@ class Plan:
         )
 
 
-def draw(seed: int, fleet: Fleet) -> Plan:
+def draw(seed: int, fleet: WorkerModes) -> WorldPlan:
     """The plan of a world."""
     entropy = seeded_entropy(f"plan of world {seed}, {fleet}")
     profile = profile_of(seed)
-    storm, late, keys, pointers, echoes, operator = (profile is each for each in Profile)
+    storm, late, keys, pointers, echoes, operator = (profile is each for each in WorldProfile)
     long = late or keys or echoes
     freezes = (700.0,) if late else (0.0, 700.0, 700.0) if long else (0.0, 30.0, 60.0, 60.0)
-    return Plan(
+    return WorldPlan(
         profile=profile,
         fleet=fleet,
         storm_seconds=entropy.uniform(*_STORM_SECONDS.get(profile, (20.0, 60.0))),
@@ -196,47 +333,47 @@ def draw(seed: int, fleet: Fleet) -> Plan:
     )
 
 
-def _direct(seed: int, fleet: Fleet) -> tuple[str, ...]:
+def _direct(seed: int, fleet: WorkerModes) -> tuple[str, ...]:
     """All types, one of them, or in a mixed fleet none. Drawn apart from everything else."""
     entropy = seeded_entropy(f"direct of world {seed}")
     match fleet:
-        case Fleet.DIRECT:
+        case WorkerModes.DIRECT:
             return entropy.choice((("*",), ("*",), TYPES[:1]))
-        case Fleet.MIXED:
+        case WorkerModes.MIXED:
             return entropy.choice(((), ("*",), TYPES[:1]))
-        case Fleet.LEASED | Fleet.SHARED | Fleet.SAMPLED:
+        case WorkerModes.LEASED | WorkerModes.SHARED | WorkerModes.SAMPLED:
             return ()
 
 
-def _poison(seed: int, profile: Profile) -> int:
+def _poison(seed: int, profile: WorldProfile) -> int:
     """In every third of the short worlds one, rarely two. Drawn apart from everything else."""
     entropy = seeded_entropy(f"poison of world {seed}")
-    is_short = profile in (Profile.STORM, Profile.POINTERS, Profile.OPERATOR)
+    is_short = profile in (WorldProfile.STORM, WorldProfile.POINTERS, WorldProfile.OPERATOR)
     return entropy.choice((0, 0, 0, 0, 1, 1, 2)) if is_short else 0
 
 
-def _racy_delete_seconds_max(seed: int, profile: Profile) -> float:
+def _racy_delete_seconds_max(seed: int, profile: WorldProfile) -> float:
     """In every fourth world, and in half of those of keys. Drawn apart from everything else."""
     entropy = seeded_entropy(f"deletes of world {seed}")
-    return entropy.choice((0.0, 5.0) if profile is Profile.KEYS else (0.0, 0.0, 0.0, 5.0))
+    return entropy.choice((0.0, 5.0) if profile is WorldProfile.KEYS else (0.0, 0.0, 0.0, 5.0))
 
 
 _STORM_SECONDS: Final = {
-    Profile.LATE: (650.0, 800.0),
-    Profile.KEYS: (500.0, 800.0),
-    Profile.ECHOES: (1050.0, 1250.0),
+    WorldProfile.LATE: (650.0, 800.0),
+    WorldProfile.KEYS: (500.0, 800.0),
+    WorldProfile.ECHOES: (1050.0, 1250.0),
 }
 _KEYED: Final = {
-    Profile.KEYS: 1.0,
-    Profile.ECHOES: 0.9,
-    Profile.POINTERS: 0.8,
-    Profile.OPERATOR: 0.5,
+    WorldProfile.KEYS: 1.0,
+    WorldProfile.ECHOES: 0.9,
+    WorldProfile.POINTERS: 0.8,
+    WorldProfile.OPERATOR: 0.5,
 }
 
 
-def _faults(entropy: Entropy, profile: Profile) -> FaultPlan:
+def _faults(entropy: Entropy, profile: WorldProfile) -> FaultPlan:
     harsh = entropy.choice((0.0, 0.5, 1.0))
-    late = profile in (Profile.LATE, Profile.KEYS)
+    late = profile in (WorldProfile.LATE, WorldProfile.KEYS)
     return FaultPlan(
         latency_seconds_max=entropy.choice((0.05, 0.5, 2.0)),
         throttled=0.03 * harsh,

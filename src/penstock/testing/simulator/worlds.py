@@ -1,4 +1,17 @@
-"""One world, from its seed to the verdict."""
+"""Runs one world, from its seed to the report of its violations.
+
+Who acts on a simulated queue: workers, producers, cancellers, readers, a monitor, an operator.
+
+Workers join, leave, crash, freeze and come back in another mode. They start as many as the plan
+says; then, until the peace, one thing after the other happens to one of them. At the peace a
+worker joins that has all handlers, so that whatever is left can end. A worker whose process was
+ended by a task is followed by another, then as well.
+
+A producer submits tasks, one at a time or many, with and without keys and delays, again and
+again under the same key. It reports to the referee: an answer is a promise, an error is none.
+The operator deletes, damages and duplicates what the queue calls its index: pointers, leases of
+shards, registrations. Never packs and ledgers, which are outside every promise.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +19,476 @@ import asyncio
 import logging
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.testing.simulator.chronicle import Violation
-from penstock.testing.simulator.fleet import Workers
-from penstock.testing.simulator.machines import MACHINE
-from penstock.testing.simulator.people import Canceller, LoneMonitor, Operator, Producer, Reader
-from penstock.testing.simulator.plans import Fleet, Plan, Profile, draw
-from penstock.testing.simulator.referee import Referee
-from penstock.testing.simulator.site import Site
+from penstock.kernel.entropy import Entropy, new_id
+from penstock.kernel.errors import PenstockError, TaskNotFound, WorkerIdConflict
+from penstock.queue.client import Queue
+from penstock.queue.ids import NONCE_CHARACTERS, keyed_pack
+from penstock.queue.maintenance import run_monitor
+from penstock.queue.settings import DiscoveryMode
+from penstock.queue.submitter import NotAllSubmitted
+from penstock.queue.task_views import TaskView
+from penstock.queue.worker import Worker
+from penstock.testing.simulator.environment import LAYOUT, WorldEnvironment
+from penstock.testing.simulator.history import SimulatedInput, TrackedTask, Violation
+from penstock.testing.simulator.machines import MACHINE, FaultTrigger, Machine, MachineFault
+from penstock.testing.simulator.plans import (
+    KEY_SECONDS,
+    TYPES,
+    SimulatedHandlers,
+    WorkerModes,
+    WorldPlan,
+    WorldProfile,
+    draw,
+    draw_input,
+    draw_poison_input,
+)
+from penstock.testing.simulator.referee import OPERATOR, Referee
 from penstock.testing.virtual import SimulationError, World, simulate
+
+_CONCURRENCY: Final = (1, 1, 2, 4)
+_SPOTS: Final = (
+    "",
+    "ledger create",
+    "ledger swap",
+    "ledger swap",
+    "ledger delete",
+    "pack delete",
+    "pack get",
+    "pointer delete",
+    "archive create",
+)
+"""Where it hurts a worker most: between two requests that belong together."""
+
+_DIRECT_SPOTS: Final = ("inbox swap", "inbox delete", "inbox replace")
+"""Leases, entries, and entries that are given to others."""
+
+_SPOTS_OF: Final = {
+    WorldProfile.KEYS: (
+        "ledger create",
+        "ledger delete",
+        "pack delete",
+        "pack get",
+        "archive create",
+    ),
+    WorldProfile.LATE: ("pack get", "pack get", "ledger create", "ledger delete", "pack delete"),
+    WorldProfile.ECHOES: ("ledger create", "ledger create", "ledger swap", "ledger delete"),
+}
+
+
+class SimulatedWorkers:
+    """The workers of a world."""
+
+    def __init__(self, site: WorldEnvironment) -> None:
+        self._site = site
+        self._entropy = site.world.entropy("fleet")
+        self._names = site.world.entropy("names")
+        self._hosts = site.world.entropy("hosts")
+        self._mode: DiscoveryMode | None = None
+        self._workers: dict[str, Worker] = {}
+
+    async def run(self) -> None:
+        """Let things happen until the peace."""
+        site, plan = self._site, self._site.plan
+        for number in range(plan.workers):
+            # Something that comes late is worst where somebody has gone on meanwhile.
+            is_sound = plan.profile is WorldProfile.LATE and number > 0
+            self.join(types=TYPES if is_sound else None, is_sound=is_sound)
+        pause = plan.storm_seconds / (2 + plan.workers)
+        while not site.is_peace:
+            await site.clock.sleep(self._entropy.uniform(0, 2 * pause))
+            if not site.is_peace:
+                self._happen()
+
+    def join(
+        self, *, types: tuple[str, ...] | None = None, is_sound: bool = False, host: str = ""
+    ) -> None:
+        """One more worker, on a host of its own or where another one was, or still is."""
+        site, entropy = self._site, self._entropy
+        if not host and self._workers and self._hosts.random() < 0.3:
+            host = site.hosts[self._hosts.choice([*self._workers])]
+        machine = site.machine(f"w{len(self._workers)}", host=host)
+        mode = self._mode or site.plan.mode(entropy)
+        settings = site.plan.settings(entropy)
+        concurrency = entropy.choice(_CONCURRENCY)
+        timeout_seconds = entropy.uniform(3, 10)
+        if types is None:
+            types = TYPES if entropy.random() < 0.7 else (entropy.choice(TYPES),)
+        name = self._name(machine, mode)
+        self._workers[machine.name] = None  # type: ignore[assignment]  # until it has opened
+
+        async def work(queue: Queue) -> None:
+            worker = Worker(queue, concurrency=concurrency, mode=mode, name=name, settings=settings)
+            self._workers[machine.name] = worker
+            deeds = SimulatedHandlers(
+                machine,
+                site.referee,
+                concurrency=concurrency,
+                poisoned=lambda: self._start_another(machine),
+            )
+            deeds.register(worker, types, timeout_seconds=timeout_seconds)
+            try:
+                await worker.run(signals=False)
+            except WorkerIdConflict as error:
+                # Another has its name, or has taken over what it had: it ends as it should.
+                site.chronicle.note(machine.name, f"stops: {error}")
+
+        site.chronicle.note(machine.name, f"joins, {mode}, for {' and '.join(types)}")
+        if not site.is_peace and not is_sound:
+            machine.triggers = self._triggers()
+        site.run(machine, work)
+
+    def _start_another(self, machine: Machine) -> None:
+        """A worker's process has ended: whoever runs it starts another, there or elsewhere."""
+        soon = self._names.uniform(0, 3)
+        types = TYPES if self._site.is_peace else None
+        host = self._site.hosts[machine.name] if self._names.random() < 0.7 else ""
+        self._site.world.loop.call_later(soon, lambda: self.join(types=types, host=host))
+
+    def _name(self, machine: Machine, mode: DiscoveryMode) -> str:
+        """The name of a worker: in `direct`, now and then that of one that was there before."""
+        if mode is not DiscoveryMode.DIRECT or self._site.is_peace or self._names.random() < 0.6:
+            return machine.name
+        return self._names.choice([*self._workers, machine.name])
+
+    def _triggers(self) -> list[FaultTrigger]:
+        """What befalls the next worker."""
+        plan, entropy = self._site.plan, self._entropy
+        if plan.profile is WorldProfile.LATE and len(self._workers) == 1 and entropy.random() < 0.8:
+            return self._ghost()
+        spots = _SPOTS_OF.get(plan.profile, _SPOTS) + (_DIRECT_SPOTS if plan.direct else ())
+        triggers: list[FaultTrigger] = []
+        for _ in range(2 if plan.is_long else 1):
+            triggers += plan.triggers(entropy, spots, chance=0.8)
+        return triggers
+
+    def _ghost(self) -> list[FaultTrigger]:
+        """A worker claims and freezes; when all is archived its claim comes again, and it thaws."""
+        seconds = self._entropy.uniform(450, 600)
+        # It thaws soon after, before a monitor has removed what came again.
+        later = seconds + self._entropy.uniform(2, 30)
+        if self._entropy.random() < 0.5:
+            echo = FaultTrigger(MachineFault.ECHOES, "ledger create", seconds=seconds)
+            return [echo, FaultTrigger(MachineFault.FREEZES_AFTER, "pack get", seconds=later)]
+        return [
+            FaultTrigger(
+                MachineFault.ECHOES, "ledger create", seconds=seconds, freeze_seconds=later
+            )
+        ]
+
+    def _living(self) -> list[Machine]:
+        machines = [self._site.machines[name] for name in self._workers]
+        return [machine for machine in machines if not machine.has_ended]
+
+    def _happen(self) -> None:
+        living, entropy = self._living(), self._entropy
+        if not living:
+            self.join()
+            return
+        machine = entropy.choice(living)
+        draw = entropy.random()
+        if draw < 0.3 and self._site.plan.crashes:
+            machine.die()
+            if self._names.random() < 0.4 and len(living) < 5:
+                self._start_another(machine)
+        elif draw < 0.65 and self._site.plan.freeze_seconds_max:
+            machine.freeze_for(entropy.uniform(0, self._site.plan.freeze_seconds_max))
+        elif draw < 0.8:
+            self.leave(machine)
+        elif draw < 0.9 and self._site.plan.fleet is WorkerModes.MIXED:
+            self._change_mode(living)
+        elif len(living) < (2 if self._site.plan.is_long else 5):
+            self.join()
+
+    def leave(self, machine: Machine) -> None:
+        """Ask a worker to stop."""
+        worker = self._workers[machine.name]
+        if worker is not None:
+            self._site.chronicle.note(machine.name, "is asked to stop")
+            worker.stop()
+            if self._entropy.random() < 0.2:
+                self._site.world.loop.call_later(self._entropy.uniform(0, 5), worker.stop)
+
+    def _change_mode(self, living: list[Machine]) -> None:
+        """All who live leave, one after the other; others come in another mode."""
+        self._mode = self._entropy.choice(
+            [mode for mode in DiscoveryMode if mode is not self._mode]
+        )
+        self._site.chronicle.note("fleet", f"changes its mode to {self._mode}")
+        for machine in living:
+            self.leave(machine)
+        for _ in living:
+            self.join()
+
+    def make_peace(self) -> None:
+        """One more joins that can do everything; most of the others leave."""
+        for machine in self._living():
+            if self._entropy.random() < 0.7:
+                self.leave(machine)
+        self.join(types=TYPES)
+
+
+Drawn = Sequence[tuple[TrackedTask, dict[str, object]]]
+"""Tasks, and what is submitted of each."""
+
+_BATCH_MAX: Final = 7
+_READS: Final = 2
+_MONITOR_SECONDS: Final = (30.0, 80.0)
+_READER_SPOTS: Final = (
+    "pack create",
+    "pack create",
+    "pointer create",
+    "pointer delete",
+    "pack delete",
+)
+
+
+class Producer:
+    """Submits the tasks of a world."""
+
+    def __init__(
+        self, site: WorldEnvironment, machine: Machine, *, submits: int, poison: int = 0
+    ) -> None:
+        """The first `poison` of its submits have a task that ends its worker."""
+        self._site = site
+        self._machine = machine
+        self._submits = submits
+        self._poison = poison
+        self._entropy = site.world.entropy(f"producer {machine.name}")
+        self._poisons = site.world.entropy(f"poisons of {machine.name}")
+        self.ids: list[str] = []
+        self.submitted: list[tuple[str, TrackedTask]] = []
+
+    async def run(self, queue: Queue) -> None:
+        plan = self._site.plan
+        for number in range(self._submits):
+            await self._machine.clock.sleep(self._pause_seconds(number))
+            if self._site.is_peace:
+                return
+            chance = 0.3 if plan.profile is WorldProfile.POINTERS else 0.15
+            spots = (*_READER_SPOTS, "inbox replace") if plan.direct else _READER_SPOTS
+            self._machine.triggers = plan.triggers(self._entropy, spots, chance=chance)
+            try:
+                if number < self._poison:
+                    await self._submit_poison(queue)
+                elif self._entropy.random() < plan.keyed:
+                    await self._submit_keyed(queue)
+                elif self._entropy.random() < plan.batch:
+                    await self._submit_many(queue)
+                else:
+                    await self._submit(queue)
+            except PenstockError as error:
+                self._site.chronicle.note(self._machine.name, f"is told: {error}")
+
+    def _pause_seconds(self, number: int) -> float:
+        plan = self._site.plan
+        match plan.profile:
+            case WorldProfile.ECHOES if number == self._submits // 2:
+                # Until the records of the keys have left.
+                return self._entropy.uniform(0.7, 0.95) * plan.storm_seconds
+            case WorldProfile.KEYS if self._entropy.random() < 0.5:
+                # Around the end of the lifetime of what was submitted before.
+                return self._entropy.uniform(KEY_SECONDS - 10, KEY_SECONDS + 30)
+            case WorldProfile.KEYS | WorldProfile.LATE | WorldProfile.ECHOES:
+                return self._entropy.uniform(0, 50)
+        return self._entropy.uniform(0, 1.5 * plan.storm_seconds / self._submits)
+
+    def _delay(self) -> float:
+        if self._entropy.random() >= self._site.plan.delayed:
+            return 0.0
+        if self._site.plan.profile is WorldProfile.KEYS:
+            return self._entropy.uniform(20, 120)
+        return self._entropy.choice((2.0, 10.0, 40.0))
+
+    def _task(
+        self,
+        *,
+        type: str,
+        key: str | None = None,
+        draw: Callable[[Entropy, int], SimulatedInput] = draw_input,
+    ) -> tuple[TrackedTask, dict[str, object]]:
+        site = self._site
+        deed = draw(self._entropy, site.next_number())
+        task = TrackedTask(deed.n, self._machine.name, site.world.now(), key=key)
+        if key is not None:
+            task.place = LAYOUT.pack(keyed_pack(type=type, key=key))
+        site.tracker.add(task)
+        words = f"submits task {deed.n} of type {type}, which is to {deed.do}"
+        site.chronicle.note(task.by, words + (f", key {key}" if key else ""), task.subject)
+        return task, {"n": deed.n, "do": deed.do, "seconds": deed.seconds, "times": deed.times}
+
+    async def _submit(self, queue: Queue) -> None:
+        kind = self._entropy.choice(TYPES)
+        task, value = self._task(type=kind)
+        found = await queue.submit(kind, value, delay=self._delay())
+        self._answered(task, found.id)
+
+    async def _submit_keyed(self, queue: Queue) -> None:
+        key = f"key {self._entropy.randrange(self._site.plan.keys)}"
+        # The same key of another type is another key.
+        kind = TYPES[0]
+        task, value = self._task(type=kind, key=key)
+        found = await queue.submit(kind, value, key=key, delay=self._delay())
+        self._answered(task, found.id)
+
+    async def _submit_many(self, queue: Queue) -> None:
+        kind = self._entropy.choice(TYPES)
+        drawn = [self._task(type=kind) for _ in range(self._entropy.randrange(2, _BATCH_MAX + 1))]
+        await self._send_many(queue, kind, drawn)
+
+    async def _submit_poison(self, queue: Queue) -> None:
+        """A task that ends its workers, and others that must not suffer for it."""
+        kind = self._entropy.choice(TYPES)
+        count = self._entropy.randrange(1, _BATCH_MAX + 1)
+        place = self._entropy.randrange(count)
+        draws = [draw_poison_input if each == place else draw_input for each in range(count)]
+        tasks = [self._task(type=kind, draw=draw) for draw in draws]
+        if self._poisons.random() < 0.5:
+            await self._send_many(queue, kind, tasks)
+            return
+        # Each in a pack of its own, so that no ledger tells of the others.
+        for task in tasks:
+            await self._send_many(queue, kind, [task])
+
+    async def _send_many(self, queue: Queue, kind: str, drawn: Drawn) -> None:
+        try:
+            found = await queue.submit_many(
+                kind, [value for _, value in drawn], delay=self._delay()
+            )
+        except NotAllSubmitted as error:
+            for (task, _), answer in zip(drawn, error.tasks, strict=True):
+                if isinstance(answer, str):
+                    self._answered(task, answer)
+            return
+        for (task, _), each in zip(drawn, found, strict=True):
+            self._answered(task, each.id)
+
+    def _answered(self, task: TrackedTask, id: str) -> None:
+        self.ids.append(id)
+        self.submitted.append((id, task))
+        self._site.referee.answered(task)
+
+
+class Canceller:
+    """Cancels tasks that it has heard of."""
+
+    def __init__(self, site: WorldEnvironment, machine: Machine, producers: list[Producer]) -> None:
+        self._site = site
+        self._machine = machine
+        self._producers = producers
+
+    async def run(self, queue: Queue) -> None:
+        entropy, plan = self._machine.entropy, self._site.plan
+        for _ in range(plan.cancels):
+            await self._machine.clock.sleep(entropy.uniform(0, plan.storm_seconds))
+            known = [each for producer in self._producers for each in producer.ids]
+            if known:
+                chosen = entropy.choice(known)
+                self._site.referee.asked_to_cancel(chosen)
+                try:
+                    await queue.cancel(chosen)
+                except PenstockError:
+                    continue  # It may be too late for it, or the store away.
+
+
+class ReadingClient:
+    """Asks for tasks while things happen to them, and once more when all has ended."""
+
+    def __init__(self, site: WorldEnvironment, machine: Machine, producers: list[Producer]) -> None:
+        self._site = site
+        self._machine = machine
+        self._producers = producers
+
+    async def run(self, queue: Queue) -> None:
+        entropy, plan = self._machine.entropy, self._site.plan
+        for _ in range(_READS):
+            await self._machine.clock.sleep(entropy.uniform(0, plan.storm_seconds))
+            await self._read(queue)
+
+    async def read_all(self, queue: Queue) -> None:
+        """One task of each producer."""
+        for producer in self._producers:
+            await self._read(queue, producer)
+
+    async def _read(self, queue: Queue, producer: Producer | None = None) -> None:
+        # A key's id is the same for all its tasks: what is shown of it cannot be judged.
+        known = [
+            (id_, task)
+            for each in ([producer] if producer else self._producers)
+            for id_, task in each.submitted
+            if task.key is None
+        ]
+        if not known:
+            return
+        id_, task = self._machine.entropy.choice(known)
+        was_settled = task.settled_at is not None
+        view: TaskView | None = None
+        try:
+            view = await queue.get(id_)
+        except TaskNotFound:
+            view = None
+        except PenstockError:
+            return  # The store is away.
+        self._site.referee.was_shown(task, view, was_settled=was_settled)
+
+
+class StandaloneMonitor:
+    """A monitor that is no worker's, as `penstock queue monitor` runs it."""
+
+    def __init__(self, site: WorldEnvironment, machine: Machine) -> None:
+        self._site = site
+        self._machine = machine
+
+    async def run(self, queue: Queue) -> None:
+        await run_monitor(
+            queue.access,
+            tell=lambda _: None,
+            stopping=self._site.peace,
+            period_seconds=self._machine.entropy.uniform(*_MONITOR_SECONDS),
+        )
+
+
+class Operator:
+    """Damages what is only an index, by hand, with the bucket's own tools."""
+
+    def __init__(self, site: WorldEnvironment) -> None:
+        self._site = site
+        self._entropy: Entropy = site.world.entropy("operator")
+
+    async def run(self) -> None:
+        pause = self._site.plan.storm_seconds / 8
+        while not self._site.is_peace:
+            await self._site.clock.sleep(self._entropy.uniform(0, pause))
+            if not self._site.is_peace:
+                self._act()
+
+    def _act(self) -> None:
+        bucket, entropy = self._site.bucket, self._entropy
+        folders = [LAYOUT.shard_leases, LAYOUT.workers, LAYOUT.ready, LAYOUT.monitor]
+        folder = entropy.choice([*folders, LAYOUT.inboxes] if self._site.plan.direct else folders)
+        keys = [key for key in bucket.objects if key.startswith(folder)]
+        if folder == LAYOUT.ready:
+            keys = [key for key in keys if LAYOUT.read_pointer(key)]
+        if not keys:
+            return
+        key = entropy.choice(sorted(keys))
+        bucket.hand = OPERATOR
+        if entropy.random() < 0.6:
+            self._site.chronicle.note(OPERATOR, f"deletes {key}")
+            bucket.remove(key)
+        elif folder == LAYOUT.ready:
+            head = key.rpartition("/")[2].partition("@")[0]
+            nonce = new_id(entropy, characters=NONCE_CHARACTERS)
+            self._site.chronicle.note(OPERATOR, f"doubles {key}")
+            bucket.write(key.replace(head, nonce, 1), bucket.objects[key].body, {})
+        else:
+            self._site.chronicle.note(OPERATOR, f"damages {key}")
+            bucket.write(key, b"\x00 not what it was", {})
+
 
 SETTLED_SECONDS: Final = 2400.0
 """So long after the faults everything must have ended."""
@@ -33,8 +503,8 @@ class WorldReport:
     """What became of one world."""
 
     seed: int
-    fleet: Fleet
-    profile: Profile
+    fleet: WorkerModes
+    profile: WorldProfile
     tasks: int
     starts: int
     refusals: int
@@ -43,7 +513,7 @@ class WorldReport:
     violations: tuple[Violation, ...]
 
 
-def run_world(seed: int, fleet: Fleet) -> WorldReport:
+def run_world(seed: int, fleet: WorkerModes) -> WorldReport:
     """Run the world of a seed, and tell what was wrong with it."""
     plan = draw(seed, fleet)
 
@@ -59,9 +529,9 @@ def run_world(seed: int, fleet: Fleet) -> WorldReport:
             return WorldReport(seed, fleet, plan.profile, 0, 0, 0, 0.0, (broken,))
 
 
-async def _live(world: World, plan: Plan, seed: int) -> WorldReport:
+async def _live(world: World, plan: WorldPlan, seed: int) -> WorldReport:
     async with asyncio.TaskGroup() as group:
-        site = Site(world, plan, group)
+        site = WorldEnvironment(world, plan, group)
         with _listening(site.referee):
             await _pass(site)
         site.end()
@@ -77,9 +547,9 @@ async def _live(world: World, plan: Plan, seed: int) -> WorldReport:
     )
 
 
-async def _pass(site: Site) -> None:
+async def _pass(site: WorldEnvironment) -> None:
     plan, group = site.plan, site.group
-    workers = Workers(site)
+    workers = SimulatedWorkers(site)
     producers = [
         Producer(
             site,
@@ -96,10 +566,10 @@ async def _pass(site: Site) -> None:
         canceller = site.machine("canceller")
         site.run(canceller, Canceller(site, canceller, producers).run)
     reader = site.machine("reader")
-    site.run(reader, Reader(site, reader, producers).run)
+    site.run(reader, ReadingClient(site, reader, producers).run)
     if plan.with_monitor:
         monitor = site.machine("monitor")
-        site.run(monitor, LoneMonitor(site, monitor).run)
+        site.run(monitor, StandaloneMonitor(site, monitor).run)
     if plan.with_operator:
         background.append(group.create_task(Operator(site).run()))
     try:
@@ -110,7 +580,7 @@ async def _pass(site: Site) -> None:
         if await _until(site, SETTLED_SECONDS, settled=True):
             await _until(site, plan.linger_seconds, settled=False)
             reader = site.machine("last reader")
-            site.run(reader, Reader(site, reader, producers).read_all)
+            site.run(reader, ReadingClient(site, reader, producers).read_all)
             await _until(site, _LOOK_SECONDS, settled=False)
             await _until(site, SETTLED_SECONDS, settled=True)
         if not site.chronicle.violations:
@@ -120,7 +590,7 @@ async def _pass(site: Site) -> None:
             task.cancel()
 
 
-async def _until(site: Site, seconds: float, *, settled: bool) -> bool:
+async def _until(site: WorldEnvironment, seconds: float, *, settled: bool) -> bool:
     """Wait so long, or until all is settled, or something is wrong. Whether all is settled."""
     end = site.world.loop.time() + seconds
     while site.world.loop.time() < end and not site.chronicle.violations:
@@ -131,7 +601,7 @@ async def _until(site: Site, seconds: float, *, settled: bool) -> bool:
     return False
 
 
-def _judge_machines(site: Site) -> None:
+def _judge_machines(site: WorldEnvironment) -> None:
     for machine in site.machines.values():
         if machine.problem is not None:
             error, machine.problem = machine.problem, None
@@ -140,7 +610,7 @@ def _judge_machines(site: Site) -> None:
             site.chronicle.accuse(f"The process on {machine.name} fell over: {error!r}.")
 
 
-class _Ear(logging.Handler):
+class _LogListener(logging.Handler):
     """Hears what workers say about endings that did not count."""
 
     def __init__(self, referee: Referee) -> None:
@@ -155,14 +625,14 @@ class _Ear(logging.Handler):
             found = _REFUSED.match(record.getMessage())
             if found is not None:
                 self._referee.was_refused(who, found[1], int(found[2]))
-        elif "cannot be written" in record.msg and isinstance(record.args, tuple):
+        elif "failed to write pack" in record.msg and isinstance(record.args, tuple):
             self._referee.doubted.add((who, str(record.args[0])))
 
 
 @contextmanager
 def _listening(referee: Referee) -> Iterator[None]:
     """Let the referee hear the workers."""
-    log, ear = logging.getLogger("penstock.queue.running.work"), _Ear(referee)
+    log, ear = logging.getLogger("penstock.queue.execution.pack_runner"), _LogListener(referee)
     log.addHandler(ear)
     try:
         yield
@@ -173,7 +643,10 @@ def _listening(referee: Referee) -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep what simulated workers log to themselves."""
-    log, work = logging.getLogger("penstock"), logging.getLogger("penstock.queue.running.work")
+    log, work = (
+        logging.getLogger("penstock"),
+        logging.getLogger("penstock.queue.execution.pack_runner"),
+    )
     before = log.level, log.propagate, work.level, work.propagate
     log.setLevel(logging.CRITICAL)
     log.propagate = work.propagate = False

@@ -21,8 +21,24 @@ go on in the order in which they came.
 
 Two things are outside of this: sets of strings (their order is PYTHONHASHSEED's), and sets of
 futures or coroutines (their order is that of addresses; `asyncio.as_completed` makes such a set
-of the coroutines it is given, so give it tasks). Sets of tasks are in a stable order. Garbage is
-collected at fixed steps (`penstock.testing.virtual.garbage`).
+of the coroutines it is given, so give it tasks). Sets of tasks are in a stable order.
+
+It is built of these parts:
+- `IsolatedLoop` refuses the real world: each method of asyncio's loop that waits for a socket, a
+  process, a signal or a thread raises `NotSimulated`, with a sentence that says what was asked for.
+  A function for an executor runs at once, where it is submitted.
+- `FailingLoop` keeps the exceptions that other loops log and pass over: of callbacks, and of
+  tasks
+  that nobody looked at. The run stops; the first is raised, with the others as notes, when it has
+  stopped, or when the loop next runs or closes. Nothing is raised where asyncio reports, because
+  that may be a destructor.
+- `Generators` closes asynchronous generators: a dropped one in a task of its own, one that is
+  still
+  held when the loop shuts down, in an order that no address decides.
+- Garbage is collected at fixed steps. A collection ends tasks and generators that were dropped,
+  and
+  so adds steps; Python's own collections, which depend on all allocations of the process, are off
+  while a simulation runs, and on again when it is done, also after an error.
 
 Called by `penstock.testing.virtual.simulate`, and by anyone as
 `asyncio.Runner(loop_factory=VirtualLoop)`. It holds nothing outside memory: a crash leaves
@@ -32,32 +48,287 @@ nothing.
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
+import logging
 import math
 import sys
 import threading
 from asyncio import _get_running_loop, _set_running_loop
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
 from contextvars import Context, copy_context
-from typing import Any, Final, TypeVar, TypeVarTuple, cast
+from typing import Any, Final, NoReturn, TypeVar, TypeVarTuple, cast
+from weakref import WeakValueDictionary
 
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput
-from penstock.testing.virtual.errors import Deadlock, Exhausted
-from penstock.testing.virtual.failures import LoudLoop
-from penstock.testing.virtual.garbage import (
-    COLLECT_ALL_EVERY_STEPS,
-    COLLECT_EVERY_STEPS,
-    collect,
-    collections_off,
+from penstock.testing.virtual.steps import (
+    Deadlock,
+    Exhausted,
+    NotSimulated,
+    Step,
+    Timers,
+    Unhandled,
+    VirtualTask,
+    step_name,
+    task_name,
+    tasks_of,
+    waiting,
 )
-from penstock.testing.virtual.generators import Generators
-from penstock.testing.virtual.refusals import refuse
-from penstock.testing.virtual.steps import Step, Timers, VirtualTask, step_name, tasks_of, waiting
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
+
+
+def refuse(what: str) -> NoReturn:
+    """Raise the error for something that virtual time cannot have."""
+    raise NotSimulated(
+        f"A simulation in virtual time has no {what}.",
+        hint="Hand the simulated code an in-memory stand-in, or test this part on a real loop.",
+    )
+
+
+def _refusal(what: str) -> Any:
+    def refused(_loop: asyncio.AbstractEventLoop, *_args: object, **_kwargs: object) -> NoReturn:
+        refuse(what)
+
+    return refused
+
+
+class IsolatedLoop(asyncio.AbstractEventLoop):
+    """A loop without a world around it."""
+
+    # The type is Any because the methods' signatures do not matter: none of them ever returns.
+    getaddrinfo: Any = _refusal("name resolution (getaddrinfo)")
+    getnameinfo: Any = _refusal("name resolution (getnameinfo)")
+    create_connection: Any = _refusal("sockets (create_connection)")
+    create_server: Any = _refusal("sockets (create_server)")
+    create_unix_connection: Any = _refusal("sockets (create_unix_connection)")
+    create_unix_server: Any = _refusal("sockets (create_unix_server)")
+    create_datagram_endpoint: Any = _refusal("sockets (create_datagram_endpoint)")
+    connect_accepted_socket: Any = _refusal("sockets (connect_accepted_socket)")
+    start_tls: Any = _refusal("sockets (start_tls)")
+    sendfile: Any = _refusal("sockets (sendfile)")
+    sock_recv: Any = _refusal("sockets (sock_recv)")
+    sock_recv_into: Any = _refusal("sockets (sock_recv_into)")
+    sock_recvfrom: Any = _refusal("sockets (sock_recvfrom)")
+    sock_recvfrom_into: Any = _refusal("sockets (sock_recvfrom_into)")
+    sock_sendall: Any = _refusal("sockets (sock_sendall)")
+    sock_sendto: Any = _refusal("sockets (sock_sendto)")
+    sock_sendfile: Any = _refusal("sockets (sock_sendfile)")
+    sock_connect: Any = _refusal("sockets (sock_connect)")
+    sock_accept: Any = _refusal("sockets (sock_accept)")
+    add_reader: Any = _refusal("file descriptors to watch (add_reader)")
+    remove_reader: Any = _refusal("file descriptors to watch (remove_reader)")
+    add_writer: Any = _refusal("file descriptors to watch (add_writer)")
+    remove_writer: Any = _refusal("file descriptors to watch (remove_writer)")
+    connect_read_pipe: Any = _refusal("pipes (connect_read_pipe)")
+    connect_write_pipe: Any = _refusal("pipes (connect_write_pipe)")
+    subprocess_shell: Any = _refusal("processes (subprocess_shell)")
+    subprocess_exec: Any = _refusal("processes (subprocess_exec)")
+    add_signal_handler: Any = _refusal("signals (add_signal_handler)")
+    remove_signal_handler: Any = _refusal("signals (remove_signal_handler)")
+
+    _debug = False
+
+    def run_in_executor(
+        self,
+        executor: Executor | None,  # noqa: ARG002 - the signature is asyncio's
+        func: Callable[[*Arguments], Result],
+        *args: *Arguments,
+    ) -> asyncio.Future[Result]:
+        """Run the function at once; its result arrives in a later step."""
+        future: asyncio.Future[Result] = self.create_future()
+        running = _get_running_loop()
+        # As in a thread: there is no running loop, and no context variable is set.
+        _set_running_loop(None)
+        try:
+            result = Context().run(func, *args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is raised where the future is awaited
+            self.call_soon(_settle, future, future.set_exception, error)
+        else:
+            self.call_soon(_settle, future, future.set_result, result)
+        finally:
+            _set_running_loop(running)
+        return future
+
+    def set_default_executor(self, executor: Executor) -> None:
+        """Accept any executor; functions run inline all the same."""
+
+    async def shutdown_default_executor(
+        self,
+        timeout: float | None = None,  # noqa: ASYNC109 - the signature is asyncio's
+    ) -> None:
+        """Do nothing: there is no executor."""
+
+    def set_task_factory(self, factory: object) -> None:
+        if factory is not None:
+            refuse("task factory but its own (set_task_factory)")
+
+    def get_task_factory(self) -> None:
+        return None
+
+    def get_debug(self) -> bool:
+        return self._debug
+
+    def set_debug(self, enabled: bool) -> None:  # noqa: FBT001 - the signature is asyncio's
+        self._debug = enabled
+
+
+def _settle(future: asyncio.Future[Any], settle: Callable[[Any], None], outcome: object) -> None:
+    if not future.done():
+        settle(outcome)
+
+
+ErrorContext = dict[str, Any]
+ErrorHandler = Callable[[asyncio.AbstractEventLoop, ErrorContext], object]
+
+_FAILURES_MAX: Final = 20
+
+_log = logging.getLogger(__name__)
+
+
+class FailingLoop(IsolatedLoop):
+    """A loop that knows whether it runs, and what went wrong unseen."""
+
+    def __init__(self) -> None:
+        self._running = False
+        self._stopping = False
+        self._closed = False
+        self._failures: list[Unhandled] = []
+        self._exception_handler: ErrorHandler | None = None
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("The event loop is closed.")
+
+    def set_exception_handler(self, handler: ErrorHandler | None) -> None:
+        """Have errors that nobody catches handed to this, instead of failing the run."""
+        self._exception_handler = handler
+
+    def get_exception_handler(self) -> ErrorHandler | None:
+        return self._exception_handler
+
+    def call_exception_handler(self, context: ErrorContext) -> None:
+        if self._exception_handler is None:
+            self.default_exception_handler(context)
+            return
+        try:
+            self._exception_handler(self, context)
+        except Exception as error:  # noqa: BLE001 - nothing can be raised from a destructor
+            self.default_exception_handler(
+                {"message": "The exception handler raised", "exception": error}
+            )
+
+    def default_exception_handler(self, context: ErrorContext) -> None:
+        """Make the run fail."""
+        failure = unhandled(context)
+        if self._closed:
+            _log.error("after the end of a simulation: %s", failure, exc_info=failure.__cause__)
+        elif len(self._failures) < _FAILURES_MAX:
+            self._failures.append(failure)
+            self._stopping = self._running
+
+    def take_failures(self) -> list[Unhandled]:
+        """What went unhandled and has not been raised yet; it will not be raised any more."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def _raise_failure(self) -> None:
+        if self._failures:
+            first, *others = self.take_failures()
+            for other in others:
+                first.add_note(f"Unhandled as well: {other}")
+            raise first
+
+
+def unhandled(context: dict[str, Any]) -> Unhandled:
+    """The error for what asyncio tells an exception handler."""
+    message = str(context.get("message") or "An error was not handled").rstrip(".!")
+    subject = context.get("task") or context.get("future") or context.get("handle")
+    if isinstance(subject, asyncio.Task):
+        message += f" ({task_name(subject)})"
+    elif isinstance(subject, Step):
+        message += f" ({step_name(subject)})"
+    error = context.get("exception")
+    if not isinstance(error, BaseException):
+        return Unhandled(f"{message}.")
+    failure = Unhandled(f"{message}: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+class Generators:
+    """The generators that were started on a loop and are neither finished nor gone."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._started: WeakValueDictionary[int, AsyncGenerator[Any, Any]] = WeakValueDictionary()
+        self._count = 0
+        self.closing: set[asyncio.Task[Any]] = set()
+        """The tasks that close dropped generators. To cancel them would leave those open."""
+
+    def note_start(self, generator: AsyncGenerator[Any, Any]) -> None:
+        self._count += 1
+        self._started[self._count] = generator
+
+    def note_drop(self, generator: AsyncGenerator[Any, Any]) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon(self._close, generator)
+
+    def _close(self, generator: AsyncGenerator[Any, Any]) -> None:
+        task = self._loop.create_task(generator.aclose())
+        self.closing.add(task)
+        task.add_done_callback(self.closing.discard)
+
+    async def close_all(self) -> None:
+        """Close those that are still held; what fails is told to the loop."""
+        generators = list(self._started.values())
+        self._started.clear()
+        if not generators:
+            return
+        closing = [generator.aclose() for generator in generators]
+        results = await asyncio.gather(*closing, return_exceptions=True)
+        for generator, result in zip(generators, results, strict=True):
+            if isinstance(result, Exception):
+                message = "An asynchronous generator failed while it was closed"
+                self._loop.call_exception_handler(
+                    {"message": message, "exception": result, "asyncgen": generator}
+                )
+
+
+COLLECT_EVERY_STEPS: Final = 10_000
+COLLECT_ALL_EVERY_STEPS: Final = 100 * COLLECT_EVERY_STEPS
+
+
+@contextmanager
+def collections_off() -> Iterator[None]:
+    """Keep Python from collecting by itself; may be nested."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def collect(*, everything: bool) -> None:
+    """Collect what was made since the last time, or what is older as well, which takes longer."""
+    gc.collect(2 if everything else 0)
+
+
 Trace = Callable[[str], object]
 _Awaitable = Generator[Any, None, Result] | Awaitable[Result]
 _Coroutine = Generator[Any, None, Result] | Coroutine[Any, Any, Result]
@@ -66,7 +337,7 @@ SECONDS_MAX: Final = 7 * 86_400.0
 STEPS_MAX: Final = 10_000_000
 
 
-class VirtualLoop(LoudLoop):
+class VirtualLoop(FailingLoop):
     """A deterministic event loop in virtual time.
 
     `trace` is called with one line a step: the virtual time, and what runs. The bounds can be

@@ -1,9 +1,20 @@
-"""What a virtual loop is made of: steps, timers and tasks, and how they are named.
+"""What a virtual loop is made of: steps, timers and tasks, how they are named, and what ends it.
 
 A `Step` is one callback that will run once: asyncio's handle, kept lean because millions of them
 are made. `Timers` holds the steps that are due later. A `VirtualTask` is asyncio's task with a
 number of its own loop. The names of steps and tasks hold no address and no count of the process,
 so that a trace is the same wherever and however often it is made.
+
+The errors that end a simulation, other than those of the simulated code itself, are raised by
+`penstock.testing.virtual.loop` to the caller of `simulate`:
+
+```
+SimulationError
+├── Deadlock        nothing can run any more, and something is still awaited
+├── Exhausted       a bound on virtual seconds or on steps was reached
+├── Unhandled       an exception that nobody caught or looked at
+└── NotSimulated    a socket, process, signal or thread was asked for
+```
 """
 
 from __future__ import annotations
@@ -16,6 +27,8 @@ from heapq import heapify, heappop, heappush
 from pathlib import PurePath
 from types import FrameType
 from typing import Any, TypeVar
+
+from penstock.kernel.errors import PenstockError
 
 Result = TypeVar("Result")
 
@@ -214,3 +227,27 @@ def _place(task: asyncio.Task[Any]) -> str:
 def _first(thing: object, *names: str) -> object:
     values = (getattr(thing, name, None) for name in names)
     return next((value for value in values if value is not None), None)
+
+
+class SimulationError(PenstockError):
+    """A simulation could not go on, or must not be believed."""
+
+
+class Deadlock(SimulationError):
+    """No callback is ready, no timer is set, and something is still awaited."""
+
+
+class Exhausted(SimulationError):
+    """The simulation reached its bound on virtual seconds or on steps."""
+
+
+class Unhandled(SimulationError):
+    """A callback raised, or a task failed and nobody looked; the cause is that exception."""
+
+
+class NotSimulated(SimulationError, NotImplementedError):
+    """The real world was asked for.
+
+    It is a `NotImplementedError` as well, which is what asyncio's own loops raise where a
+    platform lacks something: code that can live without, say, signals goes on without them.
+    """

@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from psycopg.types.json import Jsonb
 
-from penstock.tokens.claims import TASK_AUDIENCE, Claims, Grants, WriteGrant
-from penstock.tokens.jws import encode
-from penstock.tokens.pem import PemSigner
+from penstock.tokens.claims import TASK_AUDIENCE, Claims, Grants, WriteGrant, encode
+from penstock.tokens.signer import PemSigner
 from tests.integration.dispatcher.world import World
 
 KNOWN: Final = PemSigner.new()

@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
-from penstock.dispatcher.capabilities.holding import Book, Held, KeyRow
-from penstock.dispatcher.capabilities.keys import Keys
+from penstock.dispatcher.capabilities.key_store import HeldKeys, KeyRow, KeyTable
+from penstock.dispatcher.capabilities.signing_keys import SigningKeys
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.kernel.errors import InvalidInput
-from penstock.tokens.pem import PemSigner
-from penstock.tokens.signing import Signer
+from penstock.tokens.signer import PemSigner, Signer
 
 
 class MemoryHolding:
@@ -25,16 +24,16 @@ class MemoryHolding:
         self.holder = holder
         self.signers: dict[str, PemSigner] = {}
 
-    async def look(self, book: Book) -> Held:
+    async def look(self, book: KeyTable) -> HeldKeys:
         mine = [row.rotation for row in book.of(self.holder) if row.kid in self.signers]
         wanted = max(mine, default=-1) < book.rotation.number
-        return Held(self.holder, list(self.signers), is_new_wanted=wanted)
+        return HeldKeys(self.holder, list(self.signers), is_new_wanted=wanted)
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
         yield
 
-    async def make(self, book: Book) -> tuple[Signer, str]:
+    async def make(self, book: KeyTable) -> tuple[Signer, str]:
         signer = PemSigner.new()
         self.signers[signer.kid] = signer
         return signer, "memory"
@@ -42,7 +41,7 @@ class MemoryHolding:
     async def signer(self, row: KeyRow) -> Signer:
         return self.signers[row.kid]
 
-    async def tidy(self, book: Book) -> None:
+    async def tidy(self, book: KeyTable) -> None:
         for row in book.rows:
             if row.retired_at is not None:
                 self.signers.pop(row.kid, None)
@@ -58,7 +57,7 @@ SHARED = MemoryHolding()
 """Several dispatchers of one world are as several on one folder."""
 
 
-class StageKeys(Keys):
+class StageKeys(SigningKeys):
     """Keys that are made when they are first needed."""
 
     def __init__(self, database: Database, holding: MemoryHolding = SHARED) -> None:

@@ -15,25 +15,25 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from penstock.dispatcher.api.parts import Parts
-from penstock.dispatcher.api.requests import Limits
-from penstock.dispatcher.api.table import internal_app, public_app
-from penstock.dispatcher.backfills.backfills import Backfills
-from penstock.dispatcher.capabilities.audit import Audit
-from penstock.dispatcher.capabilities.issuing import Issuer
-from penstock.dispatcher.deployment.moves import Deployment
-from penstock.dispatcher.identity import Identities
-from penstock.dispatcher.metrics.reading import Metrics
-from penstock.dispatcher.outbox.outbox import Outbox
-from penstock.dispatcher.pressure.pressures import Pressures
-from penstock.dispatcher.routing.router import Routing, route_events
+from penstock.dispatcher.api.context import ApiContext
+from penstock.dispatcher.api.requests import RequestLimits
+from penstock.dispatcher.api.routes import internal_app, public_app
+from penstock.dispatcher.backfills import Backfills
+from penstock.dispatcher.backpressure import Backpressure
+from penstock.dispatcher.capabilities.audit import AuditLog
+from penstock.dispatcher.capabilities.tokens import TokenIssuer
+from penstock.dispatcher.deployment import Deployer
+from penstock.dispatcher.metrics import MetricsReader
+from penstock.dispatcher.outbox import Outbox
+from penstock.dispatcher.router import Router, route_events
 from penstock.dispatcher.tasks.lifecycle import Tasks
-from penstock.dispatcher.views.views import Views
-from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER
-from penstock.dispatcher.wire.problem import Problem
-from penstock.dispatcher.wire.work import Assignment, ClaimAnswer
+from penstock.dispatcher.views.status import StatusViews
 from penstock.kernel.entropy import seeded_entropy
-from penstock.runtimes.places import Places
+from penstock.protocol.base import TASK_HEADER, WORKER_HEADER
+from penstock.protocol.identity import Identities
+from penstock.protocol.problem import Problem
+from penstock.protocol.work import Assignment, ClaimAnswer
+from penstock.runtimes.base import AttemptPaths
 from tests.integration.dispatcher.api.forging import forged, publish_key
 from tests.integration.dispatcher.api.signing import StageKeys
 from tests.integration.dispatcher.test_deployment import chain
@@ -49,7 +49,7 @@ class Stage:
     """Both sides of an API, and the world behind it."""
 
     world: World
-    parts: Parts
+    parts: ApiContext
     internal: httpx.AsyncClient
     public: httpx.AsyncClient
     kicks: list[None] = field(default_factory=list)
@@ -112,7 +112,7 @@ def held(task: Assignment, **fields: Any) -> dict[str, Any]:
 
 def place(task: Assignment, name: str = "tidy") -> str:
     """Where an attempt may write this output."""
-    return Places(task.root).output(
+    return AttemptPaths(task.root).output(
         name, generation=task.generation, payload=task.payload, attempt_id=task.folder
     )
 
@@ -148,34 +148,34 @@ def refused(answer: httpx.Response, status: int) -> Problem:
     return problem
 
 
-def parts_of(world: World, *, kick: Callable[[], None] = lambda: None, **fields: Any) -> Parts:
+def parts_of(world: World, *, kick: Callable[[], None] = lambda: None, **fields: Any) -> ApiContext:
     """The parts of a dispatcher over a world."""
     database = world.database
     keys = StageKeys(database)
     real: dict[str, Any] = {
         "database": database,
         "tasks": Tasks(database, route=route_events),
-        "routing": Routing(database),
-        "deployment": Deployment(database),
+        "routing": Router(database),
+        "deployment": Deployer(database),
         "backfills": Backfills(database),
-        "pressures": Pressures(database),
-        "metrics": Metrics(database),
+        "pressures": Backpressure(database),
+        "metrics": MetricsReader(database),
         "outbox": Outbox(database),
-        "views": Views(database),
+        "views": StatusViews(database),
         "identities": Identities(SECRET),
         "root": ROOT,
         "keys": keys,
-        "issuer": Issuer(database, keys, root=fields.get("root", ROOT), refresh_seconds_min=0),
-        "audit": Audit(database),
+        "issuer": TokenIssuer(database, keys, root=fields.get("root", ROOT), refresh_seconds_min=0),
+        "audit": AuditLog(database),
         "kick": kick,
         "entropy": seeded_entropy(1),
     }
-    return Parts(**{**real, **fields})
+    return ApiContext(**{**real, **fields})
 
 
 @contextlib.asynccontextmanager
 async def staged(
-    world: World, *, limits: Limits | None = None, **fields: Any
+    world: World, *, limits: RequestLimits | None = None, **fields: Any
 ) -> AsyncIterator[Stage]:
     kicks: list[None] = []
     parts = parts_of(world, kick=lambda: kicks.append(None), **fields)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.dispatcher.wire.alerts import AlertsAnswer, AlertState, NoticeState
+from penstock.protocol.steering import AlertsAnswer, AlertState, NoticeState
 from tests.integration.dispatcher.alerting import judge_of
 from tests.integration.dispatcher.api.conftest import Perform
 from tests.integration.dispatcher.api.stage import Stage, read, refused

@@ -12,15 +12,20 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.dispatcher.capabilities.assuming import Bounds, Session, StsSessions
-from penstock.dispatcher.capabilities.minting import MintedStore, Minter, make_minter
-from penstock.dispatcher.wire.base import TASK_HEADER
-from penstock.dispatcher.wire.credentials import CredentialsAnswer
-from penstock.dispatcher.wire.keys import AuditNote
-from penstock.dispatcher.wire.work import Assignment
+from penstock.dispatcher.capabilities.credentials import (
+    CredentialMinter,
+    MintedStore,
+    RoleSession,
+    StsBounds,
+    StsSessions,
+    make_minter,
+)
 from penstock.kernel.aws import Aws
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import CredentialsRefused, CredentialsUnavailable
+from penstock.protocol.base import TASK_HEADER
+from penstock.protocol.keys import AuditNote
+from penstock.protocol.work import Assignment, CredentialsAnswer
 from penstock.tokens.claims import TASK_AUDIENCE, Claims
 from penstock.tokens.scopes import Root
 from tests.iam import Policy
@@ -41,14 +46,14 @@ class Sessions:
     failure: Exception | None = None
     meanwhile: Callable[[], Any] | None = None
 
-    async def assume(self, *, role: str, name: str, policy: str) -> Session:
+    async def assume(self, *, role: str, name: str, policy: str) -> RoleSession:
         assert role == ROLE
         self.asked.append(f"{name} {policy}")
         if self.meanwhile is not None:
             await self.meanwhile()
         if self.failure is not None:
             raise self.failure
-        return Session(
+        return RoleSession(
             access_key=f"ASIA{len(self.asked)}",
             secret_key=SECRET,
             session_token=TOKEN,
@@ -67,7 +72,7 @@ class Sessions:
 def minting(sessions: Sessions) -> dict[str, Any]:
     """The parts of a dispatcher that mints."""
     store = MintedStore(root=Root.parse(ROOT), region="eu-west-1", endpoint="", role=ROLE)
-    return {"root": ROOT, "minter": Minter(store, sessions)}
+    return {"root": ROOT, "minter": CredentialMinter(store, sessions)}
 
 
 async def running(stage: Stage, *keys: str) -> list[Assignment]:
@@ -266,13 +271,13 @@ def test_an_sts_that_never_answers_does_not_hold_anybody(on_stage: Perform) -> N
             raise TimeoutError  # What a client of boto3 ends with, after a time of its own.
 
     class Slow(StsSessions):
-        async def assume(self, *, role: str, name: str, policy: str) -> Session:
+        async def assume(self, *, role: str, name: str, policy: str) -> RoleSession:
             began.set()
             return await super().assume(role=role, name=name, policy=policy)
 
-    sessions = Slow(Aws(), client=Silent(), bounds=Bounds(seconds_max=0))
+    sessions = Slow(Aws(), client=Silent(), bounds=StsBounds(seconds_max=0))
     fields = minting(Sessions())
-    fields["minter"] = Minter(fields["minter"]._store, sessions)
+    fields["minter"] = CredentialMinter(fields["minter"]._store, sessions)
 
     async def story(stage: Stage) -> None:
         (task,) = await running(stage)
@@ -286,7 +291,7 @@ def test_an_sts_that_never_answers_does_not_hold_anybody(on_stage: Perform) -> N
 
 @pytest.mark.parametrize(
     ("store_url", "role", "words"),
-    [("file:///lake", ROLE, "not S3"), (ROOT, "", "no role")],
+    [("file:///lake", ROLE, "S3 stores"), (ROOT, "", "no role")],
 )
 def test_where_nothing_is_minted_a_sentence_says_why(
     on_stage: Perform, store_url: str, role: str, words: str

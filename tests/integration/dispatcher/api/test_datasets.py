@@ -5,13 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from penstock.dispatcher.wire.datasets import (
-    DatasetDetail,
-    MaintainAnswer,
-    SnapshotAnswer,
-    SweepAnswer,
-)
-from penstock.dispatcher.wire.steering import PartitionsAnswer
+from penstock.protocol.datasets import DatasetDetail, MaintainAnswer, SnapshotAnswer, SweepAnswer
+from penstock.protocol.steering import PartitionsAnswer
 from tests.integration.dispatcher.api.conftest import Perform
 from tests.integration.dispatcher.api.stage import (
     Stage,

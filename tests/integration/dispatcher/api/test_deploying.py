@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.dag.model import Job
-from penstock.dispatcher.dag.runtimes import Fault
-from penstock.dispatcher.tasks.values import Failure
-from penstock.dispatcher.wire.dags import DagAnswer, VersionsAnswer
+from penstock.dispatcher.dag.model import Job, JobFault
+from penstock.dispatcher.tasks.model import Failure
+from penstock.protocol.dags import DagAnswer, VersionsAnswer
 from tests.integration.dispatcher.api.conftest import Perform
 from tests.integration.dispatcher.api.stage import Stage, ok, read, refused
 from tests.integration.dispatcher.test_deployment import Pipeline, chain
@@ -100,9 +99,9 @@ def test_runtimes_have_their_say(on_stage: Perform) -> None:
         def operators(self, runtime: str) -> None:
             return None
 
-        def faults(self, job: Job) -> list[Fault]:
+        def faults(self, job: Job) -> list[JobFault]:
             if job.name == "clean":
-                return [Fault("config.v", "It does not like this.")]
+                return [JobFault("config.v", "It does not like this.")]
             return []
 
     async def story(stage: Stage) -> None:

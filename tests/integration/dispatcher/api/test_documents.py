@@ -24,10 +24,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from penstock.dispatcher.api.openapi import document
-from penstock.dispatcher.api.table import INTERNAL, PROBES, PUBLIC, internal_app, public_app
-from penstock.dispatcher.serving import Listener, Serving
-from penstock.dispatcher.wire.base import TASK_HEADER
+from penstock.dispatcher.api.endpoints import document
+from penstock.dispatcher.api.routes import INTERNAL, PROBES, PUBLIC, internal_app, public_app
+from penstock.dispatcher.api.server import HttpListener, HttpServer
+from penstock.protocol.base import TASK_HEADER
 from tests.conftest import Background
 from tests.integration.dispatcher.api.stage import Stage, held, ok, output, parts_of, staged
 from tests.integration.dispatcher.world import Worlds
@@ -61,7 +61,7 @@ def cases() -> Iterator[Any]:
 class Site:
     """Both listeners on real sockets, with something behind them."""
 
-    serving: Serving
+    serving: HttpServer
     headers: dict[str, str]
     session: requests.Session
 
@@ -91,10 +91,10 @@ def site(worlds: Worlds, background: Background) -> Iterator[Site]:
             headers = {**stage.identity(), TASK_HEADER: running.token}
         parts = parts_of(world)
         listeners = [
-            Listener("internal", internal_app(parts), "127.0.0.1", 0),
-            Listener("public", public_app(parts), "127.0.0.1", 0),
+            HttpListener("internal", internal_app(parts), "127.0.0.1", 0),
+            HttpListener("public", public_app(parts), "127.0.0.1", 0),
         ]
-        serving = await stack.enter_async_context(Serving(listeners))
+        serving = await stack.enter_async_context(HttpServer(listeners))
         return Site(serving, headers, requests.Session())
 
     opened = background.run(open_site())

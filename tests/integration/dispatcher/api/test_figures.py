@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.dispatcher.metrics.counters import OTHERS
-from penstock.dispatcher.wire.steering import TaskAnswer
-from penstock.dispatcher.wire.work import ColumnAnswer
+from penstock.dispatcher.metrics import OTHERS
+from penstock.protocol.steering import TaskAnswer
+from penstock.protocol.work import InputColumnAnswer
 from tests.integration.dispatcher.api.conftest import Perform
 from tests.integration.dispatcher.api.stage import Stage, held, ok, output, place, read
 from tests.integration.dispatcher.test_routing import FEED, reader
@@ -35,7 +35,10 @@ def test_partitions_are_claimed_together_and_read_what_was_published(on_stage: P
         assert alone.batch == ""
         # What it will have to fit into is told before it computes anything.
         assert found[0].columns == {}
-        told = [ColumnAnswer(name="day", type="date"), ColumnAnswer(name="n", type="bigint")]
+        told = [
+            InputColumnAnswer(name="day", type="date"),
+            InputColumnAnswer(name="n", type="bigint"),
+        ]
         assert alone.columns == {"clean": told}
         (report,) = await stage.claim("a:report", limit=9)
         (part,) = report.inputs["clean"].parts

@@ -5,11 +5,11 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from penstock.dispatcher.api.keys import JWKS_SECONDS
-from penstock.dispatcher.api.table import internal_app
-from penstock.dispatcher.capabilities.keys import JOIN_SECONDS, PUBLISH_SECONDS
-from penstock.dispatcher.wire.keys import AuditAnswer, KeysAnswer, KeyState, RotateAnswer
+from penstock.dispatcher.api.key_endpoints import JWKS_SECONDS
+from penstock.dispatcher.api.routes import internal_app
+from penstock.dispatcher.capabilities.signing_keys import JOIN_SECONDS, PUBLISH_SECONDS
 from penstock.kernel.errors import TokenRefused
+from penstock.protocol.keys import AuditAnswer, KeysAnswer, KeyState, RotateAnswer
 from penstock.tokens import HttpKeys, Verifier
 from penstock.tokens.claims import INVOKE_AUDIENCE, TASK_AUDIENCE
 from tests.integration.dispatcher.api.conftest import Perform

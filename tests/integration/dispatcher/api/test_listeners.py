@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.dispatcher.api.parts import Parts
-from penstock.dispatcher.api.table import INTERNAL, PUBLIC, internal_app, public_app
+from penstock.dispatcher.api.context import ApiContext
+from penstock.dispatcher.api.routes import INTERNAL, PUBLIC, internal_app, public_app
+from penstock.dispatcher.api.server import HttpListener, HttpServer
 from penstock.dispatcher.database.pool import Database
-from penstock.dispatcher.serving import Listener, Serving
-from penstock.dispatcher.wire.base import WORKER_HEADER
 from penstock.kernel.errors import DatabaseUnavailable, InvalidInput
+from penstock.protocol.base import WORKER_HEADER
 from tests.integration.dispatcher.api.conftest import Perform
 from tests.integration.dispatcher.api.stage import Stage, held, ok, parts_of, refused
 from tests.integration.dispatcher.world import World, Worlds
@@ -99,8 +99,8 @@ class Away(Database):
         raise DatabaseUnavailable("Postgres does not answer: it is away")
 
 
-def away(world: World) -> Parts:
-    return parts_of(World(world.dsn, Away(world.dsn), world.tasks))
+def away(world: World) -> ApiContext:
+    return parts_of(World(world.dsn, Away(world.dsn, connections_max=10), world.tasks))
 
 
 def test_without_a_database(worlds: Worlds) -> None:
@@ -133,7 +133,7 @@ def test_a_database_that_hangs_is_not_ready(worlds: Worlds) -> None:
 
     async def main() -> None:
         async with worlds.world() as world:
-            parts = parts_of(World(world.dsn, Hangs(world.dsn), world.tasks))
+            parts = parts_of(World(world.dsn, Hangs(world.dsn, connections_max=10), world.tasks))
             transport = httpx.ASGITransport(public_app(parts))
             async with httpx.AsyncClient(
                 transport=transport, base_url="http://localhost"
@@ -148,10 +148,10 @@ def test_the_listeners_on_real_sockets(worlds: Worlds) -> None:
         async with worlds.world() as world:
             parts = parts_of(world)
             listeners = [
-                Listener("internal", internal_app(parts), "127.0.0.1", 0),
-                Listener("public", public_app(parts), "127.0.0.1", 0),
+                HttpListener("internal", internal_app(parts), "127.0.0.1", 0),
+                HttpListener("public", public_app(parts), "127.0.0.1", 0),
             ]
-            serving = Serving(listeners)
+            serving = HttpServer(listeners)
             async with serving, httpx.AsyncClient() as client:
                 assert serving.port("internal") != serving.port("public") != 0
                 public, internal = serving.url("public"), serving.url("internal")
@@ -161,8 +161,8 @@ def test_the_listeners_on_real_sockets(worlds: Worlds) -> None:
                 refused(await client.get(f"{internal}/internal/sources"), 401)
                 document = ok(await client.get(f"{internal}/openapi.json"))
                 assert "/v1/task/complete" in document["paths"]
-                taken = Serving(
-                    [Listener("other", listeners[0].app, "127.0.0.1", serving.port("public"))]
+                taken = HttpServer(
+                    [HttpListener("other", listeners[0].app, "127.0.0.1", serving.port("public"))]
                 )
                 with pytest.raises(InvalidInput, match="The other listener cannot have") as raised:
                     await taken.start()
@@ -189,8 +189,8 @@ def test_stopping_lets_a_request_end(worlds: Worlds) -> None:
                 raise DatabaseUnavailable("It was slow.")
 
         async with worlds.world() as world:
-            parts = parts_of(World(world.dsn, Slow(world.dsn), world.tasks))
-            serving = Serving([Listener("public", public_app(parts), "127.0.0.1", 0)])
+            parts = parts_of(World(world.dsn, Slow(world.dsn, connections_max=10), world.tasks))
+            serving = HttpServer([HttpListener("public", public_app(parts), "127.0.0.1", 0)])
             await serving.start()
             async with httpx.AsyncClient() as client, asyncio.TaskGroup() as group:
                 asked = group.create_task(client.get(f"{serving.url('public')}/v1/datasets"))
@@ -233,11 +233,11 @@ def test_half_sent_requests_do_not_stop_heartbeats(on_stage: Perform) -> None:
         await stage.trigger("2030-01-01")
         (task,) = await stage.claim()
         listeners = [
-            Listener("internal", internal_app(stage.parts), "127.0.0.1", 0),
-            Listener("public", public_app(stage.parts), "127.0.0.1", 0),
+            HttpListener("internal", internal_app(stage.parts), "127.0.0.1", 0),
+            HttpListener("public", public_app(stage.parts), "127.0.0.1", 0),
         ]
         async with contextlib.AsyncExitStack() as stack:
-            serving = await stack.enter_async_context(Serving(listeners))
+            serving = await stack.enter_async_context(HttpServer(listeners))
             client = await stack.enter_async_context(httpx.AsyncClient(timeout=60))
             stood: list[socket.socket] = []
             for side, path in (("internal", b"/v1/task/heartbeat"), ("public", b"/v1/trigger")):

@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.dispatcher.api.endpoints import Endpoint, Proof
-from penstock.dispatcher.api.parts import Parts
-from penstock.dispatcher.api.table import INTERNAL, PROBES, PUBLIC
-from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER
-from penstock.dispatcher.wire.work import Assignment
-from penstock.tokens.claims import INVOKE_AUDIENCE, TASK_AUDIENCE
-from penstock.tokens.signing import to_base64url
+from penstock.dispatcher.api.context import ApiContext
+from penstock.dispatcher.api.endpoints import ApiEndpoint, RequiredProof
+from penstock.dispatcher.api.routes import INTERNAL, PROBES, PUBLIC
+from penstock.protocol.base import TASK_HEADER, WORKER_HEADER
+from penstock.protocol.work import Assignment
+from penstock.tokens.claims import INVOKE_AUDIENCE, QUERY_AUDIENCE, TASK_AUDIENCE
+from penstock.tokens.signer import to_base64url
 from tests.integration.dispatcher.api.conftest import Perform
 from tests.integration.dispatcher.api.forging import KNOWN, UNKNOWN
 from tests.integration.dispatcher.api.stage import Stage, held, ok, output
@@ -37,10 +37,11 @@ jobs:
     outputs: [tidy]
     retry: {first: 1s}
 """
-NONE, WORKER, CLAIM = Proof.NONE, Proof.WORKER, Proof.WORKER_OR_INVOCATION
-SOURCE = Proof.SOURCE
-TASK, EACH, PEOPLE = Proof.TASK, Proof.EACH_TASK, Proof.API_TOKEN
-LOOK = Proof.LOOKING
+NONE, WORKER, CLAIM = RequiredProof.NONE, RequiredProof.WORKER, RequiredProof.WORKER_OR_INVOCATION
+SOURCE = RequiredProof.SOURCE
+TASK, EACH, PEOPLE = RequiredProof.TASK, RequiredProof.EACH_TASK, RequiredProof.API_TOKEN
+LOOK, READ = RequiredProof.LOOKING, RequiredProof.READING
+QUERY, QUERY_END = RequiredProof.QUERY, RequiredProof.QUERY_END
 TABLE = {
     ("internal", "POST /internal/hello"): WORKER,
     ("internal", "POST /internal/wait"): WORKER,
@@ -53,6 +54,9 @@ TABLE = {
     ("internal", "POST /v1/task/complete"): EACH,
     ("internal", "POST /v1/task/events"): TASK,
     ("internal", "POST /v1/task/credentials"): TASK,
+    ("internal", "POST /v1/task/query"): TASK,
+    ("internal", "POST /internal/query/begin"): QUERY,
+    ("internal", "POST /internal/query/end"): QUERY_END,
     ("internal", "GET /healthz"): NONE,
     ("internal", "GET /readyz"): NONE,
     ("internal", "GET /openapi.json"): NONE,
@@ -80,7 +84,13 @@ TABLE = {
     ("public", "POST /v1/datasets/{name}/maintain"): PEOPLE,
     ("public", "GET /v1/datasets/{name}/partitions"): LOOK,
     ("public", "POST /v1/datasets/{name}/refresh"): PEOPLE,
+    ("public", "POST /v1/datasets/{name}/purge"): PEOPLE,
+    ("public", "GET /v1/datasets/{name}/changes"): LOOK,
     ("public", "GET /v1/datasets/{name}/snapshot"): LOOK,
+    ("public", "GET /v1/datasets/{name}/snapshots"): LOOK,
+    ("public", "GET /v1/read-tokens"): LOOK,
+    ("public", "POST /v1/read-tokens"): PEOPLE,
+    ("public", "POST /v1/read-tokens/remove"): PEOPLE,
     ("public", "POST /v1/datasets/{name}/sweep"): PEOPLE,
     ("public", "POST /v1/jobs/{name}/pause"): PEOPLE,
     ("public", "POST /v1/jobs/{name}/resume"): PEOPLE,
@@ -92,6 +102,8 @@ TABLE = {
     ("public", "GET /v1/outbox"): LOOK,
     ("public", "POST /v1/outbox/retry"): PEOPLE,
     ("public", "GET /v1/pressure"): LOOK,
+    ("public", "POST /v1/query"): READ,
+    ("public", "GET /v1/queries"): LOOK,
     ("public", "GET /v1/status"): LOOK,
     ("public", "POST /v1/sweep"): PEOPLE,
     ("public", "GET /v1/tasks"): LOOK,
@@ -119,7 +131,7 @@ class Shown:
 
     name: str
     headers: Mapping[str, str]
-    opens: frozenset[Proof] = frozenset()
+    opens: frozenset[RequiredProof] = frozenset()
     status: int = 403
     """Of those who ask for a token and do not take this one."""
 
@@ -171,6 +183,9 @@ class Scene:
         }
         expired = await token(task, mine.attempt, grants=grants, exp=1)
         invocation = await token(task, 0, aud=INVOKE_AUDIENCE)
+        query = await token(0, 0, aud=QUERY_AUDIENCE)
+        queries = {"Authorization": f"Bearer {query}"}
+        spent = {"Authorization": f"Bearer {await token(0, 0, aud=QUERY_AUDIENCE, exp=1)}"}
         worker = self.stage.identity("w")
         webhook = {
             **worker,
@@ -182,15 +197,22 @@ class Scene:
             Shown("the token of webhooks", webhook, frozenset({SOURCE}), status=401),
             Shown("another worker's token", {**worker, WORKER_HEADER: "v"}, status=401),
             Shown("a worker's name", {WORKER_HEADER: "w"}, status=401),
-            Shown("the token of the API", API_HEADER, frozenset({PEOPLE, LOOK}), status=401),
-            Shown("a viewer", VIEWER_HEADER, frozenset({LOOK}), status=401),
+            Shown("the token of the API", API_HEADER, frozenset({PEOPLE, LOOK, READ}), status=401),
+            Shown("a viewer", VIEWER_HEADER, frozenset({LOOK, READ}), status=401),
             Shown("a token as a bearer", {"Authorization": f"Bearer {mine.token}"}, status=401),
             *(Shown(f"a token {name}", {TASK_HEADER: text}) for name, text in tokens.items()),
             *(
-                Shown(f"a token {name}", {TASK_HEADER: text}, frozenset({TASK, EACH}))
+                Shown(
+                    f"a token {name}",
+                    {TASK_HEADER: text},
+                    frozenset({TASK, EACH, QUERY, QUERY_END}),
+                )
                 for name, text in ways.items()
             ),
-            Shown("an expired token", {TASK_HEADER: expired}, frozenset({EACH})),
+            Shown("an expired token", {TASK_HEADER: expired}, frozenset({EACH, QUERY_END})),
+            Shown("a token of a query", queries, frozenset({QUERY, QUERY_END}), status=401),
+            Shown("it as that of an attempt", {TASK_HEADER: query}),
+            Shown("an expired one", spent, frozenset({QUERY_END}), status=401),
             Shown("an invocation", {TASK_HEADER: invocation}, frozenset({CLAIM})),
         ]
 
@@ -209,7 +231,7 @@ async def scene(stage: Stage) -> Scene:
     return Scene(stage, former, mine, other)
 
 
-def body_of(made: Scene, endpoint: Endpoint) -> Any:
+def body_of(made: Scene, endpoint: ApiEndpoint) -> Any:
     """What is asked of an endpoint; where it does not matter, nothing that makes sense."""
     fence = {name: value for name, value in held(made.mine).items() if name != "token"}
     return {
@@ -221,10 +243,14 @@ def body_of(made: Scene, endpoint: Endpoint) -> Any:
         "/v1/task/complete": {"tasks": [{**fence, "outputs": [{"dataset": "0", "location": "l"}]}]},
         "/v1/task/events": {**fence, "events": [{"event_id": "x", "dataset": "raw"}]},
         "/v1/task/credentials": {},
+        "/v1/task/query": {"sql": "SELECT 1"},
+        "/v1/query": {"sql": "SELECT 1"},
+        "/internal/query/begin": {"sql": "SELECT 1"},
+        "/internal/query/end": {"ticket": "x" * 32, "outcome": "completed"},
     }.get(endpoint.path, {})
 
 
-async def ask(made: Scene, listener: str, endpoint: Endpoint, headers: Any) -> httpx.Response:
+async def ask(made: Scene, listener: str, endpoint: ApiEndpoint, headers: Any) -> httpx.Response:
     side = made.stage.internal if listener == "internal" else made.stage.public
     path = endpoint.path.replace("{id}", "1").replace("{name}", "a").replace("{name:path}", "a")
     body = body_of(made, endpoint)
@@ -241,8 +267,8 @@ def test_the_table_has_every_endpoint() -> None:
         assert TABLE[name] is endpoint.proof, name
 
 
-@pytest.mark.parametrize("proof", list(Proof))
-def test_every_proof_at_every_endpoint(on_stage: Perform, proof: Proof) -> None:
+@pytest.mark.parametrize("proof", list(RequiredProof))
+def test_every_proof_at_every_endpoint(on_stage: Perform, proof: RequiredProof) -> None:
     async def story(stage: Stage) -> None:
         made = await scene(stage)
         lease = await leases(stage)
@@ -258,13 +284,22 @@ def test_every_proof_at_every_endpoint(on_stage: Perform, proof: Proof) -> None:
                     assert answer.status_code == 409, answer.text
                     assert answer.json()["type"] == OWN[shown.name], answer.text
                     continue
+                is_about_itself = proof is not READ and "/query" in endpoint.path
+                if is_about_itself and shown.name in OWN:
+                    # So are these; the other task runs, and here is no query service.
+                    is_other = OWN[shown.name] == "no credentials"
+                    kind = "no query service" if is_other else OWN[shown.name]
+                    is_begun = is_other and endpoint.path.startswith("/internal/")
+                    assert is_begun == (answer.status_code == 200), answer.text
+                    assert is_begun or answer.json()["type"] == kind, answer.text
+                    continue
                 is_open = proof is NONE or proof in shown.opens
                 said = f"{name} with {shown.name}: {answer.status_code} {answer.text[:300]}"
                 assert is_open == (answer.status_code not in (401, 403)), said
                 assert answer.status_code < 500, said
                 if proof is PEOPLE and shown.name == "a viewer":
                     assert answer.status_code == 403, said
-                    assert "lets you look, and change nothing" in answer.json()["title"]
+                    assert "viewer token is read-only" in answer.json()["title"]
                 if not is_open and proof in (TASK, EACH):
                     assert answer.status_code == shown.status, said
                 if not is_open:
@@ -347,7 +382,7 @@ async def leases(stage: Stage) -> list[Any]:
     return [tuple(row.values()) for row in rows]
 
 
-async def audited(parts: Parts, stage: Stage) -> list[dict[str, Any]]:
+async def audited(parts: ApiContext, stage: Stage) -> list[dict[str, Any]]:
     """What the audit says, the latest last."""
     await parts.audit.turn()
     return await stage.world.rows(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.dispatcher.registry import RegisteredRuntimes
-from penstock.dispatcher.wire.work import HelloAnswer
-from penstock.runtimes.registry import Registry
+from penstock.dispatcher.runtime_registry import RegisteredRuntimes
+from penstock.protocol.work import HelloAnswer
+from penstock.runtimes.registry import RuntimeRegistry
 from tests.integration.dispatcher.api.conftest import Perform
 from tests.integration.dispatcher.api.stage import Stage, ok, read, refused, staged
 
@@ -22,7 +22,7 @@ jobs:
 
 def _runtimes(**settings: str) -> RegisteredRuntimes:
     big = {"process-big": {"uses": "process", **settings}}
-    return RegisteredRuntimes(Registry(big, installed=[]))
+    return RegisteredRuntimes(RuntimeRegistry(big, installed=[]))
 
 
 async def _offered(stage: Stage, *queues: str) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.wire.steering import (
+from penstock.protocol.steering import (
     BackfillAnswer,
     DatasetsAnswer,
     PartitionsAnswer,

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.dispatcher.wire.base import TASK_HEADER
-from penstock.dispatcher.wire.work import Assignment, ClaimAnswer
 from penstock.kernel.errors import SignerUnavailable, TokenRefused
+from penstock.protocol.base import TASK_HEADER
+from penstock.protocol.work import Assignment, ClaimAnswer
 from penstock.tokens.claims import INVOKE_AUDIENCE, TASK_AUDIENCE, Claims, Grants, ReadGrant
-from penstock.tokens.jwks import JWKS_PATH
-from penstock.tokens.jws import read as read_token
+from penstock.tokens.claims import read as read_token
 from penstock.tokens.scopes import scope_of_location
+from penstock.tokens.verifier import JWKS_PATH
 from tests.integration.dispatcher.api.conftest import Perform
 from tests.integration.dispatcher.api.forging import KNOWN, LIVES_SECONDS
 from tests.integration.dispatcher.api.stage import Stage, held, ok, output, place, read, refused
@@ -417,7 +417,7 @@ def test_a_revoked_key_proves_nothing_and_interrupts_nobody(on_stage: Perform) -
         claimed = await stage.internal.post(
             "/internal/task-claim", json={"task_id": 99}, headers=headers
         )
-        assert "was revoked" in refused(claimed, 403).title
+        assert "by a revoked key" in refused(claimed, 403).title
         # What runs has a token of another key by its next heartbeat.
         (beaten,) = ok(await stage.beat(held(other)))["results"]
         assert read_token(beaten["token"]).kid != kid

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.wire.base import WORKER_HEADER
-from penstock.dispatcher.wire.work import HelloAnswer
+from penstock.protocol.base import WORKER_HEADER
+from penstock.protocol.work import HelloAnswer
 from tests.integration.dispatcher.api.conftest import Perform
 from tests.integration.dispatcher.api.stage import Stage, held, ok, output, place, read, refused
 from tests.integration.dispatcher.test_deployment import chain

@@ -9,51 +9,53 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dispatcher.alerts.deciding import (
+from penstock.dispatcher.alerts.evaluator import (
     CLEAR_SECONDS,
     NO_RULE,
     REST,
     SUBJECTS_MAX,
-    Decision,
-    Standing,
+    AlertDecision,
+    AlertFinding,
+    OpenAlert,
     decide,
+    findings_of,
+    one_line,
 )
-from penstock.dispatcher.alerts.findings import Finding, findings_of, one_line
-from penstock.dispatcher.alerts.rules import Rule, RuleKind
+from penstock.dispatcher.alerts.rules import AlertRule, RuleKind
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-RULE = Rule(name="r", kind=RuleKind.DEAD_TASKS)
+RULE = AlertRule(name="r", kind=RuleKind.DEAD_TASKS)
 
 
-def finding(subject: str = "job", **fields: Any) -> Finding:
+def finding(subject: str = "job", **fields: Any) -> AlertFinding:
     said: dict[str, Any] = {"rule": "r", "kind": "dead_tasks", "summary": "so", "path": "/x"}
-    return Finding(**{**said, "subject": subject, **fields})
+    return AlertFinding(**{**said, "subject": subject, **fields})
 
 
-def standing(subject: str = "job", *, id: int = 1, **fields: Any) -> Standing:
+def standing(subject: str = "job", *, id: int = 1, **fields: Any) -> OpenAlert:
     said: dict[str, Any] = {"rule": "r", "summary": "so", "path": "/x", "detail": {}}
-    return Standing(**{**said, "id": id, "subject": subject, "clear_since": None, **fields})
+    return OpenAlert(**{**said, "id": id, "subject": subject, "clear_since": None, **fields})
 
 
-def decided(found: list[Finding], before: list[Standing], *rules: Rule) -> Decision:
+def decided(found: list[AlertFinding], before: list[OpenAlert], *rules: AlertRule) -> AlertDecision:
     return decide(rules or (RULE,), found, before, now=NOW)
 
 
 def test_what_is_found_is_opened_once() -> None:
     assert decided([finding()], []).opened == [finding()]
-    assert decided([finding()], [standing()]) == Decision()
+    assert decided([finding()], [standing()]) == AlertDecision()
 
 
 def test_new_words_are_written_and_not_told_again() -> None:
     other = finding(summary="so and so")
-    assert decided([other], [standing()]) == Decision(changed=[(1, other)])
+    assert decided([other], [standing()]) == AlertDecision(changed=[(1, other)])
 
 
 def test_what_is_not_found_is_clear_and_then_over() -> None:
-    assert decided([], [standing()]) == Decision(cleared=[1])
+    assert decided([], [standing()]) == AlertDecision(cleared=[1])
     long = NOW - timedelta(seconds=CLEAR_SECONDS)
     short = long + timedelta(seconds=1)
-    assert decided([], [standing(clear_since=short)]) == Decision()
+    assert decided([], [standing(clear_since=short)]) == AlertDecision()
     ((number, why),) = decided([], [standing(clear_since=long)]).ended
     assert number == 1
     assert "replayed" in why
@@ -63,14 +65,14 @@ def test_what_is_not_found_is_clear_and_then_over() -> None:
 
 def test_what_cannot_be_said_changes_nothing() -> None:
     unsure = finding(is_sure=False)
-    assert decided([unsure], []) == Decision()
+    assert decided([unsure], []) == AlertDecision()
     for clear_since in (None, NOW - timedelta(days=1)):
-        assert decided([unsure], [standing(clear_since=clear_since)]) == Decision()
+        assert decided([unsure], [standing(clear_since=clear_since)]) == AlertDecision()
 
 
 def test_a_rule_that_is_gone_ends_its_alerts_at_once() -> None:
     found = decided([], [standing()], replace(RULE, name="other"))
-    assert found == Decision(ended=[(1, NO_RULE)])
+    assert found == AlertDecision(ended=[(1, NO_RULE)])
 
 
 def test_too_many_are_one_more_alert_and_those_that_are_open_stay() -> None:
@@ -103,7 +105,7 @@ def test_every_alert_has_one_fate(found: list[str], unsure: list[str], before: l
 
 
 def test_after_an_outage_silence_is_not_believed_and_what_is_written_is() -> None:
-    workers = Rule(name="w", kind=RuleKind.NO_WORKERS, longer_than_seconds=60)
+    workers = AlertRule(name="w", kind=RuleKind.NO_WORKERS, longer_than_seconds=60)
     (found,) = findings_of(workers, [{"at": None}], is_quiet=True)
     assert not found.is_sure
     row = {"subject": "job", "count": 1, "task_id": 7, "reason": None}

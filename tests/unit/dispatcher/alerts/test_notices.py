@@ -7,7 +7,7 @@ from email.policy import SMTP
 
 import pytest
 
-from penstock.dispatcher.alerts.notices import Notice, as_mail
+from penstock.dispatcher.alerts.notifier import AlertNotice, as_mail
 
 _AT = "2026-11-16T06:00:00+00:00"
 
@@ -34,7 +34,7 @@ def test_a_reason_is_never_a_header_and_never_stops_the_mail(reason: str) -> Non
         "over_why": None,
         "detail": {},
     }
-    notice = Notice(id="7-opened", what="opened", alert=alert, url="http://127.0.0.1")
+    notice = AlertNotice(id="7-opened", what="opened", alert=alert, url="http://127.0.0.1")
     written = as_mail(notice, sender="penstock@x.y", to=("people@x.y",)).as_bytes()
     read = email.message_from_bytes(written, policy=SMTP)
     assert read["Reply-To"] is None

@@ -10,17 +10,21 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.alerts.notices import Notice, as_json
-from penstock.dispatcher.alerts.opening import SECRET_BYTES_MAX, destinations_of
-from penstock.dispatcher.alerts.reading import read_alerts
+from penstock.dispatcher.alerts.notifier import (
+    SECRET_BYTES_MAX,
+    AlertNotice,
+    as_json,
+    destinations_of,
+)
 from penstock.dispatcher.alerts.rules import (
     DEFAULT_RULES,
+    AlertRule,
     AlertSettings,
     MailSecurity,
     MailSettings,
-    Rule,
     RuleKind,
     SecretPlace,
+    read_alerts,
 )
 from penstock.kernel.errors import InvalidInput
 
@@ -72,7 +76,7 @@ def test_everything_that_may_be_said() -> None:
         password=SecretPlace(variable="MAIL_PASSWORD"),
     )
     dead, workers, parked, late, pressure, failing = settings.rules
-    assert dead == Rule(
+    assert dead == AlertRule(
         name="dead_tasks",
         kind=RuleKind.DEAD_TASKS,
         only=("load_*",),
@@ -86,7 +90,7 @@ def test_everything_that_may_be_said() -> None:
     assert dead.words == "5 tasks or more of a job have died within 1h. Only load_*."
     assert late.words == "Nothing was published of a dataset for 1h30m. Only orders."
     assert parked.words == "3 messages or more of the outbox could not be sent and are parked."
-    assert failing == Rule(
+    assert failing == AlertRule(
         name="failure_rate",
         kind=RuleKind.FAILURE_RATE,
         only=("load_*",),
@@ -97,7 +101,7 @@ def test_everything_that_may_be_said() -> None:
     assert failing.words == (
         "20% of 10 or more attempts of a job have failed within 15m. Only load_*."
     )
-    assert workers.words == "No worker was heard of for 1m30s while tasks wait."
+    assert workers.words == "No worker was seen for 1m30s while tasks wait."
 
 
 def test_a_rule_of_another_name_has_the_defaults_of_its_kind() -> None:
@@ -107,7 +111,7 @@ def test_a_rule_of_another_name_has_the_defaults_of_its_kind() -> None:
 
 
 def test_names_are_matched_whole() -> None:
-    rule = Rule(name="r", kind=RuleKind.PRESSURE, only=("load_*", "clean"))
+    rule = AlertRule(name="r", kind=RuleKind.PRESSURE, only=("load_*", "clean"))
     assert [rule.is_about(each) for each in ("load_a", "clean", "cleaner", "reload_a", "load")] == [
         True,
         True,
@@ -115,7 +119,7 @@ def test_names_are_matched_whole() -> None:
         False,
         False,
     ]
-    assert Rule(name="r", kind=RuleKind.PRESSURE).is_about("anything")
+    assert AlertRule(name="r", kind=RuleKind.PRESSURE).is_about("anything")
 
 
 @pytest.mark.parametrize(
@@ -229,5 +233,7 @@ def test_the_json_of_the_documentation_is_what_is_sent() -> None:
     (text,) = _blocks("json")
     said = json.loads(text)
     alert = {**said["alert"], "path": "/tasks?status=dead&job=clean"}
-    notice = Notice(id=said["id"], what=said["what"], alert=alert, url="https://penstock.example")
+    notice = AlertNotice(
+        id=said["id"], what=said["what"], alert=alert, url="https://penstock.example"
+    )
     assert json.loads(as_json(notice)) == said

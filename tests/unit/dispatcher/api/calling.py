@@ -10,13 +10,13 @@ import msgspec
 from msgspec import Meta
 
 from penstock.dispatcher.api.application import Application
-from penstock.dispatcher.api.endpoints import Call, Endpoint, Proof, Reply
-from penstock.dispatcher.api.parts import Parts
-from penstock.dispatcher.api.requests import Limits, Message
-from penstock.dispatcher.identity import Identities
-from penstock.dispatcher.wire.base import Answer, Ask
-from penstock.dispatcher.wire.problem import Problem
+from penstock.dispatcher.api.context import ApiContext
+from penstock.dispatcher.api.endpoints import ApiCall, ApiEndpoint, HttpReply, RequiredProof
+from penstock.dispatcher.api.requests import Message, RequestLimits
 from penstock.kernel.errors import TokenRefused
+from penstock.protocol.base import Answer, Ask
+from penstock.protocol.identity import Identities
+from penstock.protocol.problem import Problem
 from penstock.tokens.claims import INVOKE_AUDIENCE, TASK_AUDIENCE, Claims
 
 SECRET = "a secret of the tests"
@@ -109,7 +109,7 @@ class EchoAnswer(Answer):
     subject: str = ""
 
 
-async def echo(_: Parts, call: Call) -> Answer:
+async def echo(_: ApiContext, call: ApiCall) -> Answer:
     ask: EchoAsk | None = call.ask
     params: EchoParams | None = call.params
     return EchoAnswer(
@@ -121,18 +121,18 @@ async def echo(_: Parts, call: Call) -> Answer:
     )
 
 
-async def text(_parts: Parts, _: Call) -> Reply:
-    return Reply(b"text", content_type=b"text/plain")
+async def text(_parts: ApiContext, _: ApiCall) -> HttpReply:
+    return HttpReply(b"text", content_type=b"text/plain")
 
 
-def post(path: str, handler: Any = echo, **fields: Any) -> Endpoint:
-    settings = {"ask": EchoAsk, "answer": EchoAnswer, "proof": Proof.NONE, **fields}
-    return Endpoint("POST", path, "Says it again", handler, **settings)
+def post(path: str, handler: Any = echo, **fields: Any) -> ApiEndpoint:
+    settings = {"ask": EchoAsk, "answer": EchoAnswer, "proof": RequiredProof.NONE, **fields}
+    return ApiEndpoint("POST", path, "Says it again", handler, **settings)
 
 
-def get(path: str, handler: Any = echo, **fields: Any) -> Endpoint:
-    settings = {"answer": EchoAnswer, "proof": Proof.NONE, **fields}
-    return Endpoint("GET", path, "Says it", handler, **settings)
+def get(path: str, handler: Any = echo, **fields: Any) -> ApiEndpoint:
+    settings = {"answer": EchoAnswer, "proof": RequiredProof.NONE, **fields}
+    return ApiEndpoint("GET", path, "Says it", handler, **settings)
 
 
 @dataclass
@@ -157,13 +157,13 @@ class Said:
 
 
 def application(
-    *endpoints: Endpoint,
-    limits: Limits | None = None,
+    *endpoints: ApiEndpoint,
+    limits: RequestLimits | None = None,
     api_token: str | None = None,
     parts: FewParts | None = None,
 ) -> Application:
     few = parts or FewParts(api_token=api_token)
-    return Application("test", endpoints, cast("Parts", few), limits=limits)
+    return Application("test", endpoints, cast("ApiContext", few), limits=limits)
 
 
 @dataclass

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from penstock.dispatcher.api.endpoints import PARAMETER, Endpoint, Proof
-from penstock.dispatcher.api.openapi import document
-from penstock.dispatcher.api.table import INTERNAL, PROBES, PUBLIC
+from penstock.dispatcher.api.endpoints import PARAMETER, ApiEndpoint, RequiredProof, document
+from penstock.dispatcher.api.routes import INTERNAL, PROBES, PUBLIC
 from tests.architecture.source import ROOT
 
 Schema = Mapping[str, Any]
@@ -19,14 +18,17 @@ Schema = Mapping[str, Any]
 PAGE: Final = ROOT / "docs" / "http.md"
 _MADE: Final = "## The public listener\n"
 _PROOFS: Final = {
-    Proof.NONE: "none",
-    Proof.WORKER: "worker",
-    Proof.SOURCE: "worker or webhook",
-    Proof.WORKER_OR_INVOCATION: "worker or invocation",
-    Proof.TASK: "task",
-    Proof.EACH_TASK: "task",
-    Proof.API_TOKEN: "API token",
-    Proof.LOOKING: "API or viewer token",
+    RequiredProof.NONE: "none",
+    RequiredProof.WORKER: "worker",
+    RequiredProof.SOURCE: "worker or webhook",
+    RequiredProof.WORKER_OR_INVOCATION: "worker or invocation",
+    RequiredProof.TASK: "task",
+    RequiredProof.EACH_TASK: "task",
+    RequiredProof.API_TOKEN: "API token",
+    RequiredProof.LOOKING: "API or viewer token",
+    RequiredProof.READING: "API, viewer or read token",
+    RequiredProof.QUERY: "task or query",
+    RequiredProof.QUERY_END: "task or query",
 }
 _NAMED: Final = "#/components/schemas/"
 
@@ -51,7 +53,7 @@ def made() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _table(endpoints: Sequence[Endpoint], described: Schema) -> Iterator[str]:
+def _table(endpoints: Sequence[ApiEndpoint], described: Schema) -> Iterator[str]:
     yield "| call | what it does | proof | asks | answers | refuses also |"
     yield "|---|---|---|---|---|---|"
     for each in sorted(endpoints, key=lambda each: (each.path, each.method)):
@@ -76,7 +78,7 @@ def _in_query(parameter: Schema) -> bool:
     return bool(parameter["in"] == "query")
 
 
-def _bodies(endpoints: Sequence[Endpoint]) -> Iterator[str]:
+def _bodies(endpoints: Sequence[ApiEndpoint]) -> Iterator[str]:
     schemas = document("all", endpoints)["components"]["schemas"]
     names = sorted({each.ask.__name__ for each in endpoints if each.ask is not None})
     yield "| body | fields |"

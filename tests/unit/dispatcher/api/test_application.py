@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.api.endpoints import Call, Endpoint, Proof
-from penstock.dispatcher.api.parts import Parts
-from penstock.dispatcher.api.requests import Limits
-from penstock.dispatcher.identity import Identities
-from penstock.dispatcher.wire.base import WORKER_HEADER, Answer
+from penstock.dispatcher.api.context import ApiContext
+from penstock.dispatcher.api.endpoints import ApiCall, ApiEndpoint, RequiredProof
+from penstock.dispatcher.api.requests import RequestLimits
 from penstock.kernel.errors import DatabaseUnavailable, InvalidInput
+from penstock.protocol.base import WORKER_HEADER, Answer
+from penstock.protocol.identity import Identities
 from penstock.testing.virtual import simulate
 from tests.unit.dispatcher.api.calling import (
     SECRET,
@@ -136,7 +136,7 @@ def test_no_body_where_none_is_needed() -> None:
 
 
 def test_a_body_that_is_too_large() -> None:
-    call = Caller(application(post("/echo"), limits=Limits(body_bytes_max=10)))
+    call = Caller(application(post("/echo"), limits=RequestLimits(body_bytes_max=10)))
     declared = said(call("POST", "/echo", headers=[("content-length", "81")], messages=[]))
     assert declared.problem.status == 413
     assert declared.headers["connection"] == "close"
@@ -151,7 +151,7 @@ def test_a_body_that_is_too_large() -> None:
 
 
 def test_a_body_that_never_comes() -> None:
-    app = application(post("/echo"), limits=Limits(body_seconds_max=3))
+    app = application(post("/echo"), limits=RequestLimits(body_seconds_max=3))
 
     async def main() -> None:
         async def never() -> dict[str, Any]:
@@ -173,9 +173,14 @@ def test_a_body_that_never_comes() -> None:
 
 
 @pytest.mark.parametrize(
-    "limits", [Limits(arriving_max=2), Limits(arriving_bytes_max=11), Limits(requests_max=0)]
+    "limits",
+    [
+        RequestLimits(arriving_max=2),
+        RequestLimits(arriving_bytes_max=11),
+        RequestLimits(requests_max=0),
+    ],
 )
-def test_bodies_that_do_not_end_give_way_to_those_that_do(limits: Limits) -> None:
+def test_bodies_that_do_not_end_give_way_to_those_that_do(limits: RequestLimits) -> None:
     app = application(post("/echo"), limits=replace(limits, anonymous_requests_max=1))
 
     async def main() -> None:
@@ -207,7 +212,7 @@ def test_bodies_that_do_not_end_give_way_to_those_that_do(limits: Limits) -> Non
             answer = await Caller(app)("POST", "/echo", messages=pieces)
             assert answer is not None
             assert answer.status == 200
-        is_bounded = limits != Limits(requests_max=0)
+        is_bounded = limits != RequestLimits(requests_max=0)
         assert held[0].result() == pytest.approx(2 if is_bounded else 10)
         assert held[1].result() == pytest.approx(11)
 
@@ -220,8 +225,8 @@ def test_a_caller_that_leaves_is_not_answered() -> None:
     assert asyncio.run(call("POST", "/echo", messages=left)) is None
 
 
-def failing(error: Exception) -> Endpoint:
-    async def handler(_parts: Parts, _: Call) -> Answer:
+def failing(error: Exception) -> ApiEndpoint:
+    async def handler(_parts: ApiContext, _: ApiCall) -> Answer:
         raise error
 
     return get("/fails", handler)
@@ -251,7 +256,7 @@ def test_a_mistake_is_logged_and_told_without_its_words(caplog: pytest.LogCaptur
 def test_a_handler_that_takes_too_long_is_cancelled() -> None:
     ended = []
 
-    async def slow(_parts: Parts, _: Call) -> Answer:
+    async def slow(_parts: ApiContext, _: ApiCall) -> Answer:
         try:
             await asyncio.Event().wait()
         finally:
@@ -261,7 +266,7 @@ def test_a_handler_that_takes_too_long_is_cancelled() -> None:
     app = application(
         get("/slow", slow),
         get("/slower", slow, request_seconds_max=60),
-        limits=Limits(request_seconds_max=5),
+        limits=RequestLimits(request_seconds_max=5),
     )
 
     async def main() -> None:
@@ -281,15 +286,15 @@ def test_a_handler_that_takes_too_long_is_cancelled() -> None:
 def test_more_requests_than_there_is_room_for() -> None:
     gate = asyncio.Event()
 
-    async def waits(_parts: Parts, _: Call) -> Answer:
+    async def waits(_parts: ApiContext, _: ApiCall) -> Answer:
         await gate.wait()
         raise InvalidInput("It is over.")
 
     app = application(
         get("/waits", waits),
-        get("/known", proof=Proof.WORKER),
+        get("/known", proof=RequiredProof.WORKER),
         get("/probe", is_probe=True),
-        limits=Limits(requests_max=1, anonymous_requests_max=2),
+        limits=RequestLimits(requests_max=1, anonymous_requests_max=2),
     )
     token = Identities(SECRET).identity("me").token
     identity = [(WORKER_HEADER, "me"), ("Authorization", f"Bearer {token}")]
@@ -317,7 +322,7 @@ def test_more_requests_than_there_is_room_for() -> None:
 
 
 def test_who_a_worker_says_to_be() -> None:
-    call = Caller(application(get("/who", proof=Proof.WORKER)))
+    call = Caller(application(get("/who", proof=RequiredProof.WORKER)))
     token = Identities(SECRET).identity("me").token
     good = [(WORKER_HEADER, "me"), ("Authorization", f"Bearer {token}")]
     assert said(call("GET", "/who", headers=good)).echo.worker == "me"
@@ -330,7 +335,7 @@ def test_who_a_worker_says_to_be() -> None:
 
 
 def test_the_token_of_the_api() -> None:
-    endpoints = get("/open"), get("/closed", proof=Proof.API_TOKEN)
+    endpoints = get("/open"), get("/closed", proof=RequiredProof.API_TOKEN)
     call = Caller(application(*endpoints, api_token="xyz"))
     assert said(call("GET", "/open")).status == 200
     assert said(call("GET", "/closed")).problem.status == 401
@@ -380,7 +385,7 @@ def test_other_protocols_are_a_mistake() -> None:
 def test_a_page_of_another_site_cannot_steer_a_dispatcher_without_a_token(
     origin: str | None, status: int
 ) -> None:
-    call = Caller(application(post("/echo", proof=Proof.API_TOKEN)))
+    call = Caller(application(post("/echo", proof=RequiredProof.API_TOKEN)))
     headers = [("host", "127.0.0.1:7070"), ("content-type", "text/plain")]
     if origin is not None:
         headers.append(("origin", origin))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from penstock.dispatcher.api.claiming import GatheredClaims
+from penstock.dispatcher.api.group_commit import GroupedClaims
 from penstock.kernel.clock import SystemClock
 from penstock.testing.virtual import World, simulate
 
@@ -26,10 +26,10 @@ class Slow:
         return tuple((worker, left.pop(0)) if left else None for worker in workers)
 
 
-def claims_of(slow: Slow, *, claims_max: int = 100) -> GatheredClaims:
+def claims_of(slow: Slow, *, claims_max: int = 100) -> GroupedClaims:
     issuer: Any = SimpleNamespace(claims_max=claims_max, tokens_for=None)
     tasks: Any = slow
-    return GatheredClaims(tasks, issuer)
+    return GroupedClaims(tasks, issuer)
 
 
 def test_workers_that_ask_at_once_are_one_claim_and_each_has_its_own() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.dispatcher.api.gathering import Gathering
+from penstock.dispatcher.api.group_commit import GroupCommit
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import DatabaseUnavailable, InvalidInput
 from penstock.testing.virtual import World, simulate
@@ -36,8 +36,8 @@ class Slow:
         return [item * item for item in items]
 
 
-def gathering(slow: Slow, *, items_max: int = 100, lanes: int = 1) -> Gathering[int, int]:
-    return Gathering(slow, key=abs, items_max=items_max, lanes=lanes)
+def gathering(slow: Slow, *, items_max: int = 100, lanes: int = 1) -> GroupCommit[int, int]:
+    return GroupCommit(slow, key=abs, items_max=items_max, lanes=lanes)
 
 
 def test_a_call_that_finds_a_lane_waits_for_nobody() -> None:
@@ -53,7 +53,7 @@ def test_a_call_that_finds_a_lane_waits_for_nobody() -> None:
     simulate(main, seed=1)
 
 
-async def after(gather: Gathering[int, int], seconds: float, *items: int) -> Sequence[int]:
+async def after(gather: GroupCommit[int, int], seconds: float, *items: int) -> Sequence[int]:
     """Call after a while."""
     await SystemClock().sleep(seconds)
     return await gather(items)
@@ -181,7 +181,7 @@ def test_a_database_that_is_away_is_away_for_all() -> None:
 def test_a_caller_that_leaves_takes_nobody_with_it(who: int, leaves_at: float) -> None:
     """The second leads what waits from 1.0 on; the first has a lane until then."""
 
-    async def leaving(gather: Gathering[int, int], place: int) -> Sequence[int]:
+    async def leaving(gather: GroupCommit[int, int], place: int) -> Sequence[int]:
         call = after(gather, 0.001 * place, place)
         if place != who:
             return await call

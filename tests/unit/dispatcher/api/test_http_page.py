@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.dispatcher.api.endpoints import PARAMETER
-from penstock.dispatcher.api.table import INTERNAL, PROBES, PUBLIC
-from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER
+from penstock.dispatcher.api.routes import INTERNAL, PROBES, PUBLIC
+from penstock.protocol.base import TASK_HEADER, WORKER_HEADER
 from tests.unit.dispatcher.api.http_page import PAGE, made, page
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dispatcher.api.locations import canonical, misplaced
-from penstock.dispatcher.wire.work import OutputAsk
+from penstock.dispatcher.api.worker_endpoints import canonical, misplaced
 from penstock.kernel.errors import InvalidInput
+from penstock.protocol.work import OutputAsk
 from penstock.tokens.claims import Grants, WriteGrant
 from penstock.tokens.scopes import scope_of_location
 

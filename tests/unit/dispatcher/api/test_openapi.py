@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.api.endpoints import PARAMETER, Endpoint, Proof
-from penstock.dispatcher.api.openapi import document
-from penstock.dispatcher.api.table import INTERNAL, PROBES, PUBLIC
+from penstock.dispatcher.api.endpoints import PARAMETER, ApiEndpoint, RequiredProof, document
+from penstock.dispatcher.api.routes import INTERNAL, PROBES, PUBLIC
 
 TABLES = {"internal": (*INTERNAL, *PROBES), "public": (*PUBLIC, *PROBES)}
 
 
 @pytest.fixture(params=TABLES)
-def table(request: pytest.FixtureRequest) -> tuple[Endpoint, ...]:
+def table(request: pytest.FixtureRequest) -> tuple[ApiEndpoint, ...]:
     return TABLES[request.param]
 
 
@@ -27,7 +26,7 @@ def operations(found: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     }
 
 
-def test_every_endpoint_is_described_once(table: tuple[Endpoint, ...]) -> None:
+def test_every_endpoint_is_described_once(table: tuple[ApiEndpoint, ...]) -> None:
     found = operations(document("Title", table))
     expected = [(each.method, PARAMETER.sub(r"{\1}", each.path)) for each in table]
     assert sorted(found) == sorted(expected)
@@ -35,14 +34,14 @@ def test_every_endpoint_is_described_once(table: tuple[Endpoint, ...]) -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_every_reference_leads_somewhere(table: tuple[Endpoint, ...]) -> None:
+def test_every_reference_leads_somewhere(table: tuple[ApiEndpoint, ...]) -> None:
     found = document("Title", table)
     text = json.dumps(found)
     for name in text.split('"#/components/schemas/')[1:]:
         assert name.split('"')[0] in found["components"]["schemas"]
 
 
-def test_parameters_of_paths_are_declared(table: tuple[Endpoint, ...]) -> None:
+def test_parameters_of_paths_are_declared(table: tuple[ApiEndpoint, ...]) -> None:
     for (_, path), operation in operations(document("Title", table)).items():
         declared = {each["name"]: each for each in operation.get("parameters", [])}
         in_path = {name for name, each in declared.items() if each["in"] == "path"}
@@ -78,23 +77,29 @@ def test_the_listeners_share_only_the_probes() -> None:
 
 
 def test_who_has_to_prove_what() -> None:
-    workers = {Proof.WORKER, Proof.SOURCE, Proof.WORKER_OR_INVOCATION}
+    workers = {RequiredProof.WORKER, RequiredProof.SOURCE, RequiredProof.WORKER_OR_INVOCATION}
     for each in INTERNAL:
         if each.path == "/internal/jwks/task":
-            assert each.proof is Proof.NONE
+            assert each.proof is RequiredProof.NONE
+        elif each.path.startswith("/internal/query/"):
+            # By whom a query is, whoever runs it.
+            assert each.proof in {RequiredProof.QUERY, RequiredProof.QUERY_END}, each.path
         elif each.path.startswith("/internal/"):
             assert each.proof in workers, each.path
         else:
             assert each.path.startswith("/v1/task/")
-            assert each.proof in {Proof.TASK, Proof.EACH_TASK}, each.path
-    looking = {each for each in PUBLIC if each.proof is Proof.LOOKING}
+            assert each.proof in {RequiredProof.TASK, RequiredProof.EACH_TASK}, each.path
+    looking = {each for each in PUBLIC if each.proof is RequiredProof.LOOKING}
     assert {each.method for each in looking} == {"GET"}
-    assert all(each.proof is Proof.API_TOKEN for each in PUBLIC if each not in looking)
+    reading = {each for each in PUBLIC if each.proof is RequiredProof.READING}
+    assert {each.path for each in reading} == {"/v1/query"}
+    others = [each for each in PUBLIC if each not in looking | reading]
+    assert all(each.proof is RequiredProof.API_TOKEN for each in others)
 
 
 def test_the_headers_of_proofs_are_described() -> None:
     schemes = document("Title", TABLES["internal"])["components"]["securitySchemes"]
-    assert sorted(schemes) == ["taskToken", "worker", "workerToken"]
+    assert sorted(schemes) == ["queryToken", "taskToken", "worker", "workerToken"]
     assert schemes["taskToken"]["name"] == "X-Trace-Task-Capability"
     public = document("Title", TABLES["public"])["components"]["securitySchemes"]
-    assert sorted(public) == ["apiToken", "viewerToken"]
+    assert sorted(public) == ["apiToken", "readToken", "viewerToken"]

@@ -12,11 +12,8 @@ from penstock.dispatcher.api.problems import (
     results_answer,
     token_result,
 )
-from penstock.dispatcher.dag.errors import DagError
-from penstock.dispatcher.dag.parsing import parse
-from penstock.dispatcher.tasks.values import Refusal, Status, TaskState, Why
-from penstock.dispatcher.wire.problem import Problem
-from penstock.dispatcher.wire.work import ResultsAnswer, TaskResult
+from penstock.dispatcher.dag.parser import parse
+from penstock.dispatcher.tasks.model import Refusal, TaskRefusalReason, TaskSnapshot
 from penstock.kernel.errors import (
     CredentialsRefused,
     CredentialsUnavailable,
@@ -24,25 +21,31 @@ from penstock.kernel.errors import (
     SignerUnavailable,
     TokenRefused,
 )
+from penstock.protocol.base import TaskStatus
+from penstock.protocol.problem import DagError, Problem
+from penstock.protocol.work import ResultsAnswer, TaskResult
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-STATE = TaskState(7, Status.DEAD, 2, None, None, NOW, False, "broken")
+STATE = TaskSnapshot(7, TaskStatus.DEAD, 2, None, None, NOW, False, "broken")
 
 
-@pytest.mark.parametrize("why", list(Why))
-def test_every_refusal_has_a_sentence(why: Why) -> None:
-    problem = refusal_problem(Refusal(7, why, None if why is Why.UNKNOWN else STATE))
+@pytest.mark.parametrize("why", list(TaskRefusalReason))
+def test_every_refusal_has_a_sentence(why: TaskRefusalReason) -> None:
+    problem = refusal_problem(Refusal(7, why, None if why is TaskRefusalReason.UNKNOWN else STATE))
     assert problem.type == why.value
-    assert problem.status == (404 if why is Why.UNKNOWN else 409)
+    assert problem.status == (404 if why is TaskRefusalReason.UNKNOWN else 409)
     assert "7" in problem.title
     assert problem.title.endswith(".")
-    assert (problem.state is None) == (why is Why.UNKNOWN)
+    assert (problem.state is None) == (why is TaskRefusalReason.UNKNOWN)
     if problem.state is not None:
         assert (problem.state.status, problem.state.reason) == ("dead", "broken")
 
 
 def test_a_refusal_with_words_of_its_own() -> None:
-    assert refusal_problem(Refusal(7, Why.OUTPUTS, STATE, "Not yours.")).title == "Not yours."
+    assert (
+        refusal_problem(Refusal(7, TaskRefusalReason.OUTPUTS, STATE, "Not yours.")).title
+        == "Not yours."
+    )
 
 
 def result(status: int, why: str = "") -> TaskResult:
@@ -69,7 +72,7 @@ def test_a_call_that_was_refused_as_a_whole_is_a_problem() -> None:
     body, _ = results_answer([result(409, "stale"), result(409, "over")])
     assert isinstance(body, Problem)
     assert [each.why for each in body.results] == ["stale", "over"]
-    assert "Every task" in body.title
+    assert "All tasks" in body.title
 
 
 def test_a_dag_that_is_wrong_has_its_lines() -> None:

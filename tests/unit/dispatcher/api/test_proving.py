@@ -9,9 +9,7 @@ from typing import cast
 
 import pytest
 
-from penstock.dispatcher.api.endpoints import Call, Proof
-from penstock.dispatcher.api.parts import Parts
-from penstock.dispatcher.api.proving import (
+from penstock.dispatcher.api.auth import (
     IN_A_ROW_MAX,
     WRONG_MAX,
     answered,
@@ -20,12 +18,14 @@ from penstock.dispatcher.api.proving import (
     require_attempt,
     require_invoked,
 )
-from penstock.dispatcher.api.requests import Limits
-from penstock.dispatcher.identity import Identities
-from penstock.dispatcher.wire.base import TASK_HEADER, WORKER_HEADER, Answer
-from penstock.dispatcher.wire.work import HeldAsk, TaskResult
+from penstock.dispatcher.api.context import ApiContext
+from penstock.dispatcher.api.endpoints import ApiCall, RequiredProof
+from penstock.dispatcher.api.requests import RequestLimits
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import DatabaseUnavailable, InvalidInput, TokenRefused
+from penstock.protocol.base import TASK_HEADER, WORKER_HEADER, Answer
+from penstock.protocol.identity import Identities
+from penstock.protocol.work import HeldAsk, TaskResult
 from penstock.tokens.claims import Claims
 from tests.unit.dispatcher.api.calling import (
     SECRET,
@@ -38,7 +38,7 @@ from tests.unit.dispatcher.api.calling import (
     get,
 )
 
-ENDPOINTS = [get(f"/{each.name.lower()}", proof=each) for each in Proof]
+ENDPOINTS = [get(f"/{each.name.lower()}", proof=each) for each in RequiredProof]
 
 
 def identity(name: str = "me") -> list[tuple[str, str]]:
@@ -46,7 +46,7 @@ def identity(name: str = "me") -> list[tuple[str, str]]:
     return [(WORKER_HEADER, name), ("Authorization", f"Bearer {token}")]
 
 
-def ask(parts: FewParts, proof: Proof, headers: Sequence[tuple[str, str]]) -> Said:
+def ask(parts: FewParts, proof: RequiredProof, headers: Sequence[tuple[str, str]]) -> Said:
     call = Caller(application(*ENDPOINTS, parts=parts))
     found = asyncio.run(call("GET", f"/{proof.name.lower()}", headers=headers))
     assert found is not None
@@ -67,45 +67,52 @@ WEBHOOK = [
 @pytest.mark.parametrize(
     ("proof", "headers", "status", "reason"),
     [
-        (Proof.NONE, [], 200, ""),
-        (Proof.NONE, FORGED, 200, ""),
-        (Proof.WORKER, [], 401, "no identity"),
-        (Proof.WORKER, TOKEN, 401, "no identity"),
-        (Proof.WORKER, INVOCATION, 401, "no identity"),
-        (Proof.WORKER, API, 401, "no identity"),
-        (Proof.WORKER, [(WORKER_HEADER, "you"), identity()[1]], 403, "wrong identity"),
-        (Proof.WORKER, identity(), 200, ""),
-        (Proof.WORKER, WEBHOOK, 403, "webhook token"),
-        (Proof.SOURCE, [], 401, "no identity"),
-        (Proof.SOURCE, identity(), 200, ""),
-        (Proof.SOURCE, WEBHOOK, 200, ""),
-        (Proof.SOURCE, [WEBHOOK[0], (WEBHOOK[1][0], WEBHOOK[1][1] + "x")], 403, "wrong identity"),
-        (Proof.WORKER_OR_INVOCATION, WEBHOOK, 403, "webhook token"),
-        (Proof.WORKER_OR_INVOCATION, [], 401, "no identity"),
-        (Proof.WORKER_OR_INVOCATION, identity(), 200, ""),
-        (Proof.WORKER_OR_INVOCATION, INVOCATION, 200, ""),
-        (Proof.WORKER_OR_INVOCATION, TOKEN, 403, "wrong audience"),
-        (Proof.WORKER_OR_INVOCATION, FORGED, 403, "malformed"),
+        (RequiredProof.NONE, [], 200, ""),
+        (RequiredProof.NONE, FORGED, 200, ""),
+        (RequiredProof.WORKER, [], 401, "no identity"),
+        (RequiredProof.WORKER, TOKEN, 401, "no identity"),
+        (RequiredProof.WORKER, INVOCATION, 401, "no identity"),
+        (RequiredProof.WORKER, API, 401, "no identity"),
+        (RequiredProof.WORKER, [(WORKER_HEADER, "you"), identity()[1]], 403, "wrong identity"),
+        (RequiredProof.WORKER, identity(), 200, ""),
+        (RequiredProof.WORKER, WEBHOOK, 403, "webhook token"),
+        (RequiredProof.SOURCE, [], 401, "no identity"),
+        (RequiredProof.SOURCE, identity(), 200, ""),
+        (RequiredProof.SOURCE, WEBHOOK, 200, ""),
+        (
+            RequiredProof.SOURCE,
+            [WEBHOOK[0], (WEBHOOK[1][0], WEBHOOK[1][1] + "x")],
+            403,
+            "wrong identity",
+        ),
+        (RequiredProof.WORKER_OR_INVOCATION, WEBHOOK, 403, "webhook token"),
+        (RequiredProof.WORKER_OR_INVOCATION, [], 401, "no identity"),
+        (RequiredProof.WORKER_OR_INVOCATION, identity(), 200, ""),
+        (RequiredProof.WORKER_OR_INVOCATION, INVOCATION, 200, ""),
+        (RequiredProof.WORKER_OR_INVOCATION, TOKEN, 403, "wrong audience"),
+        (RequiredProof.WORKER_OR_INVOCATION, FORGED, 403, "malformed"),
         # Whoever brings a token is judged by it: a good identity does not mend a wrong one.
-        (Proof.WORKER_OR_INVOCATION, [*identity(), *TOKEN], 403, "wrong audience"),
-        (Proof.TASK, [], 401, "missing"),
-        (Proof.TASK, identity(), 401, "missing"),
-        (Proof.TASK, API, 401, "missing"),
-        (Proof.TASK, [("Authorization", "Bearer 7-2")], 401, "missing"),
-        (Proof.TASK, FORGED, 403, "malformed"),
-        (Proof.TASK, OLD, 403, "expired"),
-        (Proof.TASK, INVOCATION, 403, "wrong audience"),
-        (Proof.TASK, TOKEN, 200, ""),
+        (RequiredProof.WORKER_OR_INVOCATION, [*identity(), *TOKEN], 403, "wrong audience"),
+        (RequiredProof.TASK, [], 401, "missing"),
+        (RequiredProof.TASK, identity(), 401, "missing"),
+        (RequiredProof.TASK, API, 401, "missing"),
+        (RequiredProof.TASK, [("Authorization", "Bearer 7-2")], 401, "missing"),
+        (RequiredProof.TASK, FORGED, 403, "malformed"),
+        (RequiredProof.TASK, OLD, 403, "expired"),
+        (RequiredProof.TASK, INVOCATION, 403, "wrong audience"),
+        (RequiredProof.TASK, TOKEN, 200, ""),
         # Who would have to choose one of two chooses none.
-        (Proof.TASK, [*FORGED, *TOKEN], 403, "malformed"),
-        (Proof.EACH_TASK, [], 200, ""),
-        (Proof.API_TOKEN, [], 401, "no api token"),
-        (Proof.API_TOKEN, TOKEN, 401, "no api token"),
-        (Proof.API_TOKEN, identity(), 401, "wrong api token"),
-        (Proof.API_TOKEN, API, 200, ""),
+        (RequiredProof.TASK, [*FORGED, *TOKEN], 403, "malformed"),
+        (RequiredProof.EACH_TASK, [], 200, ""),
+        (RequiredProof.API_TOKEN, [], 401, "no api token"),
+        (RequiredProof.API_TOKEN, TOKEN, 401, "no api token"),
+        (RequiredProof.API_TOKEN, identity(), 401, "wrong api token"),
+        (RequiredProof.API_TOKEN, API, 200, ""),
     ],
 )
-def test_proofs(proof: Proof, headers: list[tuple[str, str]], status: int, reason: str) -> None:
+def test_proofs(
+    proof: RequiredProof, headers: list[tuple[str, str]], status: int, reason: str
+) -> None:
     parts = FewParts(api_token="the token")
     answer = ask(parts, proof, headers)
     assert answer.status == status
@@ -126,46 +133,46 @@ def test_proofs(proof: Proof, headers: list[tuple[str, str]], status: int, reaso
 def test_who_may_look_may_do_nothing_else() -> None:
     parts = FewParts(api_token="the token", viewer_token="a viewer's")
     viewer = [("Authorization", "Bearer a viewer's")]
-    assert ask(parts, Proof.LOOKING, viewer).status == 200
-    refused = ask(parts, Proof.API_TOKEN, viewer)
+    assert ask(parts, RequiredProof.LOOKING, viewer).status == 200
+    refused = ask(parts, RequiredProof.API_TOKEN, viewer)
     assert refused.status == 403
-    assert "lets you look" in refused.problem.title
+    assert "read-only" in refused.problem.title
     assert parts.audit.reasons == ["viewer token"]
     # Where there are no viewers, nobody is one by showing nothing.
     for headers in ([], [("Authorization", "Bearer ")], viewer):
-        assert ask(FewParts(api_token="the token"), Proof.LOOKING, headers).status == 401
+        assert ask(FewParts(api_token="the token"), RequiredProof.LOOKING, headers).status == 401
 
 
 def test_every_kind_of_proof_is_asked_for_without_one() -> None:
     """A kind that is new is refused, or is one of those that ask for nothing here."""
     parts = FewParts(api_token="the token")
-    found = {each for each in Proof if ask(parts, each, []).status == 200}
-    assert found == {Proof.NONE, Proof.EACH_TASK}
+    found = {each for each in RequiredProof if ask(parts, each, []).status == 200}
+    assert found == {RequiredProof.NONE, RequiredProof.EACH_TASK}
 
 
 def test_no_secret_is_in_the_audit_or_an_answer() -> None:
     parts = FewParts(api_token="the token")
     (_, secret) = identity("me")
     wrong = [(WORKER_HEADER, "you"), secret, (TASK_HEADER, "a.secret.token")]
-    for each in Proof:
+    for each in RequiredProof:
         answer = ask(parts, each, wrong)
         assert b"a.secret.token" not in answer.body
         assert secret[1].encode() not in answer.body
     for secret_text in ("a.secret.token", secret[1], secret[1].removeprefix("Bearer ")):
         assert secret_text not in str(parts.audit.notes)
-    assert "a.secret.token" not in repr(Call(token="a.secret.token"))
+    assert "a.secret.token" not in repr(ApiCall(token="a.secret.token"))
 
 
 def test_a_name_without_proof_is_noted_as_what_was_said() -> None:
     parts = FewParts()
-    ask(parts, Proof.WORKER, [(WORKER_HEADER, "x" * 1000), ("Authorization", "Bearer no")])
+    ask(parts, RequiredProof.WORKER, [(WORKER_HEADER, "x" * 1000), ("Authorization", "Bearer no")])
     (note,) = parts.audit.notes
     assert note["caller"] == ""
     assert note["detail"] == {"said": "x" * 200}
 
 
-@pytest.mark.parametrize("proof", [Proof.TASK, Proof.WORKER_OR_INVOCATION])
-def test_keys_that_cannot_be_read(proof: Proof) -> None:
+@pytest.mark.parametrize("proof", [RequiredProof.TASK, RequiredProof.WORKER_OR_INVOCATION])
+def test_keys_that_cannot_be_read(proof: RequiredProof) -> None:
     parts = FewParts(issuer=FewTokens(error=DatabaseUnavailable("It is away.")))
     answer = ask(parts, proof, TOKEN)
     assert (answer.status, answer.problem.type) == (503, "unavailable")
@@ -179,8 +186,8 @@ def held(task_id: int, attempt: int, token: str | None) -> HeldAsk:
 def prove(
     *entries: HeldAsk, header: str = "", parts: FewParts | None = None
 ) -> Sequence[Claims | TaskResult]:
-    call = Call(token=header, what="POST /x")
-    return asyncio.run(prove_each(cast("Parts", parts or FewParts()), call, entries))
+    call = ApiCall(token=header, what="POST /x")
+    return asyncio.run(prove_each(cast("ApiContext", parts or FewParts()), call, entries))
 
 
 def test_each_entry_is_judged_by_itself() -> None:
@@ -251,7 +258,7 @@ def test_many_entries_let_others_run() -> None:
         entries = [held(each, 1, f"{each}-1") for each in range(1, 1001)]
         async with asyncio.TaskGroup() as group:
             group.create_task(other())
-            found = await prove_each(cast("Parts", parts), Call(), entries)
+            found = await prove_each(cast("ApiContext", parts), ApiCall(), entries)
             assert all(isinstance(each, Claims) for each in found)
 
     asyncio.run(main())
@@ -262,7 +269,7 @@ def test_many_entries_let_others_run() -> None:
 def test_a_call_has_few_wrong_tokens_verified() -> None:
     parts = FewParts()
     mine, wrong = held(1, 1, "1-1"), [held(each, 1, f"{each}-0") for each in range(2, 1001)]
-    found = asyncio.run(prove_each(cast("Parts", parts), Call(), [mine, *wrong]))
+    found = asyncio.run(prove_each(cast("ApiContext", parts), ApiCall(), [mine, *wrong]))
     assert found[0] == claims(1, 1)
     refused = [each for each in found if isinstance(each, TaskResult)]
     assert [each.status for each in refused] == [403] * 999
@@ -273,7 +280,7 @@ def test_a_call_has_few_wrong_tokens_verified() -> None:
 def test_a_token_is_verified_once_a_call() -> None:
     parts = FewParts()
     entries = [held(7, each, "7-1") for each in range(1, 1001)]
-    found = asyncio.run(prove_each(cast("Parts", parts), Call(), entries))
+    found = asyncio.run(prove_each(cast("ApiContext", parts), ApiCall(), entries))
     assert isinstance(found[0], Claims)
     whys = [each.why for each in found if isinstance(each, TaskResult)]
     assert whys == ["token former attempt"] * WRONG_MAX + ["token not verified"] * (999 - WRONG_MAX)
@@ -289,7 +296,7 @@ def test_who_shows_an_identity_with_the_proofs_in_the_body_is_known(
     headers: Sequence[tuple[str, str]], is_known: bool
 ) -> None:
     # There is room for those who are known alone.
-    limits = Limits(anonymous_requests_max=0)
+    limits = RequestLimits(anonymous_requests_max=0)
     app = application(*ENDPOINTS, parts=FewParts(), limits=limits)
     found = asyncio.run(Caller(app)("GET", "/each_task", headers=headers))
     assert found is not None
@@ -312,7 +319,7 @@ def test_who_shows_an_identity_with_the_proofs_in_the_body_is_known(
 def test_the_token_of_an_attempt_takes_no_place_of_workers(
     path: str, headers: Sequence[tuple[str, str]], is_limited: bool
 ) -> None:
-    limits = Limits(limited_requests_max=0)
+    limits = RequestLimits(limited_requests_max=0)
     app = application(*ENDPOINTS, parts=FewParts(), limits=limits)
     found = asyncio.run(Caller(app)("GET", path, headers=headers))
     assert found is not None
@@ -322,15 +329,15 @@ def test_the_token_of_an_attempt_takes_no_place_of_workers(
 def test_one_attempt_takes_no_place_of_others() -> None:
     gate = asyncio.Event()
 
-    async def waits(_parts: Parts, _: Call) -> Answer:
+    async def waits(_parts: ApiContext, _: ApiCall) -> Answer:
         await gate.wait()
         raise InvalidInput("It is over.")
 
-    app = application(get("/waits", waits, proof=Proof.TASK), parts=FewParts())
+    app = application(get("/waits", waits, proof=RequiredProof.TASK), parts=FewParts())
 
     async def main() -> None:
         call = Caller(app)
-        most = Limits().attempt_requests_max
+        most = RequestLimits().attempt_requests_max
         async with asyncio.TaskGroup() as group:
             held = [group.create_task(call("GET", "/waits", headers=TOKEN)) for _ in range(most)]
             await asyncio.wait(held, timeout=0.1)
@@ -364,8 +371,8 @@ def test_the_token_of_the_header_is_of_the_attempt_that_the_body_names(
     task_id: int, attempt: int
 ) -> None:
     parts = FewParts()
-    call = Call(claims=claims(7, 2), what="POST /x")
-    few = cast("Parts", parts)
+    call = ApiCall(claims=claims(7, 2), what="POST /x")
+    few = cast("ApiContext", parts)
     assert require_attempt(few, call, task_id=7, attempt=2) == claims(7, 2)
     assert parts.audit.notes == []
     with pytest.raises(TokenRefused):
@@ -376,11 +383,11 @@ def test_the_token_of_the_header_is_of_the_attempt_that_the_body_names(
 
 def test_an_invocation_claims_its_own_task_alone() -> None:
     parts = FewParts()
-    few = cast("Parts", parts)
-    invoked = Call(claims=claims(7, 0), what="POST /x")
+    few = cast("ApiContext", parts)
+    invoked = ApiCall(claims=claims(7, 0), what="POST /x")
     require_invoked(few, invoked, task_id=7)
-    require_invoked(few, Call(worker="me"), task_id=8)
-    require_invoked(few, Call(worker="me"), task_id=None)
+    require_invoked(few, ApiCall(worker="me"), task_id=8)
+    require_invoked(few, ApiCall(worker="me"), task_id=None)
     assert parts.audit.notes == []
     for other in (8, None):
         with pytest.raises(TokenRefused, match="task 7 alone"):

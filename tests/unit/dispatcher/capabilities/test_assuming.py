@@ -10,7 +10,12 @@ from typing import Any
 import botocore.exceptions
 import pytest
 
-from penstock.dispatcher.capabilities.assuming import SESSION_SECONDS, Bounds, Session, StsSessions
+from penstock.dispatcher.capabilities.credentials import (
+    SESSION_SECONDS,
+    RoleSession,
+    StsBounds,
+    StsSessions,
+)
 from penstock.kernel.aws import Aws
 from penstock.kernel.errors import CredentialsRefused, CredentialsUnavailable
 
@@ -54,7 +59,7 @@ def error(code: str, status: int) -> Exception:
     return found
 
 
-async def assume(sessions: StsSessions, name: str = "penstock-7-1") -> Session:
+async def assume(sessions: StsSessions, name: str = "penstock-7-1") -> RoleSession:
     return await sessions.assume(role=ROLE, name=name, policy="{}")
 
 
@@ -160,7 +165,7 @@ def test_a_mistake_of_ours_is_not_hidden() -> None:
 
 def test_who_asks_is_answered_in_time_and_the_place_stays_taken() -> None:
     client = Client(waits=True)
-    bounds = Bounds(at_once_max=1, waiting_max=1, seconds_max=0.01)
+    bounds = StsBounds(at_once_max=1, waiting_max=1, seconds_max=0.01)
     sessions = StsSessions(Aws(), client=client, bounds=bounds)
 
     async def story() -> None:
@@ -172,7 +177,7 @@ def test_who_asks_is_answered_in_time_and_the_place_stays_taken() -> None:
             with pytest.raises(CredentialsUnavailable, match="did not answer within"):
                 await assume(sessions)
         # Its own name stays taken with it.
-        with pytest.raises(CredentialsUnavailable, match="are being made"):
+        with pytest.raises(CredentialsUnavailable, match="already in progress"):
             await assume(sessions, "penstock-1-1")
         assert len(client.asked) == 1
 
@@ -183,14 +188,14 @@ def test_who_asks_is_answered_in_time_and_the_place_stays_taken() -> None:
 
 def test_no_more_are_asked_at_once_than_may() -> None:
     client = Client(waits=True)
-    sessions = StsSessions(Aws(), client=client, bounds=Bounds(at_once_max=2, waiting_max=3))
+    sessions = StsSessions(Aws(), client=client, bounds=StsBounds(at_once_max=2, waiting_max=3))
 
     async def story() -> None:
         async with asyncio.TaskGroup() as group:
             asked = [group.create_task(assume(sessions, f"penstock-{n}-1")) for n in range(5)]
             for _ in range(2):
                 assert await asyncio.to_thread(client.inside.acquire, timeout=LONG_SECONDS)
-            with pytest.raises(CredentialsUnavailable, match="as many credentials at a time"):
+            with pytest.raises(CredentialsUnavailable, match="Too many concurrent requests"):
                 await assume(sessions)
             assert len(client.asked) == 2
             client.go.set()
@@ -204,14 +209,14 @@ def test_no_more_are_asked_at_once_than_may() -> None:
 
 def test_an_attempt_has_one_place_however_often_it_asks() -> None:
     client = Client(waits=True)
-    sessions = StsSessions(Aws(), client=client, bounds=Bounds(at_once_max=2, waiting_max=0))
+    sessions = StsSessions(Aws(), client=client, bounds=StsBounds(at_once_max=2, waiting_max=0))
 
     async def story() -> None:
         async with asyncio.TaskGroup() as group:
             greedy = group.create_task(assume(sessions, "penstock-1-1"))
             assert await asyncio.to_thread(client.inside.acquire, timeout=LONG_SECONDS)
             for _ in range(40):
-                with pytest.raises(CredentialsUnavailable, match="are being made"):
+                with pytest.raises(CredentialsUnavailable, match="already in progress"):
                     await assume(sessions, "penstock-1-1")
             other = group.create_task(assume(sessions, "penstock-2-1"))
             assert await asyncio.to_thread(client.inside.acquire, timeout=LONG_SECONDS)
@@ -226,7 +231,7 @@ def test_an_attempt_has_one_place_however_often_it_asks() -> None:
 
 def test_one_that_leaves_gives_its_place_back() -> None:
     client = Client(waits=True)
-    sessions = StsSessions(Aws(), client=client, bounds=Bounds(at_once_max=1, waiting_max=1))
+    sessions = StsSessions(Aws(), client=client, bounds=StsBounds(at_once_max=1, waiting_max=1))
 
     async def story() -> None:
         async with asyncio.TaskGroup() as group:

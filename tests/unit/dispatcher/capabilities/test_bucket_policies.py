@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli import cli
-from penstock.dispatcher.capabilities.bucket_policies import bucket_policy, partition_of
-from penstock.dispatcher.capabilities.policies import session_policy
+from penstock.dispatcher.capabilities.policies import bucket_policy, partition_of, session_policy
 from penstock.kernel.errors import InvalidInput
+from penstock.settings import Settings
 from penstock.tokens.scopes import Scope
 from tests.iam import Policy
 
@@ -244,7 +244,7 @@ def test_what_sessions_are_for_is_what_the_role_may_and_the_bucket_does_not_deny
 def test_what_the_services_of_aws_are_for() -> None:
     page = blocks()
     workers, dispatchers = page["Workers"][1], page["Dispatchers"][1]
-    queue = "arn:aws:sqs:eu-west-1:123456789012:penstock-a-normal"
+    queue = f"arn:aws:sqs:eu-west-1:123456789012:{Settings().sqs_prefix}a-normal"
     assert workers.allows("sqs:ReceiveMessage", queue)
     assert not workers.allows("sqs:SendMessage", queue)
     assert not workers.allows("sqs:ReceiveMessage", queue.replace("penstock", "other"))

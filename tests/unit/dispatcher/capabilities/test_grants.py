@@ -11,15 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.datasets.layout import attempt_name, part
-from penstock.dispatcher.capabilities.grants import (
-    FOLDERS_MAX,
-    GRANTS_BYTES_MAX,
-    grants_of,
+from penstock.dispatcher.capabilities.tokens import FOLDERS_MAX, GRANTS_BYTES_MAX, grants_of
+from penstock.dispatcher.tasks.model import ClaimedTask
+from penstock.runtimes.base import AttemptPaths
+from penstock.tokens.claims import (
+    TASK_AUDIENCE,
+    TOKEN_BYTES_MAX,
+    Claims,
+    ReadGrant,
+    WriteGrant,
+    token_bytes,
 )
-from penstock.dispatcher.tasks.values import Claimed
-from penstock.runtimes.places import Places
-from penstock.tokens.claims import TASK_AUDIENCE, Claims, ReadGrant, WriteGrant
-from penstock.tokens.jws import TOKEN_BYTES_MAX, token_bytes
 from penstock.tokens.scopes import Root, Scope, scope_of_location
 
 URL = "s3://lake/one"
@@ -43,8 +45,8 @@ def claimed(
     inputs: dict[str, Any] | None = None,
     definition: dict[str, Any] | None = None,
     payload: dict[str, Any] | None = None,
-) -> Claimed:
-    return Claimed(
+) -> ClaimedTask:
+    return ClaimedTask(
         task_id=7,
         attempt=2,
         lease_token="secret",
@@ -124,7 +126,7 @@ def test_what_is_granted_is_where_the_worker_writes(root: str, key: Any, by: str
     definition = {"outputs": [{"name": "tidy", "partition_by": by}], "datasets": {"tidy": "u"}}
     task = claimed(definition=definition, payload={"partition_key": key})
     found = grants_of(task, Root.parse(root))
-    places = Places(root)
+    places = AttemptPaths(root)
     place = places.output("tidy", generation=GENERATION, payload=task.payload, attempt_id=FOLDER)
     if by:
         place = places.many("tidy", generation=GENERATION, attempt_id=FOLDER)
@@ -210,7 +212,7 @@ def test_of_too_many_parts_only_some_are_looked_at(monkeypatch: pytest.MonkeyPat
         read.append(text)
         return scope_of_location(text)
 
-    monkeypatch.setattr("penstock.dispatcher.capabilities.grants.scope_of_location", counted)
+    monkeypatch.setattr("penstock.dispatcher.capabilities.tokens.scope_of_location", counted)
     for dataset in ("raw", "other"):
         read.clear()
         many = [location(dataset, str(number)) for number in range(10_000)]

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.capabilities.assuming import Session
-from penstock.dispatcher.capabilities.minting import (
+from penstock.dispatcher.capabilities.credentials import (
     MINTS_MAX,
     SHARED_SECONDS,
     WINDOW_SECONDS,
+    CredentialMinter,
     MintedStore,
-    Minter,
+    RoleSession,
     make_minter,
 )
 from penstock.kernel.aws import Aws
@@ -45,11 +45,11 @@ class Sessions:
     asked: list[dict[str, str]] = field(default_factory=list)
     failure: Exception | None = None
 
-    async def assume(self, *, role: str, name: str, policy: str) -> Session:
+    async def assume(self, *, role: str, name: str, policy: str) -> RoleSession:
         self.asked.append({"role": role, "name": name, "policy": policy})
         if self.failure is not None:
             raise self.failure
-        return Session(
+        return RoleSession(
             access_key=f"AKIA{len(self.asked)}",
             secret_key="very secret",
             session_token="also secret",
@@ -60,9 +60,9 @@ class Sessions:
         self.asked.append({"closed": "yes"})
 
 
-def minter(sessions: Sessions, *, root: str = "s3://lake/root", **fields: Any) -> Minter:
+def minter(sessions: Sessions, *, root: str = "s3://lake/root", **fields: Any) -> CredentialMinter:
     store = MintedStore(root=Root.parse(root), region="eu-west-1", endpoint="", role=ROLE)
-    return Minter(store, sessions, **fields)
+    return CredentialMinter(store, sessions, **fields)
 
 
 def claims(*, task_id: int = 7, attempt: int = 2, read: Sequence[str] = (IN,)) -> Claims:
@@ -102,7 +102,7 @@ def test_a_session_is_for_what_the_token_grants() -> None:
 def test_no_repr_has_the_secrets() -> None:
     minted = asyncio.run(minter(Sessions()).mint(claims()))
     assert "secret" not in repr(minted)
-    session = Session(
+    session = RoleSession(
         access_key="a", secret_key="secret", session_token="secret", expires_at=minted.expires_at
     )
     assert "secret" not in repr(session)
@@ -202,7 +202,7 @@ def test_an_attempt_is_not_minted_more_than_so_much_in_a_minute() -> None:
         mints = minter(sessions, clock=clock)
         for number in range(MINTS_MAX):
             await mints.mint(claims(), read=[f"{IN}{number}/"])
-        with pytest.raises(CredentialsUnavailable, match="32 times within a minute"):
+        with pytest.raises(CredentialsUnavailable, match="limit of 32"):
             await mints.mint(claims(), read=[f"{IN}x/"])
         # What was had can be had again, others have their own, and a minute later so has it.
         await mints.mint(claims(), read=[f"{IN}0/"])
@@ -216,13 +216,13 @@ def test_an_attempt_is_not_minted_more_than_so_much_in_a_minute() -> None:
 
 
 def test_what_is_counted_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.dispatcher.capabilities.minting._ASKING_MAX", 3)
+    monkeypatch.setattr("penstock.dispatcher.capabilities.credentials._ASKING_MAX", 3)
 
     async def story() -> None:
         mints = minter(Sessions())
         for task_id in range(1, 9):
             await mints.mint(claims(task_id=task_id))
-        assert list(mints._asking) == [(6, 2), (7, 2), (8, 2)]
+        assert list(mints._asking) == ["6-2", "7-2", "8-2"]
 
     asyncio.run(story())
 
@@ -240,7 +240,7 @@ def test_what_failed_is_not_shared() -> None:
 
 
 def test_what_is_shared_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.dispatcher.capabilities.minting._SHARED_MAX", 3)
+    monkeypatch.setattr("penstock.dispatcher.capabilities.credentials._SHARED_MAX", 3)
 
     async def story() -> None:
         sessions = Sessions()
@@ -258,7 +258,7 @@ def test_what_is_shared_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(story())
 
 
-def made(store_url: str, role: str = ROLE, **environment: str) -> Minter:
+def made(store_url: str, role: str = ROLE, **environment: str) -> CredentialMinter:
     return make_minter(
         store_url=store_url, role=role, sts=Aws(), environment=environment, clock=SystemClock()
     )
@@ -267,8 +267,8 @@ def made(store_url: str, role: str = ROLE, **environment: str) -> Minter:
 @pytest.mark.parametrize(
     ("store_url", "role", "why"),
     [
-        ("file:///data", ROLE, "not S3"),
-        ("memory://x", ROLE, "not S3"),
+        ("file:///data", ROLE, "S3 stores"),
+        ("memory://x", ROLE, "S3 stores"),
         ("s3://lake", "", "no role"),
     ],
 )
@@ -283,7 +283,7 @@ def test_installations_that_mint_nothing_say_why(store_url: str, role: str, why:
 
 def test_a_minter_by_itself_refuses() -> None:
     with pytest.raises(CredentialsRefused):
-        asyncio.run(Minter().mint(claims()))
+        asyncio.run(CredentialMinter().mint(claims()))
 
 
 @pytest.mark.parametrize(

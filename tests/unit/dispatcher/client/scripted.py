@@ -12,15 +12,16 @@ from urllib.parse import unquote
 import httpx
 import msgspec
 
-from penstock.dispatcher.wire.base import Answer
-from penstock.dispatcher.wire.problem import Problem
-from penstock.dispatcher.wire.steering import (
+from penstock.protocol.base import Answer
+from penstock.protocol.problem import Problem
+from penstock.protocol.steering import (
     BackfillAnswer,
     JobAnswer,
     StatusAnswer,
     TaskAnswer,
     TaskSummary,
 )
+from tests.unit.worker.over_httpx import OverHttpx
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 Message = MutableMapping[str, Any]
@@ -62,8 +63,8 @@ class Scripted:
         return self
 
     @property
-    def transport(self) -> httpx.ASGITransport:
-        return httpx.ASGITransport(app=self)
+    def transport(self) -> OverHttpx:
+        return OverHttpx(httpx.ASGITransport(app=self))
 
     async def __call__(
         self,

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from penstock import Client, NotSettled, PenstockError
-from penstock.dispatcher.client.waiting import OUTAGE_SECONDS
-from penstock.dispatcher.wire.steering import BackfillAnswer, StatusAnswer
+from penstock.dispatcher.client.waiter import OUTAGE_SECONDS
 from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable
+from penstock.protocol.steering import BackfillAnswer, StatusAnswer
 from penstock.testing import World, simulate
 from tests.unit.dispatcher.client.scripted import (
     Scripted,

@@ -7,32 +7,32 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from penstock.dispatcher.dag.checks import HEARTBEAT_MS_MAX
-from penstock.dispatcher.dag.filters import Comparison, Either, Every, Operation, Where
-from penstock.dispatcher.dag.graph import Graph
+from penstock.dispatcher.dag.filters import And, Comparison, FilterOperator, Or, Where
 from penstock.dispatcher.dag.model import (
     DISPATCHER_RUNTIME,
     Activation,
     AlwaysOnSource,
     AuthType,
-    Compact,
+    CompactSpec,
     CronSource,
     Dag,
     Emits,
     Execution,
-    Input,
+    Graph,
+    InputCondition,
+    InputSpec,
     Job,
-    Keep,
-    Maintain,
+    KeepSpec,
+    MaintainSpec,
     ManualSource,
-    Output,
+    OutputSpec,
     Priority,
-    Reads,
-    Retry,
+    ReadMode,
+    RetryPolicy,
     Source,
-    Update,
+    UpdateMode,
     WebhookAuth,
     WebhookSource,
-    When,
 )
 from penstock.kernel.cron import parse_cron
 
@@ -62,12 +62,14 @@ OPERATORS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,8}", fullmatch=True)
 COMPARISONS = st.builds(
     Comparison,
     st.sampled_from(["start", "end", "cursor"]),
-    st.sampled_from(list(Operation)[:6]),
+    st.sampled_from(list(FilterOperator)[:6]),
     INTEGERS,
 ) | st.builds(
     Comparison,
     st.just("partition_key"),
-    st.sampled_from([Operation.EQUAL, Operation.UNEQUAL, Operation.GLOB, Operation.NOT_GLOB]),
+    st.sampled_from(
+        [FilterOperator.EQUAL, FilterOperator.UNEQUAL, FilterOperator.GLOB, FilterOperator.NOT_GLOB]
+    ),
     TEXTS,
 )
 
@@ -78,11 +80,11 @@ def _groups(depth: int) -> st.SearchStrategy[Where]:
         return COMPARISONS
     inner = _groups(depth - 1)
     every = st.lists(
-        inner.filter(lambda term: not isinstance(term, Every)), min_size=2, max_size=3
-    ).map(lambda terms: Every(tuple(terms)))
+        inner.filter(lambda term: not isinstance(term, And)), min_size=2, max_size=3
+    ).map(lambda terms: And(tuple(terms)))
     either = st.lists(
-        inner.filter(lambda term: not isinstance(term, Either)), min_size=2, max_size=3
-    ).map(lambda terms: Either(tuple(terms)))
+        inner.filter(lambda term: not isinstance(term, Or)), min_size=2, max_size=3
+    ).map(lambda terms: Or(tuple(terms)))
     return COMPARISONS | every | either
 
 
@@ -94,16 +96,16 @@ CRONS = st.sampled_from(
 
 
 KEEPS = st.none() | st.builds(
-    Keep,
+    KeepSpec,
     partitions=st.none() | st.integers(1, 10**6),
     age_ms=st.none() | st.integers(60_000, 10**12),
     generations=st.integers(1, 100),
 )
 
 MAINTAINED = st.none() | st.builds(
-    Maintain,
+    MaintainSpec,
     compact=st.builds(
-        Compact,
+        CompactSpec,
         files=st.integers(2, 10**6),
         below_bytes=st.integers(1, 2**24).map(lambda each: 1024 * each),
     ),
@@ -158,24 +160,24 @@ def _sources(draw: st.DrawFn, name: str) -> Job:
 
 
 # Who reads changes runs one task at a time, and of a source there are none to read.
-READS = st.sampled_from([Reads.PARTITION, Reads.ALL])
+READS = st.sampled_from([ReadMode.PARTITION, ReadMode.ALL])
 
 
 @st.composite
 def _reactive(draw: st.DrawFn, name: str, datasets: list[str]) -> Job:
     edges = draw(st.dictionaries(NAMES, st.sampled_from(datasets), min_size=1, max_size=3))
     inputs = [
-        Input(each, edges[each], draw(st.none() | WHERES), reads=draw(READS))
+        InputSpec(each, edges[each], draw(st.none() | WHERES), reads=draw(READS))
         for each in sorted(edges)
     ]
     if draw(st.booleans()):
-        inputs.append(Input("zz-read", edges[min(edges)], is_trigger=False))
+        inputs.append(InputSpec("zz-read", edges[min(edges)], is_trigger=False))
     triggers = sum(each.is_trigger for each in inputs)
     depth, age = draw(st.none() | st.integers(1, 10**6)), draw(st.none() | MILLISECONDS)
     first = draw(st.integers(0, 10**6))
-    update = draw(st.sampled_from(Update))
+    update = draw(st.sampled_from(UpdateMode))
     is_untrusted = draw(st.booleans())
-    is_merging = update is Update.MERGE
+    is_merging = update is UpdateMode.MERGE
     columns = draw(st.lists(KEYS, min_size=2, max_size=4, unique=True)) if is_merging else [""]
     return Job(
         name=name,
@@ -184,7 +186,7 @@ def _reactive(draw: st.DrawFn, name: str, datasets: list[str]) -> Job:
         config=draw(CONFIGS),
         inputs=tuple(sorted(inputs, key=lambda each: each.name)),
         execution=draw(st.sampled_from(Execution)),
-        when=draw(st.sampled_from(When)) if triggers > 1 else When.ANY,
+        when=draw(st.sampled_from(InputCondition)) if triggers > 1 else InputCondition.ANY,
         update=update,
         unique_key=tuple(columns[1:]),
         version_by=draw(st.sampled_from(["", columns[0]])),
@@ -197,7 +199,9 @@ def _reactive(draw: st.DrawFn, name: str, datasets: list[str]) -> Job:
         timeout_ms=draw(MILLISECONDS),
         heartbeat_timeout_ms=draw(st.integers(1000, HEARTBEAT_MS_MAX)),
         max_attempts=draw(st.integers(1, 100)),
-        retry=Retry(first, first + draw(st.integers(0, 10**6)), draw(st.sampled_from([1.0, 2.5]))),
+        retry=RetryPolicy(
+            first, first + draw(st.integers(0, 10**6)), draw(st.sampled_from([1.0, 2.5]))
+        ),
         merge_updates=draw(st.booleans()),
         coalesce=1 if is_untrusted else draw(st.integers(1, 1000)),
         untrusted=is_untrusted,
@@ -223,14 +227,14 @@ def dags(draw: st.DrawFn, *, most: int = 5) -> Dag:
             job.runs
             and job.runtime != DISPATCHER_RUNTIME
             and job.coalesce == 1
-            and job.update is not Update.MERGE
+            and job.update is not UpdateMode.MERGE
         )
         divided = st.sampled_from(["", "date_trunc('month', ts)"]) if is_divided else st.just("")
         has_files = job.runs and job.runtime != DISPATCHER_RUNTIME
-        is_rewritten = has_files and job.update is not Update.APPEND
+        is_rewritten = has_files and job.update is not UpdateMode.APPEND
         maintained = MAINTAINED if is_rewritten else st.none()
         outputs = [
-            Output(
+            OutputSpec(
                 each,
                 each if same else f"d{number}-{place}",
                 draw(kept),

@@ -10,15 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.dispatcher.dag.canonical import (
+    JobChange,
     canonical,
     definition_hash,
+    diff,
     lineage_hash,
     lineage_hashes,
 )
-from penstock.dispatcher.dag.diffing import Change, diff
-from penstock.dispatcher.dag.graph import Graph
-from penstock.dispatcher.dag.model import Dag, Job
-from penstock.dispatcher.dag.parsing import parse, parse_stored
+from penstock.dispatcher.dag.model import Dag, Graph, Job
+from penstock.dispatcher.dag.parser import parse, parse_stored
+from tests.sizes import some
 from tests.unit.dispatcher.dag.drawing import dags
 
 TEXT = (Path(__file__).parent / "example.yaml").read_text("utf-8")
@@ -56,7 +57,7 @@ def test_nothing_changed() -> None:
 )
 def test_how_a_job_is_run_rebuilds_nothing(old: str, new: str, field: str) -> None:
     found = diff(EXAMPLE, _edited((old, new)))
-    assert found.changed == {"fetch": Change((field,), keeps_generation=True)}
+    assert found.changed == {"fetch": JobChange((field,), keeps_generation=True)}
     assert found.rebuilt == ()
     assert found.new_generations() == frozenset()
     assert not found.is_empty
@@ -69,14 +70,14 @@ def test_a_schedule_rebuilds_nothing() -> None:
         "catch_up: false\n      cron: 0 *",
     ):
         found = diff(EXAMPLE, _edited(("cron: 0 *", new)))
-        assert found.changed == {"hourly": Change(("source",), keeps_generation=True)}
+        assert found.changed == {"hourly": JobChange(("source",), keeps_generation=True)}
         assert found.new_generations() == frozenset()
 
 
 def test_what_a_schedule_emits_rebuilds_all_that_follows() -> None:
     cursors = _edited(("      emits: interval\n", ""))
     for found in (diff(EXAMPLE, cursors), diff(cursors, EXAMPLE)):
-        assert found.changed == {"hourly": Change(("source",), keeps_generation=False)}
+        assert found.changed == {"hourly": JobChange(("source",), keeps_generation=False)}
         assert found.rebuilt == ("clean", "days", "fetch", "report")
     assert diff(cursors, _edited(("emits: interval", "emits: cursor"))).is_empty
 
@@ -99,7 +100,7 @@ def test_what_a_schedule_emits_rebuilds_all_that_follows() -> None:
 )
 def test_what_a_job_writes_rebuilds_it_and_all_downstream(old: str, new: str, field: str) -> None:
     found = diff(EXAMPLE, _edited((old, new)))
-    assert found.changed == {"clean": Change((field,), keeps_generation=False)}
+    assert found.changed == {"clean": JobChange((field,), keeps_generation=False)}
     assert found.rebuilt == ("days", "report")
     assert found.unchanged == ("fetch", "hourly")
     assert found.new_generations() == {"clean", "days", "report"}
@@ -108,13 +109,15 @@ def test_what_a_job_writes_rebuilds_it_and_all_downstream(old: str, new: str, fi
 def test_a_job_that_is_changed_and_whose_upstream_is_changed() -> None:
     edits = (("clean:clean", "clean:new"), ("merge_updates: true", "timeout: 5m"))
     found = diff(EXAMPLE, _edited(*edits))
-    assert found.changed["report"] == Change(("merge_updates", "timeout"), keeps_generation=False)
+    assert found.changed["report"] == JobChange(
+        ("merge_updates", "timeout"), keeps_generation=False
+    )
 
 
 def test_numbers_and_booleans_are_different() -> None:
     one, two, three = (_edited(("pages: 20", f"pages: {each}")) for each in ("1", "true", "1.0"))
     for old, new in [(one, two), (one, three), (two, three)]:
-        assert diff(old, new).changed["fetch"] == Change(("config",), keeps_generation=False)
+        assert diff(old, new).changed["fetch"] == JobChange(("config",), keeps_generation=False)
 
 
 def test_jobs_come_and_go() -> None:
@@ -156,7 +159,7 @@ def test_the_hashes_stay_from_release_to_release() -> None:
 
 
 @given(dags(), dags())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=some(100))
 def test_every_job_is_in_one_place(old: Dag, new: Dag) -> None:
     found = diff(old, new)
     places = [
@@ -175,7 +178,7 @@ def test_every_job_is_in_one_place(old: Dag, new: Dag) -> None:
 
 
 @given(dags(most=6), st.data())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=some(100))
 def test_an_edit_reaches_what_is_downstream_and_nothing_else(dag: Dag, data: st.DataObject) -> None:
     target = data.draw(st.sampled_from(dag.jobs))
     edited = replace(target, config={**target.config, "edited": "yes, edited"})
@@ -196,7 +199,7 @@ def test_a_timeout_reaches_nothing(dag: Dag, data: st.DataObject) -> None:
     new = _replaced(dag, replace(target, timeout_ms=target.timeout_ms + 1))
     assert lineage_hashes(new) == lineage_hashes(dag)
     found = diff(dag, new)
-    assert found.changed == {target.name: Change(("timeout",), keeps_generation=True)}
+    assert found.changed == {target.name: JobChange(("timeout",), keeps_generation=True)}
     assert found.rebuilt == ()
 
 

@@ -6,16 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dispatcher.client.named import named_files
-from penstock.dispatcher.client.sending import dag_source
-from penstock.dispatcher.dag.canonical import canonical, content_hash, definition_hash
-from penstock.dispatcher.dag.diffing import Change, diff
-from penstock.dispatcher.dag.errors import DagError
+from penstock.dispatcher.client.dag_files import named_files
+from penstock.dispatcher.client.dag_source import dag_source
+from penstock.dispatcher.dag.canonical import (
+    JobChange,
+    canonical,
+    content_hash,
+    definition_hash,
+    diff,
+    render,
+)
 from penstock.dispatcher.dag.files import FILE_BYTES_MAX, Files, Unread, references, texts
 from penstock.dispatcher.dag.model import Dag
-from penstock.dispatcher.dag.parsing import parse
-from penstock.dispatcher.dag.show import render
+from penstock.dispatcher.dag.parser import parse
 from penstock.kernel.errors import InvalidInput
+from penstock.protocol.problem import DagError
+from tests.queries import OTHER_TOKENS, SAME_TOKENS
 
 HEAD = """\
 jobs:
@@ -57,14 +63,29 @@ def test_the_text_is_part_of_the_job() -> None:
 
 
 def test_an_edit_of_the_file_is_an_edit_of_the_job() -> None:
-    edited = read(sql=SQL + " ")
+    edited = read(sql=SQL.replace("*", "k"))
     assert content_hash(edited) != content_hash(read())
-    assert diff(read(), edited).changed == {"a": Change(("config",), keeps_generation=False)}
+    assert diff(read(), edited).changed == {"a": JobChange(("config",), keeps_generation=False)}
+
+
+@pytest.mark.parametrize(("sql", "other"), SAME_TOKENS)
+def test_comments_and_layout_define_nothing(sql: str, other: str) -> None:
+    for old, new in [(sql, other), (other, sql)]:
+        before, after = read(sql=old), read(sql=new)
+        assert content_hash(before) != content_hash(after)
+        assert diff(before, after).changed == {"a": JobChange(("config",), keeps_generation=True)}
+
+
+@pytest.mark.parametrize(("sql", "other"), OTHER_TOKENS)
+def test_whatever_else_is_edited_is_another_definition(sql: str, other: str) -> None:
+    for old, new in [(sql, other), (other, sql)]:
+        found = diff(read(sql=old), read(sql=new))
+        assert found.changed == {"a": JobChange(("config",), keeps_generation=False)}
 
 
 def test_the_name_of_the_file_rebuilds_nothing() -> None:
     renamed = parse(HEAD + JOB % "b.sql", "file.yaml", files={"b.sql": SQL})
-    assert diff(read(), renamed).changed == {"a": Change(("config",), keeps_generation=True)}
+    assert diff(read(), renamed).changed == {"a": JobChange(("config",), keeps_generation=True)}
     bare = parse(TEXT.replace("sql_file: sql/a.sql", 'sql: "SELECT 1"'), "bare.yaml")
     assert definition_hash(bare.job("a")) == definition_hash(read(sql="SELECT 1").job("a"))
 

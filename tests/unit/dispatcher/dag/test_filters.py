@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.dispatcher.dag.filters import (
+    And,
     Comparison,
-    Either,
-    Every,
-    Operation,
+    FilterOperator,
+    Or,
     Where,
     WhereError,
     accepts,
@@ -22,9 +22,9 @@ from penstock.dispatcher.dag.filters import (
 )
 from tests.unit.dispatcher.dag.drawing import COMPARISONS, INTEGERS, WHERES
 
-A = Comparison("start", Operation.GREATER_OR_EQUAL, 10)
-B = Comparison("end", Operation.LESS, 20)
-C = Comparison("partition_key", Operation.GLOB, "eu-*")
+A = Comparison("start", FilterOperator.GREATER_OR_EQUAL, 10)
+B = Comparison("end", FilterOperator.LESS, 20)
+C = Comparison("partition_key", FilterOperator.GLOB, "eu-*")
 
 
 @pytest.mark.parametrize(
@@ -33,16 +33,16 @@ C = Comparison("partition_key", Operation.GLOB, "eu-*")
         ("start >= 10", A),
         ("start>=10", A),
         ("  ( (start\n>= +10) ) ", A),
-        ("start >= 10 and end < 20", Every((A, B))),
-        ("start >= 10 or end < 20", Either((A, B))),
-        ('start >= 10 or end < 20 and partition_key glob "eu-*"', Either((A, Every((B, C))))),
-        ("(start >= 10 or end < 20) and partition_key glob 'eu-*'", Every((Either((A, B)), C))),
-        ("start >= 10 and (end < 20 and partition_key glob 'eu-*')", Every((A, B, C))),
-        ("cursor = -1_000_000", Comparison("cursor", Operation.EQUAL, -1_000_000)),
-        ("partition_key != 'it''s'", Comparison("partition_key", Operation.UNEQUAL, "it's")),
-        ('partition_key = "a""b"', Comparison("partition_key", Operation.EQUAL, 'a"b')),
-        ("partition_key not glob '?'", Comparison("partition_key", Operation.NOT_GLOB, "?")),
-        ("partition_key = ''", Comparison("partition_key", Operation.EQUAL, "")),
+        ("start >= 10 and end < 20", And((A, B))),
+        ("start >= 10 or end < 20", Or((A, B))),
+        ('start >= 10 or end < 20 and partition_key glob "eu-*"', Or((A, And((B, C))))),
+        ("(start >= 10 or end < 20) and partition_key glob 'eu-*'", And((Or((A, B)), C))),
+        ("start >= 10 and (end < 20 and partition_key glob 'eu-*')", And((A, B, C))),
+        ("cursor = -1_000_000", Comparison("cursor", FilterOperator.EQUAL, -1_000_000)),
+        ("partition_key != 'it''s'", Comparison("partition_key", FilterOperator.UNEQUAL, "it's")),
+        ('partition_key = "a""b"', Comparison("partition_key", FilterOperator.EQUAL, 'a"b')),
+        ("partition_key not glob '?'", Comparison("partition_key", FilterOperator.NOT_GLOB, "?")),
+        ("partition_key = ''", Comparison("partition_key", FilterOperator.EQUAL, "")),
     ],
 )
 def test_what_a_filter_says(text: str, where: Where) -> None:
@@ -158,9 +158,9 @@ def test_groups_are_all_and_any(where: Where, start: int, end: int, key: str) ->
         "partition_key": key,
     }
     match where:
-        case Every(terms):
+        case And(terms):
             assert accepts(where, event) == all(accepts(term, event) for term in terms)
-        case Either(terms):
+        case Or(terms):
             assert accepts(where, event) == any(accepts(term, event) for term in terms)
         case Comparison():
-            assert accepts(Every((where, where)), event) == accepts(where, event)
+            assert accepts(And((where, where)), event) == accepts(where, event)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli.dag.check import check
-from penstock.dispatcher.dag.functions import FILE_BYTES_MAX, missing_functions
-from penstock.dispatcher.dag.parsing import parse
+from penstock.cli.dag.files import check
+from penstock.dispatcher.dag.files import CODE_BYTES_MAX, missing_functions
+from penstock.dispatcher.dag.parser import parse
 
 DAG = """\
 jobs:
@@ -125,7 +125,7 @@ def test_what_cannot_be_looked_into_is_believed(tmp_path: Path) -> None:
     (tmp_path / f"built{sys.implementation.cache_tag and '.abi3'}.so").touch()
     (tmp_path / "built.pyc").touch()
     assert told(tmp_path, "space:clean") == told(tmp_path, "built:clean") == []
-    assert told(tmp_path, shop="#" * FILE_BYTES_MAX + "\n") == []
+    assert told(tmp_path, shop="#" * CODE_BYTES_MAX + "\n") == []
     assert told(tmp_path, shop="a = " + "(" * 3_000) == [
         (
             "note: shop.py is no Python that this version can read: line 1: too many nested"

@@ -9,19 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.dispatcher.dag.graph import Graph
+from penstock.dispatcher.dag.canonical import show
 from penstock.dispatcher.dag.model import (
     Activation,
     Dag,
-    Input,
+    Graph,
+    InputSpec,
     Job,
     ManualSource,
-    Output,
+    OutputSpec,
     RangeAggregate,
     RangeSplit,
 )
-from penstock.dispatcher.dag.parsing import parse
-from penstock.dispatcher.dag.show import show
+from penstock.dispatcher.dag.parser import parse
+from tests.sizes import some
 from tests.unit.dispatcher.dag.drawing import dags
 
 EXAMPLE = parse((Path(__file__).parent / "example.yaml").read_text("utf-8"), "example.yaml")
@@ -33,8 +34,8 @@ def _wired(edges: dict[str, str]) -> Dag:
         tuple(
             Job(
                 name=name,
-                inputs=tuple(Input(each, each) for each in sorted(feeders)),
-                outputs=(Output(name, name),),
+                inputs=tuple(InputSpec(each, each) for each in sorted(feeders)),
+                outputs=(OutputSpec(name, name),),
             )
             for name, feeders in sorted(edges.items())
         )
@@ -57,7 +58,7 @@ def test_where_names_alone_decide_they_do() -> None:
 
 
 @given(dags(most=8))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=some(100))
 def test_the_order_and_the_closures_agree(dag: Dag) -> None:
     graph = Graph(dag)
     order = graph.order()
@@ -117,10 +118,10 @@ def test_a_long_chain_is_no_deeper_than_a_short_one() -> None:
         name=names[0],
         activation=Activation.SOURCE,
         source=ManualSource(),
-        outputs=(Output(names[0], names[0]),),
+        outputs=(OutputSpec(names[0], names[0]),),
     )
     jobs = [
-        Job(name=name, inputs=(Input(before, before),), outputs=(Output(name, name),))
+        Job(name=name, inputs=(InputSpec(before, before),), outputs=(OutputSpec(name, name),))
         for before, name in itertools.pairwise(names)
     ]
     dag = Dag((source, *jobs))

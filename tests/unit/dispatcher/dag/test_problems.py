@@ -11,11 +11,10 @@ from collections.abc import Collection, Iterable
 
 import pytest
 
-from penstock.dispatcher.dag.errors import DagError, Problem
-from penstock.dispatcher.dag.model import Dag, Job
-from penstock.dispatcher.dag.parsing import parse
-from penstock.dispatcher.dag.runtimes import Fault
+from penstock.dispatcher.dag.model import Dag, Job, JobFault
+from penstock.dispatcher.dag.parser import parse
 from penstock.kernel.errors import InvalidInput
+from penstock.protocol.problem import DagDiagnostic, DagError
 
 HEAD = """\
 jobs:
@@ -42,17 +41,17 @@ class Registry:
     def operators(self, runtime: str) -> Collection[str] | None:
         return ("spark.sql", "spark.python") if runtime == "spark" else None
 
-    def faults(self, job: Job) -> Iterable[Fault]:
+    def faults(self, job: Job) -> Iterable[JobFault]:
         if job.runtime == "spark" and "sql" not in job.config:
-            yield Fault("config.sql", "It is missing; write a query.")
+            yield JobFault("config.sql", "It is missing; write a query.")
         if job.resources.get("memory") == "lots":
-            yield Fault("resources.memory", "'lots' is not a size; write it as 2GiB.")
+            yield JobFault("resources.memory", "'lots' is not a size; write it as 2GiB.")
 
     def queued(self, dag: Dag) -> Dag:
         return dag
 
 
-def problems_of(text: str) -> tuple[Problem, ...]:
+def problems_of(text: str) -> tuple[DagDiagnostic, ...]:
     with pytest.raises(DagError) as caught:
         parse(text, "file.yaml", runtimes=Registry())
     return caught.value.problems
@@ -263,8 +262,11 @@ _JOBS = [
         "6 jobs.a.operator: it has spark.python and spark.sql. Did you mean spark.sql?",
     ),
     ("a: {runtime: spark, operator: spark.sql, inputs: raw}", "6 jobs.a.config.sql: It is missing"),
-    ("a: {runtime: process, operator: f}", "6 jobs.a.inputs: A reactive job has nothing to react"),
-    ("a: {runtime: process, operator: f, inputs: []}", "6 jobs.a.inputs: has nothing to react to"),
+    ("a: {runtime: process, operator: f}", "6 jobs.a.inputs: A reactive job has no inputs"),
+    (
+        "a: {runtime: process, operator: f, inputs: []}",
+        "6 jobs.a.inputs: A reactive job has no inputs",
+    ),
     (
         "a: {runtime: process, operator: f, inputs: raaw}",
         "6 jobs.a.inputs: There is no dataset 'raaw'. Did you mean raw?",
@@ -565,7 +567,7 @@ _JOBS = [
     ),
     (
         "a: {runtime: process, operator: f, inputs: raw, outputs: [{name: a, keep: {}}]}",
-        "6 jobs.a.outputs[0].keep: It bounds nothing; write partitions: 100, age: 90d or",
+        "6 jobs.a.outputs[0].keep: It bounds nothing; write partitions: 100, age: 90d,",
     ),
     (
         (
@@ -618,7 +620,7 @@ _JOBS = [
             "a: {runtime: process, operator: f, inputs: raw, outputs: {name: a,"
             " maintain: {compact: {below: 1000KiB}, cluster: [x, y, x]}}}"
         ),
-        "6 jobs.a.outputs.maintain.cluster: A column is there twice; take one out.",
+        "6 jobs.a.outputs.maintain.cluster: A column is listed twice; remove one.",
     ),
     (
         (
@@ -710,7 +712,7 @@ _JOBS = [
             "  a: {runtime: process, operator: f, inputs: c, outputs: a}\n"
             "  d: {runtime: process, operator: f, inputs: c}"
         ),
-        "12 jobs.a.inputs: The data goes round in a circle: a -> b -> c -> a; take out one",
+        "12 jobs.a.inputs: The DAG has a cycle: a -> b -> c -> a; remove one",
     ),
 ]
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.dispatcher.dag.canonical import canonical, content_hash
-from penstock.dispatcher.dag.errors import DagError
+from penstock.dispatcher.dag.canonical import canonical, content_hash, render
 from penstock.dispatcher.dag.model import Dag
-from penstock.dispatcher.dag.parsing import parse, parse_stored
-from penstock.dispatcher.dag.show import render
+from penstock.dispatcher.dag.parser import parse, parse_stored
+from penstock.protocol.problem import DagError
+from tests.sizes import some
 from tests.unit.dispatcher.dag.drawing import dags
 
 EXAMPLE = (Path(__file__).parent / "example.yaml").read_text("utf-8")
@@ -23,7 +23,7 @@ DOCUMENTATION = Path(__file__).parents[4] / "docs" / "dag.md"
 
 
 @given(dags())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=some(150))
 def test_what_is_rendered_is_parsed_back(dag: Dag) -> None:
     again = parse(render(dag), "rendered.yaml")
     assert canonical(again) == canonical(dag)
@@ -31,7 +31,7 @@ def test_what_is_rendered_is_parsed_back(dag: Dag) -> None:
 
 
 @given(dags())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=some(150))
 def test_the_canonical_form_is_parsed_back(dag: Dag) -> None:
     again = parse(canonical(dag).decode(), "stored.json")
     assert canonical(again) == canonical(dag)
@@ -225,7 +225,7 @@ def _parsed(text: str) -> Dag | DagError:
 @example("jobs: *")
 @example("\ufeffjobs: {}")
 @example("jobs: {\u2028: 1}")
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=some(200))
 def test_any_text_is_a_dag_or_a_dag_error(text: str) -> None:
     _never_breaks(text)
 
@@ -242,7 +242,7 @@ _PIECES = st.sampled_from(
 
 
 @given(st.lists(_PIECES, max_size=25).map("".join))
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=some(400))
 def test_pieces_of_yaml_in_any_order_are_a_dag_or_a_dag_error(text: str) -> None:
     _never_breaks(text)
 
@@ -252,7 +252,7 @@ def test_pieces_of_yaml_in_any_order_are_a_dag_or_a_dag_error(text: str) -> None
     st.integers(0, 40),
     st.text(max_size=5) | _PIECES,
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=some(300))
 def test_a_damaged_example_is_a_dag_or_a_dag_error(place: int, cut: int, put: str) -> None:
     _never_breaks(EXAMPLE[:place] + put + EXAMPLE[place + cut :])
 
@@ -294,7 +294,7 @@ def test_a_damaged_example_is_a_dag_or_a_dag_error(place: int, cut: int, put: st
     ),
     st.sampled_from(["hourly", "fetch", "days"]),
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=some(300))
 def test_any_value_of_any_field_is_a_dag_or_a_dag_error(
     value: object, field: str, job: str
 ) -> None:

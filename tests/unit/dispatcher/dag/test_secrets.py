@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.dispatcher.dag.canonical import canonical, content_hash, definition_hash, plain_job
-from penstock.dispatcher.dag.diffing import diff
-from penstock.dispatcher.dag.errors import DagError, Problem
-from penstock.dispatcher.dag.model import Dag
-from penstock.dispatcher.dag.parsing import parse
-from penstock.dispatcher.dag.runtimes import Runtimes
+from penstock.dispatcher.dag.canonical import (
+    canonical,
+    content_hash,
+    definition_hash,
+    diff,
+    plain_job,
+    render,
+    show,
+)
+from penstock.dispatcher.dag.model import Dag, Runtimes
+from penstock.dispatcher.dag.parser import parse
 from penstock.dispatcher.dag.secrets import SecretKind, SecretReference, secret_reference
-from penstock.dispatcher.dag.show import render, show
-from penstock.dispatcher.registry import RegisteredRuntimes
-from penstock.runtimes.registry import Registry
+from penstock.dispatcher.runtime_registry import RegisteredRuntimes
+from penstock.protocol.problem import DagDiagnostic, DagError
+from penstock.runtimes.registry import RuntimeRegistry
 
 HEAD = """\
 jobs:
@@ -27,7 +32,7 @@ jobs:
     inputs: [raw]
     outputs: [a]
 """
-BUILT_IN = RegisteredRuntimes(Registry(installed=[]))
+BUILT_IN = RegisteredRuntimes(RuntimeRegistry(installed=[]))
 VALUE = "sk-live-0123456789"
 
 
@@ -35,7 +40,7 @@ def read(more: str = "", *, runtimes: Runtimes | None = None) -> Dag:
     return parse(HEAD + more, "dag.yaml", runtimes=runtimes or BUILT_IN)
 
 
-def problems(text: str, *, runtimes: Runtimes | None = None) -> tuple[Problem, ...]:
+def problems(text: str, *, runtimes: Runtimes | None = None) -> tuple[DagDiagnostic, ...]:
     with pytest.raises(DagError) as caught:
         parse(text, "dag.yaml", runtimes=runtimes or BUILT_IN)
     assert VALUE not in str(caught.value)
@@ -188,7 +193,9 @@ def test_untrusted_code_runs_where_it_can_be_kept_apart() -> None:
 
 def test_what_a_runtime_is_decides_and_not_its_name() -> None:
     runtimes = RegisteredRuntimes(
-        Registry({"process-big": {"uses": "process"}, "quick": {"uses": "spark"}}, installed=())
+        RuntimeRegistry(
+            {"process-big": {"uses": "process"}, "quick": {"uses": "spark"}}, installed=()
+        )
     )
     more = "    untrusted: true\n    secrets: {K: env:K}\n"
     parse(HEAD.replace("process", "process-big") + more, "dag.yaml", runtimes=runtimes)

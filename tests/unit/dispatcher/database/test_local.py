@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from penstock.dispatcher.database import local
-from penstock.dispatcher.database.local import LocalPostgres
+from penstock.dispatcher.database import local_server
+from penstock.dispatcher.database.local_server import LocalPostgres
 from penstock.kernel.errors import PenstockError
 
 
@@ -20,7 +20,7 @@ from penstock.kernel.errors import PenstockError
 def _user(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs the tests, they are of a user who is not root, unless they say otherwise."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(local, "_name_of", lambda number: f"user-{number}")
+    monkeypatch.setattr(local_server, "_name_of", lambda number: f"user-{number}")
 
 
 def host(folder: Path) -> Path:
@@ -54,7 +54,7 @@ def test_clients_believe_the_servers_user_alone(monkeypatch: pytest.MonkeyPatch)
     asked = conninfo_to_dict(LocalPostgres(Path("/short")).dsn)
     assert asked["requirepeer"] == "user-1000"
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(local, "_owner", lambda _: "65534:65534")
+    monkeypatch.setattr(local_server, "_owner", lambda _: "65534:65534")
     asked = conninfo_to_dict(LocalPostgres(Path("/short")).dsn)
     assert asked["requirepeer"] == "user-65534"
 
@@ -65,7 +65,7 @@ def test_a_user_without_a_name_is_told_so_at_once(
     def unknown(number: int) -> str:
         raise PenstockError(f"Postgres needs a user with a name, and {number} has none.")
 
-    monkeypatch.setattr(local, "_name_of", unknown)
+    monkeypatch.setattr(local_server, "_name_of", unknown)
     with pytest.raises(PenstockError, match="needs a user with a name"):
         asyncio.run(LocalPostgres(tmp_path).start())
     assert list(tmp_path.iterdir()) == []
@@ -86,7 +86,7 @@ def test_a_machine_without_postgres(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_nobody_but_root_has_to_become_another() -> None:
-    assert local._owner(Path("/nowhere")) == ""
+    assert local_server._owner(Path("/nowhere")) == ""
 
 
 def test_root_becomes_the_owner_of_the_data(
@@ -94,24 +94,26 @@ def test_root_becomes_the_owner_of_the_data(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     owner = tmp_path.stat()
-    expected = f"{owner.st_uid}:{owner.st_gid}" if owner.st_uid else local._owner(Path("/nowhere"))
-    assert local._owner(tmp_path) == expected != "0:0"
+    expected = (
+        f"{owner.st_uid}:{owner.st_gid}" if owner.st_uid else local_server._owner(Path("/nowhere"))
+    )
+    assert local_server._owner(tmp_path) == expected != "0:0"
 
 
 def test_a_folder_is_made_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", os.getuid)
     folder = tmp_path / "deep" / "er"
-    local._make_private(folder)
+    local_server._make_private(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o755)
-    local._make_private(folder)
+    local_server._make_private(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_link_is_not_taken_for_a_folder(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(PenstockError, match="is not a folder"):
-        local._make_private(tmp_path / "link")
+        local_server._make_private(tmp_path / "link")
 
 
 @pytest.mark.parametrize("user", [0, 1000])
@@ -123,4 +125,4 @@ def test_a_folder_of_another_user_is_refused(
     found = os.stat_result((0o40755, 0, 0, 2, 4711, 4711, 0, 0, 0, 0))
     monkeypatch.setattr(Path, "lstat", lambda _: found)
     with pytest.raises(PenstockError, match="belongs to another user"):
-        local._make_private(tmp_path / "theirs")
+        local_server._make_private(tmp_path / "theirs")

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.dispatcher.database.migrations import (
-    Applied,
-    Migration,
-    migrations,
-    pending,
-)
+from penstock.dispatcher.database.migrations import AppliedMigration, Migration, migrations, pending
 from penstock.kernel.errors import MigrationRefused
 
 STEPS = migrations({"0001_a.sql": "one", "0002_b.sql": "two", "0003_c.sql": "three"})
 
 
-def applied(*steps: Migration) -> list[Applied]:
-    return [Applied(step.number, step.name, step.checksum) for step in steps]
+def applied(*steps: Migration) -> list[AppliedMigration]:
+    return [AppliedMigration(step.number, step.name, step.checksum) for step in steps]
 
 
 def test_steps_come_in_the_order_of_their_numbers() -> None:

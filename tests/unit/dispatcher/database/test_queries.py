@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from penstock.dispatcher.database.queries import migration_texts, named, query
+from penstock.dispatcher.database.pool import migration_texts, named, query
 
 
 def test_a_file_is_cut_at_its_names() -> None:

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.dispatcher.metrics import counters as module
-from penstock.dispatcher.metrics.counters import OTHERS, Counters
-from penstock.dispatcher.tasks.values import Measured
-from penstock.kernel.exposition import exposed
+from penstock.dispatcher import metrics as module
+from penstock.dispatcher.metrics import OTHERS, Counters
+from penstock.dispatcher.tasks.model import AttemptMeasure
+from penstock.kernel.prometheus import exposed
 
 _LABEL = r'[a-zA-Z_]\w*="(?:[^"\\\n]|\\[\\"n])*"'
 _SAMPLE = re.compile(rf"([a-zA-Z_:][\w:]*)(?:\{{({_LABEL}(?:,{_LABEL})*)\}})? (\S+)")
@@ -59,8 +59,8 @@ def _check_histogram(name: str, samples: dict[str, float]) -> None:
         assert f"{name}_sum{labels}" in samples
 
 
-def _ended(job: str, outcome: str = "completed", seconds: float = 2.0) -> Measured:
-    return Measured(
+def _ended(job: str, outcome: str = "completed", seconds: float = 2.0) -> AttemptMeasure:
+    return AttemptMeasure(
         job=job, outcome=outcome, seconds=seconds, published_bytes=100, published_rows=7
     )
 

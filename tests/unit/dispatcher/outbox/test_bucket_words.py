@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.wakeups.base import Channel
+from penstock.dispatcher.wakeups.base import WakeUpChannel
 from penstock.dispatcher.wakeups.bucket import (
     NEAR_POLLING,
     QUEUE_NAME,
@@ -16,11 +16,11 @@ from penstock.kernel.errors import Unavailable
 from penstock.queue.client import Queue
 from penstock.store.base import pages
 from penstock.store.memory import MemoryBucket, MemoryStore
-from penstock.testing.queue_contract.bench import Access, Gate
+from penstock.testing.queue_contract.bench import GateAccess, GatedStore
 from penstock.testing.virtual import World, simulate
 
-NORMAL = Channel("etl:run", Priority.NORMAL)
-BULK = Channel("etl:run", Priority.BULK)
+NORMAL = WakeUpChannel("etl:run", Priority.NORMAL)
+BULK = WakeUpChannel("etl:run", Priority.BULK)
 
 
 class Site:
@@ -30,7 +30,7 @@ class Site:
         self.world = world
         self.clock = world.clock()
         self.bucket = MemoryBucket(self.clock)
-        self.gate = Gate(MemoryStore(self.bucket, clock=self.clock))
+        self.gate = GatedStore(MemoryStore(self.bucket, clock=self.clock))
 
     async def queue(self) -> Queue:
         return await Queue.on(self.gate, name=QUEUE_NAME, entropy=self.world.entropy("queue"))
@@ -71,9 +71,9 @@ def test_words_that_nobody_hears_do_not_pile_up() -> None:
 def test_answered_words_leave_nothing() -> None:
     async def story(site: Site) -> None:
         sender = await site.sender()
-        heard: list[Channel] = []
+        heard: list[WakeUpChannel] = []
 
-        async def answer(channel: Channel) -> None:
+        async def answer(channel: WakeUpChannel) -> None:
             heard.append(channel)
 
         listener = BucketListener(
@@ -94,11 +94,11 @@ def test_answered_words_leave_nothing() -> None:
 def test_a_bucket_that_is_away_fails_each_channel_and_comes_back() -> None:
     async def story(site: Site) -> None:
         sender = await site.sender()
-        site.gate.access = Access.CLOSED
+        site.gate.access = GateAccess.CLOSED
         failed = await sender.send([NORMAL, BULK])
         assert set(failed) == {NORMAL, BULK}
         assert all(failed.values())
-        site.gate.access = Access.OPEN
+        site.gate.access = GateAccess.OPEN
         assert await sender.send([NORMAL, BULK]) == {}
         assert len(await site.keys()) == 2
 
@@ -126,9 +126,9 @@ def test_a_queue_that_cannot_be_opened_is_tried_again() -> None:
         tries: list[int] = []
         async with BucketSender(Shy(site, tries), clock=site.clock) as sender:
             assert await sender.send([NORMAL]) == {NORMAL: "away"}
-            heard: list[Channel] = []
+            heard: list[WakeUpChannel] = []
 
-            async def answer(channel: Channel) -> None:
+            async def answer(channel: WakeUpChannel) -> None:
                 heard.append(channel)
 
             listener = BucketListener(

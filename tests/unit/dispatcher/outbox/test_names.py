@@ -10,22 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.dispatcher.carriers import EVENT_BYTES_MAX, encoded_event, function_name
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.invoking import EVENT_BYTES_MAX, encoded_event, function_name
-from penstock.dispatcher.wakeups.base import Channel
+from penstock.dispatcher.wakeups.base import WakeUpChannel, channel_name
 from penstock.dispatcher.wakeups.bucket import FAR_POLLING, NEAR_POLLING, polling_of, type_of
-from penstock.dispatcher.wakeups.naming import channel_name
 from penstock.dispatcher.wakeups.sqs import SqsSettings
 from penstock.kernel.aws import Aws, aws_client, error_code
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.places import check_name
+from penstock.queue.ids import check_name
 
 OPERATORS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,199}", fullmatch=True)
-CHANNELS = st.builds(Channel, OPERATORS, st.sampled_from(Priority))
+CHANNELS = st.builds(WakeUpChannel, OPERATORS, st.sampled_from(Priority))
 
 
 @given(CHANNELS, CHANNELS, st.integers(40, 100))
-def test_channels_have_names_of_their_own(one: Channel, two: Channel, most: int) -> None:
+def test_channels_have_names_of_their_own(
+    one: WakeUpChannel, two: WakeUpChannel, most: int
+) -> None:
     names = {each: channel_name(each, characters_max=most) for each in (one, two)}
     assert len(set(names.values())) == len(names)
     for name in names.values():
@@ -34,7 +35,7 @@ def test_channels_have_names_of_their_own(one: Channel, two: Channel, most: int)
 
 
 def test_people_can_read_the_name_of_a_channel() -> None:
-    name = channel_name(Channel("etl.clean:run", Priority.BULK), characters_max=80)
+    name = channel_name(WakeUpChannel("etl.clean:run", Priority.BULK), characters_max=80)
     assert re.fullmatch(r"etl-clean-run-[0-9a-f]{12}-bulk", name)
 
 
@@ -77,7 +78,7 @@ def test_a_client_that_cannot_be_made() -> None:
 )
 def test_settings_that_sqs_would_refuse(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidInput, match="SQS needs wait_seconds"):
-        SqsSettings(**wrong)  # type: ignore[arg-type]  # one of them at a time
+        SqsSettings(prefix="x", **wrong)
     with pytest.raises(InvalidInput, match="30 characters"):
         SqsSettings(prefix="x" * 31)
 

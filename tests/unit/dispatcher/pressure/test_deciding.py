@@ -9,20 +9,26 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from penstock.dispatcher.dag.graph import Graph
-from penstock.dispatcher.dag.model import Dag, Input, Job, Output, Priority
-from penstock.dispatcher.dag.parsing import parse
-from penstock.dispatcher.pressure.deciding import (
+from penstock.dispatcher.backpressure import (
     ALL_FROM,
+    CAUSE,
+    PauseScope,
+    PressureDecision,
+    PressurePause,
+    PressureState,
+    QueueMeasure,
     decide,
     depth_counted_max,
     has_limits,
 )
-from penstock.dispatcher.pressure.values import CAUSE, Decision, Measure, Pause, Scope, State
+from penstock.dispatcher.dag.model import Dag, Graph, InputSpec, Job, OutputSpec, Priority
+from penstock.dispatcher.dag.parser import parse
 
-CALM = State()
+CALM = PressureState()
 SWINGS = st.sampled_from([0.0, 0.2, 0.6, 0.8, 1.2, 3.0])
-STATES = st.sampled_from([CALM, State(Scope.BULK, "before"), State(Scope.ALL, "before")])
+STATES = st.sampled_from(
+    [CALM, PressureState(PauseScope.BULK, "before"), PressureState(PauseScope.ALL, "before")]
+)
 
 
 @st.composite
@@ -36,8 +42,8 @@ def dags(draw: st.DrawFn) -> Dag:
         jobs.append(
             Job(
                 name=f"j{number}",
-                inputs=tuple(Input(f"d{each}", f"d{each}") for each in sorted(edges)),
-                outputs=(Output(f"d{number}", f"d{number}"),),
+                inputs=tuple(InputSpec(f"d{each}", f"d{each}") for each in sorted(edges)),
+                outputs=(OutputSpec(f"d{number}", f"d{number}"),),
                 priority=draw(st.sampled_from(Priority)),
                 max_queue_depth=depth,
                 resume_queue_depth=draw(st.none() | st.integers(0, depth - 1)) if depth else None,
@@ -51,7 +57,7 @@ def dags(draw: st.DrawFn) -> Dag:
 
 
 @st.composite
-def measures_of(draw: st.DrawFn, dag: Dag) -> dict[str, Measure]:
+def measures_of(draw: st.DrawFn, dag: Dag) -> dict[str, QueueMeasure]:
     """Measures near the thresholds of the jobs, where decisions are made."""
     found = {}
     for job in dag.jobs:
@@ -66,18 +72,18 @@ def measures_of(draw: st.DrawFn, dag: Dag) -> dict[str, Measure]:
             ages = st.sampled_from([0, low, low + 1, high, high + 1, high * 2]).map(
                 lambda milliseconds: milliseconds / 1000
             )
-        found[job.name] = Measure(draw(depths), draw(ages), draw(st.booleans()))
+        found[job.name] = QueueMeasure(draw(depths), draw(ages), draw(st.booleans()))
     return found
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[Dag, dict[str, Measure], dict[str, State]]:
+def situations(draw: st.DrawFn) -> tuple[Dag, dict[str, QueueMeasure], dict[str, PressureState]]:
     dag = draw(dags())
     before = {job.name: draw(STATES) for job in dag.jobs if has_limits(job)}
     return dag, draw(measures_of(dag)), before
 
 
-def shares(job: Job, measure: Measure) -> list[float]:
+def shares(job: Job, measure: QueueMeasure) -> list[float]:
     found = []
     if job.max_queue_depth is not None:
         found.append(measure.depth / job.max_queue_depth)
@@ -86,11 +92,11 @@ def shares(job: Job, measure: Measure) -> list[float]:
     return found
 
 
-def is_over(job: Job, measure: Measure) -> bool:
+def is_over(job: Job, measure: QueueMeasure) -> bool:
     return any(share > 1 for share in shares(job, measure))
 
 
-def is_below(job: Job, measure: Measure) -> bool:
+def is_below(job: Job, measure: QueueMeasure) -> bool:
     return not (
         (job.resumes_at_depth is not None and measure.depth > job.resumes_at_depth)
         or (
@@ -100,13 +106,13 @@ def is_below(job: Job, measure: Measure) -> bool:
     )
 
 
-def is_bulk(job: Job, measures: Mapping[str, Measure]) -> bool:
+def is_bulk(job: Job, measures: Mapping[str, QueueMeasure]) -> bool:
     return job.priority is Priority.BULK or measures[job.name].has_bulk
 
 
 @given(situations())
 def test_pressed_over_a_limit_and_calm_below_all(
-    situation: tuple[Dag, dict[str, Measure], dict[str, State]],
+    situation: tuple[Dag, dict[str, QueueMeasure], dict[str, PressureState]],
 ) -> None:
     dag, measures, before = situation
     decision = decide(dag, measures, before)
@@ -126,7 +132,7 @@ def test_pressed_over_a_limit_and_calm_below_all(
 
 @given(situations())
 def test_deciding_again_changes_nothing(
-    situation: tuple[Dag, dict[str, Measure], dict[str, State]],
+    situation: tuple[Dag, dict[str, QueueMeasure], dict[str, PressureState]],
 ) -> None:
     dag, measures, before = situation
     once = decide(dag, measures, before)
@@ -135,7 +141,7 @@ def test_deciding_again_changes_nothing(
 
 @given(situations(), st.data())
 def test_a_queue_that_swings_makes_nobody_stop_and_go(
-    situation: tuple[Dag, dict[str, Measure], dict[str, State]], data: st.DataObject
+    situation: tuple[Dag, dict[str, QueueMeasure], dict[str, PressureState]], data: st.DataObject
 ) -> None:
     """As long as no measure comes down to where pressure ends, what is paused stays paused."""
     dag, _, state = situation
@@ -153,7 +159,7 @@ def test_a_queue_that_swings_makes_nobody_stop_and_go(
     for swing in data.draw(st.lists(SWINGS, min_size=2, max_size=6)):
         depth = low if job.max_queue_depth is None else int(low + swing * job.max_queue_depth)
         age_ms = low if job.max_queue_age_ms is None else int(low + swing * job.max_queue_age_ms)
-        measures = {job.name: Measure(depth, age_ms / 1000)}
+        measures = {job.name: QueueMeasure(depth, age_ms / 1000)}
         decision = decide(dag, measures, state)
         now = {each.job for each in decision.pauses if each.cause == CAUSE + job.name}
         assert paused <= now
@@ -162,7 +168,7 @@ def test_a_queue_that_swings_makes_nobody_stop_and_go(
 
 @given(situations())
 def test_every_pause_has_a_pressed_job_downstream(
-    situation: tuple[Dag, dict[str, Measure], dict[str, State]],
+    situation: tuple[Dag, dict[str, QueueMeasure], dict[str, PressureState]],
 ) -> None:
     dag, measures, before = situation
     graph = Graph(dag)
@@ -176,7 +182,7 @@ def test_every_pause_has_a_pressed_job_downstream(
 
 @given(situations())
 def test_all_edges_are_followed(
-    situation: tuple[Dag, dict[str, Measure], dict[str, State]],
+    situation: tuple[Dag, dict[str, QueueMeasure], dict[str, PressureState]],
 ) -> None:
     """Whoever feeds a paused or pressed job is paused too, as far as it is not only bulk."""
     dag, measures, before = situation
@@ -189,7 +195,7 @@ def test_all_edges_are_followed(
             continue
         reached = {name, *by_this}
         feeders = {feeder for each in reached for feeder in graph.feeders[each]}
-        if state.scope is Scope.ALL:
+        if state.scope is PauseScope.ALL:
             assert feeders <= by_this
         else:
             assert {each for each in feeders if is_bulk(dag.job(each), measures)} <= by_this
@@ -206,12 +212,14 @@ jobs:
     inputs: [raw, {from: planes, trigger: false}]
     max_queue_depth: 5
 """
-    decision = decide(parse(text, "dag.yaml"), {"a": Measure(100, 0.0)}, {})
+    decision = decide(parse(text, "dag.yaml"), {"a": QueueMeasure(100, 0.0)}, {})
     assert {each.job for each in decision.pauses} == {"s"}
 
 
 @given(situations())
-def test_bulk_goes_first(situation: tuple[Dag, dict[str, Measure], dict[str, State]]) -> None:
+def test_bulk_goes_first(
+    situation: tuple[Dag, dict[str, QueueMeasure], dict[str, PressureState]],
+) -> None:
     dag, measures, _ = situation
     graph = Graph(dag)
     decision = decide(dag, measures, {})
@@ -221,15 +229,15 @@ def test_bulk_goes_first(situation: tuple[Dag, dict[str, Measure], dict[str, Sta
         has_bulk = any(is_bulk(each, measures) for each in upstream)
         is_far_over = max(shares(job, measures[name])) >= ALL_FROM
         if state.is_pressed:
-            assert (state.scope is Scope.BULK) == (has_bulk and not is_far_over)
-        if state.scope is Scope.BULK:
+            assert (state.scope is PauseScope.BULK) == (has_bulk and not is_far_over)
+        if state.scope is PauseScope.BULK:
             paused = {each.job for each in decision.pauses if each.cause == CAUSE + name}
             assert paused == {each.name for each in upstream if is_bulk(each, measures)}
 
 
 @given(situations())
 def test_nothing_is_paused_when_nothing_is_pressed(
-    situation: tuple[Dag, dict[str, Measure], dict[str, State]],
+    situation: tuple[Dag, dict[str, QueueMeasure], dict[str, PressureState]],
 ) -> None:
     dag, _, before = situation
     empty = decide(dag, {}, before)
@@ -238,7 +246,7 @@ def test_nothing_is_paused_when_nothing_is_pressed(
     unlimited = Dag(
         tuple(replace(job, max_queue_depth=None, max_queue_age_ms=None) for job in dag.jobs)
     )
-    assert decide(unlimited, {}, before) == Decision({}, frozenset())
+    assert decide(unlimited, {}, before) == PressureDecision({}, frozenset())
 
 
 @given(dags())
@@ -263,7 +271,7 @@ jobs:
 """
 
 
-def paused(decision: Decision) -> dict[str, str]:
+def paused(decision: PressureDecision) -> dict[str, str]:
     return {each.job: each.scope.value for each in decision.pauses}
 
 
@@ -272,8 +280,8 @@ def diamond() -> Dag:
     return parse(DIAMOND, "diamond")
 
 
-def at(depth: int = 0, minutes: float = 0) -> dict[str, Measure]:
-    return {"join": Measure(depth, minutes * 60)}
+def at(depth: int = 0, minutes: float = 0) -> dict[str, QueueMeasure]:
+    return {"join": QueueMeasure(depth, minutes * 60)}
 
 
 def test_the_story_of_a_queue(diamond: Dag) -> None:
@@ -282,12 +290,17 @@ def test_the_story_of_a_queue(diamond: Dag) -> None:
     shedding = decide(diamond, at(101), calm.states)
     assert paused(shedding) == {"left": "bulk"}
     assert shedding.pauses == {
-        Pause("left", "pressure:join", Scope.BULK, "101 tasks of join wait, and 100 may.")
+        PressurePause(
+            "left",
+            "pressure:join",
+            PauseScope.BULK,
+            "101 tasks of join are queued; the limit is 100.",
+        )
     }
     far_over = decide(diamond, at(150), shedding.states)
     everything = {"feed": "all", "left": "all", "right": "all"}
     assert paused(far_over) == everything
-    assert far_over.states["join"].reason == "150 tasks of join wait, and 100 may."
+    assert far_over.states["join"].reason == "150 tasks of join are queued; the limit is 100."
     # It swings about one and a half times its limit: nobody stops and goes.
     assert decide(diamond, at(120), far_over.states) == far_over
     draining = decide(diamond, at(21), far_over.states)
@@ -299,7 +312,7 @@ def test_the_story_of_a_queue(diamond: Dag) -> None:
 def test_age_alone_is_pressure_and_its_own_reason(diamond: Dag) -> None:
     old = decide(diamond, at(1, minutes=10.5), {})
     assert paused(old) == {"left": "bulk"}
-    reason = "A task of join has waited for 10m30s, and 10m is the limit."
+    reason = "The oldest task of join has waited for 10m30s; the limit is 10m."
     assert old.states["join"].reason == reason
     # The depth is low enough, the age is not.
     assert paused(decide(diamond, at(1, minutes=5.1), old.states)) == {"left": "bulk"}
@@ -310,7 +323,7 @@ def test_without_bulk_all_give_way_at_once(diamond: Dag) -> None:
     plain = Dag(tuple(replace(job, priority=Priority.NORMAL) for job in diamond.jobs))
     assert paused(decide(plain, at(101), {})) == {"feed": "all", "left": "all", "right": "all"}
     # Bulk tasks of a normal job, as a backfill makes them, are shed first too.
-    busy = {**at(101), "right": Measure(has_bulk=True)}
+    busy = {**at(101), "right": QueueMeasure(has_bulk=True)}
     shedding = decide(plain, busy, {})
     assert paused(shedding) == {"right": "bulk"}
     # They have ended, and it is still too much.

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock.dispatcher.queues import steering
-from penstock.dispatcher.queues.bounded import BoundedStore
-from penstock.dispatcher.queues.looks import (
-    LOOK_SECONDS,
+from penstock.dispatcher import bucket_queues
+from penstock.dispatcher.bucket_queues import (
     QUEUES_MAX,
-    REQUESTS_MAX,
-    SECONDS_MAX,
-    Queues,
+    SNAPSHOT_REQUESTS_MAX,
+    SNAPSHOT_SECONDS,
+    SNAPSHOT_SECONDS_MAX,
+    BoundedStore,
+    QueueInspector,
 )
 from penstock.kernel.errors import InvalidInput, QueueNotFound, Throttled, Unavailable
 from penstock.queue.client import Queue
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.retry import Retry
+from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.execution.retry import Retry
 from penstock.queue.worker import Worker
 from penstock.store.base import PAGE_KEYS_MAX, Delimiter, ObjectStore, Page, Wrapper, pages
 from penstock.store.memory import MemoryBucket, MemoryStore
@@ -58,7 +58,7 @@ class Scene:
     world: World
     store: _Slow
     meter: Meter
-    queues: Queues
+    queues: QueueInspector
     one: Queue
     two: Queue
 
@@ -81,7 +81,7 @@ def _play(act: Callable[[Scene], Awaitable[None]]) -> None:
         store = _Slow(MeteredStore(backend, meter))
         one = await Queue.on(store, name="one", entropy=world.entropy("one"))
         two = await Queue.on(store, name="two", entropy=world.entropy("two"))
-        queues = Queues(store, entropy=world.entropy("looks"))
+        queues = QueueInspector(store, entropy=world.entropy("looks"))
         await act(Scene(world, store, meter, queues, one, two))
 
     simulate(main, seed=1)
@@ -113,7 +113,7 @@ def test_all_who_watch_together_cost_one_look_in_five_seconds() -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(20):
                 group.create_task(scene.watch("one", 60))
-        assert scene.meter.requests(label="inspect") <= (60 / LOOK_SECONDS + 1) * alone
+        assert scene.meter.requests(label="inspect") <= (60 / SNAPSHOT_SECONDS + 1) * alone
 
     _play(act)
 
@@ -126,7 +126,7 @@ def test_two_queues_that_are_watched_take_turns_at_the_same_pace() -> None:
                 # The first is always there before the second.
                 times.add((await scene.queues.look(name)).stats.at)
             await scene.wait(1)
-        turns = 60 / LOOK_SECONDS
+        turns = 60 / SNAPSHOT_SECONDS
         assert sum(map(len, seen.values())) <= turns + 2
         assert all(len(times) >= turns / 2 - 1 for times in seen.values()), seen
 
@@ -141,15 +141,15 @@ def test_a_look_that_takes_too_long_leaves_the_last_one_and_the_next_takes_less(
             await scene.one.submit("ok", number)
         first = await scene.queues.look("one")
         assert (first.trouble, first.is_whole) == ("", True)
-        monkeypatch.setattr("penstock.queue.inspection.survey.pages", _small_pages)
+        monkeypatch.setattr("penstock.queue.survey.pages", _small_pages)
         scene.store.seconds = 0.4
-        await scene.wait(LOOK_SECONDS)
+        await scene.wait(SNAPSHOT_SECONDS)
         began = scene.world.clock().monotonic()
         late = await scene.queues.look("one")
-        assert scene.world.clock().monotonic() - began <= SECONDS_MAX + 0.01
+        assert scene.world.clock().monotonic() - began <= SNAPSHOT_SECONDS_MAX + 0.01
         assert "within 3 seconds" in late.trouble
         assert late.stats == first.stats
-        await scene.wait(LOOK_SECONDS)
+        await scene.wait(SNAPSHOT_SECONDS)
         short = await scene.queues.look("one")
         assert (short.trouble, short.is_whole) == ("", False)
 
@@ -169,13 +169,13 @@ def test_what_the_store_says_is_told_and_what_was_seen_stays() -> None:
         with pytest.raises(Unavailable):
             await scene.queues.look("one")
         scene.store.error = None
-        await scene.wait(LOOK_SECONDS)
+        await scene.wait(SNAPSHOT_SECONDS)
         seen = await scene.queues.look("one")
         scene.store.error = Unavailable("The store is away.")
-        await scene.wait(LOOK_SECONDS)
+        await scene.wait(SNAPSHOT_SECONDS)
         assert (await scene.queues.look("one")).trouble == "The store is away."
         scene.store.error = None
-        await scene.wait(LOOK_SECONDS)
+        await scene.wait(SNAPSHOT_SECONDS)
         again = await scene.queues.look("one")
         assert (again.trouble, again.stats.queue) == ("", seen.stats.queue)
 
@@ -192,7 +192,7 @@ def test_a_queue_that_is_not_there_is_not_made_and_is_in_nobodys_way() -> None:
             await scene.queues.look("../config")
         assert await scene.queues.names() == ("one", "two")
         after = await scene.queues.look("one")
-        assert after.stats.at > before.stats.at + LOOK_SECONDS
+        assert after.stats.at > before.stats.at + SNAPSHOT_SECONDS
 
     _play(act)
 
@@ -201,7 +201,7 @@ def test_a_look_that_nobody_waits_for_any_more_does_not_break_the_pace() -> None
     async def act(scene: Scene) -> None:
         await scene.queues.look("one")
         scene.store.seconds = 0.5
-        await scene.wait(LOOK_SECONDS)
+        await scene.wait(SNAPSHOT_SECONDS)
         scene.meter.billed.clear()
         for _ in range(10):
             looking = asyncio.get_running_loop().create_task(scene.queues.look("one"))
@@ -225,7 +225,7 @@ def test_no_more_requests_than_the_bound_are_sent() -> None:
         assert meter.requests() == store.meter.requests() == 3
 
     simulate(main, seed=1)
-    assert REQUESTS_MAX <= 500
+    assert SNAPSHOT_REQUESTS_MAX <= 500
 
 
 def test_what_is_steered_is_seen_at_once() -> None:
@@ -243,27 +243,27 @@ def test_what_is_steered_is_seen_at_once() -> None:
             worker.stop()
         queues = scene.queues
         assert len((await queues.look("one")).lately.letters) == 3
-        await steering.pause(queues, "one", type=None, reason="stop")
-        await steering.drain(queues, "one", type="bad")
+        await bucket_queues.pause(queues, "one", type=None, reason="stop")
+        await bucket_queues.drain(queues, "one", type="bad")
         look = await queues.look("one")
         assert [(each.type, each.reason) for each in look.stats.held] == [
             (None, "stop"),
             ("bad", ""),
         ]
-        refused = await steering.replay(queues, "one", ids)
+        refused = await bucket_queues.replay(queues, "one", ids)
         assert refused.replayed == 0
         assert len(refused.problems) == 3
         assert "drained" in refused.problems[0]
-        await steering.resume(queues, "one", type="bad")
-        done = await steering.replay(queues, "one", [*ids, *ids])
+        await bucket_queues.resume(queues, "one", type="bad")
+        done = await bucket_queues.replay(queues, "one", [*ids, *ids])
         assert (done.replayed, done.problems) == (3, ())
-        await steering.replay(queues, "one", ids[:1])
+        await bucket_queues.replay(queues, "one", ids[:1])
         look = await queues.look("one")
         assert len(look.lately.replayed) == 3
         assert [each.ready for each in look.stats.types] == [3]
         with pytest.raises(InvalidInput):
-            await steering.replay(queues, "one", [])
+            await bucket_queues.replay(queues, "one", [])
         with pytest.raises(QueueNotFound):
-            await steering.pause(queues, "none", type=None, reason="")
+            await bucket_queues.pause(queues, "none", type=None, reason="")
 
     _play(act)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.dispatcher.queues.reads import (
+from penstock.dispatcher.bucket_queues import (
     ANSWERS_MAX,
-    FIRST_SECONDS,
+    READ_FIRST_SECONDS,
+    READ_REQUESTS_MAX,
+    READ_SECONDS_MAX,
     REQUESTS_A_SECOND,
-    REQUESTS_MAX,
-    SECONDS_MAX,
     SharedReads,
 )
 from penstock.kernel.clock import Clock
@@ -71,7 +71,7 @@ def test_all_who_watch_share_one_read_in_its_time() -> None:
 
 def test_what_took_many_requests_is_read_less_often() -> None:
     async def act(scene: Scene) -> None:
-        scene.requests = REQUESTS_MAX - 10
+        scene.requests = READ_REQUESTS_MAX - 10
         await scene.watch("tasks", 100)
         assert len(scene.times) == 4
         assert scene.times[1] - scene.times[0] >= scene.requests / REQUESTS_A_SECOND
@@ -86,14 +86,14 @@ def test_first_reads_come_one_after_another_and_at_a_pace() -> None:
                 ask = scene.reads.read(("one", number), scene.make, seconds=10)
                 group.create_task(ask)
         gaps = [later - before for before, later in zip(scene.times, scene.times[1:], strict=False)]
-        assert min(gaps) >= FIRST_SECONDS
+        assert min(gaps) >= READ_FIRST_SECONDS
 
     _play(act)
 
 
 def test_a_read_has_a_bound_and_one_that_fails_leaves_the_last() -> None:
     async def act(scene: Scene) -> None:
-        scene.requests = REQUESTS_MAX + 1
+        scene.requests = READ_REQUESTS_MAX + 1
         with pytest.raises(Throttled):
             await scene.reads.read(("one", "big"), scene.make, seconds=10)
         scene.requests = 1
@@ -103,7 +103,7 @@ def test_a_read_has_a_bound_and_one_that_fails_leaves_the_last() -> None:
         await scene.clock.sleep(60)
         later = await scene.reads.read(("one", "x"), scene.make, seconds=10)
         assert (later.found, later.trouble) == (first.found, "The store is away.")
-        scene.error, scene.seconds = None, SECONDS_MAX + 1
+        scene.error, scene.seconds = None, READ_SECONDS_MAX + 1
         await scene.clock.sleep(60)
         late = await scene.reads.read(("one", "x"), scene.make, seconds=10)
         assert "has not answered all of it" in late.trouble

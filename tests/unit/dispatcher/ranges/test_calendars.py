@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.dispatcher.dag.model import Calendar
-from penstock.dispatcher.ranges.calendars import (
+from penstock.dispatcher.ranges import (
     FIRST,
     LAST,
+    PIECES_MAX,
     calendar_key,
     calendar_range,
     calendar_windows,
 )
-from penstock.dispatcher.ranges.cutting import PIECES_MAX
 
 DAY = 86_400
 YEAR_2013 = 1_356_998_400

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dispatcher.ranges.cutting import PIECES_MAX, key, named, pieces, windows
+from penstock.dispatcher.ranges import PIECES_MAX, key, named, pieces, windows
 
 STARTS = st.integers(-(10**6), 10**6)
 LENGTHS = st.integers(1, 500)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from penstock.dispatcher.wire.events import (
+from penstock.kernel.errors import PenstockError
+from penstock.protocol.events import (
     EventAsk,
     EventResult,
     EventsAnswer,
@@ -18,7 +19,6 @@ from penstock.dispatcher.wire.events import (
     SourceAnswer,
     SourcesAnswer,
 )
-from penstock.kernel.errors import PenstockError
 
 BEGIN = datetime(2030, 1, 1, tzinfo=UTC)
 

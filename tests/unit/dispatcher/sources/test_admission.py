@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from penstock.cli.source import _run
-from penstock.dispatcher.sources.admission import Source
+from penstock.cli.processes import _run_source
+from penstock.dispatcher.sources.client import SourceProcess
 from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable
 from penstock.testing.virtual import World, simulate
 from tests.unit.dispatcher.sources.scripted import ScriptedDispatcher
@@ -18,7 +18,7 @@ def test_a_dispatcher_that_is_away_is_waited_for() -> None:
 
     async def main(world: World) -> None:
         began = world.now()
-        await Source(dispatcher, []).until_let_in(asyncio.Event())
+        await SourceProcess(dispatcher, []).until_let_in(asyncio.Event())
         assert dispatcher.asked == 6
         assert world.now() - began > 10
 
@@ -32,7 +32,7 @@ def test_who_is_told_to_stop_waits_for_nobody() -> None:
         stopped = asyncio.Event()
         asyncio.get_running_loop().call_later(1.0, stopped.set)
         began = world.now()
-        await Source(dispatcher, []).until_let_in(stopped)
+        await SourceProcess(dispatcher, []).until_let_in(stopped)
         assert world.now() - began == pytest.approx(1.0)
 
     simulate(main, seed=1)
@@ -42,4 +42,4 @@ def test_a_source_that_is_not_let_in_ends() -> None:
     refusal = DispatcherRefused("The token is not the one of cron-1.", status=401)
     dispatcher = ScriptedDispatcher([], failures=[DispatcherUnavailable("away"), refusal])
     with pytest.raises(DispatcherRefused, match="not the one of cron-1"):
-        asyncio.run(_run(Source(dispatcher, []), "Emitting"))
+        asyncio.run(_run_source(SourceProcess(dispatcher, []), "Emitting"))

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.dispatcher.sources.auth import prove
-from penstock.dispatcher.sources.reading import Request
-from penstock.dispatcher.sources.schedule import milliseconds
-from penstock.dispatcher.wire.events import AuthAnswer
+from penstock.dispatcher.sources.cron import milliseconds
+from penstock.dispatcher.sources.webhook_request import WebhookRequest, prove
+from penstock.protocol.events import AuthAnswer
 from tests.unit.dispatcher.sources.scripted import BEGIN, ScriptedDispatcher, webhook_source
 from tests.unit.dispatcher.sources.test_webhook import PLACES, SECRET, ask
 
@@ -127,7 +126,7 @@ def test_a_time_that_is_none_is_refused_in_the_headers_of_a_function_too(
         "x-slack-signature": f"v0={right}",
     }
     auth = AuthAnswer(type=kind, secrets=["env:SHOP"])
-    found = prove(auth, Request("POST", "/orders", headers, BODY), [SECRET], now=NOW)
+    found = prove(auth, WebhookRequest("POST", "/orders", headers, BODY), [SECRET], now=NOW)
     assert found.why_not == "no signature"
 
 
@@ -144,7 +143,7 @@ def test_the_published_examples() -> None:
     """The one of GitHub's documentation, and the one of Slack's."""
     auth = AuthAnswer(type="github", secrets=[])
     said = "sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"
-    request = Request("POST", "/", {"x-hub-signature-256": said}, b"Hello, World!")
+    request = WebhookRequest("POST", "/", {"x-hub-signature-256": said}, b"Hello, World!")
     assert prove(auth, request, ["It's a Secret to Everybody"], now=0.0).why_not == ""
     auth = AuthAnswer(type="slack", secrets=[])
     body = (
@@ -158,6 +157,6 @@ def test_the_published_examples() -> None:
         "x-slack-request-timestamp": "1531420618",
         "x-slack-signature": "v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503",
     }
-    request = Request("POST", "/", headers, body)
+    request = WebhookRequest("POST", "/", headers, body)
     secret = "8f742231b10e8888abcd99yyyzzz85a5"
     assert prove(auth, request, [secret], now=1531420618.0).why_not == ""

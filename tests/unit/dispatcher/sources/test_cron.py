@@ -8,12 +8,11 @@ from datetime import timedelta
 
 import pytest
 
-from penstock.dispatcher.looping import Loop
-from penstock.dispatcher.sources.cron import LOOK_SECONDS_MAX, CronSource
-from penstock.dispatcher.sources.schedule import milliseconds
-from penstock.dispatcher.wire.events import EventsAsk, SourceAnswer
+from penstock.dispatcher.loop import Loop
+from penstock.dispatcher.sources.cron import LOOK_SECONDS_MAX, CronEmitter, milliseconds
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable
+from penstock.protocol.events import EventsAsk, SourceAnswer
 from penstock.testing.virtual import World, simulate
 from tests.unit.dispatcher.sources.scripted import BEGIN, ScriptedDispatcher, cron_source
 
@@ -32,7 +31,7 @@ async def emit(
     loops = []
     for number in range(sources):
         clock = world.clock(skew_seconds=100_000.0 * number)
-        source = CronSource(dispatcher, clock)
+        source = CronEmitter(dispatcher, clock)
         loops.append(
             Loop("cron", source.turn, idle_seconds=1, clock=clock, entropy=seeded_entropy(1))
         )
@@ -84,7 +83,7 @@ def test_an_outage_delays_and_loses_nothing() -> None:
     simulate(main, seed=3)
 
 
-def turns(source: CronSource, dispatcher: ScriptedDispatcher, *, advance: float = 0) -> float:
+def turns(source: CronEmitter, dispatcher: ScriptedDispatcher, *, advance: float = 0) -> float:
     if advance:
         dispatcher.begin += timedelta(seconds=advance)
     pause = asyncio.run(_turn(source))
@@ -92,7 +91,7 @@ def turns(source: CronSource, dispatcher: ScriptedDispatcher, *, advance: float 
     return pause
 
 
-async def _turn(source: CronSource) -> float | None:
+async def _turn(source: CronEmitter) -> float | None:
     return await source.turn()
 
 
@@ -109,9 +108,9 @@ class StillClock:
         raise AssertionError("nobody sleeps")
 
 
-def made(*sources: SourceAnswer) -> tuple[CronSource, ScriptedDispatcher]:
+def made(*sources: SourceAnswer) -> tuple[CronEmitter, ScriptedDispatcher]:
     dispatcher = ScriptedDispatcher(list(sources))
-    return CronSource(dispatcher, StillClock()), dispatcher
+    return CronEmitter(dispatcher, StillClock()), dispatcher
 
 
 def test_it_goes_on_from_the_last_cursor() -> None:
@@ -131,7 +130,7 @@ def test_of_many_that_were_missed_the_latest(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING):
         turns(source, dispatcher)
     assert dispatcher.ids == hours(*range(-99, 1))
-    assert "hourly has missed more than 100 times" in caplog.text
+    assert "hourly missed more than 100 ticks" in caplog.text
 
 
 def test_intervals_go_on_from_the_end_of_the_last() -> None:
@@ -196,7 +195,7 @@ def test_one_that_is_refused_keeps_no_other_from_its_time(
         cron_source("a"), cron_source("b", datasets={"other": "u"}), cron_source("c", cron="often")
     )
     turns(source, dispatcher)
-    assert "the cron expression of c has 1 field" in caplog.text
+    assert "invalid cron expression of c: it has 1 field" in caplog.text
 
     def refusing(ask: EventsAsk) -> None:
         if ask.events[0].dataset == "ticks":

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.dispatcher.sources.schedule import (
-    Due,
+from penstock.dispatcher.sources.cron import (
+    DueTimes,
     cron_of,
     due_times,
     events_at,
@@ -44,7 +44,7 @@ def test_the_latest_of_all_times_in_between(
         every.append(time)
         time = next_after(cron, time, time_zone=zone)
     found = due_times(cron, after=after, until=until, time_zone=zone, most=most)
-    assert found == Due(tuple(every[-most:]), len(every) > most, time)
+    assert found == DueTimes(tuple(every[-most:]), len(every) > most, time)
 
 
 def test_nothing_is_due_when_no_time_has_passed() -> None:
@@ -52,11 +52,11 @@ def test_nothing_is_due_when_no_time_has_passed() -> None:
     soon = BEGIN + timedelta(minutes=1)
     later = soon + timedelta(minutes=1)
     none = due_times(cron, after=BEGIN, until=BEGIN, time_zone="UTC")
-    assert none == Due((), is_cut=False, following=soon)
+    assert none == DueTimes((), is_cut=False, following=soon)
     earlier = BEGIN - timedelta(days=1)
     assert due_times(cron, after=BEGIN, until=earlier, time_zone="UTC").times == ()
     one = due_times(cron, after=BEGIN, until=soon, time_zone="UTC")
-    assert one == Due((soon,), is_cut=False, following=later)
+    assert one == DueTimes((soon,), is_cut=False, following=later)
 
 
 def test_years_are_a_hundred_times() -> None:

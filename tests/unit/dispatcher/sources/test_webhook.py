@@ -16,18 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.dispatcher.sources.aws_lambda import cron_handler, webhook_handler
 from penstock.dispatcher.sources.client import WebhookClient
-from penstock.dispatcher.sources.functions import cron_handler, webhook_handler
-from penstock.dispatcher.sources.reading import BODY_BYTES_MAX, ID_HEADERS, Request
-from penstock.dispatcher.sources.receiving import REFUSALS_MAX, Receiver
-from penstock.dispatcher.sources.schedule import milliseconds
-from penstock.dispatcher.sources.webhook import WebhookApp
-from penstock.dispatcher.wire.events import (
-    AuthAnswer,
-    RefusalsAnswer,
-    RefusalsAsk,
-    SourcesAnswer,
-)
+from penstock.dispatcher.sources.cron import milliseconds
+from penstock.dispatcher.sources.webhook import REFUSALS_MAX, WebhookApp, WebhookReceiver
+from penstock.dispatcher.sources.webhook_request import BODY_BYTES_MAX, ID_HEADERS, WebhookRequest
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import (
     DispatcherRefused,
@@ -36,6 +29,8 @@ from penstock.kernel.errors import (
     PenstockError,
     SecretUnavailable,
 )
+from penstock.protocol.events import AuthAnswer, RefusalsAnswer, RefusalsAsk, SourcesAnswer
+from tests.sizes import some
 from tests.unit.dispatcher.sources.scripted import (
     BEGIN,
     ScriptedDispatcher,
@@ -79,8 +74,8 @@ async def secret(place: str) -> str:
 
 def receiving(
     dispatcher: ScriptedDispatcher, *, clock: HandClock | None = None, is_loopback: bool = True
-) -> Receiver:
-    return Receiver(
+) -> WebhookReceiver:
+    return WebhookReceiver(
         dispatcher,
         clock=clock or HandClock(),
         entropy=seeded_entropy(1),
@@ -394,7 +389,7 @@ def test_refusals_are_counted_and_wait_for_a_dispatcher_in_a_bounded_memory() ->
 
     async def main() -> None:
         for number in range(REFUSALS_MAX + 50):
-            asked = Request("POST", "/orders", {}, b"", address=f"192.0.2.{number}")
+            asked = WebhookRequest("POST", "/orders", {}, b"", address=f"192.0.2.{number}")
             for _ in range(2):
                 assert (await receiver.receive(asked)).status == 401
         # Whoever else is refused while the dispatcher takes none.
@@ -402,7 +397,7 @@ def test_refusals_are_counted_and_wait_for_a_dispatcher_in_a_bounded_memory() ->
 
         async def away(ask: RefusalsAsk, /) -> RefusalsAnswer:
             for number in range(REFUSALS_MAX):
-                asked = Request("POST", "/orders", {}, b"", address=f"198.51.100.{number}")
+                asked = WebhookRequest("POST", "/orders", {}, b"", address=f"198.51.100.{number}")
                 await receiver.receive(asked)
             dispatcher.failures = [DispatcherUnavailable("away")]
             return await refuse(ask)
@@ -440,7 +435,7 @@ def test_senders_without_a_secret_keep_nobody_out_who_has_one() -> None:
 
     async def main() -> None:
         dispatcher.sources = slowly  # type: ignore[method-assign]
-        receiver = Receiver(
+        receiver = WebhookReceiver(
             dispatcher, clock=clock, entropy=seeded_entropy(1), secret=find, is_loopback=False
         )
         transport = httpx.ASGITransport(app=WebhookApp(receiver), client=("192.0.2.7", 1))
@@ -468,7 +463,7 @@ def test_new_paths_are_seen_and_the_dispatcher_is_not_asked_each_time() -> None:
     receiver = receiving(dispatcher, clock=clock)
 
     def status(path: str) -> int:
-        return asyncio.run(receiver.receive(Request("POST", path, LOCAL, b""))).status
+        return asyncio.run(receiver.receive(WebhookRequest("POST", path, LOCAL, b""))).status
 
     assert [status("/orders") for _ in range(5)] == [202] * 5
     assert dispatcher.asked == 1
@@ -489,16 +484,16 @@ def test_new_paths_are_seen_and_the_dispatcher_is_not_asked_each_time() -> None:
 def test_time_goes_on_between_looks() -> None:
     dispatcher, clock = made(), HandClock()
     receiver = receiving(dispatcher, clock=clock)
-    asyncio.run(receiver.receive(Request("POST", "/orders", LOCAL, b"")))
+    asyncio.run(receiver.receive(WebhookRequest("POST", "/orders", LOCAL, b"")))
     clock.seconds += 2
-    asyncio.run(receiver.receive(Request("POST", "/orders", LOCAL, b"")))
+    asyncio.run(receiver.receive(WebhookRequest("POST", "/orders", LOCAL, b"")))
     assert [each.cursor for each in dispatcher.kept] == [
         milliseconds(BEGIN),
         milliseconds(BEGIN) + 2000,
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=some(100), deadline=None)
 @given(
     st.binary(max_size=200)
     | st.recursive(
@@ -516,7 +511,7 @@ def test_time_goes_on_between_looks() -> None:
 )
 def test_whatever_comes_is_answered(content: bytes, query: str, headers: dict[str, str]) -> None:
     receiver = receiving(made())
-    asked = Request("POST", "/orders", LOCAL | headers, content, query)
+    asked = WebhookRequest("POST", "/orders", LOCAL | headers, content, query)
     assert asyncio.run(receiver.receive(asked)).status in (202, 400, 422)
 
 

@@ -7,11 +7,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dispatcher.tasks.batches import Member, batch_names, divided
+from penstock.dispatcher.tasks.lifecycle import BatchMember, batch_names, divided
 
 
-def members(keys: list[str]) -> list[Member]:
-    return [Member(number, key) for number, key in enumerate(keys, start=1)]
+def members(keys: list[str]) -> list[BatchMember]:
+    return [BatchMember(number, key) for number, key in enumerate(keys, start=1)]
 
 
 @given(st.lists(st.sampled_from("abcdef"), max_size=40), st.integers(2, 9))

@@ -8,17 +8,22 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.wakeups.base import Channel
-from penstock.dispatcher.wakeups.broker import WAITING_SECONDS_MAX, Broker, WakeUp
+from penstock.dispatcher.wakeups.base import WakeUpChannel
+from penstock.dispatcher.wakeups.long_poll import (
+    RESENT_MAX,
+    WAITING_SECONDS_MAX,
+    Broker,
+    WakeUp,
+)
 from penstock.kernel.errors import DispatcherUnavailable
 from penstock.testing.virtual import World, simulate
 
-CLEAN = Channel("clean", Priority.NORMAL)
-CLEAN_BULK = Channel("clean", Priority.BULK)
-LOAD = Channel("load", Priority.NORMAL)
+CLEAN = WakeUpChannel("clean", Priority.NORMAL)
+CLEAN_BULK = WakeUpChannel("clean", Priority.BULK)
+LOAD = WakeUpChannel("load", Priority.NORMAL)
 
 
-def channels(found: Sequence[WakeUp]) -> list[Channel]:
+def channels(found: Sequence[WakeUp]) -> list[WakeUpChannel]:
     return [each.channel for each in found]
 
 
@@ -53,6 +58,41 @@ def test_what_is_sent_while_nobody_waits_is_one_wake_up_and_bulk_comes_last() ->
             broker.send([LOAD])
             await world.clock().sleep(WAITING_SECONDS_MAX + 1)
             assert not await broker.wait("one", ["load"], seconds=1)
+
+    simulate(main, seed=1)
+
+
+def test_a_wake_up_that_the_dead_were_given_reaches_who_is_alive_within_the_half_minute() -> None:
+    async def main(world: World) -> None:
+        broker = Broker(clock=world.clock(), entropy=world.entropy("broker"))
+        async with broker, asyncio.TaskGroup() as group:
+            for number in range(50):
+                # Their machines have lost their power: nobody says so, and nobody reads an answer.
+                group.create_task(broker.wait(f"dead {number}", ["clean"], seconds=50))
+            await world.clock().sleep(1)
+            alive = group.create_task(broker.wait("alive", ["clean"], seconds=50))
+            await world.clock().sleep(1)
+            broker.send([CLEAN])
+            async with asyncio.timeout(20):
+                (found,) = await alive
+            assert not await broker.wait("alive", ["clean"], seconds=10, answered=[found.id])
+
+    simulate(main, seed=1)
+
+
+def test_of_thousands_who_wait_a_part_is_asked_again() -> None:
+    async def main(world: World) -> None:
+        broker = Broker(clock=world.clock(), entropy=world.entropy("broker"))
+        async with broker, asyncio.TaskGroup() as group:
+            waits = [
+                group.create_task(broker.wait(f"{number}", ["clean"], seconds=50))
+                for number in range(2_500)
+            ]
+            await world.clock().sleep(1)
+            broker.send([CLEAN])
+            await world.clock().sleep(16)
+            assert RESENT_MAX // 2 <= sum(each.done() for each in waits) <= RESENT_MAX + 1
+            broker.interrupt()
 
     simulate(main, seed=1)
 
@@ -99,10 +139,10 @@ def test_a_broker_that_stops_answers_all_and_one_that_is_full_refuses() -> None:
                 group.create_task(_refused(broker, f"listener {number}")) for number in range(2)
             ]
             await world.clock().sleep(1)
-            assert "2 workers wait here already" in await _refused(broker, "one more")
+            assert "2 workers already wait at this dispatcher" in await _refused(broker, "one more")
             await broker.stop()
-            assert [await each for each in waits] == ["This dispatcher stops."] * 2
-            assert await _refused(broker, "late") == "This dispatcher stops."
+            assert [await each for each in waits] == ["This dispatcher is shutting down."] * 2
+            assert await _refused(broker, "late") == "This dispatcher is shutting down."
 
     simulate(main, seed=1)
 

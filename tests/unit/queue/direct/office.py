@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
+from penstock.kernel.document_format import decode, encode
 from penstock.kernel.errors import OutcomeUnknown
-from penstock.kernel.wire import decode, encode
-from penstock.queue.access import Access
 from penstock.queue.config import QueueConfig
-from penstock.queue.direct.cursor import Cursor, CursorAt
-from penstock.queue.direct.dispatching import Dispatch, announce
-from penstock.queue.direct.inbox import Inbox
-from penstock.queue.direct.leases import Held, WorkerLease
-from penstock.queue.direct.recovery import Recovery
-from penstock.queue.direct.roster import Roster
-from penstock.queue.discovery.scan import Sight
+from penstock.queue.context import QueueContext
+from penstock.queue.discovery.scanner import PackCandidate
+from penstock.queue.ids import PackAt, new_pack
+from penstock.queue.inbox import (
+    CursorDocument,
+    HeldWorkerLease,
+    Inbox,
+    InboxCursor,
+    WorkerLease,
+    WorkerRoster,
+)
+from penstock.queue.inbox_announcer import InboxRecovery, PackAnnouncer, announce
 from penstock.queue.layout import PointerAt, QueueLayout
 from penstock.queue.pack import Pack
-from penstock.queue.places import PackAt, new_pack
 from penstock.queue.settings import DispatchSettings
 from penstock.store.base import NO_METADATA, REPLACE, ObjectStore, PutMode, Swap, Version, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
@@ -104,8 +107,8 @@ class Office:
         *,
         handles: frozenset[str] = frozenset({"t"}),
         store: ObjectStore | None = None,
-    ) -> Held:
-        return Held(
+    ) -> HeldWorkerLease:
+        return HeldWorkerLease(
             store or self.store(),
             LAYOUT,
             worker=name,
@@ -114,8 +117,10 @@ class Office:
             entropy=self.world.entropy(f"held {name}"),
         )
 
-    async def cursor(self, name: str, store: ObjectStore, *, since: int | None = None) -> Cursor:
-        cursor = Cursor(store, LAYOUT, worker=name, entropy=self.world.entropy("cursors"))
+    async def cursor(
+        self, name: str, store: ObjectStore, *, since: int | None = None
+    ) -> InboxCursor:
+        cursor = InboxCursor(store, LAYOUT, worker=name, entropy=self.world.entropy("cursors"))
         await cursor.load(
             since_minute=self.minute if since is None else since, now_minute=self.minute
         )
@@ -123,25 +128,27 @@ class Office:
 
     async def inbox(
         self, name: str, *, handles: frozenset[str] = frozenset({"t"}), since: int | None = None
-    ) -> tuple[Inbox, Cursor]:
+    ) -> tuple[Inbox, InboxCursor]:
         store = self.store()
         cursor = await self.cursor(name, store, since=since)
         return Inbox(store, LAYOUT, worker=name, handles=handles, cursor=cursor), cursor
 
-    async def look(self, inbox: Inbox, *, wanted: int = 10) -> list[Sight]:
+    async def look(self, inbox: Inbox, *, wanted: int = 10) -> list[PackCandidate]:
         return await inbox.look(
             now_minute=self.minute, worth=lambda sight: sight.at.count, wanted=wanted
         )
 
-    def recovery(self, store: ObjectStore | None = None) -> tuple[Recovery, Roster]:
+    def recovery(self, store: ObjectStore | None = None) -> tuple[InboxRecovery, WorkerRoster]:
         store = store or self.store()
-        roster = Roster(store, LAYOUT)
+        roster = WorkerRoster(store, LAYOUT)
         entropy = self.world.entropy("recovery")
-        return Recovery(store, LAYOUT, roster, entropy=entropy), roster
+        return InboxRecovery(store, LAYOUT, roster, entropy=entropy), roster
 
-    def dispatch(self, *, store: ObjectStore | None = None, **settings: object) -> Dispatch:
-        access = Access(store or self.store(), LAYOUT, self.config, self.world.entropy("dispatch"))
-        return Dispatch(access, DispatchSettings(**settings))  # type: ignore[arg-type]  # by name
+    def dispatch(self, *, store: ObjectStore | None = None, **settings: object) -> PackAnnouncer:
+        access = QueueContext(
+            store or self.store(), LAYOUT, self.config, self.world.entropy("dispatch")
+        )
+        return PackAnnouncer(access, DispatchSettings(**settings))  # type: ignore[arg-type]  # by name
 
     @property
     def minute(self) -> int:
@@ -187,7 +194,7 @@ class Office:
 
     def saved(self, worker: str) -> int | None:
         found = self.bucket.objects.get(LAYOUT.inbox_cursor(worker))
-        return decode(CursorAt, found.body, where="cursor").minute if found else None
+        return decode(CursorDocument, found.body, where="cursor").minute if found else None
 
 
 def run(check: Callable[[Office], Awaitable[None]], *, seeds: int = 1) -> None:

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.queue.direct.cursor import (
-    BACK_MINUTES_MAX,
-    IDLE_SAVE_SECONDS,
-    LATE_MINUTES,
-    SAVE_SECONDS,
-)
+from penstock.queue.inbox import BACK_MINUTES_MAX, IDLE_SAVE_SECONDS, LATE_MINUTES, SAVE_SECONDS
 from penstock.store.metered import Kind
 from tests.unit.queue.direct.office import LAYOUT, Office, run
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from penstock.kernel.errors import Refused, Unavailable
 from penstock.queue.config import QueueConfig
-from penstock.queue.options import Options
-from penstock.queue.places import URGENT_MINUTE, task_at
-from penstock.queue.settings import Selection
-from penstock.queue.submission import Submitter
+from penstock.queue.ids import URGENT_MINUTE, task_at
+from penstock.queue.settings import WorkerSelection
+from penstock.queue.submit_options import SubmitOptions
+from penstock.queue.submitter import Submitter
 from penstock.store.base import (
     NO_METADATA,
     PAGE_KEYS_MAX,
@@ -84,7 +84,7 @@ def test_an_entry_is_written_after_the_pack_and_tells_all() -> None:
             return write(key, body, metadata)
 
         office.bucket.write = note  # type: ignore[method-assign]  # to see the order
-        (task,) = await _submitter(office).submit_many("t", [1], Options(limit="api"))
+        (task,) = await _submitter(office).submit_many("t", [1], SubmitOptions(limit="api"))
         at, _ = task_at(task)
         assert order[0] == LAYOUT.pack(at)
         entry = LAYOUT.read_inbox_entry(order[1])
@@ -135,7 +135,7 @@ def test_without_a_worker_the_pack_goes_where_things_become_due() -> None:
         submitter = _submitter(office)
         (task,) = await submitter.submit_many("t", [1])
         assert task_at(task)[0].path.startswith(f"ready/{office.minute}/")
-        (low,) = await submitter.submit_many("t", [1], Options(priority=-1))
+        (low,) = await submitter.submit_many("t", [1], SubmitOptions(priority=-1))
         assert task_at(low)[0].path.startswith("unhurried/")
         # One for another type does not help.
         await office.held("w", handles=frozenset({"other"})).take()
@@ -166,9 +166,9 @@ def test_urgent_and_delayed_packs_are_in_minutes_of_their_own() -> None:
     async def check(office: Office) -> None:
         await office.held("w").take()
         submitter = _submitter(office)
-        await submitter.submit_many("t", [1], Options(priority=9))
-        await submitter.submit_many("t", [1], Options(delay=600))
-        await submitter.submit_many("t", [1], Options(delay=1200, priority=9))
+        await submitter.submit_many("t", [1], SubmitOptions(priority=9))
+        await submitter.submit_many("t", [1], SubmitOptions(delay=600))
+        await submitter.submit_many("t", [1], SubmitOptions(delay=1200, priority=9))
         minutes = sorted(
             entry.minute
             for key in office.bucket.objects
@@ -183,7 +183,7 @@ def test_a_key_is_announced_once() -> None:
     async def check(office: Office) -> None:
         await office.held("w").take()
         submitter = _submitter(office)
-        options = Options(key="k", priority=2)
+        options = SubmitOptions(key="k", priority=2)
         for _ in range(3):
             await submitter.submit_keyed("t", 1, options, key_seconds=3600)
         (at,) = office.entries("w")
@@ -254,21 +254,21 @@ def test_hash_sends_all_of_an_affinity_to_one_worker() -> None:
     async def check(office: Office) -> None:
         for name in ("a", "b", "c", "d", "e"):
             await office.held(name).take()
-        submitter = _submitter(office, worker_selection=Selection.HASH)
+        submitter = _submitter(office, worker_selection=WorkerSelection.HASH)
 
         def told() -> list[str]:
             found = [LAYOUT.read_inbox_entry(key) for key in office.bucket.objects]
             return [each.worker for each in found if each is not None]
 
         for _ in range(10):
-            await submitter.submit_many("t", [1], Options(affinity="customer-7"))
+            await submitter.submit_many("t", [1], SubmitOptions(affinity="customer-7"))
         for number in range(5):
-            options = Options(affinity="customer-7", key=f"k{number}")
+            options = SubmitOptions(affinity="customer-7", key=f"k{number}")
             await submitter.submit_keyed("t", 1, options, key_seconds=3600)
         assert len(told()) == 15
         assert len(set(told())) == 1
         for number in range(30):
-            await submitter.submit_many("t", [1], Options(affinity=f"customer-{number}"))
+            await submitter.submit_many("t", [1], SubmitOptions(affinity=f"customer-{number}"))
         assert set(told()) == {"a", "b", "c", "d", "e"}
 
     run(check)

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from penstock.queue.direct import inbox as inboxes
-from penstock.queue.direct.cursor import LATE_MINUTES
-from penstock.queue.direct.dispatching import bucket_of
+from penstock.queue import inbox as inboxes
+from penstock.queue.ids import URGENT_MINUTE, PackAt, delayed, keyed_pack
+from penstock.queue.inbox import LATE_MINUTES
+from penstock.queue.inbox_announcer import bucket_of
 from penstock.queue.layout import PointerAt
-from penstock.queue.places import URGENT_MINUTE, PackAt, delayed, keyed_pack
 from penstock.store.metered import Kind
 from tests.unit.queue.direct.office import LAYOUT, NONCE, Office, run
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from penstock.kernel.errors import InvalidInput, WorkerIdConflict
-from penstock.queue.direct.leases import IDLE_STRETCH, UNREADABLE_SECONDS
+from penstock.queue.inbox import IDLE_STRETCH, UNREADABLE_SECONDS
 from penstock.store.metered import Kind
 from tests.unit.queue.direct.office import LAYOUT, LEASE_SECONDS, LosesAnswers, Office, run
 

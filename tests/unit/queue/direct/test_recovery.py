@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from penstock.kernel.wire import encode
-from penstock.queue.direct.leases import UNREADABLE_SECONDS, Held
-from penstock.queue.direct.recovery import LINGER_SECONDS
+from penstock.kernel.document_format import encode
+from penstock.queue.ids import PackAt, delayed
+from penstock.queue.inbox import UNREADABLE_SECONDS, HeldWorkerLease
+from penstock.queue.inbox_announcer import LINGER_SECONDS
 from penstock.queue.ledger import fresh
-from penstock.queue.places import PackAt, delayed
 from tests.unit.queue.direct.office import (
     LAYOUT,
     LEASE_SECONDS,
@@ -21,7 +21,7 @@ from tests.unit.queue.direct.office import (
 )
 
 
-async def _dead(office: Office, *, packs: int = 3) -> tuple[list[PackAt], Held]:
+async def _dead(office: Office, *, packs: int = 3) -> tuple[list[PackAt], HeldWorkerLease]:
     """A worker that died with so many pending packs in its inbox, and one that lives."""
     held = office.held("dead")
     await held.take()

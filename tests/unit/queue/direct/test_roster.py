@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.queue.direct.leases import IDLE_STRETCH, UNREADABLE_SECONDS
-from penstock.queue.direct.roster import Roster
+from penstock.queue.inbox import IDLE_STRETCH, UNREADABLE_SECONDS, WorkerRoster
 from penstock.store.metered import Kind
 from tests.unit.queue.direct.office import LAYOUT, LEASE_SECONDS, Office, run
 
@@ -13,7 +12,7 @@ def test_live_workers_with_a_handler_are_known() -> None:
         await office.held("b", handles=frozenset({"t", "u"})).take()
         await office.held("a").take()
         store = office.store()
-        roster = Roster(store, LAYOUT)
+        roster = WorkerRoster(store, LAYOUT)
         await roster.look()
         now = await store.now()
         assert roster.live(now) == ["a", "b"]
@@ -29,7 +28,7 @@ def test_renewals_are_seen_in_the_list_alone() -> None:
         for each in held:
             await each.take()
         store = office.store()
-        roster = Roster(store, LAYOUT)
+        roster = WorkerRoster(store, LAYOUT)
         await roster.look()
         for _ in range(20):
             await office.clock.sleep(20)
@@ -48,7 +47,7 @@ def test_where_there_is_doubt_the_lease_is_read() -> None:
         held = office.held("w")
         await held.take()
         store = office.store()
-        roster = Roster(store, LAYOUT)
+        roster = WorkerRoster(store, LAYOUT)
         await roster.look()
         await held.renew(is_idle=True)
         await office.clock.sleep(LEASE_SECONDS * IDLE_STRETCH - 5)
@@ -64,7 +63,7 @@ def test_who_left_died_or_was_forgotten_does_not_live() -> None:
         for each in (left, died, forgotten):
             await each.take()
         store = office.store()
-        roster = Roster(store, LAYOUT)
+        roster = WorkerRoster(store, LAYOUT)
         await roster.look()
         await left.leave()
         await forgotten.renew(is_idle=False)
@@ -85,7 +84,7 @@ def test_a_damaged_lease_is_nobody_and_may_be_over_in_the_end() -> None:
     async def check(office: Office) -> None:
         office.bucket.write(LAYOUT.inbox_lease("w"), b"nonsense", {})
         store = office.store()
-        roster = Roster(store, LAYOUT)
+        roster = WorkerRoster(store, LAYOUT)
         await roster.look()
         assert roster.live(await store.now()) == []
         assert not roster.seen["w"].may_be_over(await store.now())

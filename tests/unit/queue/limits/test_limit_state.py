@@ -13,20 +13,22 @@ from hypothesis import strategies as st
 
 from penstock.kernel.entropy import Entropy, seeded_entropy
 from penstock.kernel.errors import InvalidInput
-from penstock.queue.limits.definition import Definition, definition
-from penstock.queue.limits.state import (
+from penstock.queue.limits import (
     LEASE_SECONDS,
     TURN_SECONDS,
-    Ask,
+    LimitDefinition,
+    LimitRequest,
     LimitState,
-    asked,
+    apply_request,
     level,
-    part,
+    limit_definition,
     redefined,
+    share_of,
     tokens_in_seconds,
     without_ended,
 )
 from penstock.store.time import Interval
+from tests.sizes import some
 
 T0 = 1_800_000_000.0
 
@@ -38,7 +40,7 @@ def at(seconds: float, *, width: float = 0.0) -> Interval:
 
 
 def limit(**words: float) -> LimitState:
-    return LimitState(definition=definition(**words))  # type: ignore[arg-type]  # ints are given
+    return LimitState(definition=limit_definition(**words))  # type: ignore[arg-type]  # ints are given
 
 
 def permits(state: LimitState) -> dict[str, int]:
@@ -46,43 +48,48 @@ def permits(state: LimitState) -> dict[str, int]:
 
 
 def test_permits_are_given_up_to_the_limit_and_not_beyond() -> None:
-    state = asked(limit(concurrency=5), Ask(worker="a", wants=3), at(0))
-    state = asked(state, Ask(worker="b", wants=3), at(1))
+    state = apply_request(limit(concurrency=5), LimitRequest(worker="a", wants=3), at(0))
+    state = apply_request(state, LimitRequest(worker="b", wants=3), at(1))
     assert permits(state) == {"a": 3, "b": 2}
     assert state.shares["b"].wants == 1
 
 
 def test_a_dead_holder_is_gone_when_its_lease_has_surely_ended() -> None:
-    state = asked(limit(concurrency=1), Ask(worker="a", wants=1), at(0))
-    early = asked(state, Ask(worker="b", wants=1), at(LEASE_SECONDS, width=0.2))
+    state = apply_request(limit(concurrency=1), LimitRequest(worker="a", wants=1), at(0))
+    early = apply_request(state, LimitRequest(worker="b", wants=1), at(LEASE_SECONDS, width=0.2))
     assert permits(early) == {"a": 1, "b": 0}
-    late = asked(early, Ask(worker="b", wants=1), at(LEASE_SECONDS + 0.1, width=0.2))
+    late = apply_request(
+        early, LimitRequest(worker="b", wants=1), at(LEASE_SECONDS + 0.1, width=0.2)
+    )
     assert permits(late) == {"b": 1}
 
 
 def test_a_lowered_limit_gives_nothing_until_enough_was_returned() -> None:
-    state = asked(limit(concurrency=10), Ask(worker="a", wants=10), at(0))
-    lowered = redefined(state, definition(concurrency=4), at(1))
+    state = apply_request(limit(concurrency=10), LimitRequest(worker="a", wants=10), at(0))
+    lowered = redefined(state, limit_definition(concurrency=4), at(1))
     assert lowered is not None
-    lowered = asked(lowered, Ask(worker="b", wants=2), at(2))
-    lowered = asked(lowered, Ask(worker="a", keeps=6, runs=6), at(3))
+    lowered = apply_request(lowered, LimitRequest(worker="b", wants=2), at(2))
+    lowered = apply_request(lowered, LimitRequest(worker="a", keeps=6, runs=6), at(3))
     assert permits(lowered) == {"a": 6, "b": 0}
-    assert part(lowered, "a", at(3)) == 2
-    lowered = asked(lowered, Ask(worker="a", keeps=2, runs=2), at(4))
-    assert permits(asked(lowered, Ask(worker="b", wants=2), at(5))) == {"a": 2, "b": 2}
+    assert share_of(lowered, "a", at(3)) == 2
+    lowered = apply_request(lowered, LimitRequest(worker="a", keeps=2, runs=2), at(4))
+    assert permits(apply_request(lowered, LimitRequest(worker="b", wants=2), at(5))) == {
+        "a": 2,
+        "b": 2,
+    }
 
 
 def test_holders_give_others_their_fair_part() -> None:
-    state = asked(limit(concurrency=10), Ask(worker="a", wants=10), at(0))
-    state = asked(state, Ask(worker="b", wants=10), at(1))
-    state = asked(state, Ask(worker="c", wants=2), at(2))
-    assert {name: part(state, name, at(2)) for name in "abc"} == {"a": 4, "b": 4, "c": 2}
-    state = asked(state, Ask(worker="a", keeps=4, runs=4, wants=6), at(3))
-    state = asked(state, Ask(worker="b", wants=10), at(4))
+    state = apply_request(limit(concurrency=10), LimitRequest(worker="a", wants=10), at(0))
+    state = apply_request(state, LimitRequest(worker="b", wants=10), at(1))
+    state = apply_request(state, LimitRequest(worker="c", wants=2), at(2))
+    assert {name: share_of(state, name, at(2)) for name in "abc"} == {"a": 4, "b": 4, "c": 2}
+    state = apply_request(state, LimitRequest(worker="a", keeps=4, runs=4, wants=6), at(3))
+    state = apply_request(state, LimitRequest(worker="b", wants=10), at(4))
     # What is free for the third is not taken by the first or the second.
-    state = asked(state, Ask(worker="a", keeps=4, runs=4, wants=6), at(5))
+    state = apply_request(state, LimitRequest(worker="a", keeps=4, runs=4, wants=6), at(5))
     assert permits(state) == {"a": 4, "b": 4, "c": 0}
-    assert permits(asked(state, Ask(worker="c", wants=2), at(6)))["c"] == 2
+    assert permits(apply_request(state, LimitRequest(worker="c", wants=2), at(6)))["c"] == 2
 
 
 def test_one_permit_goes_round_among_many() -> None:
@@ -92,9 +99,9 @@ def test_one_permit_goes_round_among_many() -> None:
     for _ in range(200):
         seconds += 5
         for name in "abcd":
-            runs = 1 if held == name and part(state, name, at(seconds)) else 0
-            state = asked(
-                state, Ask(worker=name, keeps=runs, runs=runs, wants=1 - runs), at(seconds)
+            runs = 1 if held == name and share_of(state, name, at(seconds)) else 0
+            state = apply_request(
+                state, LimitRequest(worker=name, keeps=runs, runs=runs, wants=1 - runs), at(seconds)
             )
             if state.shares[name].permits and held != name:
                 held = name
@@ -105,12 +112,12 @@ def test_one_permit_goes_round_among_many() -> None:
 
 
 def test_tokens_flow_in_by_the_rate_and_no_higher_than_the_burst() -> None:
-    state = asked(limit(rate=2, burst=5), Ask(worker="a", wants=9), at(0))
+    state = apply_request(limit(rate=2, burst=5), LimitRequest(worker="a", wants=9), at(0))
     assert state.shares["a"].tokens == 5
     # Nothing flows in for what is taken and not reported.
     assert level(state, at(100)) == 0
-    used = Ask(worker="a", starts=5, started_ms=int((T0 + 100) * 1000))
-    state = asked(state, used, at(100.5))
+    used = LimitRequest(worker="a", starts=5, started_ms=int((T0 + 100) * 1000))
+    state = apply_request(state, used, at(100.5))
     assert state.shares == {}
     assert level(state, at(100.5)) == pytest.approx(1)
     assert tokens_in_seconds(state, 3, at(100.5)) == pytest.approx(1)
@@ -118,27 +125,29 @@ def test_tokens_flow_in_by_the_rate_and_no_higher_than_the_burst() -> None:
 
 
 def test_a_report_that_comes_twice_counts_once() -> None:
-    state = asked(limit(rate=1, burst=5), Ask(worker="a", wants=5), at(0))
-    report = Ask(worker="a", tokens=2, starts=3, started_ms=int(T0 * 1000))
-    once = asked(state, report, at(0))
-    assert asked(once, report, at(0)).full_ms == once.full_ms
-    gone = asked(once, Ask(worker="a", starts=3, started_ms=int(T0 * 1000)), at(0))
-    assert asked(gone, report, at(0)).full_ms == once.full_ms
+    state = apply_request(limit(rate=1, burst=5), LimitRequest(worker="a", wants=5), at(0))
+    report = LimitRequest(worker="a", tokens=2, starts=3, started_ms=int(T0 * 1000))
+    once = apply_request(state, report, at(0))
+    assert apply_request(once, report, at(0)).full_ms == once.full_ms
+    gone = apply_request(once, LimitRequest(worker="a", starts=3, started_ms=int(T0 * 1000)), at(0))
+    assert apply_request(gone, report, at(0)).full_ms == once.full_ms
 
 
 def test_the_tokens_of_a_dead_worker_count_as_used_at_its_end() -> None:
-    state = asked(limit(rate=1, burst=5), Ask(worker="a", wants=5), at(0))
+    state = apply_request(limit(rate=1, burst=5), LimitRequest(worker="a", wants=5), at(0))
     after = without_ended(state, at(LEASE_SECONDS + 2))
     assert level(after, at(LEASE_SECONDS + 2)) == pytest.approx(2)
 
 
 def test_another_rate_forgets_nothing_that_was_used() -> None:
-    state = asked(limit(rate=1, burst=5), Ask(worker="a", wants=5), at(0))
-    state = asked(state, Ask(worker="a", starts=5, started_ms=int(T0 * 1000)), at(0))
-    faster = redefined(state, definition(rate=2, burst=10), at(0))
+    state = apply_request(limit(rate=1, burst=5), LimitRequest(worker="a", wants=5), at(0))
+    state = apply_request(
+        state, LimitRequest(worker="a", starts=5, started_ms=int(T0 * 1000)), at(0)
+    )
+    faster = redefined(state, limit_definition(rate=2, burst=10), at(0))
     assert faster is not None
     assert level(faster, at(0)) == pytest.approx(5)
-    assert redefined(faster, definition(rate=2, burst=10), at(9)) is faster
+    assert redefined(faster, limit_definition(rate=2, burst=10), at(9)) is faster
 
 
 @dataclass
@@ -172,11 +181,11 @@ class Fleet:
         name = self.draw("abc")
         now = self.now()
         if now.latest >= self.ends.get(name, 0.0):
-            # C3, R1: it has stopped by itself.
+            # LIMIT-3, LIMIT-4: it has stopped by itself.
             self.running[name] = self.pool[name] = 0
         match self.draw(["ask", "ask", "start", "start", "start", "end", "die"]):
             case "ask":
-                self.ask(name, now)
+                self.request(name, now)
             case "start":
                 self.start(name, now)
             case "end" if self.running.get(name):
@@ -195,11 +204,11 @@ class Fleet:
             case _:
                 pass
 
-    def ask(self, name: str, now: Interval) -> None:
+    def request(self, name: str, now: Interval) -> None:
         runs = self.running.get(name, 0)
         keeps = self.between(runs, runs + 2)
         kept = self.between(0, self.pool.get(name, 0))
-        ask = Ask(
+        request = LimitRequest(
             worker=name,
             keeps=keeps,
             runs=runs,
@@ -208,7 +217,7 @@ class Fleet:
             starts=self.made.get(name, 0),
             started_ms=self.made_ms.get(name, 0),
         )
-        self.state = asked(self.state, ask, now)
+        self.state = apply_request(self.state, request, now)
         share = self.state.shares.get(name)
         self.pool[name] = share.tokens if share else 0
         self.ends[name] = share.ends_ms / 1000 if share else 0.0
@@ -219,7 +228,7 @@ class Fleet:
         share = self.state.shares.get(name)
         if share is None:
             return
-        words: Definition = self.state.definition
+        words: LimitDefinition = self.state.definition
         if words.rate is not None and not self.pool.get(name):
             return
         if words.concurrency is not None and self.running.get(name, 0) >= share.permits:
@@ -243,7 +252,7 @@ class Fleet:
                 assert count <= allowed + 1e-6
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=some(150), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     concurrency=st.one_of(st.none(), st.integers(1, 6)),
@@ -255,7 +264,7 @@ def test_whatever_workers_do_no_limit_is_exceeded(
 ) -> None:
     if concurrency is None and rate is None:
         concurrency = 2
-    words = definition(
+    words = limit_definition(
         concurrency=concurrency, rate=rate, burst=burst if rate is not None else None
     )
     fleet = Fleet(LimitState(definition=words), seeded_entropy(seed))
@@ -286,12 +295,12 @@ def test_a_definition_that_cannot_be_meant_is_refused(
     words: dict[str, float], problem: str
 ) -> None:
     with pytest.raises(InvalidInput, match=problem) as caught:
-        definition(**words)  # type: ignore[arg-type]  # that is the point
+        limit_definition(**words)  # type: ignore[arg-type]  # that is the point
     if "zero" in problem:
         assert "pause" in caught.value.hint
 
 
 def test_a_rate_has_a_burst_of_what_it_allows_in_its_time() -> None:
-    assert definition(rate=100, per_seconds=60).burst == 100
-    assert definition(rate=0.5).burst == 1
-    assert definition(rate=10, burst=3).burst == 3
+    assert limit_definition(rate=100, per_seconds=60).burst == 100
+    assert limit_definition(rate=0.5).burst == 1
+    assert limit_definition(rate=10, burst=3).burst == 3

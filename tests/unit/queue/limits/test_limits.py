@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from penstock.kernel.document_format import decode
 from penstock.kernel.errors import InvalidInput
-from penstock.kernel.wire import decode
 from penstock.queue.client import Queue, Task
+from penstock.queue.execution.handlers import TaskContext
 from penstock.queue.layout import QueueLayout
-from penstock.queue.limits.state import LEASE_SECONDS, LimitState
-from penstock.queue.running.handlers import TaskContext
-from penstock.queue.running.polling import Polling
-from penstock.queue.settings import Mode, WorkerSettings
+from penstock.queue.limits import LEASE_SECONDS, LimitState
+from penstock.queue.settings import DiscoveryMode, Polling, WorkerSettings
 from penstock.queue.worker import Worker
 from penstock.store.base import NO_METADATA, REPLACE, PutMode, Version, Wrapper
 from penstock.store.faulty import FaultPlan, FaultyStore
@@ -25,6 +24,7 @@ from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
 from penstock.store.retrying import RetryingStore
 from penstock.testing.virtual import World, simulate
+from tests.sizes import some
 
 LAYOUT = QueueLayout("q")
 QUICK = WorkerSettings(
@@ -112,7 +112,7 @@ class Scene:
         name: str,
         *,
         concurrency: int = 8,
-        mode: Mode = Mode.SHARED,
+        mode: DiscoveryMode = DiscoveryMode.SHARED,
         plan: FaultPlan | None = None,
     ) -> Site:
         store, faulty, meter = self._store(name)
@@ -184,9 +184,10 @@ def _run(check: Callable[[Scene], Awaitable[None]], *, seed: int = 1) -> None:
     simulate(main, seed=seed)
 
 
-@pytest.mark.parametrize("mode", [Mode.SHARED, Mode.LEASED])
-@pytest.mark.parametrize("seed", range(4))
-def test_no_more_run_than_may_and_all_end(mode: Mode, seed: int) -> None:
+@pytest.mark.parametrize("mode", [DiscoveryMode.SHARED, DiscoveryMode.LEASED])
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", range(some(4)))
+def test_no_more_run_than_may_and_all_end(mode: DiscoveryMode, seed: int) -> None:
     async def check(scene: Scene) -> None:
         queue = await scene.queue()
         await queue.limits.set("api", concurrency=3)
@@ -204,7 +205,8 @@ def test_no_more_run_than_may_and_all_end(mode: Mode, seed: int) -> None:
     _run(check, seed=seed)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", range(some(6)))
 def test_never_above_the_limit_whatever_dies(seed: int) -> None:
     async def check(scene: Scene) -> None:
         queue = await scene.queue()
@@ -229,7 +231,8 @@ def test_never_above_the_limit_whatever_dies(seed: int) -> None:
     _run(check, seed=seed)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", range(max(4, some(6))))
 def test_never_faster_than_the_rate_whatever_dies(seed: int) -> None:
     async def check(scene: Scene) -> None:
         queue = await scene.queue()

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
+from penstock.kernel.document_format import decode
 from penstock.kernel.errors import OutcomeUnknown, StoreError, Unavailable
-from penstock.kernel.wire import decode
 from penstock.queue.client import Queue
+from penstock.queue.execution.limit_gate import IDLE_SECONDS, RENEW_SECONDS, LimitHold
 from penstock.queue.layout import QueueLayout
-from penstock.queue.limits.permits import IDLE_SECONDS, RENEW_SECONDS, Hold
-from penstock.queue.limits.state import LEASE_SECONDS, MARGIN_SECONDS, LimitState, Share
+from penstock.queue.limits import LEASE_SECONDS, MARGIN_SECONDS, LimitShare, LimitState
 from penstock.store.base import NO_METADATA, REPLACE, Object, ObjectStore, PutMode, Version, Wrapper
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
@@ -68,10 +68,10 @@ class Bench:
         if words:
             await self.queue.limits.set("api", **words)
 
-    def hold(self, worker: str = "w") -> Hold:
-        return Hold(self.queue.access, "api", worker=worker)
+    def hold(self, worker: str = "w") -> LimitHold:
+        return LimitHold(self.queue.access, "api", worker=worker)
 
-    def share(self, worker: str = "w") -> Share | None:
+    def share(self, worker: str = "w") -> LimitShare | None:
         body = self.bucket.objects[KEY].body
         return decode(LimitState, body, where=KEY).shares.get(worker)
 
@@ -111,7 +111,7 @@ def test_permits_are_used_again_without_a_write() -> None:
             hold.give(1)
             assert hold.grab("a", 1) == 1
             await bench.clock.sleep(0.2)
-            await hold.mind()
+            await hold.refresh()
         assert bench.puts() == before
 
     _run(check)
@@ -145,11 +145,11 @@ def test_a_return_whose_answer_is_lost_is_not_used_any_more() -> None:
         await bench.clock.sleep(IDLE_SECONDS + 1)
         bench.store.is_cut = True
         with pytest.raises(StoreError):
-            await hold.mind()
+            await hold.refresh()
         # The object still gives us five, and we may have returned four.
         assert hold.free() == 0
         bench.store.is_cut = False
-        await hold.mind()
+        await hold.refresh()
         share = bench.share()
         assert share is not None
         assert share.permits == 1
@@ -167,7 +167,7 @@ def test_a_renewal_that_fails_ends_what_runs_before_the_lease_ends() -> None:
         await bench.clock.sleep(RENEW_SECONDS + 1)
         bench.store.is_cut = True
         with pytest.raises(StoreError):
-            await hold.mind()
+            await hold.refresh()
         assert hold.may_start()
         await bench.clock.sleep(LEASE_SECONDS - RENEW_SECONDS - MARGIN_SECONDS - 2)
         over = [hold.is_over]
@@ -190,7 +190,7 @@ def test_who_was_given_up_must_ask_again_and_stop_what_it_cannot_keep() -> None:
         hold.watch("a", (lambda: ended.append(1.0), lambda: None))
         await bench.clock.sleep(LEASE_SECONDS + 1)
         assert await other.ask_for("b", 1) == 1
-        await hold.mind()
+        await hold.refresh()
         assert ended
         assert hold.free() == 0
         assert await bench.hold("third").ask_for("c", 1) == 0
@@ -208,7 +208,7 @@ def test_a_limit_without_tokens_starts_nothing_that_had_leave_before() -> None:
         assert hold.may_start()
         await bench.queue.limits.set("api", rate=1, burst=3)
         await bench.clock.sleep(31)
-        await hold.mind()
+        await hold.refresh()
         assert not hold.may_start()
 
     _run(check)
@@ -245,7 +245,7 @@ def test_starts_are_reported_and_tokens_returned_within_two_seconds() -> None:
         hold.give(5)
         hold.forget("a")
         await bench.clock.sleep(2)
-        await hold.mind()
+        await hold.refresh()
         assert bench.share() is None
         seen = await bench.queue.limits.get("api")
         assert seen is not None
@@ -279,11 +279,11 @@ def test_what_is_asked_for_is_not_forgotten_however_long_the_answer_takes() -> N
         bench.store.slow_seconds = 20.0
         hold = bench.hold()
         async with asyncio.TaskGroup() as group:
-            asked = group.create_task(hold.ask_for("a", 1))
+            apply_request = group.create_task(hold.ask_for("a", 1))
             for _ in range(35):
                 await bench.clock.sleep(1)
                 assert not hold.is_idle
-        assert asked.result() == 1
+        assert apply_request.result() == 1
         assert not hold.is_idle
 
     _run(check)
@@ -297,12 +297,12 @@ def test_who_waits_to_ask_is_not_forgotten_when_the_ask_before_fails() -> None:
         hold = bench.hold()
         seen: list[bool] = []
 
-        async def ask(who: str) -> None:
+        async def request(who: str) -> None:
             with pytest.raises(StoreError):
                 await hold.ask_for(who, 1)
             seen.append(hold.is_idle)
 
-        await asyncio.gather(ask("a"), ask("b"))
+        await asyncio.gather(request("a"), request("b"))
         # The second asks for itself then; until it has, it may get permits.
         assert seen[0] is False
 
@@ -318,7 +318,7 @@ def test_what_had_leave_does_not_start_under_a_share_that_came_back_smaller() ->
         # Nothing has started and nobody watches: the claim is still on its way.
         await bench.clock.sleep(LEASE_SECONDS + 1)
         assert await other.ask_for("b", 3) == 3
-        await hold.mind()
+        await hold.refresh()
         share = bench.share()
         assert share is not None
         assert share.permits == 1

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.kernel.errors import InvalidInput
-from penstock.runtimes.base import Finished, Work
+from penstock.runtimes.base import AttemptWork, WorkResult
+from penstock.runtimes.spark.engine_protocol import RunReporter
 from penstock.runtimes.spark.settings import SparkSettings
-from penstock.runtimes.spark.telling import Telling
 from penstock.runtimes.task import Stopped
 from tests.contract.spark_standin import NoSessions
 
@@ -30,7 +30,7 @@ class Engine:
     def __init__(self, settings: SparkSettings, session: Any) -> None:
         pass
 
-    def run(self, session: Any, works: Sequence[Work], tell: Telling) -> None:
+    def run(self, session: Any, works: Sequence[AttemptWork], tell: RunReporter) -> None:
         global _running  # noqa: PLW0603 - a count of this process
         with _counting:
             _running += 1
@@ -51,14 +51,14 @@ class Engine:
             if is_one_by_one:
                 tell.begin([work.task_id])
                 _DEEDS.get(work.config.get("do", ""), _nothing)(work)
-            tell.end(work.task_id, Finished(made=(), metrics=said))
+            tell.end(work.task_id, WorkResult(made=(), metrics=said))
 
 
-def _nothing(work: Work) -> None:
+def _nothing(work: AttemptWork) -> None:
     pass
 
 
-def _die(work: Work) -> None:
+def _die(work: AttemptWork) -> None:
     """End the host, when the others have begun."""
     for number in work.config.get("after", ()):
         while not Path(work.config["folder"], f"begun-{number}").exists():
@@ -66,7 +66,7 @@ def _die(work: Work) -> None:
     os._exit(9)
 
 
-def _hang(work: Work) -> None:
+def _hang(work: AttemptWork) -> None:
     """Hold on to the thread, until it is stopped or for good."""
     Path(work.config["folder"], f"begun-{work.task_id}").touch()
     while True:
@@ -77,4 +77,4 @@ def _hang(work: Work) -> None:
                 return
 
 
-_DEEDS: Mapping[str, Callable[[Work], None]] = {"die": _die, "hang": _hang}
+_DEEDS: Mapping[str, Callable[[AttemptWork], None]] = {"die": _die, "hang": _hang}

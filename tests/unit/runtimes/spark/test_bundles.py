@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.runtimes.base import Work
-from penstock.runtimes.spark.bundles import GATHER_SECONDS, Bundle, Gathering, Ticket
-from penstock.testing.runtime_contract import Ear
+from penstock.runtimes.base import AttemptWork
+from penstock.runtimes.spark.host_process import GATHER_SECONDS, BatchCollector, Bundle, Ticket
+from penstock.testing.runtime_contract import RecordingReporter
 from penstock.testing.virtual import simulate
 
 
 def _ticket(task_id: int, batch: str = "", size: int = 1) -> Ticket:
-    work = Work(
+    work = AttemptWork(
         task_id=task_id,
         attempt=1,
         job="job",
@@ -20,7 +20,7 @@ def _ticket(task_id: int, batch: str = "", size: int = 1) -> Ticket:
         batch=batch,
         batch_size=size,
     )
-    return Ticket(work, Ear(), asyncio.get_running_loop().create_future())
+    return Ticket(work, RecordingReporter(), asyncio.get_running_loop().create_future())
 
 
 def _seen(whole: list[Bundle]) -> list[list[int]]:
@@ -36,7 +36,7 @@ async def _wait(seconds: float) -> None:
 def test_a_whole_batch_goes_at_once_and_what_is_alone_does_too() -> None:
     async def test() -> None:
         whole: list[Bundle] = []
-        gathering = Gathering(whole.append)
+        gathering = BatchCollector(whole.append)
         gathering.add(_ticket(1, "b", 2))
         gathering.add(_ticket(2))
         assert _seen(whole) == [[2]]
@@ -50,7 +50,7 @@ def test_a_whole_batch_goes_at_once_and_what_is_alone_does_too() -> None:
 def test_a_batch_that_does_not_become_whole_goes_after_a_moment() -> None:
     async def test() -> None:
         whole: list[Bundle] = []
-        gathering = Gathering(whole.append)
+        gathering = BatchCollector(whole.append)
         for task_id in (1, 2):
             gathering.add(_ticket(task_id, "b", 3))
         await _wait(GATHER_SECONDS / 2)
@@ -67,7 +67,7 @@ def test_a_batch_that_does_not_become_whole_goes_after_a_moment() -> None:
 def test_what_is_dropped_is_not_waited_for() -> None:
     async def test() -> None:
         whole: list[Bundle] = []
-        gathering = Gathering(whole.append)
+        gathering = BatchCollector(whole.append)
         tickets = [_ticket(task_id, "b", 3) for task_id in (1, 2, 3)]
         for ticket in tickets[:2]:
             gathering.add(ticket)
@@ -85,7 +85,7 @@ def test_what_is_dropped_is_not_waited_for() -> None:
 def test_a_batch_of_which_all_are_dropped_never_goes() -> None:
     async def test() -> None:
         whole: list[Bundle] = []
-        gathering = Gathering(whole.append)
+        gathering = BatchCollector(whole.append)
         ticket = _ticket(1, "b", 2)
         gathering.add(ticket)
         assert gathering.drop(ticket)
@@ -99,7 +99,7 @@ def test_a_batch_of_which_all_are_dropped_never_goes() -> None:
 def test_two_attempts_of_one_task_are_never_in_one_bundle() -> None:
     async def test() -> None:
         whole: list[Bundle] = []
-        gathering = Gathering(whole.append)
+        gathering = BatchCollector(whole.append)
         for _ in range(2):
             gathering.add(_ticket(1, "b", 2))
         gathering.close()

@@ -10,26 +10,26 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.errors import WorkFailed, WorkReleased
-from penstock.runtimes.base import Finished, Work
+from penstock.runtimes.base import AttemptWork, WorkResult
 from penstock.runtimes.spark.runtime import SparkRuntime
 from penstock.runtimes.spark.settings import SparkSettings
-from penstock.testing.runtime_contract import Ear
+from penstock.testing.runtime_contract import RecordingReporter
 from tests.integration.spark.trial import a_moment, cancelled, until, until_gone
 from tests.unit.runtimes.spark.test_runtime import ENGINE, _run, _work
 
-Outcome = Finished | BaseException
+Outcome = WorkResult | BaseException
 
 
 def _runtime(*, parallel: int = 4) -> SparkRuntime:
     return SparkRuntime(SparkSettings(parallel=parallel), engine=ENGINE)
 
 
-async def _outcomes(runtime: SparkRuntime, works: Sequence[Work]) -> list[Outcome]:
+async def _outcomes(runtime: SparkRuntime, works: Sequence[AttemptWork]) -> list[Outcome]:
     running = [_run(runtime, work) for work in works]
     return await asyncio.gather(*running, return_exceptions=True)
 
 
-def _batch(folder: Path, *deeds: str, **more: object) -> list[Work]:
+def _batch(folder: Path, *deeds: str, **more: object) -> list[AttemptWork]:
     size = len(deeds)
     return [
         _work(number, do, folder=str(folder), batch="b", batch_size=size, **more)
@@ -85,7 +85,7 @@ def test_what_waited_for_one_that_was_to_run_alone_goes_on_without_it(tmp_path: 
             folder = str(tmp_path)
             first = group.create_task(_run(runtime, _work(1, "hold", folder=folder)))
             await until(tmp_path / "begun-1")
-            ear = Ear()
+            ear = RecordingReporter()
             alone = asyncio.get_running_loop().create_task(
                 runtime.run(replace(_work(2), runs_alone=True), ear)
             )
@@ -107,10 +107,10 @@ def test_a_crash_at_the_end_of_a_batch_costs_what_has_not_ended(tmp_path: Path) 
     async def test() -> None:
         async with _runtime() as runtime:
             ends = await _outcomes(runtime, _batch(tmp_path, "", "", "die", ""))
-            assert [isinstance(each, Finished) for each in ends] == [True, True, False, False]
+            assert [isinstance(each, WorkResult) for each in ends] == [True, True, False, False]
             assert all(isinstance(each, WorkReleased) for each in ends[2:])
             ends = await _outcomes(runtime, _batch(tmp_path, "", "", "die"))
-            assert [type(each) for each in ends] == [Finished, Finished, WorkFailed]
+            assert [type(each) for each in ends] == [WorkResult, WorkResult, WorkFailed]
 
     asyncio.run(test())
 
@@ -121,7 +121,7 @@ def test_one_of_a_batch_that_is_given_up_lets_the_others_go_on_or_back(
 ) -> None:
     async def test() -> None:
         async with _runtime() as runtime:
-            loop, ears = asyncio.get_running_loop(), [Ear() for _ in range(3)]
+            loop, ears = asyncio.get_running_loop(), [RecordingReporter() for _ in range(3)]
             works = _batch(tmp_path, "", "hang", "", is_stubborn=is_stubborn)
             grace = 0.1 if is_stubborn else 30.0
             running = [
@@ -129,18 +129,20 @@ def test_one_of_a_batch_that_is_given_up_lets_the_others_go_on_or_back(
                 for work, ear in zip(works, ears, strict=True)
             ]
             await until(tmp_path / "begun-2")
-            assert isinstance(await running[0], Finished), "told before the others have ended"
+            assert isinstance(await running[0], WorkResult), "told before the others have ended"
             await a_moment()
             assert [ear.is_timed for ear in ears[1:]] == [True, False], "only whose turn it is"
             (host,) = runtime.pids
             await cancelled(running[1])
             if is_stubborn:
-                with pytest.raises(WorkReleased, match="of its batch was to end") as caught:
+                with pytest.raises(
+                    WorkReleased, match="of its batch did not stop in time"
+                ) as caught:
                     await running[2]
                 assert not caught.value.is_delayed
                 await until_gone(host)
             else:
-                assert isinstance(await running[2], Finished)
-            assert isinstance(await _run(runtime, _work(9)), Finished)
+                assert isinstance(await running[2], WorkResult)
+            assert isinstance(await _run(runtime, _work(9)), WorkResult)
 
     asyncio.run(test())

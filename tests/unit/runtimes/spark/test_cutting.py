@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.datasets.manifest import File
-from penstock.runtimes.spark.cutting import UNKNOWN_BYTES, files_for, splinters
+from penstock.runtimes.spark.result_size import UNKNOWN_BYTES, files_for, splinters
 
 MIB = 2**20
 TARGET = 128 * MIB

@@ -11,8 +11,8 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from penstock.kernel.errors import Damaged, Unavailable, WorkFailed
-from penstock.runtimes.spark.configs import JobConfig
 from penstock.runtimes.spark.errors import failed, is_too_large
+from penstock.runtimes.spark.job_config import JobConfig
 
 SQL = JobConfig(operator="spark.sql", sql="SELECT a,\n  b\nFROM raw", sql_file="clean.sql")
 

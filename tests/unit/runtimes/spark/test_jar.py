@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from java.build import build, compiler, sources_digest
 
-from penstock.runtimes.spark.conf import JAR
+from penstock.runtimes.spark.settings import JAR
 
 KILLED = """
 package penstock.spark;

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.errors import InvalidInput
-from penstock.runtimes.spark.archive import archive_of
-from penstock.runtimes.spark.java import Java, find_java, packaged_java, spark_home_of
+from penstock.runtimes.spark.java import Java, archive_of, find_java, packaged_java, spark_home_of
 from penstock.runtimes.spark.settings import SparkSettings
 
 _VECTOR = "jdk.incubator.vector"

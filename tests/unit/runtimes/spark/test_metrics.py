@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.runtimes.spark.metrics import metrics_of, progress_of
+from penstock.runtimes.spark.classic import metrics_of, progress_of
 
 
 def _job(**more: int) -> dict[str, Any]:

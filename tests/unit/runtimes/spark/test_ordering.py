@@ -8,10 +8,10 @@ from pyarrow import parquet
 
 from penstock.datasets.schema import Column
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.spark.access.fractions import has_fractions, told_columns
+from penstock.runtimes.spark.access.base import has_fractions, told_columns
+from penstock.runtimes.spark.columns import in_sparks_order, more_than_once
 from penstock.runtimes.spark.expectations import checked_table
-from penstock.runtimes.spark.expecting import Unique
-from penstock.runtimes.spark.ordering import in_sparks_order, more_than_once
+from penstock.runtimes.spark.job_config import UniqueCheck
 
 NAN, INF = float("nan"), float("inf")
 
@@ -33,14 +33,25 @@ def test_zeros_are_equal_until_nothing_else_decides() -> None:
         assert [(str(row["f"]), row["n"]) for row in rows] == [("0.0", 1), ("-0.0", 2), ("0.0", 2)]
 
 
+def test_rows_that_are_equal_in_what_is_sorted_by_have_one_order_too() -> None:
+    maps = pa.array([[("a", 0.0)], None, [("a", -0.0)], [("b", 1.0)]], pa.map_("string", "double"))
+    table = pa.table({"n": [1, 1, 1, 0], "m": maps})
+    turned = table.take([2, 0, 3, 1])
+    one, other = (in_sparks_order(each, ["n"], ties=["m"]) for each in (table, turned))
+    assert str(one.to_pylist()) == str(other.to_pylist())
+
+
 def test_what_is_there_more_than_once_is_what_spark_groups() -> None:
     other_nan = pa.array([0x7FF8000000000001], pa.int64()).view(pa.float64())[0]
     table = pa.table({"f": pa.array([NAN, other_nan.as_py(), 0.0, -0.0, 1.0, None, None])})
     assert [row["count"] for row in more_than_once(table, ["f"]).to_pylist()] == [2, 2, 2]
     nested = pa.table({"o": [{"x": [0.0]}, {"x": [-0.0]}, {"x": None}, None]})
     assert more_than_once(nested, ["o"]).to_pylist() == [{"o": {"x": [0.0]}, "count": 2}]
+    entries = [[("a", 0.0), ("b", 1.0)], [("b", 1.0), ("a", -0.0)], [("a", 1.0)]]
+    maps = pa.table({"m": pa.array(entries, pa.map_(pa.string(), pa.float64()))})
+    assert more_than_once(maps, ["m"]).to_pylist() == [{"m": entries[0], "count": 2}]
     with pytest.raises(WorkFailed, match=r"1 values are there .*: \{f=0\.0, count=2\}"):
-        checked_table(pa.table({"f": [0.0, -0.0]}), [Unique(columns=("f",))], output="out")
+        checked_table(pa.table({"f": [0.0, -0.0]}), [UniqueCheck(columns=("f",))], output="out")
 
 
 def test_files_say_nothing_of_fractions_by_which_spark_would_skip_nan() -> None:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtimes.spark import places
-from penstock.runtimes.spark.places import HostPlaces
+from penstock.runtimes.spark import host_process
+from penstock.runtimes.spark.host_process import HostFolders
 
 
 def test_a_runtime_that_starts_is_not_taken_for_a_dead_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = HostPlaces(str(tmp_path)), HostPlaces(str(tmp_path))
+    first, second = HostFolders(str(tmp_path)), HostFolders(str(tmp_path))
     other = threading.Thread(target=second.open)
-    hold = places._held
+    hold = host_process._held
 
     def held(folder: Path) -> int:
         if folder == first.folder and other.ident is None:
@@ -25,7 +25,7 @@ def test_a_runtime_that_starts_is_not_taken_for_a_dead_one(
             other.join(0.2)
         return hold(folder)
 
-    monkeypatch.setattr(places, "_held", held)
+    monkeypatch.setattr(host_process, "_held", held)
     first.open()
     other.join()
     assert first.folder.is_dir()

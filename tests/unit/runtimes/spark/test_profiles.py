@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from penstock.kernel.errors import WorkFailed, WorkReleased
-from penstock.runtimes.spark.conf import classic_conf
-from penstock.runtimes.spark.profiles import profile, profile_faults
-from penstock.runtimes.spark.settings import SparkSettings
+from penstock.runtimes.spark.settings import (
+    SparkSettings,
+    classic_conf,
+    connect_conf,
+    profile,
+    profile_faults,
+)
 
 HERE = SparkSettings(conf={"spark.a": "1", "spark.jars.packages": "a:b:1"})
 CLUSTER = SparkSettings(master="spark://h:7077", conf={"spark.archives": "x.zip"})
@@ -121,3 +125,9 @@ def test_nothing_that_has_ended_holds_an_executor_for_good() -> None:
     found = classic_conf(CLUSTER, folder="f", cores=2)
     for name in ("shuffleTracking.timeout", "cachedExecutorIdleTimeout"):
         assert found[f"spark.dynamicAllocation.{name}"].endswith("0s")
+
+
+def test_files_have_field_ids_whatever_is_said() -> None:
+    name = "spark.sql.parquet.fieldId.write.enabled"
+    said = SparkSettings(conf={name: "false"})
+    assert classic_conf(said, folder="f", cores=2)[name] == connect_conf(said)[name] == "true"

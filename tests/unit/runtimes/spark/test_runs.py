@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.kernel.entropy import seeded_entropy
-from penstock.runtimes.base import Work
+from penstock.runtimes.base import AttemptWork
 from penstock.runtimes.guard import kill_session, session_members
-from penstock.runtimes.spark.places import LOGS_MAX, HostPlaces
-from penstock.runtimes.spark.runs import Run
-from penstock.runtimes.spark.sessions import Group
-from penstock.runtimes.spark.telling import Ended
+from penstock.runtimes.spark.engine_protocol import JobGroup, WorkOutcome
+from penstock.runtimes.spark.host_process import LOGS_MAX, HostFolders
+from penstock.runtimes.spark.run_executor import HostRun
 from penstock.runtimes.task import Stopped
 from tests.contract.spark_standin import NoSessions
 
@@ -25,9 +24,9 @@ _never = threading.Event()
 
 class Seen(NoSessions):
     def __init__(self) -> None:
-        self.groups: list[Group] = []
+        self.groups: list[JobGroup] = []
 
-    def enter(self, session: Any, group: Group) -> None:
+    def enter(self, session: Any, group: JobGroup) -> None:
         self.groups.append(group)
 
 
@@ -37,23 +36,25 @@ class Heard:
     def __init__(self) -> None:
         self.dropped: list[str] = []
 
-    def begun(self, run: Run, task_ids: Collection[int]) -> None:
+    def begun(self, run: HostRun, task_ids: Collection[int]) -> None:
         pass
 
-    def ended(self, run: Run, task_id: int, ended: Ended) -> None:
+    def ended(self, run: HostRun, task_id: int, ended: WorkOutcome) -> None:
         pass
 
     def dropping(self) -> None:
         self.dropped.append("dropped")
 
 
-def _run(*task_ids: int) -> tuple[Run, Seen, list[str]]:
+def _run(*task_ids: int) -> tuple[HostRun, Seen, list[str]]:
     works = [
-        Work(task_id=each, attempt=1, job="job", operator="compact", generation="g", log=f"{each}")
+        AttemptWork(
+            task_id=each, attempt=1, job="job", operator="compact", generation="g", log=f"{each}"
+        )
         for each in task_ids
     ]
     seen, heard = Seen(), Heard()
-    run = Run(4, works, seen)
+    run = HostRun(4, works, seen)
     run.reporting = heard
     run.enter(object())
     return run, seen, heard.dropped
@@ -91,7 +92,7 @@ def test_what_is_begun_for_nobody_is_cancelled_at_once() -> None:
 def test_a_run_that_nobody_wants_is_interrupted_but_never_after_it_has_left() -> None:
     caught = threading.Event()
     entered = threading.Event()
-    runs: list[Run] = []
+    runs: list[HostRun] = []
 
     def work() -> None:
         run, _, _ = _run(1)
@@ -123,7 +124,7 @@ def test_a_run_that_nobody_wants_is_interrupted_but_never_after_it_has_left() ->
 
 def test_folders_of_dead_runtimes_are_removed_and_those_of_others_kept(tmp_path: Path) -> None:
     alive, dead, new = (
-        HostPlaces(str(tmp_path), entropy=seeded_entropy(seed)) for seed in range(3)
+        HostFolders(str(tmp_path), entropy=seeded_entropy(seed)) for seed in range(3)
     )
     (tmp_path / "spark").mkdir(mode=0o755)
     alive.open()
@@ -141,7 +142,7 @@ def test_folders_of_dead_runtimes_are_removed_and_those_of_others_kept(tmp_path:
 
 
 def test_the_newest_logs_are_kept(tmp_path: Path) -> None:
-    places = HostPlaces(str(tmp_path))
+    places = HostFolders(str(tmp_path))
     for number in range(LOGS_MAX + 3):
         _, log = places.new_host()
         log.touch()

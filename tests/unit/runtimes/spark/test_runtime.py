@@ -13,10 +13,10 @@ import pytest
 
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import WorkFailed, WorkReleased
-from penstock.runtimes.base import Finished, Work
+from penstock.runtimes.base import AttemptWork, WorkResult
 from penstock.runtimes.spark.runtime import SparkRuntime
 from penstock.runtimes.spark.settings import SparkSettings
-from penstock.testing.runtime_contract import Ear
+from penstock.testing.runtime_contract import RecordingReporter
 from tests.integration.spark.trial import a_moment, cancelled, until, until_gone
 
 ENGINE = "tests.unit.runtimes.spark.engine:Engine"
@@ -32,9 +32,9 @@ class Hasty(SystemClock):
         self.paused.append(seconds)
 
 
-def _work(task_id: int, do: str = "", **more: Any) -> Work:
+def _work(task_id: int, do: str = "", **more: Any) -> AttemptWork:
     batch = {name: more.pop(name) for name in ("batch", "batch_size") if name in more}
-    return Work(
+    return AttemptWork(
         task_id=task_id,
         attempt=1,
         job="job",
@@ -45,9 +45,9 @@ def _work(task_id: int, do: str = "", **more: Any) -> Work:
     )
 
 
-async def _run(runtime: SparkRuntime, work: Work) -> Finished:
+async def _run(runtime: SparkRuntime, work: AttemptWork) -> WorkResult:
     async with asyncio.timeout(60):
-        return await runtime.run(work, Ear())
+        return await runtime.run(work, RecordingReporter())
 
 
 def test_no_more_run_at_a_time_than_the_settings_say() -> None:
@@ -167,15 +167,15 @@ def test_a_runtime_without_a_data_folder_leaves_none_behind() -> None:
 def test_jobs_are_judged_without_spark() -> None:
     said = (
         "import sys\n"
-        "from penstock.runtimes.registry import Registry\n"
-        "faults = Registry().runtime('spark').faults('spark.sql', config={}, resources={})\n"
+        "from penstock.runtimes.registry import RuntimeRegistry\n"
+        "faults = RuntimeRegistry().runtime('spark').faults('spark.sql', config={}, resources={})\n"
         "assert list(faults)\n"
         "assert not {'pyspark', 'py4j', 'pandas', 'pyarrow'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", said], check=True)
 
 
-def _of(resources: dict[str, Any], task_id: int, do: str = "", **more: Any) -> Work:
+def _of(resources: dict[str, Any], task_id: int, do: str = "", **more: Any) -> AttemptWork:
     return replace(_work(task_id, do, **more), resources=resources)
 
 

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from penstock.kernel.errors import InvalidInput
-from penstock.runtimes.spark.conf import (
+from penstock.runtimes.spark.settings import (
+    SparkSettings,
     classic_conf,
     connect_conf,
     environment,
+    heap_bytes,
     java_options,
     python_of,
+    read_spark_settings,
 )
-from penstock.runtimes.spark.settings import SparkSettings, heap_bytes, read_spark_settings
 
 
 def test_sizes_are_read_as_people_write_them() -> None:

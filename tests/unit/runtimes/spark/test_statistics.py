@@ -15,8 +15,8 @@ from pyspark.sql import datasource, types
 from penstock.datasets.bounds import CHARACTERS_MAX, COLUMNS_MAX, Bound
 from penstock.datasets.snapshot import DataFile
 from penstock.datasets.transfer import Transfer
-from penstock.runtimes.spark.access.source import FilePartition, FileReader, TaggedFile
-from penstock.runtimes.spark.access.statistics import file_bounds
+from penstock.runtimes.spark.access.parquet import file_bounds
+from penstock.runtimes.spark.access.remote import FilePartition, FileReader, TaggedFile
 
 NAN = float("nan")
 LONG = "x" * 3000

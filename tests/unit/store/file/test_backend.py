@@ -20,7 +20,7 @@ from penstock.kernel.errors import (
     VersionConflict,
 )
 from penstock.store.base import CREATE, Swap, Version
-from penstock.store.file import objects
+from penstock.store.file import backend
 from penstock.store.file.backend import STAMP_RESOLUTION_SECONDS, FileStore
 from penstock.store.file.disk import Disk
 from penstock.store.time import TimeSample
@@ -130,7 +130,7 @@ def test_a_folder_that_becomes_a_link_meanwhile_is_not_followed(
         (root / "own").symlink_to(outside)
 
     async def use(store: FileStore) -> None:
-        monkeypatch.setattr(objects, "obstacle", swapped)
+        monkeypatch.setattr(backend, "obstacle", swapped)
         with pytest.raises(InvalidInput, match="a file or a link"):
             await store.delete("own/deep/file")
 

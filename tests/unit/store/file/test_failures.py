@@ -24,8 +24,7 @@ from penstock.kernel.errors import (
 )
 from penstock.store.base import CREATE, Version
 from penstock.store.file.backend import LOCK_SECONDS, FileStore
-from penstock.store.file.disk import Disk
-from penstock.store.file.own import stripe_of
+from penstock.store.file.disk import Disk, stripe_of
 from tests.unit.store.file.stores import (
     FailingDisk,
     JumpingClock,
@@ -314,7 +313,7 @@ def test_a_folder_that_is_removed_under_a_put_is_made_again(tmp_path: Path) -> N
         await store.delete("a/b/key")
 
     async def give_up(store: FileStore) -> None:
-        with pytest.raises(Unavailable, match="again and again"):
+        with pytest.raises(Unavailable, match="removed in every try"):
             await store.put("a/b/key", b"body")
 
     run(tmp_path, use, disk=RemovingDisk())

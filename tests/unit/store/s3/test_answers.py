@@ -22,7 +22,7 @@ from penstock.kernel.errors import (
 )
 from penstock.store.base import Entry, Version
 from penstock.store.s3.answers import (
-    Asked,
+    RequestSubject,
     copied_version,
     error_of,
     listing_of,
@@ -33,9 +33,9 @@ from penstock.store.s3.answers import (
 from penstock.store.s3.connection import Response
 from penstock.store.s3.transport import epoch_of
 
-READ = Asked("bucket", "us-east-1", "a/key")
-WRITE = Asked("bucket", "us-east-1", "a/key", writes=True)
-WHOLE = Asked("bucket", "us-east-1", "")
+READ = RequestSubject("bucket", "us-east-1", "a/key")
+WRITE = RequestSubject("bucket", "us-east-1", "a/key", writes=True)
+WHOLE = RequestSubject("bucket", "us-east-1", "")
 NAMESPACE = ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 
 
@@ -177,7 +177,7 @@ BODIES = st.binary(max_size=50) | st.text(max_size=50).map(lambda text: f"<Error
     asked=st.sampled_from([READ, WRITE, WHOLE]),
 )
 def test_whatever_comes_is_an_error_with_a_sentence(
-    status: int, body: bytes, headers: dict[str, str], asked: Asked
+    status: int, body: bytes, headers: dict[str, str], asked: RequestSubject
 ) -> None:
     error = error_of(Response(status, headers, body), asked)
     assert isinstance(error, StoreError)

@@ -10,7 +10,7 @@ import pytest
 from penstock.kernel.errors import InvalidInput
 from penstock.store.s3.config import S3Config, s3_config
 from penstock.store.s3.signing import Credentials
-from penstock.store.s3.transport import Endpoint
+from penstock.store.s3.transport import S3Endpoint
 
 KEYS = Credentials("AKIDEXAMPLE", "wJalrXUtnFEMI")
 SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"
@@ -30,7 +30,7 @@ def refusal(url: str, environment: Mapping[str, str] = NOWHERE) -> InvalidInput:
 
 def test_amazon_is_the_default() -> None:
     found = config("s3://bucket")
-    assert found.endpoint == Endpoint("bucket.s3.us-east-1.amazonaws.com", 443, True, "us-east-1")
+    assert found.endpoint == S3Endpoint("bucket.s3.us-east-1.amazonaws.com", 443, True, "us-east-1")
     assert (found.root, found.path_style) == ("", False)
     assert (found.path(None), found.path("a/b")) == ("/", "/a/b")
     assert found.where == "The S3 server at https://bucket.s3.us-east-1.amazonaws.com"
@@ -85,7 +85,7 @@ def test_an_endpoint_is_a_host_and_a_port(
         config(f"s3://bucket?endpoint={url}"),
         config("s3://bucket", {"AWS_ENDPOINT_URL": url}),
     ):
-        assert found.endpoint == Endpoint(host, port, tls, "us-east-1")
+        assert found.endpoint == S3Endpoint(host, port, tls, "us-east-1")
         assert found.endpoint.host_header == header
         assert found.path("k") == "/bucket/k"
 

@@ -6,18 +6,18 @@ from calendar import timegm
 
 import pytest
 
-from penstock.store.s3.signing import Credentials, Request, encoded_query, signed_headers
+from penstock.store.s3.signing import Credentials, SignedRequest, encoded_query, signed_headers
 
 CREDENTIALS = Credentials("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
 MOMENT = float(timegm((2013, 5, 24, 0, 0, 0)))
 
 EXAMPLES = {
     "get an object": (
-        Request("GET", "/test.txt", headers=[("Range", "bytes=0-9")]),
+        SignedRequest("GET", "/test.txt", headers=[("Range", "bytes=0-9")]),
         "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41",
     ),
     "put an object": (
-        Request(
+        SignedRequest(
             "PUT",
             "/test$file.text",
             headers=[
@@ -29,17 +29,17 @@ EXAMPLES = {
         "98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd",
     ),
     "get the life cycle": (
-        Request("GET", "/", query=[("lifecycle", "")]),
+        SignedRequest("GET", "/", query=[("lifecycle", "")]),
         "fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543",
     ),
     "list": (
-        Request("GET", "/", query=[("prefix", "J"), ("max-keys", "2")]),
+        SignedRequest("GET", "/", query=[("prefix", "J"), ("max-keys", "2")]),
         "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7",
     ),
 }
 
 
-def _signed(request: Request, credentials: Credentials = CREDENTIALS) -> dict[str, str]:
+def _signed(request: SignedRequest, credentials: Credentials = CREDENTIALS) -> dict[str, str]:
     return dict(
         signed_headers(
             request,
@@ -60,7 +60,9 @@ def test_the_published_examples(name: str) -> None:
 
 
 def test_every_header_is_signed_and_sent_as_it_is() -> None:
-    request = Request("PUT", "/k", headers=[("x-amz-meta-a", "two  spaces"), ("If-Match", '"v"')])
+    request = SignedRequest(
+        "PUT", "/k", headers=[("x-amz-meta-a", "two  spaces"), ("If-Match", '"v"')]
+    )
     headers = _signed(request)
     assert headers["x-amz-meta-a"] == "two  spaces"
     assert (
@@ -71,7 +73,7 @@ def test_every_header_is_signed_and_sent_as_it_is() -> None:
 
 def test_temporary_credentials_send_and_sign_their_token() -> None:
     temporary = Credentials("key", "secret", "token")
-    headers = _signed(Request("GET", "/k"), temporary)
+    headers = _signed(SignedRequest("GET", "/k"), temporary)
     assert headers["x-amz-security-token"] == "token"
     assert "x-amz-security-token" in headers["authorization"]
     assert "secret" not in repr(temporary)

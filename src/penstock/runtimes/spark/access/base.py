@@ -1,9 +1,22 @@
-"""What a way of access is. `choosing` takes one for where data lies and where Spark runs.
+"""The interface through which Spark reads and writes data. `choosing` selects an implementation.
 
 An access makes a DataFrame of files that are named, each with its sum, and brings the rows of a
-DataFrame into files below a location that only this attempt writes to. It says which files those
-are: the ones that Spark's own commit has left there, or that its tasks have reported. It writes no
-manifest, and publishes nothing.
+DataFrame into files below a location that only this attempt writes to. It says which files
+those are: the ones that Spark's own commit has left there, or that its tasks have reported. It
+writes no manifest, and publishes nothing.
+
+Readers skip row groups by the least and the greatest value in a footer, and by dictionaries. Of
+columns of fractions Spark cannot trust these:
+
+- Arrow's writer leaves NaN out of least and greatest. To Spark NaN is greater than all numbers,
+  and
+  it would skip `f > 0.5` over 0.1 and NaN. So files that are written here through Arrow say nothing
+  of such columns (`told_columns`). Spark's own writer does the same where there is a NaN.
+- A dictionary that has -0.0 has no 0.0, which to Spark are equal: it would skip `f = 0.0`, in
+  files
+  of its own too. So dictionaries are not looked at where there are such columns (`READ_WITHOUT`).
+
+All that writes Parquet through Arrow uses `opened_writer` or `told_columns`.
 """
 
 from __future__ import annotations
@@ -11,33 +24,143 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
-from pyspark.sql import DataFrame
+import pyarrow as pa
+from pyarrow import parquet
+from pyspark.sql import DataFrame, types
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from penstock.datasets.iceberg.schemas import ListType, MapType, SchemaField, fields_of, inner_of
 from penstock.datasets.manifest import File
 from penstock.datasets.schema import Column
 from penstock.datasets.snapshot import DataFile
-from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.spark.access.fractions import READ_WITHOUT, has_fractions
-from penstock.runtimes.spark.access.tags import tagged
-from penstock.runtimes.spark.columns import ddl
-from penstock.runtimes.spark.configs import PARTITION
+from penstock.kernel.errors import InvalidInput, WorkFailed
+from penstock.runtimes.spark.access.frame_metadata import tagged
+from penstock.runtimes.spark.columns import ddl, quoted, words
+from penstock.runtimes.spark.job_config import PARTITION
+
+READ_WITHOUT: Final = "parquet.filter.dictionary.enabled"
+"""The option of Spark's reader that has it look at dictionaries; "false" for not."""
+_FRACTION: Final = re.compile(r"\b(?:float|double)\b")
+_FRACTIONS: Final = ("FLOAT", "DOUBLE")
+
+
+def has_fractions(columns: Iterable[Column] | None) -> bool:
+    """Whether there are, or may be, columns of fractions, nested ones too."""
+    return columns is None or any(_FRACTION.search(each.type) for each in columns)
+
+
+@lru_cache(maxsize=256)
+def told_columns(schema: pa.Schema) -> list[str]:
+    """The columns of which a file written through Arrow says least and greatest, by their paths."""
+    sink = pa.BufferOutputStream()
+    with parquet.ParquetWriter(sink, schema):
+        pass
+    leaves: Any = parquet.ParquetFile(pa.BufferReader(sink.getvalue())).schema
+    every = (leaves.column(place) for place in range(len(leaves.names)))
+    return [each.path for each in every if each.physical_type not in _FRACTIONS]
+
+
+def opened_writer(path: Any, schema: pa.Schema) -> Any:
+    """A writer that says what it should of columns, and has checksums of pages as Spark's has.
+
+    Without Arrow's own schema: readers in Rust take it for the file's, and it has no field ids.
+    """
+    return parquet.ParquetWriter(
+        path,
+        schema,
+        write_statistics=told_columns(schema),
+        write_page_checksum=True,
+        store_schema=False,
+    )
+
+
+FIELD_ID: Final = "parquet.field.id"
+"""What Spark's writer takes for the id of a field, in the metadata of a column."""
+
+
+def identified(frame: DataFrame, key: str = "") -> DataFrame:
+    """A frame of which Spark's writer gives its columns their field ids, or none of them any.
+
+    It has none for what is in lists and maps, and ids of a part are worse than none; and what it
+    knows of columns that were renamed since they were read is wrong. `key` is in no file.
+    """
+    every = frame.schema.fields
+    ids = _ids_at_hand([each for each in every if each.name != key])
+    wanted = [each if each.name == key else _field_with(each, (), ids) for each in every]
+    if wanted == every:
+        return frame
+    return frame.select(
+        *(
+            F.col(quoted(each.name)).cast(to.dataType).alias(each.name, metadata=to.metadata)
+            for each, to in zip(every, wanted, strict=True)
+        )
+    )
+
+
+def _ids_at_hand(fields: Sequence[types.StructField]) -> Mapping[tuple[str, ...], int]:
+    """The ids of fields by their paths; none if not all of them can be given."""
+    try:
+        made = fields_of(tuple(Column(each.name, words(each.dataType)) for each in fields))
+    except InvalidInput:
+        return {}
+    found: dict[tuple[str, ...], int] = {}
+    waiting: list[tuple[tuple[str, ...], SchemaField]] = [((), each) for each in made]
+    while waiting:
+        above, each = waiting.pop()
+        if isinstance(each.type, ListType | MapType):
+            return {}
+        path = (*above, each.name)
+        found[path] = each.id
+        waiting += [(path, one) for one in inner_of(each.type)]
+    return found
+
+
+def _field_with(
+    field: types.StructField, above: tuple[str, ...], ids: Mapping[tuple[str, ...], int]
+) -> types.StructField:
+    path = (*above, field.name)
+    said = {name: value for name, value in (field.metadata or {}).items() if name != FIELD_ID}
+    if path in ids:
+        said[FIELD_ID] = ids[path]
+    kind = _type_with(field.dataType, path, ids)
+    return types.StructField(field.name, kind, field.nullable, said)
+
+
+def _type_with(
+    kind: types.DataType, path: tuple[str, ...], ids: Mapping[tuple[str, ...], int]
+) -> types.DataType:
+    match kind:
+        case types.StructType():
+            return types.StructType([_field_with(each, path, ids) for each in kind.fields])
+        case types.ArrayType():
+            inner = _type_with(kind.elementType, (*path, ""), ids)
+            return types.ArrayType(inner, kind.containsNull)
+        case types.MapType():
+            key = _type_with(kind.keyType, (*path, ""), ids)
+            value = _type_with(kind.valueType, (*path, ""), ids)
+            return types.MapType(key, value, kind.valueContainsNull)
+    return kind
+
 
 _WILD: Final = re.compile(r"[\[\]{}*?\\]")
 """What is a pattern to Spark, and may be in the name of somebody's folder."""
 _READERS_MAX: Final = 16
+WHOLE_BYTES_MAX: Final = 32 * 2**20
+"""What a frame reads of files that are compared whole; of more, each page is when it is read."""
+CHECKED: Final = {"parquet.page.verify-checksum.enabled": "true"}
 
-Divided = Mapping[str, tuple[File, ...]]
+PartitionedFiles = Mapping[str, tuple[File, ...]]
 """The files of each partition, by key, in the order of the keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
+class FileSlice:
     """Some files. With a tag, each of their rows has it in the column `_partition`."""
 
     files: Sequence[DataFile]
@@ -45,7 +168,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class WriteTarget:
     """Where rows go."""
 
     location: str
@@ -56,7 +179,7 @@ class Target:
     """The number of the first file, where files have numbers: those before it are there."""
 
 
-class Access(Protocol):
+class DataAccess(Protocol):
     """A way of access. Its methods may be called from several threads at once."""
 
     name: str
@@ -65,18 +188,18 @@ class Access(Protocol):
     def frame(
         self,
         session: Any,
-        slices: Sequence[Slice],
+        slices: Sequence[FileSlice],
         columns: Sequence[Column] | None,
         held: ExitStack,
     ) -> DataFrame:
         """The rows of these files. What has to stay while they are read is put into `held`."""
         ...
 
-    def write(self, frame: DataFrame, target: Target) -> tuple[File, ...]:
+    def write(self, frame: DataFrame, target: WriteTarget) -> tuple[File, ...]:
         """Write all rows of a frame; returns the files, without empty ones."""
         ...
 
-    def write_keys(self, frame: DataFrame, column: str, target: Target) -> Divided:
+    def write_keys(self, frame: DataFrame, column: str, target: WriteTarget) -> PartitionedFiles:
         """Write all rows of a frame that is sorted by this column, which has the keys of partitions
         and is in no file; the files of each lie in its folder below the target's location."""
         ...

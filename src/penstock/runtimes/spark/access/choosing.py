@@ -1,4 +1,8 @@
-"""Which way of access fits: by where the data lies, where Spark runs, and what it has."""
+"""Which way of access fits: by where the data lies, where Spark runs, and what it has.
+
+Penstock's own jar is first, since it is what tests and benchmarks run on; S3A is for who asks for
+it (decision 0073).
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,15 @@ from typing import Any, Final
 from penstock.datasets.cache import Cache
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.spark.access.base import Access
-from penstock.runtimes.spark.access.direct import Direct, S3a, has_class
-from penstock.runtimes.spark.access.fetched import Fetched
-from penstock.runtimes.spark.access.local import Local
-from penstock.runtimes.spark.access.native import Native
-from penstock.runtimes.spark.access.remote import Remote
+from penstock.runtimes.spark.access.base import DataAccess
+from penstock.runtimes.spark.access.folder import FolderAccess, JarFolderAccess
+from penstock.runtimes.spark.access.object_store import (
+    BucketAccess,
+    CachedBucketAccess,
+    S3aAccess,
+    has_class,
+)
+from penstock.runtimes.spark.access.remote import RemoteAccess
 from penstock.runtimes.spark.settings import SparkSettings
 
 _log = logging.getLogger(__name__)
@@ -23,17 +30,17 @@ _S3A: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 _OURS: Final = "penstock.spark.Buckets"
 
 
-class Accesses:
+class AccessSelector:
     """The ways of access of one host, each made when it is needed first, and said in the log."""
 
     def __init__(self, settings: SparkSettings, transfer: Transfer, session: Any) -> None:
         self._settings = settings
         self._transfer = transfer
         self._session = session
-        self._made: dict[str, Access] = {}
+        self._made: dict[str, DataAccess] = {}
         self._lock = threading.Lock()
 
-    def to(self, location: str) -> Access:
+    def to(self, location: str) -> DataAccess:
         """The way to this location."""
         scheme = location.partition(":")[0]
         with self._lock:
@@ -43,12 +50,11 @@ class Accesses:
                 self._made[scheme] = made
             return self._made[scheme]
 
-    def _choose(self, scheme: str, location: str) -> Access:
+    def _choose(self, scheme: str, location: str) -> DataAccess:
         if scheme == "file":
-            is_counted = not self._settings.is_local
             if has_class(self._session, _OURS):
-                return Local(self._transfer, self._session, is_counted=is_counted)
-            return Native(self._transfer, is_counted=is_counted)
+                return JarFolderAccess(self._transfer, self._session)
+            return FolderAccess(self._transfer, is_counted=not self._settings.is_local)
         if scheme != "s3":
             raise WorkFailed(
                 f"Spark jobs read and write file:// and s3://, and not {location!r}.",
@@ -57,9 +63,16 @@ class Accesses:
         if self._settings.is_local:
             folder = Path(self._settings.data) / "spark" / "cache"
             cache = Cache(folder, self._transfer, bytes_max=self._settings.cache_bytes_max)
-            return Fetched(self._transfer, self._session, cache)
-        if has_class(self._session, _S3A):
-            return S3a(self._transfer, self._session)
+            return CachedBucketAccess(self._transfer, self._session, cache)
+        if self._settings.s3a:
+            if not has_class(self._session, _S3A):
+                raise WorkFailed(
+                    f"The settings of the runtime spark ask for s3a, and its driver has no {_S3A}.",
+                    is_retried=False,
+                    hint="Name hadoop-aws in spark.jars.packages, or leave s3a out. With Connect"
+                    " nobody can ask the server for its jars.",
+                )
+            return S3aAccess(self._transfer, self._session)
         if has_class(self._session, _OURS):
-            return Direct(self._transfer, self._session)
-        return Remote(self._transfer)
+            return BucketAccess(self._transfer, self._session)
+        return RemoteAccess(self._transfer)

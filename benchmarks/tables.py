@@ -1,0 +1,340 @@
+"""How fast datasets are as tables: snapshots, loading, planning, and what publishing pays for them.
+
+A dataset of so many partitions, each with a manifest of one file, in a Postgres of its own and a
+store in memory whose requests are counted: what a bucket adds is its time for each. Times are
+medians, beside the CPU of this process and the statements that were sent to Postgres.
+
+- *publishing*: partitions that are replaced, with the log of publications and without it.
+- *at once*: publishers that replace partitions of one table at a time, while snapshots are made.
+- *a snapshot* after one publication: seconds, and objects that are written for it.
+- *loading* the table, and *planning* a scan of one partition, over HTTP.
+- *one by one*: a publication, its snapshot and its manifests, and then the next; beside it
+  *PyIceberg* that commits as many files one by one to its own catalog in SQLite, to a table that
+  has no other file, where it is installed.
+
+Run `python -m benchmarks.tables --help`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+from tests.integration.dispatcher.api.stage import parts_of
+from tests.integration.dispatcher.world import World
+
+from penstock.datasets.manifest import File, Manifest, digest, encode
+from penstock.datasets.schema import Column
+from penstock.dispatcher.api.catalog_endpoints import CatalogApplication
+from penstock.dispatcher.catalog.metadata_writer import MetadataWriter
+from penstock.dispatcher.catalog.scan_planner import ScanPlanner
+from penstock.dispatcher.catalog.snapshots import Snapshots
+from penstock.dispatcher.catalog.tables import Tables
+from penstock.dispatcher.database.local_server import LocalPostgres
+from penstock.dispatcher.database.migrations import migrate
+from penstock.dispatcher.database.pool import Connection, Database
+from penstock.store.metered import Kind, Meter, MeteredStore
+from penstock.store.opening import open_store
+
+NAME = "totals"
+GENERATION = "11111111-1111-4111-8111-111111111111"
+ROOT = "s3://bench/root"
+ATTEMPT = "0123456789abcdefghijklmn"
+COLUMNS = '[{"name": "x", "type": "bigint"}, {"name": "day", "type": "date"}]'
+
+
+FIGURES: dict[str, float] = {}
+
+
+def tell(name: str, value: float, unit: str) -> None:
+    FIGURES[name] = value
+    print(f"{name:<58} {value:>12,.1f} {unit}", flush=True)
+
+
+def manifest(partition: str, task: int) -> bytes:
+    """What a task says of the one file that it has made of a partition."""
+    sha = hashlib.sha256(partition.encode()).hexdigest()
+    return encode(
+        Manifest(
+            dataset=NAME,
+            generation=GENERATION,
+            job=NAME,
+            task_id=task,
+            attempt=1,
+            partition_key=partition,
+            rows=1000,
+            bytes=20_000,
+            columns=(Column("x", "bigint"), Column("day", "date")),
+            files=(File(name="part-0.parquet", rows=1000, bytes=20_000, sha256=sha),),
+        )
+    )
+
+
+class Bench:
+    """A dataset and its catalog."""
+
+    def __init__(self, database: Database, store: Any, root: str, partitions: int) -> None:
+        self.database = database
+        self.store = store
+        self.root = root
+        self.keys = [f"p-{number:06}" for number in range(partitions)]
+        self.tables = Tables(database, root=root, snapshots=Snapshots(database, pace_seconds=0))
+        self.writer = MetadataWriter(database, store, self.tables, ScanPlanner(database, store))
+        self.dataset = ""
+        self.task = 0
+
+    async def ask(self, statement: str, *values: object) -> list[dict[str, Any]]:
+        async def work(connection: Connection) -> list[dict[str, Any]]:
+            found = await connection.execute(statement.encode(), values)
+            return await found.fetchall() if found.description else []
+
+        return await self.database.transact(work)
+
+    async def begin(self) -> None:
+        """Publish all partitions."""
+        (row,) = await self.ask("INSERT INTO dataset (name) VALUES (%s) RETURNING id::text", NAME)
+        self.dataset = row["id"]
+        await self.ask(
+            "INSERT INTO generation (dataset_id, version, state, lineage)"
+            " VALUES (%s, %s, 'current', 'x')",
+            self.dataset,
+            GENERATION,
+        )
+        await self.ask(
+            "INSERT INTO generation_schema (dataset_id, version, columns) VALUES (%s, %s, %s)",
+            *(self.dataset, GENERATION, COLUMNS),
+        )
+        gate = asyncio.Semaphore(32)
+
+        async def wrote(key: str) -> tuple[str, str]:
+            async with gate:
+                return await self.wrote(key, 1)
+
+        made = await asyncio.gather(*(wrote(key) for key in self.keys))
+        self.task = 1
+        await self.ask(
+            "INSERT INTO publication (dataset_id, generation, partition_key, mode, task_id,"
+            " attempt, location, manifest, files, rows, bytes)"
+            " SELECT %s, %s, said.key, 'replace', 1, 1, said.location, said.manifest, 1, 1000,"
+            " 20000 FROM unnest(%s::text[], %s::text[], %s::text[])"
+            " AS said(key, location, manifest)",
+            *(self.dataset, GENERATION, self.keys),
+            *([each[0] for each in made], [each[1] for each in made]),
+        )
+
+    async def wrote(self, key: str, task: int) -> tuple[str, str]:
+        """Write the manifest of a partition; returns where, and its sum."""
+        folder = f"datasets/{NAME}/{GENERATION}/{key}/{task}-1-{ATTEMPT}"
+        body = manifest(key, task)
+        await self.store.put(f"{folder}/manifest.json", body)
+        return f"{self.root}/{folder}", digest(body)
+
+    async def replace(self, key: str) -> None:
+        """Write a partition and publish it again."""
+        self.task += 1
+        await self.move(key, *await self.wrote(key, self.task))
+
+    async def move(self, key: str, location: str, sha: str) -> None:
+        self.task += 1
+        await self.ask(
+            "UPDATE publication SET task_id = %s, location = %s, manifest = %s,"
+            " revision = revision + 1 WHERE dataset_id = %s AND partition_key = %s",
+            *(self.task, location, sha, self.dataset, key),
+        )
+
+
+async def seconds(work: Callable[[], Awaitable[object]]) -> float:
+    began = time.perf_counter()
+    await work()
+    return time.perf_counter() - began
+
+
+class Spent:
+    """What doing something took, each time: seconds, of CPU too, statements and objects written."""
+
+    sent = 0
+    """Statements of this process."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._found: list[tuple[float, ...]] = []
+
+    def _now(self) -> tuple[float, ...]:
+        return time.perf_counter(), time.process_time(), Spent.sent, requests(self._store)
+
+    async def on(self, work: Callable[[], Awaitable[object]]) -> None:
+        before = self._now()
+        await work()
+        self._found.append(tuple(now - then for now, then in zip(self._now(), before, strict=True)))
+
+    def tell(self, name: str) -> None:
+        wall, cpu, statements, puts = zip(*self._found, strict=True)
+        tell(f"{name}: time", 1000 * statistics.median(wall), "ms")
+        tell(f"{name}: CPU", 1000 * statistics.median(cpu), "ms")
+        tell(f"{name}: statements, at most", max(statements), "")
+        tell(f"{name}: objects written, at most", max(puts), "")
+
+
+def count_statements() -> None:
+    execute = psycopg.AsyncConnection.execute
+
+    async def counted(self: Any, *asked: Any, **more: Any) -> Any:
+        Spent.sent += 1
+        return await execute(self, *asked, **more)
+
+    psycopg.AsyncConnection.execute = counted  # type: ignore[method-assign]
+
+
+async def publishing(bench: Bench, times: int) -> None:
+    async def replaced() -> None:
+        for key in bench.keys[:times]:
+            await bench.move(key, f"{bench.root}/{bench.task}", "0")
+
+    rates: dict[str, list[float]] = {"ENABLE": [], "DISABLE": []}
+    for _ in range(5):
+        for word, found in rates.items():
+            await bench.ask(f"ALTER TABLE publication {word} TRIGGER publication_moved_logged")
+            found.append(times / await seconds(replaced))
+    logged, bare = (statistics.median(rates[word]) for word in ("ENABLE", "DISABLE"))
+    tell("publishing: transactions a second, with the log", logged, "/s")
+    tell("publishing: without it", bare, "/s")
+
+
+async def at_once(bench: Bench, publishers: int) -> None:
+    keys = [bench.keys[number % len(bench.keys)] for number in range(publishers)]
+    is_over = asyncio.Event()
+
+    async def snapshotting() -> int:
+        made = 0
+        while not is_over.is_set():
+            made += len(await bench.tables.snapshots.make(bench.dataset))
+            await asyncio.sleep(0.05)
+        return made
+
+    maker = asyncio.create_task(snapshotting())
+    took = await seconds(lambda: asyncio.gather(*(bench.replace(key) for key in keys)))
+    is_over.set()
+    made = await maker
+    await bench.tables.snapshots.make(bench.dataset)
+    (row,) = await bench.ask(
+        "SELECT count(*) AS lost FROM publication FULL JOIN ("
+        "  SELECT partition_key, location FROM table_part WHERE gone IS NULL) AS shown"
+        " USING (partition_key, location)"
+        " WHERE publication.dataset_id IS NULL OR shown.location IS NULL"
+    )
+    tell(f"at once: {publishers} publishers, publications a second", publishers / took, "/s")
+    tell("at once: snapshots made meanwhile", made, "")
+    tell("at once: publications that the last snapshot lacks", row["lost"], "")
+
+
+async def snapshots(bench: Bench, times: int) -> None:
+    first = await seconds(lambda: bench.tables.snapshots.make(bench.dataset))
+    tell("the snapshot before: seconds", first, "s")
+    took = await seconds(partial(bench.writer.written, NAME, is_waited=False))
+    tell("writing all manifests: seconds", took, "s")
+    making, writing = Spent(bench.store), Spent(bench.store)
+    every = 0.0
+    for number in range(times):
+        key = bench.keys[number * len(bench.keys) // times]
+        every += await seconds(partial(bench.replace, key))
+        began = time.perf_counter()
+        await making.on(lambda: bench.tables.snapshots.make(bench.dataset))
+        await writing.on(partial(bench.writer.written, NAME, is_waited=False))
+        every += time.perf_counter() - began
+    making.tell("a snapshot after one publication")
+    writing.tell("its manifests")
+    tell("one by one: publications with all that", times / every, "/s")
+
+
+def requests(store: Any) -> int:
+    """How many objects were written."""
+    meter: Meter = store.meter
+    return meter.requests(kind=Kind.PUT)
+
+
+async def reading(bench: Bench, times: int) -> None:
+    world = World("", bench.database, None)  # type: ignore[arg-type]
+    parts = parts_of(world, store=bench.store, root=bench.root)
+    transport = httpx.ASGITransport(CatalogApplication(parts))
+    path = f"/iceberg/v1/namespaces/penstock/tables/{NAME}"
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        loading, planning = Spent(bench.store), Spent(bench.store)
+        for number in range(times):
+
+            async def loaded() -> None:
+                answer = await client.get(path)
+                assert answer.json()["metadata"]["snapshots"], answer.text
+
+            await loading.on(loaded)
+            key = bench.keys[number * 7919 % len(bench.keys)]
+            wanted = {"type": "eq", "term": "partition_key", "value": key}
+
+            async def planned(wanted: object = wanted) -> None:
+                answer = await client.post(f"{path}/plan", json={"filter": wanted})
+                assert len(answer.json()["file-scan-tasks"]) == 1, answer.text
+
+            await planning.on(planned)
+    loading.tell("loading the table")
+    planning.tell("planning a scan of one partition")
+
+
+def beside(folder: Path, times: int) -> None:
+    """PyIceberg, which commits one file after the other to a catalog of its own."""
+    if find_spec("pyiceberg") is None or find_spec("sqlalchemy") is None:
+        print("PyIceberg and SQLAlchemy are not installed: nothing to compare with.")
+        return
+    pa, pq = import_module("pyarrow"), import_module("pyarrow.parquet")
+    made = import_module("pyiceberg.catalog.sql").SqlCatalog
+    catalog = made("peer", uri=f"sqlite:///{folder}/peer.db", warehouse=f"file://{folder}")
+    catalog.create_namespace("bench")
+    rows = pa.table({"x": pa.array([1, 2, 3], pa.int64())})
+    table = catalog.create_table("bench.totals", schema=rows.schema)
+    began = time.perf_counter()
+    for number in range(times):
+        path = f"{folder}/peer-{number}.parquet"
+        pq.write_table(rows, path)
+        table.add_files([path])
+    tell("one by one: commits of PyIceberg", times / (time.perf_counter() - began), "/s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="How fast datasets are as tables.")
+    parser.add_argument("--partitions", type=int, default=10_000)
+    parser.add_argument("--publishers", type=int, default=1000)
+    parser.add_argument("--times", type=int, default=20)
+    asyncio.run(measure(parser.parse_args()))
+
+
+async def measure(asked: argparse.Namespace) -> dict[str, float]:
+    count_statements()
+    with tempfile.TemporaryDirectory(prefix="penstock-tables-") as name:
+        folder = Path(name)
+        async with LocalPostgres(folder / "postgres") as postgres:
+            await migrate(postgres.dsn)
+            store = MeteredStore(await open_store("memory://tables"), Meter())
+            async with Database(postgres.dsn, connections_max=20) as database:
+                bench = Bench(database, store, ROOT, asked.partitions)
+                await bench.begin()
+                await snapshots(bench, asked.times)
+                await reading(bench, asked.times)
+                await at_once(bench, asked.publishers)
+                await publishing(bench, 10 * asked.times)
+            await store.close()
+        beside(folder, asked.times)
+    return FIGURES
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""`penstock keys`: the keys that sign the tokens of tasks, and their bucket policy."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from penstock.cli.dispatcher_call import ago, asked, fitted, line, on_a_dispatcher, show_json
+from penstock.cli.installation import settings_of, wiring
+from penstock.cli.options import absolute_option
+from penstock.kernel.errors import InvalidInput
+from penstock.protocol.keys import KeyAnswer, KeyState
+
+
+@click.command(
+    "list",
+    short_help="List the keys that sign tokens.",
+    epilog="Example: penstock keys list",
+)
+@absolute_option
+@on_a_dispatcher
+def list_(*, url: str, token: str | None, as_json: bool) -> None:
+    """List the keys of all dispatchers, the newest first.
+
+    A key is published, so that all who verify tokens know it; then it signs; then it is retired,
+    and stays until nothing that it has signed can be shown any more. One that was revoked stays in
+    the list for a year. One that signs and is of an earlier rotation belongs to a dispatcher that
+    was not seen since.
+    """
+    answer, now = asked(url, token, lambda client: client.keys())
+    if as_json:
+        show_json(answer)
+        return
+    rows = [
+        (
+            each.kid,
+            _state(each),
+            each.signer,
+            line(each.holder if each.signer == "kms" else each.holder[:8]),
+            ago(each.created_at, now=now),
+            ago(each.seen_at, now=now),
+            _next(each, now=now),
+        )
+        for each in answer.keys
+    ]
+    if not rows:
+        click.echo("There are no keys yet; a dispatcher makes one when it starts.", err=True)
+        return
+    fitted(("key", "state", "signer", "holder", "made", "seen", ""), rows)
+
+
+def _state(key: KeyAnswer) -> str:
+    if key.revoked_at is not None:
+        return "revoked"
+    is_late = key.state is KeyState.SIGNING and not key.is_rotated
+    return f"{key.state.value}, to be rotated" if is_late else key.state.value
+
+
+def _next(key: KeyAnswer, *, now: float) -> str:
+    if key.revoked_at is not None:
+        return f"revoked {ago(key.revoked_at, now=now)}"
+    match key.state:
+        case KeyState.PUBLISHED:
+            return f"signs {ago(key.signs_from, now=now)}"
+        case KeyState.RETIRED:
+            return f"retired {ago(key.retired_at, now=now)}"
+        case KeyState.SIGNING:
+            return ""
+
+
+@click.command(
+    short_help="Rotate the signing keys.",
+    epilog="Example: penstock keys rotate",
+)
+@click.option(
+    "--kms-key",
+    metavar="KEY",
+    help="Where AWS KMS signs: the id, ARN or alias of the key that does from now on.",
+)
+@absolute_option
+@on_a_dispatcher
+def rotate(*, kms_key: str | None, url: str, token: str | None, as_json: bool) -> None:
+    """Have every dispatcher sign with a new key.
+
+    The new keys are published at once and sign in about a minute; then the old ones are retired.
+    They stay until the attempts that they have signed for are over, so nothing that runs is
+    interrupted. A dispatcher that is away makes its new key when it is back. Asked again before the
+    new keys sign, it is the same rotation.
+
+    A key of KMS is not made here. Name another one, or have the alias that the dispatchers are set
+    to point to another one before.
+
+    Exit code 0: it was asked for. 1: no dispatcher could be asked. 2: KMS has no such key, or the
+    dispatcher does not sign with KMS.
+    """
+    answer, now = asked(url, token, lambda client: client.rotate_keys(kms_key=kms_key))
+    if as_json:
+        show_json(answer)
+        return
+    if not answer.is_new:
+        click.echo(
+            f"A rotation was requested {ago(answer.asked_at, now=now)}; no new one was started."
+        )
+    click.echo(f"New keys sign {ago(answer.signs_from, now=now)}: see 'penstock keys list'.")
+
+
+@click.command(
+    short_help="Revoke a key at once.",
+    epilog="Example: penstock keys revoke KID",
+)
+@click.argument("kid", metavar="KID")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
+@on_a_dispatcher
+def revoke(*, kid: str, yes: bool, url: str, token: str | None, as_json: bool) -> None:
+    """End a key at once: if somebody else may have it.
+
+    What it has signed proves nothing from now on, and others who verify tokens are told of it no
+    more. If it signs, its dispatcher makes a new one, which signs at once. Attempts that run have a
+    new token by their next heartbeat. A key of KMS that signs has to be rotated away first.
+
+    To change keys without a reason to mistrust them there is 'penstock keys rotate'.
+
+    Exit code 0: it is revoked. 1: there is no such key, or no dispatcher could be asked. 2: it is
+    the key of KMS that signs, or nobody has said yes.
+    """
+    if not yes:
+        what = f"What the key {kid} has signed will become invalid."
+        if not sys.stdin.isatty():
+            raise InvalidInput(what, hint="Nothing was done; confirm with --yes.")
+        click.confirm(f"{what} Continue?", abort=True, err=True)
+    answer, _ = asked(url, token, lambda client: client.revoke_key(kid))
+    if as_json:
+        show_json(answer)
+    elif answer.is_new:
+        click.echo(f"{kid} is revoked: see 'penstock keys list'.")
+    else:
+        click.echo(f"{kid} was revoked before.")
+
+
+@click.command(
+    "bucket-policy",
+    short_help="Print a policy for the bucket.",
+    epilog="Example: penstock keys bucket-policy --store s3://lake --role ARN > policy.json",
+)
+@click.option("--store", metavar="URL", help="s3://BUCKET/PREFIX.  [default: PENSTOCK_STORE]")
+@click.option(
+    "--role",
+    "task_role",
+    metavar="ARN",
+    help="The role whose credentials tasks are given.  [default: PENSTOCK_TASK_ROLE]",
+)
+@click.option(
+    "--vpc-endpoint",
+    metavar="ID",
+    default="",
+    help="The VPC endpoint that tasks have to come through, as in vpce-1a2b3c4d.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print it on one line.")
+def bucket_policy(*, vpc_endpoint: str, as_json: bool, **given: Any) -> None:
+    """Print a policy for the bucket that denies to tasks what no task is for.
+
+    The credentials of a task are limited by a policy of their own. This one is set on the bucket,
+    once, and holds even if one of those were wrong: tasks stay in the folders of datasets and of
+    scratch, delete nothing, and open nothing to others. It denies, and allows nothing; merge its
+    statements into the policy that the bucket has. Nothing is asked or changed here.
+
+    Exit code 2: there is no role or no bucket.
+    """
+    settings = settings_of(given)
+    if not settings.task_role:
+        raise InvalidInput(
+            "There is no role of tasks to make a policy for.",
+            hint="Name it with --role, or set PENSTOCK_TASK_ROLE.",
+        )
+    made = wiring("penstock.dispatcher.capabilities.policies").bucket_policy(
+        store_url=settings.store_url, role=settings.task_role, vpc_endpoint=vpc_endpoint
+    )
+    click.echo(json.dumps(made) if as_json else json.dumps(made, indent=2))
+
+
+@click.group(
+    invoke_without_command=True,
+    short_help="Manage the keys that sign task tokens.",
+    epilog="Example: penstock keys list",
+)
+@click.pass_context
+def keys(context: click.Context) -> None:
+    """Manage the keys that sign task tokens.
+
+    Every dispatcher has its own, in a file of its data folder, or all have one of AWS KMS. What a
+    key has signed is verified by its public half, which all dispatchers know.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+for verb in (list_, rotate, revoke, bucket_policy):
+    keys.add_command(verb)

@@ -1,2 +1,0 @@
-"""Plans of partitions to compute: `backfills` has the operations, `plans` what a plan may be,
-`advancing` makes tasks of one."""

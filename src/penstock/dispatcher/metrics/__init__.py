@@ -1,1 +1,0 @@
-"""Figures: `reading` reads gauges, `counters` counts, `exposition` writes both for Prometheus."""

@@ -1,1 +1,0 @@
-"""Backpressure: `deciding` decides who pauses for whom, `pressures` measures and writes."""

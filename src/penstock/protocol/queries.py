@@ -1,0 +1,137 @@
+"""Queries over what is published: what people and tasks ask, and what the query service does."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
+
+from penstock.protocol.base import Answer, Ask, Name, Page, TaskNumber
+from penstock.protocol.datasets import ColumnAnswer, Moment
+
+SQL_CHARACTERS_MAX: Final = 100_000
+TABLES_MAX: Final = 64
+QUERY_PARTS_MAX: Final = 10_000
+QUERY_SECONDS_MAX: Final = 3_600.0
+Sql = Annotated[str, Meta(min_length=1)]
+"""Of at most `SQL_CHARACTERS_MAX` characters, which is judged where it is begun."""
+Ticket = Annotated[str, Meta(min_length=16, max_length=64)]
+_Count = Annotated[int, Meta(ge=0, le=2**62)]
+
+
+class QueryFormat(StrEnum):
+    """How a result is written."""
+
+    ROWS = "rows"
+    """A line of columns, lines of rows, and a line that says how it ended; all JSON."""
+    JSONL = "jsonl"
+    CSV = "csv"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+
+
+class QueryAsk(Ask):
+    """One SELECT over datasets, by their names."""
+
+    sql: Sql
+    format: QueryFormat = QueryFormat.ROWS
+    at: Moment | None = None
+    """As it was then: the id of a snapshot, or a time; None is now."""
+    explain: bool = False
+    """Only say how it would be run."""
+    rows: Annotated[int, Meta(ge=0, le=10**9)] | None = None
+    """Cut the result after so many, and say so; None is all, or a refusal."""
+
+
+class QueryBeginAsk(Ask):
+    """The query service is about to run a query, or has refused it."""
+
+    sql: Sql
+    tables: Annotated[list[Name], Meta(max_length=TABLES_MAX)] = []
+    given: Annotated[list[Name], Meta(max_length=1000)] = []
+    """Names that the query gives by WITH: if there is no such dataset, that is what is meant."""
+    at: Moment | None = None
+    refusal: str | None = None
+    """Why it is not run: it is noted, and nothing else."""
+
+
+class QueryPart(Answer):
+    location: str
+    partition_key: str = ""
+    manifest: str | None = None
+
+
+class QueryTable(Answer):
+    """A dataset, as the query sees it."""
+
+    name: str
+    uuid: str
+    generation: str | None
+    columns: list[ColumnAnswer]
+    parts: list[QueryPart]
+    snapshot: int | None = None
+
+
+class QueryBeginAnswer(Answer):
+    """What may be read, of one moment."""
+
+    ticket: str
+    id: int
+    tables: list[QueryTable]
+    moment: datetime | None = None
+
+
+class QueryOutcome(StrEnum):
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class QueryEndAsk(Ask):
+    """What became of a query. A result counts only if this is answered well."""
+
+    ticket: Ticket
+    outcome: QueryOutcome
+    rows: _Count = 0
+    bytes: _Count = 0
+    reason: str = ""
+
+
+class QueryEndAnswer(Answer):
+    is_new: bool
+    """False if it had ended before."""
+
+
+class QueriesParams(Ask):
+    limit: Page = 100
+    before: TaskNumber | None = None
+    """Only queries with a lower number."""
+
+
+class QueryRow(Answer):
+    """A query that was begun or refused."""
+
+    id: int
+    caller: str
+    task_id: int | None
+    attempt: int | None
+    sql: str
+    datasets: list[dict[str, Any]]
+    """Of each dataset its name, generation and, if the query was about a time, snapshot."""
+    began_at: datetime
+    ended_at: datetime | None
+    """Null while it runs, and for good if the query service was killed."""
+    outcome: str | None
+    rows: int | None
+    bytes: int | None
+    reason: str | None
+
+
+class QueriesAnswer(Answer):
+    """Queries, the newest first."""
+
+    queries: list[QueryRow]
+    before: int | None = None
+    """For the next page; null if there is none."""

@@ -1,0 +1,425 @@
+"""The parent's side of a query's process (`penstock.query.child`): started, fed, bounded, killed.
+
+`QueryProcess` is one process, for one query. It is started before the query is known, so that its
+half second of imports is nobody's wait; it is told the SQL (`parse`), then which files there are
+(`run`), and each `next` is a piece of what comes out. Ranges that it asks for are read here: of the
+files that it was given, of at most `PIECE_BYTES_MAX`, and of nothing else. What it says is not
+trusted: its messages and results are bounded here, too.
+
+Bounds: `seconds_max` from `parse` on, after which it is killed; memory, threads, space for what
+does not fit, rows and bytes, which it keeps to itself, and the kernel has it keep to. `kill` ends
+it at once, whatever it does, from any thread; so does the end of this process.
+
+`QueryProcesses` has one ready, from the first query on: an installation that nobody asks has none.
+After `idle_seconds` without a query the one that waits is ended.
+
+Users: where this runs as root on Linux, each process is a user whom nobody else is, taken from
+`uids` by a lock (`penstock.runtimes.uid_pool`). Elsewhere the processes are this user, closed by
+the filter of calls alone: `is_isolated` is then False, and only callers who may read everything
+are served. Blocks, but for the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from penstock.kernel.clock import Clock
+from penstock.kernel.errors import PenstockError
+from penstock.query import child
+from penstock.runtimes.uid_pool import LeasedUid, UidPool
+
+_log = logging.getLogger(__name__)
+
+PIECE_BYTES_MAX: Final = 64 * 1024 * 1024
+FILES_MAX: Final = 10_000
+OPEN_FILES_MAX: Final = 512
+"""How many files of folders are handed over open; of more, ranges."""
+IDLE_SECONDS: Final = 120.0
+_START_SECONDS_MAX: Final = 60.0
+_READY_BYTES: Final = 1024 * 1024
+_MORE_BYTES: Final = 1024**3
+"""What a process has besides DuckDB's own memory: programs, stacks, results on their way."""
+_ENVIRONMENT: Final = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "4",
+}
+
+
+class QueryFailed(PenstockError):
+    """The query was not run to its end, and why; `kind` is what a caller may act on."""
+
+    def __init__(
+        self, message: str, *, kind: str = "query", position: int | None = None, hint: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
+        self.position = position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryBounds:
+    """What one query may use."""
+
+    memory_bytes: int
+    threads: int
+    spill_bytes: int
+    seconds_max: float
+    rows_max: int
+    bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedQuery:
+    """What a SELECT names: tables, and the names that it gives by WITH."""
+
+    tables: tuple[str, ...]
+    given: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryResult:
+    """What is known when a result is whole."""
+
+    rows: int
+    is_cut: bool
+
+
+class QueryProcess:
+    """One process for one query."""
+
+    def __init__(self, bounds: QueryBounds, *, user: LeasedUid | None, clock: Clock) -> None:
+        self._bounds = bounds
+        self._user = user
+        self._clock = clock
+        self._files: Sequence[BinaryIO | None] = ()
+        self._sizes: Sequence[int] = ()
+        self._bytes = 0
+        self._deadline: float | None = None
+        self.columns: list[list[str]] = []
+        self.result: QueryResult | None = None
+        self.is_closed = False
+        """Whether the kernel refuses it everything that it does not need."""
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        settings = {
+            "memory_bytes": bounds.memory_bytes,
+            "process_bytes": bounds.memory_bytes + _MORE_BYTES,
+            "threads": bounds.threads,
+            "spill_bytes": bounds.spill_bytes,
+            "spill_folder": tempfile.gettempdir(),
+            "cpu_seconds": int(bounds.seconds_max * bounds.threads) + 30,
+            "files_max": OPEN_FILES_MAX,
+            "user": 0 if user is None else user.number,
+            "parent": os.getpid(),
+        }
+        try:
+            # By the thread that lives as long as this process: with it the kernel ends the other.
+            self._process = subprocess.Popen(  # noqa: S603 - our own
+                [sys.executable, "-I", str(Path(child.__file__)), json.dumps(settings)],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=_ENVIRONMENT,
+                cwd="/",
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether it is a user of its own, and closed."""
+        return self.is_closed and self._user is not None
+
+    def wait(self) -> None:
+        """Wait until it is ready."""
+        self._deadline = self._clock.monotonic() + _START_SECONDS_MAX
+        said = self._message(_READY_BYTES)
+        if not said.get("ready"):
+            raise QueryFailed("The process of the query did not start.", kind="unavailable")
+        self.is_closed = bool(said.get("is_closed"))
+
+    def parse(self, sql: str) -> ParsedQuery:
+        """What the SQL names. Raises `QueryFailed` for what is not one SELECT."""
+        self._deadline = self._clock.monotonic() + self._bounds.seconds_max
+        self._send(json.dumps({"sql": sql}).encode())
+        said = self._message(_READY_BYTES)
+        names, given = said.get("tables"), said.get("given")
+        every = (names, given)
+        if not all(isinstance(x, list) and all(isinstance(y, str) for y in x) for x in every):
+            raise QueryFailed("The process of the query gave no answer.", kind="unavailable")
+        return ParsedQuery(tuple(names or ()), frozenset(given or ()))
+
+    def run(
+        self,
+        tables: Sequence[Mapping[str, Any]],
+        files: Sequence[BinaryIO | None],
+        sizes: Sequence[int],
+        *,
+        how: Mapping[str, Any],
+    ) -> None:
+        """Run it over these files, which stay open until it is killed."""
+        self._files, self._sizes = files, sizes
+        opened = [_descriptor(each) for each in files]
+        given = [each for each in opened if each is not None][:OPEN_FILES_MAX]
+        is_open = [each in given for each in opened]
+        ask = {
+            "tables": tables,
+            "files": [
+                {"bytes": size, "is_open": each} for size, each in zip(sizes, is_open, strict=True)
+            ],
+            "rows_max": self._bounds.rows_max,
+            "bytes_max": self._bounds.bytes_max,
+            **how,
+        }
+        self._send(json.dumps(ask).encode())
+        at_once = child.DESCRIPTORS_AT_ONCE
+        for start in range(0, len(given), at_once):
+            socket.send_fds(self._socket, [b"f"], given[start : start + at_once])
+        said = self._message(_READY_BYTES)
+        self.columns = [[str(name), str(kind)] for name, kind in said.get("columns", ())]
+
+    def next(self) -> bytes | None:
+        """The next piece of the result; None when it is whole, and then `result` is there."""
+        kind, body = self._frame(child.FRAME_BYTES_MAX)
+        if kind == child.DATA:
+            self._bytes += len(body)
+            if self._bytes > self._bounds.bytes_max + child.FRAME_BYTES_MAX:
+                raise QueryFailed("The result has too many bytes.", kind="too large")
+            return body
+        said = self._read_message(body)
+        if "file" in said:
+            self._hand_over(said)
+            return b""
+        end = said.get("end")
+        if not isinstance(end, dict):
+            raise QueryFailed("The process of the query gave no result.", kind="unavailable")
+        self.result = QueryResult(rows=int(end["rows"]), is_cut=bool(end["is_cut"]))
+        return None
+
+    def kill(self) -> None:
+        """End it, whatever it does. May be called again, and by any thread."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End it, and give back what it has."""
+        self.kill()
+        self._process.wait()
+        self._socket.close()
+        for each in self._files:
+            if each is not None:
+                each.close()
+        self._files = ()
+        if self._user is not None:
+            user, self._user = self._user, None
+            try:
+                user.end()
+            except PenstockError as error:
+                _log.error("the user %d of a query stays in use: %s", user.number, error)
+
+    def _message(self, bytes_max: int) -> dict[str, Any]:
+        """The next message that is no wish for a range."""
+        while True:
+            kind, body = self._frame(bytes_max)
+            if kind != child.JSON:
+                raise QueryFailed("The process of the query gave no answer.", kind="unavailable")
+            said = self._read_message(body)
+            if "file" not in said:
+                return said
+            self._hand_over(said)
+
+    def _read_message(self, body: bytes) -> dict[str, Any]:
+        try:
+            said = json.loads(body)
+        except (ValueError, RecursionError):
+            said = None
+        if not isinstance(said, dict):
+            raise QueryFailed("The process of the query gave no answer.", kind="unavailable")
+        if isinstance(error := said.get("error"), dict):
+            position = error.get("position")
+            raise QueryFailed(
+                str(error.get("message", ""))[:4000],
+                kind=str(error.get("kind", "query"))[:20],
+                position=position if isinstance(position, int) and position >= 0 else None,
+            )
+        return said
+
+    def _hand_over(self, said: Mapping[str, Any]) -> None:
+        """Read a range of a file that was given, and of no other."""
+        number, at, count = said.get("file"), said.get("at"), said.get("bytes")
+        wrong = QueryFailed("The process of the query asked for what it may not read.")
+        if not (isinstance(number, int) and isinstance(at, int) and isinstance(count, int)):
+            raise wrong
+        file = self._files[number] if 0 <= number < len(self._files) else None
+        if file is None or not 0 <= at <= at + count <= self._sizes[number]:
+            raise wrong
+        if count > PIECE_BYTES_MAX:
+            raise QueryFailed("A file has a piece that is too large to be read at once.")
+        file.seek(at)
+        body = file.read(count)
+        if len(body) != count:
+            raise QueryFailed("A file is shorter than what was published of it.")
+        self._write(body)
+
+    def _frame(self, bytes_max: int) -> tuple[int, bytes]:
+        size, kind = child.HEADER.unpack(self._read(child.HEADER.size))
+        if size > bytes_max:
+            raise QueryFailed("The process of the query said too much.", kind="unavailable")
+        return kind, self._read(size)
+
+    def _send(self, body: bytes) -> None:
+        self._write(child.HEADER.pack(len(body), child.JSON) + body)
+
+    def _write(self, body: bytes) -> None:
+        try:
+            self._socket.settimeout(self._left())
+            self._socket.sendall(body)
+        except TimeoutError:
+            raise self._late() from None
+        except OSError:
+            raise self._ended() from None
+
+    def _read(self, size: int) -> bytes:
+        pieces: list[bytes] = []
+        while size:
+            try:
+                self._socket.settimeout(self._left())
+                piece = self._socket.recv(min(size, 1 << 20))
+            except TimeoutError:
+                raise self._late() from None
+            except OSError:
+                raise self._ended() from None
+            if not piece:
+                raise self._ended()
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def _left(self) -> float:
+        assert self._deadline is not None, "it was waited for"
+        left = self._deadline - self._clock.monotonic()
+        if left <= 0:
+            raise self._late()
+        return left
+
+    def _late(self) -> QueryFailed:
+        self.kill()
+        return QueryFailed(
+            f"The query was ended after {self._bounds.seconds_max:g} seconds.",
+            kind="too slow",
+            hint="Select less at a time, or have a job compute it.",
+        )
+
+    def _ended(self) -> QueryFailed:
+        return QueryFailed(
+            "The process of the query was ended: it was cancelled, or needed more memory than a"
+            " query may have.",
+            kind="ended",
+            hint="Select less at a time, or have a job compute it.",
+        )
+
+
+def _descriptor(file: BinaryIO | None) -> int | None:
+    """Of a file of this machine; None of one in a bucket."""
+    try:
+        return None if file is None else file.fileno()
+    except OSError:
+        return None
+
+
+class QueryProcesses:
+    """Processes for queries: as many as are asked for, and one that is ready."""
+
+    def __init__(
+        self,
+        bounds: QueryBounds,
+        *,
+        uids: UidPool | None,
+        threads: ThreadPoolExecutor,
+        clock: Clock,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        self._bounds = bounds
+        self._uids = uids if sys.platform == "linux" and os.geteuid() == 0 else None
+        self._threads = threads
+        self._clock = clock
+        self._idle_seconds = idle_seconds
+        self._ready: QueryProcess | None = None
+        self._idle: asyncio.TimerHandle | None = None
+
+    @property
+    def has_users(self) -> bool:
+        """Whether each process is a user of its own."""
+        return self._uids is not None
+
+    async def take(self) -> QueryProcess:
+        """One that is ready; who has taken it closes it."""
+        found, self._ready = self._ready, None
+        if found is None:
+            found = self._started()
+        try:
+            await self.within(found.wait)
+        except BaseException:
+            await self.closed(found)
+            raise
+        return found
+
+    def prepare(self) -> None:
+        """Have one ready for the next query, for a while."""
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._ready is None:
+            try:
+                self._ready = self._started()
+            except (PenstockError, OSError) as error:
+                _log.warning("no process is ready for the next query: %s", error)
+                return
+        self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self.end)
+
+    def end(self) -> None:
+        """End the one that is ready."""
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._ready is not None:
+            found, self._ready = self._ready, None
+            found.close()
+
+    async def within(self, work: Any, *given: Any) -> Any:
+        """Call something that blocks."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
+
+    async def closed(self, process: QueryProcess) -> None:
+        """Close a process that was taken, whatever becomes of who asks."""
+        process.kill()
+        await asyncio.shield(self.within(process.close))
+
+    def _started(self) -> QueryProcess:
+        try:
+            user = None if self._uids is None else self._uids.take()
+        except PenstockError as error:
+            raise QueryFailed(error.message, kind="unavailable", hint=error.hint) from error
+        try:
+            return QueryProcess(self._bounds, user=user, clock=self._clock)
+        except OSError:
+            if user is not None:
+                user.end()
+            raise

@@ -1,0 +1,623 @@
+"""The query service: who runs queries of people and tasks over published files.
+
+```
+caller ─▶ dispatcher ─▶ query service ◀──socket──▶ a process for each query, closed
+            ▲  the token       │  begin, end              (`query.child`, DuckDB)
+            └──────────────────┤
+                               └──▶ store: manifests, and ranges of the listed files
+```
+
+**Who trusts whom.** The service believes nobody: every request has a token that a dispatcher has
+signed, which it verifies by the published keys (cached; fetched again for an unknown `kid`) before
+anything else. It holds no key of ours. What a query may read it learns from the dispatcher, by the
+caller's token, so it cannot be talked into reading more; and whether an attempt lives, before and
+after. It reads the store as its environment lets it. The process that runs the SQL is trusted by
+nobody: it has open files or asks for ranges of listed ones, and what it says is bounded.
+
+**The states of a query.**
+
+| state | what is done | ended by |
+|---|---|---|
+| admitted | a place of `concurrency`; a process is ready | busy (503), the caller leaves |
+| parsed | DuckDB's parser: one SELECT; names of tables | refused (422), and noted |
+| begun | the dispatcher has noted it and said the parts, of one moment | refused (403, 404, 422) |
+| running | manifests are read, files opened, views made | an error, a bound, the caller |
+| ended | the dispatcher has noted how, and an attempt still runs | |
+
+The result of an attempt is held until it has ended well; that of people is sent as it comes, and
+cut off by an error, so that nobody takes a part for the whole.
+
+**Crash points.** The service is killed: its processes end with it (the kernel sees to it, and so
+does their socket), callers see a broken connection, the row of the query stays without an end. The
+dispatcher is away: nothing begins (503); an end that could not be told leaves such a row, and an
+attempt without its result. The caller leaves: the process is killed, and the end is told. Nothing
+else is kept anywhere.
+
+**Bounds.** Of each query memory, threads, spill, seconds, rows and bytes (`engine.QueryBounds`),
+parts and files; `concurrency` queries at a time, `WAITING_MAX` that wait, `CALLER_MAX` of one
+attempt. Where the processes cannot be users of their own (not root on Linux), only callers who may
+read everything are served, and others are told so.
+
+Hot tables come in here as another kind of table in the answer to `begin`. Called by the wiring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import tempfile
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Final, TypeVar
+
+import httpx
+import msgspec
+
+from penstock.datasets import snapshot
+from penstock.datasets.schema import is_hidden
+from penstock.datasets.transfer import Transfer
+from penstock.dispatcher.api.application import Application
+from penstock.dispatcher.api.endpoints import ApiCall, ApiEndpoint, HttpReply, RequiredProof
+from penstock.dispatcher.api.problems import problem_of
+from penstock.dispatcher.api.read_endpoints import healthz
+from penstock.dispatcher.api.requests import Headers, RequestLimits, credentials, task_token
+from penstock.kernel.clock import Clock
+from penstock.kernel.errors import (
+    DispatcherUnavailable,
+    InvalidInput,
+    PenstockError,
+    StoreError,
+    TokenRefused,
+)
+from penstock.kernel.service import Service
+from penstock.protocol.base import PROTOCOL, PROTOCOL_HEADER, TASK_HEADER, Answer, HealthAnswer
+from penstock.protocol.problem import Problem
+from penstock.protocol.queries import (
+    QUERY_SECONDS_MAX,
+    SQL_CHARACTERS_MAX,
+    QueryAsk,
+    QueryBeginAnswer,
+    QueryBeginAsk,
+    QueryEndAnswer,
+    QueryEndAsk,
+    QueryFormat,
+    QueryOutcome,
+    QueryTable,
+)
+from penstock.query.engine import (
+    FILES_MAX,
+    OPEN_FILES_MAX,
+    ParsedQuery,
+    QueryBounds,
+    QueryFailed,
+    QueryProcess,
+    QueryProcesses,
+)
+from penstock.runtimes.uid_pool import UidPool
+from penstock.tokens.claims import QUERY_AUDIENCE, TASK_AUDIENCE, Claims
+from penstock.tokens.verifier import JWKS_PATH, HttpKeys, KeyCache, Verifier
+
+_log = logging.getLogger(__name__)
+
+WAITING_MAX: Final = 32
+CALLER_MAX: Final = 4
+PARTITION_COLUMN: Final = "partition_key"
+_DISPATCHER_SECONDS: Final = 15.0
+_HELD_BYTES: Final = 16 * 1024 * 1024
+"""How much of a result that is held stands in memory; the rest in a file without a name."""
+_PIECE_BYTES: Final = 1024 * 1024
+_TYPES: Final[Mapping[QueryFormat, bytes]] = {
+    QueryFormat.ROWS: b"application/x-ndjson",
+    QueryFormat.JSONL: b"application/x-ndjson",
+    QueryFormat.CSV: b"text/csv; charset=utf-8",
+    QueryFormat.PARQUET: b"application/vnd.apache.parquet",
+    QueryFormat.ARROW: b"application/vnd.apache.arrow.stream",
+}
+_TRUSTED_ONLY: Final = (
+    "This query service keeps queries apart only where it runs as root on Linux: it serves"
+    " callers who may read everything, and no others."
+)
+Found = TypeVar("Found")
+_encode = msgspec.json.encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryServiceSettings:
+    """What a query service is told."""
+
+    dispatchers: Sequence[str]
+    org: str
+    store_url: str
+    bounds: QueryBounds
+    concurrency: int
+    uids: UidPool | None
+    scan_bytes: int
+    """How much the files of a query may have together."""
+
+
+class QueryDispatcher:
+    """The way to the dispatchers: what a query may read, and what became of it."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = list(urls)
+        headers = {PROTOCOL_HEADER: str(PROTOCOL), "content-type": "application/json"}
+        self._http = httpx.AsyncClient(
+            timeout=_DISPATCHER_SECONDS, trust_env=False, headers=headers
+        )
+
+    async def begin(self, ask: QueryBeginAsk, proof: Mapping[str, str]) -> QueryBeginAnswer:
+        """What may be read; raises `RefusedByDispatcher` and `DispatcherUnavailable`."""
+        return await self._ask("/internal/query/begin", ask, proof, QueryBeginAnswer)
+
+    async def end(self, ask: QueryEndAsk, proof: Mapping[str, str]) -> None:
+        """Say what became of a query."""
+        await self._ask("/internal/query/end", ask, proof, QueryEndAnswer)
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._http.aclose()
+
+    async def _ask(self, path: str, ask: Any, proof: Mapping[str, str], kind: type[Found]) -> Found:
+        why = ""
+        for url in list(self._urls):
+            try:
+                answer = await self._http.post(f"{url}{path}", content=_encode(ask), headers=proof)
+            except httpx.HTTPError as error:
+                why = f"{url}: {type(error).__name__}"
+            else:
+                if answer.status_code == httpx.codes.OK:
+                    return msgspec.json.decode(answer.content, type=kind)
+                if answer.status_code < 500 and answer.status_code != 426:
+                    raise RefusedByDispatcher(_problem_in(answer))
+                why = f"{url}: status {answer.status_code}"
+            self._urls.append(self._urls.pop(0))
+        raise DispatcherUnavailable(f"No dispatcher answers ({why}).")
+
+
+class RefusedByDispatcher(PenstockError):
+    """What the dispatcher said no to, and how."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.title, hint=problem.detail)
+        self.problem = problem
+
+
+def _problem_in(answer: httpx.Response) -> Problem:
+    try:
+        return msgspec.json.decode(answer.content, type=Problem)
+    except msgspec.DecodeError:
+        title = f"The dispatcher answered with status {answer.status_code}."
+        return Problem(type="unavailable", title=title, status=503)
+
+
+class LazyFile(io.RawIOBase):
+    """A file of the store that is opened when it is first read."""
+
+    def __init__(self, transfer: Transfer, location: str) -> None:
+        self._transfer = transfer
+        self._location = location
+        self._file: BinaryIO | None = None
+
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            self._file = self._transfer.open(self._location)
+        return self._file
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._opened().seek(offset, whence)
+
+    def read(self, size: int = -1) -> bytes:
+        return self._opened().read(size)
+
+    def fileno(self) -> int:
+        raise OSError("it is not open")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        super().close()
+
+
+@dataclass(slots=True)
+class QueryFiles:
+    """The files of a query, and the views over them."""
+
+    tables: list[dict[str, Any]] = field(default_factory=list)
+    files: list[BinaryIO] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Close what is open."""
+        for each in self.files:
+            each.close()
+
+
+def open_files(tables: Sequence[QueryTable], transfer: Transfer, *, scan_bytes: int) -> QueryFiles:
+    """Read the manifests of parts and open their files; blocks.
+
+    Columns are those of the manifests: files with the same are one scan, and scans are put together
+    by name. A file of another size than was published is refused.
+    """
+    made = QueryFiles()
+    try:
+        for table in tables:
+            made.tables.append(_add_table(made, table, transfer, scan_bytes=scan_bytes))
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _add_table(
+    made: QueryFiles, table: QueryTable, transfer: Transfer, *, scan_bytes: int
+) -> dict[str, Any]:
+    groups: dict[tuple[tuple[str, str], ...] | None, list[tuple[int, str]]] = {}
+    columns = [(each.name, each.type) for each in table.columns if not is_hidden(each.name)]
+    contents = snapshot.read(table.parts, transfer)
+    for part, found in zip(table.parts, contents, strict=True):
+        if found.others and not found.files:
+            raise InvalidInput(
+                f"What is published of {table.name!r} is not Parquet: {found.others[0].location}."
+            )
+        named = tuple((x.name, x.type) for x in found.columns if not is_hidden(x.name)) or None
+        for file in found.files:
+            if file.rows == 0:
+                continue
+            groups.setdefault(named, []).append((len(made.files), part.partition_key))
+            _add_file(made, file, transfer)
+            if sum(made.sizes[-1:]) and _total(made) > scan_bytes:
+                raise QueryFailed(
+                    f"The files of this query have more than {scan_bytes:,} bytes together.",
+                    kind="too large",
+                    hint="Query fewer datasets, or have a job of Spark compute it.",
+                )
+    if not groups and not columns:
+        raise InvalidInput(f"Nothing with columns is published of the dataset {table.name!r}.")
+    is_partitioned = any(each.partition_key for each in table.parts)
+    known = {name.casefold() for group in [columns, *groups] for name, _ in group or ()}
+    name = PARTITION_COLUMN
+    while name in known:
+        name = f"_{name}"
+    return {
+        "name": table.name,
+        "columns": columns,
+        "partition": name if is_partitioned else None,
+        "groups": [{"columns": group, "files": files} for group, files in groups.items()],
+    }
+
+
+def _add_file(made: QueryFiles, file: snapshot.DataFile, transfer: Transfer) -> None:
+    if len(made.files) >= FILES_MAX:
+        raise QueryFailed(
+            f"The query reads more than {FILES_MAX:,} files.",
+            kind="too large",
+            hint="Compact the datasets, or have a job of Spark compute it.",
+        )
+    opened: Any = LazyFile(transfer, file.location)
+    is_here = file.location.startswith("file:") and len(made.files) < OPEN_FILES_MAX
+    if is_here:
+        opened = transfer.open(file.location)
+        made.files.append(opened)
+        if opened.seek(0, io.SEEK_END) != file.bytes:
+            raise InvalidInput(
+                f"The file {file.location} is not what was published.",
+                hint="Make the partition again: a backfill of it writes new files.",
+            )
+    else:
+        made.files.append(opened)
+    made.sizes.append(file.bytes)
+
+
+def _total(made: QueryFiles) -> int:
+    return sum(made.sizes)
+
+
+class QueryService(Service):
+    """Runs queries, and answers `POST /v1/query` and `POST /v1/task/query`."""
+
+    def __init__(self, settings: QueryServiceSettings, *, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._dispatcher = QueryDispatcher(settings.dispatchers)
+        self._threads = ThreadPoolExecutor(
+            2 * settings.concurrency + 2, thread_name_prefix="penstock-query"
+        )
+        self._processes = QueryProcesses(
+            settings.bounds, uids=settings.uids, threads=self._threads, clock=clock
+        )
+        self._places = asyncio.Semaphore(settings.concurrency)
+        self._waiting = 0
+        self._callers: Counter[str] = Counter()
+        cache = KeyCache(HttpKeys(f"{settings.dispatchers[0]}{JWKS_PATH}"), clock=clock)
+        self._verifiers = {
+            audience: Verifier(
+                cache, issuer=f"penstock/{settings.org}", audience=audience, clock=clock
+            )
+            for audience in (TASK_AUDIENCE, QUERY_AUDIENCE)
+        }
+
+    @property
+    def serves_all(self) -> bool:
+        """Whether callers are served who may not read everything."""
+        return self._processes.has_users
+
+    async def start(self) -> None:
+        """Nothing to do: the first query starts its process."""
+
+    async def stop(self) -> None:
+        self._processes.end()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._dispatcher.close()
+
+    def app(self) -> Application:
+        """What its listener serves."""
+        more: Any = {
+            "ask": QueryAsk,
+            "answer": None,
+            "is_stream": True,
+            "request_seconds_max": QUERY_SECONDS_MAX,
+        }
+        task, people = RequiredProof.TASK, RequiredProof.QUERY
+        endpoints = [
+            ApiEndpoint("POST", "/v1/query", "Query", self._run, proof=people, **more),
+            ApiEndpoint("POST", "/v1/task/query", "Query", self._run, proof=task, **more),
+            ApiEndpoint(
+                *("GET", "/healthz", "Liveness probe", healthz),
+                answer=HealthAnswer,
+                proof=RequiredProof.NONE,
+                is_probe=True,
+            ),
+        ]
+        nothing: Any = None
+        limits = RequestLimits(
+            body_bytes_max=512 * 1024, requests_max=WAITING_MAX, limited_requests_max=WAITING_MAX
+        )
+        return Application("query", endpoints, nothing, limits=limits, proving=self)
+
+    async def refusal(
+        self, proof: RequiredProof, headers: Headers, call: ApiCall
+    ) -> Problem | None:
+        """Why a caller may not go on: judged by its token, before anything else."""
+        if proof is RequiredProof.NONE:
+            return None
+        audience = TASK_AUDIENCE if proof is RequiredProof.TASK else QUERY_AUDIENCE
+        call.token = task_token(headers) if proof is RequiredProof.TASK else credentials(headers)[1]
+        try:
+            call.claims = await self._verifiers[audience].verify(call.token)
+        except TokenRefused as error:
+            return problem_of(error)
+        call.is_known = True
+        call.is_limited = proof is RequiredProof.TASK
+        return None
+
+    async def _run(self, _: Any, call: ApiCall) -> Answer | HttpReply:
+        ask: QueryAsk = call.ask
+        claims = call.claims
+        assert claims is not None, "it was verified"
+        is_task = claims.aud == TASK_AUDIENCE
+        header = TASK_HEADER if is_task else "Authorization"
+        proof = {header: call.token if is_task else f"Bearer {call.token}"}
+        query = _Query(self, ask, claims, proof)
+        pieces = query.pieces()
+        try:
+            # The first piece has the head, or is the error.
+            first = await anext(pieces)
+        except StopAsyncIteration:
+            first = b""
+        except BaseException as error:
+            await pieces.aclose()
+            if isinstance(error, Exception) and (problem := _problem(error)) is not None:
+                return problem
+            raise
+        return HttpReply(b"", content_type=_TYPES[ask.format], stream=_with_first(first, pieces))
+
+    @asynccontextmanager
+    async def place(self, claims: Claims) -> AsyncGenerator[None]:
+        """A place among the queries that run; raises `QueryFailed` if too many wait."""
+        held = self._callers[claims.sub] if claims.aud == TASK_AUDIENCE else 0
+        if self._waiting >= WAITING_MAX or held >= CALLER_MAX:
+            raise QueryFailed("Too many queries: retry in a moment.", kind="busy")
+        self._waiting += 1
+        self._callers[claims.sub] += 1
+        try:
+            try:
+                async with asyncio.timeout(self._settings.bounds.seconds_max):
+                    await self._places.acquire()
+            except TimeoutError:
+                raise QueryFailed("Too many queries: retry in a moment.", kind="busy") from None
+            finally:
+                self._waiting -= 1
+            try:
+                yield
+            finally:
+                self._places.release()
+        finally:
+            self._callers[claims.sub] -= 1
+            if not self._callers[claims.sub]:
+                del self._callers[claims.sub]
+
+    @asynccontextmanager
+    async def process(self) -> AsyncGenerator[QueryProcess]:
+        """A process for one query, killed at its end; the next one is made ready meanwhile."""
+        process = await self._processes.take()
+        try:
+            # Whoever asks next waits for its imports no more than for this query.
+            self._processes.prepare()
+            yield process
+        finally:
+            await self._processes.closed(process)
+            self._processes.prepare()
+
+    async def within(self, work: Any, *given: Any) -> Any:
+        """Call something that blocks."""
+        return await self._processes.within(work, *given)
+
+    @property
+    def dispatcher(self) -> QueryDispatcher:
+        return self._dispatcher
+
+    @property
+    def settings(self) -> QueryServiceSettings:
+        return self._settings
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+
+class _Query:
+    """One query, from its admission to its end."""
+
+    def __init__(
+        self, service: QueryService, ask: QueryAsk, claims: Claims, proof: Mapping[str, str]
+    ) -> None:
+        self._service = service
+        self._ask = ask
+        self._claims = claims
+        self._proof = proof
+        self._began = service.clock.monotonic()
+        self._begun: QueryBeginAnswer | None = None
+        self._rows = self._bytes = 0
+
+    async def pieces(self) -> AsyncGenerator[bytes]:
+        """What is answered. An error before the first piece is raised, and one after it too."""
+        outcome, reason = QueryOutcome.CANCELLED, "The caller left."
+        try:
+            async with self._service.place(self._claims), self._service.process() as process:
+                await self._begin(process)
+                if self._claims.aud == TASK_AUDIENCE:
+                    with tempfile.SpooledTemporaryFile(_HELD_BYTES) as held:
+                        async for piece in self._result(process):
+                            await self._service.within(held.write, piece)
+                        # Nothing of it is seen by an attempt that is over.
+                        await self._end(QueryOutcome.COMPLETED, "")
+                        held.seek(0)
+                        while piece := await self._service.within(held.read, _PIECE_BYTES):
+                            yield piece
+                    return
+                async for piece in self._result(process):
+                    yield piece
+                outcome, reason = QueryOutcome.COMPLETED, ""
+        except Exception as error:
+            outcome, reason = QueryOutcome.FAILED, str(error)
+            raise
+        finally:
+            with suppress(PenstockError):
+                await asyncio.shield(self._end(outcome, reason))
+
+    async def _begin(self, process: QueryProcess) -> None:
+        if len(self._ask.sql) > SQL_CHARACTERS_MAX:
+            raise QueryFailed(f"A query has {SQL_CHARACTERS_MAX:,} characters at most.")
+        if not process.is_isolated and not _may_read_all(self._claims):
+            await self._refuse(_TRUSTED_ONLY)
+            raise QueryFailed(_TRUSTED_ONLY, kind="not isolated")
+        try:
+            parsed: ParsedQuery = await self._service.within(process.parse, self._ask.sql)
+        except QueryFailed as error:
+            await self._refuse(error.message)
+            raise
+        if len(parsed.tables) > 64 or any(not 0 < len(x) <= 200 for x in parsed.tables):
+            await self._refuse("It names too many tables.")
+            raise QueryFailed("There is no such dataset, or a query of more than 64 tables.")
+        asked = QueryBeginAsk(
+            sql=self._ask.sql,
+            tables=list(parsed.tables),
+            given=[each for each in parsed.tables if each in parsed.given],
+            at=self._ask.at,
+        )
+        self._begun = await self._service.dispatcher.begin(asked, self._proof)
+
+    async def _refuse(self, reason: str) -> None:
+        """Have it noted that this was not run."""
+        ask = QueryBeginAsk(sql=self._ask.sql, refusal=reason[:4000])
+        with suppress(DispatcherUnavailable):
+            await self._service.dispatcher.begin(ask, self._proof)
+
+    async def _result(self, process: QueryProcess) -> AsyncGenerator[bytes]:
+        assert self._begun is not None, "it was begun"
+        service, ask = self._service, self._ask
+        transfer = Transfer(service.settings.store_url)
+
+        def run() -> None:
+            assert self._begun is not None
+            made = open_files(self._begun.tables, transfer, scan_bytes=service.settings.scan_bytes)
+            how = {"format": ask.format.value, "explain": ask.explain, "cut": ask.rows}
+            process.run(made.tables, made.files, made.sizes, how=how)
+
+        await service.within(run)
+        is_rows = ask.format is QueryFormat.ROWS
+        if is_rows:
+            yield _encode({"columns": process.columns}) + b"\n"
+        while (piece := await service.within(process.next)) is not None:
+            if piece:
+                self._bytes += len(piece)
+                yield piece
+        assert process.result is not None, "it is whole"
+        self._rows = process.result.rows
+        if is_rows:
+            yield _encode({"end": self._told(is_cut=process.result.is_cut)}) + b"\n"
+
+    def _told(self, *, is_cut: bool) -> dict[str, Any]:
+        assert self._begun is not None, "it was begun"
+        return {
+            "rows": self._rows,
+            "is_cut": is_cut,
+            "seconds": round(self._service.clock.monotonic() - self._began, 3),
+            "id": self._begun.id,
+            "moment": self._begun.moment,
+            "datasets": [
+                {"name": each.name, "generation": each.generation, "snapshot": each.snapshot}
+                for each in self._begun.tables
+            ],
+        }
+
+    async def _end(self, outcome: QueryOutcome, reason: str) -> None:
+        """Tell the dispatcher, once. Raises `RefusedByDispatcher` if the attempt is over."""
+        if self._begun is None:
+            return
+        ticket, self._begun = self._begun.ticket, None
+        ask = QueryEndAsk(
+            ticket=ticket,
+            outcome=outcome,
+            rows=self._rows,
+            bytes=self._bytes,
+            reason=reason[:4000],
+        )
+        await self._service.dispatcher.end(ask, self._proof)
+
+
+def _may_read_all(claims: Claims) -> bool:
+    return claims.aud == QUERY_AUDIENCE and claims.tables is None
+
+
+async def _with_first(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    try:
+        yield first
+        async for each in rest:
+            yield each
+    finally:
+        await rest.aclose()
+
+
+def _problem(error: Exception) -> Problem | None:
+    """What is wrong with a query, for who asked it."""
+    match error:
+        case RefusedByDispatcher():
+            return error.problem
+        case QueryFailed():
+            status = {"unavailable": 503, "busy": 503, "not isolated": 403}.get(error.kind, 422)
+            return Problem(
+                type=error.kind,
+                title=error.message,
+                status=status,
+                detail=error.hint,
+                position=error.position,
+            )
+        case StoreError():
+            detail = error.hint or "Retry."
+            return Problem(type="store", title=error.message, status=503, detail=detail)
+    return problem_of(error)

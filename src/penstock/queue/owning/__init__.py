@@ -1,1 +1,0 @@
-"""Who owns which shard: leases, kept in the bucket."""

@@ -1,1 +1,0 @@
-"""What a worker does with what it finds: claim, run, settle."""

@@ -1,0 +1,445 @@
+"""The log of what was published and the snapshots made of it, on a real Postgres."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from penstock.dispatcher.catalog import snapshots as catalog
+from penstock.dispatcher.catalog.snapshots import Snapshots
+from penstock.dispatcher.deployment_plan import DagApplied
+from penstock.dispatcher.retention import KEEP_PASS_SECONDS, PartitionExpirer
+from penstock.dispatcher.tasks.model import ClaimedTask, TaskOutput
+from tests.integration.dispatcher.readers import ROOT, Library, columns, completed, facts
+from tests.integration.dispatcher.test_compacted_parts import parts as compacting
+from tests.integration.dispatcher.test_deployment import Pipeline
+from tests.integration.dispatcher.test_keeping import kept, run_all, send, states
+from tests.integration.dispatcher.test_maintenance import ROWS
+from tests.integration.dispatcher.world import Job, Play, World, done
+
+
+def snapshots(world: World) -> Snapshots:
+    return Snapshots(world.database, pace_seconds=0)
+
+
+async def shown(world: World, snapshot: int) -> list[str]:
+    """What a snapshot shows: partitions with their locations."""
+    rows = await world.rows(
+        "SELECT part.partition_key || ' ' || part.location AS said"
+        " FROM table_snapshot AS made"
+        " JOIN table_part AS part USING (dataset_id, generation)"
+        " WHERE made.id = %s AND part.came <= made.id"
+        " AND coalesce(part.gone, made.id + 1) > made.id"
+        " ORDER BY 1",
+        snapshot,
+    )
+    return [row["said"] for row in rows]
+
+
+async def published(world: World) -> list[str]:
+    """What is published of current generations now."""
+    rows = await world.rows(
+        "SELECT head.partition_key || ' ' || coalesce(part.location, head.location) AS said"
+        " FROM publication AS head JOIN generation"
+        " ON generation.version = head.generation AND generation.state = 'current'"
+        " LEFT JOIN part ON head.mode = 'append' AND part.generation = head.generation"
+        " AND part.partition_key = head.partition_key ORDER BY 1"
+    )
+    return [row["said"] for row in rows]
+
+
+async def put(world: World, job: Job, key: str, partition: str, location: str, **more: Any) -> None:
+    held = await job.claimed(key)
+    await completed(world, held, job.output(partition, location, **more))
+
+
+async def latest(world: World, job: Job) -> int:
+    (made,) = await snapshots(world).make(job.dataset)
+    return made
+
+
+def test_a_snapshot_shows_what_was_published_and_goes_on_to(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        await put(world, job, "one", "a", "s3://b/1")
+        await put(world, job, "two", "b", "s3://b/2")
+        first = await latest(world, job)
+        assert await snapshots(world).make(job.dataset) == [], "nothing is new"
+        await put(world, job, "three", "a", "s3://b/3")
+        second = await latest(world, job)
+        await world.rows("DELETE FROM publication WHERE partition_key = 'b'")
+        third = await latest(world, job)
+        assert first < second < third
+        assert await shown(world, first) == ["a s3://b/1", "b s3://b/2"]
+        assert await shown(world, second) == ["a s3://b/3", "b s3://b/2"]
+        assert await shown(world, third) == ["a s3://b/3"] == await published(world)
+        rows = await world.rows(
+            "SELECT operation, added, removed, partitions FROM table_snapshot ORDER BY id"
+        )
+        assert [tuple(row.values()) for row in rows] == [
+            ("append", 2, 0, 2),
+            ("overwrite", 1, 1, 2),
+            ("delete", 0, 1, 1),
+        ]
+
+    play(story)
+
+
+def test_what_commits_late_is_in_the_next_one(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job(update_mode="append")
+        slow, fast = await job.claimed("slow"), await job.claimed("fast")
+        async with world.unfinished() as theirs:
+            late = job.output("a", "s3://b/late", append_key="slow")
+            await theirs.complete(done(slow.fence, late))
+            # Its row of the log has the lower number, and is not there yet. Nobody waits for it.
+            await completed(world, fast, job.output("b", "s3://b/fast", append_key="fast"))
+            first = await latest(world, job)
+        second = await latest(world, job)
+        assert await shown(world, first) == ["b s3://b/fast"]
+        assert await shown(world, second) == ["a s3://b/late", "b s3://b/fast"]
+
+    play(story)
+
+
+def test_of_two_that_make_snapshots_one_does(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        held: list[ClaimedTask] = [await job.claimed(f"{number}") for number in range(20)]
+
+        async def publish(number: int) -> None:
+            await completed(world, held[number], job.output(f"{number % 5}", f"s3://b/{number}"))
+
+        async def make() -> Sequence[int]:
+            found: list[int] = []
+            for _ in range(10):
+                found += await snapshots(world).make(job.dataset)
+            return found
+
+        async with asyncio.TaskGroup() as group:
+            makers = [group.create_task(make()) for _ in range(2)]
+            for number in range(20):
+                group.create_task(publish(number))
+        made = sorted(each for maker in makers for each in maker.result())
+        made += await snapshots(world).make(job.dataset)
+        assert len(set(made)) == len(made)
+        assert await shown(world, made[-1]) == await published(world)
+        assert await world.value("SELECT count(*) FROM publication_log WHERE snapshot IS NULL") == 0
+
+    play(story)
+
+
+def test_a_cut_over_is_a_snapshot_of_main_and_what_was_left_stays(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        await put(world, job, "one", "a", "s3://b/old")
+        first = await latest(world, job)
+        await world.rows(
+            "INSERT INTO generation (dataset_id, version, state, lineage)"
+            " VALUES (%s, gen_random_uuid(), 'building', 'y')",
+            job.dataset,
+        )
+        await world.rows(
+            "INSERT INTO publication (dataset_id, generation, partition_key, mode, task_id,"
+            " attempt, location) SELECT dataset_id, version, 'a', 'replace', 9, 1, 's3://b/new'"
+            " FROM generation WHERE state = 'building'"
+        )
+        building = await latest(world, job)
+        assert await shown(world, building) == ["a s3://b/new"]
+        await world.rows(
+            "UPDATE generation SET state = CASE state WHEN 'building' THEN 'current' ELSE 'retired'"
+            " END"
+        )
+        cut = await latest(world, job)
+        assert await shown(world, cut) == ["a s3://b/new"]
+        # What comes late into what was left is noted, and is in no snapshot.
+        late = await job.claimed("late")
+        await completed(world, late, job.output("a", "s3://b/late"))
+        assert await snapshots(world).make(job.dataset) == []
+        assert await shown(world, first) == ["a s3://b/old"]
+        rows = await world.rows("SELECT branch, operation FROM table_snapshot ORDER BY id")
+        assert [tuple(row.values()) for row in rows] == [
+            ("main", "append"),
+            ("building", "append"),
+            ("main", "overwrite"),
+        ]
+
+    play(story)
+
+
+def test_ids_grow_when_the_clock_goes_back_and_snapshots_are_forgotten(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        await put(world, job, "one", "a", "s3://b/1")
+        first = await latest(world, job)
+        world.later(-3600)
+        await put(world, job, "two", "a", "s3://b/2")
+        paced = Snapshots(world.database)
+        (second,) = await paced.make(job.dataset)
+        assert second == first + 1
+        await put(world, job, "three", "a", "s3://b/3")
+        assert await paced.make(job.dataset) == [], "one a second at most"
+        await world.rows("DELETE FROM table_snapshot")
+        world.later(1)
+        assert await latest(world, job) == second + 1
+
+    play(story)
+
+
+def test_appended_parts_and_schemas_are_shown_as_they_come(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job(update_mode="append")
+        for number, of in enumerate((columns("x"), columns("x"), columns("x", "y"))):
+            said = facts(rows=number + 1, of=of)
+            key = f"{number}"
+            await put(world, job, key, "a", f"s3://b/{number}", append_key=key, facts=said)
+            await latest(world, job)
+        rows = await world.rows("SELECT schema_id, parts, rows FROM table_snapshot ORDER BY id")
+        assert [tuple(row.values()) for row in rows] == [(0, 1, 1), (0, 2, 3), (1, 3, 6)]
+        rows = await world.rows("SELECT partition_column FROM table_schema")
+        assert [row["partition_column"] for row in rows] == ["partition_key", "partition_key"]
+
+    play(story)
+
+
+def test_history_is_thinned_and_holds_folders_until_it_ends(play: Play) -> None:
+    async def story(world: World) -> None:
+        library, job = Library(world), await world.job()
+        keeper = Snapshots(world.database, pace_seconds=0, grace_seconds=100)
+
+        async def data() -> list[str]:
+            """The folders that have data, by their tasks."""
+            keys = [key for key in library.bucket.objects if key.endswith(".parquet")]
+            return [f"{ROOT}/{key.rpartition('/')[0]}" for key in sorted(keys)]
+
+        old = await library.publish(job, await job.claimed("old"))
+        # What is replaced before anybody has looked is held until somebody has.
+        replaced = await library.publish(job, await job.claimed("new"))
+        await library.carry()
+        library.later(1000)
+        await library.sweeping().sweep()
+        assert await data() == [old, replaced]
+        await keeper.make(job.dataset)
+        await library.sweeping().sweep()
+        assert await data() == [replaced], "no snapshot has ever shown the first"
+        third = await library.publish(job, await job.claimed("third"))
+        await keeper.make(job.dataset)
+        fourth = await library.publish(job, await job.claimed("fourth"))
+        await keeper.make(job.dataset)
+        await library.carry()
+        library.later(1000)
+        await library.sweeping().sweep()
+        assert await data() == [replaced, third, fourth]
+        library.later(2 * 86_400)
+        assert await keeper.forget() == 2, "of one hour there is one"
+        await library.sweeping().sweep()
+        assert await data() == [replaced, third, fourth], "somebody may read what is forgotten"
+        library.later(101)
+        assert await keeper.forget() == 0
+        await library.sweeping().sweep()
+        assert await data() == [fourth]
+        later = await library.publish(job, await job.claimed("fifth"))
+        await keeper.make(job.dataset)
+        await library.carry()
+        library.later(8 * 86_400)
+        assert await keeper.forget() == 1, "after seven days there is the newest"
+        library.later(101)
+        await keeper.forget()
+        await library.sweeping().sweep()
+        assert await data() == [later]
+
+    play(story)
+
+
+def test_what_nobody_can_read_any_more_is_removed_batch_by_batch(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what was shown between two snapshots that stay, and of a generation that was left."""
+    monkeypatch.setattr(catalog, "_ROWS_MAX", 3)
+    monkeypatch.setattr(catalog, "_SNAPSHOTS_MAX", 2)
+
+    async def story(world: World) -> None:
+        keeper = Snapshots(world.database, pace_seconds=0)
+        job = await world.job()
+        await put(world, job, "first", "a", "s3://b/first")
+        (tag,) = await keeper.make(job.dataset)
+        await world.rows(
+            "INSERT INTO generation (dataset_id, version, state, lineage)"
+            " VALUES (%s, gen_random_uuid(), 'building', 'y')",
+            job.dataset,
+        )
+        await world.rows(
+            "UPDATE generation SET state = CASE state WHEN 'building' THEN 'current'"
+            " ELSE 'retired' END"
+        )
+        await world.rows(
+            "INSERT INTO publication (dataset_id, generation, partition_key, mode, task_id,"
+            " attempt, location) SELECT dataset_id, version, 'k' || number, 'replace', 9, 1,"
+            " 's3://b/0' FROM generation, generate_series(1, 4) AS number"
+            " WHERE state = 'current'"
+        )
+        last = 0
+        for number in range(6):
+            await world.rows(
+                "UPDATE publication SET location = 's3://b/' || %s::text, task_id = task_id + 1,"
+                " revision = revision + 1 WHERE location <> 's3://b/first'",
+                str(number),
+            )
+            world.later(1)
+            (last,) = await keeper.make(job.dataset)
+        world.later(7200)
+        assert await keeper.forget() == 5
+        assert await world.value("SELECT count(*) FROM publication_log") == 0
+        assert await world.value("SELECT count(*) FROM table_part") == 1 + 6 * 4
+        world.later(86_401)
+        assert await keeper.forget() == 0
+        assert await world.value("SELECT count(*) FROM table_part") == 1 + 4
+        rows = await world.rows("SELECT id FROM table_snapshot ORDER BY id")
+        assert [row["id"] for row in rows] == [tag, last]
+        assert await shown(world, tag) == ["a s3://b/first"]
+        assert len(await shown(world, last)) == 4
+
+    play(story)
+
+
+class Located(Pipeline):
+    """What each task writes is elsewhere."""
+
+    async def finish(self, task: ClaimedTask) -> None:
+        (said,) = task.definition["outputs"]
+        dataset = task.definition["datasets"][said if isinstance(said, str) else said["name"]]
+        key = task.payload["partition_key"]
+        output = TaskOutput(dataset=dataset, location=f"s3://b/{task.task_id}", partition_key=key)
+        await self.tasks.complete(done(task.fence, output))
+
+
+async def dataset_of(world: World, name: str) -> str:
+    return str(await world.value("SELECT id::text FROM dataset WHERE name = %s", name))
+
+
+async def served(world: World, dataset: str, state: str = "current") -> list[str]:
+    """What is published of a generation of a dataset."""
+    rows = await world.rows(
+        "SELECT partition_key || ' ' || location AS said FROM publication JOIN generation"
+        " USING (dataset_id) WHERE dataset_id = %s AND generation = version AND state = %s"
+        " ORDER BY 1",
+        *(dataset, state),
+    )
+    return [row["said"] for row in rows]
+
+
+def test_generations_are_shown_as_they_are_moved_and_never_half_cleared(play: Play) -> None:
+    """With the real cut-over, rollback and drop, and `history` as a DAG says it."""
+
+    async def story(world: World) -> None:
+        library, pipeline = Library(world), Located(world)
+        keeper = Snapshots(world.database, pace_seconds=0, grace_seconds=0)
+        first = await pipeline.apply(kept("generations: 1, history: 1d"))
+        await send(pipeline, "a", "b")
+        tidy = await dataset_of(world, "tidy")
+
+        async def made(branch: str, operation: str) -> int:
+            (found,) = await keeper.make(tidy)
+            rows = await world.rows(
+                "SELECT branch, operation FROM table_snapshot WHERE id = %s", found
+            )
+            assert tuple(rows[0].values()) == (branch, operation)
+            return found
+
+        old = await made("main", "append")
+        before = await served(world, tidy)
+        assert await shown(world, old) == before
+        second = await pipeline.apply(kept("generations: 1, history: 1d", clean="2"), force=True)
+        await pipeline.backfills.turn()
+        await run_all(pipeline)
+        building = await made("building", "append")
+        assert await shown(world, building) == await served(world, tidy, "building") != before
+        await pipeline.backfills.turn()
+        # What reads the old one holds it.
+        for name in ("daily", "tidy"):
+            await pipeline.deployment.cut_over(await dataset_of(world, name), force=True)
+        after = await served(world, tidy)
+        assert await shown(world, await made("main", "overwrite")) == after
+        assert isinstance(await pipeline.deployment.rollback(first.version_id), DagApplied)
+        back = await made("main", "overwrite")
+        assert await shown(world, back) == before == await served(world, tidy)
+        assert isinstance(await pipeline.deployment.rollback(second.version_id), DagApplied)
+        assert await shown(world, await made("main", "overwrite")) == after
+        # The other is dropped and cleared, row by row: no snapshot is made of that.
+        await library.carry()
+        world.later(3600)
+        dropped = 0
+        keeping = PartitionExpirer(world.database, rows_max=1, grace_seconds=0)
+        for _ in range(100):
+            if await keeping.turn() == KEEP_PASS_SECONDS:
+                break
+            dropped += len(await keeper.make(tidy))
+            assert await shown(world, old) == await shown(world, back) == before
+        assert await states(world) == ["dropped", "current"]
+        assert await keeper.make(tidy) == []
+        assert await served(world, tidy, "abandoned") == []
+        assert dropped == 0
+        # For a day, and not for seven.
+        assert await shown(world, back) == before
+        world.later(86_400)
+        await keeper.forget()
+        assert await shown(world, back) == []
+        assert await world.value(
+            "SELECT count(*) FROM table_part WHERE dataset_id = %s", tidy
+        ) == len(after)
+
+    play(story)
+
+
+def test_parts_that_are_put_together_are_one_change(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = await compacting(world)
+        tidy = await dataset_of(world, "tidy")
+        await it.append(3)
+        (before,) = await snapshots(world).make(tidy)
+        old = await shown(world, before)
+        assert len(old) == 3
+        claimed = await it.rewriting()
+        # What comes meanwhile is beside it.
+        await it.append()
+        await it.rewritten(claimed)
+        (after,) = await snapshots(world).make(tidy)
+        there = [f"p {each['location']}" for each in await it.there()]
+        assert await shown(world, after) == sorted(there)
+        assert len(there) == 2
+        assert await shown(world, before) == old
+        rows = await world.rows(
+            "SELECT operation, rows, parts FROM table_snapshot WHERE dataset_id = %s ORDER BY id",
+            tidy,
+        )
+        assert [tuple(row.values()) for row in rows] == [
+            ("append", 3 * ROWS, 3),
+            ("overwrite", 4 * ROWS, 2),
+        ]
+
+    play(story)
+
+
+def test_what_is_cleared_after_its_last_snapshot_is_forgotten(play: Play) -> None:
+    async def story(world: World) -> None:
+        keeper = Snapshots(world.database, pace_seconds=0, history_ms=0, grace_seconds=0)
+        job = await world.job()
+        await put(world, job, "one", "a", "s3://b/1")
+        await keeper.make(job.dataset)
+        await world.rows("UPDATE generation SET state = 'abandoned', dropped_at = changed_at")
+        await world.rows(
+            "INSERT INTO generation (dataset_id, version, state, lineage)"
+            " VALUES (%s, gen_random_uuid(), 'current', 'y')",
+            job.dataset,
+        )
+        await keeper.make(job.dataset)
+        assert await keeper.forget() == 1
+        await world.rows("DELETE FROM publication")
+        assert await keeper.make(job.dataset) == []
+        await keeper.forget()
+        assert await world.value("SELECT count(*) FROM table_part") == 0
+
+    play(story)

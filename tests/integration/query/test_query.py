@@ -1,0 +1,281 @@
+"""Queries of people and tasks, through a dispatcher, to real processes of DuckDB."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.kernel.clock import SystemClock
+from penstock.tokens.claims import INVOKE_AUDIENCE, QUERY_AUDIENCE, TASK_AUDIENCE
+from tests.integration.dispatcher.api.stage import held, ok, refused
+from tests.integration.dispatcher.world import Worlds
+from tests.integration.query.site import API, BOUNDS, VIEWER, Site, lines, opened_site
+
+pytestmark = pytest.mark.timeout(300)
+IS_ROOT = os.geteuid() == 0
+OLD = pa.table({"n": [1, 2], "name": ["a", "b"]})
+NEW = pa.table({"n": [3], "name": ["c"], "more": [0.5]})
+SLOW = "WITH RECURSIVE t AS (SELECT 1 a UNION ALL SELECT a + 1 FROM t) SELECT max(a) FROM t"
+HOSTILE = {
+    "SELECT * FROM read_text('/etc/passwd')": "table function read_text is not allowed",
+    "SELECT * FROM read_csv('/etc/passwd')": "table function read_csv is not allowed",
+    "SELECT * FROM (SELECT * FROM glob('/*'))": "table function glob is not allowed",
+    "SELECT (SELECT content FROM read_blob('/etc/shadow'))": "read_blob is not allowed",
+    "SELECT * FROM query('SELECT 1')": "table function query is not allowed",
+    "SELECT * FROM duckdb_secrets()": "table function duckdb_secrets is not allowed",
+    "SELECT * FROM '/etc/passwd'": "There is no dataset '/etc/passwd'",
+    "SELECT * FROM 'penstock://0/x.parquet'": "There is no dataset 'penstock://0/x.parquet'",
+    "SELECT * FROM information_schema.tables": "datasets have no schema",
+    "SELECT * FROM sys": "There is no dataset 'sys'",
+    "SELECT getenv('HOME')": "getenv does not exist",
+    "ATTACH '/tmp/x.db'": "Only one SELECT",
+    "LOAD httpfs": "Only one SELECT",
+    "INSTALL httpfs": "Only one SELECT",
+    "SET threads = 64": "Only one SELECT",
+    "PRAGMA database_list": "Only one SELECT",
+    "COPY (SELECT 1) TO '/tmp/x'": "Only one SELECT",
+    "CREATE TABLE t AS SELECT 1": "Only one SELECT",
+    "SELECT 1; SELECT 2": "these are 2",
+    "SELECT nothing FROM tidy": "nothing",
+    "SELECT 1 +": "syntax error",
+    "SELECT range(100000000000)": "",
+    "SELECT string_agg(repeat('x', 1000000) || i, '') FROM range(3000) t(i)": "Memory",
+    "SELECT * FROM range(10001)": "more than 10,000 rows",
+    "SELECT repeat('x', 5000) FROM range(9000)": "more than 4,194,304 bytes",
+}
+
+Story = Callable[[Site], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def at_site(worlds: Worlds, tmp_path: Path) -> Callable[..., None]:
+    """Runs a story where two partitions of `tidy` and one of `secret` are published."""
+
+    def run(story: Story, **fields: Any) -> None:
+        async def main() -> None:
+            async with worlds.world() as world, opened_site(world, tmp_path / "s", **fields) as it:
+                for task, table in zip(
+                    await it.claim("a:clean", "p", "q"), (OLD, NEW), strict=True
+                ):
+                    await it.publish(task, "tidy", table)
+                (task, *_) = await it.stage.claim("a:other", limit=2)
+                await it.publish(task, "secret", OLD)
+                await story(it)
+
+        asyncio.run(main())
+
+    return run
+
+
+def rows_of(answer: httpx.Response) -> list[list[Any]]:
+    assert answer.status_code == 200, answer.text
+    columns, *rows, end = lines(answer)
+    assert end["end"]["rows"] == len(rows)
+    assert columns["columns"]
+    return rows
+
+
+def test_a_result_is_the_same_in_every_format(at_site: Callable[..., None]) -> None:
+    async def story(site: Site) -> None:
+        sql = "SELECT * FROM tidy ORDER BY n"
+        names = ["n", "name", "more", "partition_key"]
+        expected = [[1, "a", None, "p"], [2, "b", None, "p"], [3, "c", 0.5, "q"]]
+        said = await site.query(sql, format="rows")
+        assert rows_of(said) == expected
+        assert [name for name, _ in lines(said)[0]["columns"]] == names
+        text = (await site.query(sql)).text
+        assert text == "n,name,more,partition_key\n1,a,,p\n2,b,,p\n3,c,0.5,q\n"
+        every = [json.loads(x) for x in (await site.query(sql, format="jsonl")).text.splitlines()]
+        assert every == [dict(zip(names, row, strict=True)) for row in expected]
+        parquet = pq.read_table(io.BytesIO((await site.query(sql, format="parquet")).content))
+        arrow = pa.ipc.open_stream((await site.query(sql, format="arrow")).content).read_all()
+        for table in (parquet, arrow):
+            assert [list(row.values()) for row in table.to_pylist()] == expected
+        logged = await site.logged()
+        assert (logged["caller"], logged["outcome"], logged["rows"]) == ("api", "completed", 3)
+        assert logged["sql"] == sql
+        assert logged["bytes"] > 0
+        assert [(x["name"], x["parts"]) for x in logged["datasets"]] == [("tidy", 2)]
+        # Cut where that is asked for; and by the partition no file is read that has no rows of it.
+        cut = lines(await site.query(sql, format="rows", rows=1))
+        assert cut[1:2] == expected[:1]
+        assert cut[-1]["end"]["is_cut"]
+        plan = await site.query("SELECT n FROM tidy WHERE partition_key = 'q'", explain=True)
+        assert "Scanning Files: 0/1" in plan.text, plan.text
+        # A name that WITH gives hides nothing, and needs no dataset.
+        named = await site.query("WITH other AS (SELECT 7 AS n) SELECT n FROM other")
+        assert named.text == "n\n7\n"
+
+    at_site(story)
+
+
+def test_hostile_sql_is_refused_and_noted(at_site: Callable[..., None]) -> None:
+    async def story(site: Site) -> None:
+        for sql, why in HOSTILE.items():
+            answer = await site.query(sql)
+            assert answer.status_code == 422, (sql, answer.status_code, answer.text[:200])
+            problem = answer.json()
+            assert why in problem["title"], (sql, problem["title"])
+            if why.endswith("is not allowed"):
+                assert sql[problem["position"] :].startswith(why.split()[-4]), problem
+            logged = await site.logged()
+            assert logged["sql"] == sql
+            assert logged["outcome"] in ("refused", "failed")
+            assert logged["reason"]
+        assert (await site.query("SELECT count(*) FROM tidy")).text == "count_star()\n3\n"
+
+    at_site(story)
+
+
+def test_people_read_what_their_token_may(at_site: Callable[..., None]) -> None:
+    async def story(site: Site) -> None:
+        sql = "SELECT count(*) AS n FROM {}"
+        parts = site.stage.parts
+        token = await parts.readers.make("bi", datasets=["tidy"], seconds=None)
+        assert token is not None
+        for shown in (API, VIEWER):
+            assert (await site.query(sql.format("secret"), token=shown)).text == "n\n2\n"
+        refused(await site.query(sql.format("tidy"), token="nonsense"), 401)
+        if IS_ROOT:
+            assert (await site.query(sql.format("tidy"), token=token)).text == "n\n3\n"
+            assert (await site.logged())["caller"] == "reader bi"
+        problem = refused(await site.query(sql.format("secret"), token=token), 403)
+        assert problem.type == ("token not granted" if IS_ROOT else "not isolated")
+        # The same name given by WITH is no way to it.
+        hidden = f"WITH secret AS ({sql.format('secret')}) SELECT * FROM secret"
+        assert (await site.query(hidden, token=token)).status_code in (403, 422)
+        # What the dispatcher gives for one query is for the query service alone, and not for long.
+        site.stage.world.later(1)
+        short = await parts.issuer.query("api", None)
+        for side, path in ((site.public, "/v1/queries"), (site.internal, "/internal/hello")):
+            asked = await side.request("POST", path, headers={"Authorization": f"Bearer {short}"})
+            assert asked.status_code in (401, 403, 405)
+        direct = {"Authorization": f"Bearer {short}"}
+        body = {"sql": "SELECT 1 AS n", "format": "csv"}
+        assert (await site.direct.post("/v1/query", json=body, headers=direct)).text == "n\n1\n"
+        site.stage.world.later(120)
+        problem = refused(await site.direct.post("/v1/query", json=body, headers=direct), 403)
+        assert problem.type == "token expired"
+
+    at_site(story)
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root has users for queries")
+def test_a_task_reads_the_parts_of_its_own_claim(at_site: Callable[..., None]) -> None:
+    async def story(site: Site) -> None:
+        mine, another = await site.stage.claim("a:last", limit=2)
+        assert mine.payload["partition_key"] == "p"
+        own = "SELECT n, partition_key FROM tidy ORDER BY n"
+        # Before the service has asked for the keys: it asks again after seconds only.
+        token = site.stage.token
+        issued = await site.stage.parts.issuer.verify(
+            mine.token, audience=TASK_AUDIENCE, is_expiry_judged=False
+        )
+        task = mine.task_id
+        wrong = {
+            "": (401, "token missing"),
+            mine.token[:-9]: (403, "token malformed"),
+            await token(task, 1, aud=INVOKE_AUDIENCE): (403, "token wrong audience"),
+            await token(task, 1, aud=QUERY_AUDIENCE): (403, "token wrong audience"),
+            await token(task, 1, grants=issued.grants, exp=1): (403, "token expired"),
+            await token(task, 2, grants=issued.grants): (409, "stale"),
+            # Signed by a key of ours, and wider than what was issued.
+            await token(task, 1): (403, "token other grants"),
+        }
+        for direct in (False, True):
+            answer = await site.as_task(mine.token, own, direct=direct)
+            assert answer.text == "n,partition_key\n1,p\n2,p\n"
+        logged = await site.logged()
+        assert (logged["task_id"], logged["attempt"]) == (mine.task_id, 1)
+        for direct in (False, True):
+            for shown, (status, kind) in wrong.items():
+                answer = await site.as_task(shown, own, direct=direct)
+                assert refused(answer, status).type == kind, (direct, kind, answer.text)
+        for sql in ("SELECT * FROM secret", "SELECT * FROM raw", "SELECT * FROM made_up"):
+            assert refused(await site.as_task(mine.token, sql), 403).type == "token not granted"
+        for sql in ("SELECT * FROM read_text('/etc/passwd')", "SELECT 1; SELECT 2"):
+            refused(await site.as_task(mine.token, sql), 422)
+        # Its part was replaced since: it goes on to read what it was given.
+        (again,) = await site.claim("a:clean", "p")
+        await site.publish(again, "tidy", NEW)
+        assert (await site.as_task(mine.token, own)).text == "n,partition_key\n1,p\n2,p\n"
+        assert (await site.query("SELECT n FROM tidy ORDER BY n")).text == "n\n3\n3\n"
+        # It ends while its query runs: nothing of the result is told.
+        clock = SystemClock()
+        sql = "SELECT count(*) FROM tidy, range(60000) a, range(60000) b"
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(site.as_task(mine.token, sql))
+            while (await site.logged())["sql"] != sql:
+                await clock.sleep(0.05)
+            failure = {"reason": "x", "is_retried": False}
+            ok(await site.stage.complete(held(mine, failure=failure)))
+        assert refused(running.result(), 409).type == "over"
+        assert (await site.logged())["outcome"] == "cancelled"
+        assert refused(await site.as_task(mine.token, own), 409).type == "over"
+        assert refused(await site.as_task(mine.token, own, direct=True), 409).type == "over"
+        assert (await site.as_task(another.token, own)).text == "n,partition_key\n3,q\n"
+
+    at_site(story)
+
+
+def test_a_query_ends_when_its_caller_goes_or_its_time_is_over(
+    at_site: Callable[..., None],
+) -> None:
+    async def story(site: Site) -> None:
+        clock = SystemClock()
+        answer = refused(await site.query(SLOW), 422)
+        assert (answer.type, answer.title) == ("too slow", "The query was ended after 8 seconds.")
+        slow = f"{SLOW} WHERE a > 0"
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(site.query(slow))
+            while (await site.logged())["sql"] != slow:
+                await clock.sleep(0.05)
+            asking.cancel()
+        while (logged := await site.logged())["outcome"] is None:
+            await clock.sleep(0.05)
+        assert (logged["outcome"], logged["reason"]) == ("cancelled", "The caller left.")
+
+    at_site(story, bounds=replace(BOUNDS, seconds_max=8))
+
+
+def test_a_query_is_of_one_moment(at_site: Callable[..., None]) -> None:
+    async def story(site: Site) -> None:
+        sql = "SELECT count(*) AS n FROM tidy"
+        answer = await site.query(sql, format="rows", at="2030-01-02")
+        assert rows_of(answer) == [[3]]
+        snapshot = lines(answer)[-1]["end"]["datasets"][0]["snapshot"]
+        site.stage.world.later(60)
+        (again,) = await site.claim("a:clean", "p")
+        await site.publish(again, "tidy", NEW)
+        assert rows_of(await site.query(sql, format="rows")) == [[2]]
+        assert rows_of(await site.query(sql, format="rows", at=str(snapshot))) == [[3]]
+        both = f"SELECT (SELECT count(*) FROM secret) + n AS n FROM ({sql})"
+        assert rows_of(await site.query(both, format="rows", at=str(snapshot))) == [[5]]
+        missing = refused(await site.query(sql, at="2000-01-01"), 422)
+        assert "no snapshot as old as 2000-01-01" in missing.title
+
+    at_site(story)
+
+
+def test_without_users_only_those_are_served_who_may_read_all(
+    at_site: Callable[..., None],
+) -> None:
+    async def story(site: Site) -> None:
+        assert (await site.query("SELECT count(*) AS n FROM tidy")).text == "n\n3\n"
+        (mine, *_) = await site.stage.claim("a:last", limit=2)
+        problem = refused(await site.as_task(mine.token, "SELECT * FROM tidy"), 403)
+        assert problem.type == "not isolated"
+        assert (await site.logged())["outcome"] == "refused"
+
+    at_site(story, uids="")

@@ -1,0 +1,513 @@
+"""What clients are told of a table while its files are not all there, and what they read of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import NoSuchTableError, ServiceUnavailableError
+from pyiceberg.table import StaticTable
+
+from penstock.dispatcher.catalog import metadata_writer
+from penstock.dispatcher.catalog.tables import CatalogTable
+from penstock.dispatcher.database.pool import query
+from penstock.kernel.errors import DatabaseUnavailable
+from tests.integration.dispatcher.world import Job, Play, World
+from tests.integration.tables.shop import Shop, opened_shop
+from tests.integration.tables.test_clients import pairs, queried, rows, scanned, today
+
+TABLE = "/iceberg/v1/namespaces/penstock/tables/totals"
+UNFIT = pa.schema(
+    [
+        pa.field("name", pa.string(), metadata={"PARQUET:field_id": "7"}),
+        pa.field("sum", pa.int64()),
+    ]
+)
+
+
+async def asked(shop: Shop, path: str = "", **body: Any) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=shop.url, timeout=60) as client:
+        return await (client.post(TABLE + path, json=body) if path else client.get(TABLE))
+
+
+async def told(shop: Shop) -> dict[str, Any]:
+    """The metadata of the table; every list that it names is there."""
+    answer = await asked(shop)
+    assert answer.status_code == 200, answer.text
+    metadata: dict[str, Any] = answer.json()["metadata"]
+    for each in metadata["snapshots"]:
+        assert await shop.store.get(each["manifest-list"].removeprefix(f"{shop.root}/")) is not None
+    named = {each["snapshot-id"] for each in metadata["snapshots"]}
+    assert {each["snapshot-id"] for each in metadata["refs"].values()} <= named
+    return metadata
+
+
+def by_clients(shop: Shop, **scan: Any) -> pa.Table:
+    """What PyIceberg reads that plans by itself."""
+    mode = {"scan-planning-mode": "client"}
+    catalog = load_catalog("p", uri=f"{shop.url}/iceberg", token="any", **mode)
+    return catalog.load_table("penstock.totals").scan(**scan).to_arrow()
+
+
+def test_a_table_that_is_not_written_yet_is_told_to_nobody(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata_writer, "WAITED_PARTS_MAX", 1)
+
+    async def story(world: World) -> None:
+        async with opened_shop(world, tmp_path) as shop:
+            assert shop.parts.writer is not None
+            job = await world.job("totals")
+            await shop.publish(job, rows(("x", 1)), partition="a")
+            await shop.publish(job, rows(("y", 2)), partition="b")
+            answer = await asked(shop)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json()["error"]["type"] == "ServiceUnavailableException"
+            with pytest.raises(ServiceUnavailableError, match="are not written yet"):
+                await asyncio.to_thread(scanned, shop)
+            planned = (await asked(shop, "/plan")).json()
+            assert len(planned["file-scan-tasks"]) == 2
+            await shop.parts.writer.turn()
+            first = await told(shop)
+            # What is too much to wait for is told when it is written; until then it is as it was.
+            world.later(5)
+            for partition in "abc":
+                await shop.publish(job, rows(("z", 3)), partition=partition)
+            assert (await told(shop))["refs"] == first["refs"]
+            assert len((await asked(shop, "/plan")).json()["file-scan-tasks"]) == 3
+            world.later(60)
+            await shop.parts.writer.turn()
+            assert (await told(shop))["current-snapshot-id"] > first["current-snapshot-id"]
+
+    play(story)
+
+
+def test_files_that_no_client_can_read_are_told_and_what_was_before_is_read(
+    play: Play, tmp_path: Path
+) -> None:
+    async def story(world: World) -> None:
+        async with opened_shop(world, tmp_path) as shop:
+            job = await world.job("totals")
+            await shop.publish(job, rows(("x", 1)).cast(UNFIT), partition="a")
+            with pytest.raises(NoSuchTableError, match="has field ids of another table"):
+                await asyncio.to_thread(scanned, shop)
+            for _ in range(2):
+                error = (await asked(shop)).json()["error"]
+                assert (error["code"], error["type"]) == (404, "NoSuchTableException")
+                assert "part-0.parquet' has field ids of another table" in error["message"]
+                assert "without ids of another table" in error["message"], "and what to do"
+            refused = (await asked(shop, "/plan")).json()["error"]
+            assert (refused["code"], refused["type"]) == (400, "BadRequestException")
+            world.later(5)
+            await shop.publish(job, rows(("x", 2)), partition="a")
+            first = await told(shop)
+            world.later(5)
+            await shop.publish(job, rows(("y", 1)).cast(UNFIT), partition="b")
+            assert (await told(shop))["refs"] == first["refs"]
+            only = {"type": "eq", "term": "partition_key", "value": "a"}
+            planned = (await asked(shop, "/plan", filter=only)).json()
+            assert len(planned["file-scan-tasks"]) == 1
+
+    play(story)
+
+
+def test_a_store_that_fails_leaves_what_was_written(play: Play, tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        async with opened_shop(world, tmp_path) as shop:
+            job = await world.job("totals")
+            metadata = tmp_path / "datasets" / "totals" / "metadata"
+            metadata.parent.mkdir(parents=True)
+            metadata.write_text("in the way")
+            await shop.publish(job, rows(("x", 1)))
+            assert (await asked(shop)).status_code == 503
+            metadata.unlink()
+            first = await told(shop)
+            metadata.rename(tmp_path / "aside")
+            metadata.write_text("in the way")
+            world.later(5)
+            await shop.publish(job, rows(("y", 2)), partition="b")
+            answer = (await asked(shop)).json()["metadata"]
+            assert answer["refs"] == first["refs"]
+
+    play(story)
+
+
+def test_files_are_noted_when_another_one_is_done(play: Play, tmp_path: Path) -> None:
+    """A snapshot that is being made holds the lock of the dataset for a moment."""
+
+    async def story(world: World) -> None:
+        async with opened_shop(world, tmp_path) as shop:
+            await shop.publish(await world.job("totals"), rows(("x", 1)))
+            (row,) = await world.rows("SELECT id::text AS dataset FROM dataset")
+            await shop.parts.tables.snapshots.make(row["dataset"])
+            async with asyncio.TaskGroup() as group, world.database.transaction() as held:
+                await held.execute(query("hold_table"), row)
+                loading = group.create_task(asked(shop))
+                await world.until_waiting()
+            assert loading.result().status_code == 200
+
+    play(story)
+
+
+def test_refs_without_files_are_not_told(play: Play, tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        async with opened_shop(world, tmp_path) as shop:
+            job = await world.job("totals")
+            await shop.publish(job, rows(("x", 1)))
+            await told(shop)
+            await world.rows(
+                "INSERT INTO generation (dataset_id, version, state, lineage)"
+                " VALUES (%s, gen_random_uuid(), 'building', 'y')",
+                job.dataset,
+            )
+            await world.rows(
+                "UPDATE generation SET state = CASE state WHEN 'building' THEN 'current'"
+                " ELSE 'retired' END"
+            )
+            await world.rows(
+                "INSERT INTO table_snapshot (dataset_id, id, generation, branch, operation,"
+                " schema_id, added, removed, partitions, parts, manifest_list, unfit)"
+                " SELECT dataset_id, id + place, version, branch, operation, schema_id, 0, 0, 0, 0,"
+                " CASE place WHEN 2 THEN manifest_list END, CASE place WHEN 1 THEN 'odd' END"
+                " FROM table_snapshot JOIN generation USING (dataset_id)"
+                " JOIN (VALUES ('retired', 1), ('current', 2)) AS said(state, place) USING (state)"
+            )
+            # The last of what was left has no files, and an earlier one is not what the tag means.
+            assert list((await told(shop))["refs"]) == ["main"]
+
+    play(story)
+
+
+def test_partitions_may_come_later(play: Play, tmp_path: Path) -> None:
+    """Manifests of before have no partition: they are read as such, and written again as others."""
+
+    async def story(world: World) -> None:
+        async with opened_shop(world, tmp_path) as shop:
+            await today(world)
+            job = await world.job("totals")
+            await shop.publish(job, rows(("x", 1)), partition=None)
+            first = (await told(shop))["current-snapshot-id"]
+            world.later(5)
+            await shop.publish(job, rows(("y", 2)), partition="b")
+            second = (await told(shop))["current-snapshot-id"]
+            world.later(5)
+            await shop.publish(job, rows(("z", 3)), partition=None)
+            for snapshot, found in (
+                (first, [("x", 1)]),
+                (second, [("x", 1), ("y", 2)]),
+                (None, [("y", 2), ("z", 3)]),
+            ):
+                for read in (by_clients, scanned):
+                    seen = await asyncio.to_thread(read, shop, snapshot_id=snapshot)
+                    assert pairs(seen) == found
+            only = await asyncio.to_thread(by_clients, shop, row_filter="partition_key = 'b'")
+            assert pairs(only) == [("y", 2)]
+            for what, at, answer in (
+                ("name, partition_key", "", [("y", "b"), ("z", None)]),
+                ("name, partition_key", f" AT (VERSION => {second})", [("x", None), ("y", "b")]),
+                ("*", f" AT (VERSION => {first})", [("x", 1)]),
+            ):
+                said = f"SELECT {what} FROM p.penstock.totals{at} ORDER BY name"
+                assert await asyncio.to_thread(queried, shop, said) == answer
+
+    play(story)
+
+
+def test_a_busy_branch_hides_neither_main_nor_older_snapshots(play: Play, tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        async with opened_shop(world, tmp_path) as shop:
+            job = await world.job("totals")
+            await shop.publish(job, rows(("x", 1)))
+            first = (await told(shop))["current-snapshot-id"]
+            world.later(5)
+            await shop.publish(job, rows(("y", 2)))
+            second = (await told(shop))["current-snapshot-id"]
+            await world.rows(
+                "INSERT INTO generation (dataset_id, version, state, lineage)"
+                " VALUES (%s, gen_random_uuid(), 'building', 'y')",
+                job.dataset,
+            )
+            await world.rows(
+                "INSERT INTO table_snapshot (dataset_id, id, generation, branch, operation,"
+                " schema_id, added, removed, partitions, parts, manifest_list)"
+                " SELECT made.dataset_id, made.id + number, version, state, 'append', schema_id, 0,"
+                " 0, 0, 0, manifest_list FROM table_snapshot AS made, generation,"
+                " generate_series(1, 1000) AS number WHERE state = 'building' AND made.id = %s",
+                second,
+            )
+            metadata = await told(shop)
+            assert 990 < len(metadata["snapshots"]) <= 1000
+            assert {name: each["snapshot-id"] for name, each in metadata["refs"].items()} == {
+                "main": second,
+                "building": second + 1000,
+            }
+            assert first not in {each["snapshot-id"] for each in metadata["snapshots"]}
+            planned = (await asked(shop, "/plan", **{"snapshot-id": first})).json()
+            assert len(planned["file-scan-tasks"]) == 1
+
+    play(story)
+
+
+def left(folder: Path) -> set[str]:
+    """The files of a table that are there, by their names."""
+    return {each.name for each in (folder / "datasets/totals/metadata").iterdir()}
+
+
+async def noted(world: World) -> set[str]:
+    """Those that the database knows, and metadata beside lists."""
+    lists = "SELECT manifest_list AS place FROM table_snapshot WHERE manifest_list IS NOT NULL"
+    found = await world.rows(f"{lists} UNION SELECT location FROM table_manifest")
+    places = [row["place"] for row in found]
+    beside = await world.rows(f"{lists} AND branch = 'main'")
+    places += [metadata_writer.metadata_location(row["place"]) for row in beside]
+    return {each.rpartition("/")[2] for each in places}
+
+
+async def cut_over(world: World, job: Job) -> None:
+    """A generation of the dataset's own takes the place of the current one, which stays."""
+    await world.rows(
+        "INSERT INTO generation (dataset_id, version, state, lineage)"
+        " VALUES (%s, gen_random_uuid(), 'building', 'y')",
+        job.dataset,
+    )
+    await world.rows(
+        "INSERT INTO publication (dataset_id, generation, partition_key, mode, task_id, attempt,"
+        " location, manifest, files, rows, bytes) SELECT dataset_id, building.version,"
+        " partition_key, mode, task_id, attempt, location, manifest, files, rows, bytes"
+        " FROM publication JOIN generation AS building USING (dataset_id)"
+        " WHERE building.state = 'building'"
+    )
+    await world.rows(
+        "INSERT INTO generation_schema (dataset_id, version, columns)"
+        " SELECT dataset_id, building.version, columns FROM generation_schema"
+        " JOIN generation AS building USING (dataset_id) WHERE building.state = 'building'"
+    )
+    await world.rows(
+        "UPDATE generation SET state = CASE state WHEN 'building' THEN 'current' ELSE 'retired' END"
+        " WHERE state IN ('building', 'current')"
+    )
+
+
+def test_files_that_no_snapshot_names_are_swept_and_no_others(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata_writer, "GRACE_SECONDS", -60.0)
+    note = metadata_writer._note
+
+    async def crashed(*_: object) -> bool:
+        raise DatabaseUnavailable("gone between writing and noting")
+
+    async def story(world: World) -> None:
+        async with opened_shop(world, tmp_path) as shop:
+            writer, snapshots = shop.parts.writer, shop.parts.tables.snapshots
+            assert writer is not None
+
+            async def swept() -> set[str]:
+                world.later(metadata_writer.SWEEP_SECONDS)
+                await writer.turn()
+                assert await noted(world) == left(tmp_path)
+                return left(tmp_path)
+
+            job = await world.job("totals")
+            monkeypatch.setattr(metadata_writer, "_note", crashed)
+            await shop.publish(job, rows(("x", 1)))
+            assert (await asked(shop)).status_code == 503
+            monkeypatch.setattr(metadata_writer, "_note", note)
+            orphans = left(tmp_path)
+            assert len(orphans) == 3, "a manifest, a list and metadata"
+            first = (await told(shop))["current-snapshot-id"]
+            kept = left(tmp_path) - orphans
+            assert await swept() == kept
+            # The manifest is written anew without what was replaced; the first list names it still.
+            world.later(5)
+            await shop.publish(job, rows(("x", 2)))
+            await told(shop)
+            assert kept < await swept()
+            seen = await asyncio.to_thread(by_clients, shop, snapshot_id=first)
+            assert pairs(seen) == [("x", 1)]
+            world.later(8 * 86_400)
+            assert await snapshots.forget() == 1
+            assert kept < await swept(), "somebody may read it"
+            world.later(86_400)
+            await snapshots.forget()
+            replaced = await swept()
+            assert not kept & replaced
+            # A generation that was left is a tag until it is dropped, and history until it ends.
+            await cut_over(world, job)
+            await told(shop)
+            assert replaced < await swept()
+            await world.rows(
+                "UPDATE generation SET dropped_at = changed_at WHERE state = 'retired'"
+            )
+            await world.rows("DELETE FROM publication WHERE generation = %s", job.generation)
+            world.later(5)
+            await told(shop)
+            assert await snapshots.forget() == 1
+            assert replaced < await swept()
+            world.later(86_400)
+            await snapshots.forget()
+            current = await swept()
+            assert len(current) == 3
+            assert not replaced & current
+            assert pairs(await asyncio.to_thread(by_clients, shop)) == [("x", 2)]
+
+    play(story)
+
+
+async def begun(world: World, job: Job) -> Job:
+    """The job, in a generation of its dataset that is being built."""
+    version = await world.value(
+        "INSERT INTO generation (dataset_id, version, state, lineage)"
+        " VALUES (%s, gen_random_uuid(), 'building', 'y') RETURNING version::text",
+        job.dataset,
+    )
+    return replace(job, generation=version)
+
+
+async def moved(world: World, generation: str) -> None:
+    """Have this generation be the current one."""
+    await world.rows("UPDATE generation SET state = 'retired' WHERE state = 'current'")
+    await world.rows("UPDATE generation SET state = 'current' WHERE version = %s", generation)
+    world.later(5)
+
+
+def by_ref(shop: Shop, *refs: str) -> list[list[tuple[str, int]]]:
+    """What both ways of PyIceberg read of branches and tags; they agree."""
+    found = []
+    for mode in ("server", "client"):
+        said = {"scan-planning-mode": mode}
+        catalog = load_catalog("p", uri=f"{shop.url}/iceberg", token="any", **said)
+        table = catalog.load_table("penstock.totals")
+        scans = [table.scan(snapshot_id=table.refs()[each].snapshot_id) for each in refs]
+        found.append([pairs(each.to_arrow()) for each in scans])
+    assert found[0] == found[1]
+    return found[0]
+
+
+def test_branches_and_tags_are_read_by_name(play: Play, tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        async with opened_shop(world, tmp_path) as shop:
+            old = await world.job("totals")
+            await shop.publish(old, rows(("x", 1)))
+            # The last of what is left is written, though nobody has asked for it as `main`.
+            await told(shop)
+            world.later(5)
+            await shop.publish(old, rows(("x", 2)))
+            await shop.parts.tables.snapshots.make(old.dataset)
+            world.later(5)
+            new = await begun(world, old)
+            await shop.publish(new, rows(("x", 3)))
+            await shop.publish(new, rows(("y", 4)), partition="b")
+            now, anew = [("x", 2)], [("x", 3), ("y", 4)]
+            assert await asyncio.to_thread(by_ref, shop, "main", "building") == [now, anew]
+            # Who opens the file of metadata reads the same.
+            location = (await asked(shop)).json()["metadata-location"]
+            read = StaticTable.from_metadata(location).scan()
+            assert pairs(await asyncio.to_thread(read.to_arrow)) == now
+            await moved(world, new.generation)
+            await shop.publish(old, rows(("late", 5)), partition="c")
+            found = await asyncio.to_thread(by_ref, shop, "main", old.generation)
+            assert found == [anew, now], "what comes late into what was left is not in its tag"
+            await moved(world, old.generation)
+            back = [("late", 5), *now]
+            found = await asyncio.to_thread(by_ref, shop, "main", new.generation)
+            assert found == [back, anew]
+            assert set((await told(shop))["refs"]) == {"main", new.generation}
+
+    play(story)
+
+
+def test_a_scan_of_many_parts_goes_on_while_its_snapshot_is_forgotten(
+    play: Play, tmp_path: Path
+) -> None:
+    async def story(world: World) -> None:
+        async with opened_shop(world, tmp_path) as shop:
+            job = await world.job("totals")
+            await shop.publish(job, rows(("x", 1)), partition="k")
+            await world.rows(
+                "INSERT INTO publication (dataset_id, generation, partition_key, mode, task_id,"
+                " attempt, location, manifest, files, rows, bytes) SELECT dataset_id, generation,"
+                " 'k' || number, mode, task_id, attempt, location, manifest, files, rows, bytes"
+                " FROM publication, generate_series(1, 1200) AS number"
+            )
+            assert shop.parts.writer is not None
+            await shop.parts.tables.snapshots.make(job.dataset)
+            await shop.parts.writer.turn()
+            found = await asyncio.to_thread(scanned, shop)
+            assert len(set(found["partition_key"].to_pylist())) == found.num_rows == 1201
+            page = (await asked(shop, "/plan")).json()
+            seen = [each["data-file"]["partition"] for each in page["file-scan-tasks"]]
+            (task,) = page["plan-tasks"]
+            await world.rows("DELETE FROM publication WHERE partition_key <> 'k'")
+            world.later(60)
+            await shop.parts.tables.snapshots.make(job.dataset)
+            await shop.parts.writer.turn()
+            world.later(8 * 86_400)
+            assert await shop.parts.tables.snapshots.forget() == 1
+            following: str | None = task
+            while following is not None:
+                page = (await asked(shop, "/tasks", **{"plan-task": following})).json()
+                seen += [each["data-file"]["partition"] for each in page["file-scan-tasks"]]
+                (following,) = page["plan-tasks"] or [None]
+            assert len(seen) == len({each for (each,) in seen}) == 1201
+            world.later(86_400)
+            await shop.parts.tables.snapshots.forget()
+            gone = (await asked(shop, "/tasks", **{"plan-task": task})).json()["error"]
+            assert (gone["code"], gone["type"]) == (404, "NoSuchPlanTaskException")
+
+    play(story)
+
+
+def test_a_column_may_have_the_name_of_the_partition(play: Play, tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        async with opened_shop(world, tmp_path) as shop:
+            job = await world.job("totals")
+            taken = rows(("x", 1)).append_column("Partition_Key", pa.array(["its own"]))
+            await shop.publish(job, taken, partition="a")
+            await shop.publish(job, taken, partition="b")
+            for read in (by_clients, scanned):
+                only = "_partition_key = 'b'"
+                found = await asyncio.to_thread(read, shop, row_filter=only)
+                assert found.to_pylist() == [
+                    {"name": "x", "sum": 1, "Partition_Key": "its own", "_partition_key": "b"}
+                ]
+
+    play(story)
+
+
+def test_readers_at_once_write_once_and_are_told_what_is_there(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(world: World) -> None:
+        async with opened_shop(world, tmp_path) as shop:
+            writer, snapshots = shop.parts.writer, shop.parts.tables.snapshots
+            assert writer is not None
+            job = await world.job("totals")
+            await shop.publish(job, rows(("x", 1)))
+            put = writer._put
+
+            async def overtaken(table: CatalogTable, name: str, body: bytes) -> str:
+                if name.startswith("snap-"):
+                    # Somebody else makes another snapshot before the files of this one are noted.
+                    monkeypatch.setattr(writer, "_put", put)
+                    world.later(5)
+                    await shop.publish(job, rows(("y", 2)), partition="b")
+                    assert await snapshots.make(job.dataset)
+                return await put(table, name, body)
+
+            monkeypatch.setattr(writer, "_put", overtaken)
+            first = (await told(shop))["current-snapshot-id"]
+            assert first == await world.value("SELECT min(id) FROM table_snapshot")
+            before = left(tmp_path)
+            answers = await asyncio.gather(*(asked(shop) for _ in range(5)))
+            found = {each.json()["metadata"]["current-snapshot-id"] for each in answers}
+            assert found == {await world.value("SELECT max(id) FROM table_snapshot")} != {first}
+            assert len(left(tmp_path) - before) == 3
+
+    play(story)
