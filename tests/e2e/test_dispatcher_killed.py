@@ -179,7 +179,10 @@ async def _rows(fleet: Fleet, statement: str) -> list[dict[str, Any]]:
 
 UNFINISHED = """
     SELECT (SELECT count(*) FROM event WHERE routed = 'pending') AS events,
-           (SELECT count(*) FROM task WHERE status <> 'completed') AS tasks,
+           -- A table that is rolled back cancels what still runs for the generation that it leaves.
+           (SELECT count(*) FROM task JOIN job ON job.id = task.job_id
+            WHERE status <> 'completed'
+              AND (job.name, status) <> ('halves', 'cancelled')) AS tasks,
            (SELECT count(*) FROM task JOIN job ON job.id = task.job_id
             WHERE job.name <> 'halves') AS made, (SELECT count(*) FROM outbox) AS outbox
 """
