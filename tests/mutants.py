@@ -26,6 +26,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -67,6 +68,8 @@ GUARDS: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/unit/queue/test_direct.py",
         *_SIMULATION,
     ),
+    "dispatcher/tasks/lifecycle.py": _ENDINGS,
+    "dispatcher/sql/tasks.sql": _ENDINGS,
     "dispatcher/router.py": _ROUTING,
     "dispatcher/sql/routing.sql": _ROUTING,
     "dispatcher/tasks/completion.py": _ENDINGS,
@@ -97,12 +100,14 @@ class Mutant:
     end: int
     instead: str
     was: str
+    number: int
     line: int
 
     @property
     def name(self) -> str:
-        """The same in every run, as long as the file is the same."""
-        return f"{self.file}:{self.line}: {' '.join(self.was.split())} -> {self.instead}"
+        """The same in every run, wherever the text stands; equal edits are told apart by order."""
+        number = f" ({self.number})" if self.number > 1 else ""
+        return f"{self.file}: {' '.join(self.was.split())} -> {self.instead}{number}"
 
     def of(self, source: bytes) -> bytes:
         return source[: self.start] + self.instead.encode() + source[self.end :]
@@ -116,11 +121,14 @@ def mutants(file: str, source: bytes, count: int) -> Sequence[Mutant]:
         for start, end, instead in of(source)
         if source[start:end].decode() != instead
     }
-    found = [
-        Mutant(file, *each, source[each[0] : each[1]].decode(), source.count(b"\n", 0, each[0]) + 1)
-        for each in made
-    ]
-    found.sort(key=lambda each: hashlib.sha256(f"{each.start} {each.name}".encode()).digest())
+    equal: Counter[tuple[str, str]] = Counter()
+    found = []
+    for start, end, instead in sorted(made):
+        was = source[start:end].decode()
+        equal[was, instead] += 1
+        line = source.count(b"\n", 0, start) + 1
+        found.append(Mutant(file, start, end, instead, was, equal[was, instead], line))
+    found.sort(key=lambda each: hashlib.sha256(each.name.encode()).digest())
     return found[:count]
 
 
@@ -281,7 +289,11 @@ def main() -> int:
     parser.add_argument("--to", type=Path, help="write what happened to each mutant")
     parser.add_argument("--against", type=Path, help="what happened to each before")
     options = parser.parse_args()
+    guards_here = {each for file in options.files or GUARDS for each in GUARDS[file]}
+    if missing := [each for each in sorted(guards_here) if not (ROOT / each).exists()]:
+        parser.error(f"GUARDS names tests that do not exist: {', '.join(missing)}")
     killed: dict[str, bool] = {}
+    red: list[str] = []
     with (
         tempfile.TemporaryDirectory(prefix="penstock-mutants-") as folder,
         ThreadPoolExecutor(options.jobs) as pool,
@@ -292,6 +304,7 @@ def main() -> int:
             is_red, seconds = copies.judge(guards, None, 1_200)
             if is_red:
                 print(f"{file}: its tests fail without a mutant; see above")
+                red.append(file)
                 continue
             some = mutants(file, (ROOT / "src/penstock" / file).read_bytes(), options.count)
             judged = pool.map(
@@ -303,7 +316,7 @@ def main() -> int:
             for mutant, (is_killed, _) in zip(some, judged, strict=True):
                 killed[mutant.name] = is_killed
                 if not is_killed:
-                    print(f"  lives: {mutant.name}", flush=True)
+                    print(f"  lives: {mutant.name}, line {mutant.line}", flush=True)
             count = sum(killed[each.name] for each in some)
             print(f"{file}: {count} of {len(some)} killed ({seconds:.0f} s of tests)", flush=True)
             if options.to:
@@ -313,7 +326,10 @@ def main() -> int:
     lost = [name for name, was in before.items() if was and killed.get(name) is False]
     for name in lost:
         print(f"killed before, lives now: {name}")
-    return 1 if lost else 0
+    gone = sum(name not in killed for name in before)
+    if gone:
+        print(f"{gone} of {len(before)} were not tried: their code has changed")
+    return 1 if lost or red else 0
 
 
 if __name__ == "__main__":
