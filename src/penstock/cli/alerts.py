@@ -101,4 +101,4 @@ def _show_rules(answer: AlertsAnswer) -> None:
         return
     fitted(("rule", "holds if"), [(each.name, each.words) for each in answer.rules])
     told = " and ".join(answer.destinations) or "nobody"
-    click.echo(f"\n{counted(len(answer.rules), 'rule')}; told by notices: {told}.")
+    click.echo(f"\n{counted(len(answer.rules), 'rule')}; notices go to: {told}.")

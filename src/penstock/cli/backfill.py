@@ -341,7 +341,7 @@ _id_argument = click.argument(
 @_id_argument
 @on_a_dispatcher
 def pause(*, id: int, url: str, token: str | None, as_json: bool) -> None:
-    """Make no more tasks of a backfill until it is resumed; those that there are go on."""
+    """Create no more tasks of a backfill until it is resumed; existing tasks continue."""
     found, _ = asked(url, token, lambda client: client.pause_backfill(id))
     _show(found, as_json=as_json)
 

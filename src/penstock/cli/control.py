@@ -47,7 +47,7 @@ def pause(
     token: str | None,
     as_json: bool,
 ) -> None:
-    """Let a job start nothing until it is resumed. What runs goes on; what comes waits.
+    """Start no task of a job until it is resumed. Running tasks continue; new ones wait.
 
     With --all it is all jobs of the DAG, and those of earlier ones that something waits for, at
     once. Each can be resumed by itself. A job that a DAG brings later is not paused.
@@ -75,7 +75,7 @@ def resume(*, job: str | None, is_all: bool, url: str, token: str | None, as_jso
 
     With --all it ends all pauses that people have made, also those of single jobs.
 
-    Exit code 0: nobody pauses it. 1: there is no such job, or the dispatcher cannot be asked.
+    Exit code 0: it is resumed. 1: there is no such job, or the dispatcher cannot be asked.
     """
     name = _one_or_all(job, is_all=is_all)
     if name is None:

@@ -86,7 +86,7 @@ def cost(
     saturated: bool,
     as_json: bool,
 ) -> None:
-    """Tell estimate the monthly cost in requests, at S3 Standard's prices.
+    """Estimate the monthly cost in requests, at S3 Standard's prices.
 
     Runs the real code in virtual time on a bucket in memory: the fleet with its load, and the same
     fleet with nothing to do. Takes a minute or several, and longer with many workers or modes; of

@@ -115,16 +115,17 @@ def rotate(*, kms_key: str | None, url: str, token: str | None, as_json: bool) -
 @click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @on_a_dispatcher
 def revoke(*, kid: str, yes: bool, url: str, token: str | None, as_json: bool) -> None:
-    """End a key at once: if somebody else may have it.
+    """End a key at once, for example when it may have leaked.
 
-    What it has signed proves nothing from now on, and others who verify tokens are told of it no
-    more. If it signs, its dispatcher makes a new one, which signs at once. Attempts that run have a
-    new token by their next heartbeat. A key of KMS that signs has to be rotated away first.
+    Tokens that it has signed are refused from now on, and it is no longer among the published keys
+    (JWKS). If it is the signing key, its dispatcher makes a new one, which signs at once. Running
+    attempts get a new token with their next heartbeat. A key of KMS that signs has to be rotated
+    away first.
 
-    To change keys without a reason to mistrust them there is 'penstock keys rotate'.
+    For a regular change of keys use 'penstock keys rotate'.
 
     Exit code 0: it is revoked. 1: there is no such key, or no dispatcher could be asked. 2: it is
-    the key of KMS that signs, or nobody has said yes.
+    the key of KMS that signs, or it was not confirmed.
     """
     if not yes:
         what = f"What the key {kid} has signed will become invalid."

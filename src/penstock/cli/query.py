@@ -147,7 +147,7 @@ async def _rows(url: str, token: str | None, ask: QueryAsk) -> _Told:
                 else:
                     told.end = said.get("end", {})
     if not told.end:
-        raise PenstockError("The result broke off; the query log may say why.")
+        raise PenstockError("The result ended early; the query log may have the reason.")
     return told
 
 

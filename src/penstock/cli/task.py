@@ -444,7 +444,7 @@ def _of_tasks(*statuses: str) -> Callable[[Verb], Verb]:
 def cancel(
     context: click.Context, /, *, reason: str | None, url: str, token: str | None, **said: Any
 ) -> None:
-    """Cancel tasks that wait; ask those that run to stop, which they hear with a heartbeat.
+    """Cancel waiting tasks; ask running ones to stop, with the answer to their next heartbeat.
 
     With --job instead of numbers, all of a job that have not ended; they are counted first.
 

@@ -394,7 +394,7 @@ class Console(Generic[Served]):
         """
         headers: list[Header] = list(scope["headers"])
         if visit is None:
-            return self._plain("Sign in again: the session is over.", status=401)
+            return self._plain("Sign in again: the session has ended.", status=401)
         token = http.header(headers, b"x-form-token")
         if not http.is_of_our_page(headers) or not self._sessions.is_from_here(
             visit.session, token

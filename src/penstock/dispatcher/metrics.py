@@ -255,7 +255,7 @@ def _jobs(figures: MetricsSnapshot) -> Iterator[Family]:
             [job.oldest_seconds for job in figures.jobs],
         ),
         ("paused", "Whether it is paused.", [job.is_paused for job in figures.jobs]),
-        ("pressed", "Whether its queue is over its limits.", [j.is_pressed for j in figures.jobs]),
+        ("pressed", "Whether its queue exceeds its limits.", [j.is_pressed for j in figures.jobs]),
     ):
         told: list[tuple[Labels, float]] = [
             ({"job": job.name}, float(value))

@@ -85,7 +85,7 @@ class RowPruner:
         rows_max: int = ROWS_MAX,
     ) -> None:
         if not 0 < days <= 36_500:
-            raise InvalidInput(f"What is over is kept for 0 to 36500 days, not for {days:g}.")
+            raise InvalidInput(f"Retention is 0 to 36500 days, not {days:g}.")
         self._database = database
         self._days = days
         self._dead_days = max(days, DEAD_DAYS if dead_days is None else dead_days)

@@ -69,7 +69,7 @@ class FrameDecoder:
             return None
         length = int.from_bytes(self._bytes[:_HEADER_BYTES], "big")
         if length > self._bytes_max:
-            raise InvalidInput(f"A frame of {length:,} bytes is none of ours.")
+            raise InvalidInput(f"A frame of {length:,} bytes is too long.")
         end = _HEADER_BYTES + length
         if len(self._bytes) < end:
             return None

@@ -223,7 +223,7 @@ class TaskIdsAsk(Ask):
 
 
 class PauseAsk(Ask):
-    reason: Annotated[str, Meta(min_length=1, max_length=1000)] = "Somebody has paused it."
+    reason: Annotated[str, Meta(min_length=1, max_length=1000)] = "Paused by an operator."
 
 
 class JobPausesAnswer(Answer):

@@ -281,13 +281,15 @@ def day_of(milliseconds: int) -> str:
     try:
         return datetime.fromtimestamp(milliseconds / 1000, tz=UTC).date().isoformat()
     except (ValueError, OverflowError, OSError) as error:
-        raise InvalidInput(f"{milliseconds} ms since the epoch is no day of a calendar.") from error
+        raise InvalidInput(
+            f"{milliseconds} ms since the epoch is out of the range of dates."
+        ) from error
 
 
 def minute_of(due_ms: int) -> int:
     """The minute of a time, which must be one that a task can be due at."""
     if not _MINUTE_MIN <= due_ms // 60_000 <= _MINUTE_MAX:
-        raise InvalidInput(f"{due_ms} ms since the epoch is no time at which a task can be due.")
+        raise InvalidInput(f"{due_ms} ms since the epoch is out of the range of due times.")
     return due_ms // 60_000
 
 

@@ -83,7 +83,7 @@ class RuntimeConnection:
         """Say something, whole: an interruption waits until it is said."""
         if not self.is_ours:
             raise WorkFailed(
-                "A process that the function has started cannot report for its task; have it tell"
+                "A child process of the function cannot report for its task; have it tell"
                 " the function, and let the function call progress and emit."
             )
         body = encode_frame(frame)
@@ -247,7 +247,7 @@ def end_of(frame: ChildDone | ChildFailed, send: Callable[[FromChild], None]) ->
         raise
     except Exception as error:  # noqa: BLE001 - what users make may be anything
         reason, _ = told(error)
-        said = f"What the function has made cannot be told: {reason.partition(chr(10))[0]}"
+        said = f"The result of the function cannot be sent: {reason.partition(chr(10))[0]}"
         send(ChildFailed(reason=said, is_retried=True, is_clean=frame.is_clean))
 
 

@@ -244,7 +244,7 @@ class Cell(Generic[State]):
 
     def _unknown(self) -> OutcomeUnknown:
         return OutcomeUnknown(
-            f"Whether the update of {self.key!r} took effect cannot be told.",
+            f"Whether the update of {self.key!r} took effect is unknown.",
             key=self.key,
             hint="Read the object and decide by what it holds.",
         )

@@ -238,7 +238,7 @@ class RetryingStore(Wrapper):
 
 def _unknown(key: str) -> OutcomeUnknown:
     return OutcomeUnknown(
-        f"Whether the write to {key!r} took effect cannot be told.",
+        f"Whether the write to {key!r} took effect is unknown.",
         key=key,
         hint="Read the object and decide by what it holds.",
     )

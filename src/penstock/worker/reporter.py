@@ -188,7 +188,7 @@ class TaskReporter:
                 if error.kind != _EXPIRED:
                     self._attempt.doubt(token)
             await self._clock.sleep(backoff.next_seconds())
-        raise WorkFailed("The attempt is over; its events are not sent.")
+        raise WorkFailed("The attempt has ended; its events are not sent.")
 
 
 TASKS_MAX: Final = 200

@@ -293,7 +293,7 @@ def _unwritten(error: OSError) -> WorkFailed:
     where = f" ({error.filename})" if error.filename else ""
     # A worker with a full disk would fail task after task that others can run.
     return WorkReleased(
-        f"What the task is handed cannot be written: {error.strerror or error}{where}."
+        f"The files of the attempt cannot be written: {error.strerror or error}{where}."
     )
 
 

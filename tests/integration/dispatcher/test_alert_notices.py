@@ -276,7 +276,7 @@ def test_mail_is_handed_in_with_what_a_person_has_to_know(play: Play) -> None:
             assert "https://console.example/tasks?status=dead&job=clean" in text
             assert "by the rule dead_tasks" in text
             assert second["Subject"] == f"[penstock] Over: {told}"
-            assert "This is over since 2030-01-01 00:01:00 UTC" in second.get_content()
+            assert "Resolved at 2030-01-01 00:01:00 UTC" in second.get_content()
             assert first["Message-ID"] != second["Message-ID"]
             assert first["References"] == second["References"]
             receivers = [each for each in server.commands if each.startswith("rcpt")]

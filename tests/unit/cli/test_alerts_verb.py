@@ -92,4 +92,4 @@ def test_rules_are_shown(user: User) -> None:
     user.on("GET /v1/alerts", answer())
     said = user.said("alerts --rules")
     assert "dead_tasks  A task of a job has died." in said
-    assert "1 rule; told by notices: webhook." in said
+    assert "1 rule; notices go to: webhook." in said

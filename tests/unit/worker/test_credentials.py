@@ -368,7 +368,7 @@ def test_a_worker_whose_disk_is_full_leaves_the_task_to_others(
     async def story(bench: Bench, watching: Watching) -> None:
         full.append(True)
         await bench.until(lambda: bench.dispatcher.tasks[1].status == "released")
-        said = "What the task is handed cannot be written: No space left on device."
+        said = "The files of the attempt cannot be written: No space left on device."
         assert bench.dispatcher.tasks[1].reason == said
         assert watching.works == []
 

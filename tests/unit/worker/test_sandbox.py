@@ -162,7 +162,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
 def test_an_attempt_whose_folder_cannot_be_made_fails(tmp_path: Path) -> None:
     run = opened(tmp_path, 1)
     (run.path / "7-2").write_text("in the way")
-    with pytest.raises(WorkFailed, match="What the task is handed cannot be written: File exists"):
+    with pytest.raises(WorkFailed, match="The files of the attempt cannot be written: File exists"):
         prepared(run)
     run.close()
 

@@ -185,7 +185,7 @@ def preview(
     token: str | None,
     as_json: bool,
 ) -> None:
-    """Show the first rows of a dataset of a dataset, or of one partition of it.
+    """Show the first rows of a dataset, or of one partition of it.
 
     Of a dataset with partitions each row says which one it is of, as `_partition`. Of what has no
     rows, such as a report, the first lines of the first text are shown.

@@ -247,6 +247,8 @@ def purge(
         click.echo(f"Forgotten: {', '.join(gone)}. The sweeper removes the files.")
         if answer.generations_left:
             left = counted(answer.generations_left, "generation")
-            click.echo(f"Something that is live reads {left}: try again later.", err=True)
+            click.echo(
+                f"In use by a generation that is read or built: {left}. Try again later.", err=True
+            )
     if answer.generations_left:
         raise SystemExit(1)

@@ -41,8 +41,8 @@ type_option = click.option("--type", metavar="TYPE", help="Only tasks of this ty
 def pause(*, type: str | None, reason: str, store: str | None, name: str, as_json: bool) -> None:
     """Start nothing more, of a type or at all, until it is resumed.
 
-    Workers hear of it within 10 seconds. What runs goes on, what was claimed and has not started
-    is given back, and submits are accepted.
+    Workers notice within 10 seconds. Running tasks continue, claimed tasks that have not started
+    are released, and submits are accepted.
     """
     held, now = asyncio.run(_paused(store, name, type, reason))
     show_held(held, now=now, as_json=as_json)
@@ -136,7 +136,7 @@ def drain(
 ) -> None:
     """Refuse submits, of a type or at all, until it is resumed; workers go on.
 
-    Producers hear of it within 30 seconds. With --wait, returns when no task is ready, delayed or
+    Producers notice within 30 seconds. With --wait, returns when no task is ready, delayed or
     running, and at least 30 seconds have passed since the drain began.
 
     Exit code 0: drained, and with --wait empty. 1: tasks were left at the timeout.

@@ -148,7 +148,7 @@ def show(*, key: str, store: str | None, name: str, as_json: bool) -> None:
 @click.argument("key", metavar="KEY")
 @on_a_queue
 def remove(*, key: str, store: str | None, name: str, as_json: bool) -> None:
-    """Remove the limit of a key. Workers hear of it within 20 seconds."""
+    """Remove the limit of a key. Workers notice within 20 seconds."""
 
     async def removed() -> bool:
         async with opened(store, name) as queue:

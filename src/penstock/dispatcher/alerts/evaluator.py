@@ -165,7 +165,7 @@ def _dead_source(rule: AlertRule, row: Row) -> AlertFinding:
 
 def _pressure(rule: AlertRule, row: Row) -> AlertFinding:
     job, reason, since = row["subject"], one_line(row["reason"]), moment(row["since"])
-    summary = f"The queue of job {job} is over its limits since {since}: {reason}"
+    summary = f"The queue of job {job} has exceeded its limits since {since}: {reason}"
     said = {"since": since, "reason": reason}
     return _finding(rule, job, summary, path=f"/jobs/{quote(job, safe='')}", detail=said)
 
@@ -247,7 +247,7 @@ _AGAIN: Final[Mapping[RuleKind, str]] = {
     RuleKind.SILENT_SOURCE: "It sent an event again, or was removed from the DAG.",
     RuleKind.DEAD_SOURCE: "It runs again, or was removed from the DAG.",
     RuleKind.NO_WORKERS: "A worker was seen again, or none is needed any more.",
-    RuleKind.FAILURE_RATE: "Fewer attempts fail, or too few have ended to tell.",
+    RuleKind.FAILURE_RATE: "Fewer attempts fail, or too few have ended to compute a rate.",
     RuleKind.PARKED_OUTBOX: "The messages were sent, or are tried again.",
 }
 

@@ -127,7 +127,7 @@ def _lines(notice: AlertNotice) -> list[str]:
     lines = [alert["summary"], ""]
     if notice.what == "over":
         over = moment(datetime.fromisoformat(alert["over_at"]))
-        lines = [f"This is over since {over}: {alert['over_why']}", "", *lines]
+        lines = [f"Resolved at {over}: {alert['over_why']}", "", *lines]
     lines.append(f"Open since {opened}, by the rule {alert['rule']}.")
     if notice.link is not None:
         lines += ["", notice.link]

@@ -83,7 +83,7 @@ class AlertRule:
             case RuleKind.STALE_DATASET:
                 return f"Nothing was published of a dataset for {long}.{which}"
             case RuleKind.PRESSURE:
-                return f"The queue of a job is over its limits for {long}.{which}"
+                return f"The queue of a job has exceeded its limits for {long}.{which}"
             case RuleKind.SILENT_SOURCE:
                 return f"A source has sent no event for {long}.{which}"
             case RuleKind.DEAD_SOURCE:

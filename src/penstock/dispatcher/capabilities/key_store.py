@@ -195,7 +195,7 @@ class PemKeyStore:
                     break
                 await self._clock.sleep(_LOCK_LOOK_SECONDS)
             else:
-                raise SignerUnavailable(f"Somebody else makes a key in {self._folder}.")
+                raise SignerUnavailable(f"Another process is making a key in {self._folder}.")
             yield
         finally:
             # The lock is gone with what holds it, also when the process dies.

@@ -222,7 +222,7 @@ class SigningKeys(Service):
             return None
         if row["is_needed"]:
             raise InvalidInput(
-                f"The key {kid} of KMS signs, and nobody here can make another.",
+                f"The key {kid} of KMS signs, and this dispatcher cannot make another.",
                 hint="Sign with another one first: penstock keys rotate --kms-key KEY",
             )
         if row["is_new"]:

@@ -88,7 +88,7 @@ def _activation(job: Job) -> Iterator[RuleViolation]:
         )
         yield RuleViolation(job.name, "inputs", message, ("activation",))
     if not job.outputs:
-        message = "A source job needs an output, for its events tell of a dataset; give it one."
+        message = "A source job needs an output, the dataset that its events are of; give it one."
         yield RuleViolation(job.name, "outputs", message, reads)
 
 
@@ -168,13 +168,13 @@ def _windows(dag: Dag) -> Iterator[RuleViolation]:
         for each in job.inputs:
             if each.lookback_ms is not None and each.dataset in told:
                 message = (
-                    f"{each.dataset} only tells that something is new, and has no data to look"
+                    f"{each.dataset} only carries events, and has no data to look"
                     " back at; write `lookback` at an input that is read."
                 )
                 yield RuleViolation(job.name, "inputs", message, (), reads)
             if each.reads is ReadMode.CHANGES and each.dataset in told:
                 message = (
-                    f"{each.dataset} only tells that something is new, and has no data that could"
+                    f"{each.dataset} only carries events, and has no data that could"
                     " change; write read: changes at an input that is read."
                 )
                 yield RuleViolation(job.name, "inputs", message, (), reads)
@@ -197,7 +197,7 @@ def _maintained(job: Job) -> Iterator[RuleViolation]:
     if not any(each.maintain is not None for each in job.outputs):
         return
     if not job.runs or job.runtime == DISPATCHER_RUNTIME:
-        message = "It has no files to look after; write `maintain` where the data is made."
+        message = "It has no files to maintain; write `maintain` where the data is made."
         reads = ("outputs", "activation", "source", "runtime")
         yield RuleViolation(job.name, "outputs", message, reads)
     if job.update is UpdateMode.APPEND and any(

@@ -154,7 +154,7 @@ def _refuse_doubles(said: types.DataType) -> None:
                     same = repr(field.name)
                     which = same if other == field.name else f"{other!r} and {same}"
                     raise WorkFailed(
-                        f"The result has the column {which} twice, or as good as twice to Spark;"
+                        f"The result has the column {which} twice, or in two spellings;"
                         " give one another name.",
                         is_retried=False,
                     )

@@ -84,7 +84,7 @@ class SparkHost:
             if not isinstance(frame, TaskEnded):
                 _log.warning("failed to send %s: %s", type(frame).__name__, error)
                 return
-            said = f"What the task has made cannot be told: {error}"
+            said = f"The result of the task cannot be sent: {error}"
             body = encode_frame(TaskEnded(run=frame.run, task_id=frame.task_id, reason=said))
         with self._sending:
             if not self._is_over:

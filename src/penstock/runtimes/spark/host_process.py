@@ -305,7 +305,7 @@ _log = logging.getLogger(__name__)
 
 _WHO: Final = "The process of Spark"
 _IN_COMPANY: Final = " Other tasks ran in it, so it is not counted, and runs alone the next time."
-_SILENT: Final = "The process of Spark said nothing of this task."
+_SILENT: Final = "The process of Spark returned no result for this task."
 _BYE_SECONDS: Final = 10.0
 
 

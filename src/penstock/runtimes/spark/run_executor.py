@@ -310,7 +310,7 @@ class RunExecutor:
 
     def _ran(self, slot: _Slot, run: HostRun) -> WorkFailure:
         """Run it; how those of its tasks have ended of which nothing was said."""
-        silence = WorkFailure(reason="The engine said nothing of this task.")
+        silence = WorkFailure(reason="The engine returned no result for this task.")
         with self._printing.to(run.log):
             try:
                 try:

@@ -510,7 +510,7 @@ _JOBS = [
             " inputs: [{from: a, read: changes, lookback: 1d}], max_concurrency: 1}"
         ),
         (
-            "6 jobs.a.inputs: raw only tells that something is new, and has no data that could\n"
+            "6 jobs.a.inputs: raw only carries events, and has no data that could\n"
             "7 jobs.b.max_concurrency: A job that reads changes (a) runs one task at a time\n"
             "7 jobs.b.coalesce: A job that reads changes (a) runs one task at a time\n"
             "8 jobs.c.inputs: with read: changes it reads something else of a; take one of the two"
@@ -537,7 +537,7 @@ _JOBS = [
             " update: append, config: {partition_wise: true}}"
         ),
         (
-            "6 jobs.a.inputs: raw only tells that something is new, and has no data to look back\n"
+            "6 jobs.a.inputs: raw only carries events, and has no data to look back\n"
             "7 jobs.b.inputs: with read: all it reads something else of a; take one of the two\n"
             "8 jobs.c.update: update: append would add its rows once more; write update: replace.\n"
             "8 jobs.c.config.partition_wise: with `lookback` it is one of several (a); take one"
@@ -648,7 +648,7 @@ _JOBS = [
             "a: {activation: source, source: {kind: manual},"
             " outputs: {name: a, maintain: {compact: true}}}"
         ),
-        "6 jobs.a.outputs: It has no files to look after; write `maintain` where the data is made.",
+        "6 jobs.a.outputs: It has no files to maintain; write `maintain` where the data is made.",
     ),
     (
         "a: {activation: source, source: {kind: manual}, outputs: a, when: all, coalesce: 2}",

@@ -213,7 +213,7 @@ def nothing_inside(session: Any, columns: Sequence[Column] | None, *, is_tagged:
     """A frame without rows."""
     if columns is None:
         raise WorkFailed(
-            "An input has neither a manifest nor a Parquet file, so nobody knows its columns.",
+            "An input has neither a manifest nor a Parquet file, so its columns are unknown.",
             is_retried=False,
         )
     frame: DataFrame = session.createDataFrame([], ddl(columns))

@@ -310,7 +310,7 @@ class RemoteAccess:
             return nothing_inside(session, columns, is_tagged=is_tagged)
         if columns is None:
             raise WorkFailed(
-                "An input has no manifest, so nobody knows its columns here: on a cluster without"
+                "An input has no manifest, so its columns are unknown here: on a cluster without"
                 " s3a, inputs have to be made by Penstock's Spark jobs.",
                 is_retried=False,
             )
