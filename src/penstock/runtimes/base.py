@@ -29,7 +29,6 @@ The names are those of `penstock.datasets.layout`; an attempt's is made by its `
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +42,7 @@ import msgspec
 from penstock.datasets.layout import attempt_prefix, many_prefix, scratch_prefix
 from penstock.datasets.manifest import LISTED_MAX, File, InputTotal, Manifest, ManifestInput, digest
 from penstock.datasets.schema import Column
+from penstock.kernel.deprecation import renamed
 from penstock.kernel.errors import InvalidInput
 from penstock.kernel.service import Service
 from penstock.runtimes.secrets import AttemptFiles, TaskCredentials
@@ -489,21 +489,17 @@ class Runtime(Service):
 
 
 if not TYPE_CHECKING:
-    _RENAMED: Final = {
-        "Fault": "RuntimeFault",
-        "Finished": "WorkResult",
-        "Given": "WorkInput",
-        "Made": "ProducedOutput",
-        "News": "WorkEvent",
-        "Place": "WorkOutput",
-        "Voice": "WorkReporter",
-        "Work": "AttemptWork",
-    }
-
-    def __getattr__(name: str) -> object:
-        """The names that runtimes of third parties have imported."""
-        if name not in _RENAMED:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        message = f"{__name__}.{name} is called {_RENAMED[name]} now."
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return globals()[_RENAMED[name]]
+    # Runtimes of third parties have imported these.
+    __getattr__ = renamed(
+        globals(),
+        {
+            "Fault": "RuntimeFault",
+            "Finished": "WorkResult",
+            "Given": "WorkInput",
+            "Made": "ProducedOutput",
+            "News": "WorkEvent",
+            "Place": "WorkOutput",
+            "Voice": "WorkReporter",
+            "Work": "AttemptWork",
+        },
+    )

@@ -24,10 +24,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
+from penstock.kernel.deprecation import renamed
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import (
     AttemptWork,
@@ -411,3 +412,17 @@ async def _cancelled(trial: RuntimeTrial, deed: WorkKind, **more: Any) -> None:
         with suppress(asyncio.CancelledError):
             await running
     assert running.cancelled()
+
+
+if not TYPE_CHECKING:
+    # Tests of third parties' runtimes have imported these.
+    __getattr__ = renamed(
+        globals(),
+        {
+            "Bench": "RuntimeBench",
+            "Deed": "WorkKind",
+            "Ear": "RecordingReporter",
+            "Trial": "RuntimeTrial",
+            "Watch": "PipeWatch",
+        },
+    )

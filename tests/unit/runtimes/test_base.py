@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from penstock.kernel.errors import InvalidInput
 from penstock.runtimes import base
 from penstock.runtimes.base import AttemptPaths
+from penstock.testing import runtime_contract
 
 
 @pytest.mark.parametrize("root", ["s3://bucket/prefix", "s3://bucket/prefix/"])
@@ -37,14 +39,21 @@ def test_a_root_that_is_no_place_is_refused(root: str) -> None:
         AttemptPaths(root)
 
 
-RENAMED = (
-    "Fault=RuntimeFault Finished=WorkResult Given=WorkInput Made=ProducedOutput News=WorkEvent"
-    " Place=WorkOutput Voice=WorkReporter Work=AttemptWork"
-)
+RENAMED = {
+    base: (
+        "Fault=RuntimeFault Finished=WorkResult Given=WorkInput Made=ProducedOutput News=WorkEvent"
+        " Place=WorkOutput Voice=WorkReporter Work=AttemptWork"
+    ),
+    runtime_contract: (
+        "Bench=RuntimeBench Deed=WorkKind Ear=RecordingReporter Trial=RuntimeTrial Watch=PipeWatch"
+    ),
+}
 
 
-@pytest.mark.parametrize("renamed", RENAMED.split())
-def test_old_names_are_there_with_a_warning(renamed: str) -> None:
-    old, new = renamed.split("=")
-    with pytest.warns(DeprecationWarning, match=f"base.{old} is called {new} now"):
-        assert getattr(base, old) is getattr(base, new)
+@pytest.mark.parametrize("module", RENAMED)
+def test_old_names_are_there_with_a_warning(module: ModuleType) -> None:
+    for old, new in (pair.split("=") for pair in RENAMED[module].split()):
+        with pytest.warns(DeprecationWarning, match=f"{module.__name__}.{old} is called {new} now"):
+            assert getattr(module, old) is getattr(module, new)
+    with pytest.raises(AttributeError, match="no attribute 'Never'"):
+        module.Never  # noqa: B018 - it is looked for
