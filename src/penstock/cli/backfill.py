@@ -17,9 +17,9 @@ from penstock.cli.dispatcher_call import (
     show_json,
     timeout_option,
 )
+from penstock.cli.format import fields
 from penstock.cli.options import absolute_option
 from penstock.cli.output import ProgressBar
-from penstock.cli.queue.connection import fields
 from penstock.dispatcher.client import Client
 from penstock.kernel.errors import InvalidInput
 from penstock.protocol.steering import BackfillAnswer

@@ -17,8 +17,8 @@ from penstock.cli.dispatcher_call import (
     on_a_dispatcher,
     show_json,
 )
+from penstock.cli.format import length
 from penstock.cli.options import absolute_option
-from penstock.cli.queue.connection import length
 from penstock.kernel.errors import InvalidInput
 from penstock.protocol.steering import (
     EverythingAnswer,

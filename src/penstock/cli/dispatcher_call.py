@@ -18,8 +18,8 @@ import click
 import msgspec
 
 from penstock.cli import output
+from penstock.cli.format import age, print_json
 from penstock.cli.options import DURATION, Seconds, json_option
-from penstock.cli.queue.connection import age, as_json
 from penstock.cli.start_page import URL, address, likely_address
 from penstock.dispatcher.client import Client
 from penstock.kernel.errors import DispatcherRefused, InvalidInput, PenstockError
@@ -32,7 +32,7 @@ _PLACES: Final = ("Traceback (most recent call last)", 'File "')
 
 def show_json(answer: Answer) -> None:
     """An answer for programs."""
-    as_json(msgspec.to_builtins(answer))
+    print_json(msgspec.to_builtins(answer))
 
 
 def ago(at: datetime | None, *, now: float) -> str:

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import click
 
+from penstock.cli.format import iso, notes, print_json_line
 from penstock.cli.options import json_option
-from penstock.cli.queue.connection import as_json_line, iso, notes
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.service import stopped_by_signals
@@ -253,7 +253,7 @@ async def _follow(files: Sequence[LogFile], *, as_json: bool) -> None:
 def _show(lines: Iterable[ProcessLogLine], *, as_json: bool) -> None:
     for each in lines:
         if as_json:
-            as_json_line(_object(each))
+            print_json_line(_object(each))
             continue
         first, *rest = _words(each).splitlines() or [""]
         when = (iso(each.at) if each.at is not None else None) or ""

@@ -14,8 +14,8 @@ from penstock.cli.dispatcher_call import (
     on_a_dispatcher,
     show_json,
 )
+from penstock.cli.format import complain
 from penstock.cli.options import absolute_option
-from penstock.cli.queue.connection import complain
 from penstock.kernel.errors import PenstockError
 
 

@@ -21,9 +21,9 @@ from penstock.cli.dispatcher_call import (
     on_a_dispatcher,
     show_json,
 )
+from penstock.cli.format import print_json
 from penstock.cli.options import absolute_option
 from penstock.cli.output import unguarded
-from penstock.cli.queue.connection import as_json as show_plain
 from penstock.kernel.errors import DispatcherRefused, InvalidInput, PenstockError
 from penstock.protocol.queries import QueryAsk, QueryFormat
 
@@ -176,7 +176,7 @@ async def _write(pieces: AsyncIterator[bytes], file: BinaryIO) -> None:
 def _show(told: _Told, *, as_json: bool, explain: bool) -> None:
     if as_json:
         columns = [{"name": name, "type": kind} for name, kind in told.columns]
-        show_plain({"columns": columns, "rows": told.rows, "end": told.end})
+        print_json({"columns": columns, "rows": told.rows, "end": told.end})
         return
     if explain:
         click.echo("".join(str(row[0]) for row in told.rows), nl=False)

@@ -17,11 +17,10 @@ from typing import Any, Final
 import click
 
 from penstock.cli.dispatcher_call import line
+from penstock.cli.format import notes, print_json
 from penstock.cli.installation import OPTIONS, has_password, set_by
 from penstock.cli.options import json_option
 from penstock.cli.output import table
-from penstock.cli.queue.connection import as_json as show_json
-from penstock.cli.queue.connection import notes
 from penstock.kernel.settings_schema import (
     DEFAULT_FILE,
     PREFIX,
@@ -205,7 +204,7 @@ def settings(*, reference: bool, changed: bool, as_json: bool, **given: Any) -> 
         f"unknown setting {name}; did you mean {meant}?" for name, meant in misspelt(os.environ)
     ]
     if as_json:
-        show_json(rows)
+        print_json(rows)
     else:
         _show(rows, file)
     notes(wrong)

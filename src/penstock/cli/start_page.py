@@ -15,14 +15,16 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
 
 import click
 
 from penstock.kernel.errors import InvalidInput
 from penstock.kernel.settings_schema import DEFAULT_FILE, settings_file
-from penstock.settings import SettingSource, read_settings, variables
+
+if TYPE_CHECKING:
+    from penstock.settings import SettingSource
 
 URL: Final = "http://127.0.0.1:7070"
 """Where `penstock up` serves if nobody says otherwise."""
@@ -43,6 +45,8 @@ def address(url: str | None = None, token: str | None = None) -> DispatcherAddre
     token = token or os.environ.get("PENSTOCK_API_TOKEN") or None
     if url is not None:
         return DispatcherAddress(url, token)
+    from penstock.settings import read_settings  # noqa: PLC0415 - not needed with a URL
+
     told = read_settings({}, environment=os.environ, folder=Path.cwd())
     return DispatcherAddress(_public(told), token or told.settings.api_token or None)
 
@@ -200,6 +204,8 @@ def _situation() -> Iterator[tuple[str, bool]]:
     except InvalidInput as error:
         yield f"The settings are wrong: {error.message}", False
         meant = likely_address()
+    from penstock.settings import variables  # noqa: PLC0415 - only the start page lists them
+
     file = settings_file(os.environ, Path.cwd())
     if file is None:
         named = [name for name in variables() if os.environ.get(name)]

@@ -18,9 +18,9 @@ from penstock.cli.dispatcher_call import (
     show_json,
     timeout_option,
 )
+from penstock.cli.format import length, notes
 from penstock.cli.options import absolute_option
 from penstock.cli.output import ProgressBar
-from penstock.cli.queue.connection import length, notes
 from penstock.dispatcher.client import Client
 from penstock.protocol.steering import JobAnswer, StatusAnswer
 

@@ -27,10 +27,9 @@ from penstock.cli.dispatcher_call import (
     on_a_dispatcher,
     show_json,
 )
+from penstock.cli.format import compact, fields, length, notes, print_json
 from penstock.cli.options import absolute_option, paged
 from penstock.cli.output import harmless, unguarded
-from penstock.cli.queue.connection import as_json as show_plain
-from penstock.cli.queue.connection import compact, fields, length, notes
 from penstock.dispatcher.client import Client
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import InvalidInput, PenstockError
@@ -295,7 +294,7 @@ def logs(
         if as_json:
             said = b"".join(_pieces(log, 0) if log else ()).decode("utf-8", "replace")
             told = {"task_id": id, "attempt": chosen.number, "worker": chosen.worker}
-            show_plain({**told, "log": str(log) if log else None, "text": said})
+            print_json({**told, "log": str(log) if log else None, "text": said})
         elif log is None:
             notes([f"attempt {chosen.number} of task {id} has no output."])
         else:

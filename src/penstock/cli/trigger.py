@@ -11,7 +11,7 @@ import click
 
 from penstock.cli.completion import datasets, jobs
 from penstock.cli.dispatcher_call import asked, line, on_a_dispatcher, show_json
-from penstock.cli.queue.connection import notes
+from penstock.cli.format import notes
 from penstock.kernel.errors import InvalidInput
 from penstock.protocol.events import EventResult
 from penstock.protocol.steering import TriggerAnswer, TriggersAnswer

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from penstock.cli.dag.versions import told
+from penstock.cli.format import complain
 from penstock.cli.installation import begun, set_by, wiring
-from penstock.cli.queue.connection import complain
 from penstock.dispatcher.client import Client
 from penstock.dispatcher.dag.model import WebhookSource
 from penstock.kernel.clock import SystemClock

@@ -15,10 +15,10 @@ from typing import Final
 import click
 
 from penstock.cli.dispatcher_call import asked, counted, on_a_dispatcher
+from penstock.cli.format import complain, notes, print_json
 from penstock.cli.installation import settings_of, wiring
 from penstock.cli.options import json_option
-from penstock.cli.queue.connection import as_json as show_json
-from penstock.cli.queue.connection import complain, notes, table
+from penstock.cli.output import table
 from penstock.dispatcher.client.dag_files import named_files
 from penstock.dispatcher.client.files import read_text
 from penstock.dispatcher.dag.canonical import (
@@ -119,7 +119,7 @@ def check(context: click.Context, *, files: tuple[str, ...], as_json: bool) -> N
             complain([error])
     problems = sum(len(error.problems) for error in found)
     if as_json:
-        show_json([problem for error in found for problem in _objects(error)])
+        print_json([problem for error in found for problem in _objects(error)])
         context.exit(0 if len(dags) == len(files) else 2)
     if len(dags) == len(files):
         click.echo(_checked(dags))
@@ -246,7 +246,7 @@ def diff(
     causes = _causes(before, after, found)
     if as_json:
         versions = {"old_version": content_hash(before), "new_version": content_hash(after)}
-        show_json({**versions, **as_dict(found, causes)})
+        print_json({**versions, **as_dict(found, causes)})
     else:
         _show_diff(found, causes, is_in_force=len(files) < _FILES_MAX)
     context.exit(0 if found.is_empty else 1)

@@ -15,9 +15,8 @@ from penstock.cli.completion import datasets
 from penstock.cli.dataset.overview import size
 from penstock.cli.dispatcher_call import asked, counted, fitted, line, on_a_dispatcher
 from penstock.cli.dispatcher_call import lines as shown_lines
+from penstock.cli.format import notes, print_json
 from penstock.cli.output import ProgressBar
-from penstock.cli.queue.connection import as_json as show_plain
-from penstock.cli.queue.connection import notes
 from penstock.datasets.snapshot import (
     TEXTS,
     DataFile,
@@ -128,7 +127,7 @@ def files(
             if contents.manifest is None and not (contents.files or contents.others):
                 notes([f"there is no manifest and no file in {contents.location}"])
         return
-    show_plain(
+    print_json(
         {
             "dataset": name,
             "generation": found.answer.generation,
@@ -312,7 +311,7 @@ def verify(
     )
     damaged = [(each.location, each.message) for each in found.damaged] + _damaged(found)
     if as_json:
-        show_plain(_facts(found, damaged))
+        print_json(_facts(found, damaged))
     else:
         for _, said in damaged:
             click.echo(f"penstock: {said}", err=True)

@@ -17,8 +17,8 @@ from penstock.cli.dispatcher_call import (
     on_a_dispatcher,
     show_json,
 )
+from penstock.cli.format import fields, notes
 from penstock.cli.options import absolute_option
-from penstock.cli.queue.connection import fields, notes
 from penstock.protocol.datasets import DatasetDetail, KeepAnswer, MaintainedAnswer
 
 

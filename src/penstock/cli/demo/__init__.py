@@ -40,7 +40,7 @@ from penstock.cli.demo.run import (
     whole_months,
 )
 from penstock.cli.dispatcher_call import counted
-from penstock.cli.queue.connection import table
+from penstock.cli.output import table
 from penstock.dispatcher.client import Client
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import DispatcherUnavailable, InvalidInput, PenstockError

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
+from penstock.cli.format import iso, notes, plain, print_json
 from penstock.cli.options import DURATION
-from penstock.cli.output import ProgressBar
-from penstock.cli.queue.connection import as_json as show_json
-from penstock.cli.queue.connection import iso, notes, on_a_queue, opened, plain, table
+from penstock.cli.output import ProgressBar, table
+from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.kernel.units import DAY_MS, in_units
 from penstock.queue.archive_api import ArchivedBatch
@@ -60,7 +60,7 @@ def list_(*, dead: bool, limit: int, store: str | None, name: str, as_json: bool
     found = asyncio.run(_listed(store, name, dead=dead))
     shown = found[-limit:]
     if as_json:
-        show_json(shown)
+        print_json(shown)
         return
     rows = [
         (
@@ -122,7 +122,7 @@ def fetch(
     written = asyncio.run(_fetched(store, name, keys, folder, dead=dead))
     if folder is not None:
         if as_json:
-            show_json({"files": [str(path) for path in written]})
+            print_json({"files": [str(path) for path in written]})
         else:
             click.echo(f"{len(written)} files are new in {folder}.")
 
@@ -180,7 +180,7 @@ def flush(*, store: str | None, name: str, as_json: bool) -> None:
     """
     made = asyncio.run(_flushed(store, name))
     if as_json:
-        show_json({"archived": made.ledgers_archived, "settled_seen": made.settled_seen})
+        print_json({"archived": made.ledgers_archived, "settled_seen": made.settled_seen})
     else:
         stay = max(0, made.settled_seen - made.ledgers_archived)
         more = f" {stay} more may not leave yet." if stay else ""
@@ -214,7 +214,7 @@ def retain(
     held, retained = asyncio.run(_retained(store, name, wanted))
     if as_json:
         days_held = {"archive_days": held[0], "dead_letter_days": held[1]}
-        show_json({**days_held, "removed": plain(retained)})
+        print_json({**days_held, "removed": plain(retained)})
         return
     click.echo(f"Records are kept {_words(held[0])}, dead letters {_words(held[1])}.")
     click.echo(

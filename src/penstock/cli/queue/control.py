@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import click
 
+from penstock.cli.format import fields, notes, plain, print_json, since
 from penstock.cli.options import DURATION, Seconds
 from penstock.cli.output import ProgressBar
-from penstock.cli.queue.connection import as_json as show_json
-from penstock.cli.queue.connection import fields, notes, on_a_queue, opened, plain, since
+from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.kernel.errors import InvalidInput
 from penstock.kernel.units import duration_text
 from penstock.queue.config import EVERY_TYPE, QueueConfig, read_config
@@ -61,7 +61,7 @@ async def _paused(
 def show_held(held: Sequence[HeldType], *, now: float, as_json: bool) -> None:
     """Everything that is paused or drained."""
     if as_json:
-        show_json({"held": plain(list(held))})
+        print_json({"held": plain(list(held))})
         return
     for line in held_lines(held, now=now):
         click.echo(line)
@@ -153,7 +153,7 @@ def drain(
         if not as_json:
             click.echo(f"Producers notice within {PRODUCER_SECONDS:.0f} s.")
     elif as_json:
-        show_json({"held": plain(list(held)), "is_empty": is_empty})
+        print_json({"held": plain(list(held)), "is_empty": is_empty})
     else:
         click.echo(
             "The queue is empty."
@@ -252,7 +252,7 @@ def purge(
         _confirm(_meant(name, types, statuses, older_than))
     purged, young = asyncio.run(_purged(store, name, choice))
     if as_json:
-        show_json({**plain(purged), "too_young": young})
+        print_json({**plain(purged), "too_young": young})
     else:
         click.echo(_sentence(purged, dry_run=dry_run))
         notes([*purged.notes, *_too_young(young)])
@@ -340,7 +340,7 @@ def reshard(*, shards: int, store: str | None, name: str, as_json: bool) -> None
     check_shards(shards)
     before, after = asyncio.run(_resharded(store, name, shards))
     if as_json:
-        show_json({"before": before, "shards": after.shards, "era": after.era})
+        print_json({"before": before, "shards": after.shards, "era": after.era})
     elif before == after.shards:
         click.echo(f"The queue has {before} shards already.")
     else:
@@ -467,7 +467,7 @@ async def _changed(store: str | None, name: str, changes: dict[str, Any]) -> Que
 
 def _show(found: QueueConfig, *, as_json: bool) -> None:
     if as_json:
-        show_json(
+        print_json(
             {
                 "shards": found.shards,
                 "key_seconds": found.key_seconds,

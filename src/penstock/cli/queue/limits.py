@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import click
 
+from penstock.cli.format import length, print_json
 from penstock.cli.options import DURATION, Seconds
-from penstock.cli.queue.connection import as_json as show_json
-from penstock.cli.queue.connection import length, on_a_queue, opened, table
+from penstock.cli.output import table
+from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.queue.limits import LimitView
 
@@ -76,7 +77,7 @@ def set_(
 
     limit = asyncio.run(set_it())
     if as_json:
-        show_json(limit)
+        print_json(limit)
     else:
         click.echo(f"{limit.key}: {_words(limit)}")
 
@@ -96,7 +97,7 @@ def list_(*, store: str | None, name: str, as_json: bool) -> None:
 
     found = asyncio.run(listed())
     if as_json:
-        show_json(list(found))
+        print_json(list(found))
     elif not found:
         click.echo(f"The queue {name!r} has no limits.")
     else:
@@ -122,7 +123,7 @@ def show(*, key: str, store: str | None, name: str, as_json: bool) -> None:
     if limit is None:
         raise _no_such_limit(key)
     if as_json:
-        show_json(limit)
+        print_json(limit)
         return
     click.echo(f"{limit.key}: {_words(limit)}; {_taken(limit)}")
     rows = [
@@ -157,7 +158,7 @@ def remove(*, key: str, store: str | None, name: str, as_json: bool) -> None:
     if not asyncio.run(removed()):
         raise _no_such_limit(key)
     if as_json:
-        show_json({"removed": key})
+        print_json({"removed": key})
     else:
         click.echo(f"The tasks of {key!r} run without a limit.")
 

@@ -11,19 +11,11 @@ from typing import TYPE_CHECKING, Final
 import click
 from click.core import ParameterSource
 
+from penstock.cli.format import age, iso, length, notes, print_json
 from penstock.cli.installation import log_format_option, settings_of, show_log, wiring
 from penstock.cli.options import DURATION, Seconds, absolute_option
-from penstock.cli.queue.connection import (
-    age,
-    checked_store,
-    iso,
-    length,
-    notes,
-    on_a_queue,
-    opened,
-    table,
-)
-from penstock.cli.queue.connection import as_json as show_json
+from penstock.cli.output import table
+from penstock.cli.queue.connection import checked_store, on_a_queue, opened
 from penstock.cli.queue.control import held_lines
 from penstock.kernel.errors import InvalidInput
 from penstock.kernel.service import stopped_by_signals
@@ -132,7 +124,7 @@ def stats(*, store: str | None, name: str, as_json: bool) -> None:
     """
     found = asyncio.run(_counted(store, name))
     if as_json:
-        show_json(found)
+        print_json(found)
         return
     _show_types(found)
     _show_workers(found)

@@ -9,19 +9,10 @@ from typing import Any, Final
 
 import click
 
+from penstock.cli.format import age, compact, fields, notes, print_json, when
 from penstock.cli.options import DURATION, Seconds, absolute_option
-from penstock.cli.output import ProgressBar
-from penstock.cli.queue.connection import (
-    age,
-    compact,
-    fields,
-    notes,
-    on_a_queue,
-    opened,
-    table,
-    when,
-)
-from penstock.cli.queue.connection import as_json as show_json
+from penstock.cli.output import ProgressBar, table
+from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.cli.queue.submit import INPUT, json_value, tags_from
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import InvalidInput, PenstockError
@@ -122,7 +113,7 @@ def list_(*, store: str | None, name: str, as_json: bool) -> None:
 
     views, now = _run(store, name, act)
     if as_json:
-        show_json(views)
+        print_json(views)
         return
     if not views:
         click.echo("There are no schedules.")
@@ -200,7 +191,7 @@ def remove(*, schedule_name: str, store: str | None, name: str, as_json: bool) -
 
     _run(store, name, act)
     if as_json:
-        show_json({"removed": schedule_name})
+        print_json({"removed": schedule_name})
     else:
         click.echo(f"The schedule {schedule_name!r} is removed.")
 
@@ -219,7 +210,7 @@ def run(*, schedule_name: str, store: str | None, name: str, as_json: bool) -> N
 
     task, _ = _run(store, name, act)
     if as_json:
-        show_json({"id": task})
+        print_json({"id": task})
     else:
         click.echo(task)
 
@@ -239,7 +230,7 @@ def _run(
 def _show(answer: tuple[ScheduleView, float], *, as_json: bool) -> None:
     view, now = answer
     if as_json:
-        show_json(view)
+        print_json(view)
     else:
         fields(_rows(view, now))
 
@@ -308,7 +299,7 @@ def batch(
         return
     view, now = asyncio.run(_asked(store, name, id, wait=wait, timeout=timeout))
     if as_json:
-        show_json(view)
+        print_json(view)
     else:
         fields(_batch_rows(view, now=now))
         if not view.is_exact:
@@ -319,7 +310,7 @@ def batch(
 def _list(store: str | None, name: str, *, as_json: bool) -> None:
     views, now = asyncio.run(_listed(store, name))
     if as_json:
-        show_json(views)
+        print_json(views)
         return
     if not views:
         click.echo("There are no batches.")

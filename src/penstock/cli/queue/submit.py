@@ -12,8 +12,8 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from penstock.cli.format import print_json
 from penstock.cli.options import DURATION, Seconds
-from penstock.cli.queue.connection import as_json as show_json
 from penstock.cli.queue.connection import on_a_queue, opened
 from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.kernel.text import shown as shown_word
@@ -162,7 +162,7 @@ def _time(text: str) -> datetime:
 
 def _show(shown: dict[str, Any] | list[str]) -> None:
     if isinstance(shown, dict):
-        show_json(shown)
+        print_json(shown)
     elif shown:
         click.echo("\n".join(shown))
 

@@ -9,26 +9,22 @@ from typing import Any, Final
 
 import click
 
-from penstock.cli.options import DURATION, Seconds, absolute_option
-from penstock.cli.queue.connection import (
+from penstock.cli.format import (
     age,
-    as_json_line,
     compact,
     complain,
     fields,
     iso,
     length,
-    note_of,
     notes,
-    on_a_queue,
-    opened,
     plain,
-    status,
-    table,
-    tag_option,
+    print_json,
+    print_json_line,
     when,
 )
-from penstock.cli.queue.connection import as_json as show_json
+from penstock.cli.options import DURATION, Seconds, absolute_option
+from penstock.cli.output import status, table
+from penstock.cli.queue.connection import note_of, on_a_queue, opened, tag_option
 from penstock.kernel.errors import InvalidInput, PenstockError, StoreError, TaskError, TaskNotFound
 from penstock.kernel.service import stopped_by_signals
 from penstock.queue.canceller import cancel_found, check_reason
@@ -56,7 +52,7 @@ def get(*, id: str, store: str | None, name: str, as_json: bool) -> None:
     """Show where a task is, how far it says it is, its input, and its result or its error."""
     view, now = asyncio.run(_got(store, name, id))
     if as_json:
-        show_json(view)
+        print_json(view)
     else:
         fields(_rows(view, now=now))
 
@@ -130,7 +126,7 @@ def history(*, id: str, store: str | None, name: str, as_json: bool) -> None:
     """Show what has happened to a task, oldest first: when, what, which attempt, who."""
     events, now = asyncio.run(_told(store, name, id))
     if as_json:
-        show_json(events)
+        print_json(events)
         return
     rows = [
         (age(each.at, now=now), each.what, str(each.attempt or ""), each.who, each.note)
@@ -190,7 +186,7 @@ def list_(
         told = plain(listing)
         for task, view in zip(told["tasks"], listing.tasks, strict=True):
             task["is_replayed"] = name_of(view) in again
-        show_json(told)
+        print_json(told)
         return
     rows = [
         (
@@ -341,7 +337,7 @@ async def _follow(
         if heard.events:
             pace.reset()
         for event in heard.events:
-            as_json_line(event) if as_json else click.echo(_line(event))
+            print_json_line(event) if as_json else click.echo(_line(event))
         notes(heard.notes)
 
 
@@ -418,7 +414,7 @@ def cancel(
 
 def _show(views: Sequence[TaskView], *, as_json: bool) -> None:
     if as_json:
-        show_json(
+        print_json(
             [
                 {"id": view.id, "status": view.status, "cancel_asked": view.cancel_asked}
                 for view in views
@@ -526,7 +522,7 @@ def replay(
     done = [each for each in answers if isinstance(each, _Replay)]
     refused = [each for each in answers if isinstance(each, PenstockError)]
     if as_json:
-        show_json(done)
+        print_json(done)
     else:
         for made in done:
             click.echo(f"{made.id}  {_replay_line(made)}")

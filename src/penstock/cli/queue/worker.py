@@ -15,9 +15,9 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from penstock.cli.format import notes
 from penstock.cli.installation import log_format_option, show_log
 from penstock.cli.options import json_option
-from penstock.cli.queue.connection import notes
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.queue.client import Queue
