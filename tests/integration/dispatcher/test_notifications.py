@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Iterable
 
+import msgspec
+import psycopg
 import pytest
 
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.database.pool import Database, query
 from penstock.dispatcher.wakeups import notifications as module
-from penstock.dispatcher.wakeups.base import WakeUpChannel
+from penstock.dispatcher.wakeups.base import TaskCounts, WakeUpChannel
 from penstock.dispatcher.wakeups.notifications import ECHO_SECONDS, Notifications
 from penstock.kernel.clock import SystemClock
 from tests.integration.dispatcher.world import Play, World
@@ -25,6 +28,7 @@ class _Ear:
 
     def __init__(self, world: World, *, dsn: str = "", echo_seconds: float = 20.0) -> None:
         self.heard: list[WakeUpChannel] = []
+        self.tasks_of: dict[WakeUpChannel, int] = {}
         self.news = asyncio.Event()
         self.notifications = Notifications(
             dsn or world.dsn,
@@ -34,8 +38,9 @@ class _Ear:
             echo_seconds=echo_seconds,
         )
 
-    def _hear(self, channels: Collection[WakeUpChannel]) -> None:
-        self.heard += channels
+    def _hear(self, tasks_of: TaskCounts) -> None:
+        self.heard += tasks_of
+        self.tasks_of |= tasks_of
         self.news.set()
 
     async def until(self, channels: Iterable[WakeUpChannel]) -> None:
@@ -59,11 +64,46 @@ def test_what_one_sends_all_others_hear_however_much_it_is(play: Play) -> None:
             await one.until_listening()
             await two.until_listening()
             many = [WakeUpChannel(f"operator-{n:04}", Priority.NORMAL) for n in range(2000)]
-            await one.notifications.publish([*many, OTHER])
+            await one.notifications.publish(Counter([*many, OTHER]))
             await two.until([*many, OTHER])
-            await two.notifications.publish([OPERATOR])
+            await two.notifications.publish(Counter([OPERATOR]))
             await one.until([OPERATOR])
             assert one.heard == [OPERATOR]
+            assert all(two.tasks_of[each] == 1 for each in many)
+            await one.notifications.publish({OPERATOR: 700, OTHER: 3})
+            await two.until([OPERATOR])
+            assert (two.tasks_of[OPERATOR], two.tasks_of[OTHER]) == (700, 3)
+
+    play(story)
+
+
+def test_releases_that_do_not_count_tasks_and_those_that_do_understand_each_other(
+    play: Play,
+) -> None:
+    class Before(msgspec.Struct, array_like=True):
+        by: str
+        channels: list[tuple[str, Priority]] = []
+
+    async def story(world: World) -> None:
+        ear = _Ear(world)
+        told: list[tuple[str, Priority]] = []
+        async with (
+            ear.notifications,
+            await psycopg.AsyncConnection.connect(world.dsn, autocommit=True) as listening,
+        ):
+            await ear.until_listening()
+            await listening.execute(query("listen_for_wakeups"))
+            before = msgspec.json.encode(Before("before", [("operator", Priority.NORMAL)]))
+            await world.database.fetch("notify_wakeups", {"payloads": [before.decode()]})
+            await ear.until([OPERATOR])
+            assert ear.tasks_of == {OPERATOR: 1}
+            await ear.notifications.publish({OTHER: 9})
+            async with asyncio.timeout(60):
+                async for each in listening.notifies():
+                    told += msgspec.json.decode(each.payload, type=Before).channels
+                    if ("other", Priority.BULK) in told:
+                        break
+        assert told == [("operator", Priority.NORMAL), ("other", Priority.BULK)]
 
     play(story)
 
@@ -75,12 +115,13 @@ def test_what_was_missed_while_a_connection_was_lost_is_looked_for(play: Play) -
         async with ear.notifications:
             await ear.until_listening()
             # Nobody is told of it: only a look finds it.
-            await job.make("one")
+            await job.make("one", "two", "three")
             await world.rows(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND query LIKE 'LISTEN%'"
             )
             await ear.until([OPERATOR])
+            assert ear.tasks_of == {OPERATOR: 3}
 
     play(story)
 

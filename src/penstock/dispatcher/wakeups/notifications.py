@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -31,7 +31,7 @@ import psycopg
 
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.database.pool import Database, query, watching
-from penstock.dispatcher.wakeups.base import WakeUpChannel
+from penstock.dispatcher.wakeups.base import TASKS_COUNTED_MAX, TaskCounts, WakeUpChannel
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, new_id, system_entropy
 from penstock.kernel.errors import DatabaseUnavailable
@@ -49,12 +49,14 @@ _PAUSE_SECONDS_MAX: Final = 10.0
 _PAYLOAD_BYTES_MAX: Final = 7_500
 """Postgres has room for 8,000."""
 
-Heard = Callable[[Collection[WakeUpChannel]], None]
+Heard = Callable[[TaskCounts], object]
 
 
 class _Note(msgspec.Struct, array_like=True):
     by: str
     channels: list[tuple[str, Priority]] = []
+    tasks: list[int] = []
+    """How many each of the channels has; earlier releases do not say it, and pass over it."""
 
 
 class _Silent(Exception):
@@ -98,21 +100,22 @@ class Notifications(Service):
             with suppress(asyncio.CancelledError):
                 await runner
 
-    async def publish(self, channels: Collection[WakeUpChannel]) -> None:
+    async def publish(self, tasks_of: TaskCounts) -> None:
         """Tell all dispatchers. Raises `DatabaseUnavailable`."""
-        payloads = [msgspec.json.encode(note).decode() for note in self._notes(channels)]
+        payloads = [msgspec.json.encode(note).decode() for note in self._notes(tasks_of)]
         await self._database.fetch("notify_wakeups", {"payloads": payloads})
 
-    def _notes(self, channels: Collection[WakeUpChannel]) -> Iterator[_Note]:
+    def _notes(self, tasks_of: TaskCounts) -> Iterator[_Note]:
         note = _Note(self._name)
         size = 0
-        for channel in channels:
+        for channel, tasks in tasks_of.items():
             entry = (channel.operator, channel.priority)
-            entry_bytes = len(msgspec.json.encode(entry)) + 1
+            entry_bytes = len(msgspec.json.encode((entry, tasks)))
             if size + entry_bytes > _PAYLOAD_BYTES_MAX:
                 yield note
                 note, size = _Note(self._name), 0
             note.channels.append(entry)
+            note.tasks.append(tasks)
             size += entry_bytes
         yield note
 
@@ -150,7 +153,7 @@ class Notifications(Service):
             self.is_listening = True
             while True:
                 async with asyncio.timeout(_LOOK_SECONDS_MAX):
-                    await self.publish(())
+                    await self.publish({})
                 is_heard = False
                 async for each in connection.notifies(timeout=self._echo_seconds):
                     is_heard |= self._take_in(each.payload)
@@ -169,7 +172,13 @@ class Notifications(Service):
             return False
         if note.by == self._name:
             return True
-        self._heard([WakeUpChannel(operator, priority) for operator, priority in note.channels])
+        counts = note.tasks or [1] * len(note.channels)
+        self._heard(
+            {
+                WakeUpChannel(*each): tasks
+                for each, tasks in zip(note.channels, counts, strict=False)
+            }
+        )
         return False
 
     async def _poll_instead(self) -> None:
@@ -190,5 +199,11 @@ class Notifications(Service):
 
     async def _poll(self) -> None:
         """Find what can be claimed now, of all operators."""
-        found = await self._database.fetch("claimable_channels")
-        self._heard([WakeUpChannel(row["operator"], Priority(row["priority"])) for row in found])
+        asked = {"operators": None, "tasks_max": TASKS_COUNTED_MAX}
+        found = await self._database.fetch("claimable_tasks", asked)
+        self._heard(
+            {
+                WakeUpChannel(row["operator"], Priority(row["priority"])): row["tasks"]
+                for row in found
+            }
+        )

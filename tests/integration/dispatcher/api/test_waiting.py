@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -58,7 +59,7 @@ def test_more_may_wait_than_may_work_and_whoever_leaves_is_not_waited_for(
                 await _until_waiting(broker, 301)
                 leaving.cancel()
                 await _until_waiting(broker, 300)
-                broker.send([CLEAN])
+                broker.send(Counter([CLEAN]))
                 done, _ = await asyncio.wait(staying, return_when=asyncio.FIRST_COMPLETED)
                 (answered,) = done
                 (given,) = ok(answered.result())["wake_ups"]
@@ -121,7 +122,7 @@ def test_who_waits_at_a_dispatcher_that_is_killed_waits_at_the_next(on_stage: Pe
             assert all(each.waiters for each in brokers)
             _kill(servings[0])
             await _until_waiting(brokers[1], count)
-            brokers[1].send([CLEAN])
+            brokers[1].send(Counter([CLEAN]))
             async with asyncio.timeout(30):
                 while not heard:
                     await SystemClock().sleep(0.01)
