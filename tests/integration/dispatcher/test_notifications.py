@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 import psycopg
 import pytest
+from psycopg.rows import DictRow
 
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.database.pool import Database, query
@@ -73,6 +75,49 @@ def test_what_one_sends_all_others_hear_however_much_it_is(play: Play) -> None:
             await one.notifications.publish({OPERATOR: 700, OTHER: 3})
             await two.until([OPERATOR])
             assert (two.tasks_of[OPERATOR], two.tasks_of[OTHER]) == (700, 3)
+
+    play(story)
+
+
+def test_however_many_operators_have_work_there_are_fifty_notifications_a_second(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dataclass
+    class Moving:
+        now: float = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def wall(self) -> float:
+            return self.now
+
+        async def sleep(self, seconds: float) -> None:
+            self.now += seconds
+
+    async def story(world: World) -> None:
+        sent: list[float] = []
+        database = Database(world.dsn, connections_max=2)
+        fetch = database.fetch
+
+        async def fetched(name: str, asked: Mapping[str, object] | None = None) -> list[DictRow]:
+            assert name == "notify_wakeups"
+            sent.append(clock.now)
+            return await fetch(name, asked)
+
+        monkeypatch.setattr(database, "fetch", fetched)
+        clock, ear = Moving(), _Ear(world)
+        sender = Notifications(
+            world.dsn, database, heard=print, has_waiters=lambda: False, clock=clock
+        )
+        async with database, ear.notifications:
+            await ear.until_listening()
+            for turn in range(20):
+                channels = [WakeUpChannel(f"{turn}-{n}", Priority.NORMAL) for n in range(30)]
+                await asyncio.gather(*(sender.publish({each: 1}) for each in channels))
+                await ear.until(channels)
+        assert len(sent) == 20
+        assert sent[-1] >= (len(sent) - 1) / 50
 
     play(story)
 

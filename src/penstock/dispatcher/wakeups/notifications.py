@@ -2,8 +2,9 @@
 
 One connection of each dispatcher listens, directly at the server (the setting `postgres_direct`);
 notifications are sent by the pool, in transactions of their own and never in those of work, since
-Postgres commits transactions that notify one after the other. The relay gathers what is sent, so
-there are at most some forty a second. A dispatcher pays no heed to its own.
+Postgres commits transactions that notify one after the other. What is published within
+`PACE_SECONDS` goes together, so there are at most fifty such transactions a second, of however many
+operators. A dispatcher pays no heed to its own.
 
 | the connection | what is done |
 |---|---|
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
@@ -41,6 +43,7 @@ _log = logging.getLogger(__name__)
 
 ECHO_SECONDS: Final = 20.0
 LOOK_SECONDS: Final = 1.0
+PACE_SECONDS: Final = 0.02
 _POLLS_MAX: Final = 60
 _LOOK_SECONDS_MAX: Final = 5.0
 _CONNECT_SECONDS: Final = 10
@@ -86,6 +89,10 @@ class Notifications(Service):
         self._echo_seconds = echo_seconds
         self._name = new_id(self._entropy, characters=12)
         self._runner: asyncio.Task[None] | None = None
+        self._unsent: dict[WakeUpChannel, int] = {}
+        self._sending: asyncio.Task[None] | None = None
+        """Sends what is unsent; None while that is nothing, or was taken already."""
+        self._not_before = -math.inf
         self.is_listening = False
         """Whether what others send arrives."""
 
@@ -94,14 +101,30 @@ class Notifications(Service):
         self._runner = loop.create_task(self._run(), name="notifications of Postgres")
 
     async def stop(self) -> None:
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            runner.cancel()
+        tasks = [each for each in (self._runner, self._sending) if each is not None]
+        self._runner = self._sending = None
+        for task in tasks:
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await runner
+                await task
 
     async def publish(self, tasks_of: TaskCounts) -> None:
         """Tell all dispatchers. Raises `DatabaseUnavailable`."""
+        for channel, tasks in tasks_of.items():
+            self._unsent[channel] = max(tasks, self._unsent.get(channel, 0))
+        if self._sending is None:
+            loop = asyncio.get_running_loop()
+            self._sending = loop.create_task(self._send(), name="notify dispatchers")
+        # Whoever leaves does not take along what others wait for.
+        await asyncio.shield(self._sending)
+
+    async def _send(self) -> None:
+        """Send all that is unsent when it is time."""
+        early_seconds = self._not_before - self._clock.monotonic()
+        if early_seconds > 0:
+            await self._clock.sleep(early_seconds)
+        self._not_before = self._clock.monotonic() + PACE_SECONDS
+        tasks_of, self._unsent, self._sending = self._unsent, {}, None
         payloads = [msgspec.json.encode(note).decode() for note in self._notes(tasks_of)]
         await self._database.fetch("notify_wakeups", {"payloads": payloads})
 
