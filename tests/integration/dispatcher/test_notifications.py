@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import psycopg
@@ -13,12 +17,19 @@ import pytest
 from psycopg.rows import DictRow
 
 from penstock.dispatcher.dag.model import Priority
+from penstock.dispatcher.database.local_server import LocalPostgres
+from penstock.dispatcher.database.migrations import migrate
 from penstock.dispatcher.database.pool import Database, query
+from penstock.dispatcher.tasks.completion import no_route
+from penstock.dispatcher.tasks.lifecycle import Tasks
 from penstock.dispatcher.wakeups import notifications as module
 from penstock.dispatcher.wakeups.base import TaskCounts, WakeUpChannel
+from penstock.dispatcher.wakeups.long_poll import Broker
 from penstock.dispatcher.wakeups.notifications import ECHO_SECONDS, Notifications
 from penstock.kernel.clock import SystemClock
+from tests.integration.dispatcher.test_local_postgres import postmaster_of
 from tests.integration.dispatcher.world import Play, World
+from tests.integration.test_s3_local import needs_proc
 
 OPERATOR = WakeUpChannel("operator", Priority.NORMAL)
 OTHER = WakeUpChannel("other", Priority.BULK)
@@ -203,6 +214,49 @@ def test_behind_a_pooler_work_is_looked_for_every_second_and_that_is_said(
         assert "notifications do not arrive" in caplog.text
 
     play(story)
+
+
+@needs_proc
+def test_who_waits_hears_of_work_from_before_a_crash_of_postgres_within_half_a_minute(
+    tmp_path: Path, postgres: LocalPostgres
+) -> None:
+    async def story() -> None:
+        async with AsyncExitStack() as stack:
+            folder = tmp_path / "postgres"
+            server = LocalPostgres(folder, settings={"fsync": "off"}, grace_seconds=5)
+            await stack.enter_async_context(server)
+            await migrate(server.dsn)
+            database = Database(server.dsn, connections_max=5)
+            await stack.enter_async_context(database)
+            world = World(server.dsn, database, Tasks(database, route=no_route))
+            broker = await stack.enter_async_context(Broker())
+            notifications = Notifications(
+                server.dsn, database, heard=broker.send, has_waiters=lambda: broker.waiters > 0
+            )
+            await stack.enter_async_context(notifications)
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            waits = [
+                group.create_task(broker.wait(f"{number}", ["operator"], seconds=300))
+                for number in range(50)
+            ]
+            async with asyncio.timeout(60):
+                while not notifications.is_listening:
+                    await SystemClock().sleep(0.01)
+            # Committed, and nobody was told before the server died.
+            await (await world.job()).make("one", "two", "three")
+            os.kill(postmaster_of(folder), signal.SIGKILL)
+            async with asyncio.timeout(60):
+                while server.running:
+                    await SystemClock().sleep(0.01)
+            await server.stop()
+            await server.start()
+            async with asyncio.timeout(30):
+                while sum(each.done() for each in waits) < 3:
+                    await SystemClock().sleep(0.01)
+            assert sum(each.done() for each in waits) == 3
+            broker.interrupt()
+
+    asyncio.run(story())
 
 
 def test_work_is_looked_for_while_the_server_cannot_be_listened_to(play: Play) -> None:
