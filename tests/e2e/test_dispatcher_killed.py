@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -88,6 +89,7 @@ jobs:
 """
     + table_reader.DAG
 )
+STARTING = 128 + signal.SIGTERM
 ROUNDS = 3
 """How often the partitions of the table are made in each of its generations."""
 KEYS = [f"t{number}" for number in range(6)]
@@ -310,6 +312,7 @@ async def _proved(
         if is_read:
             await reader.check()
         for name in fleet.names():
-            assert await fleet.stop(name) == 0, fleet.said(name)
+            # Whoever was killed last may still be starting, and then has nothing to end in order.
+            assert await fleet.stop(name) in {0, STARTING}, fleet.said(name)
         _log.info("seed %d: %d tasks, killed: %s", SEED, tasks, dict(kills))
         _log.info("%d reads of %d snapshots", reader.reads, len(reader.seen))
