@@ -3,6 +3,8 @@
 - *idle*: a dispatcher and workers with nothing to do: statements of Postgres by who asks for them.
 - *waiters*: so many requests that wait at two dispatchers: descriptors, memory, CPU and statements
   of each while nothing happens, and how long it takes until wake-ups have reached their share.
+- *ramp*: so many idle workers with one slot each, and as many events at once: how long it takes
+  until each of them has a task, and how many claims found none; beside it one worker and one event.
 
 Statements are counted in the log of a Postgres of its own, `BEGIN` and `COMMIT` apart from the
 rest. CPU seconds and counts hold on a busy machine too; latencies do not. Run
@@ -18,6 +20,7 @@ import json
 import os
 import re
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,7 +30,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.dispatcher import FIVE_JOBS, SECRET, _client, _event, _post
+import httpx
+
+from benchmarks.dispatcher import FIVE_JOBS, SECRET, _client, _end, _event, _post
 from penstock.dispatcher.database.local_server import LocalPostgres
 from penstock.kernel.ports import free_port
 from penstock.protocol.base import WORKER_HEADER
@@ -37,6 +42,7 @@ from penstock.settings import Settings, variables_of
 _SAID = re.compile(r"(?:statement|execute [^:]*): +(.*)")
 _FRAME = re.compile(r"BEGIN|COMMIT|ROLLBACK")
 _AT_ONCE = 200
+ONE_JOB = FIVE_JOBS.partition("  totals:")[0]
 
 
 @dataclass
@@ -165,6 +171,75 @@ async def waiters(stage: Stage, *, count: int, seconds: float) -> None:
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
+async def ramp(stage: Stage, *, workers: int) -> float:
+    settings = stage.settings()
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(stage.process("dispatcher", settings))
+        public = f"http://127.0.0.1:{settings.port}"
+        await _ready(public)
+        async with _client(public) as client:
+            await _post(client, "/v1/dag", {"source": ONE_JOB})
+        clients = [
+            await stack.enter_async_context(
+                _client(settings.dispatcher_urls[0], name=f"worker-{number}")
+            )
+            for number in range(workers)
+        ]
+        # What is made at first use is not what is measured.
+        alone = [await _ramped(clients[:1], first=number) for number in range(5)]
+        await _ramped(clients, first=100)
+        rounds = [await _ramped(clients, first=1000 * number) for number in (1, 2, 3)]
+    one = statistics.median(each.seconds[-1] for each in alone)
+    least = min(rounds, key=lambda each: each.seconds[-1])
+    half, last = least.seconds[workers // 2], least.seconds[-1]
+    print(f"ramp: one worker has its task after {1000 * one:.0f} ms; of {workers} half after")
+    print(f"    {1000 * half:.0f} ms and the last after {1000 * last:.0f}", end="")
+    print(f" ({last / one:.1f} times as long), {least.empty} claims found nothing")
+    return last / one
+
+
+@dataclass
+class Ramp:
+    seconds: list[float]
+    """How long after the events each worker had its task, in order."""
+    empty: int
+
+
+async def _ramped(clients: Sequence[httpx.AsyncClient], *, first: int) -> Ramp:
+    """Have workers wait, give each of them something to do, and wait until they have it."""
+    ramp = Ramp([], 0)
+
+    async def one(client: httpx.AsyncClient) -> None:
+        ask: dict[str, object] = {
+            "listener": f"{client.headers[WORKER_HEADER]}-{first}",
+            "operators": ["bench:clean"],
+            "seconds": 50,
+        }
+        while True:
+            given = (await _post(client, "/internal/wait", ask))["wake_ups"]
+            if not given:
+                continue
+            claim = {"operator": "bench:clean", "limit": 1}
+            tasks = (await _post(client, "/internal/task-claim", claim))["tasks"]
+            if tasks:
+                ramp.seconds.append(time.monotonic() - began)
+            ask["answered"] = [each["id"] for each in given]
+            if tasks:
+                await _post(client, "/internal/wait", {**ask, "operators": [], "seconds": 0})
+                await _post(client, "/v1/task/complete", {"tasks": [_end(each) for each in tasks]})
+                return
+            ramp.empty += 1
+
+    async with asyncio.TaskGroup() as group:
+        for client in clients:
+            group.create_task(one(client))
+        await asyncio.sleep(1.0)
+        events = [_event(first + number) for number in range(len(clients))]
+        began = time.monotonic()
+        await _post(clients[0], "/internal/events", {"events": events})
+    return ramp
+
+
 async def _many(both: Sequence[Settings], *, count: int) -> list[asyncio.Task[bytes]]:
     """Requests that wait, each on a connection of its own."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -251,14 +326,19 @@ async def measure(options: argparse.Namespace) -> dict[str, float]:
                 figures["statements a second, idle"] = rate
             if "waiters" in options.sections:
                 await waiters(stage, count=options.waiters, seconds=options.seconds)
+            if "ramp" in options.sections:
+                figures["a task for each of many, for one 1"] = await ramp(
+                    stage, workers=options.ramped
+                )
     return figures
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("sections", nargs="*", default=["idle", "waiters"])
+    parser.add_argument("sections", nargs="*", default=["idle", "waiters", "ramp"])
     parser.add_argument("--workers", type=int, default=1, help="for idle")
     parser.add_argument("--waiters", type=int, default=10_000)
+    parser.add_argument("--ramped", type=int, default=100, help="workers of ramp")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to count")
     asyncio.run(measure(parser.parse_args()))
 

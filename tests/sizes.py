@@ -26,6 +26,8 @@ class Sizes:
     """Simulated worlds of the queue, in each of its modes."""
     events_while_killed: int
     """Through the dispatcher, while it, its workers and its Postgres die."""
+    events_of_other_senders: int
+    """The same with wake-ups through the bucket, and through SQS."""
     partitions_while_killed: int
     """Through Spark, in each round."""
     rounds_of_kills: int
@@ -42,6 +44,7 @@ class Sizes:
 SMALL: Final = Sizes(
     seeds_of_a_mode=40,
     events_while_killed=500,
+    events_of_other_senders=40,
     partitions_while_killed=12,
     rounds_of_kills=1,
     workers_that_wait=4,
@@ -52,6 +55,7 @@ SMALL: Final = Sizes(
 FULL: Final = Sizes(
     seeds_of_a_mode=500,
     events_while_killed=2_000,
+    events_of_other_senders=1_000,
     partitions_while_killed=40,
     rounds_of_kills=2,
     workers_that_wait=100,

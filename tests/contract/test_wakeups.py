@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from penstock.dispatcher.wakeups.base import Heard, WakeUpChannel, WakeUpListener
+from penstock.dispatcher.wakeups.base import Heard, TaskCounts, WakeUpListener
 from penstock.dispatcher.wakeups.bucket import (
     FAR_POLLING,
     NEAR_POLLING,
@@ -83,6 +83,7 @@ class _Buckets:
             kill=self.kill,
             clock=self._clock,
             held_seconds=_LEASE_SECONDS,
+            woken_max=1,
             seconds_max=60.0,
         )
 
@@ -120,9 +121,9 @@ class _Dispatchers:
                 wake_ups=[WakeUpAnswer(id=each.id, **asdict(each.channel)) for each in found]
             )
 
-        async def publish(channels: Collection[WakeUpChannel]) -> None:
+        async def publish(tasks_of: TaskCounts) -> None:
             await self._clock.sleep(0.01)
-            self.brokers[0].send(channels)
+            self.brokers[0].send(tasks_of)
 
         return WakeUpBench(
             make_sender=lambda: LongPollSender(self.brokers[1], publish),
@@ -132,6 +133,7 @@ class _Dispatchers:
             kill=_kill_long_poll,
             clock=self._clock,
             held_seconds=HELD_SECONDS,
+            woken_max=1_000,
             seconds_max=60.0,
         )
 
@@ -217,5 +219,6 @@ def test_sqs(name: str, aws_server: AwsServer) -> None:
         kill=kill,
         clock=SystemClock(),
         held_seconds=settings.visibility_seconds,
+        woken_max=10,
     )
     asyncio.run(WAKE_UP_CHECKS[name](bench))

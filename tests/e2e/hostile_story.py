@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.dispatcher.client import Client
 from penstock.kernel.errors import DispatcherUnavailable
-from penstock.settings import Wakeups
 from penstock.store.s3.local import LocalS3
 from tests.architecture.source import ROOT
 from tests.e2e.fleet import CLOCK, fleet_of, until
@@ -116,9 +116,11 @@ class Story:
     logs: str = ""
 
 
-async def play(folder: Path, server: LocalS3, *, settings: str, wakeups: Wakeups) -> Story:
+async def play(
+    folder: Path, server: LocalS3, *, settings: str, told: Mapping[str, object]
+) -> Story:
     """The whole story. `settings` are of a worker that can keep untrusted work apart; without
-    them none is untrusted."""
+    them none is untrusted. `told` are settings of the fleet besides those that it has here."""
     is_untrusted = bool(settings)
     modules = {"victim.py": VICTIM, "penstock.toml": settings}
     for each in CODE:
@@ -128,19 +130,19 @@ async def play(folder: Path, server: LocalS3, *, settings: str, wakeups: Wakeups
     vault.parent.mkdir(mode=0o700, parents=True)
     vault.write_text("the victim's secret\n")
     vault.chmod(0o600)
-    told = {
+    every = {
         "store": server.url.replace("s3://penstock", "s3://penstock/lake"),
         "task_role": server.task_role,
         "api_token": API_TOKEN,
         "worker_secret": "",
-        "wakeups": wakeups,
+        **told,
     }
     own = server.credentials
     keys = {"AWS_ACCESS_KEY_ID": own.access_key, "AWS_SECRET_ACCESS_KEY": own.secret_key}
     dag = DAG.replace("FOLDER", str(folder)).replace("UNTRUSTED", str(is_untrusted).lower())
     async with (
         fleet_of(
-            folder, dispatchers=1, workers=1, modules=modules, told=told, variables=keys
+            folder, dispatchers=1, workers=1, modules=modules, told=every, variables=keys
         ) as fleet,
         Client(fleet.public_urls()[0], token=API_TOKEN) as client,
     ):

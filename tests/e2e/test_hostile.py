@@ -26,6 +26,7 @@ from penstock.store.s3.local import LocalS3
 from tests.conftest import Background
 from tests.e2e.hostile_stage import API_TOKEN
 from tests.e2e.hostile_story import Story, play
+from tests.integration.aws_server import AwsServer
 from tests.unit.runtimes import test_untrusted
 
 pytestmark = pytest.mark.timeout(300)
@@ -192,13 +193,17 @@ def settings_of(folder: Path) -> str:
     scope="module",
     params=[
         Wakeups.LONG_POLL,
-        pytest.param(
-            Wakeups.BUCKET,
-            marks=pytest.mark.proof(meanwhile="test_the_dispatcher_refuses_every_call"),
+        *(
+            pytest.param(
+                each, marks=pytest.mark.proof(meanwhile="test_the_dispatcher_refuses_every_call")
+            )
+            for each in (Wakeups.BUCKET, Wakeups.SQS)
         ),
     ],
 )
-def story(background: Background, request: pytest.FixtureRequest) -> Iterator[Story]:
+def story(
+    background: Background, aws_server: AwsServer, request: pytest.FixtureRequest
+) -> Iterator[Story]:
     with tempfile.TemporaryDirectory() as made:
         # One that everybody can enter, as the temporary ones of pytest are not.
         Path(made).chmod(0o755)
@@ -214,7 +219,11 @@ def story(background: Background, request: pytest.FixtureRequest) -> Iterator[St
             pytest.skip(f"no S3 server: {error.message} {error.hint}")
         try:
             settings = settings_of(folder)
-            yield asyncio.run(play(folder, server, settings=settings, wakeups=request.param))
+            told: dict[str, object] = {"wakeups": request.param}
+            if request.param is Wakeups.SQS:
+                told |= {"aws_endpoint": aws_server.endpoint, "aws_region": "us-east-1"}
+                told |= {"sqs_prefix": "hostile-", "sts_endpoint": server.endpoint}
+            yield asyncio.run(play(folder, server, settings=settings, told=told))
         finally:
             background.run(server.stop())
 

@@ -138,8 +138,14 @@ def _kill(up: Up, words: str, *, is_leash: bool) -> None:
             if words in command and ("kernel.parent_watch" in command) is is_leash
         ]
 
-    _until(found, up)
-    (number, *_) = found()
+    numbers: list[int] = []
+
+    def is_there() -> bool:
+        numbers[:] = found()
+        return bool(numbers)
+
+    _until(is_there, up)
+    number = numbers[0]
     os.kill(number, signal.SIGKILL)
     _until(lambda: number not in _below(up.process.pid), up)
 

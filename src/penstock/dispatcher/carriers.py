@@ -1,8 +1,9 @@
 """The carriers of the outbox that start work: wake-ups for workers, invocations of functions.
 
-`WakeCarrier` sends the wake-up of an operator: its loop is kicked if it is the dispatcher's own,
-workers hear through the `WakeUpSender`, and where functions are invoked the next tasks get
-invocations. `LocalInvokeCarrier` is for installations without Lambda: workers run the functions.
+`WakeCarrier` sends wake-ups of an operator, and how many tasks there are: its loop is kicked if it
+is the dispatcher's own, workers hear through the `WakeUpSender`, and where functions are invoked
+the next tasks get invocations. `LocalInvokeCarrier` is for installations without Lambda: workers
+run the functions.
 
 `LambdaCarrier` invokes a function asynchronously (`InvocationType=Event`) with all that it
 needs:
@@ -30,6 +31,7 @@ import json
 import logging
 import re
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -66,16 +68,18 @@ class WakeCarrier:
 
     async def carry(self, rows: Sequence[OutboxEntry]) -> Mapping[int, str]:
         rows_of: dict[WakeUpChannel, list[int]] = {}
+        tasks_of: dict[WakeUpChannel, int] = {}
         for row in rows:
             channel = WakeUpChannel(row.body["operator"], Priority(row.body["priority"]))
             rows_of.setdefault(channel, []).append(row.id)
-        heard: list[WakeUpChannel] = []
+            tasks_of[channel] = row.body.get("tasks", 1)
         for channel in rows_of:
             if kick := self._own.get(channel.operator):
                 kick()
-            elif self._invokes is None or await self._invoke_next(self._invokes, channel):
-                heard.append(channel)
-        failed = await self._sender.send(heard) if heard else {}
+                del tasks_of[channel]
+            elif self._invokes is not None and not await self._invoke_next(self._invokes, channel):
+                del tasks_of[channel]
+        failed = await self._sender.send(tasks_of) if tasks_of else {}
         return {row: why for channel, why in failed.items() for row in rows_of[channel]}
 
     async def _invoke_next(self, database: Database, channel: WakeUpChannel) -> bool:
@@ -106,7 +110,7 @@ class LocalInvokeCarrier:
 
     async def carry(self, rows: Sequence[OutboxEntry]) -> Mapping[int, str]:
         channels = {row.id: WakeUpChannel(row.target, Priority.NORMAL) for row in rows}
-        failed = await self._sender.send(set(channels.values()))
+        failed = await self._sender.send(Counter(channels.values()))
         return {row: failed[channel] for row, channel in channels.items() if channel in failed}
 
 

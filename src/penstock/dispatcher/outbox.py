@@ -45,6 +45,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.dispatcher.database.pool import Connection, Database, query
 from penstock.dispatcher.tasks.rows import storable
+from penstock.dispatcher.wakeups.base import TASKS_COUNTED_MAX
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.service import Service
 from penstock.protocol.steering import OutboxAnswer, OutboxRow
@@ -54,7 +55,8 @@ class OutboxKind(StrEnum):
     """The kinds of rows that there are today."""
 
     WAKE = "wake"
-    """An operator has work: the body says `operator` and `priority`."""
+    """An operator has work: the body says `operator` and `priority`; the relay adds `tasks`, how
+    many can be claimed when it is sent."""
     INVOKE = "invoke"
     """A function is to be invoked for the task `task_id` of the body."""
     PROJECT = "project"
@@ -218,6 +220,7 @@ class Relay(Service):
         async def work(connection: Connection) -> tuple[_Taken, list[dict[str, Any]]]:
             found = await connection.execute(query("take_outbox"), asked)
             rows = await found.fetchall()
+            await _count_tasks(connection, rows)
             ahead = await (await connection.execute(query("look_ahead"), asked)).fetchone()
             assert ahead is not None, "it always has one row"
             orphans: list[dict[str, Any]] = []
@@ -292,6 +295,19 @@ class Relay(Service):
         pause_ms = min(self._limits.first_ms * 2.0 ** min(failures - 1, 20), self._limits.max_ms)
         seconds = min(pause_ms / 1000, _REST_SECONDS_MAX)
         self._resting[target] = _Rest(failures, self._clock.monotonic() + seconds)
+
+
+async def _count_tasks(connection: Connection, rows: Iterable[dict[str, Any]]) -> None:
+    """Add to the bodies of wake-ups how many tasks there are now, if there are any."""
+    wakes = [row["body"] for row in rows if row["kind"] == OutboxKind.WAKE]
+    if not wakes:
+        return
+    operators = sorted({body["operator"] for body in wakes})
+    asked = {"operators": operators, "tasks_max": TASKS_COUNTED_MAX}
+    found = await connection.execute(query("claimable_tasks"), asked)
+    counts = {(row["operator"], row["priority"]): row["tasks"] for row in await found.fetchall()}
+    for body in wakes:
+        body["tasks"] = counts.get((body["operator"], body["priority"]), 1)
 
 
 async def _failed(

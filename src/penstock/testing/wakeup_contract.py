@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,6 +23,8 @@ from penstock.dispatcher.wakeups.base import Heard, WakeUpChannel, WakeUpListene
 from penstock.kernel.clock import Clock
 
 _STEP_SECONDS: Final = 0.02
+_WAITING_SECONDS: Final = 0.5
+"""Time for listeners to begin to wait, or to hear what they should not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,8 @@ class WakeUpBench:
     clock: Clock
     held_seconds: float
     """How long a word is kept for a listener that does not say that it lives."""
+    woken_max: int
+    """How many listeners one call of `send` wakes at most."""
     seconds_max: float = 30.0
     """How long anything may take."""
 
@@ -94,8 +98,8 @@ BULK: Final = WakeUpChannel("etl.clean:run", Priority.BULK)
 OTHER: Final = WakeUpChannel("etl.load:run", Priority.NORMAL)
 
 
-async def _sent(sender: WakeUpSender, *channels: WakeUpChannel) -> None:
-    failed = await sender.send(channels)
+async def _sent(sender: WakeUpSender, *channels: WakeUpChannel, tasks: int = 1) -> None:
+    failed = await sender.send(dict.fromkeys(channels, tasks))
     assert not failed, f"not sent: {failed}"
 
 
@@ -159,6 +163,20 @@ async def a_listener_follows_what_it_is_told(bench: WakeUpBench) -> None:
         async with bench.ear(BULK.operator) as another:
             await bench.until(lambda: another.answered == [BULK], what="another hears the first")
         assert ear.answered == [NORMAL, OTHER]
+
+
+async def as_many_listeners_are_woken_as_there_are_tasks(bench: WakeUpBench) -> None:
+    async with AsyncExitStack() as stack:
+        sender = await stack.enter_async_context(bench.sender())
+        ears = [await stack.enter_async_context(bench.ear(NORMAL.operator)) for _ in range(4)]
+        for ear in ears:
+            ear.go_on.clear()
+        await bench.clock.sleep(_WAITING_SECONDS)
+        woken = min(3, bench.woken_max)
+        await _sent(sender, NORMAL, tasks=3)
+        await bench.until(lambda: sum(len(each.heard) for each in ears) == woken, what="they hear")
+        await bench.clock.sleep(_WAITING_SECONDS)
+        assert sorted(len(each.heard) for each in ears) == [0] * (4 - woken) + [1] * woken
 
 
 async def a_word_without_an_answer_comes_again(bench: WakeUpBench) -> None:
@@ -242,6 +260,7 @@ WAKE_UP_CHECKS: Final[dict[str, Check]] = {
         a_word_waits_for_its_listener,
         many_words_that_nobody_hears_block_no_other,
         a_listener_follows_what_it_is_told,
+        as_many_listeners_are_woken_as_there_are_tasks,
         a_word_without_an_answer_comes_again,
         a_word_whose_listener_dies_is_heard_elsewhere,
         a_long_answer_is_nobody_elses,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.dispatcher.outbox import OutboxCarrier, OutboxEntry, Relay, RelayLimits
-from penstock.dispatcher.wakeups.base import WakeUpChannel, WakeUpSender
+from penstock.dispatcher.wakeups.base import TaskCounts, WakeUpChannel, WakeUpSender
 from tests.integration.dispatcher.world import World
 
 LIMITS = RelayLimits(carry_seconds_max=20, tries_max=3, first_ms=1000, max_ms=8000, pace_seconds=0)
@@ -66,15 +66,18 @@ class Words(WakeUpSender):
 
     def __init__(self, refused: Mapping[WakeUpChannel, str] | None = None) -> None:
         self.sent: list[WakeUpChannel] = []
+        self.tasks_of: dict[WakeUpChannel, int] = {}
+        """How many tasks there were when a channel was sent last."""
         self.refused = dict(refused or {})
 
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
 
-    async def send(self, channels: Collection[WakeUpChannel]) -> Mapping[WakeUpChannel, str]:
-        self.sent += sorted(each for each in channels if each not in self.refused)
-        return {each: self.refused[each] for each in channels if each in self.refused}
+    async def send(self, tasks_of: TaskCounts) -> Mapping[WakeUpChannel, str]:
+        self.sent += sorted(each for each in tasks_of if each not in self.refused)
+        self.tasks_of |= tasks_of
+        return {each: self.refused[each] for each in tasks_of if each in self.refused}
 
 
 @dataclass

@@ -73,6 +73,44 @@ def test_an_edit_is_rebuilt_and_cut_over_downstream_first(play: Play) -> None:
     play(story)
 
 
+async def claimable(world: World) -> list[str]:
+    asked = {"operators": None, "tasks_max": 100}
+    rows = await world.database.fetch("claimable_tasks", asked)
+    return sorted(f"{row['operator']}/{row['priority']}" for row in rows)
+
+
+def test_what_a_rebuild_makes_is_announced_before_and_after_the_cut_over(play: Play) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(chain())
+        await work_all(pipeline, "p", "q")
+        await world.wakes()
+        old = await pipeline.generations()
+        await pipeline.apply(chain(clean="2"))
+        await pipeline.backfills.turn()
+        # Each is announced by what has made it, once.
+        assert await world.wakes() == await claimable(world) == ["a:clean/bulk"]
+        await pipeline.work("a:clean")
+        assert set(await world.wakes()) == set(await claimable(world)) == {"a:report/normal"}
+        await pipeline.work("a:report")
+        await pipeline.backfills.turn()
+        # An event while both generations are there is a task of each; they wait for the cut-over.
+        await pipeline.send("r")
+        await world.wakes()
+        for job, dataset in (("report", "daily"), ("clean", "tidy")):
+            named = (await pipeline.job(job)).outputs[dataset]
+            outcome = await pipeline.deployment.cut_over(named, force=True)
+            assert outcome is CutOverOutcome.DONE
+        assert await pipeline.state("tidy", old["clean"]) == "retired"
+        # One of them was cancelled, the other announced before: there is nothing to add.
+        assert await world.wakes() == []
+        assert await claimable(world) == ["a:clean/normal"]
+        assert len(await pipeline.work("a:clean")) == 1
+        assert await world.wakes() == await claimable(world) == ["a:report/normal"]
+
+    play(story)
+
+
 def test_nothing_is_cut_over_before_what_is_downstream(play: Play) -> None:
     async def story(world: World) -> None:
         pipeline = Pipeline(world)

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
 
+import msgspec
+import psycopg
 import pytest
+from psycopg.rows import DictRow
 
 from penstock.dispatcher.dag.model import Priority
+from penstock.dispatcher.database.local_server import LocalPostgres
+from penstock.dispatcher.database.migrations import migrate
 from penstock.dispatcher.database.pool import Database, query
+from penstock.dispatcher.tasks.completion import no_route
+from penstock.dispatcher.tasks.lifecycle import Tasks
 from penstock.dispatcher.wakeups import notifications as module
-from penstock.dispatcher.wakeups.base import WakeUpChannel
+from penstock.dispatcher.wakeups.base import TaskCounts, WakeUpChannel
+from penstock.dispatcher.wakeups.long_poll import Broker
 from penstock.dispatcher.wakeups.notifications import ECHO_SECONDS, Notifications
 from penstock.kernel.clock import SystemClock
+from tests.integration.dispatcher.test_local_postgres import postmaster_of
 from tests.integration.dispatcher.world import Play, World
+from tests.integration.test_s3_local import needs_proc
 
 OPERATOR = WakeUpChannel("operator", Priority.NORMAL)
 OTHER = WakeUpChannel("other", Priority.BULK)
@@ -25,6 +41,7 @@ class _Ear:
 
     def __init__(self, world: World, *, dsn: str = "", echo_seconds: float = 20.0) -> None:
         self.heard: list[WakeUpChannel] = []
+        self.tasks_of: dict[WakeUpChannel, int] = {}
         self.news = asyncio.Event()
         self.notifications = Notifications(
             dsn or world.dsn,
@@ -34,8 +51,9 @@ class _Ear:
             echo_seconds=echo_seconds,
         )
 
-    def _hear(self, channels: Collection[WakeUpChannel]) -> None:
-        self.heard += channels
+    def _hear(self, tasks_of: TaskCounts) -> None:
+        self.heard += tasks_of
+        self.tasks_of |= tasks_of
         self.news.set()
 
     async def until(self, channels: Iterable[WakeUpChannel]) -> None:
@@ -59,11 +77,89 @@ def test_what_one_sends_all_others_hear_however_much_it_is(play: Play) -> None:
             await one.until_listening()
             await two.until_listening()
             many = [WakeUpChannel(f"operator-{n:04}", Priority.NORMAL) for n in range(2000)]
-            await one.notifications.publish([*many, OTHER])
+            await one.notifications.publish(Counter([*many, OTHER]))
             await two.until([*many, OTHER])
-            await two.notifications.publish([OPERATOR])
+            await two.notifications.publish(Counter([OPERATOR]))
             await one.until([OPERATOR])
             assert one.heard == [OPERATOR]
+            assert all(two.tasks_of[each] == 1 for each in many)
+            await one.notifications.publish({OPERATOR: 700, OTHER: 3})
+            await two.until([OPERATOR])
+            assert (two.tasks_of[OPERATOR], two.tasks_of[OTHER]) == (700, 3)
+
+    play(story)
+
+
+def test_however_many_operators_have_work_there_are_fifty_notifications_a_second(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dataclass
+    class Moving:
+        now: float = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def wall(self) -> float:
+            return self.now
+
+        async def sleep(self, seconds: float) -> None:
+            self.now += seconds
+
+    async def story(world: World) -> None:
+        sent: list[float] = []
+        database = Database(world.dsn, connections_max=2)
+        fetch = database.fetch
+
+        async def fetched(name: str, asked: Mapping[str, object] | None = None) -> list[DictRow]:
+            assert name == "notify_wakeups"
+            sent.append(clock.now)
+            return await fetch(name, asked)
+
+        monkeypatch.setattr(database, "fetch", fetched)
+        clock, ear = Moving(), _Ear(world)
+        sender = Notifications(
+            world.dsn, database, heard=print, has_waiters=lambda: False, clock=clock
+        )
+        async with database, ear.notifications:
+            await ear.until_listening()
+            for turn in range(20):
+                channels = [WakeUpChannel(f"{turn}-{n}", Priority.NORMAL) for n in range(30)]
+                await asyncio.gather(*(sender.publish({each: 1}) for each in channels))
+                await ear.until(channels)
+        assert len(sent) == 20
+        assert sent[-1] >= (len(sent) - 1) / 50
+
+    play(story)
+
+
+def test_releases_that_do_not_count_tasks_and_those_that_do_understand_each_other(
+    play: Play,
+) -> None:
+    class Before(msgspec.Struct, array_like=True):
+        by: str
+        channels: list[tuple[str, Priority]] = []
+
+    async def story(world: World) -> None:
+        ear = _Ear(world)
+        told: list[tuple[str, Priority]] = []
+        async with (
+            ear.notifications,
+            await psycopg.AsyncConnection.connect(world.dsn, autocommit=True) as listening,
+        ):
+            await ear.until_listening()
+            await listening.execute(query("listen_for_wakeups"))
+            before = msgspec.json.encode(Before("before", [("operator", Priority.NORMAL)]))
+            await world.database.fetch("notify_wakeups", {"payloads": [before.decode()]})
+            await ear.until([OPERATOR])
+            assert ear.tasks_of == {OPERATOR: 1}
+            await ear.notifications.publish({OTHER: 9})
+            async with asyncio.timeout(60):
+                async for each in listening.notifies():
+                    told += msgspec.json.decode(each.payload, type=Before).channels
+                    if ("other", Priority.BULK) in told:
+                        break
+        assert told == [("operator", Priority.NORMAL), ("other", Priority.BULK)]
 
     play(story)
 
@@ -75,12 +171,13 @@ def test_what_was_missed_while_a_connection_was_lost_is_looked_for(play: Play) -
         async with ear.notifications:
             await ear.until_listening()
             # Nobody is told of it: only a look finds it.
-            await job.make("one")
+            await job.make("one", "two", "three")
             await world.rows(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND query LIKE 'LISTEN%'"
             )
             await ear.until([OPERATOR])
+            assert ear.tasks_of == {OPERATOR: 3}
 
     play(story)
 
@@ -117,6 +214,49 @@ def test_behind_a_pooler_work_is_looked_for_every_second_and_that_is_said(
         assert "notifications do not arrive" in caplog.text
 
     play(story)
+
+
+@needs_proc
+def test_who_waits_hears_of_work_from_before_a_crash_of_postgres_within_half_a_minute(
+    tmp_path: Path, postgres: LocalPostgres
+) -> None:
+    async def story() -> None:
+        async with AsyncExitStack() as stack:
+            folder = tmp_path / "postgres"
+            server = LocalPostgres(folder, settings={"fsync": "off"}, grace_seconds=5)
+            await stack.enter_async_context(server)
+            await migrate(server.dsn)
+            database = Database(server.dsn, connections_max=5)
+            await stack.enter_async_context(database)
+            world = World(server.dsn, database, Tasks(database, route=no_route))
+            broker = await stack.enter_async_context(Broker())
+            notifications = Notifications(
+                server.dsn, database, heard=broker.send, has_waiters=lambda: broker.waiters > 0
+            )
+            await stack.enter_async_context(notifications)
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            waits = [
+                group.create_task(broker.wait(f"{number}", ["operator"], seconds=300))
+                for number in range(50)
+            ]
+            async with asyncio.timeout(60):
+                while not notifications.is_listening:
+                    await SystemClock().sleep(0.01)
+            # Committed, and nobody was told before the server died.
+            await (await world.job()).make("one", "two", "three")
+            os.kill(postmaster_of(folder), signal.SIGKILL)
+            async with asyncio.timeout(60):
+                while server.running:
+                    await SystemClock().sleep(0.01)
+            await server.stop()
+            await server.start()
+            async with asyncio.timeout(30):
+                while sum(each.done() for each in waits) < 3:
+                    await SystemClock().sleep(0.01)
+            assert sum(each.done() for each in waits) == 3
+            broker.interrupt()
+
+    asyncio.run(story())
 
 
 def test_work_is_looked_for_while_the_server_cannot_be_listened_to(play: Play) -> None:

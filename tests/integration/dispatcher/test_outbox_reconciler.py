@@ -8,7 +8,7 @@ from penstock.dispatcher.carriers import LocalInvokeCarrier, WakeCarrier
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.outbox import Outbox, OutboxCarrier, OutboxEntry, Reconciler, Relay
 from penstock.dispatcher.tasks.model import ClaimedTask
-from penstock.dispatcher.wakeups.base import WakeUpChannel
+from penstock.dispatcher.wakeups.base import TASKS_COUNTED_MAX, WakeUpChannel
 from tests.integration.dispatcher.carrying import LIMITS, Script, Still, Words
 from tests.integration.dispatcher.world import Play, World, done
 
@@ -103,6 +103,42 @@ def test_a_wake_up_is_sent_or_kicks(play: Play) -> None:
     play(story)
 
 
+def test_a_wake_up_says_how_many_tasks_can_be_claimed(play: Play) -> None:
+    async def story(world: World) -> None:
+        words = Words()
+        relay = Relay(world.database, carriers={"wake": WakeCarrier(words)}, limits=LIMITS)
+
+        async def told() -> dict[str, int]:
+            words.tasks_of.clear()
+            await relay.turn()
+            return {
+                f"{each.operator}/{each.priority}": tasks for each, tasks in words.tasks_of.items()
+            }
+
+        job = await world.job()
+        narrow = await world.job("narrow", max_concurrency=2)
+        bulk = await world.job("bulk", operator="other", priority="bulk")
+        limited = await world.job("limited", operator="limited")
+        await world.rows("INSERT INTO operator (name, in_flight_max) VALUES ('limited', 3)")
+        held = await world.job("held", operator="held")
+        await world.rows(
+            "INSERT INTO pause (job_id, cause, scope, reason) VALUES (%s, 'x', 'all', 'x')", held.id
+        )
+        for each, count in ((job, 4), (narrow, 9), (bulk, 1500), (limited, 5), (held, 2)):
+            await world.tasks.create([each.new(f"{number}") for number in range(count)])
+        assert await told() == {
+            "operator/normal": 4 + 2,
+            "other/bulk": TASKS_COUNTED_MAX,
+            "limited/normal": 3,
+            "held/normal": 1,
+        }
+        # What is left is announced by the claim, and counted again.
+        assert len(await world.tasks.claim_next("operator", worker="w", limit=5)) == 5
+        assert await told() == {"operator/normal": 1}
+
+    play(story)
+
+
 def test_where_there_is_no_lambda_an_invocation_wakes(play: Play) -> None:
     async def story(world: World) -> None:
         words = Words()
@@ -111,6 +147,7 @@ def test_where_there_is_no_lambda_an_invocation_wakes(play: Play) -> None:
         ]
         assert await LocalInvokeCarrier(words).carry(rows) == {}
         assert words.sent == [OPERATOR]
+        assert words.tasks_of == {OPERATOR: 2}
         words = Words({OPERATOR: "away"})
         assert await LocalInvokeCarrier(words).carry(rows) == {1: "away", 2: "away"}
 

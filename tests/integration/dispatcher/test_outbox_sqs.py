@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import socket
+from collections import Counter
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_a_server_that_is_away_fails_each_channel(
 
     async def main() -> None:
         async with SqsSender(away, settings=settings()) as sender:
-            failed = await sender.send([NORMAL, BULK])
+            failed = await sender.send(Counter([NORMAL, BULK]))
             assert set(failed) == {NORMAL, BULK}
             assert all("Could not connect" in why for why in failed.values())
 
@@ -55,14 +56,14 @@ def test_a_queue_that_was_deleted_is_made_again(aws_server: AwsServer) -> None:
         heard: asyncio.Queue[WakeUpChannel] = asyncio.Queue()
         listener = SqsListener(heard.put, aws=aws_server.aws, settings=here, clock=SystemClock())
         async with SqsSender(aws_server.aws, settings=here) as sender:
-            assert await sender.send([NORMAL]) == {}
+            assert await sender.send(Counter([NORMAL])) == {}
             await asyncio.to_thread(delete)
-            assert await sender.send([NORMAL]) == {}
+            assert await sender.send(Counter([NORMAL])) == {}
             listener.listen_to([NORMAL.operator])
             async with listener, asyncio.timeout(30):
                 assert await heard.get() == NORMAL
                 await asyncio.to_thread(delete)
-                assert await sender.send([BULK]) == {}
+                assert await sender.send(Counter([BULK])) == {}
                 assert await heard.get() == BULK
 
     asyncio.run(main())

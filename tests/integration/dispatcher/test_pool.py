@@ -10,8 +10,10 @@ import resource
 import psycopg
 import pytest
 
+from penstock.dispatcher.database import pool
 from penstock.dispatcher.database.pool import Connection, Database
 from penstock.dispatcher.tasks.model import Fence
+from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import DatabaseUnavailable, InvalidInput
 from tests.integration.dispatcher.world import Play, World, Worlds
 
@@ -71,6 +73,41 @@ def test_a_connection_that_broke_is_replaced(worlds: Worlds) -> None:
             assert await database.transact(pid) != first
 
     asyncio.run(check())
+
+
+def test_connections_that_a_burst_has_opened_are_closed_again(
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_UNUSED_SECONDS_MAX", 0.1)
+
+    async def check() -> None:
+        dsn = await worlds.empty()
+        async with Database(dsn, connections_max=10, application="burst") as database:
+            all_there = asyncio.Barrier(10)
+
+            async def busy(connection: Connection) -> None:
+                await connection.execute(b"SELECT 1")
+                await all_there.wait()
+
+            await asyncio.gather(*(database.transact(busy) for _ in range(10)))
+            assert await _connections(database) == 10
+            async with asyncio.timeout(60):
+                while await _connections(database) > 3:
+                    await SystemClock().sleep(0.05)
+
+    asyncio.run(check())
+
+
+async def _connections(database: Database) -> int:
+    async def count(connection: Connection) -> int:
+        found = await connection.execute(
+            b"SELECT count(*) AS n FROM pg_stat_activity WHERE application_name = 'burst'"
+        )
+        row = await found.fetchone()
+        assert row is not None
+        return int(row["n"])
+
+    return await database.transact(count)
 
 
 def test_connections_are_used_however_many_files_are_open(worlds: Worlds) -> None:

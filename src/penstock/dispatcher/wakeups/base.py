@@ -4,6 +4,8 @@ A wake-up says that an operator has work of some priority, and nothing else. It 
 so it may be lost, late or doubled: it costs time or an empty claim, never a task. There is one
 channel an operator and priority. A wake-up that nobody listens to blocks no other.
 
+- `send` is told how many tasks a channel has, and wakes up to as many listeners, at least one.
+  A sender that pays for each wakes fewer: a claim that leaves tasks behind announces them again.
 - `send` returns when the wake-ups are stored durably, and says which are not: one channel that
   cannot be sent never keeps the others from being sent.
 - A listener calls `answer` for each wake-up. When `answer` returns, it is settled; when it
@@ -38,6 +40,11 @@ class WakeUpChannel:
     priority: Priority
 
 
+TaskCounts = Mapping[WakeUpChannel, int]
+"""How many tasks of each channel can be claimed, as far as is known; at least one."""
+TASKS_COUNTED_MAX: Final = 1_000
+"""More are not counted: those who are woken for these announce what they leave."""
+
 Heard = Callable[[WakeUpChannel], Awaitable[None]]
 """What a listener calls. It returns when a claim was answered."""
 
@@ -46,8 +53,8 @@ class WakeUpSender(Service):
     """Sends wake-ups."""
 
     @abstractmethod
-    async def send(self, channels: Collection[WakeUpChannel]) -> Mapping[WakeUpChannel, str]:
-        """Send one wake-up on each channel; returns why, for those that could not be sent."""
+    async def send(self, tasks_of: TaskCounts) -> Mapping[WakeUpChannel, str]:
+        """Send wake-ups on each channel; returns why, for those on which none could be sent."""
 
 
 class WakeUpListener(Service):

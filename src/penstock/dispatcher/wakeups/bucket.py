@@ -3,10 +3,10 @@
 There is one queue, `wake-ups`, in which each channel is a type of task, and workers look at all
 of it (mode `shared`): a wake-up waits for whoever listens to its channel and blocks no other.
 
-- A wake-up that is still pending stands for all later ones: the claim of its receiver finds
-  whatever was committed before. So a sender whose last wake-up is pending sends none, and a queue
-  without listeners holds a few wake-ups a day and not one an event. In case it is stuck, another is
-  sent after a while, which may double.
+- A wake-up that is still pending stands for all later ones, however many tasks there are: the
+  claim of its receiver finds whatever was committed before. So a sender whose last wake-up is
+  pending sends none, and a queue without listeners holds a few wake-ups a day and not one an event.
+  In case it is stuck, another is sent after a while, which may double.
 - A sender removes what the queue keeps of its answered wake-ups, which would make every look
   longer
   for minutes. The queue keeps it against late submits; a late wake-up does no harm.
@@ -28,6 +28,7 @@ from typing import Final
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.wakeups.base import (
     Heard,
+    TaskCounts,
     WakeUpChannel,
     WakeUpListener,
     WakeUpSender,
@@ -102,7 +103,7 @@ class BucketSender(WakeUpSender):
         self._is_open = False
         await self._opened.aclose()
 
-    async def send(self, channels: Collection[WakeUpChannel]) -> Mapping[WakeUpChannel, str]:
+    async def send(self, tasks_of: TaskCounts) -> Mapping[WakeUpChannel, str]:
         async def one(channel: WakeUpChannel) -> str:
             try:
                 async with self._opening:
@@ -114,7 +115,7 @@ class BucketSender(WakeUpSender):
                 return error.message
             return ""
 
-        wanted = list(channels)
+        wanted = list(tasks_of)
         said = await asyncio.gather(*map(one, wanted))
         return {channel: why for channel, why in zip(wanted, said, strict=True) if why}
 

@@ -13,16 +13,18 @@ A worker with room keeps one request open (`POST /internal/wait`) that names its
 | | | for `held_seconds` more; without a word for so |
 | | | long, to waiting |
 
-One wake-up waits for each operator and priority and stands for all later ones. It goes to the
-request that has waited longest; a claim that leaves tasks behind sends the next. One of which its
-listener has said nothing goes to many at once (`RESENT_MAX`): where a rack has lost its power,
+One wake-up waits for each operator and priority and stands for all later ones. As many requests are
+answered as there are tasks, less those that are being answered already, and at least one: those
+first that have waited longest. A claim that leaves tasks behind sends the next. A wake-up of which
+its listener has said nothing goes to many at once (`RESENT_MAX`): where a rack has lost its power,
 those who have waited longest may all be gone, and who is there is not known before their requests
 end. A caller that leaves gives back what its request was about to get. A dispatcher that stops
 answers all requests first.
 
-`LongPollSender` gives a wake-up to the broker here and, by a notification of Postgres, to all
-others (`notifications`). So it may reach as many workers as there are dispatchers: all but one
-find nothing, or more work. Nothing but Postgres is needed, and nothing is paid for while idle.
+`LongPollSender` gives wake-ups to the broker here and, by a notification of Postgres, to all others
+(`notifications`): for the tasks that nobody was woken for here, and for one at least. So it may
+wake in vain one worker of each dispatcher. Nothing but Postgres is needed, and nothing is paid for
+while idle.
 
 `LongPollListener` has one request open while it answers nothing, and reports with the next one
 what became of its wake-ups; a long answer is held by requests that do not wait. What a dead
@@ -38,13 +40,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.wakeups.base import Heard, WakeUpChannel, WakeUpListener, WakeUpSender
+from penstock.dispatcher.wakeups.base import (
+    Heard,
+    TaskCounts,
+    WakeUpChannel,
+    WakeUpListener,
+    WakeUpSender,
+)
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, new_id, system_entropy
 from penstock.kernel.errors import DispatcherError, DispatcherUnavailable
@@ -112,6 +122,8 @@ class Broker(Service):
         self._waiting: dict[str, dict[Priority, float]] = {}
         """By operator: since when a wake-up of each priority waits."""
         self._delivered: dict[int, _Delivered] = {}
+        self._answering: Counter[WakeUpChannel] = Counter()
+        """How many wake-ups of each channel are delivered."""
         self._waiters: dict[str, dict[_Waiter, None]] = {}
         """By operator: the open requests, the one that has waited longest first."""
         self._open: set[_Waiter] = set()
@@ -144,12 +156,28 @@ class Broker(Service):
             if not waiter.answer.done():
                 waiter.answer.set_result(())
 
-    def send(self, channels: Iterable[WakeUpChannel]) -> None:
-        """Deliver a wake-up on each channel to whoever waits for it, or keep it until one does."""
-        now = self._clock.monotonic()
-        for channel in channels:
+    def send(self, tasks_of: TaskCounts) -> TaskCounts:
+        """Deliver wake-ups on each channel to those who wait for it, or keep one until one does.
+
+        Returns how many were delivered of each.
+        """
+        return {channel: self._send(channel, tasks) for channel, tasks in tasks_of.items()}
+
+    def _send(self, channel: WakeUpChannel, tasks: int) -> int:
+        # Whoever is answering may have claimed before the last of these tasks was there.
+        wanted = max(1, tasks - self._answering[channel])
+        waiters = list(islice(self._ready(channel.operator), wanted))
+        for waiter in waiters:
+            waiter.answer.set_result([self._deliver(channel, waiter.listener)])
+            self._forget(waiter)
+        if not waiters:
+            now = self._clock.monotonic()
             self._waiting.setdefault(channel.operator, {}).setdefault(channel.priority, now)
-            self._match(channel.operator)
+        return len(waiters)
+
+    def _ready(self, operator: str) -> Iterator[_Waiter]:
+        """The requests that can be answered, the one that has waited longest first."""
+        return (each for each in self._waiters.get(operator, ()) if not each.answer.done())
 
     async def wait(
         self,
@@ -196,8 +224,7 @@ class Broker(Service):
             if not is_answered and waiter.answer.done() and waiter.answer.exception() is None:
                 # Whoever asked has left: somebody else may answer.
                 for wake_up in waiter.answer.result():
-                    del self._delivered[wake_up.id]
-                    self.send([wake_up.channel])
+                    self._send(self._take_back(wake_up.id), 1)
 
     def _forget(self, waiter: _Waiter) -> None:
         for operator in waiter.operators:
@@ -225,23 +252,22 @@ class Broker(Service):
         wake_up = WakeUp(self._next_id, channel)
         until = self._clock.monotonic() + self._held_seconds
         self._delivered[wake_up.id] = _Delivered(wake_up, listener, until)
+        self._answering[channel] += 1
         return wake_up
 
-    def _match(self, operator: str) -> None:
-        """Answer the request that has waited longest for an operator, if there is one."""
-        for waiter in self._waiters.get(operator, {}):
-            if not waiter.answer.done():
-                waiter.answer.set_result(self._take(waiter.listener, waiter.operators))
-                self._forget(waiter)
-                return
+    def _take_back(self, number: int) -> WakeUpChannel:
+        """A wake-up is in nobody's hands any more; returns what it was about."""
+        channel = self._delivered.pop(number).wake_up.channel
+        self._answering[channel] -= 1
+        if not self._answering[channel]:
+            del self._answering[channel]
+        return channel
 
     def _resend(self, channel: WakeUpChannel) -> None:
         """Answer many who wait; keep it until somebody does, if there is nobody."""
-        waiters = [
-            each for each in self._waiters.get(channel.operator, {}) if not each.answer.done()
-        ]
+        waiters = list(self._ready(channel.operator))
         if not waiters:
-            self.send([channel])
+            self._send(channel, 1)
             return
         # Of very many some of every age.
         step = -(-len(waiters) // RESENT_MAX)
@@ -264,15 +290,14 @@ class Broker(Service):
             if delivered is None or delivered.listener != listener:
                 continue
             if number in answered:
-                del self._delivered[number]
+                self._take_back(number)
             elif number in held:
                 delivered.until = now + self._held_seconds
             elif any(
                 waiter.listener != listener
                 for waiter in self._waiters.get(delivered.wake_up.channel.operator, {})
             ):
-                del self._delivered[number]
-                self.send([delivered.wake_up.channel])
+                self._send(self._take_back(number), 1)
             else:
                 delivered.until = now + AGAIN_SECONDS
 
@@ -282,8 +307,7 @@ class Broker(Service):
             await self._clock.sleep(_LOOK_SECONDS)
             now = self._clock.monotonic()
             for each in [each for each in self._delivered.values() if each.until <= now]:
-                del self._delivered[each.wake_up.id]
-                self._resend(each.wake_up.channel)
+                self._resend(self._take_back(each.wake_up.id))
             for operator, priorities in list(self._waiting.items()):
                 for priority, since in list(priorities.items()):
                     if since + WAITING_SECONDS_MAX <= now:
@@ -302,7 +326,7 @@ _PAUSE_SECONDS_MAX: Final = 15.0
 _STOP_SECONDS: Final = 20.0
 _REPORT_SECONDS: Final = 2.0
 
-Publish = Callable[[Collection[WakeUpChannel]], Awaitable[None]]
+Publish = Callable[[TaskCounts], Awaitable[None]]
 Wait = Callable[[WaitAsk], Awaitable[WaitAnswer]]
 
 
@@ -320,10 +344,13 @@ class LongPollSender(WakeUpSender):
     async def stop(self) -> None:
         """Nothing to do."""
 
-    async def send(self, channels: Collection[WakeUpChannel]) -> Mapping[WakeUpChannel, str]:
-        self._broker.send(channels)
-        # If that fails the relay tries again, and a wake-up here is doubled.
-        await self._publish(channels)
+    async def send(self, tasks_of: TaskCounts) -> Mapping[WakeUpChannel, str]:
+        woken = self._broker.send(tasks_of)
+        # Those who were woken here may be gone. If this fails the relay tries again, and a wake-up
+        # here is doubled.
+        await self._publish(
+            {channel: max(1, tasks - woken[channel]) for channel, tasks in tasks_of.items()}
+        )
         return {}
 
 

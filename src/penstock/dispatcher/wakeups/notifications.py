@@ -2,8 +2,9 @@
 
 One connection of each dispatcher listens, directly at the server (the setting `postgres_direct`);
 notifications are sent by the pool, in transactions of their own and never in those of work, since
-Postgres commits transactions that notify one after the other. The relay gathers what is sent, so
-there are at most some forty a second. A dispatcher pays no heed to its own.
+Postgres commits transactions that notify one after the other. What is published within
+`PACE_SECONDS` goes together, so there are at most fifty such transactions a second, of however many
+operators. A dispatcher pays no heed to its own.
 
 | the connection | what is done |
 |---|---|
@@ -22,7 +23,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -31,7 +33,7 @@ import psycopg
 
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.database.pool import Database, query, watching
-from penstock.dispatcher.wakeups.base import WakeUpChannel
+from penstock.dispatcher.wakeups.base import TASKS_COUNTED_MAX, TaskCounts, WakeUpChannel
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, new_id, system_entropy
 from penstock.kernel.errors import DatabaseUnavailable
@@ -41,6 +43,7 @@ _log = logging.getLogger(__name__)
 
 ECHO_SECONDS: Final = 20.0
 LOOK_SECONDS: Final = 1.0
+PACE_SECONDS: Final = 0.02
 _POLLS_MAX: Final = 60
 _LOOK_SECONDS_MAX: Final = 5.0
 _CONNECT_SECONDS: Final = 10
@@ -49,12 +52,14 @@ _PAUSE_SECONDS_MAX: Final = 10.0
 _PAYLOAD_BYTES_MAX: Final = 7_500
 """Postgres has room for 8,000."""
 
-Heard = Callable[[Collection[WakeUpChannel]], None]
+Heard = Callable[[TaskCounts], object]
 
 
 class _Note(msgspec.Struct, array_like=True):
     by: str
     channels: list[tuple[str, Priority]] = []
+    tasks: list[int] = []
+    """How many each of the channels has; earlier releases do not say it, and pass over it."""
 
 
 class _Silent(Exception):
@@ -84,6 +89,10 @@ class Notifications(Service):
         self._echo_seconds = echo_seconds
         self._name = new_id(self._entropy, characters=12)
         self._runner: asyncio.Task[None] | None = None
+        self._unsent: dict[WakeUpChannel, int] = {}
+        self._sending: asyncio.Task[None] | None = None
+        """Sends what is unsent; None while that is nothing, or was taken already."""
+        self._not_before = -math.inf
         self.is_listening = False
         """Whether what others send arrives."""
 
@@ -92,27 +101,44 @@ class Notifications(Service):
         self._runner = loop.create_task(self._run(), name="notifications of Postgres")
 
     async def stop(self) -> None:
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            runner.cancel()
+        tasks = [each for each in (self._runner, self._sending) if each is not None]
+        self._runner = self._sending = None
+        for task in tasks:
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await runner
+                await task
 
-    async def publish(self, channels: Collection[WakeUpChannel]) -> None:
+    async def publish(self, tasks_of: TaskCounts) -> None:
         """Tell all dispatchers. Raises `DatabaseUnavailable`."""
-        payloads = [msgspec.json.encode(note).decode() for note in self._notes(channels)]
+        for channel, tasks in tasks_of.items():
+            self._unsent[channel] = max(tasks, self._unsent.get(channel, 0))
+        if self._sending is None:
+            loop = asyncio.get_running_loop()
+            self._sending = loop.create_task(self._send(), name="notify dispatchers")
+        # Whoever leaves does not take along what others wait for.
+        await asyncio.shield(self._sending)
+
+    async def _send(self) -> None:
+        """Send all that is unsent when it is time."""
+        early_seconds = self._not_before - self._clock.monotonic()
+        if early_seconds > 0:
+            await self._clock.sleep(early_seconds)
+        self._not_before = self._clock.monotonic() + PACE_SECONDS
+        tasks_of, self._unsent, self._sending = self._unsent, {}, None
+        payloads = [msgspec.json.encode(note).decode() for note in self._notes(tasks_of)]
         await self._database.fetch("notify_wakeups", {"payloads": payloads})
 
-    def _notes(self, channels: Collection[WakeUpChannel]) -> Iterator[_Note]:
+    def _notes(self, tasks_of: TaskCounts) -> Iterator[_Note]:
         note = _Note(self._name)
         size = 0
-        for channel in channels:
+        for channel, tasks in tasks_of.items():
             entry = (channel.operator, channel.priority)
-            entry_bytes = len(msgspec.json.encode(entry)) + 1
+            entry_bytes = len(msgspec.json.encode((entry, tasks)))
             if size + entry_bytes > _PAYLOAD_BYTES_MAX:
                 yield note
                 note, size = _Note(self._name), 0
             note.channels.append(entry)
+            note.tasks.append(tasks)
             size += entry_bytes
         yield note
 
@@ -150,7 +176,7 @@ class Notifications(Service):
             self.is_listening = True
             while True:
                 async with asyncio.timeout(_LOOK_SECONDS_MAX):
-                    await self.publish(())
+                    await self.publish({})
                 is_heard = False
                 async for each in connection.notifies(timeout=self._echo_seconds):
                     is_heard |= self._take_in(each.payload)
@@ -169,7 +195,13 @@ class Notifications(Service):
             return False
         if note.by == self._name:
             return True
-        self._heard([WakeUpChannel(operator, priority) for operator, priority in note.channels])
+        counts = note.tasks or [1] * len(note.channels)
+        self._heard(
+            {
+                WakeUpChannel(*each): tasks
+                for each, tasks in zip(note.channels, counts, strict=False)
+            }
+        )
         return False
 
     async def _poll_instead(self) -> None:
@@ -190,5 +222,11 @@ class Notifications(Service):
 
     async def _poll(self) -> None:
         """Find what can be claimed now, of all operators."""
-        found = await self._database.fetch("claimable_channels")
-        self._heard([WakeUpChannel(row["operator"], Priority(row["priority"])) for row in found])
+        asked = {"operators": None, "tasks_max": TASKS_COUNTED_MAX}
+        found = await self._database.fetch("claimable_tasks", asked)
+        self._heard(
+            {
+                WakeUpChannel(row["operator"], Priority(row["priority"])): row["tasks"]
+                for row in found
+            }
+        )

@@ -5,6 +5,8 @@
   `visibility_seconds` that are extended as long as that takes, and deleted when it was answered.
   One that was not, or whose listener has died, becomes visible again.
 - Messages that nobody receives expire after some minutes: the reconciler sends another.
+- For several tasks several messages are sent, in one request. A listener that waits takes one of
+  them; one that has just answered takes what has piled up, and answers it with one claim.
 - Listening is one long poll a channel, in a daemon thread. A poll that ends after its listener
   has
   stopped makes what it received visible again at once.
@@ -26,6 +28,7 @@ from typing import Any, Final, TypeVar
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.wakeups.base import (
     Heard,
+    TaskCounts,
     WakeUpChannel,
     WakeUpListener,
     WakeUpSender,
@@ -151,19 +154,23 @@ class SqsSender(WakeUpSender):
     async def stop(self) -> None:
         await asyncio.to_thread(self._queues.close)
 
-    async def send(self, channels: Collection[WakeUpChannel]) -> Mapping[WakeUpChannel, str]:
-        async def one(channel: WakeUpChannel) -> str:
+    async def send(self, tasks_of: TaskCounts) -> Mapping[WakeUpChannel, str]:
+        async def one(channel: WakeUpChannel, tasks: int) -> str:
+            some = range(max(1, min(tasks, _MESSAGES_MAX)))
+            entries = [{"Id": str(place), "MessageBody": "wake up"} for place in some]
             try:
-                await asyncio.to_thread(
-                    self._queues.call, channel, "send_message", MessageBody="wake up"
+                answer = await asyncio.to_thread(
+                    self._queues.call, channel, "send_message_batch", Entries=entries
                 )
             except Exception as error:  # noqa: BLE001 - boto3 has no end of errors; it is told
                 return str(error) or type(error).__name__
-            return ""
+            if answer.get("Successful"):
+                return ""
+            failed = answer.get("Failed") or [{}]
+            return str(failed[0].get("Message") or "SQS took no message.")
 
-        wanted = list(channels)
-        said = await asyncio.gather(*map(one, wanted))
-        return {channel: why for channel, why in zip(wanted, said, strict=True) if why}
+        said = await asyncio.gather(*(one(*each) for each in tasks_of.items()))
+        return {channel: why for channel, why in zip(tasks_of, said, strict=True) if why}
 
 
 class SqsListener(WakeUpListener):
@@ -227,9 +234,10 @@ class SqsListener(WakeUpListener):
             )
 
     async def _listen(self, channel: WakeUpChannel) -> None:
-        failures = 0
+        failures, messages_max = 0, 1
         while True:
-            poll = _Poll(self._queues, channel)
+            # Of several messages the others are for those who wait too.
+            poll = _Poll(self._queues, channel, messages_max=messages_max)
             try:
                 messages = await poll.run()
             except Exception as error:  # noqa: BLE001 - boto3 has no end of errors; tried again
@@ -240,6 +248,7 @@ class SqsListener(WakeUpListener):
                 await self._clock.sleep(pause * self._entropy.uniform(0.8, 1.2))
                 continue
             failures = 0
+            messages_max = _MESSAGES_MAX if messages else 1
             if messages:
                 # Several words on one channel say no more than one.
                 answering = asyncio.get_running_loop().create_task(self._handle(channel, messages))
@@ -288,9 +297,10 @@ class SqsListener(WakeUpListener):
 class _Poll:
     """One long poll, in a thread that does not keep the process from ending."""
 
-    def __init__(self, queues: _Queues, channel: WakeUpChannel) -> None:
+    def __init__(self, queues: _Queues, channel: WakeUpChannel, *, messages_max: int) -> None:
         self._queues = queues
         self._channel = channel
+        self._messages_max = messages_max
         self._is_abandoned = threading.Event()
 
     async def run(self) -> list[str]:
@@ -307,7 +317,7 @@ class _Poll:
             "receive_message",
             WaitTimeSeconds=settings.wait_seconds,
             VisibilityTimeout=settings.visibility_seconds,
-            MaxNumberOfMessages=_MESSAGES_MAX,
+            MaxNumberOfMessages=self._messages_max,
         )
         receipts = [each["ReceiptHandle"] for each in answer.get("Messages", ())]
         if self._is_abandoned.is_set():

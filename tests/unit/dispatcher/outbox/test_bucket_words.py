@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from penstock.dispatcher.dag.model import Priority
@@ -57,12 +58,12 @@ def test_words_that_nobody_hears_do_not_pile_up() -> None:
     async def story(site: Site) -> None:
         sender = await site.sender()
         for _ in range(100):
-            assert await sender.send([NORMAL, BULK]) == {}
+            assert await sender.send(Counter([NORMAL, BULK])) == {}
         assert len(await site.keys()) == 2
         # In case the word is stuck another is sent, more and more rarely.
         for _ in range(24 * 60):
             await site.clock.sleep(60)
-            await sender.send([NORMAL])
+            await sender.send(Counter([NORMAL]))
         assert 20 < len(await site.keys()) < 40
 
     play(story)
@@ -82,7 +83,7 @@ def test_answered_words_leave_nothing() -> None:
         listener.listen_to([NORMAL.operator])
         async with listener:
             for _ in range(200):
-                await sender.send([NORMAL])
+                await sender.send(Counter([NORMAL]))
                 await site.clock.sleep(0.5)
         assert len(heard) == 200
         # Of the last word alone something is there still.
@@ -95,11 +96,11 @@ def test_a_bucket_that_is_away_fails_each_channel_and_comes_back() -> None:
     async def story(site: Site) -> None:
         sender = await site.sender()
         site.gate.access = GateAccess.CLOSED
-        failed = await sender.send([NORMAL, BULK])
+        failed = await sender.send(Counter([NORMAL, BULK]))
         assert set(failed) == {NORMAL, BULK}
         assert all(failed.values())
         site.gate.access = GateAccess.OPEN
-        assert await sender.send([NORMAL, BULK]) == {}
+        assert await sender.send(Counter([NORMAL, BULK])) == {}
         assert len(await site.keys()) == 2
 
     play(story)
@@ -125,7 +126,7 @@ def test_a_queue_that_cannot_be_opened_is_tried_again() -> None:
     async def story(site: Site) -> None:
         tries: list[int] = []
         async with BucketSender(Shy(site, tries), clock=site.clock) as sender:
-            assert await sender.send([NORMAL]) == {NORMAL: "away"}
+            assert await sender.send(Counter([NORMAL])) == {NORMAL: "away"}
             heard: list[WakeUpChannel] = []
 
             async def answer(channel: WakeUpChannel) -> None:
@@ -137,7 +138,7 @@ def test_a_queue_that_cannot_be_opened_is_tried_again() -> None:
             listener.listen_to([NORMAL.operator])
             async with listener:
                 await site.clock.sleep(10)
-                assert await sender.send([NORMAL]) == {}
+                assert await sender.send(Counter([NORMAL])) == {}
                 await site.clock.sleep(5)
             assert heard == [NORMAL]
 
