@@ -83,6 +83,7 @@ _SIGNS: Final = {
 _UNARY: Final = (Op.IS_NULL, Op.NOT_NULL, Op.IS_NAN, Op.NOT_NAN)
 _NULLS: Final = (Op.IS_NULL, Op.NOT_NULL)
 _SETS: Final = (Op.IN, Op.NOT_IN)
+_LAST_BEFORE_SURROGATES: Final = 0xD7FF
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,39 @@ def partition_values(wanted: TableFilter, field_id: int) -> frozenset[TableValue
         case ColumnTest(op, field, values) if field.id == field_id and op in (Op.EQUAL, Op.IN):
             return frozenset(values)
     return None
+
+
+def partition_span(wanted: TableFilter, field_id: int) -> tuple[str | None, str | None]:
+    """The least and the greatest value of an identity partition that a filter leaves, both among it.
+
+    None is no end. Text is compared by its code points. Null partitions are never within it.
+    """
+    match wanted:
+        case BothOf(left, right):
+            both = partition_span(left, field_id), partition_span(right, field_id)
+            lows, highs = ([end for end in ends if end is not None] for ends in zip(*both, strict=True))
+            return max(lows, default=None), min(highs, default=None)
+        case EitherOf(left, right):
+            both = partition_span(left, field_id), partition_span(right, field_id)
+            lows, highs = ([end for end in ends if end is not None] for ends in zip(*both, strict=True))
+            return (
+                min(lows) if len(lows) == 2 else None,
+                max(highs) if len(highs) == 2 else None,
+            )
+        case ColumnTest(op, field, values) if field.id == field_id and values:
+            said = [str(each) for each in values]
+            match op:
+                case Op.EQUAL | Op.IN:
+                    return min(said), max(said)
+                case Op.GREATER | Op.AT_LEAST:
+                    return said[0], None
+                case Op.LESS | Op.AT_MOST:
+                    return None, said[0]
+                case Op.STARTS_WITH if said[0] and ord(said[0][-1]) < _LAST_BEFORE_SURROGATES:
+                    return said[0], said[0][:-1] + chr(ord(said[0][-1]) + 1)
+                case Op.STARTS_WITH:
+                    return said[0], None
+    return None, None
 
 
 def fields_in(wanted: TableFilter) -> Iterator[SchemaField]:
