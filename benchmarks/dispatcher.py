@@ -194,19 +194,27 @@ async def http(bench: Bench, *, tasks: int, workers: int, batch: int) -> None:
 
 
 def _cpu(database: str) -> dict[str, float]:
-    """The CPU seconds of our dispatcher, of the connections of a database, and of ourselves."""
+    """The CPU seconds of our dispatcher, of the connections of a database, and of ourselves.
+
+    With those of connections that have ended, of which the server knows as their parent.
+    """
     ticks = {"the dispatcher": 0, "Postgres": 0, "the clients": 0}
+    ended: dict[str, int] = {}
+    servers: set[str] = set()
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
             fields = (place / "stat").read_text().rpartition(")")[2].split()
             used = int(fields[11]) + int(fields[12])
+            ended[place.name] = int(fields[13]) + int(fields[14])
             if int(fields[1]) == os.getpid() and "penstock dispatcher" in words:
                 ticks["the dispatcher"] += used
             elif words.startswith("postgres: ") and f" {database} " in words:
                 ticks["Postgres"] += used
+                servers.add(fields[1])
             elif place.name == str(os.getpid()):
                 ticks["the clients"] += used
+    ticks["Postgres"] += sum(ended.get(each, 0) for each in servers)
     return {who: used / os.sysconf("SC_CLK_TCK") for who, used in ticks.items()}
 
 

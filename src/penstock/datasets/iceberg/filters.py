@@ -203,22 +203,20 @@ def partition_values(wanted: TableFilter, field_id: int) -> frozenset[TableValue
 
 
 def partition_span(wanted: TableFilter, field_id: int) -> tuple[str | None, str | None]:
-    """The least and the greatest value of an identity partition that a filter leaves, both among it.
+    """The least and the greatest value of an identity partition that a filter leaves.
 
     None is no end. Text is compared by its code points. Null partitions are never within it.
     """
     match wanted:
-        case BothOf(left, right):
-            both = partition_span(left, field_id), partition_span(right, field_id)
-            lows, highs = ([end for end in ends if end is not None] for ends in zip(*both, strict=True))
-            return max(lows, default=None), min(highs, default=None)
-        case EitherOf(left, right):
-            both = partition_span(left, field_id), partition_span(right, field_id)
-            lows, highs = ([end for end in ends if end is not None] for ends in zip(*both, strict=True))
-            return (
-                min(lows) if len(lows) == 2 else None,
-                max(highs) if len(highs) == 2 else None,
+        case BothOf(left, right) | EitherOf(left, right):
+            is_both = isinstance(wanted, BothOf)
+            spans = partition_span(left, field_id), partition_span(right, field_id)
+            lows, highs = (
+                [end for end in ends if end is not None] for ends in zip(*spans, strict=True)
             )
+            low = max(lows, default=None) if is_both else min(lows) if len(lows) == 2 else None
+            high = min(highs, default=None) if is_both else max(highs) if len(highs) == 2 else None
+            return low, high
         case ColumnTest(op, field, values) if field.id == field_id and values:
             said = [str(each) for each in values]
             match op:

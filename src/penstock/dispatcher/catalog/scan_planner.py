@@ -155,7 +155,8 @@ class ScanPlanner:
         made = table.snapshot(ask.snapshot)
         schema = table.schema(ask.schema)
         wanted = parsed(ask.filter, schema, is_case_sensitive=ask.is_case_sensitive)
-        keys, span = None, (None, None)
+        keys: list[str] | None = None
+        span: tuple[str | None, str | None] = (None, None)
         if table.partition is not None:
             values = partition_values(wanted, table.partition.id)
             keys = None if values is None else [str(each) for each in values]
