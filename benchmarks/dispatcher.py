@@ -8,6 +8,8 @@ they talk HTTP. Run `make bench`, or `python -m benchmarks.dispatcher --help`.
 - *routing*: partition events into a DAG of five jobs, set-based: tasks a second.
 - *wake-ups*: events at a steady rate; from the answer to the event until the wake-up is heard.
 - *http*: claim and complete over HTTP, eight workers: tasks a second.
+- *history*: the same, of partitions that were published before, with the log of publications that
+  snapshots are made of and without it, round by round in turn.
 - *many*: a task that publishes ten thousand partitions at once, and what others wait meanwhile.
 - *backfill*: a million partitions planned, and claiming while they drain against claiming without.
 - *curve*: claim and complete with more and more finished tasks in the tables.
@@ -192,19 +194,27 @@ async def http(bench: Bench, *, tasks: int, workers: int, batch: int) -> None:
 
 
 def _cpu(database: str) -> dict[str, float]:
-    """The CPU seconds of our dispatcher, of the connections of a database, and of ourselves."""
+    """The CPU seconds of our dispatcher, of the connections of a database, and of ourselves.
+
+    With those of connections that have ended, of which the server knows as their parent.
+    """
     ticks = {"the dispatcher": 0, "Postgres": 0, "the clients": 0}
+    ended: dict[str, int] = {}
+    servers: set[str] = set()
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
             fields = (place / "stat").read_text().rpartition(")")[2].split()
             used = int(fields[11]) + int(fields[12])
+            ended[place.name] = int(fields[13]) + int(fields[14])
             if int(fields[1]) == os.getpid() and "penstock dispatcher" in words:
                 ticks["the dispatcher"] += used
             elif words.startswith("postgres: ") and f" {database} " in words:
                 ticks["Postgres"] += used
+                servers.add(fields[1])
             elif place.name == str(os.getpid()):
                 ticks["the clients"] += used
+    ticks["Postgres"] += sum(ended.get(each, 0) for each in servers)
     return {who: used / os.sysconf("SC_CLK_TCK") for who, used in ticks.items()}
 
 
@@ -247,8 +257,8 @@ def _end(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _queued(database: Database, tasks: int, *, first: int = 0) -> None:
-    """Tasks of the first job, through events."""
+async def _queued(database: Database, tasks: int, *, first: int = 0, told: str = "") -> None:
+    """Tasks of the first job, through events; `told` differs where partitions come again."""
     dag = FIVE_JOBS.partition("  totals:")[0]
     await Deployer(database).apply(parse(dag, where="bench"), dag)
     (row,) = await _query(
@@ -256,7 +266,8 @@ async def _queued(database: Database, tasks: int, *, first: int = 0) -> None:
         "SELECT dataset_id::text AS dataset, version::text AS generation FROM generation"
         " JOIN dataset ON dataset.id = dataset_id WHERE dataset.name = 'hours'",
     )
-    values = (row["dataset"], row["generation"], f"source:{first}-", first, first + tasks - 1)
+    dedupe = f"source:{told}{first}-"
+    values = (row["dataset"], row["generation"], dedupe, first, first + tasks - 1)
     await _query(
         database,
         "INSERT INTO event (dataset_id, generation, partition_key, dedupe)"
@@ -266,6 +277,51 @@ async def _queued(database: Database, tasks: int, *, first: int = 0) -> None:
     router = Router(database)
     while (await router.route(limit=10_000)).routed:
         pass
+
+
+# The log of publications -------------------------------------------------------------------------
+
+LOGGED = ("publication_put_logged", "publication_moved_logged", "publication_left_logged")
+
+
+async def history(bench: Bench, *, tasks: int, rounds: int) -> None:
+    """Claim and complete over HTTP, with and without the triggers that write the log."""
+    dsn = await bench.database("history")
+    figures: dict[str, list[float]] = {
+        "claim + complete, tasks/s": [],
+        "CPU of Postgres, ms a task": [],
+        "written to the WAL, bytes a task": [],
+    }
+    async with Database(dsn, connections_max=10) as database, dispatcher_over(bench, dsn) as urls:
+        # So each round replaces what another has published: of that the log has two rows.
+        for number in range(1 + 2 * rounds):
+            is_logged = number % 4 < 2
+            verb = "ENABLE" if is_logged else "DISABLE"
+            changes = ", ".join(f"{verb} TRIGGER {each}" for each in LOGGED)
+            await _query(database, f"ALTER TABLE publication {changes}")
+            await _queued(database, tasks, told=f"{number}-")
+            used, written = _cpu("history")["Postgres"], await _wal_bytes(dsn)
+            took = await _drained(urls[1], workers=8, batch=16)
+            used, written = _cpu("history")["Postgres"] - used, await _wal_bytes(dsn) - written
+            if number:
+                said = (tasks / took, 1000 * used / tasks, written / tasks)
+                for found, value in zip(figures.values(), said, strict=True):
+                    found.append(value)
+    for name, found in figures.items():
+        what, _, unit = name.partition(", ")
+        # Rounds 1 and 2 are a pair, 3 and 4 another; the first is logged in every other one.
+        pairs = [found[at : at + 2][:: 1 - at % 4] for at in range(0, len(found), 2)]
+        logged, bare = (statistics.median(each) for each in zip(*pairs, strict=True))
+        bench.tell(f"history: {what}, with the log", logged, unit)
+        bench.tell(f"history: {what}, without it", bare, unit)
+        ratios = sorted(one / other for one, other in pairs)
+        bench.tell(f"history: {what}, ratio", f"{statistics.median(ratios):.3f}")
+        print(f"  of each pair: {', '.join(f'{each:.3f}' for each in ratios)}")
+
+
+async def _wal_bytes(dsn: str) -> float:
+    (row,) = await _all(dsn, "SELECT pg_current_wal_insert_lsn() - '0/0' AS bytes")
+    return float(row["bytes"])
 
 
 # Many partitions --------------------------------------------------------------------------------
@@ -515,7 +571,7 @@ async def _all(dsn: str, statement: str) -> list[dict[str, Any]]:
         return await (await connection.execute(statement.encode())).fetchall()
 
 
-SECTIONS = ("routing", "wakeups", "http", "many", "backfill", "curve")
+SECTIONS = ("routing", "wakeups", "http", "history", "many", "backfill", "curve")
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -532,6 +588,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             if "http" in options.sections:
                 for batch in (1, 16):
                     await http(bench, tasks=options.tasks, workers=8, batch=batch)
+            if "history" in options.sections:
+                await history(bench, tasks=options.tasks, rounds=options.rounds)
             if "many" in options.sections:
                 await many(bench, partitions=10_000, seconds=10.0)
             if "backfill" in options.sections:
@@ -546,7 +604,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("sections", nargs="*", default=SECTIONS, help=", ".join(SECTIONS))
     parser.add_argument("--events", type=int, default=10_000, help="for routing")
-    parser.add_argument("--tasks", type=int, default=4_000, help="for http")
+    parser.add_argument("--tasks", type=int, default=4_000, help="for http and history")
+    parser.add_argument("--rounds", type=int, default=6, help="of each kind, for history")
     parser.add_argument("--most", type=int, default=1_000_000, help="finished tasks of the curve")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()

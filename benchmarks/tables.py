@@ -5,12 +5,13 @@ store in memory whose requests are counted: what a bucket adds is its time for e
 medians, beside the CPU of this process and the statements that were sent to Postgres.
 
 - *publishing*: partitions that are replaced, with the log of publications and without it.
-- *at once*: publishers that replace partitions of one table at a time, while snapshots are made.
+- *at once*: publishers that replace partitions of one table at a time, ten of them each, while
+  snapshots are made: what they have lost, and what is shown in another order than it was published.
 - *a snapshot* after one publication: seconds, and objects that are written for it.
-- *loading* the table, and *planning* a scan of one partition, over HTTP.
-- *one by one*: a publication, its snapshot and its manifests, and then the next; beside it
-  *PyIceberg* that commits as many files one by one to its own catalog in SQLite, to a table that
-  has no other file, where it is installed.
+- *loading* the table, and *planning* a scan of one partition and of a span of thirty, over HTTP.
+- *one by one*: a partition that is replaced, its snapshot and its manifests, and then the next;
+  beside it *PyIceberg*, where it is installed, that commits as many to a table of as many files and
+  partitions in its own catalog in SQLite: partitions that are new, and such that are replaced.
 
 Run `python -m benchmarks.tables --help`.
 """
@@ -150,8 +151,10 @@ class Bench:
         self.task += 1
         await self.ask(
             "UPDATE publication SET task_id = %s, location = %s, manifest = %s,"
-            " revision = revision + 1 WHERE dataset_id = %s AND partition_key = %s",
-            *(self.task, location, sha, self.dataset, key),
+            " revision = revision + 1 WHERE dataset_id = %s AND partition_key = %s"
+            # The later task wins.
+            " AND task_id < %s",
+            *(self.task, location, sha, self.dataset, key, self.task),
         )
 
 
@@ -213,7 +216,8 @@ async def publishing(bench: Bench, times: int) -> None:
 
 
 async def at_once(bench: Bench, publishers: int) -> None:
-    keys = [bench.keys[number % len(bench.keys)] for number in range(publishers)]
+    few = bench.keys[: max(1, publishers // 10)]
+    keys = [few[number % len(few)] for number in range(publishers)]
     is_over = asyncio.Event()
 
     async def snapshotting() -> int:
@@ -237,6 +241,15 @@ async def at_once(bench: Bench, publishers: int) -> None:
     tell(f"at once: {publishers} publishers, publications a second", publishers / took, "/s")
     tell("at once: snapshots made meanwhile", made, "")
     tell("at once: publications that the last snapshot lacks", row["lost"], "")
+    # From one part of a partition to the next there is no snapshot without one or with two.
+    (row,) = await bench.ask(
+        "SELECT count(*) AS wrong FROM ("
+        "  SELECT task_id, gone, lead(task_id) OVER moves AS next_task,"
+        "         lead(came) OVER moves AS next_came"
+        "  FROM table_part WINDOW moves AS (PARTITION BY partition_key ORDER BY came)) AS shown"
+        " WHERE next_task <= task_id OR gone IS DISTINCT FROM next_came"
+    )
+    tell("at once: parts that are shown in another order, or not one at a time", row["wrong"], "")
 
 
 async def snapshots(bench: Bench, times: int) -> None:
@@ -270,7 +283,7 @@ async def reading(bench: Bench, times: int) -> None:
     transport = httpx.ASGITransport(CatalogApplication(parts))
     path = f"/iceberg/v1/namespaces/penstock/tables/{NAME}"
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        loading, planning = Spent(bench.store), Spent(bench.store)
+        loading, planning, spanning = (Spent(bench.store) for _ in range(3))
         for number in range(times):
 
             async def loaded() -> None:
@@ -286,27 +299,65 @@ async def reading(bench: Bench, times: int) -> None:
                 assert len(answer.json()["file-scan-tasks"]) == 1, answer.text
 
             await planning.on(planned)
+            first = number * len(bench.keys) // times
+            some = bench.keys[first : first + 30]
+            least = {"type": "gt-eq", "term": "partition_key", "value": some[0]}
+            most = {**least, "type": "lt-eq", "value": some[-1]}
+            both = {"type": "and", "left": least, "right": most}
+
+            async def spanned(wanted: object = both, count: int = len(some)) -> None:
+                answer = await client.post(f"{path}/plan", json={"filter": wanted})
+                assert len(answer.json()["file-scan-tasks"]) == count, answer.text
+
+            await spanning.on(spanned)
     loading.tell("loading the table")
     planning.tell("planning a scan of one partition")
+    spanning.tell("planning a scan of a span of thirty")
 
 
-def beside(folder: Path, times: int) -> None:
-    """PyIceberg, which commits one file after the other to a catalog of its own."""
+def beside(folder: Path, partitions: int, times: int) -> None:
+    """PyIceberg, which commits one file after the other to a table of as many of its own."""
     if find_spec("pyiceberg") is None or find_spec("sqlalchemy") is None:
         print("PyIceberg and SQLAlchemy are not installed: nothing to compare with.")
         return
     pa, pq = import_module("pyarrow"), import_module("pyarrow.parquet")
+    types = import_module("pyiceberg.types")
+    specs = import_module("pyiceberg.partitioning")
+    equals = import_module("pyiceberg.expressions").EqualTo
+    schema = import_module("pyiceberg.schema").Schema(
+        types.NestedField(1, "key", types.StringType(), required=False),
+        types.NestedField(2, "x", types.LongType(), required=False),
+    )
+    identity = import_module("pyiceberg.transforms").IdentityTransform()
+    spec = specs.PartitionSpec(specs.PartitionField(1, 1000, identity, "key"))
     made = import_module("pyiceberg.catalog.sql").SqlCatalog
     catalog = made("peer", uri=f"sqlite:///{folder}/peer.db", warehouse=f"file://{folder}")
     catalog.create_namespace("bench")
-    rows = pa.table({"x": pa.array([1, 2, 3], pa.int64())})
-    table = catalog.create_table("bench.totals", schema=rows.schema)
+    table = catalog.create_table("bench.totals", schema=schema, partition_spec=spec)
+
+    def wrote(key: str, number: int) -> str:
+        path = f"{folder}/peer-{key}-{number}.parquet"
+        rows = {"key": pa.array([key]), "x": pa.array([number], pa.int64())}
+        pq.write_table(pa.table(rows), path)
+        return path
+
+    keys = [f"p-{number:06}" for number in range(partitions)]
+    table.add_files([wrote(key, 0) for key in keys], check_duplicate_files=False)
+    every = [keys[number * len(keys) // times] for number in range(times)]
+    ready = [[wrote(f"q-{number:06}", 1)] for number in range(times)]
     began = time.perf_counter()
-    for number in range(times):
-        path = f"{folder}/peer-{number}.parquet"
-        pq.write_table(rows, path)
-        table.add_files([path])
-    tell("one by one: commits of PyIceberg", times / (time.perf_counter() - began), "/s")
+    for paths in ready:
+        table.add_files(paths, check_duplicate_files=False)
+    took = time.perf_counter() - began
+    tell("one by one: partitions that PyIceberg adds", times / took, "/s")
+    ready = [[wrote(key, 2)] for key in every]
+    began = time.perf_counter()
+    for key, paths in zip(every, ready, strict=True):
+        with table.transaction() as changes:
+            changes.delete(equals("key", key))
+            changes.add_files(paths, check_duplicate_files=False)
+    took = time.perf_counter() - began
+    tell("one by one: partitions that PyIceberg replaces", times / took, "/s")
 
 
 def main() -> None:
@@ -332,7 +383,7 @@ async def measure(asked: argparse.Namespace) -> dict[str, float]:
                 await at_once(bench, asked.publishers)
                 await publishing(bench, 10 * asked.times)
             await store.close()
-        beside(folder, asked.times)
+        beside(folder, asked.partitions, asked.times)
     return FIGURES
 
 

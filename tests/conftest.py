@@ -9,6 +9,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Coroutine, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,10 +71,10 @@ def background() -> Iterator[Background]:
     loop.close()
 
 
-@pytest.fixture(scope="session")
-def local_s3(background: Background, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalS3]:
+@contextmanager
+def an_s3_server(background: Background, folder: Path, *, mints: bool) -> Iterator[LocalS3]:
     """A real S3 server. Without one, tests are skipped on a laptop and fail in CI."""
-    server = LocalS3(Path(tmp_path_factory.mktemp("seaweedfs")), grace_seconds=1)
+    server = LocalS3(folder, mints=mints, grace_seconds=1)
     try:
         background.run(server.start())
     except PenstockError as error:
@@ -82,8 +83,18 @@ def local_s3(background: Background, tmp_path_factory: pytest.TempPathFactory) -
             raise
         pytest.skip(f"no S3 server: {error.message} {error.hint}")
     SERVERS.append(server.log)
-    yield server
-    background.run(server.stop())
+    try:
+        yield server
+    finally:
+        background.run(server.stop())
+
+
+@pytest.fixture(scope="session")
+def local_s3(background: Background, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalS3]:
+    """A real S3 server."""
+    folder = Path(tmp_path_factory.mktemp("seaweedfs"))
+    with an_s3_server(background, folder, mints=False) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,8 @@ class Sizes:
     rounds_of_kills: int
     workers_that_wait: int
     """In tens, at a dispatcher that is killed."""
+    publishers_at_once: int
+    """Into five partitions of one table."""
     tables_to_read: int
     """Random ones, published in every way and asked for by random filters."""
     folders_of_a_policy: int
@@ -48,6 +50,7 @@ SMALL: Final = Sizes(
     partitions_while_killed=12,
     rounds_of_kills=1,
     workers_that_wait=4,
+    publishers_at_once=40,
     tables_to_read=1,
     folders_of_a_policy=100_000,
     share_of_draws=0.3,
@@ -59,6 +62,7 @@ FULL: Final = Sizes(
     partitions_while_killed=40,
     rounds_of_kills=2,
     workers_that_wait=100,
+    publishers_at_once=1_000,
     tables_to_read=10,
     folders_of_a_policy=1_000_000,
     share_of_draws=1.0,

@@ -7,20 +7,24 @@ snapshot shows none, half or both of what was published, or two generations at o
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import duckdb
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError, ServiceUnavailableError
 from requests.exceptions import RequestException
 
 from penstock.kernel.entropy import Entropy
 from tests.e2e.fleet import CLOCK
+from tests.integration.tables.duck import opened_duck
 
-MODES = ("server", "client")
-"""Who plans a scan."""
+MODES = ("server", "client", "duckdb")
+"""Who plans a scan for PyIceberg; or DuckDB reads, which plans for itself."""
 MODULE = '''
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -47,7 +51,10 @@ DAG = """
     max_attempts: 50
     retry: {first: 100ms, max: 1s, backoff: 2}
 """
+NAMES = ("partition_key", "half", "made", "version")
 _SECONDS_MAX = 300.0
+_UNANSWERED = re.compile(r"error for HTTP (GET|HEAD|POST) to|ServiceUnavailable|\b503\b")
+"""What DuckDB says of a dispatcher that does not answer, or has no Postgres."""
 
 Rows = tuple[tuple[str, int, str, int], ...]
 
@@ -65,8 +72,10 @@ class TableReader:
         while True:
             try:
                 found = await asyncio.to_thread(_scanned, entropy.choice(self.urls), mode, None)
-            except (RequestException, ServiceUnavailableError):
+            except (RequestException, ServiceUnavailableError, duckdb.IOException) as error:
                 # What answers is dead at the moment.
+                if isinstance(error, duckdb.IOException) and not _UNANSWERED.search(str(error)):
+                    raise
                 await CLOCK.sleep(0.2)
             except NoSuchTableError:
                 assert not self.seen, "a table that was there is not any more"
@@ -86,7 +95,7 @@ class TableReader:
         keys: set[str] = set()
         for number, (snapshot, rows) in enumerate(sorted(self.seen.items())):
             assert keys <= (keys := {each[0] for each in rows}), snapshot
-            again = partial(_scanned, self.urls[0], MODES[number % 2], snapshot)
+            again = partial(_scanned, self.urls[0], MODES[number % len(MODES)], snapshot)
             assert (await asyncio.to_thread(again))[1] == rows, snapshot
 
     def _note(self, mode: str, snapshot: int, rows: Rows) -> None:
@@ -102,11 +111,14 @@ class TableReader:
 
 def _scanned(url: str, mode: str, snapshot: int | None) -> tuple[int, Rows]:
     """A snapshot, the newest by default, and its rows."""
-    more: dict[str, Any] = {"scan-planning-mode": mode}
+    more: dict[str, Any] = {"scan-planning-mode": "client" if mode == "duckdb" else mode}
     catalog = load_catalog("p", uri=f"{url}/iceberg", token="any", **more)
     table = catalog.load_table("penstock.halves")
     wanted = snapshot or table.metadata.current_snapshot_id
     assert wanted is not None
+    if mode == "duckdb":
+        with contextlib.closing(opened_duck(url)) as connection:
+            asked = f"SELECT {', '.join(NAMES)} FROM p.penstock.halves AT (VERSION => {wanted})"
+            return wanted, tuple(sorted(connection.execute(asked).fetchall()))
     found = table.scan(snapshot_id=wanted).to_arrow().to_pylist()
-    names = ("partition_key", "half", "made", "version")
-    return wanted, tuple(sorted(tuple(row[name] for name in names) for row in found))
+    return wanted, tuple(sorted(tuple(row[name] for name in NAMES) for row in found))

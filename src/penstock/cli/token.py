@@ -1,4 +1,4 @@
-"""`penstock token`: who may read datasets as tables, and nothing else."""
+"""`penstock token`: who may read datasets, by the catalog and by queries, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from penstock.cli.options import DURATION, Days
 )
 @click.pass_context
 def token(context: click.Context) -> None:
-    """Tokens for reading datasets as tables, with query engines that speak Iceberg.
+    """Tokens for reading datasets, with query engines that speak Iceberg and with queries.
 
-    Such a token opens the catalog below /iceberg and nothing else of a dispatcher.
+    Such a token opens the catalog below /iceberg and POST /v1/query, for its datasets, and nothing
+    else of a dispatcher.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

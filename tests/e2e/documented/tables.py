@@ -29,6 +29,7 @@ TYPED: Final[Sequence[tuple[str, str, str]]] = (
     ("docs/getting-started.md", "Five minutes: a pipeline", "tests/e2e/test_getting_started.py"),
     ("docs/spark.md", "Ten minutes: a pipeline of two SQL files", "tests/e2e/test_spark_page.py"),
     ("docs/spark.md", "What is written", "tests/e2e/test_spark_page.py"),
+    ("docs/tables.md", "On S3", "tests/e2e/test_tables.py"),
     ("docs/tables.md", "Snapshots", "tests/e2e/test_tables.py"),
     ("docs/tables.md", "Erasing", "tests/e2e/test_tables.py"),
     ("docs/tables.md", "Who may read", "tests/e2e/test_tables.py"),

@@ -19,6 +19,7 @@ from tests.integration.dispatcher.test_deployment import Pipeline
 from tests.integration.dispatcher.test_keeping import kept, run_all, send, states
 from tests.integration.dispatcher.test_maintenance import ROWS
 from tests.integration.dispatcher.world import Job, Play, World, done
+from tests.sizes import SIZES
 
 
 def snapshots(world: World) -> Snapshots:
@@ -105,10 +106,36 @@ def test_what_commits_late_is_in_the_next_one(play: Play) -> None:
     play(story)
 
 
+async def orders(world: World) -> dict[str, list[int]]:
+    """The tasks of each partition, in the order of the snapshots that show them.
+
+    No snapshot shows two of a partition, nor, after the first, none.
+    """
+    rows = await world.rows(
+        "SELECT part.partition_key, made.id, array_agg(part.task_id) AS tasks"
+        " FROM table_snapshot AS made JOIN table_part AS part USING (dataset_id, generation)"
+        " WHERE part.came <= made.id AND coalesce(part.gone, made.id + 1) > made.id"
+        " GROUP BY 1, 2 ORDER BY 1, 2"
+    )
+    snapshots = await world.value("SELECT array_agg(id ORDER BY id) FROM table_snapshot")
+    found: dict[str, list[int]] = {}
+    since: dict[str, list[int]] = {}
+    for row in rows:
+        (task,) = row["tasks"]
+        found.setdefault(row["partition_key"], []).append(task)
+        since.setdefault(row["partition_key"], []).append(row["id"])
+    for ids in since.values():
+        assert ids == snapshots[-len(ids) :]
+    return found
+
+
 def test_of_two_that_make_snapshots_one_does(play: Play) -> None:
+    """And many publish into few partitions at once: nobody is lost, and their order is kept."""
+
     async def story(world: World) -> None:
         job = await world.job()
-        held: list[ClaimedTask] = [await job.claimed(f"{number}") for number in range(20)]
+        many = SIZES.publishers_at_once
+        held: list[ClaimedTask] = [await job.claimed(f"{number}") for number in range(many)]
 
         async def publish(number: int) -> None:
             await completed(world, held[number], job.output(f"{number % 5}", f"s3://b/{number}"))
@@ -121,13 +148,56 @@ def test_of_two_that_make_snapshots_one_does(play: Play) -> None:
 
         async with asyncio.TaskGroup() as group:
             makers = [group.create_task(make()) for _ in range(2)]
-            for number in range(20):
+            for number in range(many):
                 group.create_task(publish(number))
         made = sorted(each for maker in makers for each in maker.result())
         made += await snapshots(world).make(job.dataset)
         assert len(set(made)) == len(made)
         assert await shown(world, made[-1]) == await published(world)
         assert await world.value("SELECT count(*) FROM publication_log WHERE snapshot IS NULL") == 0
+        # The later task wins, at each moment; and the log has all that ever was published.
+        for tasks in (await orders(world)).values():
+            assert tasks == sorted(tasks)
+        published_at_all = await world.value("SELECT sum(revision) FROM publication")
+        rows = await world.rows("SELECT * FROM publication_log ORDER BY id")
+        assert sum(row["change"] == "put" for row in rows) == published_at_all
+        for key in {row["partition_key"] for row in rows} - {None}:
+            mine = [row for row in rows if row["partition_key"] == key]
+            puts = [row["task_id"] for row in mine if row["change"] == "put"]
+            assert puts == sorted(puts)
+            assert [row["location"] for row in mine if row["change"] == "removed"] == [
+                row["location"] for row in mine if row["change"] == "put"
+            ][:-1]
+
+    play(story)
+
+
+def test_what_nobody_asks_for_is_a_snapshot_after_a_quiet_minute(play: Play) -> None:
+    async def story(world: World) -> None:
+        job, keeper = await world.job(), Snapshots(world.database)
+
+        async def turns(seconds: float) -> int:
+            """Let time pass, and have a dispatcher look; how many snapshots there are."""
+            world.later(seconds)
+            assert await keeper.turn() == catalog.QUIET_SECONDS / 4
+            return int(await world.value("SELECT count(*) FROM table_snapshot"))
+
+        await put(world, job, "one", "a", "s3://b/1")
+        assert await turns(50) == 0, "perhaps more comes, or somebody asks"
+        await put(world, job, "two", "b", "s3://b/2")
+        assert await turns(15) == 1
+        assert await shown(world, await world.value("SELECT id FROM table_snapshot")) == [
+            "a s3://b/1",
+            "b s3://b/2",
+        ]
+        assert await turns(600) == 1, "nothing is new"
+        await put(world, job, "three", "a", "s3://b/3")
+        assert await turns(15) == 1
+        assert await turns(50) == 2
+        # A clock that was ahead when it was published does not keep it for so long.
+        world.later(3600)
+        await put(world, job, "four", "a", "s3://b/4")
+        assert await turns(-3585) == 3
 
     play(story)
 

@@ -13,8 +13,11 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError, ServiceUnavailableError
 from pyiceberg.table import StaticTable
+from pyiceberg.table.metadata import TableMetadataV2
+from pyiceberg.table.snapshots import ancestors_of
 
 from penstock.dispatcher.catalog import metadata_writer
+from penstock.dispatcher.catalog.scan_planner import Manifests
 from penstock.dispatcher.catalog.tables import CatalogTable
 from penstock.dispatcher.database.pool import query
 from penstock.kernel.errors import DatabaseUnavailable
@@ -423,6 +426,51 @@ def test_branches_and_tags_are_read_by_name(play: Play, tmp_path: Path) -> None:
     play(story)
 
 
+def test_incremental_readers_keep_their_ancestry_over_cut_overs_and_rollbacks(
+    play: Play, tmp_path: Path
+) -> None:
+    async def story(world: World) -> None:
+        async with opened_shop(world, tmp_path) as shop:
+            mains: list[int] = []
+
+            async def read() -> None:
+                """Load the table; what is `main` came from all that were `main` before."""
+                found = TableMetadataV2.model_validate(await told(shop))
+                mains.insert(0, found.refs["main"].snapshot_id)
+                newest = found.snapshot_by_id(mains[0])
+                assert [each.snapshot_id for each in ancestors_of(newest, found)] == mains
+                # Who asks for what is named alone is told of the same parents.
+                async with httpx.AsyncClient(base_url=shop.url, timeout=60) as client:
+                    named = (await client.get(f"{TABLE}?snapshots=refs")).json()["metadata"]
+                parents = {each.snapshot_id: each.parent_snapshot_id for each in found.snapshots}
+                for each in named["snapshots"]:
+                    assert each.get("parent-snapshot-id") == parents[each["snapshot-id"]]
+
+            old = await world.job("totals")
+            for number in (1, 2):
+                await shop.publish(old, rows(("x", number)))
+                await read()
+                world.later(5)
+            new = await begun(world, old)
+            await shop.publish(new, rows(("x", 3)))
+            building = (await told(shop))["refs"]["building"]["snapshot-id"]
+            written = await world.value("SELECT count(*) FROM table_manifest")
+            for generation in (new.generation, old.generation, new.generation):
+                await moved(world, generation)
+                await read()
+            assert building not in mains
+            assert sorted(mains, reverse=True) == mains
+            count = await world.value("SELECT count(*) FROM table_manifest")
+            assert count == written, "manifests are named again"
+            # Nothing is new, and clients are told how old it is.
+            world.later(40)
+            answer = (await asked(shop)).json()
+            assert answer["metadata"]["refs"]["main"]["snapshot-id"] == mains[0]
+            assert 40 <= int(answer["config"]["penstock.snapshot-age-seconds"]) < 400
+
+    play(story)
+
+
 def test_a_scan_of_many_parts_goes_on_while_its_snapshot_is_forgotten(
     play: Play, tmp_path: Path
 ) -> None:
@@ -460,6 +508,55 @@ def test_a_scan_of_many_parts_goes_on_while_its_snapshot_is_forgotten(
             await shop.parts.tables.snapshots.forget()
             gone = (await asked(shop, "/tasks", **{"plan-task": task})).json()["error"]
             assert (gone["code"], gone["type"]) == (404, "NoSuchPlanTaskException")
+
+    play(story)
+
+
+def test_a_span_of_partitions_is_planned_without_a_look_at_others(
+    play: Play, tmp_path: Path
+) -> None:
+    """As of a month among the days of years: one page, which reads the month's manifests alone."""
+    month = "partition_key >= '2026-02-01' AND partition_key < '2026-03-01'"
+
+    async def story(world: World) -> None:
+        async with opened_shop(world, tmp_path) as shop:
+            await today(world)
+            job = await world.job("totals")
+            for day in ("2026-01-31", "2026-02-01", "2026-02-28", "2026-03-01"):
+                await shop.publish(job, rows((day, 1)), partition=day)
+            await world.rows(
+                "INSERT INTO publication (dataset_id, generation, partition_key, mode, task_id,"
+                " attempt, location, manifest, files, rows, bytes) SELECT dataset_id, generation,"
+                " '2025-' || number, mode, task_id, attempt, location, manifest, files, rows, bytes"
+                " FROM publication, generate_series(1000, 1600) AS number"
+                " WHERE partition_key = '2026-01-31'"
+            )
+            found = [("2026-02-01", 1), ("2026-02-28", 1)]
+            assert pairs(await asyncio.to_thread(by_clients, shop, row_filter=month)) == found
+            for day in ("2026-01-31", "2026-03-01"):
+                place = f"datasets/totals/{job.generation}/{day}/"
+                (kept,) = (await shop.store.list(place)).entries[:1]
+                await shop.store.delete(f"{kept.key.rpartition('/')[0]}/manifest.json")
+            assert shop.parts.planner is not None
+            # As a dispatcher has it that was just started: no manifest was read yet.
+            shop.parts.planner.manifests = Manifests(shop.store)
+            wanted = {"type": "gt-eq", "term": "partition_key", "value": "2026-02-01"}
+            below = {**wanted, "type": "lt", "value": "2026-03-01"}
+            both = {"type": "and", "left": wanted, "right": below}
+            page = (await asked(shop, "/plan", filter=both)).json()
+            assert page["plan-tasks"] == []
+            seen = [each["data-file"]["partition"] for each in page["file-scan-tasks"]]
+            assert seen == [["2026-02-01"], ["2026-02-28"]]
+            assert {each["residual-filter"] for each in page["file-scan-tasks"]} == {True}
+            assert pairs(await asyncio.to_thread(scanned, shop, row_filter=month)) == found
+            like = "partition_key LIKE '2026-02%'"
+            assert pairs(await asyncio.to_thread(scanned, shop, row_filter=like)) == found
+            # Of what no span says, the partition rules out all the same what is read.
+            odd = {"type": "not", "child": {"type": "not", "child": below}}
+            both = {"type": "and", "left": odd, "right": {"type": "not", "child": below}}
+            assert (await asked(shop, "/plan", filter=both)).json()["file-scan-tasks"] == []
+            # And what is read has to be there.
+            assert (await asked(shop, "/plan", filter=below)).status_code == 500
 
     play(story)
 

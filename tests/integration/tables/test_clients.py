@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from penstock.kernel.errors import PenstockError
-from penstock.store.s3.local import LocalS3
-from tests.conftest import Background
+from tests.conftest import Background, an_s3_server
 from tests.integration.dispatcher.world import Play, World
 from tests.integration.minting_place import Place, refusal, seaweedfs_place
 from tests.integration.tables.duck import opened_duck
@@ -102,17 +99,9 @@ def bucket(
 ) -> Iterator[tuple[Place, str]]:
     """A bucket with an STS, and the URL of a store in it."""
     folder: Path = tmp_path_factory.mktemp("tables")
-    server = LocalS3(folder, mints=True, grace_seconds=1)
-    try:
-        background.run(server.start())
-    except PenstockError as error:
-        background.run(server.stop())
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"no S3 server: {error.message} {error.hint}")
-    place = seaweedfs_place(server, folder)
-    yield place, f"{place.url('')[:-1]}?region={place.region}&endpoint={place.endpoint}"
-    background.run(server.stop())
+    with an_s3_server(background, folder, mints=True) as server:
+        place = seaweedfs_place(server, folder)
+        yield place, f"{place.url('')[:-1]}?region={place.region}&endpoint={place.endpoint}"
 
 
 def by_polars(shop: Shop) -> list[tuple[str, int]]:

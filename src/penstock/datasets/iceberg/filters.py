@@ -83,6 +83,7 @@ _SIGNS: Final = {
 _UNARY: Final = (Op.IS_NULL, Op.NOT_NULL, Op.IS_NAN, Op.NOT_NAN)
 _NULLS: Final = (Op.IS_NULL, Op.NOT_NULL)
 _SETS: Final = (Op.IN, Op.NOT_IN)
+_LAST_BEFORE_SURROGATES: Final = 0xD7FF
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,37 @@ def partition_values(wanted: TableFilter, field_id: int) -> frozenset[TableValue
         case ColumnTest(op, field, values) if field.id == field_id and op in (Op.EQUAL, Op.IN):
             return frozenset(values)
     return None
+
+
+def partition_span(wanted: TableFilter, field_id: int) -> tuple[str | None, str | None]:
+    """The least and the greatest value of an identity partition that a filter leaves.
+
+    None is no end. Text is compared by its code points. Null partitions are never within it.
+    """
+    match wanted:
+        case BothOf(left, right) | EitherOf(left, right):
+            is_both = isinstance(wanted, BothOf)
+            spans = partition_span(left, field_id), partition_span(right, field_id)
+            lows, highs = (
+                [end for end in ends if end is not None] for ends in zip(*spans, strict=True)
+            )
+            low = max(lows, default=None) if is_both else min(lows) if len(lows) == 2 else None
+            high = min(highs, default=None) if is_both else max(highs) if len(highs) == 2 else None
+            return low, high
+        case ColumnTest(op, field, values) if field.id == field_id and values:
+            said = [str(each) for each in values]
+            match op:
+                case Op.EQUAL | Op.IN:
+                    return min(said), max(said)
+                case Op.GREATER | Op.AT_LEAST:
+                    return said[0], None
+                case Op.LESS | Op.AT_MOST:
+                    return None, said[0]
+                case Op.STARTS_WITH if said[0] and ord(said[0][-1]) < _LAST_BEFORE_SURROGATES:
+                    return said[0], said[0][:-1] + chr(ord(said[0][-1]) + 1)
+                case Op.STARTS_WITH:
+                    return said[0], None
+    return None, None
 
 
 def fields_in(wanted: TableFilter) -> Iterator[SchemaField]:

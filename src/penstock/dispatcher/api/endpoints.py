@@ -73,7 +73,7 @@ class RequiredProof(Enum):
     QUERY_END = "query end"
     """The same, also an expired one."""
     READING = "reading"
-    """The same, or a token for reading tables: `Call.tables` has those that it is for."""
+    """As for looking, or a token for reading tables: `Call.tables` has those that it is for."""
 
 
 @dataclass(slots=True)

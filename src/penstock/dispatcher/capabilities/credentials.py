@@ -11,7 +11,8 @@ their attempt by 15 minutes at most, in which they can fill the attempt's own fo
 its inputs. What lies there then is published by nobody.
 
 The same request within `SHARED_SECONDS` gets the same answer. Beyond that an attempt may have
-`MINTS_MAX` in `WINDOW_SECONDS`, one at a time; more is `CredentialsUnavailable`.
+`MINTS_MAX` in `WINDOW_SECONDS`, one at a time, and a reader of tables `READER_MINTS_MAX`; more is
+`CredentialsUnavailable`.
 
 `StsSessions` calls `sts:AssumeRole` in threads of its own pool: `at_once_max` at a time, no
 more than `waiting_max` wait, each is answered within `seconds_max`. A thread that goes on after
@@ -247,6 +248,9 @@ SHARED_SECONDS: Final = 30.0
 _SHARED_MAX: Final = 1_000
 MINTS_MAX: Final = 32
 """How many mints an attempt may have in a window: as many as one input has folders in a token."""
+READER_MINTS_MAX: Final = 300
+"""The same of a reader, who is given those of one dataset at a time: engines that list the columns
+of all tables load each of them."""
 WINDOW_SECONDS: Final = 60.0
 _ASKING_MAX: Final = 10_000
 
@@ -358,7 +362,7 @@ class CredentialMinter:
         if (known := self._recent(key)) is not None:
             return known
         policy = session_policy(read=reads, write=writes, partition=self._store.partition)
-        self._count(who, kind)
+        self._count(who, kind, mints_max=READER_MINTS_MAX if kind == "reader" else MINTS_MAX)
         session = await self._sessions.assume(
             role=self._store.role, name=f"penstock-{who}", policy=policy
         )
@@ -382,7 +386,7 @@ class CredentialMinter:
         self._shared.clear()
         self._asking.clear()
 
-    def _count(self, who: str, kind: str) -> None:
+    def _count(self, who: str, kind: str, *, mints_max: int) -> None:
         """One more for this attempt or reader, or a refusal for now."""
         now = self._clock.monotonic()
         window = self._asking.get(who)
@@ -391,10 +395,12 @@ class CredentialMinter:
             if len(self._asking) >= _ASKING_MAX:
                 del self._asking[next(iter(self._asking))]
             window = self._asking[who] = _Window(now)
-        if window.mints >= MINTS_MAX:
+        if window.mints >= mints_max:
             raise CredentialsUnavailable(
-                f"This {kind} has reached the limit of {MINTS_MAX} credentials requests a minute.",
-                hint="Retry in a minute, or request several folders at a time.",
+                f"This {kind} has reached the limit of {mints_max} credentials requests a minute.",
+                hint="Retry in a minute, or request several folders at a time."
+                if kind == "attempt"
+                else "Retry in a minute.",
             )
         window.mints += 1
 

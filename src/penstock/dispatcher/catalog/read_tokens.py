@@ -1,9 +1,9 @@
 """Who may read tables and do nothing else: tokens for programs that need no more.
 
 A token is random; the database has its digest, and for which datasets it is. It is shown once, when
-it is made. It opens the catalog and nothing else of a dispatcher, so that nobody has to write the
-operator's token into the configuration of a query engine. What is taken back is refused within
-`REMEMBERED_SECONDS`, everywhere. Called by the API.
+it is made. It opens the catalog and `/v1/query` and nothing else of a dispatcher, so that nobody
+has to write the operator's token into the configuration of a query engine. What is taken back is
+refused within `REMEMBERED_SECONDS`, everywhere. Called by the API.
 """
 
 from __future__ import annotations

@@ -23,7 +23,13 @@ from typing import Any, Final
 import msgspec
 
 from penstock.datasets.iceberg.files import TableFile, scan_task_json, table_file, unreadable
-from penstock.datasets.iceberg.filters import Pruning, as_json, parsed, partition_values
+from penstock.datasets.iceberg.filters import (
+    Pruning,
+    as_json,
+    parsed,
+    partition_span,
+    partition_values,
+)
 from penstock.datasets.iceberg.schemas import TableSchema, misread
 from penstock.datasets.layout import (
     DATASETS,
@@ -149,14 +155,23 @@ class ScanPlanner:
         made = table.snapshot(ask.snapshot)
         schema = table.schema(ask.schema)
         wanted = parsed(ask.filter, schema, is_case_sensitive=ask.is_case_sensitive)
-        keys = None
+        keys: list[str] | None = None
+        span: tuple[str | None, str | None] = (None, None)
         if table.partition is not None:
             values = partition_values(wanted, table.partition.id)
             keys = None if values is None else [str(each) for each in values]
-        rows = await self.parts(table, made, keys=keys, after=(ask.after_key, ask.after_location))
+            span = partition_span(wanted, table.partition.id)
+        after = (ask.after_key, ask.after_location)
+        rows = await self.parts(table, made, keys=keys, span=span, after=after)
         pruning = Pruning(wanted, table.spec)
         tasks = []
-        shown = await self.owned(table, table.schema(made.schema_id), rows[:PARTS_MAX])
+        # What the partition rules out is not read.
+        may_hold = [
+            each
+            for each in rows[:PARTS_MAX]
+            if pruning.residual(_partition(each, table)) is not False
+        ]
+        shown = await self.owned(table, table.schema(made.schema_id), may_hold)
         for _, file in shown:
             if pruning.may_hold(file):
                 residual = as_json(pruning.residual(file.partition))
@@ -175,15 +190,21 @@ class ScanPlanner:
         made: MadeSnapshot,
         *,
         keys: Sequence[str] | None = None,
+        span: tuple[str | None, str | None] = (None, None),
         after: tuple[str, str] = ("", ""),
         limit: int = PARTS_MAX + 1,
     ) -> list[PartRow]:
-        """What a snapshot shows, in order: so many parts after this one."""
+        """What a snapshot shows, in order: so many parts after this one.
+
+        Of these partitions alone, or of those within a span and the one without a name.
+        """
         asked: Mapping[str, object] = {
             "dataset": table.uuid,
             "generation": made.generation,
             "snapshot": made.id,
             "keys": keys,
+            "low": span[0],
+            "high": span[1],
             "after_key": after[0],
             "after_location": after[1],
             "limit": limit,
@@ -212,7 +233,7 @@ def files_of(
     """The data files of a part. Raises `Unreadable` if they are none of a table."""
     if (why := misread(manifest.columns, table.current)) is not None:
         raise Unreadable(f"The snapshot cannot be read: {why}")
-    partition = () if table.partition is None else (row.partition_key or None,)
+    partition = _partition(row, table)
     made = []
     for each in manifest.files:
         if (why := unreadable(each)) is not None:
@@ -224,6 +245,10 @@ def files_of(
             location = location_below(row.location, each.name)
             made.append(table_file(each, location, schema, partition=partition))
     return made
+
+
+def _partition(row: PartRow, table: CatalogTable) -> tuple[str | None, ...]:
+    return () if table.partition is None else (row.partition_key or None,)
 
 
 def encoded(ask: ScanAsk) -> str:

@@ -145,7 +145,7 @@ class CatalogTable:
         """The table as clients are told of it, with what is `shown` as `main`.
 
         Snapshots without files are told to nobody, and tags of them neither. Without `is_all`, of
-        what is named alone.
+        what is named alone, with the parents that they have among all.
         """
         written = self._written()
         tags = refs_of(self.snapshots)
@@ -155,8 +155,9 @@ class CatalogTable:
             if not each.is_tag or tags.get(name) == each
         }
         named = {each.snapshot_id for each in refs.values()}
-        shown = [each for each in reversed(written) if is_all or each.id in named]
-        schemas = {each.schema_id for each in shown}
+        told = [each for each in reversed(written) if is_all or each.id in named]
+        schemas = {each.schema_id for each in told}
+        shown = {each.id for each in told}
         return TableMetadata(
             uuid=self.uuid,
             location=self.location,
@@ -164,9 +165,9 @@ class CatalogTable:
             schemas=[each for each in self.schemas if each.schema_id in schemas],
             current_schema_id=main.schema_id,
             spec=self.spec,
-            snapshots=list(_told(shown)),
+            snapshots=[each for each in _told(written[::-1]) if each.snapshot_id in shown],
             refs=refs,
-            main_log=[(each.id, each.id) for each in shown if each.branch == MAIN],
+            main_log=[(each.id, each.id) for each in told if each.branch == MAIN],
             properties={"penstock.dataset": self.name},
         )
 
@@ -253,10 +254,13 @@ class Tables:
         )
 
 
-def _told(shown: Sequence[MadeSnapshot]) -> Iterator[TableSnapshot]:
-    """Snapshots as clients are told of them; each goes on from the one of its branch before it."""
+def _told(written: Sequence[MadeSnapshot]) -> Iterator[TableSnapshot]:
+    """Snapshots as clients are told of them; each goes on from the one of its branch before it.
+
+    Of `main` that is the last one, whatever its generation.
+    """
     before: dict[str, int] = {}
-    for made in shown:
+    for made in written:
         assert made.manifest_list is not None
         line = MAIN if made.branch == MAIN else made.generation
         totals = {

@@ -351,12 +351,16 @@ JOIN generation ON generation.dataset_id = made.dataset_id AND generation.versio
 ORDER BY made.id DESC
 
 -- name: parts_of_snapshot
--- What a snapshot shows, by partition. After a part, if one is named.
+-- What a snapshot shows, by partition. After a part, if one is named. Within a span of keys, which
+-- clients compare by code points, if it has an end.
 SELECT partition_key, location, manifest, task_id, files, rows, bytes, came,
        coalesce(entries, '{}') AS entries
 FROM table_part
 WHERE dataset_id = %(dataset)s::uuid AND generation = %(generation)s::uuid
   AND came <= %(snapshot)s AND (gone IS NULL OR gone > %(snapshot)s)
+  AND (partition_key = ''
+       OR ((%(low)s::text IS NULL OR partition_key COLLATE "C" >= %(low)s::text)
+           AND (%(high)s::text IS NULL OR partition_key COLLATE "C" <= %(high)s::text)))
   AND (partition_key, location) > (%(after_key)s, %(after_location)s)
 ORDER BY partition_key, location
 LIMIT %(limit)s

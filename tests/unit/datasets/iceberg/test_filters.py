@@ -27,6 +27,7 @@ from penstock.datasets.iceberg.filters import (
     Pruning,
     as_json,
     parsed,
+    partition_span,
     partition_values,
 )
 from penstock.datasets.iceberg.schemas import partition_field, schema_of
@@ -173,6 +174,31 @@ def test_no_file_with_a_row_that_matches_is_left_out(
         assert pruning.may_hold(file) or not any(matching)
         values = partition_values(parsed(said, SCHEMA), KEY.id)
         assert values is None or key in values or not any(matching)
+        low, high = partition_span(parsed(said, SCHEMA), KEY.id)
+        if any(matching) and key is not None:
+            assert (low or key) <= key <= (high or key)
+
+
+@pytest.mark.parametrize(
+    ("said", "span"),
+    [
+        ({"type": "gt-eq", "term": "key", "value": "b"}, ("b", None)),
+        ({"type": "lt", "term": "key", "value": "b"}, (None, "b")),
+        ({"type": "in", "term": "key", "values": ["b", "a"]}, ("a", "b")),
+        ({"type": "starts-with", "term": "key", "value": "2026-01"}, ("2026-01", "2026-02")),
+        ({"type": "starts-with", "term": "key", "value": "\ud7ff"}, ("\ud7ff", None)),
+        ({"type": "starts-with", "term": "key", "value": ""}, ("", None)),
+        ({"type": "not-eq", "term": "key", "value": "b"}, (None, None)),
+        ({"type": "lt", "term": "t", "value": "b"}, (None, None)),
+    ],
+)
+def test_a_span_of_partitions(said: Any, span: tuple[str | None, str | None]) -> None:
+    assert partition_span(parsed(said, SCHEMA), KEY.id) == span
+    least = {"type": "gt", "term": "key", "value": "2026-01-03"}
+    both = {"type": "and", "left": least, "right": {**least, "type": "lt", "value": "2026-01-05"}}
+    assert partition_span(parsed(both, SCHEMA), KEY.id) == ("2026-01-03", "2026-01-05")
+    either = partition_span(parsed({**both, "type": "or"}, SCHEMA), KEY.id)
+    assert either == (None, None)
 
 
 def test_what_is_proven_is_left_out() -> None:

@@ -146,6 +146,8 @@ OBJECTS = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipart
 KEYS = (
     *("queues/orders/tasks/0/x", "queues/wake-ups/tasks/0/x", "queues/orders2/x", "datasets/a/x"),
     *("scratch/7-1-x/x", ".penstock/marker", "other/x", "datasets/a/1/p/current.json"),
+    *("datasets/a/1/p/7-1-x/manifest.json", "datasets/a/1/p/7-1-x/_manifest.json"),
+    "datasets/a/metadata/snap-1-x.avro",
 )
 
 
@@ -159,6 +161,9 @@ KEYS = (
                 "queues/wake-ups/tasks/0/x": "gpd",
                 "datasets/a/x": "gpda",
                 "datasets/a/1/p/current.json": "gpda",
+                "datasets/a/1/p/7-1-x/manifest.json": "gpda",
+                "datasets/a/1/p/7-1-x/_manifest.json": "gpda",
+                "datasets/a/metadata/snap-1-x.avro": "gpda",
                 "scratch/7-1-x/x": "gpda",
                 ".penstock/marker": "gpd",
             },
@@ -169,6 +174,9 @@ KEYS = (
                 "queues/wake-ups/tasks/0/x": "gpd",
                 "datasets/a/x": "d",
                 "datasets/a/1/p/current.json": "gpd",
+                "datasets/a/1/p/7-1-x/manifest.json": "gd",
+                "datasets/a/1/p/7-1-x/_manifest.json": "gd",
+                "datasets/a/metadata/snap-1-x.avro": "gpd",
                 "scratch/7-1-x/x": "d",
                 ".penstock/marker": "gpd",
             },
@@ -178,6 +186,9 @@ KEYS = (
             {
                 "datasets/a/x": "gpa",
                 "datasets/a/1/p/current.json": "gpa",
+                "datasets/a/1/p/7-1-x/manifest.json": "gpa",
+                "datasets/a/1/p/7-1-x/_manifest.json": "gpa",
+                "datasets/a/metadata/snap-1-x.avro": "gpa",
                 "scratch/7-1-x/x": "gpa",
             },
         ),

@@ -12,6 +12,7 @@ import pytest
 
 from penstock.dispatcher.capabilities.credentials import (
     MINTS_MAX,
+    READER_MINTS_MAX,
     SHARED_SECONDS,
     WINDOW_SECONDS,
     CredentialMinter,
@@ -211,6 +212,31 @@ def test_an_attempt_is_not_minted_more_than_so_much_in_a_minute() -> None:
         assert len(sessions.asked) == MINTS_MAX + 2
         await clock.sleep(WINDOW_SECONDS)
         await mints.mint(claims(), read=[f"{IN}x/"])
+
+    simulate(story, seed=1)
+
+
+def test_a_reader_has_a_quota_of_its_own() -> None:
+    async def story(world: World) -> None:
+        sessions, clock = Sessions(), world.clock()
+        mints = minter(sessions, clock=clock)
+
+        async def read(number: int, *, who: str = "reader-a") -> None:
+            minted = await mints.mint_reading(f"s3://lake/root/datasets/d{number}/", who=who)
+            assert minted.write == ()
+
+        # As an engine that looks at the columns of all tables.
+        for number in range(READER_MINTS_MAX):
+            await read(number)
+        with pytest.raises(CredentialsUnavailable, match="This reader has reached the limit"):
+            await read(READER_MINTS_MAX)
+        # What was had can be had again, and neither another reader nor an attempt is less for it.
+        await read(0)
+        await read(0, who="reader-b")
+        await mints.mint(claims())
+        assert len(sessions.asked) == READER_MINTS_MAX + 2
+        await clock.sleep(WINDOW_SECONDS)
+        await read(READER_MINTS_MAX)
 
     simulate(story, seed=1)
 
