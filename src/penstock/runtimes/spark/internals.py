@@ -33,6 +33,8 @@ from penstock.kernel.errors import WorkFailed
 COMMIT_PROTOCOL: Final = "penstock.spark.AttemptCommit"
 """What commits a write, in our jar."""
 _NOBODY: Final = "penstock-nobody"
+_CATALOG: Final = "spark.sql.catalogImplementation"
+_WAREHOUSE: Final = "spark.sql.warehouse.dir"
 
 
 def arrow_schema(schema: types.StructType) -> Any:
@@ -87,21 +89,19 @@ def session_class(jvm: Any) -> Any:
 
 
 class SharedState:
-    """What all sessions of a context share: the cache, the catalog, global views."""
+    """What the sessions of one family share: the cache, the catalog, global views."""
 
     def __init__(self, session: Any) -> None:
         shared = scala_session(session).sharedState()
-        self._context = session.sparkContext._jsc  # noqa: SLF001 - PySpark has no other way
         self._cache = shared.cacheManager()
         self._catalog = shared.externalCatalog()
         self._views = shared.globalTempViewManager()
-        # A metastore is others' too, and keeps what it is given.
-        self._is_ours = session.conf.get("spark.sql.catalogImplementation") == "in-memory"
+        self.is_ours = has_catalog_of_its_own(session)
 
     def names(self) -> set[tuple[str, str]]:
         """What there is: global views, databases, and what is in the default one of them."""
         found = {"view": self._views.listViewNames("*")}
-        if self._is_ours:
+        if self.is_ours:
             found |= {
                 "database": self._catalog.listDatabases(),
                 "table": self._catalog.listTables("default"),
@@ -130,17 +130,39 @@ class SharedState:
         return not self._cache.isEmpty()
 
     def clear(self) -> None:
-        """Drop whatever is cached."""
+        """Drop whatever is cached by a frame or a name."""
         self._cache.clearCache()
-        kept = self._context.getPersistentRDDs()
-        if kept.size():
-            for each in kept.values():
-                each.unpersist(False)  # noqa: FBT003 - Java's own
 
     def drop_nothing(self) -> None:
         """Try what drops, with names that there are not; a function last, since that is refused."""
-        for kind in ("view", *(("database", "table", "function") if self._is_ours else ())):
+        for kind in ("view", *(("database", "table", "function") if self.is_ours else ())):
             self.drop(kind, _NOBODY)
+
+
+def has_catalog_of_its_own(session: Any) -> bool:
+    """Whether tables are known to this JVM alone: a metastore is others' too, and keeps them."""
+    return bool(session.conf.get(_CATALOG) == "in-memory")
+
+
+def stranger(session: Any, *, warehouse: str) -> SparkSession:
+    """A session of the same context that shares nothing else with this one, nor its folder."""
+    jvm = jvm_of(session)
+    options = jvm.java.util.HashMap()
+    options.put(_WAREHOUSE, warehouse)
+    scala = scala_context(session.sparkContext)
+    made = session_class(jvm)(scala, options)
+    # What its web page would show. One of these hears of the queries of all, and none is removed.
+    listener = made.sharedState().statusStore().listener()
+    scala.listenerBus().removeListener(listener.get())
+    return SparkSession(session.sparkContext, made)
+
+
+def clear_rdds(session: Any) -> None:
+    """Drop whatever is cached in a context as an RDD."""
+    kept = session.sparkContext._jsc.getPersistentRDDs()  # noqa: SLF001 - PySpark has no other way
+    if kept.size():
+        for each in kept.values():
+            each.unpersist(False)  # noqa: FBT003 - Java's own
 
 
 def session_of_catalog(catalog: Any) -> Any:
@@ -349,6 +371,8 @@ def _driver_checks(session: Any) -> list[tuple[str, Callable[[], Any]]]:
         ("sharedState.cacheManager.isEmpty", lambda: SharedState(session).has_cached()),
         ("sharedState.cacheManager.clearCache", lambda: SharedState(session).clear()),
         ("sharedState.externalCatalog.drop", lambda: SharedState(session).drop_nothing()),
+        ("SparkSession.sharedState", lambda: _check_stranger(session)),
+        ("getPersistentRDDs", lambda: clear_rdds(session)),
         ("Builder._options", lambda: builder_options(SparkSession.builder)),
         ("Catalog._sparkSession", lambda: session_of_catalog(session.catalog)),
         ("optimizedPlan.stats", lambda: _check_plan(session.range(1))),
@@ -356,6 +380,19 @@ def _driver_checks(session: Any) -> list[tuple[str, Callable[[], Any]]]:
         ("FileCommitProtocol", lambda: _check_commit(session)),
         ("SparkPlugin", lambda: _check_plugin(session)),
     ]
+
+
+def _check_stranger(session: Any) -> None:
+    if not has_catalog_of_its_own(session):
+        return
+    name = f"{_NOBODY}-{id(session)}"
+    other = stranger(session, warehouse=f"{session.conf.get(_WAREHOUSE)}/{name}")
+    ours = scala_session(session).sharedState()
+    if str(other.conf.get(_WAREHOUSE)).endswith(name) and not ours.equals(
+        scala_session(other.newSession()).sharedState()
+    ):
+        return
+    raise TypeError(name)
 
 
 def _check_arrow() -> None:
